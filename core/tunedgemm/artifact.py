@@ -1,0 +1,79 @@
+"""The artifact cache: compiled kernels and other derived bytes, kept between processes.
+
+One file an artifact, in a private folder of the user (``TUNEDGEMM_CACHE`` overrides it).
+A file is the SHA-256 of its payload, then the payload: a torn or edited one is rebuilt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tunedgemm.errors import PluginError
+
+_DIGEST = hashlib.sha256().digest_size
+_memory: dict[str, bytes] = {}
+
+
+def cache_folder() -> Path:
+    """The folder of the artifact cache; it need not exist yet."""
+    if override := os.environ.get("TUNEDGEMM_CACHE"):
+        return Path(override)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("tunedgemm", appauthor=False))
+
+
+def artifact(key: str, build: Callable[[], bytes]) -> bytes:
+    """Return the bytes stored under *key*, building and storing them when they are missing or damaged.
+
+    Args:
+        key: everything that the bytes depend on: source, architecture, compiler and version, options.
+        build: makes the bytes; called at most once, outside any lock.
+
+    Where the folder cannot be written the bytes are kept in this process's memory.
+
+    Raises:
+        PluginError: *build* returned something else than bytes.
+    """
+    name = hashlib.sha256(key.encode()).hexdigest()
+    if name in _memory:
+        return _memory[name]
+    path = cache_folder() / name[:2] / name
+    payload = _read(path)
+    if payload is None:
+        payload = build()
+        if not isinstance(payload, bytes):
+            raise PluginError(f"artifact {key[:60]!r}: build() must return bytes (got {type(payload).__name__})")
+        _write(path, payload)
+    return payload
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, payload = content[:_DIGEST], content[_DIGEST:]
+    return payload if hashlib.sha256(payload).digest() == digest else None
+
+
+def _write(path: Path, payload: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)  # created with mode 0600
+    except OSError:
+        _memory[path.name] = payload
+        return
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(payload).digest() + payload)
+        Path(temporary).replace(path)
+    except OSError:
+        _memory[path.name] = payload
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()

@@ -1,0 +1,25 @@
+"""Command: one subcommand of ``tunedgemm``; plugins contribute theirs by the group ``tunedgemm.commands``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import attrs
+
+
+@attrs.frozen
+class Command:
+    """One subcommand.
+
+    Attributes:
+        name: the word after ``tunedgemm``.
+        help: one line for the list of commands.
+        add_arguments: fills the command's parser.
+        run: does the work from the parsed arguments and returns the exit code.
+    """
+
+    name: str
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]

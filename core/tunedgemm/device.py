@@ -1,0 +1,109 @@
+"""Device: where a shape runs, as one frozen value that also describes devices that are not present."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    import torch
+
+#: CPU instruction sets, strongest first, as /proc/cpuinfo names them
+_CPU_FLAGS = (
+    ("amx_bf16", "amx"), ("avx512_bf16", "avx512_bf16"), ("avx512f", "avx512"), ("avx2", "avx2"),
+    ("sve", "sve"), ("asimd", "neon"),
+)  # fmt: skip
+
+
+def slug(name: str) -> str:
+    """A device's name as lower-case words joined by dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+@attrs.frozen(cache_hash=True)
+class Device:
+    """Where a shape runs.
+
+    Attributes:
+        gfx: the architecture: ``gfx942``, ``gfx950``, ``sm_90``; on a CPU ``cpu-`` and its strongest instruction set.
+        cu_num: compute units, streaming multiprocessors, or the threads that torch uses on a CPU.
+        name: a slug of the product's name; "" in tables that do not tell.
+        index: which of the present devices; -1 for a CPU or for a device that is only described.
+        versions: (name, version) of the libraries in use, no part of identity.
+    """
+
+    gfx: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z0-9_.-]+"))
+    cu_num: int = attrs.field(validator=attrs.validators.ge(0))
+    name: str = ""
+    index: int = attrs.field(default=-1, eq=False)
+    versions: tuple[tuple[str, str], ...] = attrs.field(default=(), eq=False)
+
+    @property
+    def kind(self) -> str:
+        """``amd``, ``nvidia`` or ``cpu``."""
+        return "amd" if self.gfx.startswith("gfx") else "nvidia" if self.gfx.startswith("sm_") else "cpu"
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The torch device of a present device."""
+        import torch
+
+        return torch.device("cpu") if self.kind == "cpu" else torch.device("cuda", max(self.index, 0))
+
+    def __str__(self) -> str:
+        unit = {"amd": "CUs", "nvidia": "SMs", "cpu": "threads"}[self.kind]
+        return f"{self.gfx}, {self.cu_num} {unit}" + (f" ({self.name})" if self.name else "")
+
+
+def device_of(index: int) -> Device:
+    """The present device with this CUDA or HIP index; -1 is the CPU."""
+    import torch
+
+    return _cpu(torch.get_num_threads()) if index < 0 else _gpu(index)
+
+
+def current_device() -> Device:
+    """The device that tuning uses by default: the first GPU, else the CPU."""
+    import torch
+
+    return device_of(torch.cuda.current_device() if torch.cuda.is_available() else -1)
+
+
+@functools.lru_cache
+def _gpu(index: int) -> Device:
+    import torch
+
+    found = torch.cuda.get_device_properties(index)
+    if torch.version.hip:
+        gfx, library = found.gcnArchName.split(":")[0], ("hip", str(torch.version.hip))
+    else:
+        gfx, library = f"sm_{found.major}{found.minor}", ("cuda", str(torch.version.cuda))
+    return Device(gfx, found.multi_processor_count, slug(found.name), index, (("torch", torch.__version__), library))
+
+
+@functools.lru_cache
+def _cpu(threads: int) -> Device:
+    import torch
+
+    flags, name = _cpuinfo()
+    best = next((short for flag, short in _CPU_FLAGS if flag in flags), "generic")
+    return Device(f"cpu-{best}", threads, slug(name), -1, (("torch", torch.__version__),))
+
+
+def _cpuinfo() -> tuple[frozenset[str], str]:
+    """Instruction-set flags and model name, from /proc/cpuinfo where there is one."""
+    import platform
+    from pathlib import Path
+
+    fields: dict[str, str] = {}
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip().lower(), value.strip())
+    except OSError:
+        return frozenset(), platform.processor() or platform.machine()
+    flags = fields.get("flags", fields.get("features", ""))
+    return frozenset(flags.split()), fields.get("model name", platform.machine())

@@ -1,0 +1,81 @@
+"""Dtypes as short texts: the one closed list that tables, shapes and the CLI share.
+
+Texts from files are looked up here and never evaluated.
+The values import no torch; `torch_dtype` does, when it is called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tunedgemm.errors import DtypeError
+
+if TYPE_CHECKING:
+    import torch
+
+#: short text -> (name of the attribute of `torch`, bits of one element)
+DTYPES: dict[str, tuple[str, int]] = {
+    "bf16": ("bfloat16", 16),
+    "fp16": ("float16", 16),
+    "fp32": ("float32", 32),
+    "fp64": ("float64", 64),
+    "fp8_e4m3fn": ("float8_e4m3fn", 8),
+    "fp8_e4m3fnuz": ("float8_e4m3fnuz", 8),
+    "fp8_e5m2": ("float8_e5m2", 8),
+    "fp8_e5m2fnuz": ("float8_e5m2fnuz", 8),
+    "e8m0": ("float8_e8m0fnu", 8),
+    "fp4x2": ("float4_e2m1fn_x2", 8),
+    "int8": ("int8", 8),
+    "uint8": ("uint8", 8),
+    "int32": ("int32", 32),
+}
+
+#: other spellings met in AITER's files and flags
+_ALIASES = {
+    "f32": "fp32", "f16": "fp16", "half": "fp16", "float": "fp32", "fp8": "fp8_e4m3fn",
+    "i8": "int8", "i32": "int32", "u8": "uint8",
+}  # fmt: skip
+_SHORT = {name: short for short, (name, _) in DTYPES.items()} | _ALIASES
+
+
+def parse_dtype(text: str) -> str:
+    """Turn any spelling in use (``torch.bfloat16``, ``dtypes.bf16``, ``bf16``) into the short text.
+
+    Raises:
+        DtypeError: the text names no dtype of the closed list.
+    """
+    name = str(text).strip().removeprefix("torch.").removeprefix("dtypes.")
+    short = name if name in DTYPES else _SHORT.get(name)
+    if short is None:
+        raise DtypeError(f"unknown dtype {str(text)[:80]!r}; known: {', '.join(DTYPES)}")
+    return short
+
+
+def dtype_bits(short: str) -> int:
+    """Bits of one element of the dtype with this short text."""
+    return DTYPES[parse_dtype(short)][1]
+
+
+def table_text(short: str) -> str:
+    """The spelling that AITER's tables use: ``torch.bfloat16``."""
+    return f"torch.{DTYPES[parse_dtype(short)][0]}"
+
+
+def torch_dtype(short: str) -> torch.dtype:
+    """The torch dtype of a short text.
+
+    Raises:
+        DtypeError: this version of torch has no such dtype.
+    """
+    import torch
+
+    name = DTYPES[parse_dtype(short)][0]
+    found: torch.dtype | None = getattr(torch, name, None)
+    if found is None:
+        raise DtypeError(f"torch {torch.__version__} has no dtype {name!r}")
+    return found
+
+
+def short_dtype(dtype: torch.dtype) -> str:
+    """The short text of a torch dtype."""
+    return parse_dtype(str(dtype))

@@ -1,0 +1,60 @@
+"""The exception tree; imports nothing from the package.
+
+::
+
+    TunedGemmError
+    ├── UserError              the user can mend it: printed without a traceback by the CLI
+    │   ├── DtypeError         a dtype text outside the closed list          (also ValueError)
+    │   ├── ShapeError         a shape no op describes                       (also ValueError)
+    │   ├── OperandError       tensors that do not form the op asked for     (also ValueError)
+    │   ├── UnknownOpError     an op nobody registered                       (also LookupError)
+    │   ├── LibtypeError       a libtype that is unknown or not usable here  (also LookupError)
+    │   └── TableError         a table, untuned or trial file that cannot be used
+    ├── PluginError            a plugin broke the contract: names the plugin and the hook
+    └── LaunchError            a solution could not run
+        └── OutOfResources     it needs more shared memory or registers than the device has
+"""
+
+
+class TunedGemmError(Exception):
+    """Anything tunedgemm raises on purpose."""
+
+
+class UserError(TunedGemmError):
+    """A mistake its message tells the user how to mend."""
+
+
+class DtypeError(UserError, ValueError):
+    """A dtype text is not in the closed list of dtypes."""
+
+
+class ShapeError(UserError, ValueError):
+    """A shape has a size or a field that its op does not allow."""
+
+
+class OperandError(UserError, ValueError):
+    """Tensors disagree in shape, dtype or device, or are not what the op takes."""
+
+
+class UnknownOpError(UserError, LookupError):
+    """No op of that name is registered."""
+
+
+class LibtypeError(UserError, LookupError):
+    """A libtype asked for by name is unknown or cannot be used here."""
+
+
+class TableError(UserError):
+    """A file cannot be read or written as a table of its op."""
+
+
+class PluginError(TunedGemmError):
+    """A plugin broke the contract."""
+
+
+class LaunchError(TunedGemmError):
+    """A solution could not be launched."""
+
+
+class OutOfResources(LaunchError):
+    """A solution needs more shared memory, registers or threads than the device has."""

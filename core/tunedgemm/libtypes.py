@@ -1,0 +1,44 @@
+"""What the core knows of backends' names: orders and aliases, as data. No code branches on a libtype."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+#: Built into the core, fits every shape, ranks last.
+BUILTIN = "torch"
+
+#: Ties go to the earlier; a libtype that is not listed ranks between these and the built-in one.
+RANK = ("hipblaslt", "cublaslt", "asm", "skinny", "triton", "ck", "cktile", "cutlass")
+
+#: Who may answer an untuned call, in order; TUNEDGEMM_FALLBACK replaces the list.
+UNTUNED = ("hipblaslt", "asm", "skinny", "triton")
+
+#: Other spellings in AITER's and gradlib's files.
+ALIASES = {"hipblast": "hipblaslt"}
+
+
+def canonical(libtype: str) -> str:
+    """The name that a libtype of a file goes by here."""
+    return ALIASES.get(libtype.strip(), libtype.strip())
+
+
+def rank(libtype: str) -> tuple[int, str]:
+    """Sort key: the place in `RANK`, others by name after them, the built-in one last."""
+    place = RANK.index(libtype) if libtype in RANK else len(RANK) + (libtype == BUILTIN)
+    return place, libtype
+
+
+def owners() -> dict[str, str]:
+    """Libtype -> the distribution that our own extras name for it, from the installed metadata."""
+    try:
+        required = importlib.metadata.requires("tunedgemm") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    pattern = re.compile(r"^(tunedgemm-[\w-]+).*;\s*extra\s*==\s*['\"](\w+)['\"]")
+    return {found[2]: found[1] for text in required if (found := pattern.match(text))}
+
+
+def pip_hint(libtype: str) -> str:
+    """How to install a libtype of ours, or "" for a name that our extras do not know."""
+    return f"pip install tunedgemm[{libtype}]" if libtype in owners() else ""

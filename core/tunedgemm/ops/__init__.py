@@ -1,0 +1,50 @@
+"""The ops: every module of this folder that defines ``op``, and those of the entry point group ``tunedgemm.ops``."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import pkgutil
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from types import MappingProxyType
+
+from tunedgemm.errors import UnknownOpError
+from tunedgemm.ops.op import Op
+
+GROUP = "tunedgemm.ops"
+_log = logging.getLogger("tunedgemm")
+
+
+@functools.cache
+def ops() -> Mapping[str, Op]:
+    """All ops by name: those of this folder, then third parties', of which a broken one is skipped with a warning."""
+    found: dict[str, Op] = {}
+    for module in pkgutil.iter_modules(__path__):
+        op = getattr(importlib.import_module(f"{__name__}.{module.name}"), "op", None)
+        if isinstance(op, Op):
+            found[op.name] = op
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+        try:
+            op = entry.load()
+        except Exception as error:  # a third party's import may raise anything
+            _log.warning("op %r from %s cannot be loaded: %s: %s", entry.name, entry.value, type(error).__name__, error)
+            continue
+        if not isinstance(op, Op) or op.name in found:
+            _log.warning("op %r from %s skipped: %s", entry.name, entry.value, "its name is taken" if isinstance(op, Op) else "not an Op")
+            continue
+        found[op.name] = op
+    return MappingProxyType(found)
+
+
+def op_named(name: str) -> Op:
+    """The op of this name.
+
+    Raises:
+        UnknownOpError: no such op; the message lists those there are.
+    """
+    try:
+        return ops()[name]
+    except KeyError:
+        raise UnknownOpError(f"unknown op {name!r}; registered: {', '.join(sorted(ops()))}") from None

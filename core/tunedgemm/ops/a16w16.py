@@ -1,0 +1,198 @@
+"""a16w16: ``out[..., N] = x[..., K] @ weight[N, K].T (+ bias[N])`` in 16- or 32-bit floats, fp8 with per-tensor scales.
+
+AITER's ``gemm_a16w16``; its table is ``bf16_tuned_gemm.csv``. Accumulation is in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, table_text, torch_dtype
+from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops.op import Columns, Op, Tolerance
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+_TRUE, _FALSE = ("true", "1"), ("false", "0", "")
+
+#: AITER: isclose bounds by output dtype (facts of its tuner); row bounds: the rounding of the output dtype
+#: (2^-9, 2^-12) with head room for the order of summation.
+_TOLERANCES = {
+    "bf16": Tolerance(5e-2, 5e-2, 2.0**-6),
+    "fp16": Tolerance(1e-2, 1e-2, 2.0**-9),
+    "fp32": Tolerance(1e-2, 1e-2, 2.0**-12),
+    "fp64": Tolerance(1e-2, 1e-2, 2.0**-12),
+}
+
+
+def _flag(row: Mapping[str, str], column: str) -> bool:
+    text = row.get(column, "").strip().lower()
+    if text not in _TRUE + _FALSE:
+        raise ShapeError(f"column {column!r} must be True or False (got {text[:40]!r})")
+    return text in _TRUE
+
+
+def _size(row: Mapping[str, str], column: str) -> int:
+    text = row.get(column, "").strip()
+    try:
+        number = float(text)
+        if number != int(number):
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise ShapeError(f"column {column!r} must be a whole number (got {text[:40]!r})") from None
+    return int(number)
+
+
+def _parse(row: Mapping[str, str]) -> Shape:
+    dtype = parse_dtype(row.get("dtype") or "bf16")
+    scaled, shuffled = _flag(row, "scaleAB"), _flag(row, "bpreshuffle")
+    return Shape(
+        op="a16w16",
+        m=_size(row, "M"),
+        n=_size(row, "N"),
+        k=_size(row, "K"),
+        dtype=dtype,
+        outdtype=parse_dtype(row.get("outdtype") or dtype),
+        epilogue="bias" if _flag(row, "bias") else "none",
+        scale=row.get("scale") or ("tensor" if scaled else "none"),
+        layout=row.get("layout") or ("aiter16x16" if shuffled else "row"),
+    )
+
+
+def _format(shape: Shape) -> dict[str, str]:
+    return {
+        "M": str(shape.m),
+        "N": str(shape.n),
+        "K": str(shape.k),
+        "bias": str(shape.bias),
+        "dtype": table_text(shape.dtype),
+        "outdtype": table_text(shape.outdtype),
+        "scaleAB": str(shape.scale != "none"),
+        "bpreshuffle": str(shape.layout != "row"),
+        "layout": "" if shape.layout in ("row", "aiter16x16") else shape.layout,
+        "scale": "" if shape.scale in ("none", "tensor") else shape.scale,
+    }
+
+
+def _shape_of(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    scale_c: torch.Tensor | None = None,
+    *,
+    otype: torch.dtype | None = None,
+) -> Shape:
+    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+    if weight.dim() != 2:
+        raise OperandError(f"a16w16: the weight must be 2-D [N, K] ({given})")
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        transposed = x.dim() > 0 and x.shape[-1] == weight.shape[0]
+        hint = "; a [K, N] weight must be passed as weight.t()" if transposed else ""
+        raise OperandError(f"a16w16: the last dimension of x must equal that of the [N, K] weight ({given}){hint}")
+    if x.dtype != weight.dtype:
+        raise OperandError(f"a16w16: x and weight must have one dtype ({given})")
+    if x.device != weight.device:
+        raise OperandError(f"a16w16: x is on {x.device} and weight on {weight.device}")
+    n, k = weight.shape
+    if bias is not None and (tuple(bias.shape) not in ((n,), (1, n)) or bias.device != x.device):
+        raise OperandError(f"a16w16: bias must be [{n}] on {x.device} (got {tuple(bias.shape)} on {bias.device})")
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b), ("scale_c", scale_c)):
+        if scale is not None and scale.numel() != 1:
+            raise OperandError(f"a16w16: {name} must hold one value (got {tuple(scale.shape)}); see the a8w8 ops for other scales")
+    m = 1
+    for size in x.shape[:-1]:
+        m *= size
+    dtype = short_dtype(x.dtype)
+    return Shape(
+        op="a16w16",
+        m=m,
+        n=n,
+        k=k,
+        dtype=dtype,
+        outdtype=short_dtype(otype) if otype is not None else dtype,
+        epilogue="none" if bias is None else "bias",
+        bias_dtype="" if bias is None else short_dtype(bias.dtype),
+        scale="none" if scale_a is None and scale_b is None and scale_c is None else "tensor",
+        layout=getattr(weight, "layout_name", "row"),
+    )
+
+
+def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """x [m, k] and weight [n, k] from a normal distribution, bias [n] and scales [1] where the shape has them."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(*sizes: int, dtype: str) -> torch.Tensor:
+        target = torch_dtype(dtype)
+        wide = target if target in (torch.bfloat16, torch.float16, torch.float64) else torch.float32
+        return torch.randn(*sizes, generator=generator, device=device, dtype=wide).to(target)
+
+    operands: list[torch.Tensor | None] = [draw(shape.m, shape.k, dtype=shape.dtype), draw(shape.n, shape.k, dtype=shape.dtype)]
+    if shape.bias:
+        operands.append(draw(shape.n, dtype=shape.bias_dtype))
+    if shape.scale != "none":
+        scales = torch.rand(2, generator=generator, device=device) + 0.5
+        operands += [None] * (3 - len(operands)) + [scales[:1], scales[1:]]
+    return tuple(operands)
+
+
+def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
+    """The product in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    import torch
+
+    x, weight, bias, scale_a, scale_b, scale_c = (*operands, None, None, None, None)[:6]
+    small = shape.m * shape.n * shape.k <= 1 << 30
+    exact = torch.float64 if small or shape.dtype == "fp64" else torch.float32
+    out = torch.empty(shape.m, shape.n, dtype=exact, device=x.device)
+    rows = max(1, (1 << 28) // shape.k)  # of the weight at a time: 1 GiB in float32
+    tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+    try:
+        flat = x.reshape(shape.m, shape.k).to(exact)
+        for start in range(0, shape.n, rows):
+            out[:, start : start + rows] = flat @ weight[start : start + rows].to(exact).t()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+    for scale in (scale_a, scale_b):
+        out = out if scale is None else out * scale.to(exact)
+    out = out if bias is None else out + bias.to(exact)
+    return out if scale_c is None else out * scale_c.to(exact)
+
+
+def _bytes_moved(shape: Shape) -> int:
+    read = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
+    bias = shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
+    return (read + bias + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
+
+
+def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or x.dtype)
+
+
+op = Op(
+    name="a16w16",
+    operands=("x", "weight", "bias?", "scale_a?", "scale_b?", "scale_c?"),
+    weights=(1,),
+    columns=Columns(
+        tuned_file="bf16_tuned_gemm.csv",
+        untuned_file="bf16_untuned_gemm.csv",
+        variable="AITER_CONFIG_GEMM_BF16",
+        key=("M", "N", "K", "bias", "dtype", "outdtype", "scaleAB", "bpreshuffle"),
+        values=("libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops", "bw"),
+        parse=_parse,
+        format=_format,
+    ),
+    shape_of=_shape_of,
+    make_inputs=_make_inputs,
+    reference=_reference,
+    tolerance=lambda shape: _TOLERANCES.get(shape.outdtype, _TOLERANCES["bf16"]),
+    flops=lambda shape: 2 * shape.m * shape.n * shape.k,
+    bytes_moved=_bytes_moved,
+    fake=_fake,
+)

@@ -1,0 +1,61 @@
+"""All that a plugin imports: the hook marker, the values, and the services of the core.
+
+Re-exports only. `CONTRACT` is the version of this menu and of the hooks behind it: a plugin may state the
+``CONTRACT`` it was written for, and the core loads that of its own and the one before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunedgemm.artifact import artifact, cache_folder
+from tunedgemm.command import Command
+from tunedgemm.device import Device, device_of
+from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
+from tunedgemm.errors import LaunchError, OutOfResources, PluginError, UserError
+from tunedgemm.hookspecs import hookimpl
+from tunedgemm.launcher import Launcher
+from tunedgemm.ops import ops
+from tunedgemm.ops.op import Columns, Op, Tolerance
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.workspace import semaphores, workspace
+
+CONTRACT = 1
+
+__all__ = [
+    "CONTRACT",
+    "Columns",
+    "Command",
+    "Device",
+    "LaunchError",
+    "Launcher",
+    "Op",
+    "OutOfResources",
+    "PluginError",
+    "Shape",
+    "Solution",
+    "Tolerance",
+    "Unsupported",
+    "UserError",
+    "artifact",
+    "cache_folder",
+    "device_of",
+    "dtype_bits",
+    "hookimpl",
+    "ops",
+    "parse_dtype",
+    "semaphores",
+    "short_dtype",
+    "torch_dtype",
+    "tune",
+    "workspace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "tune":  # lazily: the tuner stands above the contract
+        import importlib
+
+        return importlib.import_module("tunedgemm.tuner").tune
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

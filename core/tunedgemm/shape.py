@@ -1,0 +1,107 @@
+"""Shape: what is asked of a GEMM, and with the device the key of every table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from tunedgemm.dtype import parse_dtype
+from tunedgemm.errors import ShapeError
+
+#: Larger sizes are typing mistakes: a bf16 weight of one such side alone fills 4 TiB.
+MAX_SIZE = 1 << 31
+
+EPILOGUES = ("none", "bias")
+SCALES = ("none", "tensor", "row", "block")
+
+
+def _size(_: object, attribute: attrs.Attribute[int], value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MAX_SIZE:
+        raise ShapeError(f"{attribute.name!r} must be an integer in 0..{MAX_SIZE - 1} (got {value!r})")
+
+
+def _positive(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
+    _size(instance, attribute, value)
+    if value == 0:
+        raise ShapeError(f"{attribute.name!r} must be at least 1 (got 0)")
+
+
+def _one_of(*allowed: str) -> Any:
+    def check(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+        if value not in allowed:
+            raise ShapeError(f"{attribute.name!r} must be one of {', '.join(allowed)} (got {value!r})")
+
+    return check
+
+
+def _extra(value: Any) -> tuple[tuple[str, int | str | bool], ...]:
+    items = value.items() if isinstance(value, dict) else value
+    return tuple(sorted((str(name), item) for name, item in items))
+
+
+@attrs.frozen(cache_hash=True)
+class Shape:
+    """One GEMM problem: ``out[m, n] = x[m, k] @ weight[n, k].T`` of one op.
+
+    Attributes:
+        op: name of the op (family), such as ``a16w16``.
+        m, n, k: rows of the activations, rows of the weight, and the summed dimension.
+            ``m`` is the product of all leading dimensions; 0 is an empty batch.
+        dtype: dtype of the activations, as a short text; the op says the weight's.
+        outdtype: dtype of the output; "" stands for the dtype of the activations.
+        epilogue: what follows the product: ``none`` or ``bias``.
+        bias_dtype: dtype of the bias; "" stands for the dtype of the activations. No part of a table's key.
+        scale: kind of the operands' scales: ``none``, ``tensor``, ``row`` or ``block``.
+        layout: how the weight lies in memory: ``row`` (plain [N, K]), ``aiter16x16``, or a pack's own.
+        extra: fields that the op declares beyond these (B, experts ...), as sorted pairs.
+    """
+
+    op: str = attrs.field(validator=attrs.validators.instance_of(str))
+    m: int = attrs.field(validator=_size)
+    n: int = attrs.field(validator=_positive)
+    k: int = attrs.field(validator=_positive)
+    dtype: str = attrs.field(default="bf16", converter=parse_dtype)
+    outdtype: str = attrs.field(
+        default="",
+        converter=attrs.Converter(lambda text, self: parse_dtype(text or self.dtype), takes_self=True),  # type: ignore[misc]
+    )
+    epilogue: str = attrs.field(default="none", validator=_one_of(*EPILOGUES))
+    bias_dtype: str = attrs.field(
+        default="",
+        converter=attrs.Converter(  # type: ignore[misc]
+            lambda text, self: parse_dtype(text or self.dtype) if self.epilogue == "bias" else "", takes_self=True
+        ),
+    )
+    scale: str = attrs.field(default="none", validator=_one_of(*SCALES))
+    layout: str = attrs.field(default="row", validator=attrs.validators.matches_re(r"[a-z0-9_.x-]+"))
+    extra: tuple[tuple[str, int | str | bool], ...] = attrs.field(default=(), converter=_extra)
+
+    @property
+    def bias(self) -> bool:
+        """Whether a bias vector [N] is added."""
+        return self.epilogue == "bias"
+
+    def __getitem__(self, name: str) -> int | str | bool:
+        """The value of a field that the op declared beyond the common ones."""
+        for key, value in self.extra:
+            if key == name:
+                return value
+        raise KeyError(f"shape of op {self.op!r} has no field {name!r}")
+
+    def __str__(self) -> str:
+        parts = [f"M={self.m} N={self.n} K={self.k}", f"{self.dtype}->{self.outdtype}"]
+        parts += [self.epilogue] if self.bias else []
+        parts += [f"scale={self.scale}"] if self.scale != "none" else []
+        parts += [f"layout={self.layout}"] if self.layout != "row" else []
+        parts += [f"{name}={value}" for name, value in self.extra]
+        return f"{self.op} {' '.join(parts)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain dict for JSON; `Shape.from_dict` is its inverse."""
+        return {**attrs.asdict(self, filter=lambda a, _: a.name != "extra"), "extra": dict(self.extra)}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Shape:
+        """Rebuild a shape from `to_dict`'s result."""
+        return cls(**fields)
