@@ -1,0 +1,79 @@
+"""How far an output is from its reference: AITER's error ratio, and the error of the worst row.
+
+The ratio alone lets a kernel that destroys a few rows pass, so both are asked: by the tuner and by the conformance suite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tunedgemm.ops.op import Tolerance
+
+if TYPE_CHECKING:
+    import torch
+
+#: Elements compared at a time: 128 MiB of float64.
+_CHUNK = 1 << 24
+
+
+def error_ratio(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> float:
+    """The share of elements with ``|out - ref| > atol + rtol * |ref|``.
+
+    Args:
+        out: [..., N], any dtype that converts to float64.
+        ref: the reference with as many elements and the same N, float32 or float64, on the same device.
+        tolerance: the op's bounds of one element.
+
+    Returns:
+        0.0 for an empty output; 1.0 where either holds a value that is not finite or where their sizes differ.
+    """
+    outside = 0
+    chunks = _chunks(out, ref)
+    if chunks is None:
+        return 1.0
+    for found, wanted in chunks:
+        if not _finite(found, wanted):
+            return 1.0
+        bound = wanted.abs().mul_(tolerance.rtol).add_(tolerance.atol)
+        outside += int(((found - wanted).abs_() > bound).sum())
+    return outside / ref.numel() if outside else 0.0
+
+
+def worst_row_error(out: torch.Tensor, ref: torch.Tensor) -> float:
+    """The largest ``norm(out - ref) / norm(ref)`` over the rows (the last dimension).
+
+    Arguments as in `error_ratio`. A row whose reference is all zeros must be all zeros.
+
+    Returns:
+        0.0 for an empty output; infinity where a value is not finite, where a row of zeros is not, or where sizes differ.
+    """
+    worst = 0.0
+    chunks = _chunks(out, ref)
+    if chunks is None:
+        return math.inf
+    for found, wanted in chunks:
+        if not _finite(found, wanted):
+            return math.inf
+        error, norm = (found - wanted).norm(dim=-1), wanted.norm(dim=-1)
+        ratio = (error / norm).masked_fill_(error == 0, 0.0)  # 0 / 0 is a row of zeros that came out right
+        worst = max(worst, float(ratio.max()))
+    return worst
+
+
+def _finite(*tensors: torch.Tensor) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def _chunks(out: torch.Tensor, ref: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]] | None:
+    """Both as rows in float64, some rows at a time; None where they do not have the same rows."""
+    import torch
+
+    if out.dim() == 0 or ref.dim() == 0 or out.numel() != ref.numel() or out.shape[-1] != ref.shape[-1]:
+        return None
+    if ref.numel() == 0:
+        return iter(())
+    found, wanted = out.detach().reshape(-1, out.shape[-1]), ref.detach().reshape(-1, ref.shape[-1])
+    rows = max(1, _CHUNK // ref.shape[-1])
+    return ((found[i : i + rows].to(torch.float64), wanted[i : i + rows].to(torch.float64)) for i in range(0, len(wanted), rows))
