@@ -1,0 +1,67 @@
+# make install          .venv with the core, every plugin of this repository and the development tools
+# make check            ruff and mypy
+# make test             all but the slow tests, with the coverage of the core; make test plugin=triton for one plugin
+# make test-all         the slow tests too
+# make tune             the main job on a small model: capture, tune, dispatch, compare
+# make bench            the price of dispatch on this machine
+# make docs             the tests that keep the documents true
+#
+# PY=python3.12         the interpreter that .venv is made from
+# OFFLINE=1 PY=python3  no venv and no index: install into that Python, from what it already has
+# WHEELS=folder         OFFLINE: wheels to install first (platformdirs, pebble); default .whl where it exists
+# args="-k dispatch"    passed on to pytest, or to the script that tune and bench run
+
+PY ?= python3
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+PROJECTS := pyproject.toml constraints.txt $(PLUGINS:%=%/pyproject.toml)
+WHEELS ?= $(wildcard .whl)
+
+ifdef OFFLINE
+RUN := $(PY)
+# The Python is the caller's choice, so a distribution's marker against pip is overridden.
+export PIP_BREAK_SYSTEM_PACKAGES = 1
+STAMP := .venv/offline$(subst /,-,$(shell command -v $(PY)))
+else
+RUN := .venv/bin/python
+STAMP := .venv/installed
+endif
+
+TESTS := $(if $(plugin),plugins/$(plugin)/tests)
+# Where pytest-cov is missing (an offline machine) the tests run without it.
+COVERAGE = $$($(RUN) -c 'import pytest_cov; print("--cov=tunedgemm --cov-report=term")' 2>/dev/null)
+
+.PHONY: install check test test-all bench tune docs
+
+install: $(STAMP)
+
+.venv/bin/python:
+	$(PY) -m venv .venv
+
+.venv/installed: $(PROJECTS) | .venv/bin/python
+	.venv/bin/python -m pip install -q -c constraints.txt -e '.[dev]' $(PLUGINS:%=-e ./%)
+	@touch $@
+
+.venv/offline%: $(PROJECTS)
+	$(if $(wildcard $(WHEELS)/*.whl),$(PY) -m pip install -q --no-index --no-deps $(wildcard $(WHEELS)/*.whl))
+	$(PY) -m pip install -q --no-index --no-build-isolation --no-deps -e . $(PLUGINS:%=-e ./%)
+	@mkdir -p .venv && touch $@
+
+check: install
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+test: install
+	$(RUN) -m pytest -m "not slow" $(if $(plugin),,$(COVERAGE)) $(TESTS) $(args)
+
+test-all: install
+	$(RUN) -m pytest $(if $(plugin),,$(COVERAGE)) $(TESTS) $(args)
+
+bench: install
+	$(RUN) benchmarks/dispatch_tax.py $(args)
+
+tune: install
+	$(RUN) examples/models/tune_llama.py $(args)
+
+docs: install
+	$(RUN) -m pytest tests/test_docs.py $(args)
