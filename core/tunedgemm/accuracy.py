@@ -14,6 +14,9 @@ from tunedgemm.ops.op import Tolerance
 if TYPE_CHECKING:
     import torch
 
+#: The share of elements outside tolerance that passes unless asked otherwise: AITER's ``--errRatio``.
+MAX_ERROR_RATIO = 0.05
+
 #: Elements compared at a time: 128 MiB of float64.
 _CHUNK = 1 << 24
 

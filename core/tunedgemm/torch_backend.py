@@ -39,7 +39,7 @@ def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
     if shape.scale != "none" or shape.layout != "row" or shape.m == 0:
         return
     yield _solution("mm")
-    if shape.outdtype != shape.dtype:
+    if shape.outdtype != shape.dtype or shape.bias_dtype not in ("", shape.dtype):
         return
     yield _solution("bmm")
     if shape.bias:
@@ -93,11 +93,12 @@ def _call(solution: Solution, shape: Shape, device: Device) -> Callable[..., Any
     name, out = solution.kernel_name, torch_dtype(shape.outdtype)
     if shape.scale != "none":
         return _scaled(shape, device)
+    plain = shape.outdtype == shape.dtype and shape.bias_dtype in ("", shape.dtype)
     # AITER's rows name no route where it is F.linear.
     if name in ("native", ""):
-        return torch.nn.functional.linear if shape.outdtype == shape.dtype and shape.bias_dtype in ("", shape.dtype) else _wider(shape, device, out)
+        return torch.nn.functional.linear if plain else _wider(shape, device, out)
     if name == "mm":
-        return _mm(shape) if shape.outdtype == shape.dtype else _wider(shape, device, out)
+        return _mm(shape) if plain else _wider(shape, device, out)
     routes: dict[str, Callable[[Shape], Callable[..., Any]]] = {"bmm": _bmm, "mm_add": _mm_add, "mv": _mv, "onednn": _onednn}
     if name in routes:
         return routes[name](shape)
@@ -171,6 +172,9 @@ def _onednn(shape: Shape) -> Callable[..., Any]:
     linear, k = _onednn_linear(), shape.k
     if linear is None:
         raise PluginError("this build of torch has no oneDNN linear")
+    runs = {"bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported, "fp16": torch.ops.mkldnn._is_mkldnn_fp16_supported}
+    if shape.dtype in runs and not runs[shape.dtype]():
+        raise PluginError(f"oneDNN has no {shape.dtype} linear on this processor")
     n = shape.n
 
     def onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -231,7 +235,8 @@ def _scaled(shape: Shape, device: Device) -> Callable[..., Any]:
             one = torch.ones((), dtype=torch.float32, device=x.device)
             scale_x = one if scale_a is None else scale_a.float().reshape(())
             scale_w = one if scale_b is None else scale_b.float().reshape(())
-            out = torch._scaled_mm(flat, weight.t(), scale_x, scale_w, out_dtype=torch.bfloat16 if out_dtype is torch.bfloat16 else torch.float32)
+            wide = torch.bfloat16 if out_dtype is torch.bfloat16 else torch.float32
+            out = torch._scaled_mm(flat, weight.t(), scale_x, scale_w, out_dtype=wide)
         else:
             out = torch.mm(flat.float(), weight.float().t())
             for scale in (scale_a, scale_b):
