@@ -1,0 +1,166 @@
+"""Table: an op's tuned rows of all layers, and which of them answer for a shape on a device; torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from tunedgemm.csvfile import Problem, Row, read_rows
+from tunedgemm.errors import TableError
+from tunedgemm.folders import table_layers
+from tunedgemm.libtypes import rank
+
+if TYPE_CHECKING:
+    from tunedgemm.device import Device
+    from tunedgemm.ops.op import Op
+    from tunedgemm.shape import Shape
+
+Granularity = Literal["pinned", "exact", "fine", "coarse"]
+_log = logging.getLogger("tunedgemm")
+
+#: AITER's fine padding: up to this M, to multiples of that many rows
+_FINE = ((256, 16), (1024, 32), (4096, 64))
+_FINE_BEYOND = 128
+
+#: AITER's coarse padding clamps a larger M to this where N is above `_CLAMP_N`
+_CLAMP_M, _CLAMP_N = 8192, 4096
+
+
+def padded_m(m: int, n: int, level: int) -> int:
+    """The M whose row may answer for *m*: AITER's ``getPaddedM`` (csrc/py_itfs_cu/gemm_common.cu).
+
+    Args:
+        m, n: rows of the activations and of the weight.
+        level: 0 fine: up to a multiple of 16 to 128 rows; 1 coarse: up to a power of two, or *down* to 8192 for larger
+            M with N above 4096; any other level leaves m as it is.
+    """
+    if level == 0:
+        step = next((step for limit, step in _FINE if m <= limit), _FINE_BEYOND)
+        return -(-m // step) * step
+    if level == 1:
+        return _CLAMP_M if m > _CLAMP_M and n > _CLAMP_N else 1 << max(m - 1, 0).bit_length()
+    return m
+
+
+@attrs.frozen
+class Match:
+    """A row that answers for a shape.
+
+    Attributes:
+        row: the row; its shape is the one that was tuned.
+        granularity: how its M relates to the one asked for.
+        same_device: whether it was tuned on a device of this name, or the file does not tell.
+    """
+
+    row: Row
+    granularity: Granularity
+    same_device: bool
+
+
+class Table:
+    """An op's rows, merged from layers of files. Immutable once made; `load` makes it.
+
+    Attributes:
+        op: the op.
+        rows: all rows that could be read, in order of precedence, also those that never win.
+        problems: what could not be read, or is never chosen.
+    """
+
+    def __init__(self, op: Op, layers: Sequence[Sequence[Row]], problems: Sequence[Problem] = ()) -> None:
+        self.op = op
+        self.rows: tuple[Row, ...] = tuple(row for layer in layers for row in layer)
+        self.problems = tuple(problems)
+        self._index = _index(layers)
+
+    @classmethod
+    def load(cls, op: Op, above: Sequence[Path] = ()) -> Table:
+        """Read all layers of an op's table; what is broken is left out, logged and kept in `problems`.
+
+        Args:
+            above: files that rank above all others.
+
+        Raises:
+            TableError: a file of *above* cannot be used.
+        """
+        layers: list[list[Row]] = []
+        problems: list[Problem] = []
+        for layer in table_layers(op, above):
+            rows: list[Row] = []
+            for path in layer.paths:
+                if not layer.asked_for and not path.exists():
+                    continue
+                try:
+                    found, faults = read_rows(path, op)
+                except TableError as error:
+                    if layer.name == "instance":
+                        raise
+                    found, faults = [], [Problem(path, 0, str(error))]
+                rows += found
+                problems += faults
+                if faults:
+                    more = f" (and {len(faults) - 1} more; `tunedgemm table check` lists them)" if len(faults) > 1 else ""
+                    _log.warning("table left out: %s%s", faults[0], more)
+            layers.append(rows)
+        return cls(op, layers, problems)
+
+    def candidates(self, shape: Shape, device: Device) -> Iterator[Match]:
+        """The rows that answer for *shape* on *device*, best first; the caller walks on when it cannot use one.
+
+        A row that pins every M comes first, then the exact M, then fine and coarse padding; at each the layers by
+        precedence, inside a layer the lowest time. Rows of another device of the same gfx and cu_num follow in the same order.
+        """
+        by_m = self._index.get((device.cu_num, *_group(shape)))
+        if by_m is None:
+            return
+        rungs = _rungs(shape.m, shape.n)
+        for same_device in (True, False):
+            for m, granularity in rungs.items():
+                for row in by_m.get(m, ()):
+                    if row.gfx in ("", device.gfx) and (row.device in ("", device.name)) is same_device:
+                        yield Match(row, granularity, same_device)
+
+    def fingerprint(self) -> str:
+        """A SHA-256 over which rows answer for what, in which order; independent of paths and of the order in files."""
+        digest = hashlib.sha256(self.op.name.encode())
+        for group in sorted(self._index, key=repr):
+            for m, rows in sorted(self._index[group].items()):
+                entries = [(row.gfx, row.device, _identity(row)) for row in rows]
+                digest.update(repr((group, m, entries)).encode())
+        return digest.hexdigest()
+
+
+def _group(shape: Shape) -> tuple[Any, ...]:
+    """What a row must share with a shape, M aside. The bias's dtype is no part of a table's key."""
+    return shape.n, shape.k, shape.dtype, shape.outdtype, shape.epilogue, shape.scale, shape.layout, shape.extra
+
+
+def _rungs(m: int, n: int) -> dict[int, Granularity]:
+    """M of the rows to look for, in order; an M that two rungs share belongs to the first."""
+    rungs: dict[int, Granularity] = {0: "pinned"}
+    rungs.setdefault(m, "exact")
+    rungs.setdefault(padded_m(m, n, 0), "fine")
+    rungs.setdefault(padded_m(m, n, 1), "coarse")
+    return rungs
+
+
+def _identity(row: Row) -> tuple[Any, ...]:
+    solution = row.solution
+    return solution.libtype, solution.kernel_name, solution.split_k, solution.extra, row.libver
+
+
+def _index(layers: Sequence[Sequence[Row]]) -> dict[tuple[Any, ...], dict[int, list[Row]]]:
+    """Group -> M -> valid rows, best first; a row that repeats a better one is left out."""
+    index: dict[tuple[Any, ...], dict[int, list[Row]]] = {}
+    for layer in layers:
+        valid = [row for row in layer if row.valid]
+        for row in sorted(valid, key=lambda row: (row.us, rank(row.solution.libtype), _identity(row), row.gfx, row.device)):
+            rows = index.setdefault((row.cu_num, *_group(row.shape)), {}).setdefault(row.shape.m, [])
+            place = (row.gfx, row.device, _identity(row))
+            if all((other.gfx, other.device, _identity(other)) != place for other in rows):
+                rows.append(row)
+    return index
