@@ -81,7 +81,7 @@ class Row:
         us: time of one call in microseconds.
         err_ratio: share of wrong elements when it was tuned.
         libver: version of the backend's library then, "" where the kernel's name carries a revision.
-        source, line: where the row was read.
+        source, line: where the row was read; line 0 for a row that was not.
         extra: columns unknown here, as (name, text) pairs.
     """
 
@@ -93,7 +93,7 @@ class Row:
     us: float
     err_ratio: float = 0.0
     libver: str = attrs.field(default="", validator=_one_line)
-    source: Path | None = attrs.field(default=None, eq=False)
+    source: Path = attrs.field(default=Path(), eq=False)
     line: int = attrs.field(default=0, eq=False)
     extra: tuple[tuple[str, str], ...] = ()
 

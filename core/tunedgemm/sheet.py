@@ -90,20 +90,21 @@ def read_sheet(path: Path) -> Sheet:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
     """Hold the lock beside *path*, across processes and threads; the folder is created.
 
+    Args:
+        timeout: how long to wait for another process, in seconds.
+
     Raises:
-        TableError: the folder cannot be written, or another process keeps the lock for a minute.
+        TableError: the folder cannot be written, or another process keeps the lock for longer.
     """
     lock = filelock.FileLock(path.with_name(f"{path.name}.lock"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=LOCK_TIMEOUT, poll_interval=0.01)
+        lock.acquire(timeout=timeout, poll_interval=0.01)
     except filelock.Timeout:
-        raise TableError(
-            f"{path}: another process has kept {lock.lock_file} locked for {LOCK_TIMEOUT:.0f} s; end it and try again"
-        ) from None
+        raise TableError(f"{path}: another process has kept {lock.lock_file} locked for {timeout:.0f} s; end it and try again") from None
     except OSError as error:
         raise _unwritable(path, error) from error
     try:
