@@ -24,7 +24,20 @@ _HOME = {
     "tune": "tunedgemm.tuner",
 }
 
-__all__ = [*sorted(_HOME), "__version__"]
+__all__ = [
+    "TunedGemm",
+    "explain",
+    "fingerprint",
+    "gemm_a16w16",
+    "is_tuned",
+    "linear",
+    "patched",
+    "prewarm",
+    "reload",
+    "tgemm",
+    "tune",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ The registered object also states ``OPS``, the names of the ops it covers, and m
 """
 
 # Bodies are docstrings only: pluggy reads the signatures.
-# ruff: noqa: ARG001
+# mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
 from collections.abc import Iterable

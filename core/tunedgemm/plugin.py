@@ -48,7 +48,7 @@ __all__ = [
     "semaphores",
     "short_dtype",
     "torch_dtype",
-    "tune",
+    "tune",  # noqa: F822 - by __getattr__
     "workspace",
 ]
 

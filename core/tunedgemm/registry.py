@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import pluggy
 
-from tunedgemm import hookspecs
+from tunedgemm import __version__, hookspecs
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError, PluginError
 from tunedgemm.launcher import Launcher
@@ -219,7 +219,7 @@ def _bound(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..
 
 def _load(entry: EntryPoint) -> Backend | Unsupported:
     distribution = entry.dist.name if entry.dist else "tunedgemm"
-    version = entry.dist.version if entry.dist else ""
+    version = entry.dist.version if entry.dist else __version__
     try:
         return make_backend(entry.name, entry.load(), distribution, version)
     except PluginError as error:

@@ -40,6 +40,14 @@ def _extra(value: Any) -> tuple[tuple[str, int | str | bool], ...]:
     return tuple(sorted((str(name), item) for name, item in items))
 
 
+def _outdtype(text: str, shape: Shape) -> str:
+    return parse_dtype(text or shape.dtype)
+
+
+def _bias_dtype(text: str, shape: Shape) -> str:
+    return parse_dtype(text or shape.dtype) if shape.epilogue == "bias" else ""
+
+
 @attrs.frozen(cache_hash=True)
 class Shape:
     """One GEMM problem: ``out[m, n] = x[m, k] @ weight[n, k].T`` of one op.
@@ -62,17 +70,9 @@ class Shape:
     n: int = attrs.field(validator=_positive)
     k: int = attrs.field(validator=_positive)
     dtype: str = attrs.field(default="bf16", converter=parse_dtype)
-    outdtype: str = attrs.field(
-        default="",
-        converter=attrs.Converter(lambda text, self: parse_dtype(text or self.dtype), takes_self=True),  # type: ignore[misc]
-    )
+    outdtype: str = attrs.field(default="", converter=attrs.Converter(_outdtype, takes_self=True))  # type: ignore[misc]
     epilogue: str = attrs.field(default="none", validator=_one_of(*EPILOGUES))
-    bias_dtype: str = attrs.field(
-        default="",
-        converter=attrs.Converter(  # type: ignore[misc]
-            lambda text, self: parse_dtype(text or self.dtype) if self.epilogue == "bias" else "", takes_self=True
-        ),
-    )
+    bias_dtype: str = attrs.field(default="", converter=attrs.Converter(_bias_dtype, takes_self=True))  # type: ignore[misc]
     scale: str = attrs.field(default="none", validator=_one_of(*SCALES))
     layout: str = attrs.field(default="row", validator=attrs.validators.matches_re(r"[a-z0-9_.x-]+"))
     extra: tuple[tuple[str, int | str | bool], ...] = attrs.field(default=(), converter=_extra)

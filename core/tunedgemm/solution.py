@@ -11,7 +11,9 @@ from tunedgemm.errors import PluginError
 
 def _name(instance: Solution, attribute: attrs.Attribute[str], value: str) -> None:
     if not isinstance(value, str) or any(mark in value for mark in "\r\n,\"'"):
-        raise PluginError(f"libtype {instance.libtype!r}: {attribute.name!r} must be text without commas, quotes or newlines (got {value!r})")
+        raise PluginError(
+            f"libtype {instance.libtype!r}: {attribute.name!r} must be text without commas, quotes or newlines (got {value!r})"
+        )
 
 
 @attrs.frozen(cache_hash=True)

@@ -1,0 +1,139 @@
+"""Which solution serves a call, and why: table rows first, then heuristics in the untuned order, then torch.
+
+Every offer on the way is kept with the reason it was passed over, which is what `explain` prints.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+
+from tunedgemm.device import Device
+from tunedgemm.launcher import Launcher
+from tunedgemm.libtypes import BUILTIN
+from tunedgemm.registry import Backend, Registry
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+
+if TYPE_CHECKING:
+    from tunedgemm.table import Table
+
+_log = logging.getLogger("tunedgemm")
+
+
+@attrs.frozen
+class Offer:
+    """One solution that may serve a shape.
+
+    Attributes:
+        solution: what would run.
+        origin: ``table`` (a row), ``heuristic`` (a backend's own choice) or ``builtin``.
+        why: where it comes from, in words: the row's file and line, or whose heuristic.
+        us: the row's time in microseconds, else 0.
+        libver: the library version that the row was tuned with, else "".
+    """
+
+    solution: Solution
+    origin: str
+    why: str
+    us: float = 0.0
+    libver: str = ""
+
+
+@attrs.frozen
+class Explanation:
+    """What serves a shape on a device, and every offer that was passed over before it."""
+
+    shape: Shape
+    device: Device
+    offer: Offer
+    passed_over: tuple[tuple[Offer, str], ...] = ()
+
+    @property
+    def libtype(self) -> str:
+        """The libtype that runs."""
+        return self.offer.solution.libtype
+
+    @property
+    def tuned(self) -> bool:
+        """Whether a table row answers."""
+        return self.offer.origin == "table"
+
+    def __str__(self) -> str:
+        lines = [f"{self.shape} on {self.device}", f"  runs {self.offer.solution}: {self.offer.why}"]
+        lines += [f"  not {offer.solution}: {reason} ({offer.why})" for offer, reason in self.passed_over]
+        return "\n".join(lines)
+
+
+def offers(shape: Shape, device: Device, table: Table, registry: Registry, untuned: tuple[str, ...]) -> Iterator[Offer]:
+    """All that may serve the shape, best first; the last one always can."""
+    for match in table.candidates(shape, device):
+        row = match.row
+        other = "" if match.same_device else f", measured on {row.device}"
+        why = f"{row.source}:{row.line}, {row.us:.2f} us, {match.granularity} M={row.shape.m}{other}"
+        yield Offer(row.solution, "table", why, row.us, row.libver)
+    for libtype in untuned:
+        backend = registry.get(libtype) if libtype in registry.libtypes else None
+        solution = backend.heuristic_fallback(shape, device) if isinstance(backend, Backend) else None
+        if solution is not None:
+            yield Offer(solution, "heuristic", f"untuned; heuristic of {libtype}")
+    builtin = registry.get(BUILTIN)
+    solution = builtin.heuristic_fallback(shape, device) if isinstance(builtin, Backend) else None
+    yield Offer(solution or Solution(BUILTIN, "native"), "builtin", "untuned; no other backend answers")
+
+
+def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> Backend | Unsupported:
+    """The backend that can serve an offer by its static limits, or why none can."""
+    solution = offer.solution
+    backend = registry.get(solution.libtype)
+    if isinstance(backend, Unsupported):
+        return Unsupported(f"libtype {solution.libtype!r}: {backend.reason}")
+    answer = backend.supports(shape, device)
+    return backend if answer else Unsupported(str(answer))
+
+
+def choose(
+    found: Iterator[Offer], shape: Shape, device: Device, registry: Registry, veto: Callable[[Solution], str]
+) -> tuple[Explanation, Launcher | None]:
+    """Walk the offers to the first that works; binds it where the device is present.
+
+    Args:
+        veto: the reason why a solution is not to be used for this shape any more, or "".
+    """
+    present = device.kind == "cpu" or device.index >= 0
+    passed: list[tuple[Offer, str]] = []
+    last: Offer | None = None
+    for offer in found:
+        last = offer
+        backend = examine(offer, shape, device, registry)
+        reason = str(backend) if isinstance(backend, Unsupported) else veto(offer.solution)
+        if not reason and isinstance(backend, Backend):
+            if not present:
+                return Explanation(shape, device, offer, tuple(passed)), None
+            launcher = backend.bind(offer.solution, shape, device)
+            if isinstance(launcher, Launcher):
+                _revalidated(offer, backend, device)
+                return Explanation(shape, device, offer, tuple(passed)), launcher
+            reason = f"{backend.libtype} refuses: {launcher.reason}"
+        passed.append((offer, reason))
+    if last is None:
+        raise AssertionError("offers() yields at least the built-in backend")
+    return Explanation(shape, device, last, tuple(passed[:-1])), None
+
+
+_told: set[tuple[str, str]] = set()
+
+
+def _revalidated(offer: Offer, backend: Backend, device: Device) -> None:
+    """Tell once that rows of another library version are in use; `bind` has just accepted this one."""
+    if not offer.libver:
+        return
+    now = backend.library_version(device)
+    if now != offer.libver and (backend.libtype, offer.libver) not in _told:
+        _told.add((backend.libtype, offer.libver))
+        _log.info(
+            "rows of %s were tuned with version %s, this is %s: still accepted by it, retuning may pay", backend.libtype, offer.libver, now
+        )

@@ -1,0 +1,45 @@
+"""``tunedgemm plugins``: every installed backend, and whether it is usable here or why not."""
+
+from __future__ import annotations
+
+import argparse
+
+from tunedgemm.command import Command
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tunedgemm.device import current_device
+    from tunedgemm.libtypes import owners, pip_hint
+    from tunedgemm.ops import ops
+    from tunedgemm.registry import Registry
+    from tunedgemm.shape import Shape
+    from tunedgemm.solution import Unsupported
+
+    registry, device = Registry(), current_device()
+    table = Table(title=f"backends on {device}", title_justify="left")
+    for heading in ("libtype", "distribution", "version", "ops", "usable here"):
+        table.add_column(heading, overflow="fold")
+    for libtype in registry.libtypes:
+        backend = registry.get(libtype)
+        if isinstance(backend, Unsupported):
+            table.add_row(libtype, "", "", "", f"no: {backend.reason}")
+            continue
+        probe = {name: backend.supports(Shape(name, 64, 1024, 1024), device) for name in backend.ops if name in ops()}
+        answer = "yes" if any(probe.values()) else "no: " + "; ".join(sorted({str(reason) for reason in probe.values()}))
+        library = backend.library_version(device) if arguments.verbose else ""
+        table.add_row(libtype, backend.distribution, f"{backend.version or '-'} {library}".strip(), ", ".join(backend.ops), answer)
+    console = Console()
+    console.print(table)
+    for libtype in registry.libtypes:
+        for problem in registry.problems(libtype):
+            console.print(f"warning: {problem}", markup=False)
+    missing = [libtype for libtype in owners() if libtype not in registry.libtypes]
+    if missing:
+        console.print("not installed: " + ", ".join(f"{libtype} ({pip_hint(libtype)})" for libtype in missing), markup=False)
+    return 0
+
+
+command = Command("plugins", "list the installed backends and whether they are usable here", lambda _: None, _run)

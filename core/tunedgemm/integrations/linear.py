@@ -1,0 +1,46 @@
+"""F.linear routing: `linear` is a drop-in for ``torch.nn.functional.linear``, `patched` puts it there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+
+from tunedgemm.dispatch import gemm_a16w16
+from tunedgemm.errors import UserError
+
+_original = torch.nn.functional.linear
+_WEIGHTS = frozenset((torch.Tensor, torch.nn.Parameter))
+_DTYPES = frozenset((torch.bfloat16, torch.float16, torch.float32))
+_autocast = torch._C._is_any_autocast_enabled
+
+
+def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    """``F.linear`` through the tuned tables; whatever they do not cover runs torch's own, with torch's own errors.
+
+    Passed through untouched: tensor subclasses, meta and fake tensors, float64 and integer dtypes, 1-D weights,
+    calls under autocast, under torch.compile and inside functional transforms.
+    """
+    if (
+        is_compiling() or _autocast() or type(input) is not torch.Tensor or type(weight) not in _WEIGHTS
+        or input.dtype not in _DTYPES or input.dtype is not weight.dtype or input.is_meta
+    ):  # fmt: skip
+        return _original(input, weight, bias)
+    try:
+        return gemm_a16w16(input, weight, bias)
+    except (UserError, RuntimeError):  # not this op, or a wrapped tensor without memory: torch answers, or says what is wrong
+        return _original(input, weight, bias)
+
+
+@contextlib.contextmanager
+def patched() -> Iterator[None]:
+    """Route every ``torch.nn.functional.linear`` call (so every ``nn.Linear``) through the tables inside the block."""
+    before = torch.nn.functional.linear
+    torch.nn.functional.linear = linear  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = before

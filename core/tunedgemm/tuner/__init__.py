@@ -1,0 +1,185 @@
+"""The tuner: `tune` is the list of its stages, in order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import attrs
+
+from tunedgemm.device import Device, current_device
+from tunedgemm.folders import tuned_path
+from tunedgemm.ops import op_named
+from tunedgemm.ops.op import Op
+from tunedgemm.registry import Backend, Registry, order
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.candidates import candidates, reference
+from tunedgemm.tuner.measure import Workload, median_and_noise
+from tunedgemm.tuner.plan import plan, requested
+from tunedgemm.tuner.screen import screen
+from tunedgemm.tuner.select import select
+from tunedgemm.tuner.store import Store
+from tunedgemm.tuner.trial import Bench, Candidate, Options, Outcome, Report, Sampler, Samples, Task
+from tunedgemm.tuner.verify import Verifier, bind, failed
+from tunedgemm.tuner.worker import Compilers
+
+_log = logging.getLogger("tunedgemm")
+
+#: Rounds of the accurate phase after which what is clearly slower than the best is timed no further.
+FIRST_ROUNDS = 11
+#: "Clearly slower" than the best by then.
+BEHIND = 0.08
+#: Fewest rounds of a finalist, whatever the time they take.
+FEWEST_ROUNDS = 15
+
+
+def tune(
+    op: str = "a16w16",
+    shapes: Iterable[Shape] | Path | None = None,
+    output: Path | None = None,
+    options: Options | None = None,
+    *,
+    registry: Registry | None = None,
+    bench: Bench = Workload,
+    progress: Callable[[Outcome], None] | None = None,
+) -> Report:
+    """Time every solution of every chosen backend on each shape, and store the winners.
+
+    Args:
+        op: name of the op.
+        shapes: shapes, or an untuned CSV; without it the file that capture wrote.
+        output: the tuned CSV; without it the op's table in the user folder (or the first path of its variable).
+        options: how; see `Options`.
+        registry, bench: other backends, or another source of times (a replay), than the installed and the real one.
+        progress: called with each outcome.
+
+    Raises:
+        UserError: the input, the output or a libtype cannot be used; nothing was measured.
+    """
+    options, registry, family, device = options or Options(), registry or Registry(), op_named(op), current_device()
+    output = output or tuned_path(family)
+    backends = registry.select(options.libtype)
+    listed = requested(family, shapes) if shapes is None or isinstance(shapes, Path) else [(shape, 1) for shape in shapes]
+    work = plan(family, listed, output, device, retune=options.all)
+    store = Store(family, device, output, output.with_suffix(".trials.jsonl"), options.profile, options.sort)
+    store.open()
+    outcomes = []
+    with Compilers(device, options.jobs, options.timeout) as compilers:
+        for batch in work.batches(options.batch):
+            offered = {task: candidates(task.shape, device, backends) for task in batch}
+            lost = compilers.prepare((task.shape, candidate) for task, found in offered.items() for candidate in found)
+            for task, found in offered.items():
+                run = _ShapeRun(family, task, device, options, registry, compilers, bench)
+                outcome = run.outcome(found, [timing for timing in lost if timing.shape == task.shape], backends)
+                store.log(outcome.timings)
+                if outcome.winner is not None:
+                    store.put(outcome.winner, next(b for b in backends if b.libtype == outcome.winner.solution.libtype))
+                outcomes.append(outcome)
+                if progress is not None:
+                    progress(outcome)
+    return Report(device, output, tuple(outcomes), work.skipped)
+
+
+@attrs.define(eq=False)
+class _ShapeRun:
+    """The stages of one shape, from candidates to the outcome."""
+
+    op: Op
+    task: Task
+    device: Device
+    options: Options
+    registry: Registry
+    compilers: Compilers
+    bench: Bench
+    _timings: dict[Solution, Timing] = attrs.field(factory=dict, init=False)
+
+    def outcome(self, found: Sequence[Candidate], lost: Sequence[Timing], backends: Sequence[Backend]) -> Outcome:
+        """Check, screen, measure, check again, select."""
+        shape = self.task.shape
+        self._note(lost)
+        yardstick = reference(shape, self.device, self.registry)
+        offered = [c for c in [*([yardstick] if yardstick else []), *found] if c.solution not in self._timings]
+        sampler = self.bench(self.op, shape, self.device)
+        sets = getattr(sampler, "copies", None) or [self.op.make_inputs(shape, self.device.torch_device, seed) for seed in (0, 1)]
+        verifier = Verifier(self.op, shape, sets, self.options.errRatio)
+        checked = self._checked(list({c.solution: c for c in offered}.values()), verifier)
+        screened = screen(self.task, checked, sampler, self.options.topk, lambda leaders: self._neighbours(leaders, verifier))
+        self._note(screened.dropped)
+        finalists = {candidate.solution: candidate for candidate in screened.survivors}
+        if yardstick is not None:
+            finalists |= {c.solution: c for c in checked if c.solution == yardstick.solution and c.solution in screened.rough}
+        self._measure(finalists, screened.rough, sampler, yardstick.solution if yardstick else None)
+        for solution, candidate in finalists.items():
+            after = verifier.check(solution, candidate.launcher, places=(len(sets) - 1,)) if candidate.launcher else None
+            if after is not None and after.status != "ok" and self._timings[solution].ok:
+                self._note([attrs.evolve(after, detail=f"right at first, then not: {after.detail}")])
+        eligible = [backend.libtype for backend in backends]
+        timings = tuple(self._timings.values())
+        winner, tied = select(timings, self.task.incumbent, order(backends, self.options.libtype), eligible)
+        return Outcome(self.task, winner, self._timings.get(yardstick.solution) if yardstick else None, timings, tied)
+
+    def _note(self, timings: Iterable[Timing]) -> None:
+        for timing in timings:
+            self._timings[timing.solution] = timing
+
+    def _checked(self, fresh: Sequence[Candidate], verifier: Verifier) -> list[Candidate]:
+        """Bind and verify; what fails is noted, what is right comes back with its launcher."""
+        right = []
+        for candidate in fresh:
+            bound = bind(candidate, self.task.shape, self.device)
+            timing = bound if isinstance(bound, Timing) else verifier.check(bound.solution, bound.launcher)  # type: ignore[arg-type]
+            self._note([timing])
+            if timing.status == "ok" and isinstance(bound, Candidate):
+                right.append(bound)
+        return right
+
+    def _neighbours(self, leaders: Sequence[Candidate], verifier: Verifier) -> list[Candidate]:
+        shape, fresh = self.task.shape, {}
+        for leader in leaders:
+            for solution in leader.backend.refine(leader.solution, shape, self.device):
+                if solution not in self._timings:
+                    fresh[solution] = Candidate(solution, leader.backend)
+        self._note(self.compilers.prepare((shape, candidate) for candidate in fresh.values()))
+        return self._checked([candidate for solution, candidate in fresh.items() if solution not in self._timings], verifier)
+
+    def _measure(
+        self, finalists: dict[Solution, Candidate], rough: dict[Solution, float], sampler: Sampler, yardstick: Solution | None
+    ) -> None:
+        """Two phases of interleaved rounds: all finalists, then those that are near the best (and torch's call)."""
+        samples: dict[Solution, tuple[float, ...]] = dict.fromkeys(finalists, ())
+        racing, rounds = dict(finalists), min(FIRST_ROUNDS, self.options.iters)
+        clock = 0
+        for phase in (0, 1):
+            launchers = {solution: candidate.launcher for solution, candidate in racing.items() if candidate.launcher}
+            if hasattr(sampler, "forget"):
+                sampler.forget(launchers)
+            if phase == 0 and self.options.warmup:
+                sampler(launchers, self.options.warmup)
+            for solution, answer in sampler(launchers, rounds).items():
+                if isinstance(answer, Samples):
+                    samples[solution] += answer.us
+                    clock = answer.clock_mhz
+                else:
+                    self._note([failed(self.task.shape, solution, answer)])
+                    racing.pop(solution)
+            medians = {solution: median_and_noise(samples[solution])[0] for solution in racing}
+            best = min(medians.values(), default=0.0)
+            racing = {s: c for s, c in racing.items() if medians[s] <= best * (1 + BEHIND) or s == yardstick}
+            round_s = sum(rough[s] for s in racing) * getattr(sampler, "calls", 1) * 1e-6
+            affordable = int(self.options.seconds / round_s) if round_s else self.options.iters
+            rounds = max(min(self.options.iters, max(affordable, FEWEST_ROUNDS)) - rounds, 0)
+            if not rounds:
+                break
+        for solution, us in samples.items():
+            if us:
+                median, noise = median_and_noise(us)
+                checked = self._timings[solution]
+                self._note(
+                    [attrs.evolve(checked, us=median, noise=noise, samples=len(us), clock_mhz=clock)] if checked.status == "ok" else []
+                )
+
+
+__all__ = ["Options", "Outcome", "Report", "tune"]

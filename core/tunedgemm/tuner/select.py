@@ -1,0 +1,46 @@
+"""Stage 6, select: the fastest right one; what is as fast within noise goes to the incumbent, then by rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tunedgemm.solution import Solution
+from tunedgemm.timing import Timing
+
+#: Differences below this are ties whatever the noise says (AITER's hipb_prefer_ratio, for every backend).
+TIE = 0.005
+#: Noise beyond this is no reason to call a tie.
+MAX_NOISE = 0.03
+
+
+def select(
+    timings: Sequence[Timing], incumbent: Solution | None, order: Mapping[str, int], eligible: Sequence[str]
+) -> tuple[Timing | None, int]:
+    """Choose the row of the table.
+
+    Args:
+        timings: what became of the candidates.
+        incumbent: the solution that the table has now.
+        order: libtype to its place for ties.
+        eligible: the libtypes that may be stored.
+
+    Returns:
+        The winner, None where nothing passed, and how many others tied with it.
+    """
+    passed = [timing for timing in timings if timing.ok and timing.solution.libtype in eligible]
+    if not passed:
+        return None, 0
+    fastest = min(passed, key=lambda timing: timing.us)
+    tied = [timing for timing in passed if timing.us <= fastest.us * (1 + margin(fastest, timing))]
+
+    def preference(timing: Timing) -> tuple[bool, int, float]:
+        libtype = timing.solution.libtype
+        return timing.solution != incumbent, order.get(libtype, len(order)), timing.us
+
+    return min(tied, key=preference), len(tied) - 1
+
+
+def margin(fastest: Timing, other: Timing) -> float:
+    """The relative difference up to which two timings count as equal."""
+    return max(TIE, min(math.hypot(fastest.noise, other.noise), MAX_NOISE))
