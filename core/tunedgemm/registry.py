@@ -200,8 +200,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
     covered = tuple(getattr(plugin, "OPS", ()))
     if not covered:
         raise PluginError(f"libtype {libtype!r}: states no OPS; known ops: {', '.join(ops())}")
-    library_version = getattr(plugin, "library_version", lambda _: "")
-    return Backend(libtype, distribution, version, covered, hooks, library_version)
+    return Backend(libtype, distribution, version, covered, hooks, _guarded_version(getattr(plugin, "library_version", None)))
 
 
 def _bound(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -209,12 +208,28 @@ def _bound(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..
     wanted = list(inspect.signature(getattr(hookspecs, name)).parameters)
     taken = inspect.signature(function).parameters
     for parameter in taken.values():
-        if parameter.default is not parameter.empty:
-            raise PluginError(f"libtype {libtype!r}: hook {name}{inspect.signature(function)}: {parameter.name!r} may not have a default")
+        fault = "" if parameter.name in wanted else f"is not one of {', '.join(wanted)}"
+        fault = fault or ("" if parameter.default is parameter.empty else "may not have a default")
+        if fault:
+            written = str(parameter).split("=")[0].split(":")[0]
+            raise PluginError(f"libtype {libtype!r}: hook {name}{inspect.signature(function)}: {written!r} {fault}")
     if list(taken) == wanted:
         return function
     places = [wanted.index(argument) for argument in taken]
     return lambda *arguments: function(*(arguments[place] for place in places))
+
+
+def _guarded_version(library_version: Callable[[Device], str] | None) -> Callable[[Device], str]:
+    """The plugin's function; "" where it has none, fails or returns something else than text."""
+
+    def guarded(device: Device) -> str:
+        try:
+            answer = library_version(device) if library_version is not None else ""
+        except Exception:  # a version that cannot be told is an unknown version
+            return ""
+        return answer if isinstance(answer, str) else ""
+
+    return guarded
 
 
 def _load(entry: EntryPoint) -> Backend | Unsupported:

@@ -1,0 +1,103 @@
+"""Backends made of plain functions: they return what they are told, and compute what the op's reference computes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tunedgemm.device import Device
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.hookspecs import hookimpl
+from tunedgemm.launcher import Launcher
+from tunedgemm.ops import op_named
+from tunedgemm.registry import Backend, Registry, make_backend
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+
+Solutions = Iterable[Solution | str] | Callable[[Shape, Device], Iterable[Solution | str]]
+Call = Callable[..., Any]
+
+
+class FakePlugin:
+    """An object with the hooks that every backend has, each answered by what it was made with."""
+
+    def __init__(
+        self,
+        libtype: str,
+        *,
+        ops: Iterable[str] = ("a16w16",),
+        solutions: Solutions = ("fake",),
+        call: Call | None = None,
+        supports: Callable[[Shape, Device], bool | Unsupported] | None = None,
+        heuristic: str | Solution | None = None,
+        sleep: Mapping[str, float] | None = None,
+    ) -> None:
+        self.OPS = tuple(ops)
+        self._libtype, self._solutions, self._heuristic = libtype, solutions, heuristic
+        self._call, self._supports, self._sleep = call or exact, supports, dict(sleep or {})
+
+    @hookimpl
+    def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
+        """Every shape, unless made with a function."""
+        return True if self._supports is None else self._supports(shape, device)
+
+    @hookimpl
+    def enumerate_solutions(self, shape: Shape, device: Device) -> list[Solution]:
+        """The solutions it was made with; a text stands for the kernel name of one."""
+        found = self._solutions(shape, device) if callable(self._solutions) else self._solutions
+        return [self._solution(one) for one in found]
+
+    @hookimpl
+    def heuristic_fallback(self) -> Solution | None:
+        """The solution it was made with, or None."""
+        return None if self._heuristic is None else self._solution(self._heuristic)
+
+    @hookimpl
+    def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+        """A launcher of the call it was made with; refuses what it does not list."""
+        if solution not in [*self.enumerate_solutions(shape, device), self.heuristic_fallback()]:
+            return Unsupported(f"{self._libtype} has no kernel {solution.kernel_name!r} with splitK {solution.split_k}")
+        seconds = self._sleep.get(solution.kernel_name, 0.0)
+
+        def launch(*operands: Any) -> Any:
+            if seconds:
+                time.sleep(seconds)
+            return self._call(solution, shape, *operands)
+
+        return Launcher(launch, graph_safe=False)
+
+    def _solution(self, one: Solution | str) -> Solution:
+        return Solution(self._libtype, one) if isinstance(one, str) else one
+
+
+def exact(solution: Solution, shape: Shape, *operands: Any) -> Any:
+    """The op's reference, rounded once to the output dtype, with the leading dimensions of the operands."""
+    del solution
+    op, dtype = op_named(shape.op), torch_dtype(shape.outdtype)
+    return op.reference(shape, operands).to(dtype).reshape(op.fake(*operands, otype=dtype).shape)
+
+
+def fake_backend(libtype: str, **answers: Any) -> Backend:
+    """A backend made of what it is given, through the same checks as an installed one.
+
+    Args:
+        libtype: its name.
+        answers: ``ops``, the names it covers; ``solutions``, kernel names or Solutions, or a function of (shape, device)
+            that returns them; ``call``, a function of (solution, shape, *operands) that returns the output, `exact` by
+            default; ``supports``, a function of (shape, device); ``heuristic``, a kernel name or Solution; ``sleep``,
+            seconds that a call takes longer, by kernel name.
+
+    Raises:
+        PluginError: what it is given breaks the contract.
+        TypeError: an answer that a fake backend does not take.
+    """
+    return make_backend(libtype, FakePlugin(libtype, **answers), f"fake-{libtype}", "1")
+
+
+def fake_registry(*backends: Backend) -> Registry:
+    """A registry of these backends and the built-in one, whatever is installed."""
+    registry = Registry(entries=())
+    for backend in backends:
+        registry.add(backend)
+    return registry

@@ -1,0 +1,71 @@
+"""Fixtures that several test modules share, and the rule for tests that need a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tunedgemm.device import Device
+from tunedgemm.shape import Shape
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip by name what is marked ``gpu`` where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep each test away from the user's tables, captured shapes and compiled kernels."""
+    monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "cache"))
+    for variable in [name for name in os.environ if name.startswith(("AITER_", "GTUNE_"))]:
+        monkeypatch.delenv(variable)
+
+
+@pytest.fixture
+def shape() -> Shape:
+    """A small shape of the first op."""
+    return Shape("a16w16", 4, 32, 64)
+
+
+@pytest.fixture
+def cpu() -> Device:
+    """The CPU as the device that is present."""
+    from tunedgemm.device import device_of
+
+    return device_of(-1)
+
+
+@pytest.fixture
+def child() -> Callable[..., str]:
+    """Run Python source in a fresh process that finds these folders first; returns what it printed."""
+
+    def run(source: str, *folders: Path) -> str:
+        path = os.pathsep.join([*map(str, folders), *filter(None, sys.path)])
+        command = [sys.executable, "-W", "error::UserWarning", "-c", source]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
+    return run
+
+
+@pytest.fixture
+def fake_plugins(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put the distributions ``fake-plugin`` and ``fake-plugin-rival`` on the path, as pip would have installed them."""
+    monkeypatch.syspath_prepend(str(HERE))
+    return HERE
