@@ -15,10 +15,10 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunedgemm.csvfile import key_shape, untuned_of
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.folders import untuned_path
-from tunedgemm.sheet import Record, Sheet, locked, read_sheet, replace_text
+from tunedgemm.row import key_shape, untuned_of
+from tunedgemm.sheet import Record, Sheet, locked, present, read_sheet, replace_text
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
@@ -98,7 +98,7 @@ class Capture:
 
     def _merged(self, deltas: dict[Shape, int]) -> Sheet:
         """The file's content with these counts added; lines that are not understood stay as they are."""
-        sheet = read_sheet(self.path) if self.path.exists() else Sheet([], [])
+        sheet = read_sheet(self.path) if present(self.path) else Sheet([], [])
         rows: dict[Shape, Record] = {}
         for record in sheet.records:
             shape = self._shape_of(record)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from tunedgemm.sheet import present
+
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
 
@@ -61,7 +63,7 @@ def untuned_path(op: Op) -> Path:
 def named_file(text: str) -> Path:
     """The file that a user means by *text*: a path, or the bare name of a shipped file where no such path exists."""
     path = Path(text).expanduser()
-    if path.name == text and not path.exists():
+    if path.name == text and not present(path):
         shipped = (SHIPPED / text, SHIPPED / MODELS / text)
         return next((file for file in shipped if file.is_file()), path)
     return path
@@ -92,7 +94,7 @@ def _variable(op: Op) -> tuple[list[Path], bool]:
     defaults = not entries
     for entry in entries:
         path = Path(entry).expanduser()
-        if entry == DEFAULT or (path.parts[-3:] == ("aiter", "configs", op.columns.tuned_file) and not path.exists()):
+        if entry == DEFAULT or (path.parts[-3:] == ("aiter", "configs", op.columns.tuned_file) and not present(path)):
             defaults = True
         else:
             named.append(path)

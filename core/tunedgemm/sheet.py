@@ -60,6 +60,15 @@ class Sheet:
         return out.getvalue()
 
 
+def present(path: Path) -> bool:
+    """Whether there is such a file that this process can see; never raises, unlike `Path.exists` in a closed folder."""
+    try:
+        path.stat()
+    except OSError:
+        return False
+    return True
+
+
 def read_sheet(path: Path) -> Sheet:
     """Read a CSV file as texts; columns without a name, or that pandas named ``Unnamed``, are dropped.
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from tunedgemm.csvfile import Problem, Row, read_rows
+from tunedgemm.csvfile import Problem, read_rows
 from tunedgemm.errors import TableError
 from tunedgemm.folders import table_layers
 from tunedgemm.libtypes import rank
+from tunedgemm.row import Row
+from tunedgemm.sheet import present
 
 if TYPE_CHECKING:
     from tunedgemm.device import Device
@@ -92,7 +94,7 @@ class Table:
         for layer in table_layers(op, above):
             rows: list[Row] = []
             for path in layer.paths:
-                if not layer.asked_for and not path.exists():
+                if not layer.asked_for and not present(path):
                     continue
                 try:
                     found, faults = read_rows(path, op)
