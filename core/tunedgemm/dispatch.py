@@ -175,10 +175,10 @@ class Dispatcher:
 
     def _call_for(self, shape: Shape, device: Device, operands: tuple[Any, ...]) -> tuple[Call, Solution | None]:
         """The function for these operands, and the solution it belongs to, None where it serves this one call only."""
-        x, weight = operands[0], operands[1]
+        x = operands[0]
         plain = all(type(operand) in _PLAIN for operand in operands if operand is not None)
         grad = is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
-        if not plain or grad or shape.m == 0 or (shape.layout == "row" and not _dense(weight)):
+        if not plain or grad or shape.m == 0:
             return self._torch(shape, device), Solution(BUILTIN, "native")
         capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
         if capturing and (shape, device.index) not in self._bound:
@@ -188,8 +188,9 @@ class Dispatcher:
         solution = explanation.offer.solution
         if capturing and not launcher.graph_safe:
             return self._torch(shape, device), None
-        call = launcher.call
-        return (call if all(map(_dense, operands)) or solution.libtype == BUILTIN else _copying(call)), solution
+        if solution.libtype == BUILTIN or all(map(_dense, operands)):
+            return launcher.call, solution
+        return _copying(launcher.call, self._torch(shape, device), self.op.weights), solution
 
     def _torch(self, shape: Shape, device: Device) -> Call:
         backend = self.registry.get(BUILTIN)
@@ -205,10 +206,12 @@ def _dense(operand: torch.Tensor | None) -> bool:
     return operand is None or (operand.is_contiguous() and operand.data_ptr() % 16 == 0)
 
 
-def _copying(call: Call) -> Call:
-    """The launcher behind one contiguous, aligned copy of each operand that needs it."""
+def _copying(call: Call, native: Call, weights: tuple[int, ...]) -> Call:
+    """The launcher behind one dense copy of the activations; torch where a weight would have to be copied each call."""
 
     def copied(*operands: torch.Tensor | None) -> torch.Tensor:
+        if not all(_dense(operands[place]) for place in weights):
+            return native(*operands)
         return call(
             *(
                 operand if operand is None or _dense(operand) else operand.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,55 @@
+"""A bench that answers from a recorded trial log: the whole tuner runs in CI on times that a GPU once gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tunedgemm.csvfile import key_shape
+from tunedgemm.device import Device
+from tunedgemm.errors import TableError
+from tunedgemm.launcher import Launcher
+from tunedgemm.ops.op import Op
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.trial import Sampler, Samples
+
+
+def read_trials(path: Path) -> list[Timing]:
+    """The timings of a trial log, in the order in which they were written.
+
+    Raises:
+        TableError: a line is no trial of a known schema; names the line.
+    """
+    timings = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            timings.append(Timing.from_json(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableError(f"{path}:{number}: no trial: {error}") from error
+    return timings
+
+
+class Replay:
+    """A `Bench` over a trial log: each recorded time in every round, and an exception for what did not pass then."""
+
+    def __init__(self, path: Path) -> None:
+        self._timings = {(key_shape(timing.shape), timing.solution): timing for timing in read_trials(path)}
+
+    def __call__(self, op: Op, shape: Shape, device: Device) -> Sampler:
+        """The sampler of one shape; op and device are those of the log."""
+        del op, device
+
+        def sample(launchers: Mapping[Solution, Launcher], rounds: int) -> dict[Solution, Samples | Exception]:
+            return {solution: self._answer(shape, solution, rounds) for solution in launchers}
+
+        return sample
+
+    def _answer(self, shape: Shape, solution: Solution, rounds: int) -> Samples | Exception:
+        timing = self._timings.get((key_shape(shape), solution))
+        if timing is None:
+            return LookupError(f"the log has no trial of {solution} for {shape}")
+        if not timing.us:
+            return RuntimeError(f"{timing.status}: {timing.detail}")
+        return Samples((timing.us,) * rounds, timing.clock_mhz)
