@@ -1,0 +1,71 @@
+"""The example of another party: installed as a wheel in an environment of its own, it works without a change to the core."""
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "thirdparty-plugin"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The python of a fresh environment: the running one's packages, and the example as a wheel."""
+    folder = tmp_path_factory.mktemp("thirdparty")
+    source = shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-index", "--no-build-isolation", "--no-deps"]
+    _run([*pip, "wheel", *offline, "--wheel-dir", str(folder / "wheels"), str(source)])
+    _run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")])
+    python = folder / "venv" / "bin" / "python"
+    (site,) = (folder / "venv").glob("lib/python*/site-packages")
+    # Paths that .pth files of the running environment add (editable installs) have to be found as well.
+    (site / "running.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    (wheel,) = (folder / "wheels").glob("*.whl")
+    _run([*pip, "--python", str(python), "install", *offline, str(wheel)])
+    return python
+
+
+def _run(command, **settings):
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, **settings)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_the_registry_finds_it(installed, tmp_path):
+    """The libtype is listed before torch, and selected by its name."""
+    source = (
+        "from tunedgemm.registry import Registry\n"
+        "registry = Registry()\n"
+        "(backend,) = registry.select('swapped')\n"
+        "print(registry.libtypes.index('swapped') < registry.libtypes.index('torch'))\n"
+        "print(backend.libtype, backend.distribution, backend.version, *backend.ops)\n"
+    )
+    assert _run([installed, "-c", source], cwd=tmp_path).splitlines() == ["True", "swapped tunedgemm-swapped 0.1.0 a16w16"]
+
+
+def test_it_passes_the_conformance_suite(installed, tmp_path):
+    """Its own tests, which are four lines, pass where it is installed."""
+    tests = shutil.copytree(EXAMPLE / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    summary = _run([installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests], cwd=tmp_path).splitlines()[-1]
+    assert "passed" in summary
+    assert "failed" not in summary
+
+
+def test_it_is_tuned_by_name(installed, tmp_path):
+    """The table written for ``--libtype swapped`` holds its rows, one for each shape."""
+    (tmp_path / "shapes.csv").write_text("M,N,K\n4,64,128\n1,32,1024\n")
+    environment = {**os.environ, "TUNEDGEMM_HOME": str(tmp_path / "home"), "CUDA_VISIBLE_DEVICES": ""}
+    command = [installed, "-m", "tunedgemm", "tune", "-i", "shapes.csv", "-o", "out.csv", "--libtype", "swapped"]
+    _run(command, cwd=tmp_path, env=environment)
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted((row["M"], row["N"], row["K"]) for row in rows) == [("1", "32", "1024"), ("4", "64", "128")]
+    assert {row["libtype"] for row in rows} == {"swapped"}
+    assert {row["kernelName"] for row in rows} <= {"mm_v1", "bmm_v1"}
