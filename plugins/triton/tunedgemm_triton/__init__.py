@@ -1,1 +1,53 @@
-"""placeholder"""
+"""Backend ``triton``: GEMM kernels in Triton, for NVIDIA and AMD. Importing it loads neither Triton nor torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
+
+from tunedgemm_triton import heuristic, launch, limits, solutions
+
+CONTRACT = 1
+OPS = ("a16w16",)
+
+
+def library_version(device: Device) -> str:  # noqa: ARG001
+    """Empty: kernel names carry the revision of their source."""
+    return ""
+
+
+@hookimpl
+def supports(shape: Shape, device: Device) -> bool | Unsupported:
+    """Whether the architecture's static limits allow the shape."""
+    return limits.supports(shape, device)
+
+
+@hookimpl
+def enumerate_solutions(shape: Shape, device: Device) -> Iterable[Solution]:
+    """The kernels worth timing for the shape, best guesses first."""
+    return solutions.enumerate_solutions(shape, device)
+
+
+@hookimpl
+def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
+    """The solution of an untuned call, if any."""
+    return heuristic.heuristic_fallback(shape, device)
+
+
+@hookimpl
+def prepare(solution: Solution, shape: Shape, device: Device) -> None:
+    """Compile into the artifact cache, without a device."""
+    launch.prepare(solution, shape, device)
+
+
+@hookimpl
+def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+    """Load and fix everything that a call of exactly this shape needs."""
+    return launch.bind(solution, shape, device)
+
+
+@hookimpl
+def refine(solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
+    """The solution's neighbours: one parameter changed at a time."""
+    return solutions.refine(solution, shape, device)

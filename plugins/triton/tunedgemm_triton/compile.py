@@ -1,0 +1,166 @@
+"""Compile: one kernel for one class of shapes, into Triton's cache inside our artifact folder, without a device.
+
+A build does not depend on M or on the sizes themselves, only on what they divide by, so one compile serves many shapes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+from tunedgemm.plugin import Device, LaunchError, PluginError, Shape, cache_folder
+
+from tunedgemm_triton.limits import ARCHITECTURES
+from tunedgemm_triton.names import Gemm, Gemv, Kernel, Tma
+
+_MODULES = {"gemv": "gemv", "gemm": "gemm", "tma": "persistent"}
+_POINTERS = {"bf16": "*bf16", "fp16": "*fp16", "fp32": "*fp32"}
+_lock = threading.Lock()
+
+
+@attrs.frozen(cache_hash=True)
+class Build:
+    """Everything that a compile depends on.
+
+    Attributes:
+        kernel: the parameters.
+        split_k: programs that share one tile's K.
+        gfx: the architecture.
+        dtype, outdtype, bias_dtype: short texts; bias_dtype is "" without a bias.
+        aligned_n, aligned_k: whether N and K are multiples of 16, which lets loads and stores be 16 bytes wide.
+        even_k: whether K needs no mask.
+        one_trip: whether a gemv program makes a single trip along K.
+    """
+
+    kernel: Kernel
+    split_k: int
+    gfx: str
+    dtype: str
+    outdtype: str
+    bias_dtype: str
+    aligned_n: bool
+    aligned_k: bool
+    even_k: bool
+    one_trip: bool
+
+
+def build_of(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> Build:
+    """The build that serves the shape."""
+    step = kernel.block_k * kernel.unroll * split_k if isinstance(kernel, Gemv) else kernel.block_k
+    return Build(
+        kernel=kernel,
+        split_k=split_k,
+        gfx=device.gfx,
+        dtype=shape.dtype,
+        outdtype=shape.outdtype,
+        bias_dtype=shape.bias_dtype,
+        aligned_n=shape.n % 16 == 0,
+        aligned_k=shape.k % 16 == 0,
+        even_k=isinstance(kernel, Tma) or shape.k % step == 0,
+        one_trip=isinstance(kernel, Gemv) and shape.k <= step,
+    )
+
+
+def function_of(kernel: Kernel) -> Any:
+    """The kernel's Triton function."""
+    return getattr(importlib.import_module(f"tunedgemm_triton.kernels.{_MODULES[kernel.family]}"), kernel.family)
+
+
+def constants(build: Build, *, upcast: bool = False) -> dict[str, int | bool]:
+    """The values of the function's constexpr parameters."""
+    kernel = build.kernel
+    common: dict[str, int | bool] = {"BLOCK_N": kernel.block_n, "BLOCK_K": kernel.block_k, "HAS_BIAS": bool(build.bias_dtype)}
+    if isinstance(kernel, Gemv):
+        split = {"SPLIT_K": build.split_k, "EVEN_K": build.even_k, "ONE_TRIP": build.one_trip}
+        return {**common, **split, "ROWS": kernel.rows, "UNROLL": kernel.unroll, "STAGES": kernel.stages}
+    common |= {"BLOCK_M": kernel.block_m, "GROUP_M": kernel.group_m, "UPCAST": upcast}
+    if isinstance(kernel, Gemm):
+        return {**common, "SWAP": kernel.swap, "SPLIT_K": build.split_k, "EVEN_K": build.even_k}
+    return {**common, "SPECIALIZE": kernel.specialize, "FLATTEN": not kernel.specialize}
+
+
+def signature(build: Build, names: list[str]) -> dict[str, str]:
+    """The type text of every parameter of the function, in its order."""
+    kernel, values = build.kernel, constants(build)
+    types = {"M": "i32", "N": "i32", "K": "i32", "partial": "*fp32", "counters": "*i32"}
+    types |= {"x": _POINTERS[build.dtype], "weight": _POINTERS[build.dtype], "out": _POINTERS[build.outdtype]}
+    types["bias"] = _POINTERS[build.bias_dtype or build.dtype]
+    if isinstance(kernel, Tma):
+        types["x"] = f"tensordesc<{build.dtype}[{kernel.block_m}, {kernel.block_k}]>"
+        types["weight"] = f"tensordesc<{build.dtype}[{kernel.block_n}, {kernel.block_k}]>"
+    return {name: "constexpr" if name in values else types[name] for name in names}
+
+
+def options(build: Build) -> dict[str, int]:
+    """Compiler options; those that are the compiler's defaults on AMD are left out."""
+    kernel = build.kernel
+    chosen = {"num_warps": kernel.warps, "num_stages": 1 if isinstance(kernel, Gemv) else kernel.stages}
+    if isinstance(kernel, Gemm):
+        chosen |= {"matrix_instr_nonkdim": kernel.nonkdim} if kernel.nonkdim else {}
+        chosen |= {"kpack": kernel.kpack} if kernel.kpack > 1 else {}
+        chosen |= {"waves_per_eu": kernel.waves} if kernel.waves else {}
+    return chosen
+
+
+def checked_options(chosen: dict[str, int], target: Any) -> dict[str, int]:
+    """The options, after a look at their names: Triton ignores those that it does not know.
+
+    Raises:
+        PluginError: the target's compiler has no such option.
+    """
+    if target.backend == "hip":
+        from triton.backends.amd.compiler import HIPOptions as Known
+    else:
+        from triton.backends.nvidia.compiler import CUDAOptions as Known
+    known = {field.name for field in dataclasses.fields(Known)}
+    if unknown := sorted(set(chosen) - known):
+        raise PluginError(f"triton for {target.backend}:{target.arch} has no option {', '.join(unknown)}")
+    return chosen
+
+
+def target_of(gfx: str) -> Any:
+    """Triton's target of an architecture."""
+    from triton.backends.compiler import GPUTarget
+
+    warp_size = ARCHITECTURES[gfx].warp_size
+    return GPUTarget("cuda", int(gfx[3:]), warp_size) if gfx.startswith("sm_") else GPUTarget("hip", gfx, warp_size)
+
+
+@contextlib.contextmanager
+def our_cache() -> Iterator[None]:
+    """Triton's cache in our artifact folder, for compiles in here only; one thread at a time."""
+    from triton import knobs
+
+    with _lock, knobs.cache.scope():
+        knobs.cache.dir = str(cache_folder() / "triton")
+        yield
+
+
+def compiled(build: Build) -> Any:
+    """Triton's CompiledKernel of a build, from the cache where it is there.
+
+    Raises:
+        LaunchError: it did not compile; the message ends with the compiler's.
+        PluginError: an option that the compiler does not know.
+    """
+    import triton
+    from triton.compiler import ASTSource
+
+    function, target = function_of(build.kernel), target_of(build.gfx)
+    names = list(function.arg_names)
+    types = signature(build, names)
+    wide = {name for name in names if types[name].startswith("*")}
+    wide |= {"N"} if build.aligned_n else set()
+    wide |= {"K"} if build.aligned_k else set()
+    attributes = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if name in wide}
+    chosen = checked_options(options(build), target)
+    try:
+        with our_cache():
+            return triton.compile(ASTSource(function, types, constants(build), attributes), target=target, options=chosen)
+    except Exception as error:  # the compiler's passes raise plain RuntimeErrors beside its own
+        raise LaunchError(f"triton {build.kernel.name} for {build.gfx} did not compile: {type(error).__name__}: {error}") from error

@@ -1,0 +1,38 @@
+"""tma: a persistent kernel fed by the tensor memory accelerator (sm_90 and later), one program a multiprocessor.
+
+The descriptors are made on the host and passed by value, so a captured graph keeps its own copies.
+"""
+
+# ruff: noqa: PLR0917 (Triton kernels take all they use as parameters; a branch on a constexpr is no ternary)
+import triton
+import triton.language as tl
+
+from tunedgemm_triton.kernels.gemm import store_tile, tile_of
+
+
+@triton.jit
+def tma(
+    x, weight, bias, out, M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPECIALIZE: tl.constexpr, FLATTEN: tl.constexpr, HAS_BIAS: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """out[M, N] = x[M, K] @ weight[N, K].T (+ bias[N]); x and weight are tensor descriptors of [BLOCK, BLOCK_K] boxes.
+
+    Grid: (programs,), each taking every grid-th tile. SPECIALIZE gives loads and products to different warps; on
+    sm_90 Triton 3.6 does so only with num_warps = 4 and an unflattened loop.
+    """
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    blocks = tl.cdiv(K, BLOCK_K)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN, warp_specialize=SPECIALIZE):
+        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for block in range(blocks):
+            a = x.load([tile_m * BLOCK_M, block * BLOCK_K])
+            b = weight.load([tile_n * BLOCK_N, block * BLOCK_K])
+            if UPCAST:
+                a = a.to(tl.float32)
+                b = b.to(tl.float32)
+            acc = tl.dot(a, b.T, acc)
+        m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        store_tile(acc, out, bias, m, n, M, N, HAS_BIAS, False)

@@ -1,0 +1,220 @@
+"""Launch: a solution bound to a shape becomes one call of Triton's C launcher with everything else fixed before.
+
+A call allocates the output, reads the stream and the operands' addresses, and launches: no compile, no look-up of
+types, no tensor wrapper. Triton's launch hooks (its profiler's) are not called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from tunedgemm.plugin import Device, Launcher, LaunchError, OutOfResources, PluginError, Shape, Solution, Unsupported, torch_dtype
+
+from tunedgemm_triton.compile import Build, build_of, compiled, our_cache
+from tunedgemm_triton.counters import counters_of
+from tunedgemm_triton.fit import grid_of, partial_bytes, refusal
+from tunedgemm_triton.limits import ARCHITECTURES, supports
+from tunedgemm_triton.names import Tma, kernel_of
+from tunedgemm_triton.solutions import enumerate_solutions
+
+#: Descriptors that one launcher keeps for each operand: addresses repeat, since allocators and weights do.
+_MAX_MAPS = 256
+
+
+@attrs.frozen(eq=False)
+class Loaded:
+    """A build on one device: Triton's launcher and what each call passes to it after the grid and the stream.
+
+    Attributes:
+        launch: the C function, or Triton's wrapper of it where this version's is not known.
+        head: arguments between the stream and the kernel's own.
+        rest: placeholders of the constexpr parameters.
+        maps: what describes the tensor descriptors of the parameters; empty without any.
+    """
+
+    launch: Callable[..., None]
+    head: tuple[Any, ...]
+    rest: tuple[None, ...]
+    maps: tuple[dict[str, Any], ...]
+
+
+def resolve(solution: Solution, shape: Shape, device: Device) -> Solution:
+    """The solution itself, or the first enumerated one for AITER's alias ``auto`` (or no name)."""
+    if solution.kernel_name not in ("auto", ""):
+        return solution
+    return next(iter(enumerate_solutions(shape, device)))
+
+
+def prepare(solution: Solution, shape: Shape, device: Device) -> None:
+    """Compile into the artifact cache; needs no device.
+
+    Raises:
+        LaunchError: it does not compile. PluginError: no such kernel.
+    """
+    chosen = resolve(solution, shape, device)
+    kernel = kernel_of(chosen.kernel_name)
+    if refused := refusal(kernel, max(chosen.split_k, 1), shape, device):
+        raise PluginError(f"triton {chosen.kernel_name} does not take {shape}: {refused}")
+    compiled(build_of(kernel, max(chosen.split_k, 1), shape, device))
+
+
+def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+    """The launcher of a solution for exactly this shape.
+
+    Raises:
+        OutOfResources: it needs more shared memory or threads than the device has. LaunchError: it does not compile.
+    """
+    answer = supports(shape, device)
+    if isinstance(answer, Unsupported):
+        return answer
+    if device.index < 0:
+        return Unsupported(f"{device} is described, not present")
+    chosen = resolve(solution, shape, device)
+    split_k = max(chosen.split_k, 1)
+    try:
+        kernel = kernel_of(chosen.kernel_name)
+    except PluginError as error:
+        return Unsupported(str(error))
+    if refused := refusal(kernel, split_k, shape, device):
+        return Unsupported(refused)
+    loaded = load(build_of(kernel, split_k, shape, device), device.index)
+    if isinstance(kernel, Tma):
+        call = _with_descriptors(loaded, kernel, shape, device)
+        return Launcher(_on_device(call, device.index))
+    grid = grid_of(kernel, split_k, shape, device)
+    nbytes = partial_bytes(kernel, split_k, shape)
+    call = _split(loaded, grid, nbytes, shape, device) if split_k > 1 else _plain(loaded, grid, shape, device)
+    return Launcher(_on_device(call, device.index), workspace_bytes=nbytes)
+
+
+@functools.lru_cache(maxsize=4096)
+def load(build: Build, index: int) -> Loaded:
+    """Load a build on the device with this index, compiling it where `prepare` has not.
+
+    Raises:
+        OutOfResources, LaunchError: see `bind`.
+    """
+    import torch
+    from triton import __version__
+    from triton.runtime.errors import OutOfResources as Exceeded
+
+    kernel = compiled(build)
+    limit = ARCHITECTURES[build.gfx].shared_bytes
+    if kernel.metadata.shared > limit:
+        raise OutOfResources(f"triton {build.kernel.name} needs {kernel.metadata.shared} bytes of shared memory; {build.gfx} has {limit}")
+    try:
+        with torch.cuda.device(index), our_cache():
+            run = kernel.run
+    except Exceeded as error:
+        raise OutOfResources(f"triton {build.kernel.name} on {build.gfx}: {error}") from error
+    maps = tuple(getattr(kernel.metadata, "tensordesc_meta", None) or ())
+    rest = (None,) * sum(text == "constexpr" for text in kernel.src.signature.values())
+    tail = (kernel.packed_metadata, None, None, None)
+    known = __version__.startswith("3.6.") and hasattr(run, "launch_pdl") and not run.global_scratch_size
+    if not known:
+        if maps:
+            raise LaunchError(f"triton {build.kernel.name}: the launcher of Triton {__version__} is not known; 3.6 is")
+        return Loaded(run, (kernel.function, *tail), rest, maps)
+    launch = inspect.getclosurevars(run.launch).nonlocals["launcher"] if maps else run.launch
+    return Loaded(launch, (kernel.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *tail), rest, maps)
+
+
+def _plain(loaded: Loaded, grid: tuple[int, int, int], shape: Shape, device: Device) -> Callable[..., Any]:
+    """One launch, nothing but the output allocated."""
+    import torch
+
+    empty, stream, index = torch.empty, torch._C._cuda_getCurrentRawStream, device.index
+    launch, head, (gx, gy, gz) = loaded.launch, loaded.head, grid
+    out_dtype, where, m, n, k = torch_dtype(shape.outdtype), device.torch_device, shape.m, shape.n, shape.k
+    tail = (0, 0, m, n, k, *loaded.rest)
+
+    def call(x: Any, weight: Any, bias: Any = None) -> Any:
+        out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
+        added = 0 if bias is None else bias.data_ptr()
+        launch(gx, gy, gz, stream(index), *head, x.data_ptr(), weight.data_ptr(), added, out.data_ptr(), *tail)
+        return out
+
+    return call
+
+
+def _split(loaded: Loaded, grid: tuple[int, int, int], nbytes: int, shape: Shape, device: Device) -> Callable[..., Any]:
+    """One launch whose programs share tiles through partial sums and counters."""
+    import torch
+
+    empty, stream, index = torch.empty, torch._C._cuda_getCurrentRawStream, device.index
+    launch, head, (gx, gy, gz) = loaded.launch, loaded.head, grid
+    out_dtype, where, m, n, k = torch_dtype(shape.outdtype), device.torch_device, shape.m, shape.n, shape.k
+    tail, count, byte = (m, n, k, *loaded.rest), counters_of(device.torch_device), torch.uint8
+
+    def call(x: Any, weight: Any, bias: Any = None) -> Any:
+        out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
+        partial = empty(nbytes, dtype=byte, device=where)
+        place = partial.data_ptr()
+        counters = count(place)
+        added = 0 if bias is None else bias.data_ptr()
+        launch(gx, gy, gz, stream(index), *head, x.data_ptr(), weight.data_ptr(), added, out.data_ptr(), place, counters.data_ptr(), *tail)
+        return out
+
+    return call
+
+
+def _with_descriptors(loaded: Loaded, kernel: Tma, shape: Shape, device: Device) -> Callable[..., Any]:
+    """One launch with the tensor descriptors of x and weight by value, kept by address."""
+    import torch
+
+    empty, stream, index = torch.empty, torch._C._cuda_getCurrentRawStream, device.index
+    launch, head, gx = loaded.launch, loaded.head, grid_of(kernel, 1, shape, device)[0]
+    out_dtype, where, m, n, k = torch_dtype(shape.outdtype), device.torch_device, shape.m, shape.n, shape.k
+    map_x, map_weight = (_descriptor(meta, size, k) for meta, size in zip(loaded.maps, (m, n), strict=True))
+    sizes_x, sizes_weight, tail = (m, k, k, 1), (n, k, k, 1), (m, n, k, *loaded.rest)
+
+    def call(x: Any, weight: Any, bias: Any = None) -> Any:
+        out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
+        described_x, described_weight = map_x(x.data_ptr()), map_weight(weight.data_ptr())
+        added = 0 if bias is None else bias.data_ptr()
+        launch(gx, 1, 1, stream(index), *head, described_x, *sizes_x, described_weight, *sizes_weight, added, out.data_ptr(), *tail)
+        return out
+
+    return call
+
+
+def _descriptor(meta: dict[str, Any], rows: int, k: int) -> Callable[[int], Any]:
+    """Address of a [rows, k] tensor -> its descriptor: a pure function of the address, so a bounded memory of it is safe."""
+    from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+    from triton.runtime import driver
+
+    fill = driver.active.utils.fill_tma_descriptor
+    swizzle, size, block = meta["swizzle"], meta["elem_size"], meta["block_size"]
+    kind, known = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], {}
+
+    def describe(address: int) -> Any:
+        found = known.get(address)
+        if found is None:
+            if len(known) >= _MAX_MAPS:
+                known.clear()
+            found = known[address] = fill(address, swizzle, size, kind, block, [rows, k], [k, 1], 0)
+        return found
+
+    return describe
+
+
+def _on_device(call: Callable[..., Any], index: int) -> Callable[..., Any]:
+    """The call itself, or with several devices one that makes its device current where it is not."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        return call
+    current, device = torch._C._cuda_getDevice, contextlib.nullcontext if index < 0 else functools.partial(torch.cuda.device, index)
+
+    def guarded(*operands: Any) -> Any:
+        if current() == index:
+            return call(*operands)
+        with device():
+            return call(*operands)
+
+    return guarded

@@ -1,0 +1,132 @@
+"""Kernel parameters and their names, both ways: a name alone says what to compile, in any process, on any day.
+
+``gemv_r1_m1n2k1024u4_w4s1``: family, revision of the source, tile (m, n, k, unrolled chunks), warps and stages.
+``gemm_r1_m64n128k64_g8_w4s3_t``: tile, tiles of M side by side (g), and flags: ``t`` transposed product,
+AMD's ``i16`` instruction side, ``p2`` k-pack, ``e2`` waves a SIMD. ``tma_r1_..._ws``: warps specialised.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any, ClassVar
+
+import attrs
+from tunedgemm.plugin import PluginError
+
+#: Raise a family's number whenever its source changes what a name means or how quick it is.
+REVISIONS = {"gemv": 1, "gemm": 1, "tma": 1}
+
+
+def _power(low: int, high: int) -> Any:
+    def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
+        if not low <= value <= high or value & (value - 1):
+            raise PluginError(f"triton {instance.family}: {attribute.name} must be a power of two in {low}..{high} (got {value})")
+
+    return attrs.field(validator=check)
+
+
+def _within(low: int, high: int, default: Any = attrs.NOTHING) -> Any:
+    def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
+        if not low <= value <= high:
+            raise PluginError(f"triton {instance.family}: {attribute.name} must be in {low}..{high} (got {value})")
+
+    return attrs.field(validator=check, default=default)
+
+
+@attrs.frozen(cache_hash=True)
+class Gemv:
+    """Multiply and sum: *rows* rows of activations by *block_n* rows of the weight a program."""
+
+    family: ClassVar[str] = "gemv"
+    rows: int = _within(1, 4)
+    block_n: int = _power(1, 64)
+    block_k: int = _power(64, 16384)
+    unroll: int = _within(1, 16)
+    warps: int = _power(1, 16)
+    stages: int = _within(1, 8, 1)
+
+    @property
+    def name(self) -> str:
+        """The text of ``kernelName``."""
+        tile = f"m{self.rows}n{self.block_n}k{self.block_k}u{self.unroll}"
+        return f"gemv_r{REVISIONS['gemv']}_{tile}_w{self.warps}s{self.stages}"
+
+
+@attrs.frozen(cache_hash=True)
+class Gemm:
+    """A tile product on the matrix units; the last three are AMD's (0 and 1 leave them to the compiler)."""
+
+    family: ClassVar[str] = "gemm"
+    block_m: int = _power(16, 256)
+    block_n: int = _power(16, 256)
+    block_k: int = _power(16, 512)
+    group_m: int = _within(1, 64)
+    warps: int = _power(1, 16)
+    stages: int = _within(1, 12)
+    swap: bool = False
+    nonkdim: int = attrs.field(default=0, validator=attrs.validators.in_((0, 16, 32)))
+    kpack: int = _within(1, 2, 1)
+    waves: int = _within(0, 8, 0)
+
+    @property
+    def name(self) -> str:
+        """The text of ``kernelName``."""
+        flags = "_t" * self.swap
+        flags += f"_i{self.nonkdim}" if self.nonkdim else ""
+        flags += f"_p{self.kpack}" if self.kpack > 1 else ""
+        flags += f"_e{self.waves}" if self.waves else ""
+        return f"gemm_r{REVISIONS['gemm']}_m{self.block_m}n{self.block_n}k{self.block_k}_g{self.group_m}_w{self.warps}s{self.stages}{flags}"
+
+
+@attrs.frozen(cache_hash=True)
+class Tma:
+    """The persistent kernel fed by tensor descriptors."""
+
+    family: ClassVar[str] = "tma"
+    block_m: int = _power(16, 256)
+    block_n: int = _power(16, 256)
+    block_k: int = _power(16, 256)
+    group_m: int = _within(1, 64)
+    warps: int = _power(1, 8)
+    stages: int = _within(1, 8)
+    specialize: bool = False
+
+    @property
+    def name(self) -> str:
+        """The text of ``kernelName``."""
+        flags = "_ws" * self.specialize
+        return f"tma_r{REVISIONS['tma']}_m{self.block_m}n{self.block_n}k{self.block_k}_g{self.group_m}_w{self.warps}s{self.stages}{flags}"
+
+
+Kernel = Gemv | Gemm | Tma
+
+_TILE = r"_m(?P<block_m>\d+)n(?P<block_n>\d+)k(?P<block_k>\d+)_g(?P<group_m>\d+)_w(?P<warps>\d+)s(?P<stages>\d+)"
+_PATTERNS: dict[type[Kernel], str] = {
+    Gemv: r"_m(?P<rows>\d+)n(?P<block_n>\d+)k(?P<block_k>\d+)u(?P<unroll>\d+)_w(?P<warps>\d+)s(?P<stages>\d+)",
+    Gemm: _TILE + r"(?P<swap>_t)?(_i(?P<nonkdim>\d+))?(_p(?P<kpack>\d+))?(_e(?P<waves>\d+))?",
+    Tma: _TILE + r"(?P<specialize>_ws)?",
+}
+
+
+@functools.lru_cache(maxsize=65536)
+def kernel_of(name: str) -> Kernel:
+    """The parameters behind a kernel name.
+
+    Raises:
+        PluginError: no kernel of this plugin's present revision has that name; the message says why.
+    """
+    for kind, pattern in _PATTERNS.items():
+        found = re.fullmatch(rf"{kind.family}_r(?P<revision>\d+){pattern}", name)
+        if found:
+            fields = {key: text for key, text in found.groupdict().items() if text is not None}
+            revision = int(fields.pop("revision"))
+            if revision != REVISIONS[kind.family]:
+                raise PluginError(
+                    f"triton kernel {name!r} is of revision {revision}; this version has {REVISIONS[kind.family]}: tune again"
+                )
+            return kind(**{key: True if text.startswith("_") else int(text) for key, text in fields.items()})
+    raise PluginError(f"triton has no kernel {name!r}; names look like {EXAMPLES}")
+
+
+EXAMPLES = ", ".join(k.name for k in (Gemv(1, 2, 1024, 4, 4), Gemm(64, 128, 64, 8, 4, 3), Tma(128, 256, 64, 8, 8, 3)))
