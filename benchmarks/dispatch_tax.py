@@ -22,6 +22,7 @@ from typing import Any
 
 import attrs
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from tunedgemm.device import device_of
@@ -141,15 +142,15 @@ def cases(rounds: int, calls: int) -> Iterator[Case]:
 def show(found: list[Case]) -> None:
     """Print one line a case."""
     names = ("launcher", "gemm_a16w16", "tgemm.mm", "F.linear")
-    table = Table(title=f"Host time of one call, median, us (x of {M} rows, weight [{N}, {K}], bf16)")
-    for column in ("device", "x", "bias"):
+    table = Table(title=f"Host time of one call, median, us (x of {M} rows, weight [{N}, {K}], bf16)", box=SIMPLE_HEAD, padding=0)
+    for column in ("device", "call"):
         table.add_column(column)
     for column in (*names, "tax / budget"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for case in found:
         verdict = f"{case.tax_us('gemm_a16w16'):.2f} / {BUDGET_US[case.bias]:.1f}{'' if case.within else ' over'}"
         times = (f"{case.us(name):.2f}" for name in names)
-        table.add_row(case.device, f"{case.dimensions}-D", "yes" if case.bias else "no", *times, verdict)
+        table.add_row(case.device, f"{case.dimensions}-D{' + bias' if case.bias else ''}", *times, verdict)
     Console().print(table)
 
 

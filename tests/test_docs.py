@@ -1,0 +1,205 @@
+"""The documents say what there is, and what they show works."""
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tunedgemm import cli
+from tunedgemm.csvfile import write_rows
+from tunedgemm.ops import ops
+from tunedgemm.registry import HOOKS
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS, *sorted(ROOT.glob("*/*/README.md")), *sorted(ROOT.glob("benchmarks/*.md"))]
+TEXT = "\n".join(page.read_text() for page in PAGES)
+
+#: ```language, the block, ```
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
+VARIABLE = re.compile(r"\b(?:(?:AITER|TUNEDGEMM|GTUNE)_[A-Z0-9_]*[A-Z0-9]|HIP_ONLINE_TUNING)\b")
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+def blocks(*languages):
+    """(page, number, text) of each fenced block in one of the languages."""
+    for page in PAGES:
+        for number, (language, text) in enumerate(BLOCK.findall(page.read_text()), 1):
+            if language in languages:
+                yield pytest.param(page, text, id=f"{name(page)}-{number}")
+
+
+def shell_lines():
+    """Every line of a shell block, as words without comments and leading assignments."""
+    for block in blocks("sh", "bash"):
+        for line in block.values[1].splitlines():
+            words = shlex.split(line, comments=True)
+            while words and re.match(r"[A-Za-z_]+=", words[0]):
+                words = words[1:]
+            if words:
+                yield pytest.param(words, id=f"{block.id}: {' '.join(words)}")
+
+
+def subcommands():
+    """Our own subcommands and their parsers, those of plugins left out."""
+    choices = next(action for action in cli.parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return {word: sub for word, sub in choices.choices.items() if sub.get_default("run").__module__.startswith("tunedgemm.cli")}
+
+
+def flags(command):
+    return [flag for action in subcommands()[command]._actions for flag in action.option_strings if flag not in ("-h", "--help")]
+
+
+def variables():
+    sources = [*ROOT.glob("core/**/*.py"), *ROOT.glob("plugins/*/tunedgemm_*/**/*.py")]
+    return sorted({variable for source in sources for variable in VARIABLE.findall(source.read_text())})
+
+
+def columns():
+    """Every column that a table of any op may have when it is written."""
+    return sorted({(op.name, column) for op in ops().values() for column in ("gfx", "cu_num", *op.columns.key, *op.columns.values)})
+
+
+def in_code(word):
+    """Whether the pages have *word*, whole, inside `code`."""
+    return any(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", code) for code in re.findall(r"`([^`\n]+)`", TEXT))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks(hook):
+    """Each hook of the contract is described, with its arguments."""
+    assert re.search(rf"`{hook}\([a-z, ]+\)`", TEXT)
+
+
+@pytest.mark.parametrize("flag", flags("tune"))
+def test_flags_of_tune(flag):
+    """Each flag of `tunedgemm tune` is described in docs/tuning.md."""
+    page = (ROOT / "docs" / "tuning.md").read_text()
+
+    assert f"`{flag}`" in page
+
+
+def test_defaults_of_tune():
+    """The defaults that docs/tuning.md gives are those of the parser."""
+    page = (ROOT / "docs" / "tuning.md").read_text()
+    told = dict(re.findall(r"^\| `(--?[\w]+)`[^|]*\| `?([\w.]+)`? \|", page, re.MULTILINE))
+
+    wrong = {}
+    for action in subcommands()["tune"]._actions:
+        texts = [told[flag] for flag in action.option_strings if flag in told]
+        if texts and isinstance(action.default, int | float | str) and action.default != "":
+            default = f"{action.default:g}" if isinstance(action.default, float) else str(action.default)
+            expected = "off" if action.default is False else default
+            wrong |= {action.dest: (texts[0], expected)} if texts[0] != expected else {}
+
+    assert len(told) > 8
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("command", subcommands())
+def test_subcommands(command):
+    """Each subcommand is shown."""
+    assert re.search(rf"\btunedgemm {command}\b", TEXT)
+
+
+@pytest.mark.parametrize(("op", "column"), columns(), ids="-".join)
+def test_columns(op, column):
+    """Each column of each op's tables is described."""
+    assert in_code(column)
+
+
+def test_appended_columns(tmp_path):
+    """The columns that are appended to AITER's are described, too."""
+    for op in ops().values():
+        write_rows(tmp_path / "table.csv", op, [])
+
+        header = (tmp_path / "table.csv").read_text().splitlines()[0].split(",")
+
+        assert [column for column in header if not in_code(column)] == []
+        assert len(header) > 2 + len(op.columns.key) + len(op.columns.values)
+
+
+@pytest.mark.parametrize("op", sorted(ops()))
+def test_ops(op):
+    """Each op is named, with its table's file and its variable."""
+    assert in_code(op)
+    assert in_code(ops()[op].columns.variable)
+    assert in_code(ops()[op].columns.tuned_file)
+
+
+@pytest.mark.parametrize("variable", variables())
+def test_variables(variable):
+    """Each environment variable that the sources name is described."""
+    assert in_code(variable)
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("python"))
+def test_python_blocks(page, text, tmp_path):
+    """A Python block runs in a fresh process with an empty user folder."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("AITER_", "TUNEDGEMM_"))}
+
+    answer = subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=tmp_path,
+        env={**environment, "TUNEDGEMM_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+    assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.parametrize("words", shell_lines())
+def test_shell_lines(words):
+    """Our own commands parse with the real parser, and make's targets exist."""
+    if words[0] == "tunedgemm":
+        cli.parser().parse_args(words[1:])
+    if words[0] == "make":
+        targets = [word for word in words[1:] if "=" not in word]
+        rules = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+        assert set(targets) <= set(rules)
+
+
+def slugs(page):
+    """The anchors of a page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links(page):
+    """Relative links lead to files of this repository, and to headings that are there."""
+    broken = []
+    for link in LINK.findall(BLOCK.sub("", page.read_text())):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not re.match(r"[a-z]+:", link) and (not target.exists() or (anchor and anchor not in slugs(target))):
+            broken.append(link)
+
+    assert broken == []
+
+
+@pytest.mark.slow
+def test_main_job(tmp_path):
+    """What `make tune` runs captures, tunes and dispatches a small model, and its outputs agree."""
+    answer = subprocess.run(
+        [sys.executable, ROOT / "examples" / "models" / "tune_llama.py", "--small", "--iters", "5", "--rounds", "3", "--home", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "9 tuned, 0 failed" in answer.stdout
+    assert "Outputs agree" in answer.stdout
+    assert len((tmp_path / "bf16_tuned_gemm.csv").read_text().splitlines()) == 10
