@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from tunedgemm.device import device_of
 from tunedgemm.errors import PluginError
 from tunedgemm.launcher import Launcher
 from tunedgemm.shape import Shape
@@ -44,7 +45,9 @@ class TestFake(InProcess):
 
 def suite(**answers):
     """An instance of the suite over a fake backend with these answers."""
-    return type("Suite", (InProcess,), {"libtype": "fake", "shapes": SMALL, "object_": FakePlugin("fake", **answers)})()
+    return type(
+        "Suite", (InProcess,), {"libtype": "fake", "shapes": SMALL, "device": device_of(-1), "object_": FakePlugin("fake", **answers)}
+    )()
 
 
 def _writes(solution, shape, x, weight, *rest):
@@ -80,7 +83,15 @@ def _first_row_wrong(solution, shape, *operands):
     return out
 
 
+def _beyond(solution, shape, x, weight, *rest):
+    out = torch.empty(*x.shape[:-1], shape.n, dtype=x.dtype)
+    longer = out.as_strided((out.numel() + 1,), (1,), out.storage_offset())
+    longer.fill_(0)
+    return out.copy_(exact(solution, shape, x, weight, *rest))
+
+
 FAULTS = {
+    "out of bounds": ("test_outputs_match_the_reference", {"call": _beyond}, "writes outside its output"),
     "a row wrong": ("test_outputs_match_the_reference", {"call": _first_row_wrong}, "error ratio"),
     "half unwritten": ("test_outputs_match_the_reference", {"call": _half}, "error ratio 1"),
     "raises": ("test_outputs_match_the_reference", {"call": lambda s, shape, *o: 1 // 0}, "fake:fake raised ZeroDivisionError"),

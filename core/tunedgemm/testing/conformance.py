@@ -33,8 +33,9 @@ from tunedgemm.registry import GROUP, HOOKS, Backend, Registry, make_backend
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.child import ask_child
-from tunedgemm.testing.launching import Case, concurrent_calls, foldings, full_of_nans, launch, replayed, same_bits
+from tunedgemm.testing.launching import Case, concurrent_calls, foldings, launch, replayed, same_bits
 from tunedgemm.testing.shapes import DEVICES, shapes_of
+from tunedgemm.tuner.verify import Poisoned
 
 #: A dispatcher asks `supports` once a shape, a tuner for thousands of them.
 SUPPORTS_SECONDS = 1e-3
@@ -211,11 +212,12 @@ class BackendConformance:
         assert not answer["cuda"], "prepare() initialises the GPU"
 
     def test_outputs_match_the_reference(self, shape: Shape) -> None:
-        """Every solution writes all of its output, within the op's tolerance, over memory full of NaNs."""
+        """Every solution is within the op's tolerance, writes all of its output, which was full of NaNs, and nothing beside."""
         case, faults = self._launching(shape), []
         for solution, launcher in case.launchers:
-            with full_of_nans():
+            with Poisoned() as poisoned:
                 out = launch(solution, launcher, case.operands)
+            faults += [f"{solution} writes outside its output or workspace"] if poisoned.overwritten() else []
             faults += [f"{solution}: {fault}"] if (fault := case.fault(out)) else []
         assert not faults, _listed(shape, faults)
 

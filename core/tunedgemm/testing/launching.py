@@ -1,4 +1,4 @@
-"""How the conformance suite launches: one shape's operands and launchers, in threads, in graphs, over poisoned memory."""
+"""How the conformance suite launches: one shape's operands and launchers, in threads and in graphs."""
 
 from __future__ import annotations
 
@@ -69,26 +69,6 @@ def foldings(case: Case) -> Iterator[tuple[Any, ...]]:
         with contextlib.suppress(OperandError):  # an op whose x has a fixed number of dimensions
             if case.op.shape_of(again, *rest, otype=torch_dtype(case.shape.outdtype)) == case.shape:
                 yield (again, *rest)
-
-
-@contextlib.contextmanager
-def full_of_nans() -> Iterator[None]:
-    """Within it new memory is full of bytes 0xFF: NaN in every IEEE-like float, -1 in integers."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    aten = torch.ops.aten
-    makers = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
-
-    class Filled(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = func(*args, **(kwargs or {}))
-            if func.overloadpacket in makers and out.untyped_storage().nbytes():
-                torch.empty(0, dtype=torch.uint8, device=out.device).set_(out.untyped_storage()).fill_(0xFF)  # type: ignore[call-overload]
-            return out
-
-    with Filled():
-        yield
 
 
 def concurrent_calls(solution: Solution, launcher: Launcher, start: threading.Barrier, operands: tuple[Any, ...]) -> list[Any]:

@@ -1,0 +1,278 @@
+"""The layout as data: which module may import which, where names may stand, how long things may be."""
+
+import ast
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tunedgemm.libtypes import BUILTIN, RANK
+
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "core" / "tunedgemm"
+
+#: Lowest first. A module imports from its own layer and those below; a folder is one name.
+LAYERS = {
+    "values": ("errors", "dtype", "shape", "solution", "timing", "device", "launcher", "libtypes", "settings", "sheet"),
+    "contract": ("ops", "hookspecs", "plugin", "artifact", "workspace", "command", "accuracy", "weights"),
+    "backends": ("registry", "torch_backend"),
+    "flow": ("folders", "row", "csvfile", "table", "capture", "choice", "dispatch", "tuner"),
+    "edge": ("cli", "integrations", "compare", "report", "online", "models", "testing", "__init__", "__main__"),
+}
+PLACE = {module: place for place, layer in enumerate(LAYERS.values()) for module in layer}
+
+#: importing modules -> what none of them may import, over and above the layers
+NEVER = {
+    ("dispatch", "choice", "table", "csvfile", "row", "sheet", "folders", "settings", "capture"): ("tuner", "report", "compare", "online"),
+    ("tuner",): ("dispatch", "choice"),
+}
+#: library -> the only modules of the core that import it
+ONLY_IN = {
+    "pluggy": ("hookspecs", "registry"),
+    "pandas": ("sheet", "csvfile", "table", "report"),
+    "triton": (),
+    "pebble": ("tuner",),
+    "ray": ("tuner",),
+}
+
+#: the tuner's stages know its values and not each other; executors know the worker that they run
+STAGES_SHARE = {"tunedgemm.tuner.trial"}
+FILE_LINES, FUNCTION_LINES = 450, 80
+BANNED = ("utils", "util", "helpers", "helper", "common", "manager", "misc")
+
+
+def sources(*folders: Path) -> list[Path]:
+    """The Python files below some folders, in a fixed order."""
+    return sorted(path for folder in folders for path in folder.rglob("*.py") if not {"build", "__pycache__"} & set(path.parts))
+
+
+def label(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of the modules that a file imports, wherever in the file, once for each statement."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{label(path)}:{node.lineno}: relative import"
+            yield from [f"tunedgemm.{alias.name}" for alias in node.names] if node.module == "tunedgemm" else [str(node.module)]
+
+
+def home(path: Path) -> str:
+    """The name of a core file in `LAYERS`."""
+    parts = path.relative_to(CORE).with_suffix("").parts
+    return parts[0]
+
+
+def targets(path: Path) -> set[str]:
+    """The names in `LAYERS` that a core file imports; names of the package itself (its version) are no module."""
+    parts = (name.split(".") for name in imports(path) if name.startswith("tunedgemm."))
+    return {part[1] for part in parts if (CORE / part[1]).is_dir() or (CORE / f"{part[1]}.py").exists()}
+
+
+CORE_FILES = sources(CORE)
+OTHERS = sources(ROOT / "plugins", ROOT / "examples" / "thirdparty-plugin")
+EVERYTHING = sources(CORE, ROOT / "plugins", ROOT / "examples", ROOT / "tests", ROOT / "benchmarks")
+
+
+@pytest.mark.parametrize("path", CORE_FILES, ids=label)
+class TestCore:
+    """Each file of the core."""
+
+    def test_has_a_layer(self, path):
+        """A new module says where it stands."""
+        assert home(path) in PLACE, f"put {home(path)!r} into LAYERS"
+
+    def test_imports_downwards(self, path):
+        """Imports go to the same layer or a lower one."""
+        upwards = {target for target in targets(path) if PLACE[target] > PLACE[home(path)]}
+        assert not upwards
+
+    def test_imports_nothing_forbidden(self, path):
+        """Serving code stays clear of the tuner, the tuner of dispatch."""
+        forbidden = {name for modules, names in NEVER.items() if home(path) in modules for name in names}
+        assert not targets(path) & forbidden
+
+    def test_libraries_stay_in_their_places(self, path):
+        """Each of these libraries is known to few modules; Triton to none."""
+        used = {name.split(".")[0] for name in imports(path)}
+        misplaced = {library for library, places in ONLY_IN.items() if library in used and home(path) not in places}
+        assert not misplaced
+
+    def test_names_no_libtype(self, path):
+        """Names of our backends are data in libtypes.py; no code branches on one."""
+        if path.name in ("libtypes.py", "torch_backend.py"):
+            pytest.skip("its place")
+        tree = ast.parse(path.read_text())
+        literals = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        named = literals & set(RANK)
+        assert not named
+        compared = {
+            leaf.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Compare)
+            for leaf in ast.walk(node)
+            if isinstance(leaf, ast.Constant)
+        }
+        assert BUILTIN not in compared
+
+    def test_is_documented(self, path):
+        """The module, its public classes, functions and methods have docstrings."""
+        if not path.read_text():
+            pytest.skip("an empty file")
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree), "the module"
+        scopes = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))]
+        public = [
+            node
+            for scope in scopes
+            for node in scope.body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+        ]
+        assert not [node.name for node in public if not ast.get_docstring(node)]
+
+
+@pytest.mark.parametrize("path", sources(CORE / "tuner"), ids=label)
+def test_stages_do_not_know_each_other(path):
+    """Only the tuner's __init__ knows the order of the stages."""
+    if path == CORE / "tuner" / "__init__.py":
+        pytest.skip("the order")
+    known = {name for name in imports(path) if name.startswith("tunedgemm.tuner")}
+    allowed = STAGES_SHARE | ({"tunedgemm.tuner.worker", "tunedgemm.tuner.executors"} if "executors" in path.parts else set())
+    assert known <= allowed
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=label)
+def test_plugins_import_the_menu_only(path):
+    """A plugin sees `tunedgemm.plugin`, its tests `tunedgemm.testing` besides; no plugin sees another."""
+    own = path.relative_to(ROOT).parts[:2]
+    siblings = {folder.name for folder in (ROOT / own[0] / own[1]).iterdir() if (folder / "__init__.py").exists()}
+    siblings |= {file.stem for file in (ROOT / own[0] / own[1]).glob("*.py")}
+    known = {name for name in imports(path) if name.split(".")[0].startswith("tunedgemm") and name.split(".")[0] not in siblings}
+    testing = {name for name in known if name.startswith("tunedgemm.testing") and "tests" in path.parts}
+    assert known - testing <= {"tunedgemm.plugin"}
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=label)
+def test_files_and_functions_are_short(path):
+    """No file beyond 450 lines, no function beyond 80; kernels are as long as they have to be."""
+    text = path.read_text()
+    assert text.count("\n") <= FILE_LINES
+    if "kernels" in path.parts:
+        return
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    assert not [node.name for node in functions if node.end_lineno - node.lineno >= FUNCTION_LINES]
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=label)
+def test_no_drawers(path):
+    """No file is named after nothing in particular."""
+    assert path.stem not in BANNED
+    assert not path.stem.startswith("base_")
+
+
+def test_plugin_folders_are_no_packages():
+    """An __init__.py beside or in a plugin's folder would make `plugins/triton` shadow the real Triton."""
+    assert not list((ROOT / "plugins").glob("__init__.py"))
+    assert not list((ROOT / "plugins").glob("*/__init__.py"))
+
+
+OP = '''
+"""relu16: a16w16 with negative outputs cut off."""
+
+import attrs
+
+from tunedgemm.ops.a16w16 import op as plain
+
+columns = attrs.evolve(plain.columns, tuned_file="relu_tuned.csv", parse=lambda row: attrs.evolve(plain.columns.parse(row), op="relu16"))
+op = attrs.evolve(
+    plain,
+    name="relu16",
+    columns=columns,
+    shape_of=lambda *operands, **fields: attrs.evolve(plain.shape_of(*operands, **fields), op="relu16"),
+    reference=lambda shape, operands: plain.reference(shape, operands).relu(),
+)
+'''
+PLUGIN = '''
+"""The backend fresh: relu16 by torch."""
+
+from tunedgemm.plugin import Solution, Unsupported, hookimpl
+
+OPS = ("relu16",)
+
+
+@hookimpl
+def supports(shape):
+    return True if shape.outdtype == shape.dtype and shape.bias_dtype in ("", shape.dtype) else Unsupported("one dtype")
+
+
+@hookimpl
+def enumerate_solutions():
+    return [Solution("fresh", "relu_v1")]
+
+
+@hookimpl
+def run(operands):
+    import torch
+
+    return torch.nn.functional.linear(*operands).relu_()
+'''
+TEST = """
+from tunedgemm.testing.conformance import BackendConformance
+
+
+class TestFresh(BackendConformance):
+    libtype = "fresh"
+"""
+TUNE = """
+import pytest, tunedgemm
+from tunedgemm.cli import main
+from tunedgemm.ops import ops
+from tunedgemm.registry import Registry
+
+print(tunedgemm.__file__, *sorted(ops()))
+assert [b.libtype for b in Registry().select("all") if "relu16" in b.ops] == ["fresh"]
+assert pytest.main(["-q", "-p", "no:cacheprovider", FOLDER + "/test_fresh.py"]) == 0
+assert main(["tune", "--op", "relu16", "-i", FOLDER + "/shapes.csv", "-o", FOLDER + "/out.csv"]) == 0
+print(open(FOLDER + "/out.csv").read())
+"""
+
+
+@pytest.fixture
+def arrival(tmp_path):
+    """A folder with a plugin that nobody has heard of, its conformance test, and shapes to tune."""
+    folder = tmp_path / "arrival"
+    (folder / "fresh-1.dist-info").mkdir(parents=True)
+    (folder / "fresh-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: fresh\nVersion: 1\n")
+    (folder / "fresh-1.dist-info" / "entry_points.txt").write_text("[tunedgemm.backends]\nfresh = fresh\n")
+    (folder / "fresh.py").write_text(PLUGIN)
+    (folder / "test_fresh.py").write_text(TEST)
+    (folder / "shapes.csv").write_text("M,N,K\n4,48,64\n")
+    return folder
+
+
+def check_arrival(output: str, core: Path) -> None:
+    """The op is listed, its conformance test passed, and it was tuned, over this core."""
+    lines = output.splitlines()
+    assert lines[0].split() == [str(core / "tunedgemm" / "__init__.py"), "a16w16", "relu16"]
+    assert any("passed" in line and "failed" not in line for line in lines)
+    assert any("fresh" in line and "relu_v1" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_an_op_and_a_backend_of_others_arrive_without_a_change(arrival, child):
+    """Both by entry points: nothing of the core knows their names, and everything works with them."""
+    (arrival / "relu16.py").write_text(OP)
+    entry_points = arrival / "fresh-1.dist-info" / "entry_points.txt"
+    entry_points.write_text(entry_points.read_text() + "[tunedgemm.ops]\nrelu16 = relu16:op\n")
+    check_arrival(child(f"FOLDER = {str(arrival)!r}\n{TUNE}", arrival), CORE.parent)
+
+
+@pytest.mark.slow
+def test_an_op_of_ours_is_one_file(arrival, child, tmp_path):
+    """A file dropped into the core's ops/ is an op: no list names it."""
+    core = shutil.copytree(CORE, tmp_path / "core" / "tunedgemm", ignore=shutil.ignore_patterns("__pycache__")).parent
+    (core / "tunedgemm" / "ops" / "relu16.py").write_text(OP)
+    check_arrival(child(f"FOLDER = {str(arrival)!r}\n{TUNE}", core, arrival), core)
