@@ -70,9 +70,9 @@ class Shape:
     n: int = attrs.field(validator=_positive)
     k: int = attrs.field(validator=_positive)
     dtype: str = attrs.field(default="bf16", converter=parse_dtype)
-    outdtype: str = attrs.field(default="", converter=attrs.Converter(_outdtype, takes_self=True))  # type: ignore[misc]
+    outdtype: str = attrs.field(default="", converter=attrs.Converter(_outdtype, takes_self=True))  # type: ignore[misc, call-overload]
     epilogue: str = attrs.field(default="none", validator=_one_of(*EPILOGUES))
-    bias_dtype: str = attrs.field(default="", converter=attrs.Converter(_bias_dtype, takes_self=True))  # type: ignore[misc]
+    bias_dtype: str = attrs.field(default="", converter=attrs.Converter(_bias_dtype, takes_self=True))  # type: ignore[misc, call-overload]
     scale: str = attrs.field(default="none", validator=_one_of(*SCALES))
     layout: str = attrs.field(default="row", validator=attrs.validators.matches_re(r"[a-z0-9_.x-]+"))
     extra: tuple[tuple[str, int | str | bool], ...] = attrs.field(default=(), converter=_extra)

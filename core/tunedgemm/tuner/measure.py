@@ -63,7 +63,7 @@ class Workload:
         self.copies = [first] + [self._rotated(first, seed + place) for place in range(1, copies)]
         # Where the copies do not outgrow the cache, each is used once a sample, after the cache was read over.
         small = copies * weight_bytes < 2 * cache
-        self.calls = copies if small else max(copies, round(SAMPLE_US / guess)) if device.kind != "cpu" else copies
+        self.calls: int = copies if small else max(copies, round(SAMPLE_US / guess)) if device.kind != "cpu" else copies
         self._flush = torch.empty(COLD * cache // 4, dtype=torch.float32, device=device.torch_device).zero_() if small else None
         self._graphs: dict[Solution, tuple[torch.cuda.CUDAGraph, torch.cuda.Event, torch.cuda.Event]] = {}
         self._pool: Any = None
