@@ -83,7 +83,7 @@ def read_sheet(path: Path) -> Sheet:
     names = [name.strip() for name in _fields(lines[header]) or lines[header].split(",")]
     columns = [name for name in names if _named(name)]
     if twice := sorted({name for name in columns if columns.count(name) > 1}):
-        raise TableError(f"{path}: column {twice[0]!r} stands twice in line {header + 1}; rename or remove one of the two")
+        raise TableError(f"{path}: column {twice[0]!r} stands twice in line {header + 1}: is it a line of column names?")
     records = []
     for number, line in enumerate(lines[header + 1 :], header + 2):
         if not line.strip(" \t,"):

@@ -1,0 +1,299 @@
+"""Capture: every shape on disk when it is met, counts that add up over threads and processes, never an error in the model."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+
+import pytest
+from tunedgemm import sheet
+from tunedgemm.capture import Capture, recorder
+from tunedgemm.csvfile import read_untuned
+from tunedgemm.folders import untuned_path
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+
+# Forking is what these tests are about; the parent may have threads of libraries.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+
+OP = op_named("a16w16")
+SOURCE = """
+import os, sys, time
+from pathlib import Path
+from tunedgemm.capture import Capture
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+capture = Capture(op_named("a16w16"), Path({path!r}))
+def call(m, times=1):
+    counter = capture.meet(Shape("a16w16", m, 64, 64))
+    for _ in range(times):
+        counter[0] += 1
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "new" / "bf16_untuned_gemm.csv"
+
+
+def shape(m: int, **more: object) -> Shape:
+    return Shape("a16w16", m, 64, 64, **more)
+
+
+def call(capture: Capture, m: int, times: int = 1) -> None:
+    counter = capture.meet(shape(m))
+    for _ in range(times):
+        counter[0] += 1
+
+
+def counts(path) -> dict[int, int]:
+    return {entry.shape.m: entry.count for entry in read_untuned(path, OP)}
+
+
+def test_a_shape_is_on_disk_when_it_is_met(path):
+    """A shape's row is there at once, in AITER's columns and a count; calls after it are added by a flush."""
+    capture = Capture(OP, path)
+    counter = capture.meet(shape(3, outdtype="fp32", epilogue="bias"))
+    assert path.read_text().splitlines() == [
+        "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count",
+        "3,64,64,True,torch.bfloat16,torch.float32,False,False,1",
+    ]
+    counter[0] += 7
+    capture.flush()
+    capture.flush()
+    assert counts(path) == {3: 7}
+
+
+def test_meeting_again_gives_the_same_counter(path):
+    """A shape has one counter in a process; the bias's dtype, which no table tells apart, makes no other."""
+    capture = Capture(OP, path)
+    counter = capture.meet(shape(3, epilogue="bias"))
+    assert capture.meet(shape(3, epilogue="bias", bias_dtype="fp32")) is counter
+    assert capture.meet(shape(3)) is not counter
+    assert len(read_untuned(path, OP)) == 2
+
+
+def test_an_empty_batch_is_not_captured(path):
+    """There is nothing to tune for M = 0: such a call gets a counter and no row."""
+    capture = Capture(OP, path)
+    call(capture, 0, 5)
+    capture.flush()
+    assert not path.exists()
+
+
+def test_layouts_and_scales_are_kept(path):
+    """Shapes that AITER's columns cannot tell apart stay apart, in columns after them."""
+    shapes = [shape(1), shape(1, layout="ck-n64"), shape(1, layout="aiter16x16"), shape(1, dtype="fp8_e4m3fn", scale="row")]
+    for met in shapes:
+        Capture(OP, path).meet(met)
+    assert [entry.shape for entry in read_untuned(path, OP)] == shapes
+    assert path.read_text().startswith("M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count,layout")
+
+
+def test_rows_of_others_are_kept(path):
+    """Rows written by AITER or by hand stay, understood or not; a row without a count stands for one call."""
+    path.parent.mkdir()
+    path.write_text("K,N,M,note\n64,64,5,mine\n64,64,6,also\n64,64,x,odd\n")
+    capture = Capture(OP, path)
+    call(capture, 5, 3)
+    call(capture, 7, 2)
+    capture.flush()
+    assert path.read_text().splitlines() == [
+        "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count,note",
+        "5,64,64,,,,,,4,mine",
+        "6,64,64,,,,,,,also",
+        "x,64,64,,,,,,,odd",
+        "7,64,64,False,torch.bfloat16,torch.bfloat16,False,False,2,",
+    ]
+
+
+def test_two_captures_of_one_file_add_up(path):
+    """What another process has written is read again and added to, not overwritten."""
+    one, two = Capture(OP, path), Capture(OP, path)
+    call(one, 1, 10)
+    call(two, 1, 20)
+    call(two, 2, 5)
+    one.flush()
+    two.flush()
+    assert counts(path) == {1: 30, 2: 5}
+
+
+def test_a_file_that_vanishes_is_made_again(path):
+    """When somebody deletes the file, what is met from then on is captured."""
+    capture = Capture(OP, path)
+    call(capture, 1, 4)
+    capture.flush()
+    path.unlink()
+    call(capture, 1, 2)
+    call(capture, 2)
+    assert counts(path) == {1: 2, 2: 1}
+
+
+def test_threads_add_up(path):
+    """Threads that meet the same shapes lose neither shapes nor calls."""
+    capture = Capture(OP, path)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=lambda: [call(capture, m, 50) for m in range(1, 6) for _ in range(40)]) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    capture.flush()
+    assert counts(path) == dict.fromkeys(range(1, 6), 6 * 40 * 50)
+
+
+def _child(capture: Capture, own: int) -> None:
+    call(capture, 1, 100)
+    call(capture, own, 10)
+
+
+def test_forked_children_count_only_their_own(path):
+    """Children of multiprocessing add their own calls when they end; what the parent had counted is written once."""
+    capture = Capture(OP, path)
+    call(capture, 1, 1000)  # of these one is written when the children start
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=_child, args=(capture, own)) for own in (2, 3, 3)]
+    for child in children:
+        child.start()
+    call(capture, 1, 500)
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0, 0]
+    capture.flush()
+    assert counts(path) == {1: 1800, 2: 10, 3: 20}
+
+
+def test_processes_add_up(path, child):
+    """Separate processes, forks among them, that end in an ordinary way leave the exact sum."""
+    source = SOURCE.format(path=str(path))
+    source += """
+call(1, 5)
+if os.fork() == 0:
+    call(1, 7)
+    call(os.getpid() % 2 + 2, 3)
+    sys.exit()
+call(1, 11)
+os.wait()
+"""
+    workers = [threading.Thread(target=child, args=(source,)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    found = Counter(counts(path))
+    assert found[1] == 3 * (5 + 7 + 11)
+    assert found[2] + found[3] == 3 * 3
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", f"os.kill(os.getpid(), {int(signal.SIGKILL)})"])
+def test_a_killed_process_loses_no_shape(path, child, end):
+    """A process that ends without a word, a forked child too, leaves every shape it met."""
+    source = SOURCE.format(path=str(path))
+    source += f"""
+call(1, 5)
+if os.fork() == 0:
+    call(2)
+    {end}
+os.wait()
+call(3)
+os._exit(0)
+"""
+    child(source)
+    assert counts(path).keys() == {1, 2, 3}
+
+
+def test_a_fork_while_a_thread_writes(path):
+    """A child forked while a thread of its parent holds the locks is not held up by them."""
+    capture = Capture(OP, path)
+    capture.meet(shape(1))
+    holds, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with capture._lock:
+            holds.set()
+            go_on.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holds.wait(30)
+    process = os.fork()
+    if process == 0:
+        signal.alarm(20)
+        call(capture, 2)
+        os._exit(0)
+    _, status = os.waitpid(process, 0)
+    go_on.set()
+    thread.join()
+    assert status == 0
+    assert counts(path) == {1: 1, 2: 1}
+
+
+def test_failures_are_logged_once_and_retried(path, caplog):
+    """Where nothing can be written the model goes on; once it can, everything counted since is written."""
+    path.parent.write_text("a file where the folder should be")
+    capture = Capture(OP, path)
+    with caplog.at_level(logging.WARNING, "tunedgemm"):
+        call(capture, 1, 10)
+        call(capture, 2, 20)
+        capture.flush()
+    assert len(caplog.messages) == 1
+    assert "cannot be written" in caplog.text
+    path.parent.unlink()
+    call(capture, 3, 30)
+    capture.flush()
+    assert counts(path) == {1: 10, 2: 20, 3: 30}
+
+
+def test_a_full_disk_is_survived(path, caplog, monkeypatch):
+    """A disk that fills up costs nothing but a line in the log; nothing is counted twice afterwards."""
+    capture = Capture(OP, path)
+    call(capture, 1, 10)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sheet.Path, "replace", full)
+        call(capture, 2, 5)
+        capture.flush()
+    assert "No space left on device" in caplog.text
+    assert counts(path) == {1: 1}
+    capture.flush()
+    assert counts(path) == {1: 10, 2: 5}
+
+
+def test_a_file_that_is_no_csv_is_left_alone(path, caplog):
+    """A file that cannot be read is not overwritten; the log says what is wrong with it."""
+    path.parent.mkdir()
+    path.write_bytes(b"\x00\x01")
+    call(Capture(OP, path), 1)
+    assert path.read_bytes() == b"\x00\x01"
+    assert "is no text" in caplog.text
+
+
+def test_the_recorder_of_an_op():
+    """An op has one recorder in a process, which writes the user's untuned file."""
+    capture = recorder(OP)
+    assert capture is recorder(OP)
+    assert capture.path == untuned_path(OP)
+    capture.meet(shape(9))
+    assert counts(untuned_path(OP)) == {9: 1}
+
+
+def test_meeting_a_known_shape_writes_nothing(path, monkeypatch):
+    """Only the first meeting of a shape touches the file."""
+    capture = Capture(OP, path)
+    call(capture, 1)
+    monkeypatch.setattr(capture, "flush", lambda: pytest.fail("wrote again"))
+    for _ in range(100):
+        call(capture, 1)
+    assert capture.meet(shape(1)) == [101]
