@@ -59,10 +59,11 @@ def shared_bytes(kernel: Kernel, gfx: str) -> int:
 
 
 def registers(kernel: Kernel, gfx: str) -> int:
-    """32-bit registers a thread for the float32 sums alone."""
+    """32-bit registers a thread for the float32 sums, for gemv also for the loads of one trip."""
     threads = kernel.warps * ARCHITECTURES[gfx].warp_size
     if isinstance(kernel, Gemv):
-        return kernel.rows * kernel.block_n * kernel.block_k // threads
+        sums = kernel.rows * kernel.block_n * kernel.block_k // threads
+        return sums + (kernel.rows + kernel.block_n) * kernel.block_k * kernel.unroll // (2 * threads)
     # Two of three warp groups hold sums where warps are specialised.
     groups = 2 if isinstance(kernel, Tma) and kernel.specialize else 1
     return kernel.block_m * kernel.block_n // (threads * groups)

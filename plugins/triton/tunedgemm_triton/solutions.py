@@ -52,7 +52,7 @@ _TMA = (
 #: gemm on AMD: block_m, block_n, block_k, warps, stages, side of the matrix instruction, k-pack.
 _MFMA = (
     (256, 256, 64, 8, 2, 16, 1), (128, 128, 64, 4, 2, 16, 1), (256, 128, 64, 8, 2, 16, 2), (128, 256, 64, 8, 2, 16, 2),
-    (128, 128, 64, 8, 2, 16, 2), (128, 128, 32, 4, 2, 32, 1), (64, 128, 64, 4, 2, 16, 2), (128, 64, 64, 4, 2, 16, 2),
+    (128, 128, 32, 4, 2, 32, 1), (128, 128, 64, 4, 2, 32, 2), (64, 128, 64, 4, 2, 16, 2), (128, 64, 64, 4, 2, 16, 2),
     (64, 64, 64, 4, 2, 16, 1), (64, 64, 128, 4, 2, 16, 2), (32, 64, 128, 4, 2, 16, 2), (32, 128, 64, 4, 2, 16, 1),
     (128, 128, 64, 4, 3, 16, 1), (64, 128, 128, 4, 2, 16, 1),
 )  # fmt: skip
@@ -111,7 +111,7 @@ def fits(kernel: Kernel, split: int, shape: Shape, device: Device) -> bool:
     architecture = ARCHITECTURES[device.gfx]
     if refusal(kernel, split, shape, device) or shared_bytes(kernel, device.gfx) > architecture.shared_bytes:
         return False
-    if registers(kernel, device.gfx) > (160 if architecture.registers < 512 else 256):
+    if registers(kernel, device.gfx) > (200 if isinstance(kernel, Gemv) else 160):
         return False
     return (split - 1) * ceil_div(ceil_div(shape.k, step_of(kernel)), split) < ceil_div(shape.k, step_of(kernel))
 
@@ -178,4 +178,6 @@ def _mfma(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
     for block_m, block_n, block_k, warps, stages, nonkdim, kpack in _MFMA:
         if block_m <= covered:
             kernel = Gemm(block_m, block_n, block_k, 8, warps, stages, nonkdim=nonkdim if side else 0, kpack=kpack if wide else 1)
-            yield from ((kernel, split) for split in _splits(kernel, shape, device)[:3])
+            # The largest tile has no registers left for the addresses of partial sums.
+            splits = [1] if block_m * block_n == 1 << 16 else _splits(kernel, shape, device)[:3]
+            yield from ((kernel, split) for split in splits)

@@ -1,0 +1,33 @@
+"""Run as a child: compiles a list of solutions and prints what their code says of itself as JSON.
+
+Reads a JSON list of cases: gfx, kernel name, split_k, m, n, k, outdtype, bias. A compiler that aborts takes only this process.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+from tunedgemm.plugin import Device, Shape
+from tunedgemm_triton.compile import build_of, compiled
+from tunedgemm_triton.names import kernel_of
+
+_MATRIX = r"v_mfma_\w+|v_wmma_\w+|wgmma\.mma_async|tcgen05\.mma|mma\.sync\.aligned|setmaxnreg|cp\.async\.bulk\.tensor"
+
+
+def look(case: dict[str, Any]) -> dict[str, Any]:
+    """Instructions, shared memory and spills of one compiled solution."""
+    shape = Shape("a16w16", case["m"], case["n"], case["k"], outdtype=case["outdtype"], epilogue="bias" if case["bias"] else "none")
+    try:
+        kernel = compiled(build_of(kernel_of(case["kernel"]), case["split_k"], shape, Device(case["gfx"], 128)))
+    except Exception as error:
+        return {"failed": str(error)[-600:]}
+    text = kernel.asm["amdgcn"] if "amdgcn" in kernel.asm else kernel.asm["ptx"]
+    spills = re.findall(r"\.vgpr_spill_count:\s+(\d+)", text)
+    return {"matrix": sorted(set(re.findall(_MATRIX, text))), "shared": kernel.metadata.shared, "spills": sum(map(int, spills))}
+
+
+if __name__ == "__main__":
+    json.dump([look(case) for case in json.load(sys.stdin)], sys.stdout)

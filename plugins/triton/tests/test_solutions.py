@@ -1,0 +1,165 @@
+"""Names and the space: round trips, stability, limits, neighbours."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tokenize
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tunedgemm.plugin import Device, PluginError, Shape, Unsupported
+from tunedgemm_triton.fit import refusal, shared_bytes
+from tunedgemm_triton.limits import ARCHITECTURES, supports
+from tunedgemm_triton.names import REVISIONS, Gemm, Gemv, Tma, kernel_of
+from tunedgemm_triton.solutions import MOST, enumerate_solutions, refine
+
+DEVICES = [Device(gfx, 120) for gfx in ARCHITECTURES]
+ROWS = (1, 2, 3, 4, 5, 16, 33, 64, 100, 300, 4096)
+SHAPES = [Shape("a16w16", m, n, k) for m in ROWS for n, k in ((1280, 8192), (8192, 1024), (333, 501))]
+
+KERNELS = Path(str(find_spec("tunedgemm_triton").origin)).parent / "kernels"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.gfx)
+def test_names_are_unique_and_lead_back_to_their_parameters(device: Device) -> None:
+    """kernelName alone rebuilds the parameters, and no two solutions of a shape share an identity."""
+    for shape in SHAPES:
+        found = list(enumerate_solutions(shape, device))
+        assert 0 < len(found) <= MOST
+        assert len({(solution.kernel_name, solution.split_k) for solution in found}) == len(found)
+        for solution in found:
+            kernel = kernel_of(solution.kernel_name)
+            assert kernel.name == solution.kernel_name
+            assert not refusal(kernel, max(solution.split_k, 1), shape, device)
+            assert shared_bytes(kernel, device.gfx) <= ARCHITECTURES[device.gfx].shared_bytes
+
+
+def test_real_shapes_have_a_few_dozen_solutions() -> None:
+    """Enough to choose from, few enough to time."""
+    for m in (1, 4, 16, 64, 256, 1024, 4096):
+        assert 15 <= len(list(enumerate_solutions(Shape("a16w16", m, 7168, 8192), Device("sm_90", 132)))) <= MOST
+
+
+def test_the_list_is_the_same_in_another_process() -> None:
+    """Order and names do not depend on the hash seed."""
+    source = (
+        "from tunedgemm.plugin import Device, Shape\nfrom tunedgemm_triton.solutions import enumerate_solutions\n"
+        "print([str(s) for s in enumerate_solutions(Shape('a16w16', 16, 1280, 8192), Device('sm_90', 132))])"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "7", "PATH": ""}
+    )
+    here = [str(solution) for solution in enumerate_solutions(Shape("a16w16", 16, 1280, 8192), Device("sm_90", 132))]
+    assert child.stdout.strip() == str(here)
+
+
+EVERY_FIELD = [
+    Gemv(3, 2, 1024, 7, 4, 3),
+    Gemm(64, 128, 64, 8, 4, 3, True, 16, 2, 3),
+    Gemm(16, 32, 64, 1, 2, 5),
+    Tma(128, 128, 64, 8, 4, 3, True),
+]
+
+
+@pytest.mark.parametrize("kernel", EVERY_FIELD, ids=lambda kernel: kernel.name)
+def test_every_field_survives_the_name(kernel: Gemv | Gemm | Tma) -> None:
+    """No parameter is left out of the name."""
+    assert kernel_of(kernel.name) == kernel
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gemm_r1_m17n64k64_g8_w4s3", "power of two"),
+        ("gemv_r1_m9n2k1024u2_w4s1", "in 1..4"),
+        ("gemm_r99_m16n64k64_g8_w4s3", "revision"),
+        ("gemm_r1_m16n64k64_g8_w4s3_x", "no kernel"),
+        ("sol0", "names look like"),
+    ],
+)
+def test_a_foreign_name_is_an_error_that_says_why(name: str, reason: str) -> None:
+    """A name of another version, or one that no kernel has, never runs something else."""
+    with pytest.raises(PluginError, match=reason):
+        kernel_of(name)
+
+
+def test_neighbours_differ_in_one_parameter_and_fit() -> None:
+    """refine moves one parameter, or splitK, and proposes nothing that cannot run."""
+    device, shape = Device("sm_90", 132), Shape("a16w16", 16, 7168, 8192)
+    for solution in list(enumerate_solutions(shape, device))[:5]:
+        near = list(refine(solution, shape, device))
+        assert near
+        mine = kernel_of(solution.kernel_name)
+        for other in near:
+            kernel = kernel_of(other.kernel_name)
+            changed = [name for name in mine.__slots__ if not name.startswith("_") and getattr(mine, name) != getattr(kernel, name)]
+            assert len(changed) + (other.split_k != solution.split_k) == 1
+            assert not refusal(kernel, max(other.split_k, 1), shape, device)
+
+
+@pytest.mark.parametrize(
+    ("shape", "gfx", "reason"),
+    [
+        (Shape("a16w16", 1, 16, 16), "cpu-avx2", "CPU"),
+        (Shape("a16w16", 1, 16, 16), "gfx906", "known"),
+        (Shape("a16w16", 0, 16, 16), "sm_90", "empty"),
+        (Shape("a16w16", 1, 16, 16, dtype="fp32"), "sm_90", "fp32"),
+        (Shape("a16w16", 1, 16, 16, outdtype="fp8"), "sm_90", "output"),
+        (Shape("a16w16", 1, 16, 16, scale="tensor"), "sm_90", "scale"),
+        (Shape("a16w16", 1, 16, 16, layout="aiter16x16"), "gfx942", "layout"),
+    ],
+)
+def test_what_is_not_covered_has_a_reason(shape: Shape, gfx: str, reason: str) -> None:
+    """supports names what stands in the way, and nothing is enumerated."""
+    answer = supports(shape, Device(gfx, 100))
+    assert isinstance(answer, Unsupported)
+    assert reason in answer.reason
+    assert not list(enumerate_solutions(shape, Device(gfx, 100)))
+
+
+def test_unknown_compiler_options_are_refused() -> None:
+    """Triton ignores an option that it does not know, so a misspelt one must not reach it."""
+    pytest.importorskip("triton")
+    from tunedgemm_triton.compile import checked_options, target_of
+
+    assert checked_options({"num_warps": 4, "num_stages": 3}, target_of("sm_90")) == {"num_warps": 4, "num_stages": 3}
+    with pytest.raises(PluginError, match="waves_per_eu"):
+        checked_options({"waves_per_eu": 2}, target_of("sm_90"))
+    assert checked_options({"waves_per_eu": 2}, target_of("gfx942"))
+
+
+def test_one_build_serves_every_m_of_a_class() -> None:
+    """A compile does not depend on M, nor on N and K beyond what they divide by."""
+    pytest.importorskip("triton")
+    from tunedgemm_triton.compile import build_of
+
+    device, kernel = Device("sm_90", 132), Gemm(64, 128, 64, 8, 4, 3)
+    builds = {build_of(kernel, 1, Shape("a16w16", m, n, k), device) for m in (1, 16, 17, 4096) for n, k in ((1280, 8192), (4096, 64))}
+    assert len(builds) == 1
+
+
+#: SHA-256 of a family's code without comments and docstrings, by (family, revision).
+DIGESTS: dict[tuple[str, int], str] = {}
+
+
+def _digest(*files: str) -> str:
+    text = []
+    for file in files:
+        tokens = tokenize.generate_tokens(io.StringIO((KERNELS / file).read_text()).readline)
+        skip = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+        text += [token.string for token in tokens if token.type not in skip and not token.string.startswith('"""')]
+    return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("family", "files"),
+    [("gemv", ("arrival.py", "gemv.py")), ("gemm", ("arrival.py", "gemm.py")), ("tma", ("gemm.py", "persistent.py"))],
+)
+def test_a_changed_kernel_has_a_new_revision(family: str, files: tuple[str, ...]) -> None:
+    """A tuned row names a revision: the source behind it may not change under it. Raise REVISIONS, then note the digest."""
+    assert DIGESTS.get((family, REVISIONS[family])) == _digest(*files), f"{family}: {_digest(*files)}"
