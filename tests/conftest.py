@@ -69,3 +69,9 @@ def fake_plugins(monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put the distributions ``fake-plugin`` and ``fake-plugin-rival`` on the path, as pip would have installed them."""
     monkeypatch.syspath_prepend(str(HERE))
     return HERE
+
+
+@pytest.fixture
+def repository() -> Path:
+    """The root of the repository."""
+    return HERE.parent

@@ -17,10 +17,18 @@ UNTUNED = ("hipblaslt", "asm", "skinny", "triton")
 #: Other spellings in AITER's and gradlib's files.
 ALIASES = {"hipblast": "hipblaslt"}
 
+#: AITER's tables of ops with one C++ backend have no libtype: how the kernel's name starts tells, and "" is the rest.
+KERNELS = {"_ZN5aiter": "asm", "flydsl_": "flydsl", "": "ck"}
+
 
 def canonical(libtype: str) -> str:
     """The name that a libtype of a file goes by here."""
     return ALIASES.get(libtype.strip(), libtype.strip())
+
+
+def libtype_of_kernel(kernel_name: str) -> str:
+    """The libtype of a kernel in a file that does not tell."""
+    return next(libtype for start, libtype in KERNELS.items() if kernel_name.startswith(start))
 
 
 def rank(libtype: str) -> tuple[int, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from tunedgemm.errors import TableError, TunedGemmError
-from tunedgemm.libtypes import canonical
+from tunedgemm.libtypes import canonical, libtype_of_kernel
 from tunedgemm.shape import Shape
 from tunedgemm.sheet import Record
 from tunedgemm.solution import Solution
@@ -30,9 +30,6 @@ _NOTHING = ("", "nan", "na", "n/a", "<na>", "none", "null")
 
 #: CU counts of AITER's legacy files, which have no gfx column (facts of its chip_info)
 _GFX_OF_CUS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
-
-#: AITER's tables of ops with one C++ backend have no libtype: the kernel's name tells
-_LIBTYPE_OF_KERNEL = {"_ZN5aiter": "asm", "flydsl_": "flydsl"}
 
 
 def key_shape(shape: Shape) -> Shape:
@@ -124,7 +121,7 @@ def row_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...]) -> Row:
     kernel_name = _get(cells, "kernelName")
     libtype = _get(cells, "libtype")
     if not libtype and "libtype" not in own:
-        libtype = next((name for start, name in _LIBTYPE_OF_KERNEL.items() if kernel_name.startswith(start)), "ck")
+        libtype = libtype_of_kernel(kernel_name)
     if not libtype:
         raise TableError("'libtype' is empty")
     solution = Solution(

@@ -1,0 +1,173 @@
+"""a16w16: operands, columns and reference of the plain GEMM."""
+
+import attrs
+import pytest
+import torch
+from tunedgemm.errors import DtypeError, OperandError, ShapeError
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+
+OP = op_named("a16w16")
+BF16 = torch.bfloat16
+
+
+def ones(*sizes, dtype=BF16, device=None):
+    return torch.ones(*sizes, dtype=dtype, device=device)
+
+
+class TestShapeOf:
+    """From the operands of a call to its shape."""
+
+    def test_leading_dimensions_are_multiplied(self):
+        """M is the product of all dimensions of x but the last, one for a vector."""
+        assert OP.shape_of(ones(2, 3, 8), ones(4, 8)) == Shape("a16w16", 6, 4, 8)
+        assert OP.shape_of(ones(8), ones(4, 8)).m == 1
+        assert OP.shape_of(ones(2, 0, 8), ones(4, 8)).m == 0
+
+    def test_dtypes_bias_and_scales(self):
+        """The output dtype, the bias and its dtype, and the presence of scales are fields."""
+        plain = OP.shape_of(ones(2, 8), ones(4, 8), ones(4, dtype=torch.float32), otype=torch.float32)
+        assert plain == Shape("a16w16", 2, 4, 8, "bf16", "fp32", "bias", "fp32")
+        scaled = OP.shape_of(ones(2, 8), ones(4, 8), None, ones(1), None)
+        assert scaled == Shape("a16w16", 2, 4, 8, scale="tensor")
+
+    def test_a_weight_of_another_layout_says_so(self):
+        """A weight type that carries a layout's name puts it into the shape."""
+        weight = ones(4, 8)
+        weight.layout_name = "aiter16x16"
+        assert OP.shape_of(ones(2, 8), weight).layout == "aiter16x16"
+
+    @pytest.mark.parametrize(
+        ("operands", "message"),
+        [
+            ((ones(2, 8), ones(4)), r"the weight must be 2-D \[N, K\]"),
+            ((ones(2, 8), ones(4, 9)), r"last dimension of x must equal .*x \(2, 8\) torch.bfloat16, weight \(4, 9\)"),
+            ((ones(2, 8), ones(8, 4)), r"a \[K, N\] weight must be passed as weight.t\(\)"),
+            ((torch.tensor(1.0), ones(8, 4)), "last dimension of x"),
+            ((ones(2, 8), ones(4, 8, dtype=torch.float16)), "x and weight must have one dtype"),
+            ((ones(2, 8), ones(4, 8, device="meta")), "x is on cpu and weight on meta"),
+            ((ones(2, 8), ones(4, 8), ones(8)), r"bias must be \[4\] on cpu \(got \(8,\) on cpu\)"),
+            ((ones(2, 8), ones(4, 8), ones(4, device="meta")), r"bias must be \[4\] on cpu \(got \(4,\) on meta\)"),
+            ((ones(2, 8), ones(4, 8), None, ones(2)), r"scale_a must hold one value \(got \(2,\)\); see the a8w8 ops"),
+        ],
+    )
+    def test_operands_that_do_not_fit(self, operands, message):
+        """Each mistake is named with the sizes that were given."""
+        with pytest.raises(OperandError, match=message):
+            OP.shape_of(*operands)
+
+    def test_a_dtype_outside_the_list(self):
+        """Complex operands are no a16w16."""
+        with pytest.raises(DtypeError, match="complex64"):
+            OP.shape_of(ones(2, 8, dtype=torch.complex64), ones(4, 8, dtype=torch.complex64))
+
+
+class TestColumns:
+    """From a row of AITER's tables to a shape, and back."""
+
+    def test_missing_columns_have_defaults(self):
+        """M, N and K are enough: bf16 without bias, scales or shuffling."""
+        assert OP.columns.parse({"M": "1", "N": "2", "K": "3"}) == Shape("a16w16", 1, 2, 3)
+
+    def test_a_full_row(self):
+        """Every column of AITER's key has its field."""
+        row = dict(zip(OP.columns.key, ["16", "512", "7168", "True", "torch.bfloat16", "torch.float32", "True", "True"], strict=True))
+        shape = OP.columns.parse(row)
+        assert shape == Shape("a16w16", 16, 512, 7168, "bf16", "fp32", "bias", scale="tensor", layout="aiter16x16")
+        assert {name: OP.columns.format(shape)[name] for name in row} == row
+
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            Shape("a16w16", 1, 2, 3),
+            Shape("a16w16", 1, 2, 3, "fp16", "fp32", "bias"),
+            Shape("a16w16", 1, 2, 3, layout="pack-1x", scale="row"),
+        ],
+        ids=str,
+    )
+    def test_round_trip(self, shape):
+        """What a row cannot say in AITER's columns it says in ours."""
+        assert OP.columns.parse(OP.columns.format(shape)) == shape
+
+    @pytest.mark.parametrize(
+        ("cells", "message"),
+        [
+            ({"M": "1.5"}, "column 'M' must be a whole number"),
+            ({"N": "many"}, "column 'N' must be a whole number"),
+            ({"K": ""}, "column 'K' must be a whole number"),
+            ({"K": "inf"}, "column 'K' must be a whole number"),
+            ({"K": "nan"}, "column 'K' must be a whole number"),
+            ({"bias": "maybe"}, "column 'bias' must be True or False"),
+            ({"scaleAB": "2"}, "column 'scaleAB' must be True or False"),
+            ({"N": "0"}, "'n' must be at least 1"),
+        ],
+    )
+    def test_bad_cells_are_named(self, cells, message):
+        """A cell that is wrong is named by its column."""
+        with pytest.raises(ShapeError, match=message):
+            OP.columns.parse({"M": "1", "N": "2", "K": "3", **cells})
+
+    def test_numbers_of_spreadsheets(self):
+        """pandas writes whole numbers with .0 and flags as 0 or 1."""
+        assert OP.columns.parse({"M": "16.0", "N": "2", "K": "3", "bias": "1", "scaleAB": "0"}) == Shape(
+            "a16w16", 16, 2, 3, epilogue="bias"
+        )
+
+
+class TestReference:
+    """The exact result that everything is compared with."""
+
+    def test_bias_and_scales(self):
+        """(x @ weight.T) * scale_a * scale_b + bias, then * scale_c."""
+        shape = Shape("a16w16", 2, 3, 4, epilogue="bias", scale="tensor")
+        scales = [torch.tensor([value]) for value in (0.5, 4.0, 10.0)]
+        out = OP.reference(shape, (ones(2, 4), ones(3, 4), ones(3), *scales))
+        assert torch.equal(out, torch.full((2, 3), 90.0, dtype=torch.float64))
+
+    def test_exact_where_bf16_is_not(self):
+        """Sums are not rounded to the operands' dtype."""
+        x = torch.tensor([[256.0, 1.0]], dtype=BF16)
+        assert OP.reference(Shape("a16w16", 1, 1, 2), (x, ones(1, 2))).item() == 257.0
+
+    def test_leading_dimensions(self):
+        """The result has one row for each row of x."""
+        assert OP.reference(Shape("a16w16", 6, 5, 4), (ones(2, 3, 4), ones(5, 4))).shape == (6, 5)
+
+    @pytest.mark.parametrize("before", [True, False])
+    def test_tf32_is_as_it_was(self, before):
+        """The process's TF32 switch is put back, also where the product fails."""
+        switch = torch.backends.cuda.matmul
+        held, switch.allow_tf32 = switch.allow_tf32, before
+        try:
+            OP.reference(Shape("a16w16", 2, 3, 4), (ones(2, 4), ones(3, 4)))
+            assert switch.allow_tf32 is before
+            with pytest.raises(RuntimeError):
+                OP.reference(Shape("a16w16", 2, 3, 4), (ones(2, 5), ones(3, 4)))
+            assert switch.allow_tf32 is before
+        finally:
+            switch.allow_tf32 = held
+
+
+def test_inputs():
+    """Activations and weight of the shape's dtype; bias and scales where the shape has them, also for fp8."""
+    cpu = torch.device("cpu")
+    x, weight = OP.make_inputs(Shape("a16w16", 2, 3, 4, "fp8_e4m3fn", "bf16"), cpu, 0)
+    assert (x.shape, weight.shape, x.dtype) == ((2, 4), (3, 4), torch.float8_e4m3fn)
+    scaled = OP.make_inputs(Shape("a16w16", 2, 3, 4, scale="tensor"), cpu, 0)
+    assert scaled[2] is None
+    assert [scale.shape for scale in scaled[3:]] == [(1,), (1,)]
+    assert all(0.5 <= scale.item() < 1.5 for scale in scaled[3:])
+
+
+def test_bytes_moved():
+    """Each operand and the output once, in their own dtypes."""
+    shape = Shape("a16w16", 2, 4, 8, epilogue="bias", bias_dtype="fp32", outdtype="fp32")
+    assert OP.bytes_moved(shape) == 2 * (2 * 8 + 4 * 8) + 4 * 4 + 4 * (2 * 4)
+    assert OP.bytes_moved(attrs.evolve(shape, dtype="fp8")) == (2 * 8 + 4 * 8) + 4 * 4 + 4 * (2 * 4)
+
+
+def test_fakes_serve_meta_tensors():
+    """The output's form is known without data."""
+    out = OP.fake(ones(2, 3, 8, device="meta"), ones(4, 8, device="meta"), otype=torch.float32)
+    assert (out.shape, out.dtype, out.device.type) == ((2, 3, 4), torch.float32, "meta")
+    assert OP.fake(ones(2, 8), ones(4, 8)).dtype == BF16

@@ -1,0 +1,106 @@
+"""ops: found by listing the folder and by entry point, each complete."""
+
+import logging
+import math
+
+import pytest
+import torch
+from tunedgemm import ops as ops_module
+from tunedgemm.accuracy import error_ratio, worst_row_error
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.errors import UnknownOpError
+from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.op import Tolerance
+from tunedgemm.testing.shapes import shapes_of
+
+EACH = [pytest.param(ops()[name], shape, id=str(shape)) for name in sorted(ops()) for shape in shapes_of(name)]
+
+
+@pytest.mark.parametrize("name", sorted(ops()))
+def test_every_op_has_shapes_to_be_tested_with(name):
+    """The conformance suite has something to ask about each op."""
+    assert len(shapes_of(name)) >= 3
+    assert op_named(name) is ops()[name]
+
+
+@pytest.mark.parametrize(("op", "shape"), EACH)
+def test_every_op_is_consistent(op, shape):
+    """Operands, shape, reference, fake and table columns of one op tell the same story."""
+    operands = op.make_inputs(shape, torch.device("cpu"), 0)
+    otype = torch_dtype(shape.outdtype)
+    assert op.shape_of(*operands, otype=otype) == shape
+    assert len([name for name in op.operands if not name.endswith("?")]) <= len(operands) <= len(op.operands)
+
+    reference = op.reference(shape, operands)
+    assert reference.dtype in (torch.float32, torch.float64)
+    fake = op.fake(*operands, otype=otype)
+    assert fake.dtype == otype
+    assert fake.numel() == reference.numel()
+    assert fake.shape[-1] == reference.shape[-1] == shape.n
+
+    row = op.columns.format(shape)
+    assert set(op.columns.key) <= set(row)
+    assert all(isinstance(text, str) for text in row.values())
+
+
+@pytest.mark.parametrize(("op", "shape"), EACH)
+def test_inputs_follow_the_seed(op, shape):
+    """The same seed gives the same operands, another seed others."""
+    one, same, other = (op.make_inputs(shape, torch.device("cpu"), seed) for seed in (3, 3, 4))
+    assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True) if a is not None)
+    assert shape.m == 0 or not torch.equal(one[0], other[0])
+
+
+@pytest.mark.parametrize(("op", "shape"), EACH)
+def test_tolerances_pass_a_rounded_reference_only(op, shape):
+    """The reference rounded to the output dtype passes; with the sign of one row changed it does not."""
+    tolerance = op.tolerance(shape)
+    assert isinstance(tolerance, Tolerance)
+    reference = op.reference(shape, op.make_inputs(shape, torch.device("cpu"), 0))
+    rounded = reference.to(torch_dtype(shape.outdtype))
+    assert error_ratio(rounded, reference, tolerance) == 0.0
+    assert worst_row_error(rounded, reference) <= tolerance.row_error / 2
+    if shape.m:
+        rounded[-1] *= -1
+        assert worst_row_error(rounded, reference) > tolerance.row_error
+
+
+@pytest.mark.parametrize(("op", "shape"), EACH)
+def test_work_is_counted(op, shape):
+    """Operations and bytes are whole numbers, and neither is less than the weight alone asks for."""
+    assert op.flops(shape) == 2 * shape.m * shape.n * shape.k
+    held = [operand for place, operand in enumerate(op.make_inputs(shape, torch.device("cpu"), 0)) if place in op.weights]
+    assert op.bytes_moved(shape) >= sum(math.ceil(operand.numel() * operand.itemsize) for operand in held)
+
+
+def test_an_unknown_op_lists_the_known():
+    """The error names what was asked for and what there is."""
+    with pytest.raises(UnknownOpError, match=r"unknown op 'a17w17'; registered: .*a16w16"):
+        op_named("a17w17")
+
+
+class Entry:
+    """An entry point that loads what it was made with."""
+
+    def __init__(self, name, value):
+        self.name, self.value, self._loads = name, f"module:{name}", value
+
+    def load(self):
+        if isinstance(self._loads, Exception):
+            raise self._loads
+        return self._loads
+
+
+def test_broken_ops_of_others_are_skipped_with_a_warning(monkeypatch, caplog):
+    """An op that does not load, is no Op, or takes a name of ours is named in the log, and the others are there."""
+    entries = [Entry("gone", ImportError("no module")), Entry("seven", 7), Entry("again", ops()["a16w16"])]
+    monkeypatch.setattr(ops_module, "entry_points", lambda group: entries)
+    with caplog.at_level(logging.WARNING, logger="tunedgemm"):
+        found = ops_module.ops.__wrapped__()
+    assert set(found) >= {"a16w16"}
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [
+        "op 'again' from module:again skipped: its name is taken",
+        "op 'gone' from module:gone cannot be loaded: ImportError: no module",
+        "op 'seven' from module:seven skipped: not an Op",
+    ]

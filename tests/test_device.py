@@ -1,0 +1,108 @@
+"""Device: where a shape runs, present or not."""
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tunedgemm import device as device_module
+from tunedgemm.device import Device, current_device, device_of, slug
+
+
+@pytest.mark.parametrize(
+    ("gfx", "kind", "text"), [("gfx942", "amd", "304 CUs"), ("sm_90", "nvidia", "304 SMs"), ("cpu-avx2", "cpu", "304 threads")]
+)
+def test_kinds(gfx, kind, text):
+    """The architecture tells the maker and the unit that is counted."""
+    device = Device(gfx, 304, "some-name")
+    assert device.kind == kind
+    assert str(device) == f"{gfx}, {text} (some-name)"
+
+
+def test_identity_leaves_out_index_and_versions():
+    """The second of two equal GPUs, or another torch, is the same device to a table."""
+    one, other = Device("sm_90", 132, "h", 0, (("torch", "2.9"),)), Device("sm_90", 132, "h", 1)
+    assert one == other
+    assert hash(pickle.loads(pickle.dumps(one))) == hash(other)
+    assert one != Device("sm_90", 114, "h")
+
+
+@pytest.mark.parametrize(("gfx", "cu_num"), [("", 1), ("GFX 942", 1), ("sm_90", -1)])
+def test_nonsense_is_refused(gfx, cu_num):
+    """An architecture is a lower-case word, a count is not negative."""
+    with pytest.raises(ValueError, match=r"."):
+        Device(gfx, cu_num)
+
+
+def test_torch_devices():
+    """A described GPU stands for the first, a CPU for the CPU."""
+    assert Device("cpu-avx2", 4).torch_device == torch.device("cpu")
+    assert Device("sm_90", 132).torch_device == torch.device("cuda", 0)
+    assert Device("gfx942", 304, index=3).torch_device == torch.device("cuda", 3)
+
+
+def test_the_cpu():
+    """The CPU is described by its strongest instructions, torch's threads and torch's version."""
+    cpu = device_of(-1)
+    assert cpu.gfx.startswith("cpu-")
+    assert cpu.cu_num == torch.get_num_threads()
+    assert dict(cpu.versions)["torch"] == torch.__version__
+    assert cpu == device_of(-1)
+
+
+@pytest.mark.parametrize(
+    ("text", "gfx", "name"),
+    [
+        ("processor : 0\nmodel name : AMD EPYC 9654\nflags : fpu avx2 avx512f avx512_bf16\n", "cpu-avx512_bf16", "amd-epyc-9654"),
+        ("model name : Xeon 6\nflags : avx512_bf16 amx_bf16\n", "cpu-amx", "xeon-6"),
+        ("Features : fp asimd sve\n", "cpu-sve", None),
+        ("flags : fpu\nmodel name : 486\n", "cpu-generic", "486"),
+    ],
+)
+def test_processors(monkeypatch, text, gfx, name):
+    """What /proc/cpuinfo says on other machines becomes their device."""
+    monkeypatch.setattr("pathlib.Path.read_text", lambda self: text)
+    found = device_module._cpu.__wrapped__(8)
+    assert (found.gfx, found.cu_num) == (gfx, 8)
+    assert name is None or found.name == name
+
+
+def test_a_system_without_cpuinfo(monkeypatch):
+    """Without /proc the processor is generic, and named by the platform."""
+
+    def missing(self):
+        raise FileNotFoundError
+
+    monkeypatch.setattr("pathlib.Path.read_text", missing)
+    assert device_module._cpu.__wrapped__(8).gfx == "cpu-generic"
+
+
+@pytest.mark.parametrize(
+    ("hip", "properties", "expected"),
+    [
+        (
+            "7.0",
+            {"gcnArchName": "gfx942:sramecc+:xnack-", "multi_processor_count": 304, "name": "AMD Instinct MI300X"},
+            ("gfx942", 304, "amd-instinct-mi300x", "hip"),
+        ),
+        (None, {"major": 9, "minor": 0, "multi_processor_count": 132, "name": "NVIDIA H200"}, ("sm_90", 132, "nvidia-h200", "cuda")),
+    ],
+)
+def test_gpus(monkeypatch, hip, properties, expected):
+    """A GPU is described by what its driver says."""
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**properties))
+    found = device_module._gpu.__wrapped__(1)
+    assert (found.gfx, found.cu_num, found.name, found.versions[1][0]) == expected
+    assert found.index == 1
+
+
+def test_the_default_device(monkeypatch):
+    """The CPU where there is no GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert current_device() == device_of(-1)
+
+
+def test_slugs():
+    """Names become words joined by dashes."""
+    assert slug("AMD Instinct™ MI300X (OAM)") == "amd-instinct-mi300x-oam"

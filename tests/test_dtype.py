@@ -1,0 +1,46 @@
+"""dtype: a closed list of texts, never evaluated."""
+
+import pytest
+import torch
+from tunedgemm import dtype
+from tunedgemm.dtype import DTYPES, dtype_bits, parse_dtype, short_dtype, table_text, torch_dtype
+from tunedgemm.errors import DtypeError
+
+
+@pytest.mark.parametrize("text", ["bf16", "torch.bfloat16", "dtypes.bf16", "bfloat16", " bf16 ", "torch.bf16"])
+def test_every_spelling_is_one_text(text):
+    """AITER's files, its flags and torch write the same dtype in different ways."""
+    assert parse_dtype(text) == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("text", "short"), [("f32", "fp32"), ("half", "fp16"), ("fp8", "fp8_e4m3fn"), ("i8", "int8"), ("dtypes.fp8", "fp8_e4m3fn")]
+)
+def test_aliases(text, short):
+    """Short words of AITER's flags."""
+    assert parse_dtype(text) == short
+
+
+@pytest.mark.parametrize("text", ["", "bf17", "torch.", "__import__('os').system('true')", "x" * 500])
+def test_other_texts_are_refused(text):
+    """A text outside the list is an error that shows it, cut short, and lists what is known."""
+    with pytest.raises(DtypeError, match="known: bf16, fp16") as caught:
+        parse_dtype(text)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("short", DTYPES)
+def test_round_trips(short):
+    """Short text, torch dtype and table text lead to each other, and the bits agree with torch."""
+    assert parse_dtype(table_text(short)) == short
+    if not hasattr(torch, DTYPES[short][0]):
+        pytest.skip(f"this torch has no {short}")
+    assert short_dtype(torch_dtype(short)) == short
+    assert torch_dtype(short).itemsize * 8 == dtype_bits(short)
+
+
+def test_a_dtype_that_torch_lacks(monkeypatch):
+    """An old torch without a dtype gives an error that names both."""
+    monkeypatch.setitem(dtype.DTYPES, "fp6", ("float6_of_the_future", 6))
+    with pytest.raises(DtypeError, match=r"torch .* has no dtype 'float6_of_the_future'"):
+        torch_dtype("fp6")

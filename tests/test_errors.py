@@ -1,0 +1,38 @@
+"""errors: one tree, and every mistake of a user is also the builtin error that code would expect."""
+
+import inspect
+
+import pytest
+from tunedgemm import errors
+
+CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_every_error_is_ours_and_documented(kind):
+    """Each class descends from TunedGemmError, is in the drawing, and says in a sentence what happened."""
+    assert issubclass(kind, errors.TunedGemmError)
+    assert kind.__name__ in errors.__doc__
+    assert kind.__doc__.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        (errors.DtypeError, ValueError),
+        (errors.ShapeError, ValueError),
+        (errors.OperandError, ValueError),
+        (errors.UnknownOpError, LookupError),
+        (errors.LibtypeError, LookupError),
+    ],
+)
+def test_mistakes_are_builtin_errors_too(kind, builtin):
+    """Code that catches the builtin class catches ours."""
+    assert issubclass(kind, builtin)
+    assert issubclass(kind, errors.UserError)
+
+
+def test_a_plugin_that_fails_is_no_mistake_of_the_user():
+    """The command line prints a UserError without a traceback; a plugin's fault keeps its own."""
+    assert not issubclass(errors.PluginError, errors.UserError)
+    assert issubclass(errors.OutOfResources, errors.LaunchError)

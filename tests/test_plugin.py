@@ -1,0 +1,40 @@
+"""plugin: the menu of a plugin's author, frozen by number."""
+
+import inspect
+
+import pytest
+from tunedgemm import plugin
+
+#: What `CONTRACT` = 1 promises. Taking a name away is a new contract.
+WORDS = """
+CONTRACT Columns Command Device LaunchError Launcher Op OutOfResources PluginError Shape Solution Tolerance Unsupported UserError
+artifact cache_folder device_of dtype_bits hookimpl ops parse_dtype semaphores short_dtype torch_dtype tune workspace
+"""
+MENU = set(WORDS.split())
+
+
+def test_the_menu_is_complete():
+    """All that contract 1 promised is there, and nothing is there that is not listed."""
+    assert plugin.CONTRACT == 1
+    assert set(plugin.__all__) == MENU
+    visible = {name for name, value in vars(plugin).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    assert visible - MENU <= {"annotations", "Any"}
+
+
+@pytest.mark.parametrize("name", sorted(MENU))
+def test_every_name_is_real(name):
+    """Each name can be imported."""
+    assert getattr(plugin, name) is not None
+
+
+def test_tune_is_late(child):
+    """The tuner is loaded when it is asked for, not with the menu."""
+    loaded = "'tunedgemm.tuner' in sys.modules"
+    source = f"import sys\nfrom tunedgemm import plugin\nprint({loaded})\nprint(plugin.tune.__name__, {loaded})"
+    assert child(source).splitlines() == ["False", "tune True"]
+
+
+def test_other_names_are_attribute_errors():
+    """What is not on the menu is no part of the contract."""
+    with pytest.raises(AttributeError, match="no attribute 'Registry'"):
+        getattr(plugin, "Registry")  # noqa: B009  what an author writes as an attribute

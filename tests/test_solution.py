@@ -1,0 +1,56 @@
+"""Solution and Unsupported: an identity, and a reason that is falsy."""
+
+import json
+
+import attrs
+import pytest
+from tunedgemm.errors import PluginError
+from tunedgemm.solution import Solution, Unsupported
+
+
+def test_identity_is_libtype_name_and_split():
+    """Index, claims and further columns are no part of it."""
+    plain = Solution("mine", "k", 2)
+    assert plain == Solution("mine", "k", 2, solidx=7, deterministic=False, batch_invariant=True, extra=(("block_m", 32),))
+    assert len({plain, Solution("mine", "k", 4), Solution("mine", "l", 2), Solution("other", "k", 2)}) == 4
+
+
+@pytest.mark.parametrize("name", ["a,b", 'a"b', "a'b", "a\nb", "a\rb", 7, None])
+def test_names_fit_a_csv_field(name):
+    """A kernel name that would break a table is refused with its libtype."""
+    with pytest.raises(PluginError, match="libtype 'mine': 'kernel_name' must be text without"):
+        Solution("mine", name)
+
+
+@pytest.mark.parametrize("libtype", ["", "a b", "a,b", "a/b"])
+def test_libtypes_are_words(libtype):
+    """A libtype stands in comma lists and file names."""
+    with pytest.raises(ValueError, match="libtype"):
+        Solution(libtype)
+
+
+def test_split_is_a_number():
+    """splitK is a whole number whatever it means to the backend."""
+    with pytest.raises(TypeError):
+        Solution("mine", "k", "2")
+
+
+def test_round_trip():
+    """Every field survives the trial log, the claims as well."""
+    solution = Solution("mine", "k", 2, 7, False, True, (("a", 1), ("b", "x")))
+    assert attrs.astuple(Solution.from_dict(json.loads(json.dumps(solution.to_dict())))) == attrs.astuple(solution)
+
+
+def test_text():
+    """libtype:kernel, with the split where there is one."""
+    assert str(Solution("mine", "k")) == "mine:k"
+    assert str(Solution("mine", "k", 3)) == "mine:k splitK=3"
+
+
+def test_unsupported_is_falsy_and_speaks():
+    """`if not supports(...)` reads naturally, and the reason is its text."""
+    answer = Unsupported("no tensor cores")
+    assert not answer
+    assert str(answer) == answer.reason == "no tensor cores"
+    with pytest.raises(TypeError):
+        Unsupported(None)
