@@ -126,7 +126,7 @@ class Dispatcher:
         bound = self._bound.pop((shape, device.index), None)
         if key is not None:
             self.launchers.pop(key, None)
-        if bound is None or bound[0].libtype == BUILTIN or _out_of_memory(error):
+        if bound is None or bound[0].offer.origin == "builtin" or _out_of_memory(error):
             raise error
         solution = bound[0].offer.solution
         self._vetoed[shape, device.index, solution] = f"failed in this process: {type(error).__name__}: {error}"
@@ -188,9 +188,10 @@ class Dispatcher:
         solution = explanation.offer.solution
         if capturing and not launcher.graph_safe:
             return self._torch(shape, device), None
-        if solution.libtype == BUILTIN or all(map(_dense, operands)):
+        if all(map(_dense, operands)):
             return launcher.call, solution
-        return _copying(launcher.call, self._torch(shape, device), self.op.weights), solution
+        native = self._torch(shape, device)
+        return native if solution.libtype == BUILTIN else _copying(launcher.call, native, self.op.weights), solution
 
     def _torch(self, shape: Shape, device: Device) -> Call:
         backend = self.registry.get(BUILTIN)

@@ -74,6 +74,7 @@ def _progress(outcome: Outcome, verbose: bool) -> None:
         for timing in sorted(outcome.timings, key=lambda timing: (timing.status != "ok", timing.us)):
             us = f"{timing.us:9.2f} us" if timing.us else " " * 12
             print(f"  {us}  {timing.status:16} {timing.solution}  {timing.detail}")
+        print("  seconds: " + ", ".join(f"{activity} {seconds:.1f}" for activity, seconds in outcome.seconds))
     winner = outcome.winner
     if winner is None:
         print(f"{outcome.task.shape}: nothing passed", flush=True)

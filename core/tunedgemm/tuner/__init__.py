@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 
 from tunedgemm.device import Device, current_device
 from tunedgemm.folders import tuned_path
+from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.registry import Backend, Registry, order
@@ -70,7 +73,9 @@ def tune(
     with Compilers(device, options.jobs, options.timeout) as compilers:
         for batch in work.batches(options.batch):
             offered = {task: candidates(task.shape, device, backends) for task in batch}
+            started = time.perf_counter()
             lost = compilers.prepare((task.shape, candidate) for task, found in offered.items() for candidate in found)
+            _log.info("compiled ahead for %d shapes in %.1f s, %d did not compile", len(batch), time.perf_counter() - started, len(lost))
             for task, found in offered.items():
                 run = _ShapeRun(family, task, device, options, registry, compilers, bench)
                 outcome = run.outcome(found, [timing for timing in lost if timing.shape == task.shape], backends)
@@ -95,6 +100,7 @@ class _ShapeRun:
     compilers: Compilers
     bench: Bench
     _timings: dict[Solution, Timing] = attrs.field(factory=dict, init=False)
+    _seconds: dict[str, float] = attrs.field(factory=dict, init=False)
 
     def outcome(self, found: Sequence[Candidate], lost: Sequence[Timing], backends: Sequence[Backend]) -> Outcome:
         """Check, screen, measure, check again, select."""
@@ -102,24 +108,39 @@ class _ShapeRun:
         self._note(lost)
         yardstick = reference(shape, self.device, self.registry)
         offered = [c for c in [*([yardstick] if yardstick else []), *found] if c.solution not in self._timings]
-        sampler = self.bench(self.op, shape, self.device)
+        with self._clock("time"):
+            sampler = self.bench(self.op, shape, self.device)
         sets = getattr(sampler, "copies", None) or [self.op.make_inputs(shape, self.device.torch_device, seed) for seed in (0, 1)]
         verifier = Verifier(self.op, shape, sets, self.options.errRatio)
         checked = self._checked(list({c.solution: c for c in offered}.values()), verifier)
-        screened = screen(self.task, checked, sampler, self.options.topk, lambda leaders: self._neighbours(leaders, verifier))
+        timed = self._timed(sampler)
+        screened = screen(self.task, checked, timed, self.options.topk, lambda leaders: self._neighbours(leaders, verifier))
         self._note(screened.dropped)
         finalists = {candidate.solution: candidate for candidate in screened.survivors}
         if yardstick is not None:
             finalists |= {c.solution: c for c in checked if c.solution == yardstick.solution and c.solution in screened.rough}
-        self._measure(finalists, screened.rough, sampler, yardstick.solution if yardstick else None)
-        for solution, candidate in finalists.items():
-            after = verifier.check(solution, candidate.launcher, places=(len(sets) - 1,)) if candidate.launcher else None
-            if after is not None and after.status != "ok" and self._timings[solution].ok:
-                self._note([attrs.evolve(after, detail=f"right at first, then not: {after.detail}")])
+        calls = getattr(sampler, "calls", 1)
+        forget = getattr(sampler, "forget", None)
+        self._measure(finalists, {s: us * calls * 1e-6 for s, us in screened.rough.items()}, timed, forget, yardstick)
+        self._check_again(finalists, verifier, len(sets) - 1)
         eligible = [backend.libtype for backend in backends]
         timings = tuple(self._timings.values())
         winner, tied = select(timings, self.task.incumbent, order(backends, self.options.libtype), eligible)
-        return Outcome(self.task, winner, self._timings.get(yardstick.solution) if yardstick else None, timings, tied)
+        yard = self._timings.get(yardstick.solution) if yardstick else None
+        return Outcome(self.task, winner, yard, timings, tied, tuple(self._seconds.items()))
+
+    @contextlib.contextmanager
+    def _clock(self, activity: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._seconds[activity] = self._seconds.get(activity, 0.0) + time.perf_counter() - start
+
+    def _timed(self, sampler: Sampler) -> Sampler:
+        def sample(launchers: Mapping[Solution, Launcher], rounds: int) -> dict[Solution, Samples | Exception]:
+            with self._clock("time"):
+                return sampler(launchers, rounds)
+
+        return sample
 
     def _note(self, timings: Iterable[Timing]) -> None:
         for timing in timings:
@@ -129,8 +150,9 @@ class _ShapeRun:
         """Bind and verify; what fails is noted, what is right comes back with its launcher."""
         right = []
         for candidate in fresh:
-            bound = bind(candidate, self.task.shape, self.device)
-            timing = bound if isinstance(bound, Timing) else verifier.check(bound.solution, bound.launcher)  # type: ignore[arg-type]
+            with self._clock("check"):
+                bound = bind(candidate, self.task.shape, self.device)
+                timing = bound if isinstance(bound, Timing) else verifier.check(bound.solution, bound.launcher)  # type: ignore[arg-type]
             self._note([timing])
             if timing.status == "ok" and isinstance(bound, Candidate):
                 right.append(bound)
@@ -142,20 +164,38 @@ class _ShapeRun:
             for solution in leader.backend.refine(leader.solution, shape, self.device):
                 if solution not in self._timings:
                     fresh[solution] = Candidate(solution, leader.backend)
-        self._note(self.compilers.prepare((shape, candidate) for candidate in fresh.values()))
+        with self._clock("compile"):
+            self._note(self.compilers.prepare((shape, candidate) for candidate in fresh.values()))
         return self._checked([candidate for solution, candidate in fresh.items() if solution not in self._timings], verifier)
 
+    def _check_again(self, finalists: Mapping[Solution, Candidate], verifier: Verifier, place: int) -> None:
+        """Verify on other contents after the timing: a kernel that was right once may have left something behind."""
+        for solution, candidate in finalists.items():
+            with self._clock("check"):
+                after = verifier.check(solution, candidate.launcher, places=(place,)) if candidate.launcher else None
+            if after is not None and after.status != "ok" and self._timings[solution].ok:
+                self._note([attrs.evolve(after, detail=f"right at first, then not: {after.detail}")])
+
     def _measure(
-        self, finalists: dict[Solution, Candidate], rough: dict[Solution, float], sampler: Sampler, yardstick: Solution | None
+        self,
+        finalists: dict[Solution, Candidate],
+        cost: Mapping[Solution, float],
+        sampler: Sampler,
+        forget: Callable[[Mapping[Solution, Launcher]], None] | None,
+        yardstick: Candidate | None,
     ) -> None:
-        """Two phases of interleaved rounds: all finalists, then those that are near the best (and torch's call)."""
+        """Two phases of interleaved rounds: all finalists, then those that are near the best (and torch's call).
+
+        Args:
+            cost: device seconds of one round of each solution.
+            forget: frees what the sampler keeps for others than these, if it keeps anything.
+        """
         samples: dict[Solution, tuple[float, ...]] = dict.fromkeys(finalists, ())
-        racing, rounds = dict(finalists), min(FIRST_ROUNDS, self.options.iters)
-        clock = 0
+        racing, rounds, clock = dict(finalists), min(FIRST_ROUNDS, self.options.iters), 0
         for phase in (0, 1):
             launchers = {solution: candidate.launcher for solution, candidate in racing.items() if candidate.launcher}
-            if hasattr(sampler, "forget"):
-                sampler.forget(launchers)
+            if forget is not None:
+                forget(launchers)
             if phase == 0 and self.options.warmup:
                 sampler(launchers, self.options.warmup)
             for solution, answer in sampler(launchers, rounds).items():
@@ -167,11 +207,11 @@ class _ShapeRun:
                     racing.pop(solution)
             medians = {solution: median_and_noise(samples[solution])[0] for solution in racing}
             best = min(medians.values(), default=0.0)
-            racing = {s: c for s, c in racing.items() if medians[s] <= best * (1 + BEHIND) or s == yardstick}
-            round_s = sum(rough[s] for s in racing) * getattr(sampler, "calls", 1) * 1e-6
-            affordable = int(self.options.seconds / round_s) if round_s else self.options.iters
-            rounds = max(min(self.options.iters, max(affordable, FEWEST_ROUNDS)) - rounds, 0)
-            if not rounds:
+            spared = yardstick.solution if yardstick else None
+            racing = {s: c for s, c in racing.items() if medians[s] <= best * (1 + BEHIND) or s == spared}
+            affordable = int(self.options.seconds / max(sum(cost.get(s, 0.0) for s in racing), 1e-9))
+            rounds = min(self.options.iters, max(affordable, FEWEST_ROUNDS)) - rounds
+            if rounds <= 0:
                 break
         for solution, us in samples.items():
             if us:

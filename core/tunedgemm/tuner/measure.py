@@ -67,6 +67,7 @@ class Workload:
         self._flush = torch.empty(COLD * cache // 4, dtype=torch.float32, device=device.torch_device).zero_() if small else None
         self._graphs: dict[Solution, tuple[torch.cuda.CUDAGraph, torch.cuda.Event, torch.cuda.Event]] = {}
         self._pool: Any = None
+        self._stream = torch.cuda.Stream(device.torch_device) if device.kind != "cpu" else None
         self._random = random.Random(seed)
 
     def _room(self) -> int:
@@ -142,11 +143,16 @@ class Workload:
         end = torch.cuda.Event(enable_timing=True, external=True)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
-            start.record()
-            for place in range(self.calls):
-                call(*self.copies[place % len(self.copies)])
-            end.record()
+        # Not `torch.cuda.graph`, which empties the allocator's cache at each capture.
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool)
+            try:
+                start.record()
+                for place in range(self.calls):
+                    call(*self.copies[place % len(self.copies)])
+                end.record()
+            finally:
+                graph.capture_end()
         return graph, start, end
 
     def _replay(self, solution: Solution) -> Callable[[], float]:

@@ -101,6 +101,7 @@ class Outcome:
         reference: torch's own call, timed beside the others; None where it failed.
         timings: every candidate's.
         tied: solutions that were as fast as the winner within noise.
+        seconds: wall time by activity: check (bind and verify), compile, time.
     """
 
     task: Task
@@ -108,6 +109,7 @@ class Outcome:
     reference: Timing | None
     timings: tuple[Timing, ...] = ()
     tied: int = 0
+    seconds: tuple[tuple[str, float], ...] = ()
 
     @property
     def gain(self) -> float:

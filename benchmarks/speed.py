@@ -1,0 +1,160 @@
+"""Compare the table's winners with F.linear: interleaved rounds, cold weights, an A/A control, raw samples kept.
+
+    python benchmarks/speed.py --table tuned.csv --subset llama70b-tp8 --json speed.json
+
+A gain is the median of the per-round ratios, F.linear over the winner, with its 95 % interval by order statistics.
+"slower" means that the whole interval lies below 0.98. Run it twice, in two processes: the second confirms the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from tunedgemm.device import current_device
+from tunedgemm.dispatch import TunedGemm
+from tunedgemm.launcher import Launcher
+from tunedgemm.ops import op_named
+from tunedgemm.settings import Settings
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.tuner.measure import Workload
+from tunedgemm.tuner.trial import Samples
+
+HERE = Path(__file__).parent
+OP = op_named("a16w16")
+DEFAULT, AGAIN = Solution("torch", "native"), Solution("torch", "native-again")
+SLOWER = 0.98
+
+
+def shapes_of(subset: str, path: Path) -> list[tuple[str, Shape]]:
+    """(layer, shape) of each row of the shapes file that belongs to the subset, each shape once."""
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if not subset or subset in row["subsets"].split(";")]
+    named = {Shape("a16w16", int(row["M"]), int(row["N"]), int(row["K"])): row["layer"] for row in reversed(rows)}
+    return sorted(((layer, shape) for shape, layer in named.items()), key=lambda pair: (pair[1].n, pair[1].k, pair[1].m))
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """The median and its 95 % interval by order statistics."""
+    ordered, count = sorted(values), len(values)
+    reach = 0.98 * math.sqrt(count)
+    return ordered[count // 2], ordered[max(0, int(count / 2 - reach))], ordered[min(count - 1, math.ceil(count / 2 + reach))]
+
+
+def ceilings() -> dict[str, float]:
+    """Copy and read bandwidth in TB/s and bf16 matrix rate in TFLOP/s, as this device gives them now."""
+    if not torch.cuda.is_available():
+        return {}
+    big = torch.empty(1 << 30, dtype=torch.float32, device="cuda").normal_()
+    out, square = torch.empty_like(big), torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    work = {
+        "copy_tb_s": (lambda: out.copy_(big), 2 * big.nbytes / 1e12),
+        "read_tb_s": (lambda: big.sum(), big.nbytes / 1e12),
+        "matmul_tflop_s": (lambda: square @ square, 2 * 8192**3 / 1e12),
+    }
+    found = {}
+    for name, (call, amount) in work.items():
+        times = []
+        for _ in range(12):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1e3)
+        found[name] = round(amount / sorted(times[2:])[5], 3)
+    return found
+
+
+def compare(gemm: TunedGemm, layer: str, shape: Shape, rounds: int) -> dict[str, Any]:
+    """Time the table's solution, F.linear, and F.linear again on one shape."""
+    device = current_device()
+    explanation = gemm.dispatcher.explain(shape)
+    solution = explanation.offer.solution
+    backend = gemm.dispatcher.registry.get(solution.libtype)
+    ours = backend.bind(solution, shape, device)
+    plain = Launcher(torch.nn.functional.linear)
+    launchers = {DEFAULT: plain, AGAIN: Launcher(lambda *operands: torch.nn.functional.linear(*operands))}
+    if solution != DEFAULT:
+        launchers[solution] = ours
+    workload = Workload(OP, shape, device, seed=1)
+    workload(launchers, 5)
+    answers = workload(launchers, rounds)
+    samples = {key: answer.us for key, answer in answers.items() if isinstance(answer, Samples)}
+    default, again, mine = samples[DEFAULT], samples[AGAIN], samples.get(solution, samples[DEFAULT])
+    gain, low, high = interval([a / b for a, b in zip(default, mine, strict=True)]) if solution != DEFAULT else (1.0, 1.0, 1.0)
+    control, control_low, control_high = interval([a / b for a, b in zip(default, again, strict=True)])
+    return {
+        "layer": layer, "M": shape.m, "N": shape.n, "K": shape.k, "solution": str(solution), "tuned": explanation.tuned,
+        "default_us": interval(list(default))[0], "tuned_us": interval(list(mine))[0], "gain": gain, "low": low, "high": high,
+        "control": control, "control_low": control_low, "control_high": control_high,
+        "samples": {"default": default, "again": again, "tuned": mine},
+    }  # fmt: skip
+
+
+def geometric_mean(values: list[float]) -> float:
+    """The geometric mean; 0 of nothing."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else 0.0
+
+
+def summarise(results: list[dict[str, Any]]) -> list[str]:
+    """The lines that are printed and that the committed result carries."""
+    lines = []
+    for m in sorted({r["M"] for r in results}):
+        mine = [r["gain"] for r in results if r["M"] == m]
+        lines.append(f"M={m}: geometric mean {geometric_mean(mine):.3f} over {len(mine)} shapes, slowest {min(mine):.3f}")
+    gains = [r["gain"] for r in results]
+    slower = [r for r in results if r["high"] < SLOWER]
+    lines.append(
+        f"all: geometric mean {geometric_mean(gains):.3f} over {len(gains)} shapes, slowest {min(gains):.3f}, slower than F.linear: {len(slower)}"
+    )
+    return lines
+
+
+def main() -> int:
+    """Compare and print; exit 1 if a shape is slower."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", type=Path, required=True, help="the tuned CSV to judge")
+    parser.add_argument("--shapes", type=Path, default=HERE / "shapes.csv")
+    parser.add_argument("--subset", default="llama70b-tp8", help="subset of the shapes file; empty for all")
+    parser.add_argument("--rounds", type=int, default=51)
+    parser.add_argument("--json", type=Path, help="write everything, raw samples included")
+    arguments = parser.parse_args()
+    gemm = TunedGemm(settings=Settings())
+    gemm.load_config(arguments.table)
+    device = current_device()
+    head = {
+        "date": datetime.now(timezone.utc).date().isoformat(), "device": str(device), "versions": dict(device.versions),
+        "subset": arguments.subset, "rounds": arguments.rounds, "ceilings": ceilings(),
+    }  # fmt: skip
+    print(json.dumps(head))
+    results = []
+    for layer, shape in shapes_of(arguments.subset, arguments.shapes):
+        found = compare(gemm, layer, shape, arguments.rounds)
+        results.append(found)
+        band = f"[{found['low']:.3f}, {found['high']:.3f}]"
+        control = f"A/A {found['control']:.3f} [{found['control_low']:.3f}, {found['control_high']:.3f}]"
+        sizes = f"{layer:14} {shape.m:5} {shape.n:6} {shape.k:6}"
+        print(
+            f"{sizes} {found['default_us']:9.2f} {found['tuned_us']:9.2f} us  {found['gain']:.3f} {band}  {control}  {found['solution']}",
+            flush=True,
+        )
+    lines = summarise(results)
+    print("\n".join(lines))
+    if arguments.json:
+        for result in results:
+            result["samples"] = {name: [round(us, 3) for us in values] for name, values in result["samples"].items()}
+        arguments.json.write_text(json.dumps({**head, "summary": lines, "results": results}))
+    return 1 if any(result["high"] < SLOWER for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
