@@ -1,6 +1,7 @@
 """The documents say what there is, and what they show works."""
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -203,3 +204,16 @@ def test_main_job(tmp_path):
     assert "9 tuned, 0 failed" in answer.stdout
     assert "Outputs agree" in answer.stdout
     assert len((tmp_path / "bf16_tuned_gemm.csv").read_text().splitlines()) == 10
+
+
+def test_dispatch_tax(tmp_path):
+    """What `make bench` runs measures every case on the CPU and keeps all samples."""
+    kept = tmp_path / "tax.json"
+
+    subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "dispatch_tax.py", "--rounds", "3", "--calls", "20", "--json", kept], check=True, timeout=300
+    )
+
+    found = [case for case in json.loads(kept.read_text())["cases"] if case["device"] == "cpu"]
+    assert {(case["dimensions"], case["bias"]) for case in found} == {(2, False), (2, True), (3, False), (3, True)}
+    assert all(len(samples) == 3 and min(samples) > 0 for case in found for samples in case["samples"].values())
