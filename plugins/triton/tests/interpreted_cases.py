@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import torch
-from tunedgemm.plugin import Device, Shape, ops
+from tunedgemm.plugin import Device, Shape, ops, torch_dtype
 from tunedgemm_triton.compile import build_of, constants, function_of
 from tunedgemm_triton.fit import grid_of, partial_bytes, tiles_of
 from tunedgemm_triton.names import Tma, kernel_of
@@ -25,29 +25,17 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     operands = ops()["a16w16"].make_inputs(shape, torch.device("cpu"), 1)
     x, weight, bias = (*operands, None)[:3]
     # Poison shows elements that nobody stored, and stores past the end.
-    out = torch.full(
-        (shape.m * shape.n + 64,),
-        torch.nan,
-        dtype=getattr(torch, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[shape.outdtype]),
-    )
+    out = torch.full((shape.m * shape.n + 64,), torch.nan, dtype=torch_dtype(shape.outdtype))
     build = build_of(kernel, split_k, shape, DEVICE)
-    arguments: dict[str, Any] = {
-        "x": x,
-        "weight": weight,
-        "bias": bias if bias is not None else x,
-        "out": out,
-        "M": shape.m,
-        "N": shape.n,
-        "K": shape.k,
-    }
+    arguments: dict[str, Any] = {"x": x, "weight": weight, "bias": x if bias is None else bias, "out": out}
+    arguments |= {"M": shape.m, "N": shape.n, "K": shape.k}
     counters = torch.zeros(max(tiles_of(kernel, shape), 1), dtype=torch.int32)
     if isinstance(kernel, Tma):
         from triton.tools.tensor_descriptor import TensorDescriptor
 
         arguments["x"] = TensorDescriptor.from_tensor(x, [kernel.block_m, kernel.block_k])
         arguments["weight"] = TensorDescriptor.from_tensor(weight, [kernel.block_n, kernel.block_k])
-    else:
-        arguments |= {"partial": torch.full((partial_bytes(kernel, split_k, shape) // 4 + 1,), torch.nan), "counters": counters}
+    arguments |= {"partial": torch.full((partial_bytes(kernel, split_k, shape) // 4 + 1,), torch.nan), "counters": counters}
     function_of(kernel)[grid_of(kernel, split_k, shape, DEVICE)](**arguments, **constants(build, upcast=True))
     expected = ops()["a16w16"].reference(shape, operands)
     got = out[: shape.m * shape.n].view(shape.m, shape.n).double()

@@ -36,6 +36,7 @@ CASES = [
     _case("gemm_r1_m16n32k16_g1_w4s2_t", 9, 37, 100, split_k=4, out="fp32"),
     _case("gemm_r1_m16n16k64_g1_w4s2", 4, 16, 129, split_k=2, dtype="fp16", out="fp32"),
     _case("tma_r1_m16n32k32_g2_w4s2", 37, 50, 72, bias=True),
+    _case("tma_r1_m16n32k16_g8_w4s2", 40, 50, 200, split_k=3, bias=True),
     _case("tma_r1_m32n32k16_g8_w4s2", 100, 96, 64, dtype="fp16", out="fp32"),
 ]
 

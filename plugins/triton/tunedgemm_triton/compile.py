@@ -79,9 +79,10 @@ def constants(build: Build, *, upcast: bool = False) -> dict[str, int | bool]:
         split = {"SPLIT_K": build.split_k, "EVEN_K": build.even_k, "ONE_TRIP": build.one_trip}
         return {**common, **split, "ROWS": kernel.rows, "UNROLL": kernel.unroll, "STAGES": kernel.stages}
     common |= {"BLOCK_M": kernel.block_m, "GROUP_M": kernel.group_m, "UPCAST": upcast}
-    if isinstance(kernel, Gemm):
-        return {**common, "SWAP": kernel.swap, "SPLIT_K": build.split_k, "EVEN_K": build.even_k}
-    return {**common, "SPECIALIZE": kernel.specialize, "FLATTEN": not kernel.specialize}
+    common |= {"SPLIT_K": build.split_k}
+    return (
+        {**common, "SWAP": kernel.swap, "EVEN_K": build.even_k} if isinstance(kernel, Gemm) else {**common, "SPECIALIZE": kernel.specialize}
+    )
 
 
 def signature(build: Build, names: list[str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
 
-from tunedgemm_triton.limits import ARCHITECTURES, MAX_GRID_YZ, MAX_TILES
+from tunedgemm_triton.limits import ARCHITECTURES, MAX_GRID_YZ, MAX_PARTIAL_BYTES, MAX_TILES
 from tunedgemm_triton.names import Gemm, Gemv, Kernel, Tma
 
 
@@ -33,13 +33,17 @@ def grid_of(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> tuple
     if isinstance(kernel, Gemv):
         return ceil_div(shape.n, kernel.block_n), split_k, ceil_div(shape.m, kernel.rows)
     if isinstance(kernel, Tma):
-        return min(tiles_of(kernel, shape), device.cu_num), 1, 1
+        resident = min(max(ARCHITECTURES[device.gfx].shared_bytes // shared_bytes(kernel, device.gfx), 1), 2)
+        return min(tiles_of(kernel, shape) * split_k, device.cu_num * resident), 1, 1
     return tiles_of(kernel, shape), split_k, 1
 
 
 def partial_bytes(kernel: Kernel, split_k: int, shape: Shape) -> int:
     """Bytes of float32 partial tiles that a split product keeps between its programs."""
-    return 4 * split_k * tiles_of(kernel, shape) * rows_of(kernel) * kernel.block_n if split_k > 1 else 0
+    if split_k == 1:
+        return 0
+    rows = 1 << (rows_of(kernel) - 1).bit_length()
+    return 4 * split_k * tiles_of(kernel, shape) * rows * kernel.block_n
 
 
 def shared_bytes(kernel: Kernel, gfx: str) -> int:
@@ -62,7 +66,7 @@ def registers(kernel: Kernel, gfx: str) -> int:
     """32-bit registers a thread for the float32 sums, for gemv also for the loads of one trip."""
     threads = kernel.warps * ARCHITECTURES[gfx].warp_size
     if isinstance(kernel, Gemv):
-        sums = kernel.rows * kernel.block_n * kernel.block_k // threads
+        sums = kernel.rows * kernel.block_n * kernel.block_k // (8 * threads)
         return sums + (kernel.rows + kernel.block_n) * kernel.block_k * kernel.unroll // (2 * threads)
     # Two of three warp groups hold sums where warps are specialised.
     groups = 2 if isinstance(kernel, Tma) and kernel.specialize else 1
@@ -81,7 +85,8 @@ def refusal(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> str:
             return f"Triton does not specialise warps on {device.gfx}"
         if kernel.specialize and kernel.warps != 4:
             return f"warps are specialised with 4 of them only, not {kernel.warps}"
-        return "" if split_k == 1 else "the persistent kernel does not split K"
+        if kernel.specialize and split_k > 1:
+            return "a kernel with specialised warps does not split K"
     if isinstance(kernel, Gemm) and device.kind != "amd" and (kernel.nonkdim or kernel.kpack > 1 or kernel.waves):
         return f"{kernel.name} uses options of AMD's compiler"
     if isinstance(kernel, Gemm) and device.gfx == "gfx950" and kernel.kpack > 1:
@@ -91,5 +96,7 @@ def refusal(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> str:
         return f"split-K counts at most {MAX_TILES} tiles (this shape has {tiles})"
     if split_k > ceil_div(shape.k, step_of(kernel)):
         return f"K={shape.k} has fewer than splitK={split_k} steps of {step_of(kernel)}"
+    if partial_bytes(kernel, split_k, shape) > MAX_PARTIAL_BYTES:
+        return f"splitK={split_k} keeps {partial_bytes(kernel, split_k, shape)} bytes of partial sums; {MAX_PARTIAL_BYTES} are the most"
     groups = grid_of(kernel, split_k, shape, device)[2]
     return "" if groups <= MAX_GRID_YZ else f"M={shape.m} makes {groups} groups of rows; a grid ends at {MAX_GRID_YZ}"

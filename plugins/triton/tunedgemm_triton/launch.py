@@ -6,9 +6,9 @@ types, no tensor wrapper. Triton's launch hooks (its profiler's) are not called.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +19,7 @@ from tunedgemm_triton.compile import Build, build_of, compiled, our_cache
 from tunedgemm_triton.counters import counters_of
 from tunedgemm_triton.fit import grid_of, partial_bytes, refusal
 from tunedgemm_triton.limits import ARCHITECTURES, supports
-from tunedgemm_triton.names import Tma, kernel_of
+from tunedgemm_triton.names import kernel_of
 from tunedgemm_triton.solutions import enumerate_solutions
 
 #: Descriptors that one launcher keeps for each operand: addresses repeat, since allocators and weights do.
@@ -83,12 +83,11 @@ def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsuppo
     if refused := refusal(kernel, split_k, shape, device):
         return Unsupported(refused)
     loaded = load(build_of(kernel, split_k, shape, device), device.index)
-    if isinstance(kernel, Tma):
-        call = _with_descriptors(loaded, kernel, shape, device)
-        return Launcher(_on_device(call, device.index))
-    grid = grid_of(kernel, split_k, shape, device)
-    nbytes = partial_bytes(kernel, split_k, shape)
-    call = _split(loaded, grid, nbytes, shape, device) if split_k > 1 else _plain(loaded, grid, shape, device)
+    grid, nbytes = grid_of(kernel, split_k, shape, device), partial_bytes(kernel, split_k, shape)
+    if loaded.maps:
+        call = _with_descriptors(loaded, grid, nbytes, shape, device)
+    else:
+        call = _split(loaded, grid, nbytes, shape, device) if nbytes else _plain(loaded, grid, shape, device)
     return Launcher(_on_device(call, device.index), workspace_bytes=nbytes)
 
 
@@ -112,7 +111,7 @@ def load(build: Build, index: int) -> Loaded:
             run = kernel.run
     except Exceeded as error:
         raise OutOfResources(f"triton {build.kernel.name} on {build.gfx}: {error}") from error
-    maps = tuple(getattr(kernel.metadata, "tensordesc_meta", None) or ())
+    maps = _boxes(kernel)
     rest = (None,) * sum(text == "constexpr" for text in kernel.src.signature.values())
     tail = (kernel.packed_metadata, None, None, None)
     known = __version__.startswith("3.6.") and hasattr(run, "launch_pdl") and not run.global_scratch_size
@@ -122,6 +121,23 @@ def load(build: Build, index: int) -> Loaded:
         return Loaded(run, (kernel.function, *tail), rest, maps)
     launch = inspect.getclosurevars(run.launch).nonlocals["launcher"] if maps else run.launch
     return Loaded(launch, (kernel.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *tail), rest, maps)
+
+
+def _boxes(kernel: Any) -> tuple[dict[str, Any], ...]:
+    """The tensor descriptors of a compiled kernel, with the boxes that its loads really fill.
+
+    Where warps are specialised Triton 3.6 gives half the rows to each consumer and loads them apart, but its metadata
+    keeps the whole tile: a box of that size would overrun the buffer and its barrier would wait for ever.
+    """
+    metas = getattr(kernel.metadata, "tensordesc_meta", None) or ()
+    text = kernel.asm["ttgir"] if metas else ""
+    boxes = []
+    for name, meta in zip(("x", "weight"), metas, strict=False):
+        rows = {int(found) for found in re.findall(rf"async_tma_copy_global_to_local %{name}\[.*?-> !ttg\.memdesc<(\d+)x", text)}
+        if len(rows) != 1:
+            raise LaunchError(f"triton {kernel.name}: loads of {name!r} fill boxes of {sorted(rows)} rows; one size is needed")
+        boxes.append({**meta, "block_size": [rows.pop(), *meta["block_size"][1:]]})
+    return tuple(boxes)
 
 
 def _plain(loaded: Loaded, grid: tuple[int, int, int], shape: Shape, device: Device) -> Callable[..., Any]:
@@ -163,21 +179,28 @@ def _split(loaded: Loaded, grid: tuple[int, int, int], nbytes: int, shape: Shape
     return call
 
 
-def _with_descriptors(loaded: Loaded, kernel: Tma, shape: Shape, device: Device) -> Callable[..., Any]:
+def _with_descriptors(loaded: Loaded, grid: tuple[int, int, int], nbytes: int, shape: Shape, device: Device) -> Callable[..., Any]:
     """One launch with the tensor descriptors of x and weight by value, kept by address."""
     import torch
 
-    empty, stream, index = torch.empty, torch._C._cuda_getCurrentRawStream, device.index
-    launch, head, gx = loaded.launch, loaded.head, grid_of(kernel, 1, shape, device)[0]
+    empty, stream, index, byte = torch.empty, torch._C._cuda_getCurrentRawStream, device.index, torch.uint8
+    launch, head, gx = loaded.launch, loaded.head, grid[0]
     out_dtype, where, m, n, k = torch_dtype(shape.outdtype), device.torch_device, shape.m, shape.n, shape.k
     map_x, map_weight = (_descriptor(meta, size, k) for meta, size in zip(loaded.maps, (m, n), strict=True))
     sizes_x, sizes_weight, tail = (m, k, k, 1), (n, k, k, 1), (m, n, k, *loaded.rest)
+    count = counters_of(where) if nbytes else None
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
         out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
-        described_x, described_weight = map_x(x.data_ptr()), map_weight(weight.data_ptr())
+        place = counters = 0
+        if count is not None:
+            partial = empty(nbytes, dtype=byte, device=where)
+            place = partial.data_ptr()
+            zeros = count(place)
+            counters = zeros.data_ptr()
+        described = (map_x(x.data_ptr()), *sizes_x, map_weight(weight.data_ptr()), *sizes_weight)
         added = 0 if bias is None else bias.data_ptr()
-        launch(gx, 1, 1, stream(index), *head, described_x, *sizes_x, described_weight, *sizes_weight, added, out.data_ptr(), *tail)
+        launch(gx, 1, 1, stream(index), *head, *described, added, out.data_ptr(), place, counters, *tail)
         return out
 
     return call
@@ -203,18 +226,25 @@ def _descriptor(meta: dict[str, Any], rows: int, k: int) -> Callable[[int], Any]
     return describe
 
 
+@functools.cache
+def _devices() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def _on_device(call: Callable[..., Any], index: int) -> Callable[..., Any]:
     """The call itself, or with several devices one that makes its device current where it is not."""
     import torch
 
-    if torch.cuda.device_count() < 2:
+    if _devices() < 2:
         return call
-    current, device = torch._C._cuda_getDevice, contextlib.nullcontext if index < 0 else functools.partial(torch.cuda.device, index)
+    current, device = torch._C._cuda_getDevice, torch.cuda.device
 
     def guarded(*operands: Any) -> Any:
         if current() == index:
             return call(*operands)
-        with device():
+        with device(index):
             return call(*operands)
 
     return guarded

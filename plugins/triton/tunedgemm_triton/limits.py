@@ -52,6 +52,9 @@ MAX_GRID_YZ = 65535
 #: Tiles that one split-K launch may count.
 MAX_TILES = 1024
 
+#: Partial sums of one launch: their offsets are 32-bit, and more would cost more traffic than the split saves.
+MAX_PARTIAL_BYTES = 1 << 30
+
 
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
     """True, or why no kernel here takes the shape on the architecture."""

@@ -43,7 +43,7 @@ class Gemv:
     block_n: int = _power(1, 64)
     block_k: int = _power(64, 16384)
     unroll: int = _within(1, 16)
-    warps: int = _power(1, 16)
+    warps: int = _power(1, 32)
     stages: int = _within(1, 8, 1)
 
     @property

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from tunedgemm_triton.kernels.arrival import arrives_last, leave_zero
+from tunedgemm_triton.kernels.arrival import arrives_last, leave_zero, sum_parts
 
 
 @triton.jit
@@ -78,7 +78,4 @@ def gemm(
         tl.store(partial + part * size + within, acc)
         if arrives_last(counters + tile, SPLIT_K):
             leave_zero(counters + tile)
-            total = tl.load(partial + within, cache_modifier=".cg")
-            for other in range(1, SPLIT_K):
-                total += tl.load(partial + other * size + within, cache_modifier=".cg")
-            store_tile(total, out, bias, m, n, M, N, HAS_BIAS, SWAP)
+            store_tile(sum_parts(partial + within, size, SPLIT_K), out, bias, m, n, M, N, HAS_BIAS, SWAP)
