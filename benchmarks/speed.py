@@ -57,7 +57,7 @@ def ceilings() -> dict[str, float]:
     out, square = torch.empty_like(big), torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
     work = {
         "copy_tb_s": (lambda: out.copy_(big), 2 * big.nbytes / 1e12),
-        "read_tb_s": (lambda: big.sum(), big.nbytes / 1e12),
+        "read_tb_s": (big.sum, big.nbytes / 1e12),
         "matmul_tflop_s": (lambda: square @ square, 2 * 8192**3 / 1e12),
     }
     found = {}
@@ -82,7 +82,7 @@ def compare(gemm: TunedGemm, layer: str, shape: Shape, rounds: int) -> dict[str,
     backend = gemm.dispatcher.registry.get(solution.libtype)
     ours = backend.bind(solution, shape, device)
     plain = Launcher(torch.nn.functional.linear)
-    launchers = {DEFAULT: plain, AGAIN: Launcher(lambda *operands: torch.nn.functional.linear(*operands))}
+    launchers = {DEFAULT: plain, AGAIN: Launcher(torch.nn.functional.linear)}
     if solution != DEFAULT:
         launchers[solution] = ours
     workload = Workload(OP, shape, device, seed=1)

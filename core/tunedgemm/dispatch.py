@@ -85,8 +85,6 @@ class Dispatcher:
             with self._lock:
                 if self._table is None:
                     self._table = Table.load(self.op, above=self._above)
-                    for problem in self._table.problems[:20]:
-                        _log.warning("%s", problem)
         return self._table
 
     def explain(self, shape: Shape, device: Device | None = None) -> Explanation:
@@ -123,13 +121,15 @@ class Dispatcher:
         """Veto the solution that just raised for its shape and serve the call with the next offer; torch's errors stand."""
         shape = self.op.shape_of(*operands, otype=otype)
         device = device_of(operands[0].get_device())
-        bound = self._bound.pop((shape, device.index), None)
-        if key is not None:
-            self.launchers.pop(key, None)
+        bound = self._bound.get((shape, device.index))
         if bound is None or bound[0].offer.origin == "builtin" or _out_of_memory(error):
             raise error
         solution = bound[0].offer.solution
         self._vetoed[shape, device.index, solution] = f"failed in this process: {type(error).__name__}: {error}"
+        # Last, so that a launcher that ran into the recursion limit is vetoed by whichever frame has the room for it.
+        self._bound.pop((shape, device.index), None)
+        if key is not None:
+            self.launchers.pop(key, None)
         _log.warning("%s failed for %s and will not be used for it again: %s: %s", solution, shape, type(error).__name__, error)
         return self.resolve(key, operands, otype)
 

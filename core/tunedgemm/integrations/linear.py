@@ -31,6 +31,8 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
         return _original(input, weight, bias)
     try:
         return gemm_a16w16(input, weight, bias)
+    except RecursionError:  # a launcher that calls the patched function: a frame further out demotes it
+        raise
     except (UserError, RuntimeError):  # not this op, or a wrapped tensor without memory: torch answers, or says what is wrong
         return _original(input, weight, bias)
 

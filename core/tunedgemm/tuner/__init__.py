@@ -150,6 +150,7 @@ class _ShapeRun:
         """Bind and verify; what fails is noted, what is right comes back with its launcher."""
         right = []
         for candidate in fresh:
+            _log.debug("checking %s", candidate.solution)  # the last one of a run that hangs is the culprit
             with self._clock("check"):
                 bound = bind(candidate, self.task.shape, self.device)
                 timing = bound if isinstance(bound, Timing) else verifier.check(bound.solution, bound.launcher)  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ from tunedgemm.tuner.trial import Samples
 
 #: Device time of one sample: long enough that what is around a graph's launch is under 1 % of it.
 SAMPLE_US = 400.0
+CPU_SAMPLE_US = 10_000.0
 #: Weights are rotated over this many times the last-level cache.
 COLD = 3
 MAX_COPIES = 64
@@ -63,7 +64,9 @@ class Workload:
         self.copies = [first] + [self._rotated(first, seed + place) for place in range(1, copies)]
         # Where the copies do not outgrow the cache, each is used once a sample, after the cache was read over.
         small = copies * weight_bytes < 2 * cache
-        self.calls: int = copies if small else max(copies, round(SAMPLE_US / guess)) if device.kind != "cpu" else copies
+        on_cpu = device.kind == "cpu"
+        enough = round((CPU_SAMPLE_US if on_cpu else SAMPLE_US) / guess)
+        self.calls: int = max(2, min(copies, enough)) if on_cpu else copies if small else max(copies, enough)
         self._flush = torch.empty(COLD * cache // 4, dtype=torch.float32, device=device.torch_device).zero_() if small else None
         self._graphs: dict[Solution, tuple[torch.cuda.CUDAGraph, torch.cuda.Event, torch.cuda.Event]] = {}
         self._pool: Any = None

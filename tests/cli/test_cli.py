@@ -1,0 +1,167 @@
+"""The command line: what users type, what they read, and the exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tunedgemm.cli import commands, main
+
+SHAPES = "M,N,K\n1,64,128\n5,64,128\n"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def untuned(tmp_path: Path) -> Path:
+    path = tmp_path / "in.csv"
+    path.write_text(SHAPES)
+    return path
+
+
+def test_tune_show_check_explain(
+    tmp_path: Path, untuned: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tuning writes a table that the other commands read and find faultless."""
+    table = tmp_path / "out.csv"
+    code, out, _ = run(capsys, "tune", "-i", str(untuned), "-o", str(table), "--libtype", "torch", "--iters", "5", "-v")
+    assert code == 0
+    assert "2 tuned, 0 failed" in out and "geometric mean" in out and "seconds: " in out
+
+    code, out, _ = run(capsys, "table", "show", str(table), "--here")
+    assert code == 0 and out.count("out.csv:") == 2
+    assert run(capsys, "table", "check", str(table))[:2] == (0, f"{table}: 2 rows, no fault\n")
+
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(table))
+    code, out, _ = run(capsys, "explain", "5,64,128")
+    assert code == 0 and "runs torch:" in out and "out.csv:" in out
+    assert "untuned" in run(capsys, "explain", "5,64,128", "--device", "gfx942:304", "--bias")[1]
+    assert "out.csv:" in run(capsys, "table", "show")[1]
+
+
+def test_a_second_run_skips_and_all_does_not(tmp_path: Path, untuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is tuned is skipped and said to be; --all tunes it again; AITER's long names work."""
+    arguments = ["tune", "--input_file", str(untuned), "--tuned_file", str(tmp_path / "out.csv"), "--libtype", "torch", "--iters", "3"]
+    run(capsys, *arguments)
+
+    assert "0 tuned, 0 failed, 2 skipped" in run(capsys, *arguments)[1]
+    assert "2 tuned" in run(capsys, *arguments, "--all", "--sort", "False", "--profile_file", str(tmp_path / "p.csv"))[1]
+    assert (tmp_path / "p.csv").read_text().startswith("gfx,cu_num,M,N,K")
+
+
+def test_check_finds_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Duplicates, times that are none and large errors are faults, exit code 1."""
+    table = tmp_path / "bad.csv"
+    row = "sm_90,132,1,64,128,False,torch.bfloat16,torch.bfloat16,False,False,triton,0,0,{us},k,{err},1,1"
+    head = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
+    table.write_text("\n".join([head, row.format(us=3, err=0.0), row.format(us=2, err=0.9), row.format(us=-1, err=0)]) + "\n")
+
+    code, out, _ = run(capsys, "table", "check", str(table))
+
+    assert code == 1
+    assert "3 rows for" in out and "0.9" in out and "bad.csv:4" in out
+
+
+def test_plugins_says_what_is_here_and_what_is_not(capsys: pytest.CaptureFixture[str], fake_plugins: Path) -> None:
+    """Each backend with its distribution and ops; what is not installed with the pip command; rivals are named."""
+    code, out, _ = run(capsys, "plugins", "-v")
+
+    assert code == 0
+    assert "torch" in out and "a16w16" in out and "yes" in out
+    assert "pip install tunedgemm[asm]" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tune", "-i", "absent.csv"], "no such file: absent.csv"),
+        (["tune", "--libtype", "nope", "-i", "{untuned}"], "no backend of that name; installed:"),
+        (["tune", "--libtype", "asm", "-i", "{untuned}"], "pip install tunedgemm[asm]"),
+        (["tune", "--op", "a99w99", "-i", "{untuned}"], "unknown op 'a99w99'; registered: a16w16"),
+        (["tune", "--iters", "0", "-i", "{untuned}"], "--iters must be at least 1"),
+        (["tune"], "AITER_TUNE_GEMM=1"),
+        (["explain", "1,2"], "expected three sizes"),
+        (["explain", "1,2,3", "--device", "gfx942"], "GFX:CU"),
+        (["explain", "1,2,3", "--dtype", "bf17"], "unknown dtype 'bf17'"),
+        (["table", "check"], "needs a file"),
+        (["table", "show", "absent.csv"], "absent.csv"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_users_mistakes_are_one_line_without_a_traceback(
+    arguments: list[str], message: str, untuned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, the reason on standard error, nothing else."""
+    code, out, err = run(capsys, *[text.format(untuned=untuned) for text in arguments])
+
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err and out == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (b"\x00\x01\x02\xff\xfe" * 40, "in.csv"),
+        (b"M,N\n1,2\n", "K"),
+        (b"M,N,K,colour\n1,2,3,red\n", "colour"),
+        (b"M,N,K,dtype\n1,2,3,__import__('os').abort()\n", "dtype"),
+        (b"M,N,K\n-1,64,128\n", "in.csv:2"),
+        (b"M,N,K\n1,64,99999999999999\n", "in.csv:2"),
+        (b"M,N,K\n1,64,banana\n", "in.csv:2"),
+        (b"M,N,K,bias\n1,64,128,perhaps\n", "bias"),
+    ],
+    ids=["empty", "binary", "no K", "unknown column", "code as dtype", "negative", "absurd", "word", "bad flag"],
+)
+def test_bad_input_files_say_what_is_wrong(tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each kind of bad untuned file is one clear line, and no table is written."""
+    path = tmp_path / "in.csv"
+    path.write_bytes(content)
+
+    code, _, err = run(capsys, "tune", "-i", str(path), "-o", str(tmp_path / "out.csv"))
+
+    assert code == 2
+    assert message in err and "Traceback" not in err
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_every_command_has_help_and_the_module_runs() -> None:
+    """python -m tunedgemm is the command; each subcommand explains itself."""
+    assert {"tune", "plugins", "table", "explain"} <= {command.name for command in commands()}
+    for command in commands():
+        done = subprocess.run([sys.executable, "-m", "tunedgemm", command.name, "--help"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and command.help[:20] in " ".join(done.stdout.split())
+
+
+def test_plugins_contribute_commands_and_a_broken_one_is_left_out(tmp_path: Path) -> None:
+    """The group tunedgemm.commands adds subcommands; one that cannot be imported is named and skipped."""
+    (tmp_path / "greeting.py").write_text(
+        "from tunedgemm.plugin import Command\n"
+        "command = Command('greet', 'say hello', lambda parser: None, lambda arguments: print('hello') or 0)\n"
+    )
+    info = tmp_path / "greeting-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[tunedgemm.commands]\ngreet = greeting:command\nbroken = not_there:command\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    command = [sys.executable, "-m", "tunedgemm", "greet"]
+
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+    assert "'broken'" in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path, untuned: Path) -> None:
+    """Output into a closed pipe ends quietly."""
+    done = subprocess.run(f"{sys.executable} -m tunedgemm plugins | true", shell=True, capture_output=True, text=True, check=False)
+
+    assert "Traceback" not in done.stderr

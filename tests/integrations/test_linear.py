@@ -1,0 +1,141 @@
+"""F.linear routing: patched() changes speed and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import tunedgemm
+from torch.nn import functional
+from tunedgemm.csvfile import Row, write_rows
+from tunedgemm.device import device_of
+from tunedgemm.dispatch import tgemm
+from tunedgemm.integrations.linear import linear, patched
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.testing.fakes import fake_backend, fake_registry
+
+SHAPE = Shape("a16w16", 4, 16, 32, "fp32")
+
+
+@pytest.fixture
+def routed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The default instance over a table that sends one shape to a fake backend; a list of the calls that reach it."""
+    calls: list[str] = []
+
+    def use(call) -> list[str]:
+        def counted(solution, shape, *operands):
+            calls.append(solution.kernel_name)
+            return call(*operands)
+
+        registry = fake_registry(fake_backend("turbo", call=counted))
+        here = device_of(-1)
+        path = tmp_path / "t.csv"
+        write_rows(
+            path,
+            op_named("a16w16"),
+            [Row(shape=SHAPE, gfx=here.gfx, cu_num=here.cu_num, device="", solution=Solution("turbo", "fake"), us=1.0)],
+        )
+        monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(path))
+        monkeypatch.setattr(tgemm.dispatcher, "_given", (registry, None))
+        tunedgemm.reload()
+        return calls
+
+    yield use
+    monkeypatch.undo()
+    tunedgemm.reload()
+
+
+def calls_the_patched_one(*operands):
+    return functional.linear(*operands)
+
+
+def test_an_unmodified_model_runs_the_tables_choice_inside_the_block_only(routed) -> None:
+    """nn.Linear reaches the tuned kernel under patched() and not after it."""
+    calls = routed(torch._C._nn.linear)
+    layer, x = torch.nn.Linear(32, 16, bias=False), torch.randn(2, 2, 32)
+
+    with torch.no_grad():
+        with patched():
+            inside = layer(x)
+        outside = layer(x)
+
+    torch.testing.assert_close(inside, outside)
+    assert calls == ["fake"]
+    assert functional.linear is not linear
+
+
+def test_the_original_comes_back_after_an_error_and_after_nesting() -> None:
+    """Leaving the block in any way restores what was there before it."""
+    before = functional.linear
+    with pytest.raises(ZeroDivisionError), patched(), patched():
+        raise ZeroDivisionError
+
+    assert functional.linear is before
+
+
+@pytest.mark.parametrize(
+    "operands",
+    [
+        (torch.randn(4, 32).double(), torch.randn(16, 32).double()),
+        (torch.randn(4, 32), torch.randn(32)),
+        (torch.randn(32), torch.randn(16, 32), torch.randn(16)),
+        (torch.ones(4, 32, dtype=torch.int64), torch.ones(16, 32, dtype=torch.int64)),
+        (torch.randn(4, 32, device="meta"), torch.randn(16, 32, device="meta")),
+        (torch.randn(0, 32), torch.randn(16, 32)),
+        (torch.randn(4, 32).t().contiguous().t(), torch.randn(32, 16).t()),
+    ],
+    ids=["float64", "1-D weight", "1-D input", "integers", "meta", "no rows", "strided"],
+)
+def test_whatever_torch_takes_comes_out_as_torch_gives_it(operands: tuple[torch.Tensor, ...]) -> None:
+    """Dtypes, ranks and devices that the tables do not know pass through."""
+    out, expected = linear(*operands), torch._C._nn.linear(*operands)
+
+    assert (out.shape, out.dtype, out.device) == (expected.shape, expected.dtype, expected.device)
+    if not out.is_meta:
+        torch.testing.assert_close(out, expected)
+
+
+def test_torchs_own_errors_reach_the_user() -> None:
+    """Operands that do not fit raise what F.linear raises, in torch's words."""
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        linear(torch.randn(4, 31), torch.randn(16, 32))
+
+
+def test_autocast_vmap_and_compile_keep_their_meaning() -> None:
+    """Autocast casts, vmap batches, and a compiled model traces through without a graph break."""
+    layer, x = torch.nn.Linear(32, 16), torch.randn(4, 32)
+    with patched(), torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(x).dtype == torch.bfloat16
+        batched = torch.vmap(lambda row: functional.linear(row, layer.weight))(x)
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)(x)
+
+    torch.testing.assert_close(batched, x @ layer.weight.t())
+    torch.testing.assert_close(compiled, layer(x))
+
+
+def test_gradients_flow_as_in_torch() -> None:
+    """Training under patched() gives torch's gradients."""
+    layer, x = torch.nn.Linear(32, 16), torch.randn(4, 32, requires_grad=True)
+    with patched():
+        layer(x).square().sum().backward()
+    ours = [x.grad.clone(), layer.weight.grad.clone()]
+    x.grad = layer.weight.grad = None
+    layer(x).square().sum().backward()
+
+    torch.testing.assert_close(ours, [x.grad, layer.weight.grad])
+
+
+def test_a_backend_that_calls_the_patched_function_is_demoted_and_not_endless(routed) -> None:
+    """A launcher that calls F.linear finds itself; the call still answers and the next one goes to torch."""
+    calls = routed(calls_the_patched_one)
+    x, weight = torch.randn(4, 32), torch.randn(16, 32)
+    with patched(), torch.no_grad():
+        torch.testing.assert_close(functional.linear(x, weight), torch._C._nn.linear(x, weight))
+        tried = len(calls)
+        torch.testing.assert_close(functional.linear(x, weight), torch._C._nn.linear(x, weight))
+
+    assert len(calls) == tried

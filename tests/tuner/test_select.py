@@ -1,0 +1,55 @@
+"""Select: the fastest right one, ties to the incumbent and then by rank."""
+
+from __future__ import annotations
+
+import pytest
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.select import select
+
+SHAPE = Shape("a16w16", 16, 64, 128)
+ORDER = {"asm": 0, "triton": 1, "torch": 2}
+
+
+def timing(libtype: str, us: float, *, name: str = "k", status: str = "ok", noise: float = 0.001) -> Timing:
+    return Timing(SHAPE, Solution(libtype, name), status, us=us, noise=noise, samples=31)
+
+
+def chosen(*timings: Timing, incumbent: Solution | None = None, eligible: tuple[str, ...] = ("asm", "triton", "torch")) -> str:
+    winner, _ = select(timings, incumbent, ORDER, eligible)
+    return "" if winner is None else str(winner.solution)
+
+
+def test_the_fastest_right_solution_wins() -> None:
+    """Wrong, failed and screened ones never win, however fast."""
+    assert (
+        chosen(timing("torch", 10.0), timing("asm", 5.0, status="wrong"), timing("triton", 9.0), timing("asm", 1.0, status="screened"))
+        == "triton:k"
+    )
+
+
+@pytest.mark.parametrize("us", [0.0, -1.0, float("inf")])
+def test_a_time_that_is_none_never_wins(us: float) -> None:
+    """Placeholders of 0, -1 and infinity are no times."""
+    assert chosen(timing("asm", us), timing("torch", 10.0)) == "torch:k"
+
+
+def test_ties_go_to_the_incumbent_then_by_rank() -> None:
+    """Within noise or 0.5 % what the table has stays; without an incumbent the earlier libtype gets it."""
+    tied = (timing("torch", 10.0), timing("triton", 10.03), timing("asm", 10.04))
+
+    assert chosen(*tied, incumbent=Solution("triton", "k")) == "triton:k"
+    assert chosen(*tied) == "asm:k"
+
+
+def test_noise_widens_the_tie_but_not_without_bound() -> None:
+    """Two noisy timings tie at 2 %; no noise makes a tie of 5 %."""
+    assert chosen(timing("torch", 10.0, noise=0.02), timing("asm", 10.2, noise=0.02)) == "asm:k"
+    assert chosen(timing("torch", 10.0, noise=0.5), timing("asm", 10.5, noise=0.5)) == "torch:k"
+
+
+def test_only_the_libtypes_asked_for_are_stored() -> None:
+    """Torch is the yardstick, but no row where --libtype leaves it out."""
+    assert chosen(timing("torch", 5.0), timing("triton", 9.0), eligible=("triton",)) == "triton:k"
+    assert chosen(timing("torch", 5.0), eligible=("triton",)) == ""

@@ -1,0 +1,169 @@
+"""The tuner as a whole, on the CPU, with backends that behave badly beside one that does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+from tunedgemm.csvfile import read_rows
+from tunedgemm.errors import LibtypeError, TableError, UserError
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.replay import Replay, read_trials
+from tunedgemm.timing import Timing
+from tunedgemm.tuner import Options, tune
+
+OP = op_named("a16w16")
+SHAPES = [Shape("a16w16", m, 64, 128, "fp32") for m in (1, 9)]
+QUICK = Options(libtype="turbo", iters=5, warmup=1)
+
+
+def linear(solution, shape, x, weight, bias=None):
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def rows(path: Path) -> dict[int, str]:
+    return {row.shape.m: str(row.solution) for row in read_rows(path, OP)[0]}
+
+
+def test_every_candidate_ends_with_a_status_and_the_good_one_wins(tmp_path: Path) -> None:
+    """Raising, wrong and slow solutions cost themselves only, and the log says what became of each."""
+
+    def call(solution, shape, x, weight):
+        if solution.kernel_name == "raises":
+            raise RuntimeError("boom")
+        if solution.kernel_name == "zeros":
+            return torch.zeros(x.shape[0], weight.shape[0])
+        return linear(solution, shape, x, weight)
+
+    backend = fake_backend("turbo", solutions=("raises", "zeros", "slow", "good"), call=call, sleep={"slow": 1e-3})
+    report = tune(shapes=SHAPES, output=tmp_path / "t.csv", options=QUICK, registry=fake_registry(backend))
+
+    assert rows(tmp_path / "t.csv") == {1: "turbo:good", 9: "turbo:good"}
+    trials = read_trials(tmp_path / "t.trials.jsonl")
+    found = {t.solution.kernel_name: t.status for t in trials if t.shape == SHAPES[0] and t.solution.libtype == "turbo"}
+    assert found == {"raises": "failed", "zeros": "wrong", "slow": "ok", "good": "ok"}
+    assert report.failed == []
+    assert all(outcome.reference is not None and outcome.reference.us > 0 for outcome in report.outcomes)
+
+
+def test_tuned_shapes_are_skipped_until_all(tmp_path: Path) -> None:
+    """A second run measures nothing; --all measures again and ties keep the incumbent."""
+    registry, path = fake_registry(fake_backend("turbo", solutions=("a", "b"), call=linear)), tmp_path / "t.csv"
+    tune(shapes=SHAPES[:1], output=path, options=QUICK, registry=registry)
+    first = rows(path)
+
+    second = tune(shapes=SHAPES, output=path, options=QUICK, registry=registry)
+    third = tune(shapes=SHAPES, output=path, options=Options(libtype="turbo", iters=5, all=True), registry=registry)
+
+    assert [outcome.task.shape.m for outcome in second.outcomes] == [9]
+    assert len(third.outcomes) == 2
+    assert third.outcomes[0].task.incumbent == Solution("turbo", first[1].split(":")[1])
+
+
+def test_a_shape_that_nothing_can_run_is_reported_and_not_stored(tmp_path: Path) -> None:
+    """The failed shape has no row, the others have theirs."""
+
+    def supports(shape, device):
+        return True if shape.m == 1 else Unsupported("one row only")
+
+    registry = fake_registry(fake_backend("turbo", call=linear, supports=supports))
+    report = tune(shapes=SHAPES, output=tmp_path / "t.csv", options=QUICK, registry=registry)
+
+    assert [outcome.task.shape.m for outcome in report.failed] == [9]
+    assert list(rows(tmp_path / "t.csv")) == [1]
+
+
+def test_a_backend_that_breaks_the_contract_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A foreign solution costs the backend its place in that shape, with a warning, and the run goes on."""
+    foreign = fake_backend("foreign", solutions=(Solution("torch", "native"),))
+    registry = fake_registry(foreign, fake_backend("turbo", call=linear))
+
+    tune(shapes=SHAPES[:1], output=tmp_path / "t.csv", options=Options(iters=3), registry=registry)
+
+    assert "returned a foreign solution" in caplog.text
+    assert rows(tmp_path / "t.csv")
+
+
+def test_torch_may_win_with_all_and_is_never_stored_without_being_asked_for(tmp_path: Path) -> None:
+    """With --libtype all a table is never slower than torch; with one libtype the row is that libtype's."""
+    registry = fake_registry(fake_backend("turbo", solutions=("slow",), call=linear, sleep={"slow": 2e-3}))
+
+    tune(shapes=SHAPES[:1], output=tmp_path / "all.csv", options=Options(iters=5), registry=registry)
+    report = tune(shapes=SHAPES[:1], output=tmp_path / "turbo.csv", options=QUICK, registry=registry)
+
+    assert rows(tmp_path / "all.csv")[1].startswith("torch:")
+    assert rows(tmp_path / "turbo.csv")[1] == "turbo:slow"
+    assert report.outcomes[0].gain < 1
+
+
+def test_refinement_finds_a_neighbour_that_was_not_listed(tmp_path: Path) -> None:
+    """The screen asks for the neighbours of the best and times them like the others."""
+    backend = fake_backend("turbo", solutions=("listed",), call=linear, sleep={"listed": 2e-3})
+
+    def refine(solution, shape, device):
+        return [Solution("turbo", "better")] if solution.kernel_name == "listed" else []
+
+    hooks = {**backend.hooks, "refine": refine}
+    hooks["bind"] = fake_backend("turbo", solutions=("listed", "better"), call=linear, sleep={"listed": 2e-3}).hooks["bind"]
+    report = tune(shapes=SHAPES[:1], output=tmp_path / "t.csv", options=QUICK, registry=fake_registry(attrs.evolve(backend, hooks=hooks)))
+
+    assert str(report.outcomes[0].winner.solution) == "turbo:better"
+
+
+def test_a_replayed_log_gives_the_same_table_again(tmp_path: Path) -> None:
+    """The same times in, the same winners out, without measuring."""
+    log = tmp_path / "log.jsonl"
+    times = {(1, "a"): 5.0, (1, "b"): 4.0, (9, "a"): 6.0, (9, "b"): 8.0}
+    trials = [Timing(s, Solution("turbo", name), "ok", us=times[s.m, name], samples=9) for s in SHAPES for name in "ab"]
+    log.write_text("".join(trial.to_json() + "\n" for trial in trials))
+    registry = fake_registry(fake_backend("turbo", solutions=("a", "b"), call=linear))
+
+    tune(shapes=SHAPES, output=tmp_path / "t.csv", options=QUICK, registry=registry, bench=Replay(log))
+
+    assert rows(tmp_path / "t.csv") == {1: "turbo:b", 9: "turbo:a"}
+    assert [row.us for row in read_rows(tmp_path / "t.csv", OP)[0]] == [4.0, 6.0]
+
+
+def test_the_profile_holds_every_candidate(tmp_path: Path) -> None:
+    """-o2 is a CSV of all results, appended to by the next run."""
+    registry = fake_registry(fake_backend("turbo", solutions=("a", "b"), call=linear))
+    for path in (tmp_path / "one.csv", tmp_path / "two.csv"):
+        options = Options(libtype="turbo", iters=3, profile=tmp_path / "profile.csv")
+        tune(shapes=SHAPES[:1], output=path, options=options, registry=registry)
+
+    lines = (tmp_path / "profile.csv").read_text().splitlines()
+
+    assert sum(line.startswith("gfx,") for line in lines) == 1
+    assert sum(",turbo," in line for line in lines) == 4
+
+
+def test_users_mistakes_are_told_before_anything_is_measured(tmp_path: Path) -> None:
+    """Unknown libtypes, unusable folders, missing inputs and absurd options name what is wrong."""
+    registry, blocked = fake_registry(), tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(LibtypeError, match="no backend of that name; installed: torch"):
+        tune(shapes=SHAPES, output=tmp_path / "t.csv", options=Options(libtype="nope"), registry=registry)
+    with pytest.raises(LibtypeError, match=r"pip install tunedgemm\[asm\]"):
+        tune(shapes=SHAPES, output=tmp_path / "t.csv", options=Options(libtype="asm"), registry=registry)
+    with pytest.raises(TableError, match="cannot write"):
+        tune(shapes=SHAPES, output=blocked / "t.csv", registry=registry)
+    with pytest.raises(TableError, match="AITER_TUNE_GEMM=1"):
+        tune(output=tmp_path / "t.csv", registry=registry)
+    with pytest.raises(UserError, match="--iters"):
+        Options(iters=0)
+    assert not (tmp_path / "t.csv").exists()
+
+
+def test_a_damaged_trial_log_names_the_line(tmp_path: Path) -> None:
+    """A line that is no trial is an error with its number, also one of another schema."""
+    log = tmp_path / "log.jsonl"
+    for line in ("{", json.dumps({"schema": 99}), "[1]"):
+        log.write_text(line + "\n")
+        with pytest.raises(TableError, match=r"log\.jsonl:1"):
+            read_trials(log)
