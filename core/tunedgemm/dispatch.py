@@ -126,7 +126,6 @@ class Dispatcher:
             raise error
         solution = bound[0].offer.solution
         self._vetoed[shape, device.index, solution] = f"failed in this process: {type(error).__name__}: {error}"
-        # Last, so that a launcher that ran into the recursion limit is vetoed by whichever frame has the room for it.
         self._bound.pop((shape, device.index), None)
         if key is not None:
             self.launchers.pop(key, None)

@@ -129,13 +129,12 @@ def test_gradients_flow_as_in_torch() -> None:
     torch.testing.assert_close(ours, [x.grad, layer.weight.grad])
 
 
-def test_a_backend_that_calls_the_patched_function_is_demoted_and_not_endless(routed) -> None:
-    """A launcher that calls F.linear finds itself; the call still answers and the next one goes to torch."""
+def test_a_launcher_that_calls_the_patched_function_gets_torchs_own(routed) -> None:
+    """A backend whose kernel calls F.linear does not find itself."""
     calls = routed(calls_the_patched_one)
     x, weight = torch.randn(4, 32), torch.randn(16, 32)
     with patched(), torch.no_grad():
-        torch.testing.assert_close(functional.linear(x, weight), torch._C._nn.linear(x, weight))
-        tried = len(calls)
-        torch.testing.assert_close(functional.linear(x, weight), torch._C._nn.linear(x, weight))
+        for _ in range(2):
+            torch.testing.assert_close(functional.linear(x, weight), torch._C._nn.linear(x, weight))
 
-    assert len(calls) == tried
+    assert calls == ["fake", "fake"]

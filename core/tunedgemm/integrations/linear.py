@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,15 @@ from tunedgemm.errors import UserError
 _original = torch.nn.functional.linear
 _WEIGHTS = frozenset((torch.Tensor, torch.nn.Parameter))
 _DTYPES = frozenset((torch.bfloat16, torch.float16, torch.float32))
+
+
+class _Calls(threading.local):
+    """Whether this thread is inside a routed call: a launcher that calls F.linear itself means torch's own."""
+
+    inside = False
+
+
+_calls = _Calls()
 _autocast = torch._C._is_any_autocast_enabled
 
 
@@ -25,16 +35,17 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     calls under autocast, under torch.compile and inside functional transforms.
     """
     if (
-        is_compiling() or _autocast() or type(input) is not torch.Tensor or type(weight) not in _WEIGHTS
+        is_compiling() or _calls.inside or _autocast() or type(input) is not torch.Tensor or type(weight) not in _WEIGHTS
         or input.dtype not in _DTYPES or input.dtype is not weight.dtype or input.is_meta
     ):  # fmt: skip
         return _original(input, weight, bias)
+    _calls.inside = True
     try:
         return gemm_a16w16(input, weight, bias)
-    except RecursionError:  # a launcher that calls the patched function: a frame further out demotes it
-        raise
     except (UserError, RuntimeError):  # not this op, or a wrapped tensor without memory: torch answers, or says what is wrong
         return _original(input, weight, bias)
+    finally:
+        _calls.inside = False
 
 
 @contextlib.contextmanager
