@@ -8,11 +8,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
+from matplotlib import rcParams
+from matplotlib.figure import Figure
 
-mpl.use("svg")
-mpl.rcParams["svg.hashsalt"] = "tunedgemm"  # the same data give the same file
-import matplotlib.pyplot as plt
+rcParams["svg.hashsalt"] = "tunedgemm"  # the same data give the same file
 
 
 def draw(data: dict[str, Any], target: Path) -> None:
@@ -20,7 +19,8 @@ def draw(data: dict[str, Any], target: Path) -> None:
     layers: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for result in data["results"]:
         layers[f"{result['layer']}  {result['N']} x {result['K']}"].append(result)
-    figure, axes = plt.subplots(figsize=(8, 3.6))
+    figure = Figure(figsize=(8, 3.6), layout="tight")
+    axes = figure.subplots()
     for name, results in layers.items():
         results.sort(key=lambda result: result["M"])
         gains = [result["gain"] for result in results]
@@ -33,7 +33,6 @@ def draw(data: dict[str, Any], target: Path) -> None:
     axes.set_title(f"{data['subset']}, bf16, {device}, torch {data['versions']['torch']}, cold weights, {data['date']}", fontsize=9)
     axes.legend(fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
     figure.savefig(target, metadata={"Date": None})
 
 

@@ -5,11 +5,17 @@ A build does not depend on M or on the sizes themselves, only on what they divid
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import functools
 import importlib
+import os
+import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -138,8 +144,22 @@ def our_cache() -> Iterator[None]:
     from triton import knobs
 
     with _lock, knobs.cache.scope():
-        knobs.cache.dir = str(cache_folder() / "triton")
+        knobs.cache.dir = _cache_at(str(cache_folder() / "triton"))
         yield
+
+
+@functools.cache
+def _cache_at(wanted: str) -> str:
+    """The folder itself, or a temporary one of this process where it cannot be written."""
+    try:
+        Path(wanted).mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(wanted, os.W_OK):
+            return wanted
+    except OSError:
+        pass
+    temporary = tempfile.mkdtemp(prefix="tunedgemm-triton-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary
 
 
 def compiled(build: Build) -> Any:

@@ -47,7 +47,10 @@ def resolve(solution: Solution, shape: Shape, device: Device) -> Solution:
     """The solution itself, or the first enumerated one for AITER's alias ``auto`` (or no name)."""
     if solution.kernel_name not in ("auto", ""):
         return solution
-    return next(iter(enumerate_solutions(shape, device)))
+    first = next(enumerate_solutions(shape, device), None)
+    if first is None:
+        raise PluginError(f"triton lists no kernel for {shape} on {device}")
+    return first
 
 
 def prepare(solution: Solution, shape: Shape, device: Device) -> None:
@@ -58,9 +61,9 @@ def prepare(solution: Solution, shape: Shape, device: Device) -> None:
     """
     chosen = resolve(solution, shape, device)
     kernel = kernel_of(chosen.kernel_name)
-    if refused := refusal(kernel, max(chosen.split_k, 1), shape, device):
-        raise PluginError(f"triton {chosen.kernel_name} does not take {shape}: {refused}")
-    compiled(build_of(kernel, max(chosen.split_k, 1), shape, device))
+    # What bind refuses with a reason needs no compile.
+    if supports(shape, device) and not refusal(kernel, max(chosen.split_k, 1), shape, device):
+        compiled(build_of(kernel, max(chosen.split_k, 1), shape, device))
 
 
 def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:

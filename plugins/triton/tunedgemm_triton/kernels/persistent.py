@@ -27,11 +27,12 @@ def tma(
     blocks = tl.cdiv(K, BLOCK_K)
     each = tl.cdiv(blocks, SPLIT_K)
     flatten: tl.constexpr = not SPECIALIZE and SPLIT_K == 1
+    # The store counts tiles by itself: where warps are specialised Triton 3.6 moves the first row of a load by half a
+    # tile for the second consumer, and would move a shared value once more where that consumer's rows are stored.
+    stored = tl.program_id(0) - tl.num_programs(0)
     for item in tl.range(tl.program_id(0), tiles_m * tiles_n * SPLIT_K, tl.num_programs(0), flatten=flatten, warp_specialize=SPECIALIZE):
         tile, part = item // SPLIT_K, item % SPLIT_K
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
-        m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for block in range(part * each, tl.minimum(part * each + each, blocks)):
             a = x.load([tile_m * BLOCK_M, block * BLOCK_K])
@@ -40,6 +41,11 @@ def tma(
                 a = a.to(tl.float32)
                 b = b.to(tl.float32)
             acc = tl.dot(a, b.T, acc)
+        if SPECIALIZE:
+            stored += tl.num_programs(0)
+            tile_m, tile_n = tile_of(stored, tiles_m, tiles_n, GROUP_M)
+        m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         if SPLIT_K == 1:
             store_tile(acc, out, bias, m, n, M, N, HAS_BIAS, False)
         else:
