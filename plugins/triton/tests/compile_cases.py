@@ -25,8 +25,11 @@ def look(case: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         return {"failed": str(error)[-600:]}
     text = kernel.asm["amdgcn"] if "amdgcn" in kernel.asm else kernel.asm["ptx"]
+    consumers = kernel.asm["ttgir"].partition("partition0")[2]
+    moved = re.findall(r"= arith\.addi %\w+, %c64_i32", consumers)
     spills = re.findall(r"\.vgpr_spill_count:\s+(\d+)", text)
-    return {"matrix": sorted(set(re.findall(_MATRIX, text))), "shared": kernel.metadata.shared, "spills": sum(map(int, spills))}
+    found = {"matrix": sorted(set(re.findall(_MATRIX, text))), "shared": kernel.metadata.shared}
+    return {**found, "spills": sum(map(int, spills)), "moved_by_consumers": len(moved)}
 
 
 if __name__ == "__main__":

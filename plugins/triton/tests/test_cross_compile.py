@@ -81,6 +81,13 @@ def test_a_specialised_kernel_moves_registers_between_warp_groups() -> None:
     assert all("setmaxnreg" in code["matrix"] for _, code in _compile([_case("sm_90", name, 1024) for name in names]))
 
 
+def test_the_second_consumer_stores_its_own_rows() -> None:
+    """Triton gives each of two consumers half a tile's rows; adding half a tile to its first row as well would store elsewhere."""
+    [(_, code)] = _compile([_case("sm_90", "tma_r1_m128n128k64_g8_w4s4_ws", 1024)])
+    assert "setmaxnreg" in code["matrix"]
+    assert code["moved_by_consumers"] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gfx", DEVICES)
 def test_the_whole_space_compiles_within_the_limits(gfx: str) -> None:

@@ -74,6 +74,22 @@ def test_every_enumerated_solution_is_right_and_repeats_its_bits(shape: Shape, d
     assert ran >= 10
 
 
+SPECIALIZED = ("tma_r1_m64n128k128_g8_w4s3_ws", "tma_r1_m128n128k64_g8_w4s4_ws", "tma_r1_m128n256k64_g8_w4s3_ws")
+
+
+@pytest.mark.parametrize("name", SPECIALIZED)
+@pytest.mark.parametrize("shape", [Shape("a16w16", 1000, 1280, 1024, epilogue="bias"), Shape("a16w16", 1024, 7168, 2048)], ids=str)
+def test_specialised_warps_are_right_over_several_tiles(device: Device, name: str, shape: Shape) -> None:
+    """One and two consumers, fewer and more tiles than multiprocessors."""
+    if device.gfx != "sm_90":
+        pytest.skip(f"warps are specialised on sm_90 only, not on {device.gfx}")
+    operands = _operands(shape, device)
+    launcher = _bound(Solution("triton", name), shape, device)
+    first, second = launcher.call(*operands), launcher.call(*operands)
+    assert _close(first, shape, operands)
+    assert torch.equal(first, second)
+
+
 def test_leading_dimensions_are_kept(device: Device) -> None:
     """x [2, 3, K] gives [2, 3, N]."""
     shape = Shape("a16w16", 6, 256, 512)
@@ -121,11 +137,12 @@ def test_two_graphs_of_one_split_launcher_replay_at_the_same_time(device: Device
     assert all(_close(out, shape, operands) for _, out, operands, _ in runs)
 
 
-@pytest.mark.parametrize("name", ["split", "tma_r1_m128n128k64_g8_w4s3"])
+@pytest.mark.parametrize("name", ["split", "tma_r1_m128n128k64_g8_w4s3", "tma_r1_m64n128k64_g8_w4s4/3"])
 def test_threads_with_streams_of_their_own_share_a_launcher(device: Device, name: str) -> None:
     """Four threads call one launcher on four streams: every answer has the bits of a lone call."""
     shape = Shape("a16w16", 32, 1280, 8192)
-    launcher = _bound(_split_solution(shape, device) if name == "split" else Solution("triton", name), shape, device)
+    kernel, _, split = name.partition("/")
+    launcher = _bound(_split_solution(shape, device) if name == "split" else Solution("triton", kernel, int(split or 0)), shape, device)
     inputs = [_operands(shape, device, seed) for seed in range(4)]
     alone = [launcher.call(*operands) for operands in inputs]
     torch.cuda.synchronize()
