@@ -6,7 +6,7 @@ import pytest
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.select import select
+from tunedgemm.tuner.select import DEFAULT_TIE, select
 
 SHAPE = Shape("a16w16", 16, 64, 128)
 ORDER = {"asm": 0, "triton": 1, "torch": 2}
@@ -41,6 +41,15 @@ def test_ties_go_to_the_incumbent_then_by_rank() -> None:
 
     assert chosen(*tied, incumbent=Solution("triton", "k")) == "triton:k"
     assert chosen(*tied) == "asm:k"
+
+
+def test_torchs_own_call_keeps_a_shape_that_is_won_by_less_than_a_percent() -> None:
+    """Without a row the default is the incumbent, and only a clear gain displaces it."""
+    default = timing("torch", 10.0)
+
+    for us, libtype in ((9.95, "torch"), (9.85, "asm")):
+        winner, _ = select([default, timing("asm", us)], default.solution, ORDER, ("asm", "torch"), DEFAULT_TIE)
+        assert winner is not None and winner.solution.libtype == libtype
 
 
 def test_noise_widens_the_tie_but_not_without_bound() -> None:

@@ -23,7 +23,7 @@ from tunedgemm.tuner.candidates import candidates, reference
 from tunedgemm.tuner.measure import Workload, median_and_noise
 from tunedgemm.tuner.plan import plan, requested
 from tunedgemm.tuner.screen import screen
-from tunedgemm.tuner.select import select
+from tunedgemm.tuner.select import DEFAULT_TIE, TIE, select
 from tunedgemm.tuner.store import Store
 from tunedgemm.tuner.trial import Bench, Candidate, Options, Outcome, Report, Sampler, Samples, Task
 from tunedgemm.tuner.verify import Verifier, bind, failed
@@ -125,7 +125,10 @@ class _ShapeRun:
         self._check_again(finalists, verifier, len(sets) - 1)
         eligible = [backend.libtype for backend in backends]
         timings = tuple(self._timings.values())
-        winner, tied = select(timings, self.task.incumbent, order(backends, self.options.libtype), eligible)
+        incumbent, keep = self.task.incumbent, TIE
+        if incumbent is None and yardstick is not None and self.options.libtype == "all":
+            incumbent, keep = yardstick.solution, DEFAULT_TIE
+        winner, tied = select(timings, incumbent, order(backends, self.options.libtype), eligible, keep)
         yard = self._timings.get(yardstick.solution) if yardstick else None
         return Outcome(self.task, winner, yard, timings, tied, tuple(self._seconds.items()))
 

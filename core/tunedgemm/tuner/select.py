@@ -1,4 +1,7 @@
-"""Stage 6, select: the fastest right one; what is as fast within noise goes to the incumbent, then by rank."""
+"""Stage 6, select: the fastest right one; what is as fast within noise goes to the incumbent, then by rank.
+
+The incumbent is what the table has; a shape without a row is served by torch's own call, unless ``--libtype`` names an order.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,24 @@ from tunedgemm.timing import Timing
 
 #: Differences below this are ties whatever the noise says (AITER's hipb_prefer_ratio, for every backend).
 TIE = 0.005
+#: Torch's own call keeps a shape that has no row unless something is faster by this: what decides less than a percent
+#: in one process is not found again in the next.
+DEFAULT_TIE = 0.01
 #: Noise beyond this is no reason to call a tie.
 MAX_NOISE = 0.03
 
 
 def select(
-    timings: Sequence[Timing], incumbent: Solution | None, order: Mapping[str, int], eligible: Sequence[str]
+    timings: Sequence[Timing], incumbent: Solution | None, order: Mapping[str, int], eligible: Sequence[str], keep: float = TIE
 ) -> tuple[Timing | None, int]:
     """Choose the row of the table.
 
     Args:
         timings: what became of the candidates.
-        incumbent: the solution that the table has now.
+        incumbent: the solution that serves the shape now.
         order: libtype to its place for ties.
         eligible: the libtypes that may be stored.
+        keep: how much slower than the fastest the incumbent may be and still stay.
 
     Returns:
         The winner, None where nothing passed, and how many others tied with it.
@@ -32,7 +39,9 @@ def select(
     if not passed:
         return None, 0
     fastest = min(passed, key=lambda timing: timing.us)
-    tied = [timing for timing in passed if timing.us <= fastest.us * (1 + margin(fastest, timing))]
+    tied = [
+        timing for timing in passed if timing.us <= fastest.us * (1 + max(margin(fastest, timing), keep * (timing.solution == incumbent)))
+    ]
 
     def preference(timing: Timing) -> tuple[bool, int, float]:
         libtype = timing.solution.libtype

@@ -87,6 +87,8 @@ def refusal(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> str:
             return f"warps are specialised with 4 of them only, not {kernel.warps}"
         if kernel.specialize and split_k > 1:
             return "a kernel with specialised warps does not split K"
+        if kernel.specialize and (kernel.block_m, kernel.block_n) == (64, 256):
+            return "Triton 3.6 does not compile a 64x256 tile with specialised warps"
     if isinstance(kernel, Gemm) and device.kind != "amd" and (kernel.nonkdim or kernel.kpack > 1 or kernel.waves):
         return f"{kernel.name} uses options of AMD's compiler"
     if isinstance(kernel, Gemm) and device.gfx == "gfx950" and kernel.kpack > 1:
