@@ -27,6 +27,12 @@ OP = op_named("a16w16")
 F32 = {"dtype": "fp32"}
 
 
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operands of these tests are on the CPU, so that is the default device of questions, too."""
+    monkeypatch.setattr("tunedgemm.dispatch.current_device", lambda: device_of(-1))
+
+
 def table_of(path: Path, *solutions: tuple[Shape, Solution, float], device: Device | None = None) -> Path:
     """A tuned file with one row for each (shape, solution, us)."""
     here = device or device_of(-1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tunedgemm.csvfile import read_rows
+from tunedgemm.device import current_device
 from tunedgemm.dispatch import TunedGemm
 from tunedgemm.ops import op_named
 from tunedgemm.settings import Settings
@@ -21,12 +22,13 @@ def test_a_captured_shape_is_tuned_stored_and_dispatched_to_its_winner(tmp_path:
     def call(solution, shape, x, weight, bias=None):
         calls.append(solution.kernel_name)
         if solution.kernel_name == "wrong":
-            return torch.zeros(*x.shape[:-1], weight.shape[0], dtype=x.dtype)
+            return x.new_zeros(*x.shape[:-1], weight.shape[0])
         return torch.nn.functional.linear(x, weight, bias)
 
     backend = fake_backend("turbo", solutions=("slow", "wrong", "quick"), call=call, sleep={"slow": 2e-3})
     registry = fake_registry(backend)
-    x, weight = torch.randn(3, 256), torch.randn(64, 256)
+    device = current_device().torch_device
+    x, weight = torch.randn(3, 256, device=device), torch.randn(64, 256, device=device)
 
     # shape: the workload runs, capture notes it
     workload = TunedGemm(registry, settings=Settings(capture=True))

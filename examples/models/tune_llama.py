@@ -77,7 +77,7 @@ class Workload:
 SIZES = {
     "small": Workload(128, 256, 4, 2, 2, 512, torch.float32, prompt=16, steps=2),
     "cpu": Workload(1024, 2816, 16, 4, 4, 8192, torch.float32, prompt=64),
-    "cuda": Workload(4096, 14336, 32, 8, 4, 32000, torch.bfloat16, prompt=512),
+    "cuda": Workload(4096, 14336, 32, 8, 4, 32000, torch.bfloat16, prompt=2048),
 }
 
 #: largest error of a logit over the largest logit, for other roundings in every layer

@@ -38,7 +38,7 @@ def test_every_candidate_ends_with_a_status_and_the_good_one_wins(tmp_path: Path
         if solution.kernel_name == "raises":
             raise RuntimeError("boom")
         if solution.kernel_name == "zeros":
-            return torch.zeros(x.shape[0], weight.shape[0])
+            return x.new_zeros(x.shape[0], weight.shape[0])
         return linear(solution, shape, x, weight)
 
     backend = fake_backend("turbo", solutions=("raises", "zeros", "slow", "good"), call=call, sleep={"slow": 1e-3})

@@ -70,6 +70,10 @@ def wrong_dtype(x, weight):
     return linear(x, weight).double()
 
 
+def elsewhere(x, weight):
+    return linear(x, weight).to("meta")
+
+
 def raises(x, weight):
     raise RuntimeError("boom")
 
@@ -102,6 +106,7 @@ def checked(call, shape: Shape = SHAPE):
         (narrow, "wrong", "worst row"),
         (wrong_shape, "wrong", "instead of"),
         (wrong_dtype, "wrong", "instead of"),
+        (elsewhere, "wrong", "on meta instead of"),
         (raises, "failed", "RuntimeError: boom"),
         (nan, "wrong", "100.00%"),
     ],

@@ -14,8 +14,6 @@ from tunedgemm.dispatch import gemm_a16w16
 from tunedgemm.errors import UserError
 
 _original = torch.nn.functional.linear
-_WEIGHTS = frozenset((torch.Tensor, torch.nn.Parameter))
-_DTYPES = frozenset((torch.bfloat16, torch.float16, torch.float32))
 
 
 class _Calls(threading.local):
@@ -31,13 +29,10 @@ _autocast = torch._C._is_any_autocast_enabled
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
     """``F.linear`` through the tuned tables; whatever they do not cover runs torch's own, with torch's own errors.
 
-    Passed through untouched: tensor subclasses, meta and fake tensors, float64 and integer dtypes, 1-D weights,
-    calls under autocast, under torch.compile and inside functional transforms.
+    Torch's own answers for tensor subclasses, meta and fake tensors, integer dtypes, 1-D weights, inputs that need a
+    gradient, calls under autocast, under torch.compile and inside functional transforms.
     """
-    if (
-        is_compiling() or _calls.inside or _autocast() or type(input) is not torch.Tensor or type(weight) not in _WEIGHTS
-        or input.dtype not in _DTYPES or input.dtype is not weight.dtype or input.is_meta
-    ):  # fmt: skip
+    if is_compiling() or _calls.inside or _autocast() or input.is_meta:
         return _original(input, weight, bias)
     _calls.inside = True
     try:

@@ -154,8 +154,12 @@ class Workload:
                 for place in range(self.calls):
                     call(*self.copies[place % len(self.copies)])
                 end.record()
-            finally:
                 graph.capture_end()
+            except Exception:
+                self._pool = None  # a broken capture leaves the pool unusable
+                with contextlib.suppress(Exception):
+                    graph.capture_end()
+                raise
         return graph, start, end
 
     def _replay(self, solution: Solution) -> Callable[[], float]:

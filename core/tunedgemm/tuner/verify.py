@@ -114,10 +114,9 @@ class Verifier:
 
         dtype = torch_dtype(self.shape.outdtype)
         expected = self.op.fake(*operands, otype=dtype)
-        if not isinstance(out, torch.Tensor) or out.shape != expected.shape or out.dtype != dtype:
-            got = f"{tuple(out.shape)} {out.dtype}" if isinstance(out, torch.Tensor) else repr(out)[:80]
-            return f"it returned {got} instead of {tuple(expected.shape)} {dtype}"
-        return ""
+        wanted = f"{tuple(expected.shape)} {dtype} on {expected.device}"
+        got = f"{tuple(out.shape)} {out.dtype} on {out.device}" if isinstance(out, torch.Tensor) else repr(out)[:80]
+        return "" if got == wanted else f"it returned {got} instead of {wanted}"
 
     def _reference(self, place: int) -> torch.Tensor:
         if place not in self._references:
