@@ -7,6 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tunedgemm.csvfile import read_untuned
+from tunedgemm.folders import named_file
+from tunedgemm.ops import op_named
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "benchmarks" / "shapes.csv"
@@ -131,3 +134,15 @@ def test_missing_models_are_named(tmp_path):
     assert answer.returncode == 1
     assert "llama-3.1-8b/config.json" in answer.stderr
     assert not output.exists()
+
+
+@pytest.mark.parametrize("subset", [f"{model}-tp{tp}" for model in ("llama70b", "llama8b", "qwen32b", "dsv3") for tp in (1, 8)])
+def test_the_shipped_model_shapes_are_those_of_the_benchmarks(subset: str, tmp_path: Path) -> None:
+    """``tunedgemm tune -i <subset>_bf16_untuned_gemm.csv`` tunes what the benchmarks measure."""
+    fresh = tmp_path / "fresh.csv"
+    subprocess.run([sys.executable, ROOT / "benchmarks" / "untuned.py", subset, fresh], check=True)
+
+    shipped = named_file(f"{subset}_bf16_untuned_gemm.csv")
+
+    assert shipped.read_text() == fresh.read_text()
+    assert len(read_untuned(shipped, op_named("a16w16"))) >= 24

@@ -17,6 +17,7 @@ from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.testing.replay import Replay, read_trials
 from tunedgemm.timing import Timing
 from tunedgemm.tuner import Options, tune
+from tunedgemm.tuner.trial import Samples
 
 OP = op_named("a16w16")
 SHAPES = [Shape("a16w16", m, 64, 128, "fp32") for m in (1, 9)]
@@ -114,6 +115,25 @@ def test_refinement_finds_a_neighbour_that_was_not_listed(tmp_path: Path) -> Non
     report = tune(shapes=SHAPES[:1], output=tmp_path / "t.csv", options=QUICK, registry=fake_registry(attrs.evolve(backend, hooks=hooks)))
 
     assert str(report.outcomes[0].winner.solution) == "turbo:better"
+
+
+def test_the_winner_must_beat_torch_alone_too(tmp_path: Path) -> None:
+    """A solution that is faster only while many others run beside it does not displace F.linear."""
+
+    def bench(op, shape, device):
+        def sample(launchers, rounds):
+            crowded = len(launchers) > 2
+            us = {"native": 10.0 if crowded else 8.0, "a": 9.0, "b": 9.5}
+            return {solution: Samples((us.get(solution.kernel_name, 99.0),) * rounds) for solution in launchers}
+
+        return sample
+
+    registry = fake_registry(fake_backend("turbo", solutions=("a", "b"), call=linear))
+
+    [outcome] = tune(shapes=SHAPES[:1], output=tmp_path / "t.csv", options=Options(iters=21), registry=registry, bench=bench).outcomes
+
+    assert str(outcome.winner.solution) == "torch:native"
+    assert outcome.winner.us == 8.0
 
 
 def test_a_replayed_log_gives_the_same_table_again(tmp_path: Path) -> None:

@@ -12,12 +12,17 @@ from tunedgemm.errors import TableError
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("show", "check"), help="show: print rows; check: exit 1 if a file has any fault")
-    parser.add_argument("file", nargs="?", type=Path, help="a tuned CSV; default: the merged layers that dispatch uses")
+    parser.add_argument(
+        "file", nargs="?", help="a tuned CSV, or the bare name of a shipped one; default: the merged layers that dispatch uses"
+    )
     parser.add_argument("--op", default="a16w16", help="op family (default: %(default)s)")
     parser.add_argument("--here", action="store_true", help="only the rows of the present device")
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from tunedgemm.folders import named_file
+
+    arguments.file = None if arguments.file is None else named_file(arguments.file)
     return _show(arguments) if arguments.action == "show" else _check(arguments)
 
 

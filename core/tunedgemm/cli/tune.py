@@ -47,6 +47,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from tunedgemm.folders import named_file
     from tunedgemm.tuner import Options, tune
 
     options = Options(
@@ -62,9 +63,10 @@ def _run(arguments: argparse.Namespace) -> int:
         jobs=arguments.jobs,
         profile=Path(arguments.profile) if arguments.profile else None,
     )
-    if arguments.input is not None and not arguments.input.exists():
-        raise UserError(f"no such file: {arguments.input}; -i takes a CSV with the columns M,N,K (bias, dtype, outdtype ... may follow)")
-    report = tune(arguments.op, arguments.input, arguments.output, options, progress=lambda o: _progress(o, arguments.verbose))
+    source = named_file(arguments.input) if arguments.input else None
+    if source is not None and not source.exists():
+        raise UserError(f"no such file: {source}; -i takes a CSV with the columns M,N,K (bias, dtype, outdtype ... may follow)")
+    report = tune(arguments.op, source, arguments.output, options, progress=lambda o: _progress(o, arguments.verbose))
     _summary(report, arguments.verbose)
     return 1 if report.failed else 0
 

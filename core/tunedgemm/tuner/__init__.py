@@ -37,6 +37,8 @@ FIRST_ROUNDS = 11
 BEHIND = 0.08
 #: Fewest rounds of a finalist, whatever the time they take.
 FEWEST_ROUNDS = 15
+#: Rounds of the last comparison, winner against torch's call.
+DUEL_ROUNDS = 51
 
 
 def tune(
@@ -123,14 +125,23 @@ class _ShapeRun:
         forget = getattr(sampler, "forget", None)
         self._measure(finalists, {s: us * calls * 1e-6 for s, us in screened.rough.items()}, timed, forget, yardstick)
         self._check_again(finalists, verifier, len(sets) - 1)
-        eligible = [backend.libtype for backend in backends]
-        timings = tuple(self._timings.values())
+        winner, tied = self._selected(backends, finalists, timed, yardstick)
+        yard = self._timings.get(yardstick.solution) if yardstick else None
+        return Outcome(self.task, winner, yard, tuple(self._timings.values()), tied, tuple(self._seconds.items()))
+
+    def _selected(
+        self, backends: Sequence[Backend], finalists: Mapping[Solution, Candidate], sampler: Sampler, yardstick: Candidate | None
+    ) -> tuple[Timing | None, int]:
+        """The row and how many tied with it; what wins among all must win against torch's call alone, too."""
         incumbent, keep = self.task.incumbent, TIE
         if incumbent is None and yardstick is not None and self.options.libtype == "all":
             incumbent, keep = yardstick.solution, DEFAULT_TIE
-        winner, tied = select(timings, incumbent, order(backends, self.options.libtype), eligible, keep)
-        yard = self._timings.get(yardstick.solution) if yardstick else None
-        return Outcome(self.task, winner, yard, timings, tied, tuple(self._seconds.items()))
+        places, eligible = order(backends, self.options.libtype), [backend.libtype for backend in backends]
+        winner, tied = select(tuple(self._timings.values()), incumbent, places, eligible, keep)
+        if winner is not None and yardstick is not None and winner.solution != yardstick.solution:
+            pair = self._duel(winner.solution, yardstick.solution, finalists, sampler)
+            winner = select(pair, incumbent, places, eligible, keep)[0] if pair else winner
+        return winner, tied
 
     @contextlib.contextmanager
     def _clock(self, activity: str) -> Iterator[None]:
@@ -171,6 +182,21 @@ class _ShapeRun:
         with self._clock("compile"):
             self._note(self.compilers.prepare((shape, candidate) for candidate in fresh.values()))
         return self._checked([candidate for solution, candidate in fresh.items() if solution not in self._timings], verifier)
+
+    def _duel(self, winner: Solution, default: Solution, finalists: Mapping[Solution, Candidate], sampler: Sampler) -> list[Timing]:
+        """Time the winner against torch's call alone: beside many candidates the chip runs hotter than beside one."""
+        launchers = {s: candidate.launcher for s in (winner, default) if (candidate := finalists.get(s)) and candidate.launcher}
+        if len(launchers) < 2:
+            return []
+        answers = sampler(launchers, min(self.options.iters, DUEL_ROUNDS))
+        self._note(self._retimed(solution, answer) for solution, answer in answers.items())
+        return [self._timings[solution] for solution in launchers]
+
+    def _retimed(self, solution: Solution, answer: Samples | Exception) -> Timing:
+        if not isinstance(answer, Samples):
+            return failed(self.task.shape, solution, answer)
+        median, noise = median_and_noise(answer.us)
+        return attrs.evolve(self._timings[solution], us=median, noise=noise, samples=len(answer.us), clock_mhz=answer.clock_mhz)
 
     def _check_again(self, finalists: Mapping[Solution, Candidate], verifier: Verifier, place: int) -> None:
         """Verify on other contents after the timing: a kernel that was right once may have left something behind."""
@@ -218,12 +244,8 @@ class _ShapeRun:
             if rounds <= 0:
                 break
         for solution, us in samples.items():
-            if us:
-                median, noise = median_and_noise(us)
-                checked = self._timings[solution]
-                self._note(
-                    [attrs.evolve(checked, us=median, noise=noise, samples=len(us), clock_mhz=clock)] if checked.status == "ok" else []
-                )
+            if us and self._timings[solution].status == "ok":
+                self._note([self._retimed(solution, Samples(us, clock))])
 
 
 __all__ = ["Options", "Outcome", "Report", "tune"]
