@@ -75,3 +75,9 @@ def fake_plugins(monkeypatch: pytest.MonkeyPatch) -> Path:
 def repository() -> Path:
     """The root of the repository."""
     return HERE.parent
+
+
+@pytest.fixture
+def golden() -> Path:
+    """Files of earlier versions, written once and only read since."""
+    return HERE / "golden"

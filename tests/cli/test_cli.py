@@ -56,6 +56,20 @@ def test_a_second_run_skips_and_all_does_not(tmp_path: Path, untuned: Path, caps
     assert (tmp_path / "p.csv").read_text().startswith("gfx,cu_num,M,N,K")
 
 
+def test_a_bare_name_finds_a_shipped_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """-i and `table show` take a shipped file by its name, from any folder, unless that folder has such a file."""
+    monkeypatch.chdir(tmp_path)
+    shipped = tmp_path / "shipped"
+    (shipped / "model_configs").mkdir(parents=True)
+    (shipped / "model_configs" / "tiny_untuned.csv").write_text("M,N,K\n1,64,128\n")
+    monkeypatch.setattr("tunedgemm.folders.SHIPPED", shipped)
+
+    code, out, _ = run(capsys, "tune", "-i", "tiny_untuned.csv", "-o", "tuned.csv", "--libtype", "torch", "--iters", "3")
+
+    assert code == 0 and "1 tuned, 0 failed" in out
+    assert run(capsys, "table", "show", "tuned.csv")[0] == 0
+
+
 def test_check_finds_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Duplicates, times that are none and large errors are faults, exit code 1."""
     table = tmp_path / "bad.csv"

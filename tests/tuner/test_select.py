@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from tunedgemm.csvfile import read_rows
+from tunedgemm.folders import named_file
+from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.testing.replay import read_trials
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.select import DEFAULT_TIE, select
 
@@ -62,3 +68,15 @@ def test_only_the_libtypes_asked_for_are_stored() -> None:
     """Torch is the yardstick, but no row where --libtype leaves it out."""
     assert chosen(timing("torch", 5.0), timing("triton", 9.0), eligible=("triton",)) == "triton:k"
     assert chosen(timing("torch", 5.0), eligible=("triton",)) == ""
+
+
+def test_the_log_of_a_real_run_gives_the_rows_that_it_gave_then(golden: Path) -> None:
+    """Recorded trials of an H200 select the solutions that the shipped table holds."""
+    shipped = {row.shape: row.solution for row in read_rows(named_file("llama70b-tp8_h200_bf16_tuned_gemm.csv"), op_named("a16w16"))[0]}
+    trials = read_trials(golden / "trials-v1.jsonl")
+    for shape in dict.fromkeys(trial.shape for trial in trials):
+        mine = [trial for trial in trials if trial.shape == shape]
+        winner, _ = select(mine, Solution("torch", "native"), {"triton": 0, "torch": 1}, ("triton", "torch"), DEFAULT_TIE)
+
+        assert winner is not None
+        assert winner.solution == shipped[shape]

@@ -24,14 +24,8 @@ def _boolean(text: str) -> bool:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--op", default="a16w16", help="op family to tune (default: %(default)s)")
-    add(
-        "-i",
-        "--untune_file",
-        "--input_file",
-        dest="input",
-        type=Path,
-        help="shapes to tune; default: those captured with AITER_TUNE_GEMM=1",
-    )
+    captured = "those captured with AITER_TUNE_GEMM=1"
+    add("-i", "--untune_file", "--input_file", dest="input", help=f"shapes: a file, or the bare name of a shipped one; default: {captured}")
     add("-o", "--tune_file", "--tuned_file", dest="output", type=Path, help="table to write; default: the op's in the user folder")
     add("-o2", "--profile_file", dest="profile", default="", help="CSV that gets every candidate's result")
     add("--libtype", default="all", help="comma list of libtypes, also the order that decides ties (default: %(default)s)")
