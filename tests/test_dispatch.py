@@ -186,6 +186,24 @@ def test_running_out_of_memory_is_no_fault_of_the_kernel(tmp_path: Path) -> None
     assert len(calls) == 2
 
 
+def test_an_error_on_torchs_own_path_blames_no_tuned_kernel(tmp_path: Path) -> None:
+    """What autograd refuses is the caller's error, and the shape keeps its kernel."""
+    calls: list[str] = []
+    registry = fake_registry(fake_backend("turbo", call=recording(calls)))
+    shape = Shape("a16w16", 4, 16, 32, **F32)
+    gemm = loaded(table_of(tmp_path / "t.csv", (shape, Solution("turbo", "fake"), 1.0)), registry)
+    weight = torch.nn.Parameter(torch.randn(16, 32))
+    with torch.inference_mode():
+        x = torch.randn(4, 32)
+        gemm.mm(x, weight)
+
+    with pytest.raises(RuntimeError, match=r"[Ii]nference tensors"):
+        gemm.mm(x, weight)
+
+    assert calls == ["fake"]
+    assert gemm.dispatcher.explain(shape).libtype == "turbo"
+
+
 def test_a_vetoed_row_continues_the_ladder(tmp_path: Path) -> None:
     """A row whose backend is absent, or whose kernel is gone, is passed over with its reason for the next that works."""
     shape = Shape("a16w16", 5, 16, 32, **F32)

@@ -35,6 +35,7 @@ _log = logging.getLogger("tunedgemm")
 #: Launchers kept by one process; a workload that meets more keys than this starts over, which rebinds what it uses.
 MAX_LAUNCHERS = 65_536
 
+NATIVE = Solution(BUILTIN, "native")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 Call = Callable[..., torch.Tensor]
 
@@ -111,6 +112,7 @@ class Dispatcher:
             if key is not None and solution is not None:
                 if len(self.launchers) >= MAX_LAUNCHERS:
                     self.launchers.clear()
+                    self._bound.clear()
                 self.launchers[key] = call
         try:
             return call(*operands)
@@ -121,14 +123,14 @@ class Dispatcher:
         """Veto the solution that just raised for its shape and serve the call with the next offer; torch's errors stand."""
         shape = self.op.shape_of(*operands, otype=otype)
         device = device_of(operands[0].get_device())
-        bound = self._bound.get((shape, device.index))
-        if bound is None or bound[0].offer.origin == "builtin" or _out_of_memory(error):
-            raise error
-        solution = bound[0].offer.solution
-        self._vetoed[shape, device.index, solution] = f"failed in this process: {type(error).__name__}: {error}"
-        self._bound.pop((shape, device.index), None)
-        if key is not None:
-            self.launchers.pop(key, None)
+        with self._lock:
+            _, solution = self._call_for(shape, device, operands)
+            if solution in (None, NATIVE) or _out_of_memory(error):
+                raise error
+            self._vetoed[shape, device.index, solution] = f"failed in this process: {type(error).__name__}: {error}"
+            self._bound.pop((shape, device.index), None)
+            if key is not None:
+                self.launchers.pop(key, None)
         _log.warning("%s failed for %s and will not be used for it again: %s: %s", solution, shape, type(error).__name__, error)
         return self.resolve(key, operands, otype)
 
@@ -178,7 +180,7 @@ class Dispatcher:
         plain = all(type(operand) in _PLAIN for operand in operands if operand is not None)
         grad = is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
         if not plain or grad or shape.m == 0:
-            return self._torch(shape, device), Solution(BUILTIN, "native")
+            return self._torch(shape, device), NATIVE
         capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
         if capturing and (shape, device.index) not in self._bound:
             _log.info("%s met first while a graph is captured: torch serves it there; prewarm() avoids that", shape)
@@ -194,7 +196,7 @@ class Dispatcher:
 
     def _torch(self, shape: Shape, device: Device) -> Call:
         backend = self.registry.get(BUILTIN)
-        offer = Offer(Solution(BUILTIN, "native"), "builtin", "")
+        offer = Offer(NATIVE, "builtin", "")
         _, launcher = choose(iter([offer]), shape, device, self.registry, lambda _: "")
         if launcher is None:
             raise UserError(f"{shape} on {device}: {backend} cannot run it either")

@@ -20,6 +20,9 @@ from tunedgemm.launcher import Launcher
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 
+#: Version of the hooks and of `tunedgemm.plugin`; the core loads plugins of this one and of the one before.
+CONTRACT = 1
+
 hookspec = pluggy.HookspecMarker("tunedgemm")
 hookimpl = pluggy.HookimplMarker("tunedgemm")
 

@@ -13,15 +13,13 @@ from tunedgemm.command import Command
 from tunedgemm.device import Device, device_of
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.errors import LaunchError, OutOfResources, PluginError, UserError
-from tunedgemm.hookspecs import hookimpl
+from tunedgemm.hookspecs import CONTRACT, hookimpl
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Columns, Op, Tolerance
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.workspace import semaphores, workspace
-
-CONTRACT = 1
 
 __all__ = [
     "CONTRACT",

@@ -16,10 +16,10 @@ import pluggy
 from tunedgemm import __version__, hookspecs
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError, PluginError
+from tunedgemm.hookspecs import CONTRACT
 from tunedgemm.launcher import Launcher
 from tunedgemm.libtypes import BUILTIN, owners, pip_hint, rank
 from tunedgemm.ops import ops
-from tunedgemm.plugin import CONTRACT
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 
