@@ -30,7 +30,7 @@ NEVER = {
 #: library -> the only modules of the core that import it
 ONLY_IN = {
     "pluggy": ("hookspecs", "registry"),
-    "pandas": ("sheet", "csvfile", "table", "report"),
+    "pandas": ("table", "tuner", "report"),
     "triton": (),
     "pebble": ("tuner",),
     "ray": ("tuner",),

@@ -294,3 +294,16 @@ def test_aiters_rows_answer_their_shapes():
         best = matches[0].row
         assert (best.shape, best.us <= entry.us) == (entry.shape, True)
         assert entry.solution in [match.row.solution for match in matches]
+
+
+def test_a_frame_holds_every_row_with_numbers_as_numbers(tmp_path):
+    """The table answers questions in pandas: each row, its numbers and where it was read."""
+    file = tmp_path / "t.csv"
+    write_rows(file, OP, [row("slow", n=64), row("quick", n=128)])
+
+    frame = Table.load(OP, above=[file]).to_frame()
+
+    assert list(frame.kernelName) == ["slow", "quick"]
+    assert frame.N.sum() == 192
+    assert frame.us.dtype.kind == "f"
+    assert set(frame.source) == {str(file)}

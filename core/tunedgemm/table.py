@@ -14,10 +14,12 @@ from tunedgemm.csvfile import Problem, read_rows
 from tunedgemm.errors import TableError
 from tunedgemm.folders import table_layers
 from tunedgemm.libtypes import rank
-from tunedgemm.row import Row
+from tunedgemm.row import Row, record_of
 from tunedgemm.sheet import present
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from tunedgemm.device import Device
     from tunedgemm.ops.op import Op
     from tunedgemm.shape import Shape
@@ -125,6 +127,16 @@ class Table:
                 for row in by_m.get(m, ()):
                     if row.gfx in ("", device.gfx) and (row.device in ("", device.name)) is same_device:
                         yield Match(row, granularity, same_device)
+
+    def to_frame(self) -> pd.DataFrame:
+        """All rows as a pandas frame, for questions of one's own: the columns of the CSV, numbers as numbers, and the file."""
+        import pandas as pd
+
+        frame: pd.DataFrame = pd.DataFrame([{**record_of(row, self.op).cells, "source": str(row.source)} for row in self.rows])
+        for column in frame:
+            numbers = pd.to_numeric(frame[column], errors="coerce")
+            frame[column] = numbers if numbers.notna().all() else frame[column]
+        return frame
 
     def fingerprint(self) -> str:
         """A SHA-256 over which rows answer for what, in which order; independent of paths and of the order in files."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -62,12 +61,11 @@ class Store:
         with self.trials.open("a") as file:
             file.writelines(timing.to_json() + "\n" for timing in timings)
         if self.profile is not None:
+            import pandas as pd
+
             fresh = not self.profile.exists() or self.profile.stat().st_size == 0
-            with self.profile.open("a", newline="") as file:
-                writer = csv.DictWriter(file, _PROFILE)
-                if fresh:
-                    writer.writeheader()
-                writer.writerows(map(self._profile_row, timings))
+            frame = pd.DataFrame(list(map(self._profile_row, timings)), columns=list(_PROFILE))
+            frame.to_csv(self.profile, mode="a", header=fresh, index=False)
 
     def put(self, winner: Timing, backend: Backend) -> None:
         """Fold a winner into the table, under its lock."""
