@@ -49,6 +49,7 @@ def test_tune_show_check_explain(
 def test_a_second_run_skips_and_all_does_not(tmp_path: Path, untuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is tuned is skipped and said to be; --all tunes it again; AITER's long names work."""
     arguments = ["tune", "--input_file", str(untuned), "--tuned_file", str(tmp_path / "out.csv"), "--libtype", "torch", "--iters", "3"]
+    arguments += ["--mp", "1", "--splitK", "--with-hipblaslt"]
     run(capsys, *arguments)
 
     assert "0 tuned, 0 failed, 2 skipped" in run(capsys, *arguments)[1]
@@ -101,6 +102,7 @@ def test_plugins_says_what_is_here_and_what_is_not(capsys: pytest.CaptureFixture
         (["tune", "--op", "a99w99", "-i", "{untuned}"], "unknown op 'a99w99'; registered: a16w16"),
         (["tune", "--iters", "0", "-i", "{untuned}"], "--iters must be at least 1"),
         (["tune"], "AITER_TUNE_GEMM=1"),
+        (["tune", "--mp", "8", "-i", "{untuned}"], "one process a GPU"),
         (["explain", "1,2"], "expected three sizes"),
         (["explain", "1,2,3", "--device", "gfx942"], "GFX:CU"),
         (["explain", "1,2,3", "--dtype", "bf17"], "unknown dtype 'bf17'"),

@@ -39,6 +39,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=int, default=0, help="processes that compile ahead; 0 is one for each core (default: %(default)s)")
     add("--sort", nargs="?", const=True, default=True, type=_boolean, help="sort the table by its key, N before M: flag or True/False")
 
+    add("--mp", type=int, default=1, help="devices to tune on at once; this version takes one (default: %(default)s)")
+    add("--splitK", action="store_true", help="accepted for AITER's scripts: split-K solutions are always candidates")
+    add("--with-hipblaslt", action="store_true", help="accepted for AITER's scripts: every installed backend is in --libtype all")
+
 
 def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.folders import named_file
@@ -57,6 +61,10 @@ def _run(arguments: argparse.Namespace) -> int:
         jobs=arguments.jobs,
         profile=Path(arguments.profile) if arguments.profile else None,
     )
+    if arguments.mp != 1:
+        raise UserError(
+            f"--mp {arguments.mp}: one device at a time; for more run one process a GPU (CUDA_VISIBLE_DEVICES) on parts of the file"
+        )
     source = named_file(arguments.input) if arguments.input else None
     if source is not None and not source.exists():
         raise UserError(f"no such file: {source}; -i takes a CSV with the columns M,N,K (bias, dtype, outdtype ... may follow)")
