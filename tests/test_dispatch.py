@@ -107,6 +107,18 @@ def test_operands_that_do_not_fit_are_an_error_that_says_what_would() -> None:
             gemm(*operands)
 
 
+def test_a_bias_of_the_right_length_and_another_rank_is_told_apart() -> None:
+    """[1, N] adds like [N]; [N, 1] is refused, also after a [N] of the same length has been served."""
+    gemm, x, weight, bias = TunedGemm(fake_registry()).gemm_a16w16, torch.randn(4, 32), torch.randn(16, 32), torch.randn(16)
+    expected = torch.nn.functional.linear(x, weight, bias)
+
+    for vector in (bias, bias.view(1, 16), bias):
+        torch.testing.assert_close(gemm(x, weight, vector), expected)
+    for _ in range(2):
+        with pytest.raises(OperandError, match=r"bias must be \[16\]"):
+            gemm(x, weight, bias.view(16, 1))
+
+
 def test_views_and_misaligned_operands_reach_the_kernel_dense(tmp_path: Path) -> None:
     """A launcher sees contiguous, 16-byte aligned activations; a strided weight goes to torch."""
     seen: list[bool] = []

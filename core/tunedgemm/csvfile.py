@@ -139,7 +139,8 @@ def _read_tuned(path: Path, op: Op) -> Sheet:
         for record in sheet.records:
             record.cells = {renamed.get(column, column): text for column, text in record.cells.items()}
     key = [column for column in op.columns.key if column not in _DEFAULTED]
-    _require(path, sheet, ["cu_num", *key, *(own[name] for name in ("libtype", "us") if name in own)])
+    time = () if "tflops" in sheet.columns else ("us",)
+    _require(path, sheet, [*key, *(own[name] for name in ("libtype", *time) if name in own)])
     return sheet
 
 

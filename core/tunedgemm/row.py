@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
 
 #: other names of a column in AITER's and gradlib's files
-SYNONYMS = {"soltimes": "us", "kernelId": "solidx", "errRatio": "err_ratio"}
+SYNONYMS = {
+    "soltimes": "us", "kernelId": "solidx", "errRatio": "err_ratio",
+    "lib": "libtype", "kernel_name": "kernelName", "bandwidth_gb_s": "bw",
+}  # fmt: skip
 
 #: columns of `Columns.values` with a meaning here; further ones belong to the op and go to `Solution.extra`
 _KNOWN = ("libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops", "bw")
@@ -51,7 +54,7 @@ class Row:
     Attributes:
         shape: with the default bias dtype; m = 0 pins one solution for every M (batch invariance).
         gfx: the architecture, "" for any.
-        cu_num: compute units, multiprocessors or threads of the device.
+        cu_num: compute units, multiprocessors or threads of the device, 0 for any.
         device: slug of the device's name, "" where the file does not tell.
         solution: what to launch.
         us: time of one call in microseconds.
@@ -137,7 +140,7 @@ def row_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...]) -> Row:
         cu_num=cu_num,
         device=device,
         solution=solution,
-        us=_number(cells, own.get("us", "us"), math.nan),
+        us=_number(cells, own.get("us", "us"), math.nan if gfx or cu_num else _time_of_rate(cells, op.flops(shape))),
         err_ratio=_number(cells, own.get("err_ratio", "err_ratio"), 0.0),
         libver=_ours(cells, "libver"),
         source=path,
@@ -215,8 +218,11 @@ def blank(record: Record) -> bool:
 
 
 def _place(record: Record) -> tuple[str, int, str]:
-    """gfx, cu_num and device slug; a missing gfx is derived from the CU count as AITER's legacy files ask for."""
-    if not _get(record.cells, "cu_num"):
+    """gfx, cu_num and device slug; a missing gfx is derived from the CU count as AITER's legacy files ask for.
+
+    A line with neither is of the short form (M,N,K,lib,kernel_name,tflops ...), which names no device and holds for any.
+    """
+    if not _get(record.cells, "cu_num") and _ours(record.cells, "gfx"):
         raise TableError("'cu_num' is empty")
     cu_num = _whole(record.cells, "cu_num", 0)
     return _ours(record.cells, "gfx").lower() or _GFX_OF_CUS.get(cu_num, ""), cu_num, _ours(record.cells, "device")
@@ -243,6 +249,12 @@ def _number(cells: Mapping[str, str], column: str, default: float) -> float:
         return (float(text[:-1]) / 100 if text.endswith("%") else float(text)) if text else default
     except ValueError:
         raise TableError(f"{column!r} must be a number (got {text[:40]!r})") from None
+
+
+def _time_of_rate(cells: Mapping[str, str], flops: int) -> float:
+    """Microseconds of a call from the TFLOP/s that the short form gives in their stead."""
+    rate = _number(cells, "tflops", 0.0)
+    return flops / rate / 1e6 if rate > 0 else math.nan
 
 
 def _whole(cells: Mapping[str, str], column: str, default: int) -> int:

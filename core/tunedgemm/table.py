@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -116,15 +117,16 @@ class Table:
         """The rows that answer for *shape* on *device*, best first; the caller walks on when it cannot use one.
 
         A row that pins every M comes first, then the exact M, then fine and coarse padding; at each the layers by
-        precedence, inside a layer the lowest time. Rows of another device of the same gfx and cu_num follow in the same order.
+        precedence, inside a layer the lowest time; a row for any number of compute units comes after those that name it.
+        Rows of another device of the same gfx and cu_num follow in the same order.
         """
-        by_m = self._index.get((device.cu_num, *_group(shape)))
-        if by_m is None:
+        groups = [found for units in (device.cu_num, 0) if (found := self._index.get((units, *_group(shape))))]
+        if not groups:
             return
         rungs = _rungs(shape.m, shape.n)
         for same_device in (True, False):
             for m, granularity in rungs.items():
-                for row in by_m.get(m, ()):
+                for row in itertools.chain.from_iterable(by_m.get(m, ()) for by_m in groups):
                     if row.gfx in ("", device.gfx) and (row.device in ("", device.name)) is same_device:
                         yield Match(row, granularity, same_device)
 
