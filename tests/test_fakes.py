@@ -4,10 +4,11 @@ import itertools
 import json
 import time
 
+import attrs
 import pytest
 import torch
 from tunedgemm.device import device_of
-from tunedgemm.errors import PluginError
+from tunedgemm.errors import OutOfResources, PluginError
 from tunedgemm.launcher import Launcher
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
@@ -208,3 +209,25 @@ def test_conformance_shapes_are_expressible_and_awkward():
     assert any(shape.bias for shape in shapes)
     assert any(shape.outdtype == "fp32" for shape in shapes)
     assert set(shapes_of("a16w16")) < set(shapes)
+
+
+def test_out_of_resources_is_the_one_exception_that_bind_may_raise() -> None:
+    """A solution whose bind raises it is a refused one, for the suite as for the tuner."""
+
+    def bind(solution, shape, device):
+        raise OutOfResources("needs 300 KiB of shared memory")
+
+    tight = fake_backend("tight")
+    tight = attrs.evolve(tight, hooks={**tight.hooks, "bind": bind})
+
+    class Suite(BackendConformance):
+        libtype = "tight"
+
+        @classmethod
+        def backend(cls):
+            return tight
+
+    case = Suite._case(Shape("a16w16", 4, 32, 64))
+
+    assert case.launchers == ()
+    assert "300 KiB" in str(case.refusals[0][1])

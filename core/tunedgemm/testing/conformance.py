@@ -27,6 +27,7 @@ import pytest
 from tunedgemm import hookspecs, torch_backend
 from tunedgemm.device import Device, current_device
 from tunedgemm.dtype import torch_dtype
+from tunedgemm.errors import LaunchError
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named, ops
 from tunedgemm.registry import GROUP, HOOKS, Backend, Registry, make_backend
@@ -94,9 +95,8 @@ class BackendConformance:
         backend, device, op = cls.backend(), cls._device(), op_named(shape.op)
         if not (answer := backend.supports(shape, device)):
             pytest.skip(f"{cls.libtype} on {device}: {answer}")
-        bind = backend.hooks.get("bind", backend.bind)
         chosen = _spread(backend.solutions(shape, device), cls.max_solutions)
-        bound = [(solution, bind(solution, shape, device)) for solution in chosen]
+        bound = [(solution, _bound(backend, solution, shape, device)) for solution in chosen]
         launchers = tuple((solution, answer) for solution, answer in bound if isinstance(answer, Launcher))
         refusals = tuple((solution, answer) for solution, answer in bound if not isinstance(answer, Launcher))
         operands = op.make_inputs(shape, device.torch_device, 0)
@@ -349,6 +349,14 @@ def _label(shape: Shape) -> str:
 
 def _listed(shape: Shape, faults: list[str]) -> str:
     return f"{shape}:\n  " + "\n  ".join(faults)
+
+
+def _bound(backend: Backend, solution: Solution, shape: Shape, device: Device) -> object:
+    """What the plugin's own `bind` answers; LaunchError is the one exception that counts as a refusal."""
+    try:
+        return backend.hooks.get("bind", backend.bind)(solution, shape, device)
+    except LaunchError as error:
+        return Unsupported(f"{type(error).__name__}: {error}")
 
 
 def _spread(solutions: list[Solution], count: int) -> list[Solution]:
