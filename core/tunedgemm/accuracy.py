@@ -1,4 +1,4 @@
-"""How far an output is from its reference: AITER's error ratio, and the error of the worst row.
+"""How far an output is from its reference: AITER's error ratio, the worst row's error, and whether bits are the same.
 
 The ratio alone lets a kernel that destroys a few rows pass, so both are asked: by the tuner and by the conformance suite.
 """
@@ -67,6 +67,17 @@ def worst_row_error(out: torch.Tensor, ref: torch.Tensor) -> float:
 
 def _finite(*tensors: torch.Tensor) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two tensors (or Nones) hold the same bits."""
+    import torch
+
+    if one is None or other is None:
+        return one is other
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
 def _chunks(out: torch.Tensor, ref: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]] | None:

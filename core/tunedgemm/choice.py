@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tunedgemm")
 
+#: What fits every shape: the built-in backend's own call.
+NATIVE = Solution(BUILTIN, "native")
+
 
 @attrs.frozen
 class Offer:
@@ -80,9 +83,7 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
         solution = backend.heuristic_fallback(shape, device) if isinstance(backend, Backend) else None
         if solution is not None:
             yield Offer(solution, "heuristic", f"untuned; heuristic of {libtype}")
-    builtin = registry.get(BUILTIN)
-    solution = builtin.heuristic_fallback(shape, device) if isinstance(builtin, Backend) else None
-    yield Offer(solution or Solution(BUILTIN, "native"), "builtin", "untuned; no other backend answers")
+    yield Offer(NATIVE, "builtin", "untuned; no other backend answers")
 
 
 def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> Backend | Unsupported:

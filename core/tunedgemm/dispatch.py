@@ -17,7 +17,7 @@ import torch
 from torch import is_grad_enabled
 
 from tunedgemm.capture import Capture, recorder
-from tunedgemm.choice import Explanation, Offer, choose, offers
+from tunedgemm.choice import NATIVE, Explanation, choose, offers
 from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.errors import UserError
 from tunedgemm.launcher import Launcher
@@ -35,7 +35,6 @@ _log = logging.getLogger("tunedgemm")
 #: Launchers kept by one process; a workload that meets more keys than this starts over, which rebinds what it uses.
 MAX_LAUNCHERS = 65_536
 
-NATIVE = Solution(BUILTIN, "native")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 Call = Callable[..., torch.Tensor]
 
@@ -152,10 +151,10 @@ class Dispatcher:
 
     def fingerprint(self) -> str:
         """A digest of the merged table and the backends' versions: equal on all ranks that dispatch alike."""
-        parts = [self.table.fingerprint()]
+        parts, device = [self.table.fingerprint()], current_device()
         for libtype in self.registry.libtypes:
             backend = self.registry.get(libtype)
-            versions = (backend.version, backend.library_version(current_device())) if isinstance(backend, Backend) else str(backend)
+            versions = (backend.version, backend.library_version(device)) if isinstance(backend, Backend) else str(backend)
             parts.append(f"{libtype} {versions}")
         return hashlib.sha256("\n".join([*parts, *self.settings.untuned]).encode()).hexdigest()[:16]
 
@@ -196,10 +195,9 @@ class Dispatcher:
 
     def _torch(self, shape: Shape, device: Device) -> Call:
         backend = self.registry.get(BUILTIN)
-        offer = Offer(NATIVE, "builtin", "")
-        _, launcher = choose(iter([offer]), shape, device, self.registry, lambda _: "")
-        if launcher is None:
-            raise UserError(f"{shape} on {device}: {backend} cannot run it either")
+        launcher = backend.bind(NATIVE, shape, device) if isinstance(backend, Backend) else backend
+        if not isinstance(launcher, Launcher):
+            raise UserError(f"{shape} on {device}: {launcher.reason}")
         return launcher.call
 
 

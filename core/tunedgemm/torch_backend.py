@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tunedgemm.device import Device
+from tunedgemm.device import Device, device_of
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import PluginError
 from tunedgemm.hookspecs import hookimpl
 from tunedgemm.launcher import Launcher
+from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 
@@ -63,9 +64,6 @@ def heuristic_fallback() -> Solution:
 @hookimpl
 def run(solution: Solution, operands: tuple[Any, ...]) -> Any:
     """Launch one route; the output has the dtype of x."""
-    from tunedgemm.device import device_of
-    from tunedgemm.ops import op_named
-
     x = operands[0]
     shape = op_named(OPS[0]).shape_of(*operands)
     return _call(solution, shape, device_of(x.get_device()))(*operands)

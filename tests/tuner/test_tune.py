@@ -117,6 +117,21 @@ def test_refinement_finds_a_neighbour_that_was_not_listed(tmp_path: Path) -> Non
     assert str(report.outcomes[0].winner.solution) == "turbo:better"
 
 
+def test_a_broken_refine_costs_the_neighbours_and_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What raises while the neighbours are listed is logged; the listed solutions are tuned all the same."""
+
+    def refine(solution, shape, device):
+        raise ValueError("no such ladder")
+
+    backend = fake_backend("turbo", solutions=("listed",), call=linear)
+    registry = fake_registry(attrs.evolve(backend, hooks={**backend.hooks, "refine": refine}))
+
+    tune(shapes=SHAPES[:1], output=tmp_path / "t.csv", options=QUICK, registry=registry)
+
+    assert rows(tmp_path / "t.csv") == {1: "turbo:listed"}
+    assert "no such ladder" in caplog.text
+
+
 def test_the_winner_must_beat_torch_alone_too(tmp_path: Path) -> None:
     """A solution that is faster only while many others run beside it does not displace F.linear."""
 

@@ -25,6 +25,7 @@ import attrs
 import pytest
 
 from tunedgemm import hookspecs, torch_backend
+from tunedgemm.accuracy import same_bits
 from tunedgemm.device import Device, current_device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import LaunchError
@@ -34,7 +35,7 @@ from tunedgemm.registry import GROUP, HOOKS, Backend, Registry, make_backend
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.child import ask_child
-from tunedgemm.testing.launching import Case, concurrent_calls, foldings, launch, replayed, same_bits
+from tunedgemm.testing.launching import Case, concurrent_calls, foldings, launch, replayed
 from tunedgemm.testing.shapes import DEVICES, shapes_of
 from tunedgemm.tuner.verify import Poisoned
 

@@ -49,17 +49,6 @@ def launch(solution: Solution, launcher: Launcher, operands: Sequence[Any]) -> A
         raise AssertionError(f"{solution} raised {type(error).__name__} for {sizes}: {error}") from error
 
 
-def same_bits(one: Any, other: Any) -> bool:
-    """Whether two tensors (or Nones) hold the same bits."""
-    import torch
-
-    if one is None or other is None:
-        return one is other
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
-
-
 def foldings(case: Case) -> Iterator[tuple[Any, ...]]:
     """The operands with x as made, with a leading dimension of 1, and with its rows in two halves."""
     yield case.operands

@@ -19,14 +19,14 @@ from tunedgemm.registry import Backend, Registry, order
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.candidates import candidates, reference
+from tunedgemm.tuner.candidates import candidates, neighbours, reference
 from tunedgemm.tuner.measure import Workload, median_and_noise
 from tunedgemm.tuner.plan import plan, requested
 from tunedgemm.tuner.screen import screen
 from tunedgemm.tuner.select import DEFAULT_TIE, TIE, select
 from tunedgemm.tuner.store import Store
-from tunedgemm.tuner.trial import Bench, Candidate, Options, Outcome, Report, Sampler, Samples, Task
-from tunedgemm.tuner.verify import Verifier, bind, failed
+from tunedgemm.tuner.trial import Bench, Candidate, Options, Outcome, Report, Sampler, Samples, Task, failed
+from tunedgemm.tuner.verify import Verifier, bind
 from tunedgemm.tuner.worker import Compilers
 
 _log = logging.getLogger("tunedgemm")
@@ -174,11 +174,9 @@ class _ShapeRun:
         return right
 
     def _neighbours(self, leaders: Sequence[Candidate], verifier: Verifier) -> list[Candidate]:
-        shape, fresh = self.task.shape, {}
-        for leader in leaders:
-            for solution in leader.backend.refine(leader.solution, shape, self.device):
-                if solution not in self._timings:
-                    fresh[solution] = Candidate(solution, leader.backend)
+        shape = self.task.shape
+        near = neighbours(leaders, shape, self.device)
+        fresh = {candidate.solution: candidate for candidate in near if candidate.solution not in self._timings}
         with self._clock("compile"):
             self._note(self.compilers.prepare((shape, candidate) for candidate in fresh.values()))
         return self._checked([candidate for solution, candidate in fresh.items() if solution not in self._timings], verifier)

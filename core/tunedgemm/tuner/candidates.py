@@ -31,6 +31,17 @@ def candidates(shape: Shape, device: Device, backends: Sequence[Backend]) -> lis
     return found
 
 
+def neighbours(leaders: Sequence[Candidate], shape: Shape, device: Device) -> list[Candidate]:
+    """Ask the leaders' backends for what lies around them; one that breaks the contract is left out and logged."""
+    found = []
+    for leader in leaders:
+        try:
+            found += [Candidate(solution, leader.backend) for solution in leader.backend.refine(leader.solution, shape, device)]
+        except PluginError as error:
+            _log.warning("%s: neighbours of %s left out: %s", shape, leader.solution, error)
+    return found
+
+
 def reference(shape: Shape, device: Device, registry: Registry) -> Candidate | None:
     """Torch's own call for the shape, the verdict's yardstick, whether or not it may be stored."""
     builtin = registry.get(BUILTIN)

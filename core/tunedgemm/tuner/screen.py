@@ -13,7 +13,7 @@ import attrs
 from tunedgemm.launcher import Launcher
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.trial import Candidate, Sampler, Samples, Task
+from tunedgemm.tuner.trial import Candidate, Sampler, Samples, Task, failed
 
 ROUNDS = 3
 #: Solutions of a libtype whose neighbours are tried, and how often at most.
@@ -50,7 +50,7 @@ def screen(
             if isinstance(samples, Samples):
                 rough[solution] = min(samples.us)
             else:
-                dropped.append(Timing(task.shape, solution, "failed", detail=f"{type(samples).__name__}: {samples}"[:500]))
+                dropped.append(failed(task.shape, solution, samples))
         pool.update({candidate.solution: candidate for candidate in fresh if candidate.solution in rough})
 
     add(checked)

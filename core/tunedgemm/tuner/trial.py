@@ -8,8 +8,9 @@ from typing import Any
 
 import attrs
 
+from tunedgemm.accuracy import MAX_ERROR_RATIO
 from tunedgemm.device import Device
-from tunedgemm.errors import UserError
+from tunedgemm.errors import OutOfResources, UserError
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops.op import Op
 from tunedgemm.registry import Backend
@@ -46,7 +47,7 @@ class Options:
     """
 
     libtype: str = "all"
-    errRatio: float = attrs.field(default=0.05, validator=_at_least(0.0))
+    errRatio: float = attrs.field(default=MAX_ERROR_RATIO, validator=_at_least(0.0))
     warmup: int = attrs.field(default=5, validator=_at_least(0))
     iters: int = attrs.field(default=101, validator=_at_least(1))
     topk: int = attrs.field(default=20, validator=_at_least(1))
@@ -132,3 +133,15 @@ class Report:
     def failed(self) -> Sequence[Outcome]:
         """The shapes for which nothing passed."""
         return [outcome for outcome in self.outcomes if outcome.winner is None]
+
+
+def failed(shape: Shape, solution: Solution, error: Exception) -> Timing:
+    """The Timing of a solution that raised."""
+    import torch
+
+    status = "failed"
+    if isinstance(error, OutOfResources):
+        status = "out_of_resources"
+    elif isinstance(error, torch.OutOfMemoryError | MemoryError):
+        status = "out_of_memory"
+    return Timing(shape, solution, status, detail=f"{type(error).__name__}: {error}"[:500])

@@ -13,14 +13,13 @@ import attrs
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tunedgemm.accuracy import error_ratio, worst_row_error
-from tunedgemm.errors import OutOfResources
+from tunedgemm.accuracy import error_ratio, same_bits, worst_row_error
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.trial import Candidate
+from tunedgemm.tuner.trial import Candidate, failed
 
 _GUARD = 512  # bytes before and after each allocation; a multiple of every alignment that kernels ask for
 _CANARY = 0xA5
@@ -104,7 +103,7 @@ class Verifier:
             torch.cuda.synchronize(present[0].device)
         if poisoned.overwritten():
             return out, "it wrote outside its output or workspace"
-        changed = [(now, was) for now, was in zip(present, before, strict=True) if not _same(now, was)]
+        changed = [(now, was) for now, was in zip(present, before, strict=True) if not same_bits(now, was)]
         for now, was in changed:
             now.copy_(was)
         return out, "it changed its operands" if changed else self._misshapen(out, operands)
@@ -124,10 +123,6 @@ class Verifier:
         return self._references[place]
 
 
-def _same(now: torch.Tensor, was: torch.Tensor) -> bool:
-    return bool(torch.equal(now.contiguous().view(torch.uint8), was.contiguous().view(torch.uint8)))
-
-
 def bind(candidate: Candidate, shape: Shape, device: Any) -> Candidate | Timing:
     """Bind a candidate; a refusal becomes the Timing that says so."""
     answer = candidate.backend.bind(candidate.solution, shape, device)
@@ -135,13 +130,3 @@ def bind(candidate: Candidate, shape: Shape, device: Any) -> Candidate | Timing:
         status = "out_of_resources" if "OutOfResources" in answer.reason else "unsupported"
         return Timing(shape, candidate.solution, status, detail=answer.reason[:500])
     return attrs.evolve(candidate, launcher=answer)
-
-
-def failed(shape: Shape, solution: Solution, error: Exception) -> Timing:
-    """The Timing of a solution that raised."""
-    status = "failed"
-    if isinstance(error, OutOfResources):
-        status = "out_of_resources"
-    elif isinstance(error, torch.OutOfMemoryError | MemoryError):
-        status = "out_of_memory"
-    return Timing(shape, solution, status, detail=f"{type(error).__name__}: {error}"[:500])
