@@ -25,7 +25,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.tuner.measure import Workload
+from tunedgemm.tuner.workload import Workload
 from tunedgemm.tuner.trial import Samples
 
 HERE = Path(__file__).parent

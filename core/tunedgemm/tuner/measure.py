@@ -1,192 +1,192 @@
-"""Stage 4, measure: device time of one call, weights cold, captured in a graph, candidates interleaved.
+"""Stage 5, measure: finalists race in interleaved rounds; who is clearly slower drops out, and ties end it.
 
-Timing one candidate after the other is off by up to 10 %, because clocks fall under load: here every round runs each
-candidate once, in random order, and candidates are compared by the medians over the same rounds.
+Clocks and temperatures drift by more than what decides between two kernels. So nothing is decided from times of different
+moments: solutions are compared by the ratios of their samples within the same rounds, and what all samples of a moment
+have in common is taken out of the times that come back.
 """
 
 from __future__ import annotations
 
-import contextlib
-import random
+import logging
+import math
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-import torch
+import attrs
 
-from tunedgemm.device import Device
-from tunedgemm.launcher import Launcher
-from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.tuner.trial import Samples
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.trial import Sample, Samples
 
-#: Device time of one sample: long enough that what is around a graph's launch is under 1 % of it.
-SAMPLE_US = 400.0
-CPU_SAMPLE_US = 10_000.0
-#: Weights are rotated over this many times the last-level cache.
-COLD = 3
-MAX_COPIES = 64
-#: A guess at a call's time from its work, used only to size samples.
-_GUESS = {"nvidia": (1.5e12, 3e14, 3.0), "amd": (1.5e12, 3e14, 5.0), "cpu": (1e10, 2e11, 5.0)}
+_log = logging.getLogger("tunedgemm")
 
-
-def cache_bytes(device: Device) -> int:
-    """Size of the last-level cache in bytes."""
-    if device.kind == "cpu":
-        return _cpu_cache()
-    if device.gfx in ("gfx942", "gfx950"):
-        return 256 << 20  # the Infinity Cache, which the properties do not report
-    return int(torch.cuda.get_device_properties(device.torch_device).L2_cache_size)
-
-
-def _cpu_cache() -> int:
-    sizes = [32 << 20]
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
-        sizes.append(int(text[:-1]) << {"K": 10, "M": 20, "G": 30}.get(text[-1], 0) if text[-1].isalpha() else int(text))
-    return min(max(sizes), 256 << 20)
+#: Rounds between two looks at who is behind.
+BLOCK = 8
+#: Ratios closer to 1 than this count as equal, as they do when a winner is selected.
+CLOSE = 0.005
+#: Rounds of a duel at most.
+DUEL_ROUNDS = 51
+#: Fewest rounds before ties end a race.
+FEWEST_ROUNDS = 16
+#: Half widths of intervals in standard deviations: of a median that is reported, and of one that is looked at after
+#: every block, among many.
+REPORTED, REPEATED = 1.96, 2.58
+#: Rounds to each side over which drift is smoothed: several medians' worth, and short beside how clocks move.
+REACH = 4
 
 
-class Workload:
-    """The operands of one shape on one device, and the sampler over them."""
+@attrs.frozen
+class Effort:
+    """What may be spent on one race.
 
-    def __init__(self, op: Op, shape: Shape, device: Device, seed: int = 0) -> None:
-        self.op, self.shape, self.device = op, shape, device
-        bytes_per_s, flops_per_s, launch_us = _GUESS[device.kind]
-        guess = launch_us + 1e6 * max(op.bytes_moved(shape) / bytes_per_s, op.flops(shape) / flops_per_s)
-        first = op.make_inputs(shape, device.torch_device, seed)
-        weight_bytes = max(1, sum(first[place].nbytes for place in op.weights))
-        cache = cache_bytes(device)
-        copies = min(max(2, -(-COLD * cache // weight_bytes)), MAX_COPIES, max(2, self._room() // weight_bytes))
-        #: operand tuples: activations shared and warm, weights different in each
-        self.copies = [first] + [self._rotated(first, seed + place) for place in range(1, copies)]
-        # Where the copies do not outgrow the cache, each is used once a sample, after the cache was read over.
-        small = copies * weight_bytes < 2 * cache
-        on_cpu = device.kind == "cpu"
-        enough = round((CPU_SAMPLE_US if on_cpu else SAMPLE_US) / guess)
-        self.calls: int = max(2, min(copies, enough)) if on_cpu else copies if small else max(copies, enough)
-        self._flush = torch.empty(COLD * cache // 4, dtype=torch.float32, device=device.torch_device).zero_() if small else None
-        self._graphs: dict[Solution, tuple[torch.cuda.CUDAGraph, torch.cuda.Event, torch.cuda.Event]] = {}
-        self._pool: Any = None
-        self._stream = torch.cuda.Stream(device.torch_device) if device.kind != "cpu" else None
-        self._random = random.Random(seed)
+    Attributes:
+        warmup: rounds that are run and not counted.
+        iters: most rounds that count.
+        seconds: device seconds, the warm-up's included; the first block of rounds is run whatever it takes.
+        deadline: by `time.monotonic`; no block is begun after it but the first.
+    """
 
-    def _room(self) -> int:
-        """Bytes that rotated weights may take: a quarter of the device's free memory."""
-        return torch.cuda.mem_get_info(self.device.torch_device)[0] // 4 if self.device.kind != "cpu" else 512 << 20
-
-    def _rotated(self, first: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
-        fresh = self.op.make_inputs(self.shape, self.device.torch_device, seed)
-        return tuple(fresh[place] if place in self.op.weights else operand for place, operand in enumerate(first))
-
-    def __call__(self, launchers: Mapping[Solution, Launcher], rounds: int) -> dict[Solution, Samples | Exception]:
-        """Time each launcher in *rounds* interleaved rounds; what a launcher raises is its answer."""
-        timers: dict[Solution, Callable[[], Callable[[], float]]] = {}
-        answers: dict[Solution, Samples | Exception] = {}
-        for solution, launcher in launchers.items():
-            try:
-                timers[solution] = self._timer(solution, launcher)
-            except Exception as error:  # a kernel may raise anything, also from inside a capture
-                answers[solution] = error
-        self._saturate(timers)
-        samples: dict[Solution, list[float]] = {solution: [] for solution in timers}
-        for _ in range(rounds):
-            pending = {}
-            for solution in self._random.sample(list(timers), len(timers)):
-                if self._flush is not None:
-                    self._flush.sum()
-                pending[solution] = timers[solution]()
-            for solution, finish in pending.items():
-                samples[solution].append(finish())
-        clock = self._clock()
-        return {**answers, **{solution: Samples(tuple(us), clock) for solution, us in samples.items()}}
-
-    def forget(self, keep: Mapping[Solution, Launcher]) -> None:
-        """Drop the captured graphs of all but these solutions, to free their memory."""
-        self._graphs = {solution: graph for solution, graph in self._graphs.items() if solution in keep}
-
-    def _timer(self, solution: Solution, launcher: Launcher) -> Callable[[], Callable[[], float]]:
-        """A function that starts one sample and returns the function that waits for its microseconds per call."""
-        if self.device.kind == "cpu":
-            return lambda: self._on_cpu(launcher.call)
-        if not launcher.graph_safe:
-            return lambda: self._eager(launcher.call)
-        if solution not in self._graphs:
-            self._graphs[solution] = self._capture(launcher.call)
-        return lambda: self._replay(solution)
-
-    def _on_cpu(self, call: Callable[..., Any]) -> Callable[[], float]:
-        start = time.perf_counter_ns()
-        for place in range(self.calls):
-            call(*self.copies[place])
-        us = (time.perf_counter_ns() - start) / 1e3 / self.calls
-        return lambda: us
-
-    def _eager(self, call: Callable[..., Any]) -> Callable[[], float]:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for place in range(self.calls):
-            call(*self.copies[place % len(self.copies)])
-        end.record()
-        return lambda: self._elapsed(start, end)
-
-    def _elapsed(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        end.synchronize()
-        return float(start.elapsed_time(end)) * 1e3 / self.calls
-
-    def _capture(self, call: Callable[..., Any]) -> tuple[torch.cuda.CUDAGraph, torch.cuda.Event, torch.cuda.Event]:
-        """The calls of one sample as a graph, between two events that are part of it, so that its launch is not timed."""
-        for place in (0, 1):  # loads modules and fills per-stream workspaces before the capture
-            call(*self.copies[place])
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        start = torch.cuda.Event(enable_timing=True, external=True)
-        end = torch.cuda.Event(enable_timing=True, external=True)
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        # Not `torch.cuda.graph`, which empties the allocator's cache at each capture.
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool)
-            try:
-                start.record()
-                for place in range(self.calls):
-                    call(*self.copies[place % len(self.copies)])
-                end.record()
-                graph.capture_end()
-            except Exception:
-                self._pool = None  # a broken capture leaves the pool unusable
-                with contextlib.suppress(Exception):
-                    graph.capture_end()
-                raise
-        return graph, start, end
-
-    def _replay(self, solution: Solution) -> Callable[[], float]:
-        graph, start, end = self._graphs[solution]
-        graph.replay()
-        return lambda: self._elapsed(start, end)
-
-    def _saturate(self, timers: Mapping[Solution, Callable[[], Callable[[], float]]]) -> None:
-        """Run the candidates for a while, so that the first round meets the clocks of the later ones."""
-        until = time.perf_counter() + (0.05 if self.device.kind != "cpu" else 0.0)
-        while timers and time.perf_counter() < until:
-            for start in timers.values():
-                start()()
-
-    def _clock(self) -> int:
-        """SM clock in MHz where the driver tells, else 0."""
-        if self.device.kind == "nvidia":
-            with contextlib.suppress(Exception):  # needs NVML's Python bindings, which are optional
-                return int(torch.cuda.clock_rate(self.device.torch_device))
-        return 0
+    warmup: int
+    iters: int
+    seconds: float
+    deadline: float = math.inf
 
 
-def median_and_noise(samples: tuple[float, ...]) -> tuple[float, float]:
+def median_and_noise(samples: Sequence[float]) -> tuple[float, float]:
     """The median and the half width of its 95 % interval by order statistics, relative to it."""
-    ordered = sorted(samples)
-    count = len(ordered)
-    median = ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
-    reach = 0.98 * count**0.5  # 1.96 * sqrt(n) / 2, the binomial interval of the median's rank
-    low, high = ordered[max(0, int(count / 2 - reach))], ordered[min(count - 1, int(count / 2 + reach))]
+    median, low, high = _interval(samples, REPORTED)
     return median, (high - low) / 2 / median if median else 0.0
+
+
+def race(
+    shape: Shape, finalists: Sequence[Solution], sample: Sample, effort: Effort, spared: Solution | None
+) -> dict[Solution, Samples | Timing]:
+    """Time finalists in interleaved rounds until it is clear which are the fastest, or the effort is spent.
+
+    Args:
+        shape: what is timed, for the log.
+        spared: a finalist that stays to the end, however slow.
+
+    Returns:
+        A solution's samples in the order of the rounds, fewer where it dropped out, each without the drift of its moment;
+        or the Timing that says how it failed.
+    """
+    run = _Race(sample, effort, frozenset({spared} if spared else ()))
+    run.run(finalists, effort.iters)
+    _log.debug("%s: %d finalists, %d to the end, %.2f s of the device", shape, len(finalists), len(run.racing), run.seconds)
+    return run.answers()
+
+
+def duel(pair: Sequence[Solution], sample: Sample, effort: Effort) -> dict[Solution, Samples | Timing]:
+    """The last comparison, of two alone: beside many candidates the chip runs hotter than beside one."""
+    run = _Race(sample, effort, frozenset(pair))
+    run.run(pair, min(effort.iters, DUEL_ROUNDS))
+    return run.answers()
+
+
+@attrs.define(eq=False)
+class _Race:
+    """Rounds so far: whoever is racing has a sample of every round, who dropped out those of the first ones."""
+
+    sample: Sample
+    effort: Effort
+    spared: frozenset[Solution]
+    racing: list[Solution] = attrs.field(factory=list)
+    seconds: float = 0.0
+    _times: dict[Solution, list[float]] = attrs.field(factory=dict)
+    _last: dict[Solution, Samples] = attrs.field(factory=dict)
+    _failed: dict[Solution, Timing] = attrs.field(factory=dict)
+
+    def run(self, finalists: Sequence[Solution], rounds: int) -> None:
+        """Race for *rounds* at most."""
+        self.racing = list(dict.fromkeys(finalists))
+        if self.effort.warmup:
+            self._block(self.effort.warmup, counted=False)
+        done = 0
+        while self.racing and done < rounds:
+            block = min(BLOCK, rounds - done)
+            if done:
+                block = min(block, self._affordable())
+                if block < 1 or time.monotonic() >= self.effort.deadline:
+                    break
+            self._block(block, counted=True)
+            done += block
+            if self.racing and self._decided(done):
+                break
+
+    def answers(self) -> dict[Solution, Samples | Timing]:
+        """What came of each solution."""
+        drift = self._drift()
+        found: dict[Solution, Samples | Timing] = dict(self._failed)
+        for solution, times in self._times.items():
+            if solution not in self._failed:
+                us = tuple(us / factor for us, factor in zip(times, drift, strict=False))
+                found[solution] = attrs.evolve(self._last[solution], us=us)
+        return found
+
+    def _block(self, rounds: int, counted: bool) -> None:
+        answers = self.sample(self.racing, rounds)
+        for solution in self.racing:
+            answer = answers[solution]
+            if isinstance(answer, Timing):
+                self._failed[solution] = answer
+                continue
+            self.seconds += sum(answer.us) * answer.calls * 1e-6
+            if counted:
+                self._times.setdefault(solution, []).extend(answer.us)
+                before = self._last.get(solution)
+                throttled = answer.throttled or (before.throttled if before else "")
+                self._last[solution] = attrs.evolve(answer, us=(), throttled=throttled)
+        self.racing = [solution for solution in self.racing if solution not in self._failed]
+
+    def _affordable(self) -> int:
+        """Rounds of those still racing that the device seconds left suffice for."""
+        cost = sum(self._times[solution][-1] * self._last[solution].calls * 1e-6 for solution in self.racing)
+        return int(min((self.effort.seconds - self.seconds) / max(cost, 1e-9), BLOCK))
+
+    def _decided(self, done: int) -> bool:
+        """Drop who is clearly slower; whether what is left is known well enough."""
+        best = min(self.racing, key=lambda solution: _interval(self._times[solution], REPEATED)[0])
+        left, open_questions = [best], 0
+        for solution in self.racing:
+            if solution == best:
+                continue
+            _, low, high = self._ratio(solution, best)
+            if low > 1 + CLOSE and solution not in self.spared:
+                continue
+            left.append(solution)
+            open_questions += not (high <= 1 + CLOSE or low > 1 + CLOSE)
+        self.racing = left
+        return done >= FEWEST_ROUNDS and not open_questions and median_and_noise(self._level(best))[1] <= CLOSE
+
+    def _ratio(self, solution: Solution, best: Solution) -> tuple[float, float, float]:
+        pairs = zip(self._times[solution], self._times[best], strict=True)
+        return _interval([mine / fastest for mine, fastest in pairs], REPEATED)
+
+    def _level(self, solution: Solution) -> list[float]:
+        return [us / factor for us, factor in zip(self._times[solution], self._drift(), strict=True)]
+
+    def _drift(self) -> list[float]:
+        """How slow the device was in each round, 1 being usual: the smoothed median over those who ran in all of them."""
+        rounds = max((len(self._times[solution]) for solution in self.racing), default=0)
+        whole = [self._times[solution] for solution in self.racing]
+        if not whole:
+            return [1.0] * max(map(len, self._times.values()), default=0)
+        relative = [[us / _median(times) for us in times] for times in whole]
+        around = [range(max(0, at - REACH), min(rounds, at + REACH + 1)) for at in range(rounds)]
+        factors = [_median([times[place] for times in relative for place in places]) for places in around]
+        usual = _median(factors)
+        return [factor / usual for factor in factors]
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered, count = sorted(values), len(values)
+    return ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
+
+
+def _interval(values: Sequence[float], sigmas: float) -> tuple[float, float, float]:
+    """The median and its interval: the binomial deviation of the median's rank is half the root of the count."""
+    ordered, count = sorted(values), len(values)
+    reach = sigmas * math.sqrt(count) / 2
+    return _median(ordered), ordered[max(0, int(count / 2 - reach))], ordered[min(count - 1, int(count / 2 + reach))]

@@ -1,85 +1,152 @@
 """Stage 3, screen: a rough timing of all, the neighbours of the best, and the few that deserve the accurate phase.
 
-Rough means few rounds of the same graphs that the accurate phase replays; never a bare launch, which would rank
-solutions by launch overhead.
+Rough means few rounds of the same samples that the accurate phase takes; never a bare launch, which would rank
+solutions by launch overhead. Most solutions are hopeless, and one round tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from tunedgemm.launcher import Launcher
+from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.trial import Candidate, Sampler, Samples, Task, failed
+from tunedgemm.tuner.trial import Sample, Samples
 
-ROUNDS = 3
+#: Rounds of what the first one left.
+MORE_ROUNDS = 2
+#: After one round, what takes this many times the best of its libtype is hopeless.
+HOPELESS = 1.5
 #: Solutions of a libtype whose neighbours are tried, and how often at most.
 REFINE_BEST, REFINE_PASSES = 5, 3
 #: A pass of refinement that gains less ends it.
 WORTHWHILE = 0.01
+#: This near the least time that the hardware allows, neighbours have nothing to gain.
+NEAR_FLOOR = 0.03
+#: Finalists are at most so much slower than the best; narrower, down to the first, where the rounds agree.
+NARROWEST, WIDEST = 0.06, 0.15
+#: The band is this many times the typical spread of a solution's rounds, beyond `NARROWEST`.
+SPREADS = 3.0
+
+Neighbours = Callable[[Sequence[Solution]], Sequence[Solution]]
 
 
 @attrs.frozen
 class Screened:
-    """The candidates that go on, their rough times, and the timings of those that do not."""
+    """What screening gave.
 
-    survivors: tuple[Candidate, ...]
+    Attributes:
+        survivors: the solutions that go on, the fastest first.
+        rough: microseconds of a call, of all that ran.
+        dropped: the timings of those that do not go on.
+    """
+
+    survivors: tuple[Solution, ...]
     rough: dict[Solution, float]
     dropped: tuple[Timing, ...]
 
 
-def screen(
-    task: Task, checked: Sequence[Candidate], sampler: Sampler, topk: int, neighbours: Callable[[Sequence[Candidate]], list[Candidate]]
-) -> Screened:
-    """Time roughly, refine, and keep *topk* of each libtype and each libtype's first guess.
+def screen(shape: Shape, checked: Sequence[Solution], sample: Sample, topk: int, neighbours: Neighbours, floor_us: float) -> Screened:
+    """Time roughly, refine, and keep the few that may be the fastest.
 
     Args:
-        checked: bound candidates whose output is right.
-        neighbours: candidates to the checked ones around them.
+        checked: solutions whose output is right, in their backends' order: best guesses first.
+        topk: survivors of each libtype at most, its first guess besides.
+        neighbours: more checked solutions around some; expensive, for it compiles them.
+        floor_us: least microseconds of one call that the hardware allows; 0 where that is not known.
     """
-    rough: dict[Solution, float] = {}
-    dropped: list[Timing] = []
-    pool: dict[Solution, Candidate] = {}
+    state = _Screen(shape, sample)
+    state.add(checked)
+    _refine(state, neighbours, floor_us)
+    kept = state.kept(checked, topk)
+    screened = [Timing(shape, s, "screened", us=us, samples=len(state.times[s])) for s, us in state.rough.items() if s not in set(kept)]
+    return Screened(tuple(kept), state.rough, (*state.failed, *screened))
 
-    def add(fresh: Sequence[Candidate]) -> None:
-        launchers = {candidate.solution: candidate.launcher for candidate in fresh if isinstance(candidate.launcher, Launcher)}
-        for solution, samples in sampler(launchers, ROUNDS).items():
-            if isinstance(samples, Samples):
-                rough[solution] = min(samples.us)
+
+@attrs.define(eq=False)
+class _Screen:
+    """Rough times so far."""
+
+    shape: Shape
+    sample: Sample
+    times: dict[Solution, list[float]] = attrs.field(factory=dict)
+    failed: list[Timing] = attrs.field(factory=list)
+
+    @property
+    def rough(self) -> dict[Solution, float]:
+        """Microseconds of each solution: its best round."""
+        return {solution: min(times) for solution, times in self.times.items()}
+
+    def known(self, solution: Solution) -> bool:
+        """Whether a solution was timed, or failed."""
+        return solution in self.times or any(timing.solution == solution for timing in self.failed)
+
+    def leaders(self, libtype: str) -> list[Solution]:
+        """The solutions of a libtype, the fastest first."""
+        rough = self.rough
+        return sorted((solution for solution in rough if solution.libtype == libtype), key=rough.__getitem__)
+
+    def best(self) -> dict[str, float]:
+        """The shortest time of each libtype."""
+        found: dict[str, float] = {}
+        for solution, us in self.rough.items():
+            found[solution.libtype] = min(us, found.get(solution.libtype, us))
+        return found
+
+    def add(self, fresh: Sequence[Solution]) -> None:
+        """One round of all, more rounds of those with hope; beside the best so far, for what the clock did meanwhile."""
+        rough = self.rough
+        anchor = min(rough, key=rough.__getitem__) if rough else None
+        self._round(fresh, 1, anchor, rough)
+        best = self.best()
+        hopeful = [s for s in fresh if s in self.times and min(self.times[s]) <= HOPELESS * best[s.libtype]]
+        if hopeful:
+            self._round(hopeful, MORE_ROUNDS, anchor, rough)
+
+    def _round(self, solutions: Sequence[Solution], rounds: int, anchor: Solution | None, before: Mapping[Solution, float]) -> None:
+        answers = self.sample([*solutions, *([anchor] if anchor else [])], rounds)
+        now = answers.get(anchor) if anchor else None
+        factor = before[anchor] / min(now.us) if anchor and isinstance(now, Samples) else 1.0
+        for solution in solutions:
+            answer = answers[solution]
+            if isinstance(answer, Samples):
+                self.times.setdefault(solution, []).extend(us * factor for us in answer.us)
             else:
-                dropped.append(failed(task.shape, solution, samples))
-        pool.update({candidate.solution: candidate for candidate in fresh if candidate.solution in rough})
+                self.times.pop(solution, None)
+                self.failed.append(answer)
 
-    add(checked)
+    def kept(self, checked: Sequence[Solution], topk: int) -> list[Solution]:
+        """The first guess of each libtype, and its fastest within the band, the fastest of all first."""
+        rough, best = self.rough, self.best()
+        limit = min(best.values(), default=0.0) * (1 + self._band())
+        kept = set()
+        for libtype in best:
+            guesses = [solution for solution in checked if solution in rough and solution.libtype == libtype]
+            kept |= {*guesses[:1], *(solution for solution in self.leaders(libtype)[:topk] if rough[solution] <= limit)}
+        return sorted(kept, key=rough.__getitem__)
+
+    def _band(self) -> float:
+        spreads = sorted(max(times) / min(times) - 1 for times in self.times.values() if len(times) > 1)
+        typical = spreads[len(spreads) // 2] if spreads else WIDEST
+        return min(WIDEST, NARROWEST + SPREADS * typical)
+
+
+def _refine(state: _Screen, neighbours: Neighbours, floor_us: float) -> None:
+    """Try what lies around the best of each libtype while that gains; each solution is asked about once."""
+    asked: set[Solution] = set()
+    gaining = set(state.best())
     for _ in range(REFINE_PASSES):
-        best = {libtype: min(us for solution, us in rough.items() if solution.libtype == libtype) for libtype in {s.libtype for s in rough}}
-        leaders = [c for libtype in best for c in _fastest(pool, rough, libtype)[:REFINE_BEST]]
-        fresh = [candidate for candidate in neighbours(leaders) if candidate.solution not in pool]
+        best = state.best()
+        fastest = min(best.values(), default=0.0)
+        if fastest <= floor_us * (1 + NEAR_FLOOR):
+            break
+        worth = [libtype for libtype in best if libtype in gaining and best[libtype] <= HOPELESS * fastest]
+        leaders = [solution for libtype in worth for solution in state.leaders(libtype)[:REFINE_BEST] if solution not in asked]
+        asked |= set(leaders)
+        fresh = list(dict.fromkeys(s for s in neighbours(leaders) if not state.known(s))) if leaders else []
         if not fresh:
             break
-        add(fresh)
-        after = [(best.get(solution.libtype, us), us) for solution, us in rough.items()]
-        if not any(us < before * (1 - WORTHWHILE) for before, us in after):
-            break
-    kept = _kept(pool, rough, checked, topk)
-    dropped += [Timing(task.shape, s, "screened", us=us, samples=ROUNDS) for s, us in rough.items() if s not in kept]
-    return Screened(tuple(kept.values()), rough, tuple(dropped))
-
-
-def _fastest(pool: dict[Solution, Candidate], rough: dict[Solution, float], libtype: str) -> list[Candidate]:
-    mine = [candidate for solution, candidate in pool.items() if solution.libtype == libtype]
-    return sorted(mine, key=lambda candidate: rough[candidate.solution])
-
-
-def _kept(
-    pool: dict[Solution, Candidate], rough: dict[Solution, float], checked: Sequence[Candidate], topk: int
-) -> dict[Solution, Candidate]:
-    kept: dict[Solution, Candidate] = {}
-    for libtype in dict.fromkeys(solution.libtype for solution in pool):
-        guesses = [candidate for candidate in checked if candidate.solution in pool and candidate.solution.libtype == libtype]
-        for candidate in [*guesses[:1], *_fastest(pool, rough, libtype)[:topk]]:
-            kept[candidate.solution] = candidate
-    return kept
+        state.add(fresh)
+        gaining = {libtype for libtype, us in state.best().items() if us < best.get(libtype, us) * (1 - WORTHWHILE)}

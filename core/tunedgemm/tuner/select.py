@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 
@@ -53,3 +54,36 @@ def select(
 def margin(fastest: Timing, other: Timing) -> float:
     """The relative difference up to which two timings count as equal."""
     return max(TIE, min(math.hypot(fastest.noise, other.noise), MAX_NOISE))
+
+
+def select_pin(
+    timings: Mapping[Shape, Sequence[Timing]],
+    counts: Mapping[Shape, int],
+    incumbent: Solution | None,
+    order: Mapping[str, int],
+    eligible: Sequence[str],
+) -> Solution | None:
+    """Choose one solution for all M of an (N, K): right for every shape, and the least time over the workload.
+
+    Args:
+        timings: what became of the candidates, by shape.
+        counts: how often the workload ran each shape; 1 where it does not say.
+        incumbent: the solution that is pinned now.
+        order: libtype to its place for ties.
+        eligible: the libtypes that may be stored.
+
+    Returns:
+        None where no solution passed everywhere.
+    """
+    passed = [
+        {timing.solution: timing for timing in group if timing.ok and timing.solution.libtype in eligible} for group in timings.values()
+    ]
+    weights = [max(1, counts.get(shape, 1)) for shape in timings]
+    totals: list[Timing] = []
+    for solution in set.intersection(*map(set, passed)) if passed else ():
+        spent = [weight * group[solution].us for weight, group in zip(weights, passed, strict=True)]
+        wide = [us * group[solution].noise for us, group in zip(spent, passed, strict=True)]
+        one = passed[0][solution]
+        totals.append(Timing(one.shape, one.solution, "ok", us=sum(spent), noise=math.hypot(*wide) / sum(spent)))
+    winner, _ = select(sorted(totals, key=lambda total: str(total.solution)), incumbent, order, eligible)
+    return None if winner is None else winner.solution

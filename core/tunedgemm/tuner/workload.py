@@ -1,0 +1,272 @@
+"""Stage 5's other half, where the device is: the operands of one shape, and interleaved rounds of samples over them.
+
+Timing one solution after the other is off by up to 10 %, because clocks fall under load: here every round runs each
+solution once, in random order, so that solutions can be compared over the same rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tunedgemm.device import Device
+from tunedgemm.launcher import Launcher
+from tunedgemm.ops.op import Op
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.tuner.trial import Samples
+
+#: Device time of one sample: long enough that what is around a graph's launch is under 1 % of it.
+SAMPLE_US = 400.0
+CPU_SAMPLE_US = 10_000.0
+#: Weights are rotated over this many times the last-level cache.
+COLD = 3
+MAX_COPIES = 64
+#: A guess at a call's time from its work, used only to size samples.
+_GUESS = {"nvidia": (1.5e12, 3e14, 3.0), "amd": (1.5e12, 3e14, 5.0), "cpu": (1e10, 2e11, 5.0)}
+#: Seconds without work after which a GPU is brought back to its load clock, and the most that this may take. Power
+#: limits act within tenths of a second.
+IDLE, SATURATION = 0.03, 0.25
+#: Load goes on in steps of these seconds until one is as long as the step before within this share.
+STEP, SETTLED = 0.025, 0.003
+#: NVML's reasons for a lower clock (nvml.h, nvmlClocksEventReason*); idling and clocks that users set are none.
+_THROTTLE = {
+    0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake",
+}  # fmt: skip
+
+#: Starts one sample and returns the function that waits for its microseconds per call.
+Start = Callable[[], Callable[[], float]]
+
+
+def cache_bytes(device: Device) -> int:
+    """Size of the last-level cache in bytes."""
+    if device.kind == "cpu":
+        return _cpu_cache()
+    if device.gfx in ("gfx942", "gfx950"):
+        return 256 << 20  # the Infinity Cache, which the properties do not report
+    return int(torch.cuda.get_device_properties(device.torch_device).L2_cache_size)
+
+
+def _cpu_cache() -> int:
+    sizes = [32 << 20]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        sizes.append(int(text[:-1]) << {"K": 10, "M": 20, "G": 30}.get(text[-1], 0) if text[-1].isalpha() else int(text))
+    return min(max(sizes), 256 << 20)
+
+
+def clocks(device: Device) -> tuple[int, str]:
+    """The SM clock in MHz and why the driver holds it back; 0 and "" where nothing tells.
+
+    NVIDIA's needs the Python bindings of NVML (``nvidia-ml-py``), AMD's those of AMD SMI; both are optional.
+    """
+    with contextlib.suppress(Exception):  # bindings and drivers may be missing, older, or forbid the question
+        if device.kind == "nvidia":
+            return _nvidia_clocks(device.torch_device.index)
+        if device.kind == "amd":
+            return int(torch.cuda.clock_rate(device.torch_device)), ""
+    return 0, ""
+
+
+@functools.lru_cache
+def _nvml(index: int) -> tuple[Any, Any]:
+    """NVML's bindings and its handle of a CUDA device, which `CUDA_VISIBLE_DEVICES` may have renumbered."""
+    import pynvml  # type: ignore[import-not-found, unused-ignore]
+
+    pynvml.nvmlInit()
+    uuid = str(torch.cuda.get_device_properties(index).uuid)
+    return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+
+
+def _nvidia_clocks(index: int) -> tuple[int, str]:
+    nvml, handle = _nvml(index)
+    reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    said = ", ".join(word for bit, word in _THROTTLE.items() if reasons & bit)
+    return int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), said
+
+
+class Workload:
+    """The operands of one shape on one device, and the sampler over them.
+
+    Args:
+        op, shape, device: the problem, and where it runs.
+        seed: of the operands' contents and of the order within the rounds.
+        cache: ``cold`` rotates the weights through memory beyond the last-level cache, ``hot`` uses one copy.
+        timing: ``graph`` replays captured calls where a launcher allows it, ``eager`` launches them.
+    """
+
+    def __init__(self, op: Op, shape: Shape, device: Device, seed: int = 0, *, cache: str = "cold", timing: str = "graph") -> None:
+        self.op, self.shape, self.device, self._graphed = op, shape, device, timing == "graph"
+        bytes_per_s, flops_per_s, launch_us = _GUESS[device.kind]
+        guess = launch_us + 1e6 * max(op.bytes_moved(shape) / bytes_per_s, op.flops(shape) / flops_per_s)
+        first = op.make_inputs(shape, device.torch_device, seed)
+        weight_bytes = max(1, sum(first[place].nbytes for place in op.weights))
+        size, hot = cache_bytes(device), cache == "hot"
+        copies = 2 if hot else min(max(2, -(-COLD * size // weight_bytes)), MAX_COPIES, max(2, self._room() // weight_bytes))
+        #: operand tuples with activations shared and weights different: what is timed, and what outputs are verified on
+        self.copies = [first] + [self._rotated(first, seed + place) for place in range(1, copies)]
+        self._used = self.copies[:1] if hot else self.copies
+        # Where the copies do not outgrow the cache, each is used once a sample, after the cache was read over.
+        small = not hot and copies * weight_bytes < 2 * size
+        on_cpu = device.kind == "cpu"
+        enough = max(2, round((CPU_SAMPLE_US if on_cpu else SAMPLE_US) / guess))
+        #: calls that one sample spans
+        self.calls: int = enough if hot else min(copies, enough) if on_cpu else copies if small else max(copies, enough)
+        self._flush = torch.empty(COLD * size // 4, dtype=torch.float32, device=device.torch_device).zero_() if small else None
+        self._graphs: dict[Solution, tuple[torch.cuda.CUDAGraph, torch.cuda.Event, torch.cuda.Event]] = {}
+        self._launched: set[Solution] = set()
+        self._pool: Any = None
+        self._stream = None if on_cpu else torch.cuda.Stream(device.torch_device)
+        self._random = random.Random(seed)
+        self._worked = float("-inf")  # when the device last had work, by time.perf_counter
+
+    def _room(self) -> int:
+        """Bytes that rotated weights may take: a quarter of the device's free memory."""
+        return torch.cuda.mem_get_info(self.device.torch_device)[0] // 4 if self.device.kind != "cpu" else 512 << 20
+
+    def _rotated(self, first: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
+        fresh = self.op.make_inputs(self.shape, self.device.torch_device, seed)
+        return tuple(fresh[place] if place in self.op.weights else operand for place, operand in enumerate(first))
+
+    def __call__(self, launchers: Mapping[Solution, Launcher], rounds: int) -> dict[Solution, Samples | Exception]:
+        """Time each launcher in *rounds* interleaved rounds; what a launcher raises is its answer.
+
+        Raises:
+            Exception: the device's context is lost; what the driver says.
+        """
+        timers: dict[Solution, Start] = {}
+        answers: dict[Solution, Samples | Exception] = {}
+        for solution, launcher in launchers.items():
+            try:
+                timers[solution] = self._timer(solution, launcher)
+            except Exception as error:  # a kernel may raise anything, also from inside a capture
+                answers[solution] = error
+        self._saturate(timers)
+        samples: dict[Solution, list[float]] = {solution: [] for solution in timers}
+        mhz, throttled = 0, ""
+        for place in range(rounds):
+            pending = {}
+            for solution in self._random.sample(list(samples), len(samples)):
+                if self._flush is not None:
+                    self._flush.sum()
+                try:
+                    pending[solution] = timers[solution]()
+                except Exception as error:
+                    self._lost(solution, error, samples, answers)
+            if place == rounds - 1:
+                mhz, throttled = clocks(self.device)  # while the round still runs
+            for solution, finish in pending.items():
+                try:
+                    samples[solution].append(finish())
+                except Exception as error:
+                    self._lost(solution, error, samples, answers)
+        self._worked = time.perf_counter()
+        return {**answers, **{solution: Samples(tuple(us), self.calls, mhz, throttled) for solution, us in samples.items()}}
+
+    def _lost(
+        self, solution: Solution, error: Exception, samples: dict[Solution, list[float]], answers: dict[Solution, Samples | Exception]
+    ) -> None:
+        """Take what raised out of the rounds; raises where that was the end of the device's context."""
+        del samples[solution]
+        answers[solution] = error
+        if self.device.kind != "cpu":
+            torch.cuda.synchronize(self.device.torch_device)
+
+    def forget(self, keep: Mapping[Solution, Launcher]) -> None:
+        """Drop the captured graphs of all but these solutions, to free their memory."""
+        self._graphs = {solution: graph for solution, graph in self._graphs.items() if solution in keep}
+        self._launched &= set(keep)
+
+    def _timer(self, solution: Solution, launcher: Launcher) -> Start:
+        """How one sample of a solution is taken; its first calls, alone, are done here."""
+        if self.device.kind == "cpu":
+            return lambda: self._on_cpu(launcher.call)
+        if not self._graphed or not launcher.graph_safe:
+            if solution not in self._launched:
+                self._first_calls(launcher.call)
+                self._launched.add(solution)
+            return lambda: self._eager(launcher.call)
+        if solution not in self._graphs:
+            self._graphs[solution] = self._capture(launcher.call)
+        return lambda: self._replay(solution)
+
+    def _on_cpu(self, call: Callable[..., Any]) -> Callable[[], float]:
+        start = time.perf_counter_ns()
+        self._calls(call)
+        us = (time.perf_counter_ns() - start) / 1e3 / self.calls
+        return lambda: us
+
+    def _calls(self, call: Callable[..., Any]) -> None:
+        used = self._used
+        for place in range(self.calls):
+            call(*used[place % len(used)])
+
+    def _eager(self, call: Callable[..., Any]) -> Callable[[], float]:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        self._calls(call)
+        end.record()
+        return lambda: self._elapsed(start, end)
+
+    def _elapsed(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3 / self.calls
+
+    def _first_calls(self, call: Callable[..., Any]) -> None:
+        """Load modules and fill per-stream workspaces, outside of captures and samples."""
+        for operands in self.copies[:2]:
+            call(*operands)
+        torch.cuda.synchronize(self.device.torch_device)
+
+    def _capture(self, call: Callable[..., Any]) -> tuple[torch.cuda.CUDAGraph, torch.cuda.Event, torch.cuda.Event]:
+        """The calls of one sample as a graph, between two events that are part of it, so that its launch is not timed."""
+        self._first_calls(call)
+        graph = torch.cuda.CUDAGraph()
+        start = torch.cuda.Event(enable_timing=True, external=True)
+        end = torch.cuda.Event(enable_timing=True, external=True)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        # Not `torch.cuda.graph`, which empties the allocator's cache at each capture.
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool)
+            try:
+                start.record()
+                self._calls(call)
+                end.record()
+                graph.capture_end()
+            except Exception:
+                self._pool = None  # a broken capture leaves the pool unusable
+                with contextlib.suppress(Exception):
+                    graph.capture_end()
+                raise
+        graph.replay()  # alone: it uploads the graph, and what it breaks is this solution's fault
+        torch.cuda.synchronize(self.device.torch_device)
+        return graph, start, end
+
+    def _replay(self, solution: Solution) -> Callable[[], float]:
+        graph, start, end = self._graphs[solution]
+        graph.replay()
+        return lambda: self._elapsed(start, end)
+
+    def _saturate(self, timers: Mapping[Solution, Start]) -> None:
+        """Where a GPU was idle, load it until its times no longer change, so that the first round meets the clocks of the later ones."""
+        begun = time.perf_counter()
+        if self.device.kind == "cpu" or not timers or begun - self._worked < IDLE:
+            return
+        load, before = next(iter(timers.values())), 0.0
+        with contextlib.suppress(Exception):  # what raises here raises in the first round again, where it is blamed
+            while (step := time.perf_counter()) < begun + SATURATION:
+                us: list[float] = []
+                while not us or time.perf_counter() < step + STEP:
+                    us.append(load()())
+                now = sorted(us)[len(us) // 2]
+                if abs(now - before) <= SETTLED * now:
+                    break
+                before = now
