@@ -72,6 +72,15 @@ def fake_plugins(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def faulty_plugin(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put the distribution ``faulty-backend`` on the path, for the processes that a test starts, too."""
+    folder = HERE / "faulty_plugin"
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    return folder
+
+
+@pytest.fixture
 def repository() -> Path:
     """The root of the repository."""
     return HERE.parent
