@@ -7,28 +7,22 @@ from pathlib import Path
 
 from tunedgemm.csvfile import key_shape
 from tunedgemm.device import Device
-from tunedgemm.errors import TableError
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
+from tunedgemm.tuner.log import read_log
 from tunedgemm.tuner.trial import Sampler, Samples
 
 
 def read_trials(path: Path) -> list[Timing]:
-    """The timings of a trial log, in the order in which they were written.
+    """The timings of a trial log, of all its runs, in the order in which they were written.
 
     Raises:
-        TableError: a line is no trial of a known schema; names the line.
+        TableError: the file cannot be read, or a line is none of a trial log; names the line.
     """
-    timings = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        try:
-            timings.append(Timing.from_json(line))
-        except (ValueError, KeyError, TypeError) as error:
-            raise TableError(f"{path}:{number}: no trial: {error}") from error
-    return timings
+    return [line.timing() for line in read_log(path) if line.kind == "trial"]
 
 
 class Replay:

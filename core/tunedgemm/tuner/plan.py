@@ -1,25 +1,30 @@
-"""Stage 1, plan: which shapes are to be tuned, and what their table holds already."""
+"""Stage 1, plan: which shapes are to be tuned, in which order, and what their table holds already."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import attrs
 
-from tunedgemm.csvfile import key_shape, read_rows, read_untuned
+from tunedgemm.csvfile import Row, key_shape, read_rows, read_untuned
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError
 from tunedgemm.folders import untuned_path
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution
-from tunedgemm.tuner.trial import Task
+from tunedgemm.sheet import present
+from tunedgemm.tuner.trial import Options, Task
+
+#: Operations for each byte of memory traffic at which both limits of a device meet, in 16-bit floats: about 206 for an H200
+#: (990 TFLOP/s, 4.8 TB/s), 246 for an MI300X (1307 TFLOP/s, 5.3 TB/s); servers' CPUs are near 20.
+_BALANCE = {"nvidia": 206, "amd": 246, "cpu": 20}
 
 
 @attrs.frozen
 class Plan:
-    """The shapes to tune, and those that the output has already."""
+    """The shapes to tune, in order, and those to leave out: empty, or tuned already (with ``--stale``: not stale)."""
 
     tasks: tuple[Task, ...]
     skipped: tuple[Shape, ...]
@@ -30,37 +35,113 @@ class Plan:
             yield self.tasks[start : start + size]
 
 
-def requested(op: Op, source: Path | None) -> list[tuple[Shape, int]]:
+def requested(op: Op, source: Path | None, stale: Path | None = None) -> list[tuple[Shape, int]]:
     """The shapes of an untuned file with their counts; without one, those that capture wrote.
+
+    Args:
+        stale: the output table where its stale rows are to be tuned: without *source* its own shapes are the request.
 
     Raises:
         TableError: there is no such file, or it is no list of this op's shapes.
     """
     path = source or untuned_path(op)
-    if source is None and not path.exists():
+    captured = {untuned.shape: untuned.count for untuned in read_untuned(path, op)} if source or present(path) else {}
+    if source is None and stale is not None:
+        rows = read_rows(stale, op)[0]
+        return [(shape, captured.get(shape, 1)) for shape in dict.fromkeys(row.shape for row in rows if row.shape.m)]
+    if source is None and not present(path):
         raise TableError(f"no shapes to tune: {path} does not exist; capture them with AITER_TUNE_GEMM=1, or name a file with -i")
-    return [(untuned.shape, untuned.count) for untuned in read_untuned(path, op)]
+    return list(captured.items())
 
 
-def plan(op: Op, shapes: Iterable[tuple[Shape, int]], output: Path, device: Device, *, retune: bool) -> Plan:
-    """Fold duplicates, leave out empty shapes and those tuned already (unless *retune*), largest N first as AITER sorts."""
+def plan(
+    op: Op,
+    listed: Iterable[tuple[Shape, int]],
+    output: Path,
+    device: Device,
+    options: Options,
+    libvers: Mapping[str, str] = MappingProxyType({}),
+) -> Plan:
+    """Fold duplicates, take this run's share, leave out what needs no tuning; smallest N first as AITER sorts, or by cost.
+
+    Args:
+        listed: shapes and how often the workload runs them.
+        output: the tuned CSV; it need not exist.
+        device: the rows of which device count as tuned.
+        options: ``all``, ``stale``, ``shard``, ``batch_invariant`` and ``budget`` matter here.
+        libvers: version of the library of each libtype in use; asked for with ``stale``.
+
+    Raises:
+        TableError: the output exists and cannot be read.
+    """
     counts: dict[Shape, int] = {}
-    for shape, count in shapes:
+    for shape, count in listed:
         counts[shape] = counts.get(shape, 0) + count
-    incumbents = _incumbents(op, output, device)
+    rows = _rows_of(op, output, device)
     tasks, skipped = [], []
-    for shape in sorted(counts, key=lambda shape: (shape.n, shape.k, shape.m)):
-        incumbent = incumbents.get(key_shape(shape))
-        if shape.m == 0 or (incumbent is not None and not retune):
-            skipped.append(shape)
+    for shape in _share(sorted(counts, key=_place), options):
+        row = rows.get(key_shape(shape))
+        stale = row is not None and libvers.get(row.solution.libtype) != row.libver
+        wanted = stale if options.stale else row is None or options.all
+        if shape.m and wanted:
+            tasks.append(Task(shape, counts[shape], row.solution if row else None))
         else:
-            tasks.append(Task(shape, counts[shape], incumbent))
+            skipped.append(shape)
+    if options.budget:
+        tasks = _costliest_first(op, tasks, device, options.batch_invariant)
     return Plan(tuple(tasks), tuple(skipped))
 
 
-def _incumbents(op: Op, output: Path, device: Device) -> dict[Shape, Solution]:
-    if not output.exists() or output.stat().st_size == 0:
+def groups(tasks: Iterable[Task]) -> dict[Shape, tuple[Task, ...]]:
+    """The tasks that one row for any M would serve, by the shape of that row (M = 0)."""
+    found: dict[Shape, tuple[Task, ...]] = {}
+    for task in tasks:
+        group = _group(task.shape)
+        found[group] = (*found.get(group, ()), task)
+    return found
+
+
+def _group(shape: Shape) -> Shape:
+    return key_shape(attrs.evolve(shape, m=0))
+
+
+def _place(shape: Shape) -> tuple[int, int, int, str]:
+    """N, K, M, and the rest so that every machine orders one list alike."""
+    return shape.n, shape.k, shape.m, f"{shape} {shape.bias_dtype}"
+
+
+def _share(shapes: list[Shape], options: Options) -> list[Shape]:
+    """The shapes of this shard: every n-th; with ``--batch-invariant`` whole groups, as each gets one row for all its M."""
+    part, parts = options.shard
+    if not options.batch_invariant:
+        return shapes[part - 1 :: parts]
+    members: dict[Shape, list[Shape]] = {}
+    for shape in shapes:
+        members.setdefault(_group(shape), []).append(shape)
+    shares: list[list[Shape]] = [[] for _ in range(parts)]
+    for group in sorted(members.values(), key=len, reverse=True):
+        min(shares, key=len).extend(group)
+    return sorted(shares[part - 1], key=_place)
+
+
+def _costliest_first(op: Op, tasks: list[Task], device: Device, grouped: bool) -> list[Task]:
+    """By count x roofline time, descending: where a budget ends early, what matters most has been tuned."""
+    balance = _BALANCE[device.kind]
+    costs = {task: task.count * max(op.bytes_moved(task.shape), op.flops(task.shape) / balance) for task in tasks}
+    totals: dict[Shape, float] = {}
+    for task, cost in costs.items():
+        group = _group(task.shape) if grouped else task.shape
+        totals[group] = totals.get(group, 0.0) + cost
+    return sorted(tasks, key=lambda task: (-totals[_group(task.shape) if grouped else task.shape], -costs[task]))
+
+
+def _rows_of(op: Op, output: Path, device: Device) -> dict[Shape, Row]:
+    """The valid rows of a device by shape; one that names the device goes before one that leaves its name open, then the fastest."""
+    if not present(output):
         return {}
-    rows, _ = read_rows(output, op)
-    here = [row for row in rows if row.valid and (row.gfx, row.cu_num) == (device.gfx, device.cu_num) and row.device in ("", device.name)]
-    return {row.shape: row.solution for row in here}
+    rows = [
+        row
+        for row in read_rows(output, op)[0]
+        if row.valid and (row.gfx, row.cu_num) == (device.gfx, device.cu_num) and row.device in ("", device.name)
+    ]
+    return {row.shape: row for row in sorted(rows, key=lambda row: (row.device != "", -row.us))}

@@ -1,93 +1,340 @@
-"""Stage 7, store: every trial at once to the trial log, every winner at once to the table."""
+"""Stage 7, store: every trial at once to the trial log, every winner at once to the table; what an interrupted run left is reused."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import enum
+import json
+import logging
+import os
+import re
+import secrets
+import socket
 import tempfile
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 import attrs
+import filelock
 
-from tunedgemm.csvfile import Row, key_shape, upsert
+from tunedgemm import __version__
+from tunedgemm.csvfile import Row, key_shape, read_rows, upsert
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError
 from tunedgemm.ops.op import Op
-from tunedgemm.registry import Backend
+from tunedgemm.shape import Shape
+from tunedgemm.sheet import locked, present
+from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
+from tunedgemm.tuner.log import History, Line, Reusable, append, line
+from tunedgemm.tuner.trial import Outcome, Place
+
+_log = logging.getLogger("tunedgemm")
 
 _PROFILE = (
     "gfx", "cu_num", "M", "N", "K", "bias", "dtype", "outdtype", "libtype", "solidx", "splitK", "kernelName",
     "status", "us", "noise", "samples", "err_ratio", "row_error", "tflops", "bw", "detail",
 )  # fmt: skip
 
+#: fields of the winner's timing that an outcome repeats, so that its row can be made of that line alone
+_REPEATED = ("us", "noise", "samples", "err_ratio")
 
-@attrs.frozen
+
+class Missing(enum.Enum):
+    """The type of `MISSING`."""
+
+    MISSING = enum.auto()
+
+
+#: `Store.done` of a shape that no interrupted run had come to the end of.
+MISSING: Final = Missing.MISSING
+
+
+@attrs.define(eq=False)
 class Store:
-    """Where a run writes.
+    """Where a run writes; safe to use from several threads, and beside other runs on the same table.
 
     Attributes:
-        op, device: what is tuned, and on what.
+        op: what is tuned.
         table: the tuned CSV.
-        trials: the trial log, JSON lines.
         profile: AITER's ``--profile_file``: a CSV of every candidate, or None.
         sort: order the table by its key.
+        run: id of this run in the trial log, "" before `open`.
     """
 
     op: Op
-    device: Device
     table: Path
-    trials: Path
     profile: Path | None = None
     sort: bool = True
+    run: str = attrs.field(default="", init=False)
+    _trials: dict[tuple[Device, Shape], dict[Solution, Timing]] = attrs.field(factory=dict, init=False)
+    _outcomes: dict[tuple[Device, Shape], Timing | None] = attrs.field(factory=dict, init=False)
+    _waiting: list[Row] = attrs.field(factory=list, init=False)
+    _alive: filelock.BaseFileLock | None = attrs.field(default=None, init=False)
+    _mutex: threading.RLock = attrs.field(factory=threading.RLock, init=False)
 
-    def open(self) -> None:
-        """Fail before anything is measured where nothing could be kept.
+    @property
+    def trials(self) -> Path:
+        """The trial log, beside the table."""
+        return self.table.with_name(self.table.name.removesuffix(".csv") + ".trials.jsonl")
+
+    def open(self, identity: Mapping[str, str], resume: bool = True) -> None:
+        """Begin a run: fail before anything is measured where nothing could be kept, and adopt what an interrupted run left.
+
+        Args:
+            identity: what must be equal for trials to be reused: options, versions, the shard.
+            resume: whether to reuse at all.
 
         Raises:
-            TableError: a folder cannot be written.
+            TableError: a folder or file cannot be written, the table cannot be read, or the trial log is none (or is a newer one).
         """
+        self._check_writable()
+        if present(self.table):
+            read_rows(self.table, self.op)
+        started = datetime.datetime.now(datetime.timezone.utc)
+        self.run = f"{started:%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
+        with self._mutex:
+            try:
+                with locked(self.trials):
+                    alive = self._living()
+                    found = History.read(self.trials)
+                    reusable = found.reusable(self.op.name, identity, alive) if resume else Reusable()
+                    self._hold()
+                    header = line(
+                        "run", self.run, op=self.op.name, version=__version__, host=socket.gethostname(), pid=os.getpid(),
+                        started=started.isoformat(timespec="seconds"), identity=dict(identity), resumes=reusable.runs,
+                    )  # fmt: skip
+                    append(self.trials, [header])
+                self._adopt(reusable)
+            except BaseException:
+                self._release()
+                raise
+
+    def known(self, device: Device, shape: Shape) -> tuple[Timing, ...]:
+        """The trials that need not be done again: adopted ones and those that this run has logged."""
+        with self._mutex:
+            return tuple(self._trials.get((device, shape), {}).values())
+
+    def done(self, device: Device, shape: Shape) -> Timing | Missing | None:
+        """The winner of a shape that was finished; None where nothing had passed, `MISSING` where it was not finished."""
+        with self._mutex:
+            return self._outcomes.get((device, shape), MISSING)
+
+    def log(self, place: Place, timings: Iterable[Timing]) -> None:
+        """Append final timings to the log, and to the profile where one is asked for; those that are in it are left out.
+
+        Raises:
+            TableError: a file cannot be written; what is there stays readable.
+        """
+        with self._mutex:
+            self._append(place, timings)
+
+    def record(self, outcome: Outcome) -> None:
+        """Log the timings that are not logged yet and the outcome in one write, then fold the winner into the table.
+
+        Raises:
+            TableError: a file cannot be written; what is there stays readable.
+        """
+        place, winner, shape = outcome.place, outcome.winner, outcome.task.shape
+        if place is None:
+            raise ValueError(f"the outcome of {shape} does not say where it was tuned")
+        incumbent = outcome.task.incumbent
+        fields: dict[str, Any] = {"winner": None, "us": 0.0}
+        if winner is not None:
+            fields = {"winner": winner.solution.to_dict(), **{name: getattr(winner, name) for name in _REPEATED}, "libver": outcome.libver}
+        fields |= {"incumbent": incumbent and incumbent.to_dict(), "tied": outcome.tied, "seconds": dict(outcome.seconds)}
+        ending = line("shape", self.run, **_written(place), shape=shape.to_dict(), **fields)
+        with self._mutex:
+            if winner is not None:
+                self._waiting.append(self._row(place.device, shape, winner, outcome.libver))
+            self._append(place, [*outcome.timings, *([winner] if winner else [])], ending)
+            self._outcomes[place.device, shape] = winner
+            self._put()
+
+    def pin(self, place: Place, shape: Shape, winner: Timing, libver: str) -> None:
+        """Fold the row for any M (M = 0) of a shape's N and K into the table.
+
+        Raises:
+            TableError: the table cannot be written.
+        """
+        with self._mutex:
+            self._waiting.append(self._row(place.device, attrs.evolve(shape, m=0), winner, libver))
+            self._put()
+
+    def finish(self) -> None:
+        """End the run: its trials will not be reused. Not for a run that leaves shapes behind (`close` is).
+
+        Raises:
+            TableError: a file cannot be written; the run counts as interrupted.
+        """
+        with self._mutex:
+            try:
+                self._put()
+                with locked(self.trials):
+                    append(self.trials, [line("end", self.run)])
+                    self._release()
+            finally:
+                self._release()
+
+    def close(self) -> None:
+        """Stop without an end: the next run of the same kind goes on from here. Nothing happens after `finish`.
+
+        Raises:
+            TableError: a winner could not be put into the table; the next run does it.
+        """
+        with self._mutex:
+            try:
+                if self._alive is not None:
+                    self._put()
+            finally:
+                self._release()
+
+    def _check_writable(self) -> None:
         for path in filter(None, (self.table, self.trials, self.profile)):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryFile(dir=path.parent), path.open("a") if path.exists() else contextlib.nullcontext():
+                with tempfile.TemporaryFile(dir=path.parent), path.open("a") if present(path) else contextlib.nullcontext():
                     pass
             except OSError as error:
                 raise TableError(f"cannot write {path}: {error.strerror}; choose another place with -o (or -o2)") from error
 
-    def log(self, timings: Iterable[Timing]) -> None:
-        """Append trials to the log, and to the profile where one is asked for."""
-        timings = list(timings)
-        with self.trials.open("a") as file:
-            file.writelines(timing.to_json() + "\n" for timing in timings)
-        if self.profile is not None:
-            import pandas as pd
+    def _lock_of(self, run: str) -> Path:
+        return self.trials.with_name(f"{self.trials.name}.{run}.lock")
 
-            fresh = not self.profile.exists() or self.profile.stat().st_size == 0
-            frame = pd.DataFrame(list(map(self._profile_row, timings)), columns=list(_PROFILE))
-            frame.to_csv(self.profile, mode="a", header=fresh, index=False)
+    def _hold(self) -> None:
+        """Take the lock that says that this run is alive; the kernel gives it back when the process dies, however that happens."""
+        path = self._lock_of(self.run)
+        self._alive = filelock.FileLock(path, thread_local=False)
+        try:
+            self._alive.acquire(timeout=0)
+        except OSError as error:
+            raise TableError(f"cannot write {path}: {error.strerror}; choose another place with -o") from error
 
-    def put(self, winner: Timing, backend: Backend) -> None:
-        """Fold a winner into the table, under its lock."""
-        row = Row(
-            shape=key_shape(winner.shape),
-            gfx=self.device.gfx,
-            cu_num=self.device.cu_num,
-            device=self.device.name,
-            solution=winner.solution,
-            us=winner.us,
-            err_ratio=winner.err_ratio,
-            libver=backend.library_version(self.device),
-        )
-        upsert(self.table, self.op, [row], sort=self.sort)
+    def _release(self) -> None:
+        if self._alive is not None:
+            self._alive.release()
+            self._alive = None
+            with contextlib.suppress(OSError):
+                self._lock_of(self.run).unlink()
 
-    def _profile_row(self, timing: Timing) -> dict[str, object]:
+    def _living(self) -> set[str]:
+        """The runs that hold their locks; locks of dead runs are cleared away. To be called under the log's lock."""
+        alive = set()
+        pattern = re.compile(re.escape(self.trials.name) + r"\.([\w-]+)\.lock")
+        for path in self.trials.parent.iterdir():
+            if named := pattern.fullmatch(path.name):
+                lock = filelock.FileLock(path, thread_local=False)
+                try:
+                    lock.acquire(timeout=0)
+                except (filelock.Timeout, OSError):  # what another user's process holds cannot even be opened
+                    alive.add(named[1])
+                    continue
+                lock.release()
+                path.unlink(missing_ok=True)
+        return alive
+
+    def _adopt(self, reusable: Reusable) -> None:
+        if not reusable.subjects:
+            return
+        found = read_rows(self.table, self.op)[0] if present(self.table) else []
+        rows = {row.key: row for row in found}
+        for subject in reusable.subjects:
+            where, timings = subject[0].where(), [entry.timing() for entry in subject if entry.kind == "trial"]
+            trials = {timing.solution: timing for timing in timings}
+            outcome = next((entry for entry in reversed(subject) if entry.kind == "shape"), None)
+            if outcome is None:
+                self._trials[where] = trials
+                continue
+            winner = _winner(outcome, trials)
+            if winner is not None:
+                row = self._row(*where, winner, str(outcome.fields.get("libver", "")))
+                if outcome.number in reusable.last and _unwritten(outcome, rows.get(row.key), row):
+                    self._waiting.append(row)
+                elif row.key not in rows:
+                    continue  # somebody took the row out: the shape is tuned anew
+            self._trials[where], self._outcomes[where] = trials, winner
+        count = sum(map(len, self._trials.values()))
+        _log.info("%s: goes on from run %s: %d trials are reused", self.trials, ", ".join(reusable.runs), count)
+        self._put()
+
+    def _append(self, place: Place, timings: Iterable[Timing], ending: str = "") -> None:
+        fresh = {
+            (timing.shape, timing.solution): timing
+            for timing in timings
+            if timing.solution not in self._trials.get((place.device, timing.shape), ())
+        }
+        lines = [line("trial", self.run, **_written(place), **_fields_of(timing)) for timing in fresh.values()]
+        if not lines and not ending:
+            return
+        with locked(self.trials):
+            append(self.trials, [*lines, ending])
+        for timing in fresh.values():
+            self._trials.setdefault((place.device, timing.shape), {})[timing.solution] = timing
+        if self.profile is not None and fresh:
+            self._extend_profile(self.profile, [self._profile_row(place.device, timing) for timing in fresh.values()])
+
+    def _put(self) -> None:
+        """Fold the waiting rows into the table; they keep waiting where that fails, or is interrupted."""
+        if self._waiting:
+            upsert(self.table, self.op, self._waiting, sort=self.sort)
+            self._waiting = []
+
+    def _row(self, device: Device, shape: Shape, winner: Timing, libver: str) -> Row:
+        return Row(
+            shape=key_shape(shape), gfx=device.gfx, cu_num=device.cu_num, device=device.name, solution=winner.solution,
+            us=winner.us, err_ratio=winner.err_ratio, libver=libver,
+        )  # fmt: skip
+
+    def _extend_profile(self, path: Path, rows: list[dict[str, object]]) -> None:
+        import pandas as pd
+
+        try:
+            with locked(path):
+                fresh = not path.exists() or path.stat().st_size == 0
+                pd.DataFrame(rows, columns=list(_PROFILE)).to_csv(path, mode="a", header=fresh, index=False)
+        except OSError as error:
+            raise TableError(f"{path}: cannot be written: {error.strerror or error}; choose another place with -o2") from error
+
+    def _profile_row(self, device: Device, timing: Timing) -> dict[str, object]:
         shape, solution, us = timing.shape, timing.solution, timing.us
         columns = {name: text for name, text in self.op.columns.format(shape).items() if name in _PROFILE}
         return {
-            **columns, "gfx": self.device.gfx, "cu_num": self.device.cu_num, "libtype": solution.libtype, "solidx": solution.solidx,
+            **columns, "gfx": device.gfx, "cu_num": device.cu_num, "libtype": solution.libtype, "solidx": solution.solidx,
             "splitK": solution.split_k, "kernelName": solution.kernel_name, "status": timing.status, "us": round(us, 4),
             "noise": round(timing.noise, 4), "samples": timing.samples, "err_ratio": round(timing.err_ratio, 4),
             "row_error": f"{timing.row_error:.3e}", "tflops": round(self.op.flops(shape) / us / 1e6, 2) if us else 0,
             "bw": round(self.op.bytes_moved(shape) / us / 1e3, 2) if us else 0, "detail": timing.detail,
         }  # fmt: skip
+
+
+def _written(place: Place) -> dict[str, object]:
+    """A place as fields of a line; the GPU's index is -1 for a CPU."""
+    device = place.device
+    return {"node": place.node, "gpu": device.index, "gfx": device.gfx, "cu_num": device.cu_num, "device": device.name}
+
+
+def _fields_of(timing: Timing) -> dict[str, Any]:
+    fields = json.loads(timing.to_json())
+    del fields["schema"]
+    return dict(fields)
+
+
+def _winner(outcome: Line, trials: Mapping[Solution, Timing]) -> Timing | None:
+    """The timing of the winner of an outcome's line; its trial may be in another run's."""
+    if outcome.fields["winner"] is None:
+        return None
+    solution = Solution.from_dict(outcome.fields["winner"])
+    timing = trials.get(solution) or Timing(outcome.where()[1], solution, "ok")
+    return attrs.evolve(timing, **{name: outcome.fields[name] for name in _REPEATED})
+
+
+def _unwritten(outcome: Line, present_row: Row | None, row: Row) -> bool:
+    """Whether the run died between the log and the table: the table has what it had before that run, or nothing."""
+    if present_row is None:
+        return True
+    incumbent = outcome.fields.get("incumbent")
+    before = Solution.from_dict(incumbent) if incumbent else None
+    return present_row.solution == before and (present_row.solution != row.solution or present_row.us != round(row.us, 4))

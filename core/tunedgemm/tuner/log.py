@@ -1,0 +1,242 @@
+"""The trial log: JSON lines that several runs append to, and what a run that is started again may reuse of them.
+
+Every line is an object with ``schema`` and, from schema 2 on, ``kind``: ``run`` opens a run, ``trial`` is one `Timing`, ``shape`` is
+the outcome of one shape, ``end`` closes a run that was not interrupted. The lines of schema 1 are trials of no known run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tunedgemm.device import Device
+from tunedgemm.errors import TableError, TunedGemmError
+from tunedgemm.shape import Shape
+from tunedgemm.timing import SCHEMA, Timing
+
+_log = logging.getLogger("tunedgemm")
+
+#: How every line begins: what begins like this and is no JSON was cut off when its writer was killed, or the disk was full.
+_BEGINNING = '{"schema": '
+
+
+@attrs.frozen
+class Line:
+    """One line of a trial log; *text* is what *fields* were read from."""
+
+    path: Path
+    number: int
+    text: str
+    fields: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """``run``, ``trial``, ``shape`` or ``end``."""
+        return str(self.fields.get("kind", "trial"))
+
+    @property
+    def run(self) -> str:
+        """Id of the run that wrote it, "" in schema 1."""
+        return str(self.fields.get("run", ""))
+
+    @property
+    def subject(self) -> str:
+        """The device and the shape that it is about, as one text."""
+        return json.dumps([self.fields.get(name) for name in ("gfx", "cu_num", "device", "shape")], sort_keys=True)
+
+    def timing(self) -> Timing:
+        """The trial.
+
+        Raises:
+            TableError: the line says something impossible.
+        """
+        with self._blamed():
+            return Timing.from_json(self.text)
+
+    def where(self) -> tuple[Device, Shape]:
+        """The device, without its index, and the shape.
+
+        Raises:
+            TableError: the line lacks one of them, or says something impossible.
+        """
+        with self._blamed():
+            fields = self.fields
+            return Device(fields["gfx"], fields["cu_num"], fields["device"]), Shape.from_dict(fields["shape"])
+
+    @contextlib.contextmanager
+    def _blamed(self) -> Iterator[None]:
+        try:
+            yield
+        except (TunedGemmError, ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"lacks {error}" if isinstance(error, KeyError) else error.args[0] if error.args else type(error).__name__
+            raise TableError(f"{self.path}:{self.number}: no trial: {what}; {_MOVE}") from error
+
+
+_MOVE = "move the file away, and the next run starts a new one"
+
+
+def read_log(path: Path) -> Iterator[Line]:
+    """The lines of a trial log in their order; what a killed writer left half written is passed over with a warning.
+
+    Raises:
+        TableError: the file cannot be read, is no trial log, or was written by a newer version; names the line.
+    """
+    try:
+        if not path.is_file():
+            raise TableError(f"{path}: is no regular file; name another output file")
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                # a power cut leaves zero bytes behind on some file systems
+                text = raw.decode("utf-8", "replace").strip("\0 \t\r\n\ufeff")
+                if text and (fields := _fields(path, number, text)) is not None:
+                    yield Line(path, number, text, fields)
+    except OSError as error:
+        raise TableError(f"{path}: cannot be read: {error.strerror or error}; {_MOVE}") from error
+
+
+def _fields(path: Path, number: int, text: str) -> dict[str, Any] | None:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if text.startswith(_BEGINNING) or (number == 1 and _BEGINNING.startswith(text) and len(text) > 1):
+            _log.warning("%s:%d: passed over: a line that was cut off when its writer was killed", path, number)
+            return None
+        raise TableError(f"{path}:{number}: is no line of a trial log ({text[:40]!r}: {error}); {_MOVE}") from None
+    schema = fields.get("schema") if isinstance(fields, dict) else None
+    if isinstance(schema, bool) or not isinstance(schema, int) or schema < 1:
+        raise TableError(f"{path}:{number}: is no line of a trial log, which are JSON objects with a 'schema' ({text[:40]!r}); {_MOVE}")
+    if schema > SCHEMA:
+        raise TableError(f"{path}:{number}: was written by a newer tunedgemm (schema {schema}; this one reads 1 to {SCHEMA}); {_MOVE}")
+    return dict(fields)
+
+
+def line(kind: str, run: str, **fields: Any) -> str:
+    """A line as text."""
+    return json.dumps({"schema": SCHEMA, "kind": kind, "run": run, **fields}) + "\n"
+
+
+def append(path: Path, lines: Iterable[str]) -> None:
+    """Put whole lines at the end of the file in one write; to be called under `locked`, as others may append, too.
+
+    Raises:
+        TableError: the file cannot be written or the disk is full; what was there stands.
+    """
+    data = "".join(lines).encode()
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)  # the umask applies
+        try:
+            _extend(handle, data)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        hint = "free some space and start the same command again, which goes on from here" if full else "name another output file"
+        raise TableError(f"{path}: cannot be written: {error.strerror or error}; {hint}") from error
+
+
+def _extend(handle: int, data: bytes) -> None:
+    size = os.fstat(handle).st_size
+    if size and os.pread(handle, 1, size - 1) != b"\n":  # a killed writer's half line must not swallow the next
+        data = b"\n" + data
+    try:
+        while data:  # once, but for a disk that takes a part, and says why at the second attempt
+            data = data[os.write(handle, data) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(handle, size)
+        raise
+
+
+@attrs.define
+class History:
+    """What the earlier runs of a trial log left.
+
+    Attributes:
+        runs: the first line of each run, by its id.
+        ended: runs that were not interrupted.
+        lines: trials of interrupted runs, and the outcomes of all, in the order of the file.
+    """
+
+    runs: dict[str, Line] = attrs.field(factory=dict)
+    ended: set[str] = attrs.field(factory=set)
+    lines: list[Line] = attrs.field(factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> History:
+        """Read a log; one that does not exist has no history.
+
+        Raises:
+            TableError: see `read_log`.
+        """
+        history = cls()
+        if not os.path.lexists(path):
+            return history
+        for entry in read_log(path):
+            if entry.kind == "run":
+                history.runs[entry.run] = entry
+            elif entry.kind == "end":
+                history.ended.add(entry.run)
+            elif entry.run in history.runs:
+                history.lines.append(entry)
+        history.lines = [entry for entry in history.lines if entry.kind == "shape" or entry.run not in history.ended]
+        return history
+
+    def reusable(self, op: str, identity: Mapping[str, str], alive: Collection[str]) -> Reusable:
+        """The trials and outcomes of interrupted runs of the same kind which no later run has been over.
+
+        Args:
+            op: name of the op.
+            identity: what must be equal for trials to be comparable.
+            alive: runs that go on now. What they resumed is theirs; what an ended run resumed is used up.
+        """
+        taken = {run for by in {*alive, *self.ended} if by in self.runs for run in self.runs[by].fields.get("resumes", ())}
+        usable = set()
+        for run, header in self.runs.items():
+            if run in self.ended or run in alive or run in taken or header.fields.get("op") != op:
+                continue
+            if differing := _differing(header.fields.get("identity", {}), identity):
+                _log.info("%s: the trials of the interrupted run %s are not reused: it had %s", header.path, run, differing)
+            else:
+                usable.add(run)
+        left: dict[str, list[Line]] = {}
+        last: dict[str, int] = {}
+        for entry in self.lines:
+            if entry.run in usable:
+                left.setdefault(entry.subject, []).append(entry)
+            elif entry.kind == "shape":
+                left.pop(entry.subject, None)
+            if entry.kind == "shape":
+                last[entry.run] = entry.number
+        return Reusable(tuple(tuple(found) for found in left.values()), frozenset(last.values()))
+
+
+@attrs.frozen
+class Reusable:
+    """What a run may reuse.
+
+    Attributes:
+        subjects: for each device and shape its trials and its outcomes, in the order of the file.
+        last: numbers of the lines with the last outcome of a run, whose row it may not have lived to write.
+    """
+
+    subjects: tuple[tuple[Line, ...], ...] = ()
+    last: frozenset[int] = frozenset()
+
+    @property
+    def runs(self) -> list[str]:
+        """The runs that these lines are of."""
+        return sorted({entry.run for found in self.subjects for entry in found})
+
+
+def _differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """What differs between two identities, in words; "" where nothing does."""
+    names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+    return ", ".join(f"{name} {theirs.get(name, 'unset')!r} instead of {ours.get(name, 'unset')!r}" for name in names)
