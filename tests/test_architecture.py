@@ -37,7 +37,7 @@ ONLY_IN = {
 }
 
 #: the tuner's stages know its values and not each other; executors know the worker that they run
-STAGES_SHARE = {"tunedgemm.tuner.trial"}
+STAGES_SHARE = {"tunedgemm.tuner.trial", "tunedgemm.tuner.log"}
 FILE_LINES, FUNCTION_LINES = 450, 80
 BANNED = ("utils", "util", "helpers", "helper", "common", "manager", "misc")
 
