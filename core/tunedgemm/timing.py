@@ -11,7 +11,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 
 #: Version of the trial log's lines. Older versions stay readable.
-SCHEMA = 1
+SCHEMA = 2
 
 #: status word -> what it says
 STATUSES = {
@@ -23,6 +23,13 @@ STATUSES = {
     "out_of_resources": "it needs more shared memory or registers than the device has",
     "out_of_memory": "the device's memory did not suffice",
     "compile_failed": "its kernel did not compile",
+    "compile_timeout": "compiling or binding it took longer than --timeout",
+    "hung": "its calls took longer than --kernel_timeout; its process was killed",
+    "crashed": "its process died",
+    "fault": "the device faulted (illegal address or the like), which ended its process",
+    "leaks": "every call leaves memory behind",
+    "nondeterministic": "repeated runs gave other bits, and --deterministic was asked for",
+    "batch_variant": "a row's bits depend on M, and --batch-invariant was asked for",
 }
 
 
@@ -39,6 +46,9 @@ class Timing:
         err_ratio: share of elements outside AITER's tolerance of the reference.
         row_error: norm of the worst row's error, relative to the norm of that row of the reference.
         clock_mhz: SM clock beside the measurement, 0 where the driver does not answer.
+        throttled: why the driver held the clock back then, "" where it did not or does not answer.
+        deterministic: whether repeated runs gave the same bits; None where that was not tested.
+        batch_invariant: whether a row's bits were the same for several M; None where that was not tested.
         detail: the reason of a status that is not ``ok``.
     """
 
@@ -51,6 +61,9 @@ class Timing:
     err_ratio: float = 0.0
     row_error: float = 0.0
     clock_mhz: int = 0
+    throttled: str = ""
+    deterministic: bool | None = None
+    batch_invariant: bool | None = None
     detail: str = ""
 
     @property
@@ -71,8 +84,8 @@ class Timing:
             ValueError: the line is no JSON object of a known schema.
         """
         fields = json.loads(line)
-        if not isinstance(fields, dict) or fields.pop("schema", None) != SCHEMA:
-            raise ValueError(f"not a trial of schema {SCHEMA}: {line[:80]!r}")
+        if not isinstance(fields, dict) or fields.pop("schema", None) not in range(1, SCHEMA + 1):
+            raise ValueError(f"not a trial of schema 1 to {SCHEMA}: {line[:80]!r}")
         known = {a.name for a in attrs.fields(cls)}
         fields = {name: value for name, value in fields.items() if name in known}
         fields["shape"] = Shape.from_dict(fields["shape"])

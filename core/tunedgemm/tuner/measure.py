@@ -21,8 +21,8 @@ from tunedgemm.tuner.trial import Sample, Samples
 
 _log = logging.getLogger("tunedgemm")
 
-#: Rounds between two looks at who is behind.
-BLOCK = 8
+#: Rounds between two looks at who is behind; the first two looks come early, for most finalists are far behind.
+BLOCK, FIRST_BLOCKS = 8, 4
 #: Ratios closer to 1 than this count as equal, as they do when a winner is selected.
 CLOSE = 0.005
 #: Rounds of a duel at most.
@@ -72,16 +72,24 @@ def race(
         A solution's samples in the order of the rounds, fewer where it dropped out, each without the drift of its moment;
         or the Timing that says how it failed.
     """
-    run = _Race(sample, effort, frozenset({spared} if spared else ()))
-    run.run(finalists, effort.iters)
-    _log.debug("%s: %d finalists, %d to the end, %.2f s of the device", shape, len(finalists), len(run.racing), run.seconds)
-    return run.answers()
+    lost: dict[Solution, Samples | Timing] = {}
+    left = list(dict.fromkeys(finalists))
+    while True:
+        run = _Race(sample, effort, frozenset({spared} if spared else ()), left)
+        run.run(effort.iters)
+        _log.debug("%s: %d finalists, %d to the end, %.2f s of the device", shape, len(left), len(run.racing), run.seconds)
+        if not run.upset:
+            return {**lost, **run.answers()}
+        # Whom the one that failed had beaten was dropped too early: the rest race once more.
+        lost |= {solution: timing for solution, timing in run.answers().items() if isinstance(timing, Timing)}
+        left = [solution for solution in left if solution not in lost]
+        effort = attrs.evolve(effort, warmup=0, seconds=effort.seconds - run.seconds)
 
 
 def duel(pair: Sequence[Solution], sample: Sample, effort: Effort) -> dict[Solution, Samples | Timing]:
     """The last comparison, of two alone: beside many candidates the chip runs hotter than beside one."""
-    run = _Race(sample, effort, frozenset(pair))
-    run.run(pair, min(effort.iters, DUEL_ROUNDS))
+    run = _Race(sample, effort, frozenset(pair), list(dict.fromkeys(pair)))
+    run.run(min(effort.iters, DUEL_ROUNDS))
     return run.answers()
 
 
@@ -92,27 +100,27 @@ class _Race:
     sample: Sample
     effort: Effort
     spared: frozenset[Solution]
-    racing: list[Solution] = attrs.field(factory=list)
+    racing: list[Solution]
     seconds: float = 0.0
+    upset: bool = False
     _times: dict[Solution, list[float]] = attrs.field(factory=dict)
     _last: dict[Solution, Samples] = attrs.field(factory=dict)
     _failed: dict[Solution, Timing] = attrs.field(factory=dict)
 
-    def run(self, finalists: Sequence[Solution], rounds: int) -> None:
-        """Race for *rounds* at most."""
-        self.racing = list(dict.fromkeys(finalists))
+    def run(self, rounds: int) -> None:
+        """Race for *rounds* at most, or until someone fails after others were dropped."""
         if self.effort.warmup:
             self._block(self.effort.warmup, counted=False)
         done = 0
         while self.racing and done < rounds:
-            block = min(BLOCK, rounds - done)
+            block = min(BLOCK if done >= BLOCK else FIRST_BLOCKS, rounds - done)
             if done:
                 block = min(block, self._affordable())
                 if block < 1 or time.monotonic() >= self.effort.deadline:
                     break
             self._block(block, counted=True)
             done += block
-            if self.racing and self._decided(done):
+            if self.upset or (self.racing and self._decided(done)):
                 break
 
     def answers(self) -> dict[Solution, Samples | Timing]:
@@ -138,7 +146,9 @@ class _Race:
                 before = self._last.get(solution)
                 throttled = answer.throttled or (before.throttled if before else "")
                 self._last[solution] = attrs.evolve(answer, us=(), throttled=throttled)
-        self.racing = [solution for solution in self.racing if solution not in self._failed]
+        racing = [solution for solution in self.racing if solution not in self._failed]
+        self.upset = len(racing) < len(self.racing) < len(self._times)
+        self.racing = racing
 
     def _affordable(self) -> int:
         """Rounds of those still racing that the device seconds left suffice for."""

@@ -17,8 +17,8 @@ from tunedgemm.tuner.trial import Sample, Samples
 
 #: Rounds of what the first one left.
 MORE_ROUNDS = 2
-#: After one round, what takes this many times the best of its libtype is hopeless.
-HOPELESS = 1.5
+#: What takes this many times the best of its libtype is hopeless after one round, and a libtype so far behind is not refined.
+HOPELESS = 1.35
 #: Solutions of a libtype whose neighbours are tried, and how often at most.
 REFINE_BEST, REFINE_PASSES = 5, 3
 #: A pass of refinement that gains less ends it.

@@ -1,4 +1,4 @@
-"""Stages before and after timing: is a solution's output right, whole, and all that it wrote?
+"""Stage 4, verify: is a solution's output right, whole, the same again, and all that it wrote and kept?
 
 Outputs and workspaces are filled with NaN between canaries before the launch, so an element that is never written, or
 a write out of bounds, shows. The reference is computed from the operands as given, in float32 or float64.
@@ -11,16 +11,25 @@ from typing import Any
 
 import attrs
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tunedgemm.accuracy import error_ratio, same_bits, worst_row_error
+from tunedgemm.dtype import torch_dtype
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.trial import Candidate, failed
+from tunedgemm.tuner.trial import failed
 
+#: Calls in a row whose bits are compared, and which may leave no memory behind.
+REPEATS = 4
+#: M whose rows are compared for batch invariance: both sides of every tile size that kernels use.
+INVARIANT_M = (1, 2, 5, 16, 17, 64, 65, 130, 257)
+
+#: operand sets of a check: which one, and whether with other activations at the same addresses
+_SETS = ((0, False), (1, False), (0, True))
 _GUARD = 512  # bytes before and after each allocation; a multiple of every alignment that kernels ask for
 _CANARY = 0xA5
 _aten = torch.ops.aten
@@ -57,13 +66,38 @@ class Poisoned(TorchDispatchMode):
         return any(bool((end != _CANARY).any()) for buffer in self._buffers for end in (buffer[:_GUARD], buffer[-_GUARD:]))
 
 
+class Traced(TorchDispatchMode):
+    """While on, remembers the storages that operations make, so that those still held afterwards can be counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = {storage._cdata for storage in _storages([*args, *(kwargs or {}).values()])}
+        for storage in _storages(made if isinstance(made, tuple | list) else [made]):
+            if storage._cdata not in given:  # neither a view of an argument nor the argument, changed in place
+                self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        return made
+
+    def held(self) -> int:
+        """Bytes of the storages that are still alive."""
+        return sum(size for reference, size in self._made.values() if not reference.expired())
+
+
+def _storages(values: Sequence[Any]) -> list[torch.UntypedStorage]:
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided and not tensor.is_meta]
+
+
 @attrs.frozen(eq=False)
 class Verifier:
     """Checks launchers of one shape against the reference on several sets of operands.
 
     Attributes:
         op, shape: the problem.
-        operand_sets: operand tuples with different contents.
+        operand_sets: two or more operand tuples; their weights differ.
         err_ratio: largest share of elements outside the op's tolerance.
     """
 
@@ -71,27 +105,79 @@ class Verifier:
     shape: Shape
     operand_sets: Sequence[tuple[Any, ...]]
     err_ratio: float
-    _references: dict[int, torch.Tensor] = attrs.field(factory=dict, init=False)
+    _references: dict[tuple[int, bool], torch.Tensor] = attrs.field(factory=dict, init=False)
+    _activations: dict[bool, tuple[tuple[int, torch.Tensor], ...]] = attrs.field(factory=dict, init=False)
 
-    def check(self, solution: Solution, launcher: Launcher, places: Sequence[int] = (0, 1)) -> Timing:
-        """Run on some of the operand sets; a Timing without a time, its status ``ok``, ``wrong`` or how it failed."""
-        tolerance = self.op.tolerance(self.shape)
-        worst_ratio = worst_row = 0.0
-        for place in places:
-            try:
+    def prepare(self) -> None:
+        """Compute the references, which take longer than a kernel."""
+        for place, renewed in (*_SETS, (len(self.operand_sets) - 1, False)):
+            self._reference(place, renewed)
+
+    def check(self, solution: Solution, launcher: Launcher) -> Timing:
+        """Everything, on two sets of operands, new activations at old addresses, and repeated calls.
+
+        Returns:
+            A Timing without a time; its status ``ok``, ``wrong``, ``leaks``, or how it failed.
+        """
+        worst = Timing(self.shape, solution, "ok")
+        for place, renewed in _SETS:
+            timing = self._poisoned(solution, launcher, place, renewed)
+            if timing.status != "ok":
+                return timing
+            worst = _worse(worst, timing)
+        again = self._repeated(solution, launcher)
+        return attrs.evolve(_worse(worst, again), deterministic=again.deterministic) if again.status == "ok" else again
+
+    def check_again(self, solution: Solution, launcher: Launcher, place: int) -> Timing:
+        """Once more, after it ran many times: a kernel may leave something behind that makes later calls wrong."""
+        timing = self._poisoned(solution, launcher, place, False)
+        return timing if timing.status == "ok" else attrs.evolve(timing, detail=f"right at first, then not: {timing.detail}")
+
+    def batch_invariant(self, solution: Solution, bind: Callable[[Shape], Launcher | Unsupported]) -> str:
+        """What speaks against rows whose bits are the same whatever M; "" where nothing does.
+
+        Args:
+            bind: the solution's launcher at another M.
+        """
+        sizes = sorted({*INVARIANT_M, self.shape.m})
+        largest = attrs.evolve(self.shape, m=sizes[-1])
+        operands = self.op.make_inputs(largest, self.operand_sets[0][0].device, 5)
+        rows: torch.Tensor | None = None
+        for m in reversed(sizes):
+            launcher = bind(attrs.evolve(self.shape, m=m))
+            if isinstance(launcher, Unsupported):
+                return f"it does not run M = {m}: {launcher.reason}"
+            with torch.no_grad():
+                out = launcher.call(*(self._first_rows(operand, place, m, sizes[-1]) for place, operand in enumerate(operands)))
+            flat = out.reshape(-1, self.shape.n)
+            rows = flat if rows is None else rows
+            if not same_bits(flat, rows[:m]):
+                return f"the first rows differ between M = {m} and M = {sizes[-1]}"
+        return ""
+
+    def _first_rows(self, operand: Any, place: int, m: int, rows: int) -> Any:
+        by_row = operand is not None and place not in self.op.weights and operand.dim() >= 2 and operand.shape[0] == rows
+        return operand[:m].contiguous() if by_row else operand
+
+    def _poisoned(self, solution: Solution, launcher: Launcher, place: int, renewed: bool) -> Timing:
+        try:
+            with _Renewed(self, place, renewed):
                 out, fault = self._run(launcher.call, self.operand_sets[place])
-            except Exception as error:  # a kernel may raise anything
-                return failed(self.shape, solution, error)
-            if fault:
-                return Timing(self.shape, solution, "wrong", err_ratio=1.0, detail=fault)
-            flat, exact = out.reshape(-1, self.shape.n), self._reference(place)
-            ratio, row = error_ratio(flat, exact, tolerance), worst_row_error(flat, exact)
-            if ratio > self.err_ratio or not row <= tolerance.row_error:
-                allowed = f"allowed {self.err_ratio:.2%} and {tolerance.row_error:.1e}"
-                detail = f"{ratio:.2%} of elements off, worst row {row:.1e} ({allowed})"
-                return Timing(self.shape, solution, "wrong", err_ratio=ratio, row_error=min(row, 1e30), detail=detail)
-            worst_ratio, worst_row = max(worst_ratio, ratio), max(worst_row, row)
-        return Timing(self.shape, solution, "ok", err_ratio=worst_ratio, row_error=worst_row)
+        except Exception as error:  # a kernel may raise anything
+            return failed(self.shape, solution, error)
+        if fault:
+            return Timing(self.shape, solution, "wrong", err_ratio=1.0, detail=fault)
+        return self._compared(solution, out, place, renewed)
+
+    def _compared(self, solution: Solution, out: torch.Tensor, place: int, renewed: bool) -> Timing:
+        tolerance = self.op.tolerance(self.shape)
+        flat, exact = out.reshape(-1, self.shape.n), self._reference(place, renewed)
+        ratio, row = error_ratio(flat, exact, tolerance), worst_row_error(flat, exact)
+        if ratio > self.err_ratio or not row <= tolerance.row_error:
+            allowed = f"allowed {self.err_ratio:.2%} and {tolerance.row_error:.1e}"
+            detail = f"{ratio:.2%} of elements off, worst row {row:.1e} ({allowed})"
+            return Timing(self.shape, solution, "wrong", err_ratio=ratio, row_error=min(row, 1e30), detail=detail)
+        return Timing(self.shape, solution, "ok", err_ratio=ratio, row_error=row)
 
     def _run(self, call: Callable[..., Any], operands: tuple[Any, ...]) -> tuple[Any, str]:
         """The output and what is wrong with the call beside its numbers; operands that it changed are put back."""
@@ -108,25 +194,77 @@ class Verifier:
             now.copy_(was)
         return out, "it changed its operands" if changed else self._misshapen(out, operands)
 
-    def _misshapen(self, out: Any, operands: tuple[Any, ...]) -> str:
-        from tunedgemm.dtype import torch_dtype
+    def _repeated(self, solution: Solution, launcher: Launcher) -> Timing:
+        """Calls in a row on the same operands: all right, the same bits or not, and no memory kept by each."""
+        operands = self.operand_sets[0]
+        first, held, deterministic = None, [], True
+        worst = Timing(self.shape, solution, "ok")
+        try:
+            for _ in range(REPEATS):
+                with Traced() as traced, torch.no_grad():
+                    out = launcher.call(*operands)
+                copy = out.clone()
+                size = out.nbytes
+                del out
+                held.append(traced.held())
+                if first is None or not same_bits(copy, first):
+                    deterministic = first is None
+                    worst = _worse(worst, self._compared(solution, copy, 0, False))
+                    first = copy if first is None else first
+        except Exception as error:  # a kernel may raise anything
+            return failed(self.shape, solution, error)
+        if worst.status != "ok":
+            return attrs.evolve(worst, detail=f"right at first, then not: {worst.detail}")
+        # A cache that fills at the first calls is no leak; what grows at every call is.
+        if min(held[1:]) >= max(size // 2, 1):
+            return Timing(self.shape, solution, "leaks", detail=f"every call keeps {min(held[1:])} bytes")
+        return attrs.evolve(worst, deterministic=deterministic)
 
+    def _misshapen(self, out: Any, operands: tuple[Any, ...]) -> str:
         dtype = torch_dtype(self.shape.outdtype)
         expected = self.op.fake(*operands, otype=dtype)
         wanted = f"{tuple(expected.shape)} {dtype} on {expected.device}"
         got = f"{tuple(out.shape)} {out.dtype} on {out.device}" if isinstance(out, torch.Tensor) else repr(out)[:80]
         return "" if got == wanted else f"it returned {got} instead of {wanted}"
 
-    def _reference(self, place: int) -> torch.Tensor:
-        if place not in self._references:
-            self._references[place] = self.op.reference(self.shape, self.operand_sets[place])
-        return self._references[place]
+    def _reference(self, place: int, renewed: bool) -> torch.Tensor:
+        if (place, renewed) not in self._references:
+            with _Renewed(self, place, renewed):
+                self._references[place, renewed] = self.op.reference(self.shape, self.operand_sets[place])
+        return self._references[place, renewed]
+
+    def contents(self, renewed: bool) -> tuple[tuple[int, torch.Tensor], ...]:
+        """Activations by position: copies of those given, or others of the same kind."""
+        if renewed not in self._activations:
+            given = self.operand_sets[0]
+            source = self.op.make_inputs(self.shape, given[0].device, 11) if renewed else given
+            kept = [(p, t if renewed else t.clone()) for p, t in enumerate(source) if p not in self.op.weights and t is not None]
+            self._activations[renewed] = tuple(kept)
+        return self._activations[renewed]
 
 
-def bind(candidate: Candidate, shape: Shape, device: Any) -> Candidate | Timing:
-    """Bind a candidate; a refusal becomes the Timing that says so."""
-    answer = candidate.backend.bind(candidate.solution, shape, device)
-    if isinstance(answer, Unsupported):
-        status = "out_of_resources" if "OutOfResources" in answer.reason else "unsupported"
-        return Timing(shape, candidate.solution, status, detail=answer.reason[:500])
-    return attrs.evolve(candidate, launcher=answer)
+@attrs.frozen(eq=False)
+class _Renewed:
+    """While entered, the activations have other contents at the same addresses: a memoised result shows."""
+
+    verifier: Verifier
+    place: int
+    renewed: bool
+
+    def __enter__(self) -> None:
+        self._fill(True)
+
+    def __exit__(self, *_: object) -> None:
+        self._fill(False)
+
+    def _fill(self, renewed: bool) -> None:
+        if self.renewed:
+            self.verifier.contents(False)
+            for position, values in self.verifier.contents(renewed):
+                self.verifier.operand_sets[self.place][position].copy_(values)
+
+
+def _worse(one: Timing, other: Timing) -> Timing:
+    if other.status != "ok":
+        return other
+    return attrs.evolve(one, err_ratio=max(one.err_ratio, other.err_ratio), row_error=max(one.row_error, other.row_error))

@@ -186,13 +186,12 @@ class Workload:
 
     def _timer(self, solution: Solution, launcher: Launcher) -> Start:
         """How one sample of a solution is taken; its first calls, alone, are done here."""
-        if self.device.kind == "cpu":
-            return lambda: self._on_cpu(launcher.call)
-        if not self._graphed or not launcher.graph_safe:
+        on_cpu = self.device.kind == "cpu"
+        if on_cpu or not self._graphed or not launcher.graph_safe:
             if solution not in self._launched:
                 self._first_calls(launcher.call)
                 self._launched.add(solution)
-            return lambda: self._eager(launcher.call)
+            return lambda: self._on_cpu(launcher.call) if on_cpu else self._eager(launcher.call)
         if solution not in self._graphs:
             self._graphs[solution] = self._capture(launcher.call)
         return lambda: self._replay(solution)
@@ -223,7 +222,8 @@ class Workload:
         """Load modules and fill per-stream workspaces, outside of captures and samples."""
         for operands in self.copies[:2]:
             call(*operands)
-        torch.cuda.synchronize(self.device.torch_device)
+        if self.device.kind != "cpu":
+            torch.cuda.synchronize(self.device.torch_device)
 
     def _capture(self, call: Callable[..., Any]) -> tuple[torch.cuda.CUDAGraph, torch.cuda.Event, torch.cuda.Event]:
         """The calls of one sample as a graph, between two events that are part of it, so that its launch is not timed."""

@@ -1,0 +1,361 @@
+"""Lane: one device, and the stages of one shape after the other on it, from candidates to the outcome.
+
+The stages run on this side and see solutions only; what touches the device is asked of the worker. A worker that dies is
+replaced, and what it was asked for is to blame; where it was asked to time several, they are asked for one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from tunedgemm.ops.op import Op
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.measure import Effort, duel, median_and_noise, race
+from tunedgemm.tuner.roofline import floor_us, patience_s
+from tunedgemm.tuner.screen import screen
+from tunedgemm.tuner.select import DEFAULT_TIE, TIE, select
+from tunedgemm.tuner.trial import Event, Options, Outcome, Place, Samples, Step, Task, Trials, failed
+from tunedgemm.tuner.worker import Compilers, Died, Inline, Worker
+
+Tell = Callable[[Event], None]
+
+
+class LaneLost(Exception):
+    """The lane's device, or its node, does not work any more; the shape at hand is not done."""
+
+
+@attrs.define(eq=False)
+class Lane:
+    """One device.
+
+    Attributes:
+        op: what is tuned.
+        options: how.
+        worker: what touches the device.
+        compilers: compile ahead, shared by the lanes of this machine.
+        places: libtype to its place for ties; those that may be stored are its keys.
+    """
+
+    op: Op
+    options: Options
+    worker: Worker | Inline
+    compilers: Compilers
+    places: Mapping[str, int]
+    place: Place = attrs.field(init=False)
+    versions: Mapping[str, str] = attrs.field(factory=dict, init=False)
+    _listed: dict[Shape, tuple[tuple[Solution, ...], Solution | None]] = attrs.field(factory=dict, init=False)
+    _replaced: bool = attrs.field(default=True, init=False)
+
+    def begin(self) -> None:
+        """Start the worker and learn what its device is.
+
+        Raises:
+            LaneLost: there is no such device, or its worker dies.
+        """
+        self.place = self._alive()
+        self.versions = self.ask("versions", timeout=self.options.timeout)
+
+    def stop(self) -> None:
+        """End the worker, whatever it does; `tune` raises LaneLost then."""
+        self.worker.stop()
+
+    def ask(self, method: str, *arguments: Any, timeout: float) -> Any:
+        """The worker's answer.
+
+        Raises:
+            Died: this call ended the worker; the next gets a new one.
+            LaneLost: no worker can be started on the device any more.
+        """
+        if self._replaced:
+            self._alive()
+        try:
+            return self.worker(method, *arguments, timeout=timeout)
+        except Died:
+            self._replaced = True
+            raise
+
+    def _alive(self) -> Place:
+        """Start the worker, alone, so that no solution is blamed for a device that is gone."""
+        try:
+            place: Place = self.worker("place", timeout=self.options.timeout)
+        except Exception as error:  # also what a driver raises when it is asked for a device
+            raise LaneLost(f"no worker can be started on it: {type(error).__name__}: {error}") from error
+        self._replaced = False
+        return place
+
+    def ahead(self, task: Task) -> None:
+        """List a shape's solutions and have them compiled, while others are timed."""
+        if not task.only:
+            with contextlib.suppress(Died):  # tuning it will tell
+                found, _ = self.listed(task.shape)
+                self.compilers.begin(task.shape, found, self.place.device)
+
+    def listed(self, shape: Shape) -> tuple[tuple[Solution, ...], Solution | None]:
+        """The solutions of a shape, and torch's own call."""
+        if shape not in self._listed:
+            self._listed[shape] = self.ask("list", shape, timeout=self.options.timeout)
+        return self._listed[shape]
+
+    def tune(self, task: Task, known: Sequence[Timing], tell: Tell, deadline: float = float("inf")) -> None:
+        """All stages of one shape; the last thing told is its outcome.
+
+        Args:
+            known: timings that were final before: these solutions are not run again.
+            deadline: `time.monotonic` after which nothing but the least is measured.
+
+        Raises:
+            LaneLost: the device stopped working.
+        """
+        _Run(self, task, tell, deadline).run(known)
+        self._listed.pop(task.shape, None)
+
+
+@attrs.define(eq=False)
+class _Run:
+    """One shape on its way through the stages."""
+
+    lane: Lane
+    task: Task
+    tell: Tell
+    deadline: float
+    _timings: dict[Solution, Timing] = attrs.field(factory=dict, init=False)
+    _seconds: dict[str, float] = attrs.field(factory=dict, init=False)
+    _best: tuple[Solution, float] | None = attrs.field(default=None, init=False)
+    _reason: str = attrs.field(default="", init=False)
+
+    def run(self, known: Sequence[Timing]) -> None:
+        """List, compile, check, screen, measure, check again, select."""
+        shape = self.task.shape
+        self._timings.update({timing.solution: timing for timing in known})
+        yardstick, offered = self._offered()
+        right = self._checked(self._compiled(offered)) if self._opened(offered) else []
+        finalists = right
+        if not self.task.only:
+            self._step("screen")
+            floor = floor_us(self.lane.op, shape, self.lane.place.device)
+            screened = screen(shape, right, self._sample, self.lane.options.topk, self._neighbours, floor)
+            self._final(screened.dropped)
+            finalists = list(screened.survivors)
+            if yardstick in right and yardstick not in finalists and yardstick in screened.rough:
+                finalists.append(yardstick)  # type: ignore[arg-type]
+        self._ask_softly("forget", shape, tuple(finalists))
+        self._raced(finalists, yardstick)
+        self._checked_again(finalists)
+        winner, tied = self._selected(yardstick, finalists)
+        libver = self.lane.versions.get(winner.solution.libtype, "") if winner else ""
+        seconds = tuple(self._seconds.items())
+        yard = self._timings.get(yardstick) if yardstick else None
+        place = self.lane.place
+        self.tell(Outcome(self.task, winner, yard, tuple(self._timings.values()), tied, seconds, libver, place, self._reason))
+
+    def _offered(self) -> tuple[Solution | None, list[Solution]]:
+        """Torch's own call, and what is to be tried: that call first, then what the backends offer."""
+        shape = self.task.shape
+        self._step("list")
+        try:
+            found, yardstick = self.lane.listed(shape)
+        except Died as error:
+            self._reason = f"listing its solutions ended the worker: {error}"
+            return None, []
+        found = self.task.only or found
+        wanted = dict.fromkeys([*([yardstick] if yardstick else []), *found])
+        return yardstick, [solution for solution in wanted if solution not in self._timings]
+
+    def _compiled(self, offered: Sequence[Solution]) -> list[Solution]:
+        """What compiles."""
+        self._step("compile")
+        with self._clock("compile"):
+            lost = self.lane.compilers.finish(self.task.shape, offered, self.lane.place.device)
+            if self.lane.place.device.kind == "cpu":
+                self.lane.compilers.drain()
+        self._final(lost)
+        return [solution for solution in offered if solution not in self._timings]
+
+    def _opened(self, offered: Sequence[Solution]) -> bool:
+        """Make the operands; where that fails, so does everything."""
+        try:
+            self._ask_patiently("open", self.task.shape)
+        except Exception as error:
+            if isinstance(error, LaneLost):
+                raise
+            self._final([failed(self.task.shape, solution, error) for solution in offered])
+            return False
+        return True
+
+    def _ask_patiently(self, method: str, *arguments: Any) -> Any:
+        """Ask for something that no solution is to blame for, once more where the worker died of it."""
+        try:
+            return self.lane.ask(method, *arguments, timeout=self.lane.options.timeout)
+        except Died:
+            return self.lane.ask(method, *arguments, timeout=self.lane.options.timeout)
+
+    def _ask_softly(self, method: str, *arguments: Any) -> None:
+        with contextlib.suppress(Died):
+            self.lane.ask(method, *arguments, timeout=self.lane.options.timeout)
+
+    def _checked(self, fresh: Sequence[Solution]) -> list[Solution]:
+        """Bind and verify each; what fails is final, what is right comes back."""
+        right = []
+        with self._clock("check"):
+            for solution in fresh:
+                self._step("check", solution)
+                timing = self._bound(solution) or self._blamed("check", solution)
+                if timing.status == "ok":
+                    self._timings[solution] = timing
+                    right.append(solution)
+                else:
+                    self._final([timing])
+        return right
+
+    def _bound(self, solution: Solution) -> Timing | None:
+        """Bind alone, under the deadline of compilations; the Timing of what does not bind."""
+        shape = self.task.shape
+        try:
+            refusal: Timing | None = self.lane.ask("bind", shape, solution, timeout=self.lane.options.timeout)
+        except Died as error:
+            status = "compile_timeout" if error.status == "hung" else error.status
+            return Timing(shape, solution, status, detail=f"in bind: {error}"[:500])
+        except LaneLost:
+            raise
+        except Exception as error:  # a plugin may raise anything
+            return failed(shape, solution, error)
+        return refusal
+
+    def _blamed(self, method: str, solution: Solution) -> Timing:
+        """Ask for one thing of one solution, under the deadline of kernels."""
+        shape = self.task.shape
+        try:
+            timing: Timing = self.lane.ask(method, shape, solution, timeout=self._allowance([solution], 16))
+        except Died as error:
+            return Timing(shape, solution, error.status, detail=str(error)[:500])
+        except LaneLost:
+            raise
+        except Exception as error:  # a kernel may raise anything
+            return failed(shape, solution, error)
+        return timing
+
+    def _allowance(self, solutions: Sequence[Solution], samples: int) -> float:
+        """Seconds until some calls count as hung; 0 is no limit."""
+        kernel_timeout = self.lane.options.kernel_timeout
+        slow = 0.05 + patience_s(self.lane.op, self.task.shape, self.lane.place.device)
+        expected = sum(1.0 + samples * slow for _ in solutions)
+        return kernel_timeout + expected if kernel_timeout else 0.0
+
+    def _sample(self, solutions: Sequence[Solution], rounds: int) -> Mapping[Solution, Samples | Timing]:
+        """Time solutions in interleaved rounds; a death among several is cleared up by asking one by one."""
+        if not solutions:
+            return {}
+        with self._clock("time"):
+            try:
+                answers = self.lane.ask("sample", self.task.shape, tuple(solutions), rounds, timeout=self._allowance(solutions, rounds))
+            except Died:
+                answers = self._one_by_one(solutions, rounds)
+        for solution, answer in answers.items():
+            if isinstance(answer, Samples):
+                self._seconds["device"] = self._seconds.get("device", 0.0) + sum(answer.us) * answer.calls * 1e-6
+                median, _ = median_and_noise(answer.us)
+                self._best = min(self._best or (solution, median), (solution, median), key=lambda pair: pair[1])
+        self._step("time")
+        return answers
+
+    def _one_by_one(self, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
+        """The same rounds, a call of the worker for each sample, so that a death blames one."""
+        samples: dict[Solution, Samples] = {}
+        lost: dict[Solution, Timing] = {}
+        for _ in range(rounds):
+            alive = [solution for solution in solutions if solution not in lost]
+            for solution in random.sample(alive, len(alive)):
+                refusal = self._bound(solution)
+                answer = refusal or self._sampled_alone(solution)
+                if isinstance(answer, Timing):
+                    lost[solution] = answer
+                else:
+                    earlier = samples.get(solution)
+                    samples[solution] = attrs.evolve(answer, us=(earlier.us if earlier else ()) + answer.us)
+        return {**{solution: found for solution, found in samples.items() if solution not in lost}, **lost}
+
+    def _sampled_alone(self, solution: Solution) -> Samples | Timing:
+        shape = self.task.shape
+        try:
+            answers = self.lane.ask("sample", shape, (solution,), 1, timeout=self._allowance([solution], 4))
+        except Died as error:
+            return Timing(shape, solution, error.status, detail=str(error)[:500])
+        found: Samples | Timing = answers[solution]
+        return found
+
+    def _neighbours(self, leaders: Sequence[Solution]) -> list[Solution]:
+        """What lies around the leaders, compiled and checked."""
+        shape = self.task.shape
+        try:
+            near = self.lane.ask("neighbours", shape, tuple(leaders), timeout=self.lane.options.timeout)
+        except Died:
+            return []
+        fresh = [solution for solution in near if solution not in self._timings]
+        return self._checked(self._compiled(fresh))
+
+    def _raced(self, finalists: list[Solution], yardstick: Solution | None) -> None:
+        """The accurate phase; what fails in it is no finalist any more."""
+        options = self.lane.options
+        self._step("time")
+        effort = Effort(options.warmup, options.iters, options.seconds, self.deadline)
+        for solution, answer in race(self.task.shape, finalists, self._sample, effort, yardstick).items():
+            self._retime(solution, answer)
+        finalists[:] = [solution for solution in finalists if self._timings[solution].ok]
+
+    def _retime(self, solution: Solution, answer: Samples | Timing) -> None:
+        if isinstance(answer, Timing):
+            self._final([answer])
+            return
+        median, noise = median_and_noise(answer.us)
+        clock, throttled = answer.clock_mhz, answer.throttled
+        timing = self._timings[solution]
+        self._timings[solution] = attrs.evolve(timing, us=median, noise=noise, samples=len(answer.us), clock_mhz=clock, throttled=throttled)
+
+    def _checked_again(self, finalists: list[Solution]) -> None:
+        """Once more after the timing: a kernel that was right once may have left something behind."""
+        with self._clock("check"):
+            for solution in list(finalists):
+                after = self._bound(solution) or self._blamed("check_again", solution)
+                if after.status != "ok":
+                    self._final([after])
+                    finalists.remove(solution)
+
+    def _selected(self, yardstick: Solution | None, finalists: Sequence[Solution]) -> tuple[Timing | None, int]:
+        """The row and how many tied with it; what wins among all must win against torch's call alone, too."""
+        incumbent, keep = self.task.incumbent, TIE
+        if incumbent is None and yardstick is not None and self.lane.options.libtype == "all":
+            incumbent, keep = yardstick, DEFAULT_TIE
+        places = self.lane.places
+        winner, tied = select(tuple(self._timings.values()), incumbent, places, tuple(places), keep)
+        if winner is not None and yardstick in finalists and winner.solution in finalists and winner.solution != yardstick:
+            pair = (winner.solution, yardstick)
+            options = self.lane.options
+            effort = Effort(options.warmup, options.iters, options.seconds, self.deadline)
+            for solution, answer in duel(pair, self._sample, effort).items():  # type: ignore[arg-type]
+                self._retime(solution, answer)
+            winner = select([self._timings[solution] for solution in pair if solution], incumbent, places, tuple(places), keep)[0]
+        return winner, tied
+
+    def _final(self, timings: Iterable[Timing]) -> None:
+        """Note timings that will not change, and tell them at once."""
+        timings = tuple(timings)
+        self._timings.update({timing.solution: timing for timing in timings})
+        if timings:
+            self.tell(Trials(self.task, timings))
+
+    def _step(self, activity: str, solution: Solution | None = None) -> None:
+        self.tell(Step(self.task, activity, solution, self._best))
+
+    @contextlib.contextmanager
+    def _clock(self, activity: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._seconds[activity] = self._seconds.get(activity, 0.0) + time.perf_counter() - start

@@ -1,0 +1,197 @@
+"""What is done where the device is: candidates of a shape are listed, bound, verified and timed, one call at a time.
+
+A session lives in a worker process, or in this one where the caller brings its own registry. It can be begun anew at any
+point: what a call needs and the session does not have, it binds first.
+"""
+
+from __future__ import annotations
+
+import gc
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from tunedgemm.device import Device, device_of
+from tunedgemm.errors import TunedGemmError
+from tunedgemm.launcher import Launcher
+from tunedgemm.ops import op_named
+from tunedgemm.registry import Backend, Registry
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.candidates import candidates, neighbours, reference
+from tunedgemm.tuner.trial import Bench, Options, Place, Sampler, Samples, failed
+from tunedgemm.tuner.verify import Verifier
+from tunedgemm.tuner.workload import Workload
+
+
+class DeviceFault(TunedGemmError):
+    """The device's context is lost, and with it the process: an illegal address or the like."""
+
+
+@attrs.define(eq=False)
+class Session:
+    """One device and the shape that is tuned on it.
+
+    Attributes:
+        op_name: name of the op.
+        index: which of the present GPUs; -1 is the CPU.
+        options: how to tune.
+        registry: the backends.
+        bench: where times come from; None measures.
+        node: name of the machine, "" for this host's.
+    """
+
+    op_name: str
+    index: int
+    options: Options
+    registry: Registry = attrs.field(factory=Registry)
+    bench: Bench | None = None
+    node: str = ""
+    _launchers: dict[Solution, Launcher] = attrs.field(factory=dict, init=False)
+    _shape: Shape | None = attrs.field(default=None, init=False)
+    _sampler: Sampler | None = attrs.field(default=None, init=False)
+    _verifier: Verifier | None = attrs.field(default=None, init=False)
+
+    @property
+    def device(self) -> Device:
+        """The device; the first use makes its context."""
+        if self.index >= 0:
+            torch.cuda.set_device(self.index)
+        return device_of(self.index)
+
+    def place(self) -> Place:
+        """The device, and the machine it is in."""
+        return Place(self.device, self.node or socket.gethostname())
+
+    def versions(self) -> dict[str, str]:
+        """Library versions by libtype."""
+        found = (self.registry.get(libtype) for libtype in self.registry.libtypes)
+        return {backend.libtype: backend.library_version(self.device) for backend in found if isinstance(backend, Backend)}
+
+    def list(self, shape: Shape) -> tuple[tuple[Solution, ...], Solution | None]:
+        """Every solution that the chosen backends offer, and torch's own call."""
+        backends = self.registry.select(self.options.libtype)
+        return tuple(dict.fromkeys(candidates(shape, self.device, backends))), reference(shape, self.device, self.registry)
+
+    def neighbours(self, shape: Shape, leaders: Sequence[Solution]) -> tuple[Solution, ...]:
+        """What lies around some solutions."""
+        pairs = [(self._backend(leader), leader) for leader in leaders]
+        return tuple(dict.fromkeys(neighbours(pairs, shape, self.device)))
+
+    def bind(self, shape: Shape, solution: Solution) -> Timing | None:
+        """Make a solution ready to run; where that is refused, the Timing that says why."""
+        self._open(shape)
+        if solution in self._launchers:
+            return None
+        answer = self._guarded(lambda: self._backend(solution).bind(solution, shape, self.device))
+        if isinstance(answer, Launcher):
+            self._launchers[solution] = answer
+            return None
+        status = "out_of_resources" if "OutOfResources" in answer.reason else "unsupported"
+        return Timing(shape, solution, status, detail=answer.reason[:500])
+
+    def open(self, shape: Shape) -> None:
+        """Make the operands of a shape, and forget those of the last."""
+        self._open(shape)
+
+    def check(self, shape: Shape, solution: Solution) -> Timing:
+        """Verify a solution; what `Options` restricts to is part of it."""
+        refusal = self.bind(shape, solution)
+        if refusal is not None:
+            return refusal
+        verifier, launcher = self._checks, self._launchers[solution]
+        timing: Timing = self._guarded(lambda: verifier.check(solution, launcher))
+        if timing.status == "ok" and self.options.deterministic and not timing.deterministic:
+            return attrs.evolve(timing, status="nondeterministic", detail="four calls on the same operands gave different bits")
+        if timing.status == "ok" and self.options.batch_invariant:
+            fault = self._guarded(
+                lambda: verifier.batch_invariant(solution, lambda at: self._backend(solution).bind(solution, at, self.device))
+            )
+            timing = attrs.evolve(timing, batch_invariant=not fault, status="batch_variant" if fault else "ok", detail=fault)
+        return timing
+
+    def check_again(self, shape: Shape, solution: Solution) -> Timing:
+        """Verify once more, on the operands that were used longest ago."""
+        refusal = self.bind(shape, solution)
+        if refusal is not None:
+            return refusal
+        verifier = self._checks
+        place = len(verifier.operand_sets) - 1
+        timing: Timing = self._guarded(lambda: verifier.check_again(solution, self._launchers[solution], place))
+        return timing
+
+    def sample(self, shape: Shape, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
+        """Time solutions in interleaved rounds; what fails comes back as its Timing."""
+        answers: dict[Solution, Samples | Timing] = {}
+        for solution in solutions:
+            refusal = self.bind(shape, solution)
+            if refusal is not None:
+                answers[solution] = refusal
+        launchers = {solution: self._launchers[solution] for solution in solutions if solution not in answers}
+        assert self._sampler is not None, "bind has opened the shape"
+        for solution, answer in self._guarded(lambda: self._sampler(launchers, rounds)).items():
+            if isinstance(answer, Exception):
+                self._alive(answer)
+                answer = failed(shape, solution, answer)
+            answers[solution] = answer
+        return answers
+
+    def forget(self, shape: Shape, keep: Iterable[Solution]) -> None:
+        """Free what is held for all but some solutions of a shape."""
+        if shape == self._shape:
+            self._launchers = {solution: launcher for solution, launcher in self._launchers.items() if solution in set(keep)}
+            if isinstance(self._sampler, Workload):
+                self._sampler.forget(self._launchers)
+
+    @property
+    def _checks(self) -> Verifier:
+        assert self._verifier is not None, "bind has opened the shape"
+        return self._verifier
+
+    def _open(self, shape: Shape) -> None:
+        if shape == self._shape:
+            return
+        self._shape, self._sampler, self._verifier, self._launchers = None, None, None, {}
+        gc.collect()
+        if self.index >= 0:
+            torch.cuda.empty_cache()
+        op, device, options = op_named(self.op_name), self.device, self.options
+        if self.bench is None:
+            self._sampler = Workload(op, shape, device, cache=options.cache, timing=options.timing)
+        else:
+            self._sampler = self.bench(op, shape, device)
+        copies = getattr(self._sampler, "copies", ())
+        sets = copies if len(copies) > 1 else [op.make_inputs(shape, device.torch_device, seed) for seed in (0, 1)]
+        self._verifier = Verifier(op, shape, sets, options.errRatio)
+        self._verifier.prepare()
+        self._shape = shape
+
+    def _backend(self, solution: Solution) -> Backend:
+        backend = self.registry.get(solution.libtype)
+        if not isinstance(backend, Backend):
+            raise TunedGemmError(f"libtype {solution.libtype!r}: {backend.reason}")
+        return backend
+
+    def _guarded(self, action: Callable[[], Any]) -> Any:
+        """Do something with the device; afterwards its context still works, or DeviceFault says what ended it."""
+        try:
+            answer = action()
+        except Exception as error:
+            self._alive(error)
+            raise
+        if isinstance(answer, Timing) and answer.status == "failed" or isinstance(answer, Unsupported):
+            self._alive(answer)
+        return answer
+
+    def _alive(self, blamed: object) -> None:
+        if self.index < 0:
+            return
+        try:
+            torch.cuda.synchronize(self.index)
+        except Exception as error:
+            said = blamed.detail if isinstance(blamed, Timing) else str(error)
+            raise DeviceFault(f"{said}"[:500]) from None
