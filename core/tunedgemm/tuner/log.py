@@ -20,6 +20,7 @@ import attrs
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.shape import Shape
+from tunedgemm.sheet import present
 from tunedgemm.timing import SCHEMA, Timing
 
 _log = logging.getLogger("tunedgemm")
@@ -177,7 +178,7 @@ class History:
             TableError: see `read_log`.
         """
         history = cls()
-        if not os.path.lexists(path):
+        if not present(path):
             return history
         for entry in read_log(path):
             if entry.kind == "run":

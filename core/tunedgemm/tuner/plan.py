@@ -62,13 +62,13 @@ def plan(
     options: Options,
     libvers: Mapping[str, str] = MappingProxyType({}),
 ) -> Plan:
-    """Fold duplicates, take this run's share, leave out what needs no tuning; smallest N first as AITER sorts, or by cost.
+    """Fold duplicates, take this run's shard, leave out what needs no tuning; smallest N first, or with a budget by cost.
 
     Args:
         listed: shapes and how often the workload runs them.
         output: the tuned CSV; it need not exist.
         device: the rows of which device count as tuned.
-        options: ``all``, ``stale``, ``shard``, ``batch_invariant`` and ``budget`` matter here.
+        options: ``all``, ``stale``, ``shard``, ``budget`` and ``batch_invariant`` (the rows for any M count) matter here.
         libvers: version of the library of each libtype in use; asked for with ``stale``.
 
     Raises:
@@ -80,7 +80,7 @@ def plan(
     rows = _rows_of(op, output, device)
     tasks, skipped = [], []
     for shape in _share(sorted(counts, key=_place), options):
-        row = rows.get(key_shape(shape))
+        row = rows.get(_group(shape) if options.batch_invariant else key_shape(shape))
         stale = row is not None and libvers.get(row.solution.libtype) != row.libver
         wanted = stale if options.stale else row is None or options.all
         if shape.m and wanted:
@@ -92,16 +92,17 @@ def plan(
     return Plan(tuple(tasks), tuple(skipped))
 
 
-def groups(tasks: Iterable[Task]) -> dict[Shape, tuple[Task, ...]]:
-    """The tasks that one row for any M would serve, by the shape of that row (M = 0)."""
+def groups(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:
+    """The tasks that one row for any M (M = 0) would serve, together."""
     found: dict[Shape, tuple[Task, ...]] = {}
     for task in tasks:
         group = _group(task.shape)
         found[group] = (*found.get(group, ()), task)
-    return found
+    return list(found.values())
 
 
 def _group(shape: Shape) -> Shape:
+    """The shape of the row for any M."""
     return key_shape(attrs.evolve(shape, m=0))
 
 

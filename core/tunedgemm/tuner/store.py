@@ -145,7 +145,8 @@ class Store:
         fields: dict[str, Any] = {"winner": None, "us": 0.0}
         if winner is not None:
             fields = {"winner": winner.solution.to_dict(), **{name: getattr(winner, name) for name in _REPEATED}, "libver": outcome.libver}
-        fields |= {"incumbent": incumbent and incumbent.to_dict(), "tied": outcome.tied, "seconds": dict(outcome.seconds)}
+        fields |= {"incumbent": incumbent and incumbent.to_dict(), "tied": outcome.tied, "reason": outcome.reason}
+        fields |= {"seconds": {activity: round(seconds, 3) for activity, seconds in outcome.seconds}}
         ending = line("shape", self.run, **_written(place), shape=shape.to_dict(), **fields)
         with self._mutex:
             if winner is not None:
@@ -194,6 +195,8 @@ class Store:
 
     def _check_writable(self) -> None:
         for path in filter(None, (self.table, self.trials, self.profile)):
+            if path != self.profile and present(path) and not path.is_file():
+                raise TableError(f"cannot write {path}: it is no regular file; choose another place with -o")
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with tempfile.TemporaryFile(dir=path.parent), path.open("a") if present(path) else contextlib.nullcontext():
@@ -292,7 +295,7 @@ class Store:
         import pandas as pd
 
         try:
-            with locked(path):
+            with locked(path) if path.is_file() or not present(path) else contextlib.nullcontext():  # it may be /dev/stdout
                 fresh = not path.exists() or path.stat().st_size == 0
                 pd.DataFrame(rows, columns=list(_PROFILE)).to_csv(path, mode="a", header=fresh, index=False)
         except OSError as error:
