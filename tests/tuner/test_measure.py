@@ -1,20 +1,86 @@
-"""Measure: medians of interleaved rounds over cold weights."""
+"""Measure: a race in interleaved rounds, decided by ratios within them."""
 
 from __future__ import annotations
 
+import math
+import random
 import time
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
-import torch
-from tunedgemm.device import current_device, device_of
-from tunedgemm.launcher import Launcher
-from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.tuner.measure import Workload, cache_bytes, median_and_noise
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.measure import CLOSE, DUEL_ROUNDS, Effort, duel, median_and_noise, race
+from tunedgemm.tuner.select import TIE, select
 from tunedgemm.tuner.trial import Samples
 
-OP = op_named("a16w16")
+SHAPE = Shape("a16w16", 4096, 7168, 8192)
+EFFORT = Effort(warmup=5, iters=101, seconds=1e9)
+A, B, C, D = (Solution("fake", name) for name in "abcd")
+
+
+class Chip:
+    """A device whose clock depends on how many samples it was asked for, and whose samples are noisy.
+
+    Args:
+        times: true microseconds of each solution at the first clock.
+        drift: samples so far to the factor by which everything is slower.
+        noise: standard deviation of a sample; one in fifty is an outlier besides.
+        fails: solution to the number of samples after which it fails.
+    """
+
+    def __init__(
+        self,
+        times: Mapping[Solution, float],
+        drift: Callable[[int], float] = lambda _: 1.0,
+        noise: float = 0.0,
+        seed: int = 0,
+        fails: Mapping[Solution, int] | None = None,
+    ) -> None:
+        self.times, self.drift, self.noise, self.fails = times, drift, noise, fails or {}
+        self.random, self.samples = random.Random(seed), 0
+        self.asked: list[tuple[tuple[Solution, ...], int]] = []
+
+    def __call__(self, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
+        self.asked.append((tuple(solutions), rounds))
+        us: dict[Solution, list[float]] = {solution: [] for solution in solutions}
+        for _ in range(rounds):
+            for solution in self.random.sample(list(solutions), len(solutions)):
+                us[solution].append(self.one(solution))
+        failed = {s: Timing(SHAPE, s, "crashed") for s in solutions if self.count(s) > self.fails.get(s, 1 << 30)}
+        return {**{solution: Samples(tuple(times), calls=10, clock_mhz=1500) for solution, times in us.items()}, **failed}
+
+    def one(self, solution: Solution) -> float:
+        self.samples += 1
+        outlier = 1.3 if self.noise and self.random.random() < 0.02 else 1.0
+        return self.times[solution] * self.drift(self.samples) * math.exp(self.random.gauss(0, self.noise)) * outlier
+
+    def count(self, solution: Solution) -> int:
+        """Samples of one solution so far."""
+        return sum(rounds for solutions, rounds in self.asked if solution in solutions)
+
+
+def warming(samples: int) -> float:
+    """What an H200 does under load: 10 % slower in the end."""
+    return 1 + 0.1 * (1 - math.exp(-samples / 150))
+
+
+def timings(answers: Mapping[Solution, Samples | Timing]) -> dict[Solution, Timing]:
+    found = {}
+    for solution, answer in answers.items():
+        if isinstance(answer, Timing):
+            found[solution] = answer
+        else:
+            median, noise = median_and_noise(answer.us)
+            found[solution] = Timing(SHAPE, solution, "ok", us=median, noise=noise, samples=len(answer.us))
+    return found
+
+
+def winner(answers: Mapping[Solution, Samples | Timing], incumbent: Solution | None = None) -> tuple[Solution, int]:
+    chosen, tied = select(tuple(timings(answers).values()), incumbent, {"fake": 0}, ["fake"])
+    assert chosen is not None
+    return chosen.solution, tied
 
 
 def test_the_median_and_its_noise() -> None:
@@ -26,92 +92,125 @@ def test_the_median_and_its_noise() -> None:
     assert median_and_noise((7.0,)) == (7.0, 0.0)
 
 
-def test_every_solution_runs_once_a_round_in_a_changing_order() -> None:
-    """Candidates are interleaved: no round runs one twice, and the order is not fixed."""
-    order: list[str] = []
+@pytest.mark.parametrize("seed", range(20))
+def test_a_drifting_clock_misleads_sequential_timing_and_not_the_race(seed: int) -> None:
+    """On a chip that warms up, one after the other picks who came first; the race picks the fastest, by its true lead."""
+    times = {A: 103.0, B: 106.0, C: 100.0}
+    one_by_one = Chip(times, warming, 0.004, seed)
+    sequential = {solution: one_by_one([solution], 101)[solution] for solution in times}
+    raced = race(SHAPE, list(times), Chip(times, warming, 0.004, seed), EFFORT, None)
 
-    def launcher(name: str) -> Launcher:
-        return Launcher(lambda x, weight: order.append(name) or torch.nn.functional.linear(x, weight))
-
-    workload = Workload(OP, Shape("a16w16", 1, 16, 32, "fp32"), device_of(-1))
-    workload({Solution("torch", name): launcher(name) for name in "abc"}, 12)
-    calls = workload.calls
-    rounds = [order[place : place + 3 * calls : calls] for place in range(0, len(order), 3 * calls)]
-
-    assert len(rounds) == 12
-    assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
-    assert len({tuple(names) for names in rounds}) > 1
+    assert winner(sequential)[0] == A
+    assert winner(raced)[0] == C
+    assert timings(raced)[A].us / timings(raced)[C].us == pytest.approx(1.03, abs=0.015)
 
 
-def test_weights_rotate_and_activations_stay() -> None:
-    """Each copy has its own weight with its own contents; the activations are shared."""
-    workload = Workload(OP, Shape("a16w16", 4, 256, 512, "fp32"), device_of(-1))
-    weights = [operands[1] for operands in workload.copies]
+def test_who_dropped_out_while_the_chip_was_cool_does_not_come_back_as_the_fastest() -> None:
+    """Times of the first rounds are given as the last rounds would have had them."""
+    times = {A: 104.0, B: 100.0, C: 100.4}
+    answers = race(SHAPE, list(times), Chip(times, warming, 0.002, 3), Effort(0, 101, 1e9), None)
+    us = {solution: timing.us for solution, timing in timings(answers).items()}
 
-    assert len({weight.data_ptr() for weight in weights}) == len(weights) >= 2
-    assert not torch.equal(weights[0], weights[1])
-    assert len({operands[0].data_ptr() for operands in workload.copies}) == 1
-
-
-def test_times_are_of_one_call() -> None:
-    """A call that sleeps 2 ms is timed at about 2 ms, whatever a sample holds."""
-
-    def slow(x, weight):
-        time.sleep(2e-3)
-        return torch.nn.functional.linear(x, weight)
-
-    workload = Workload(OP, Shape("a16w16", 1, 16, 32, "fp32"), device_of(-1))
-    [answer] = workload({Solution("torch", "slow"): Launcher(slow)}, 3).values()
-
-    assert isinstance(answer, Samples)
-    assert 1900 < min(answer.us) < 20000
+    assert len(answers[A].us) < len(answers[B].us)
+    assert us[A] / us[B] == pytest.approx(1.04, abs=0.012)
 
 
-def test_the_last_level_cache_is_known() -> None:
-    """The size that weights must outgrow is plausible."""
-    assert 1 << 20 <= cache_bytes(current_device()) <= 1 << 30
+@pytest.mark.parametrize("drift", [warming, lambda samples: 1 + 0.05 * math.sin(samples / 40)], ids=["warming", "breathing"])
+@pytest.mark.parametrize("noise", [0.002, 0.01, 0.02])
+def test_two_copies_of_one_kernel_tie(noise: float, drift: Callable[[int], float]) -> None:
+    """A/A: in at least 95 of 100 trials neither copy beats the other, with a third solution beside them or not."""
+    trials = [
+        race(SHAPE, list(times), Chip(times, drift, noise, seed), EFFORT, None)
+        for seed in range(100)
+        for times in ({A: 50.0, B: 50.0}, {A: 50.0, B: 50.0, C: 55.0})
+    ]
+    ties = sum(all(winner(trial, incumbent)[0] == incumbent for incumbent in (A, B)) for trial in trials)
+
+    assert len(trials) == 200
+    assert ties >= 0.95 * len(trials)
 
 
-@pytest.mark.gpu
-def test_a_graphs_time_agrees_with_events_around_many_replays() -> None:
-    """The time inside the graph is within 10 % of a long run of the same call between two events."""
-    device, shape = current_device(), Shape("a16w16", 64, 8192, 8192)
-    workload = Workload(OP, shape, device)
-    native = Launcher(torch.nn.functional.linear)
-    answer = workload({Solution("torch", "native"): native}, 21)[Solution("torch", "native")]
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for place in range(400):
-        native.call(*workload.copies[place % len(workload.copies)])
-    end.record()
-    end.synchronize()
+@pytest.mark.parametrize("noise", [0.002, 0.01])
+def test_three_percent_are_no_tie(noise: float) -> None:
+    """The margin that lets copies tie does not hide what is worth having, whatever the table has."""
+    found = [winner(race(SHAPE, [A, B], Chip({A: 51.5, B: 50.0}, warming, noise, seed), EFFORT, None), A) for seed in range(100)]
 
-    assert median_and_noise(answer.us)[0] == pytest.approx(start.elapsed_time(end) * 1e3 / 400, rel=0.1)
+    assert sum(solution == B for solution, _ in found) >= 95
 
 
-@pytest.mark.gpu
-def test_two_copies_of_one_kernel_tie() -> None:
-    """A/A: the medians of the same call under two names differ by less than 1 %."""
-    workload = Workload(OP, Shape("a16w16", 16, 7168, 8192), current_device())
-    names = [Solution("torch", "one"), Solution("torch", "two")]
-    answers = workload(dict.fromkeys(names, Launcher(torch.nn.functional.linear)), 51)
-    one, two = (median_and_noise(answers[name].us)[0] for name in names)
+def test_a_race_spends_its_rounds_on_those_that_may_win() -> None:
+    """Who is clearly slower gets few rounds; the one that is spared gets as many as the best."""
+    times = {A: 100.0, B: 130.0, C: 140.0, D: 100.3}
+    chip = Chip(times, warming, 0.004)
+    answers = race(SHAPE, list(times), chip, EFFORT, C)
 
-    assert one == pytest.approx(two, rel=0.01)
+    assert len(answers[B].us) <= 8
+    assert len(answers[C].us) == len(answers[A].us) == len(answers[D].us) >= 16
+    assert answers[A].calls == 10 and answers[A].clock_mhz == 1500
 
 
-@pytest.mark.gpu
-def test_a_launcher_that_cannot_be_captured_is_an_answer_and_not_the_end() -> None:
-    """A call that synchronises breaks its own capture; the next solution is still timed."""
+def test_a_race_of_ties_ends_early() -> None:
+    """Where all are equal and quiet, the rest of the rounds would decide nothing."""
+    chip = Chip({A: 100.0, B: 100.0, C: 100.1}, warming, 0.0005)
+    answers = race(SHAPE, [A, B, C], chip, EFFORT, None)
 
-    def synchronises(x, weight):
-        out = torch.nn.functional.linear(x, weight)
-        torch.cuda.synchronize()
-        return out
+    assert {len(answer.us) for answer in answers.values()} == {16}
+    assert CLOSE == TIE
 
-    workload = Workload(OP, Shape("a16w16", 16, 512, 512), current_device())
-    bad, good = Solution("torch", "bad"), Solution("torch", "good")
-    answers = workload({bad: Launcher(synchronises), good: Launcher(torch.nn.functional.linear)}, 3)
 
-    assert isinstance(answers[bad], Exception)
-    assert isinstance(answers[good], Samples)
+def test_an_open_race_goes_on_to_iters() -> None:
+    """Noise that hides the order is met with all the rounds that are allowed, the warm-up's not counted."""
+    chip = Chip({A: 100.0, B: 100.8}, noise=0.05)
+    answers = race(SHAPE, [A, B], chip, Effort(warmup=5, iters=37, seconds=1e9), None)
+
+    assert len(answers[A].us) == len(answers[B].us) == 37
+    assert chip.count(A) == 42
+
+
+def test_a_race_ends_when_its_seconds_are_spent() -> None:
+    """Rounds cost what their calls take on the device; only the first block may go beyond."""
+    times = {A: 1e5, B: 1.007e5}  # 10 calls: 2 s a round
+    answers = race(SHAPE, [A, B], Chip(times, noise=0.05), Effort(warmup=1, iters=101, seconds=30.0), None)
+    least = race(SHAPE, [A, B], Chip(times, noise=0.05), Effort(warmup=1, iters=101, seconds=0.0), None)
+
+    assert 10 <= len(answers[A].us) <= 14
+    assert len(least[A].us) == 4
+
+
+def test_a_race_ends_at_its_deadline() -> None:
+    """After the deadline no block begins but the first."""
+    chip = Chip({A: 100.0, B: 100.7}, noise=0.05)
+
+    assert len(race(SHAPE, [A, B], chip, Effort(0, 101, 1e9, time.monotonic() - 1), None)[A].us) == 4
+
+
+def test_who_fails_is_an_answer_and_the_race_goes_on() -> None:
+    """A solution that crashes in the warm-up or in the middle comes back as the Timing that says so."""
+    chip = Chip({A: 100.0, B: 99.0, C: 101.0}, noise=0.02, fails={A: 3, B: 10})
+    answers = race(SHAPE, [A, B, C], chip, EFFORT, None)
+
+    assert answers[A] == Timing(SHAPE, A, "crashed")
+    assert answers[B] == Timing(SHAPE, B, "crashed")
+    assert len(answers[C].us) >= 16
+    assert race(SHAPE, [], chip, EFFORT, None) == {}
+
+
+def test_whom_a_failed_favourite_had_beaten_gets_another_race() -> None:
+    """Where the fastest fails late, the winner is the fastest of the others, timed as thoroughly as any winner."""
+    times = {A: 50.0, B: 104.0, C: 100.0}
+    chip = Chip(times, warming, 0.01, fails={A: 14})
+    answers = race(SHAPE, [A, B, C], chip, EFFORT, None)
+
+    assert answers[A] == Timing(SHAPE, A, "crashed")
+    assert winner(answers)[0] == C
+    assert len(answers[C].us) >= 16
+
+
+def test_a_duel_is_of_two_alone() -> None:
+    """Both stay to the end, of 51 rounds at most."""
+    chip = Chip({A: 100.0, B: 100.6}, warming, 0.02)
+    answers = duel([A, B], chip, EFFORT)
+
+    assert {solutions for solutions, _ in chip.asked} == {(A, B)}
+    assert len(answers[A].us) == len(answers[B].us) == DUEL_ROUNDS
+    assert len(duel([A, B], Chip({A: 100.0, B: 150.0}), EFFORT)[B].us) == 16

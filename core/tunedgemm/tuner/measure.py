@@ -25,13 +25,15 @@ _log = logging.getLogger("tunedgemm")
 BLOCK, FIRST_BLOCKS = 8, 4
 #: Ratios closer to 1 than this count as equal, as they do when a winner is selected.
 CLOSE = 0.005
+#: In fewer rounds than a block, which make no interval to rely on, only who is behind by this in each of them drops out.
+FAR = 0.03
 #: Rounds of a duel at most.
 DUEL_ROUNDS = 51
 #: Fewest rounds before ties end a race.
 FEWEST_ROUNDS = 16
 #: Half widths of intervals in standard deviations: of a median that is reported, and of one that is looked at after
 #: every block, among many.
-REPORTED, REPEATED = 1.96, 2.58
+REPORTED, REPEATED = 1.96, 3.0
 #: Rounds to each side over which drift is smoothed: several medians' worth, and short beside how clocks move.
 REACH = 4
 
@@ -147,7 +149,8 @@ class _Race:
                 throttled = answer.throttled or (before.throttled if before else "")
                 self._last[solution] = attrs.evolve(answer, us=(), throttled=throttled)
         racing = [solution for solution in self.racing if solution not in self._failed]
-        self.upset = len(racing) < len(self.racing) < len(self._times)
+        dropped = self._times.keys() - self._failed.keys() - set(racing)
+        self.upset = len(racing) < len(self.racing) and bool(dropped)
         self.racing = racing
 
     def _affordable(self) -> int:
@@ -163,7 +166,7 @@ class _Race:
             if solution == best:
                 continue
             _, low, high = self._ratio(solution, best)
-            if low > 1 + CLOSE and solution not in self.spared:
+            if low > 1 + (CLOSE if done >= BLOCK else FAR) and solution not in self.spared:
                 continue
             left.append(solution)
             open_questions += not (high <= 1 + CLOSE or low > 1 + CLOSE)

@@ -1,0 +1,242 @@
+"""Workload: samples of one call over cold or hot weights, in a graph or launched, in interleaved rounds."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from tunedgemm.device import Device, current_device, device_of
+from tunedgemm.launcher import Launcher
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.tuner import workload as module
+from tunedgemm.tuner.measure import median_and_noise
+from tunedgemm.tuner.trial import Samples
+from tunedgemm.tuner.workload import Workload, cache_bytes, clocks
+
+OP = op_named("a16w16")
+SMALL = Shape("a16w16", 1, 16, 32, "fp32")
+NATIVE = Solution("torch", "native")
+LINEAR = Launcher(torch.nn.functional.linear)
+
+
+def us(workload: Workload, launcher: Launcher = LINEAR, rounds: int = 21) -> float:
+    answer = workload({NATIVE: launcher}, rounds)[NATIVE]
+    assert isinstance(answer, Samples), answer
+    return median_and_noise(answer.us)[0]
+
+
+def test_every_solution_runs_once_a_round_in_a_changing_order() -> None:
+    """Solutions are interleaved after the first calls of each: no round runs one twice, and the order is not fixed."""
+    order: list[str] = []
+
+    def launcher(name: str) -> Launcher:
+        return Launcher(lambda x, weight: order.append(name) or torch.nn.functional.linear(x, weight))
+
+    workload = Workload(OP, SMALL, device_of(-1))
+    solutions = {Solution("torch", name): launcher(name) for name in "abc"}
+    workload(solutions, 0)
+    assert order == [name for name in "abc" for _ in range(2)]
+    order.clear()
+    workload(solutions, 12)
+    calls = workload.calls
+    rounds = [order[place : place + 3 * calls : calls] for place in range(0, len(order), 3 * calls)]
+
+    assert len(rounds) == 12
+    assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
+    assert len({tuple(names) for names in rounds}) > 1
+
+
+def test_weights_rotate_and_activations_stay() -> None:
+    """Each copy has its own weight with its own contents; the activations are shared; a sample uses every copy."""
+    used: list[int] = []
+    workload = Workload(OP, Shape("a16w16", 4, 256, 512, "fp32"), device_of(-1))
+    weights = [operands[1] for operands in workload.copies]
+    workload({NATIVE: Launcher(lambda x, weight: used.append(weight.data_ptr()) or torch.nn.functional.linear(x, weight))}, 1)
+
+    assert len({weight.data_ptr() for weight in weights}) == len(weights) >= 2
+    assert not torch.equal(weights[0], weights[1])
+    assert len({operands[0].data_ptr() for operands in workload.copies}) == 1
+    assert used[2:] == [weight.data_ptr() for weight in weights[: workload.calls]]
+
+
+def test_hot_weights_are_one_copy() -> None:
+    """With the cache hot every timed call reads the same weight, and outputs can still be verified on two."""
+    used: list[int] = []
+    workload = Workload(OP, Shape("a16w16", 4, 256, 512, "fp32"), device_of(-1), cache="hot")
+    workload({NATIVE: Launcher(lambda x, weight: used.append(weight.data_ptr()) or torch.nn.functional.linear(x, weight))}, 3)
+
+    assert len(workload.copies) == 2
+    assert set(used[2:]) == {workload.copies[0][1].data_ptr()}
+    assert len(used) == 2 + 3 * workload.calls
+
+
+def test_times_are_of_one_call() -> None:
+    """A call that sleeps 2 ms is timed at about 2 ms, whatever a sample holds, and the samples say what that is."""
+
+    def slow(x, weight):
+        time.sleep(2e-3)
+        return torch.nn.functional.linear(x, weight)
+
+    workload = Workload(OP, SMALL, device_of(-1))
+    [answer] = workload({Solution("torch", "slow"): Launcher(slow)}, 3).values()
+
+    assert isinstance(answer, Samples)
+    assert 1900 < min(answer.us) < 20000
+    assert answer.calls == workload.calls > 1
+    assert (answer.clock_mhz, answer.throttled) == (0, "")
+
+
+@pytest.mark.parametrize("calls", [0, 1, 5])
+def test_what_raises_is_an_answer_and_the_others_are_timed(calls: int) -> None:
+    """A launcher that raises, at once or in the middle of the rounds, gives its exception and no samples."""
+    left = [calls]
+
+    def breaks(x, weight):
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("no more")
+        return torch.nn.functional.linear(x, weight)
+
+    bad = Solution("torch", "bad")
+    answers = Workload(OP, SMALL, device_of(-1))({bad: Launcher(breaks), NATIVE: LINEAR}, 4)
+
+    assert str(answers[bad]) == "no more"
+    assert isinstance(answers[NATIVE], Samples) and len(answers[NATIVE].us) == 4
+
+
+def test_the_last_level_cache_is_known() -> None:
+    """The size that weights must outgrow is plausible."""
+    assert 1 << 20 <= cache_bytes(current_device()) <= 1 << 30
+
+
+def test_clocks_that_nobody_tells_are_none() -> None:
+    """On a CPU, and without NVML or a driver, the clock is 0 and the reason empty."""
+    assert clocks(device_of(-1)) == (0, "")
+    if not torch.cuda.is_available():
+        assert clocks(Device("sm_90", 132, "nvidia-h200", 0)) == (0, "")
+
+
+def test_throttle_reasons_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML's bits come out as what holds the clock back; idling and clocks that users set are no such thing."""
+
+    class Nvml:
+        NVML_CLOCK_SM = 1
+        reasons = 0
+
+        def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+            assert (handle, kind) == ("H200", 1)
+            return 1755
+
+        def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+            return self.reasons
+
+    nvml = Nvml()
+    monkeypatch.setattr(module, "_nvml", lambda index: (nvml, "H200"))
+    told = []
+    for nvml.reasons in (0x1, 0x2, 0x4, 0x40 | 0x8):
+        told.append(clocks(Device("sm_90", 132, "nvidia-h200", 0)))
+
+    assert told == [(1755, ""), (1755, ""), (1755, "power cap"), (1755, "hardware slowdown, heat (hardware)")]
+
+
+@pytest.mark.gpu
+def test_a_graphs_time_agrees_with_events_around_many_replays() -> None:
+    """The time inside the graph is within 10 % of a long run of the same call between two events."""
+    workload = Workload(OP, Shape("a16w16", 64, 8192, 8192), current_device())
+    inside = us(workload)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for place in range(400):
+        LINEAR.call(*workload.copies[place % len(workload.copies)])
+    end.record()
+    end.synchronize()
+
+    assert inside == pytest.approx(start.elapsed_time(end) * 1e3 / 400, rel=0.1)
+
+
+@pytest.mark.gpu
+def test_two_copies_of_one_kernel_take_the_same() -> None:
+    """A/A: the medians of the same call under two names differ by less than 1 %."""
+    workload = Workload(OP, Shape("a16w16", 16, 7168, 8192), current_device())
+    names = [Solution("torch", "one"), Solution("torch", "two")]
+    answers = workload(dict.fromkeys(names, LINEAR), 51)
+    one, two = (median_and_noise(answers[name].us)[0] for name in names)
+
+    assert one == pytest.approx(two, rel=0.01)
+
+
+@pytest.mark.gpu
+def test_a_launcher_that_cannot_be_captured_is_an_answer_and_not_the_end() -> None:
+    """A call that synchronises breaks its own capture; the next solution is still timed."""
+
+    def synchronises(x, weight):
+        out = torch.nn.functional.linear(x, weight)
+        torch.cuda.synchronize()
+        return out
+
+    workload = Workload(OP, Shape("a16w16", 16, 512, 512), current_device())
+    bad = Solution("torch", "bad")
+    answers = workload({bad: Launcher(synchronises), NATIVE: LINEAR}, 3)
+
+    assert isinstance(answers[bad], Exception)
+    assert isinstance(answers[NATIVE], Samples)
+
+
+@pytest.mark.gpu
+def test_a_hot_weight_is_read_faster_than_a_cold_one() -> None:
+    """20 MB fit the last-level cache of a large GPU; from memory they take longer."""
+    device, shape = current_device(), Shape("a16w16", 1, 1280, 8192)
+    if cache_bytes(device) < 40 << 20:
+        pytest.skip("the cache is too small for this weight")
+
+    assert us(Workload(OP, shape, device, cache="hot")) < 0.95 * us(Workload(OP, shape, device))
+
+
+@pytest.mark.gpu
+def test_launching_a_tiny_call_takes_longer_than_replaying_it() -> None:
+    """Eager samples contain what the host takes for each call, graphs do not; a call that is no graph's is launched."""
+    device, shape, launches = current_device(), Shape("a16w16", 16, 256, 256), []
+
+    def counted(x, weight):
+        launches.append(0)
+        return torch.nn.functional.linear(x, weight)
+
+    eager, graph = Workload(OP, shape, device, timing="eager"), Workload(OP, shape, device)
+    assert us(eager) > 1.3 * us(graph)
+
+    for workload, launcher in ((eager, Launcher(counted)), (graph, Launcher(counted, graph_safe=False))):
+        launches.clear()
+        workload({Solution("torch", "counted"): launcher}, 5)
+        assert len(launches) >= 5 * workload.calls
+    launches.clear()
+    graph({Solution("torch", "captured"): Launcher(counted)}, 5)
+    assert len(launches) == 2 + graph.calls
+
+
+@pytest.mark.gpu
+def test_the_clock_is_told_where_nvml_answers() -> None:
+    """With NVML's bindings each sample has a clock of hundreds of MHz; the reason is words or nothing."""
+    pytest.importorskip("pynvml")
+    device = current_device()
+    if device.kind != "nvidia":
+        pytest.skip("needs an NVIDIA GPU")
+    [answer] = Workload(OP, Shape("a16w16", 4096, 4096, 4096), device)({NATIVE: LINEAR}, 5).values()
+
+    assert isinstance(answer, Samples)
+    assert 300 <= answer.clock_mhz <= 4000
+    assert set(answer.throttled.split(", ")) <= {"", *module._THROTTLE.values()}
+
+
+@pytest.mark.gpu
+def test_a_busy_device_is_not_saturated_again() -> None:
+    """The first call loads the chip; one that follows at once takes little longer than its round."""
+    workload = Workload(OP, Shape("a16w16", 16, 7168, 8192), current_device())
+    us(workload, rounds=1)
+    start = time.perf_counter()
+    for _ in range(10):
+        us(workload, rounds=1)
+
+    assert (time.perf_counter() - start) / 10 < module.STEP
