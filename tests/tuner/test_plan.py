@@ -1,0 +1,179 @@
+"""Which shapes are tuned, by whom, and in which order."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import attrs
+import pytest
+from tunedgemm.csvfile import Row, write_rows
+from tunedgemm.device import Device
+from tunedgemm.errors import TableError
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.tuner.plan import groups, plan, requested
+from tunedgemm.tuner.trial import Options, Task
+
+OP = op_named("a16w16")
+H200 = Device("sm_90", 132, "nvidia-h200", 1)
+SHAPES = [Shape("a16w16", m, n, k) for n, k in ((1280, 8192), (8192, 1024), (7168, 8192)) for m in (1, 64, 4096)]
+LISTED = [(shape, 1) for shape in SHAPES]
+
+
+def row(shape: Shape, name: str = "good", libver: str = "3", **fields) -> Row:
+    place = {"gfx": H200.gfx, "cu_num": H200.cu_num, "device": H200.name}
+    return Row(shape=shape, solution=Solution("turbo", name), us=5.0, libver=libver, **{**place, **fields})
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Rows for the first three shapes: as tuned now, by an older library, and of another device."""
+    path = tmp_path / "t.csv"
+    write_rows(path, OP, [row(SHAPES[0]), row(SHAPES[1], libver="2"), row(SHAPES[2], device="nvidia-h100")])
+    return path
+
+
+def test_what_is_tuned_is_left_out_and_duplicates_are_folded(table: Path) -> None:
+    """Rows of this device count as tuned, those of another do not; counts of one shape add up; an empty batch is no work."""
+    empty = Shape("a16w16", 0, 64, 64)
+
+    planned = plan(OP, [*LISTED, (SHAPES[8], 6), (empty, 1)], table, H200, Options())
+
+    assert {task.shape for task in planned.tasks} == set(SHAPES[2:])
+    assert {task.shape: task.count for task in planned.tasks}[SHAPES[8]] == 7
+    assert set(planned.skipped) == {empty, *SHAPES[:2]}
+    assert [task.shape.n for task in planned.tasks] == sorted(task.shape.n for task in planned.tasks)
+
+
+def test_all_tunes_again_and_names_the_incumbents(table: Path) -> None:
+    """With --all nothing is left out, and the task knows what its table has."""
+    tasks = plan(OP, LISTED, table, H200, Options(all=True)).tasks
+
+    assert {task.shape: task.incumbent for task in tasks if task.incumbent} == dict.fromkeys(SHAPES[:2], Solution("turbo", "good"))
+    assert len(tasks) == len(SHAPES)
+
+
+def test_the_incumbent_is_the_row_that_dispatch_would_choose(table: Path) -> None:
+    """A row that names the device goes before one that does not, then the faster; a time of 0 is no row."""
+    anyone = row(SHAPES[0], "anyone", device="")
+    never = attrs.evolve(row(SHAPES[1], "never"), us=0.0)
+    write_rows(table, OP, [attrs.evolve(row(SHAPES[0], "slow"), us=9.0), row(SHAPES[0], "fast"), attrs.evolve(anyone, us=1.0), never])
+
+    tasks = plan(OP, LISTED[:2], table, H200, Options(all=True)).tasks
+
+    assert [str(task.incumbent) for task in tasks] == ["turbo:fast", "None"]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 40])
+@pytest.mark.parametrize("whole", [False, True], ids=["shapes", "groups"])
+def test_each_shape_is_in_exactly_one_shard(tmp_path: Path, parts: int, whole: bool) -> None:
+    """However the list is ordered; shards differ by one shape at most, unless groups must stay whole."""
+    lists = [random.Random(part).sample(LISTED, len(LISTED)) for part in range(parts)]
+
+    shards = [
+        [task.shape for task in plan(OP, shuffled, tmp_path / "t.csv", H200, Options(shard=(part, parts), batch_invariant=whole)).tasks]
+        for part, shuffled in enumerate(lists, 1)
+    ]
+
+    assert sorted(map(str, sum(shards, []))) == sorted(map(str, SHAPES))
+    sizes = {len(shard) for shard in shards}
+    if whole:
+        assert len({(n, part) for part, shard in enumerate(shards) for n in {shape.n for shape in shard}}) == 3
+        assert max(sizes) == 3 * -(-3 // min(parts, 3))
+    else:
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_shard_does_not_depend_on_what_is_tuned(table: Path, tmp_path: Path) -> None:
+    """A machine that starts later, with a fuller table, still takes its own part."""
+    fresh = plan(OP, LISTED, tmp_path / "none.csv", H200, Options(shard=(1, 2)))
+    later = plan(OP, LISTED, table, H200, Options(shard=(1, 2)))
+
+    assert {task.shape for task in fresh.tasks} == {task.shape for task in later.tasks} | set(later.skipped)
+
+
+@pytest.mark.parametrize(
+    ("libvers", "stale"),
+    [({"turbo": "3"}, SHAPES[1:2]), ({"turbo": "2"}, SHAPES[:1]), ({"turbo": "4"}, SHAPES[:2]), ({}, SHAPES[:2])],
+    ids=["one", "the other", "both", "libtype is gone"],
+)
+def test_stale_takes_rows_of_another_library_version(table: Path, libvers: dict[str, str], stale: list[Shape]) -> None:
+    """Of the listed shapes those of this device whose row is of another version; new shapes are not tuned then."""
+    planned = plan(OP, LISTED, table, H200, Options(stale=True), libvers)
+
+    assert [task.shape for task in planned.tasks] == stale
+    assert set(planned.skipped) == set(SHAPES) - set(stale)
+
+
+def test_a_kernel_that_carries_its_revision_is_not_stale(table: Path) -> None:
+    """An empty version on both sides is the same version."""
+    write_rows(table, OP, [row(SHAPES[0], libver="")])
+
+    assert plan(OP, LISTED, table, H200, Options(stale=True), {"turbo": ""}).tasks == ()
+
+
+def test_stale_without_a_list_asks_for_the_tables_own_shapes(table: Path, tmp_path: Path) -> None:
+    """No captured shapes are needed; the row for any M is no shape; a list that is given is obeyed."""
+    write_rows(table, OP, [row(SHAPES[0]), row(SHAPES[4]), row(attrs.evolve(SHAPES[0], m=0))])
+    listed = tmp_path / "untuned.csv"
+    listed.write_text("M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count\n1,1280,8192,False,bf16,bf16,False,False,3\n")
+
+    assert requested(OP, None, table) == [(SHAPES[0], 1), (SHAPES[4], 1)]
+    assert requested(OP, listed, table) == [(SHAPES[0], 3)]
+    with pytest.raises(TableError, match="AITER_TUNE_GEMM=1"):
+        requested(OP, None)
+
+
+def test_a_budget_goes_first_where_most_time_is_spent(tmp_path: Path) -> None:
+    """Ordered by count x the larger of memory and arithmetic time; without a budget by N, K, M."""
+    listed = [(SHAPES[0], 1), (SHAPES[8], 1), (SHAPES[6], 100), (SHAPES[3], 1)]
+
+    costly = plan(OP, listed, tmp_path / "t.csv", H200, Options(budget=60.0)).tasks
+
+    assert [task.shape for task in costly] == [SHAPES[6], SHAPES[8], SHAPES[0], SHAPES[3]]
+    # 2 B x N x K is 20.9 MB for the first and 117 MB for the third; the second is 4.8e11 operations, about 2.3 GB at 206 a byte
+    assert [task.shape for task in plan(OP, listed, tmp_path / "t.csv", H200, Options()).tasks] == [SHAPES[i] for i in (0, 6, 8, 3)]
+
+
+def test_with_batch_invariance_a_budget_finishes_groups(tmp_path: Path) -> None:
+    """A row for any M needs all M of its group, so that groups stay together."""
+    tasks = plan(OP, LISTED, tmp_path / "t.csv", H200, Options(budget=60.0, batch_invariant=True)).tasks
+
+    assert [task.shape.n for task in tasks] == [7168] * 3 + [1280] * 3 + [8192] * 3
+
+
+def test_with_batch_invariance_the_row_for_any_m_is_what_counts(table: Path) -> None:
+    """A pinned group is tuned, and its solution is the incumbent of --all; rows of single M say nothing."""
+    write_rows(table, OP, [row(SHAPES[0]), row(attrs.evolve(SHAPES[3], m=0), "pinned")])
+
+    planned = plan(OP, LISTED, table, H200, Options(batch_invariant=True))
+    again = plan(OP, LISTED, table, H200, Options(batch_invariant=True, all=True))
+
+    assert set(planned.skipped) == set(SHAPES[3:6])
+    assert {str(task.incumbent) for task in again.tasks if task.shape.n == SHAPES[3].n} == {"turbo:pinned"}
+
+
+def test_groups_are_tasks_that_differ_in_m_alone() -> None:
+    """Also a bias keeps them apart, as it does in a table's key; its dtype does not."""
+    other = attrs.evolve(SHAPES[0], m=7, epilogue="bias", bias_dtype="fp32")
+    found = groups([Task(shape) for shape in (*SHAPES, other, attrs.evolve(other, m=8, bias_dtype="bf16"))])
+
+    assert [[task.shape.m for task in tasks] for tasks in found] == [[1, 64, 4096]] * 3 + [[7, 8]]
+
+
+@pytest.mark.parametrize("text", ["", "M,N\n1,2\n", "\0"], ids=["empty", "no K", "binary"])
+def test_a_table_that_is_none_is_told(tmp_path: Path, text: str) -> None:
+    """Nothing is planned over an output that nothing could be put into."""
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(TableError, match=r"t\.csv"):
+        plan(OP, LISTED, tmp_path / "t.csv", H200, Options())
+
+
+def test_batches_lose_nothing(tmp_path: Path) -> None:
+    """The last one is shorter."""
+    planned = plan(OP, LISTED, tmp_path / "t.csv", H200, Options())
+
+    assert [len(batch) for batch in planned.batches(4)] == [4, 4, 1]
+    assert sum(planned.batches(4), ()) == planned.tasks
