@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def test_each_shape_is_in_exactly_one_shard(tmp_path: Path, parts: int, whole: b
         for part, shuffled in enumerate(lists, 1)
     ]
 
-    assert sorted(map(str, sum(shards, []))) == sorted(map(str, SHAPES))
+    assert sorted(map(str, itertools.chain(*shards))) == sorted(map(str, SHAPES))
     sizes = {len(shard) for shard in shards}
     if whole:
         assert len({(n, part) for part, shard in enumerate(shards) for n in {shape.n for shape in shard}}) == 3
@@ -176,4 +177,4 @@ def test_batches_lose_nothing(tmp_path: Path) -> None:
     planned = plan(OP, LISTED, tmp_path / "t.csv", H200, Options())
 
     assert [len(batch) for batch in planned.batches(4)] == [4, 4, 1]
-    assert sum(planned.batches(4), ()) == planned.tasks
+    assert tuple(itertools.chain(*planned.batches(4))) == planned.tasks

@@ -1,0 +1,445 @@
+"""What a run writes, what survives its death, and what the next run makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import resource
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+import tunedgemm.tuner.store as module
+from tunedgemm.csvfile import Row, read_rows, upsert
+from tunedgemm.device import Device
+from tunedgemm.errors import TableError
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.testing.replay import read_trials
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.store import MISSING, Store
+from tunedgemm.tuner.trial import Outcome, Place, Task
+
+OP = op_named("a16w16")
+H200 = Device("sm_90", 132, "nvidia-h200", 1)
+PLACE = Place(H200, "one")
+SHAPES = [Shape("a16w16", m, 64, 128) for m in range(1, 9)]
+SAME = {"iters": "101", "torch": "2.9"}
+
+
+def timing(shape: Shape, name: str, us: float = 0.0) -> Timing:
+    return Timing(shape, Solution("turbo", name), "ok" if us else "failed", us=us, noise=0.01, samples=51)
+
+
+def outcome(shape: Shape, us: float = 5.0, name: str = "good", **fields) -> Outcome:
+    winner = timing(shape, name, us)
+    return Outcome(Task(shape, **fields), winner, None, (timing(shape, "bad"), winner), libver="3", place=PLACE)
+
+
+def lines(store: Store) -> list[dict]:
+    return [json.loads(text) for text in store.trials.read_text().splitlines() if text]
+
+
+def rows(store: Store) -> dict[int, float]:
+    return {row.shape.m: row.us for row in read_rows(store.table, OP)[0]}
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[..., Store]]:
+    """Open runs on one table; those that a test leaves open are interrupted at its end."""
+    stores = []
+
+    def run(identity: dict[str, str] = SAME, resume: bool = True, **fields) -> Store:
+        stores.append(Store(OP, tmp_path / "t.csv", **fields))
+        stores[-1].open(identity, resume)
+        return stores[-1]
+
+    yield run
+    for store in stores:
+        with contextlib.suppress(TableError):
+            store.close()
+
+
+class TestLog:
+    """The trial log."""
+
+    def test_says_who_ran_what_where(self, begin):
+        """A header, each trial once, outcomes, an end; a place in every line."""
+        store = begin()
+        store.log(PLACE, [timing(SHAPES[0], "bad")])
+        store.record(outcome(SHAPES[0]))
+        store.record(Outcome(Task(SHAPES[1]), None, None, (timing(SHAPES[1], "bad"),), place=PLACE))
+        store.finish()
+
+        header, *middle, end = lines(store)
+        assert (header["kind"], header["identity"], header["resumes"], header["pid"]) == ("run", SAME, [], os.getpid())
+        assert [line["kind"] for line in middle] == ["trial", "trial", "shape", "trial", "shape"]
+        assert {(line["node"], line["gpu"], line["device"]) for line in middle} == {("one", 1, "nvidia-h200")}
+        assert (middle[2]["winner"]["kernel_name"], middle[2]["us"], middle[4]["winner"]) == ("good", 5.0, None)
+        assert end["kind"] == "end"
+        assert {line["run"] for line in lines(store)} == {store.run}
+        assert read_trials(store.trials) == [timing(SHAPES[0], "bad"), timing(SHAPES[0], "good", 5.0), timing(SHAPES[1], "bad")]
+
+    def test_has_no_trial_twice(self, begin):
+        """Not within one call, not within a run; another device's is another trial."""
+        store = begin()
+        store.log(PLACE, [timing(SHAPES[0], "a"), timing(SHAPES[0], "a", 3.0)])
+        store.log(PLACE, [timing(SHAPES[0], "a")])
+        store.log(attrs.evolve(PLACE, node="two"), [timing(SHAPES[0], "a")])
+        store.log(Place(Device("gfx942", 304, "mi300x", 0)), [timing(SHAPES[0], "a")])
+
+        assert [line["device"] for line in lines(store)[1:]] == ["nvidia-h200", "mi300x"]
+
+    def test_of_schema_1_is_read_and_continued(self, begin, golden, tmp_path):
+        """Its trials are of no known run: they stay, and nothing is adopted."""
+        old = (golden / "trials-v1.jsonl").read_bytes()
+        (tmp_path / "t.trials.jsonl").write_bytes(old)
+        before = read_trials(tmp_path / "t.trials.jsonl")
+
+        store = begin()
+        store.log(PLACE, [timing(SHAPES[0], "a")])
+
+        assert store.trials.read_bytes().startswith(old)
+        assert read_trials(store.trials) == [*before, timing(SHAPES[0], "a")]
+        assert store.known(H200, before[0].shape) == ()
+
+    def test_passes_over_what_a_killed_writer_left_half_written(self, begin, caplog):
+        """The half line costs itself only: the next is on a line of its own; a header cut off is no foreign file."""
+        store = begin()
+        store.log(PLACE, [timing(SHAPES[0], "a"), timing(SHAPES[0], "b")])
+        store.close()
+        for half in (b'{"schema": 2, "kind": "tri', b'{"sc', store.trials.read_bytes()[:9]):
+            whole = store.trials.read_bytes() if len(half) > 9 else b""
+            store.trials.write_bytes(whole + half)
+            caplog.clear()
+            begin().log(PLACE, [timing(SHAPES[0], "c")])
+            assert "cut off when its writer was killed" in caplog.text
+            assert [t.solution.kernel_name for t in read_trials(store.trials)] == (["a", "b", "c"] if whole else ["c"])
+
+    def test_of_others_is_never_touched(self, begin, tmp_path):
+        """A foreign file, a damaged one or one of a newer version stops the run before anything is measured."""
+        path = tmp_path / "t.trials.jsonl"
+        ours = timing(SHAPES[0], "a").to_json().encode()
+        for content in (b"M,N,K\n", b"[1]\n", b'{"a": 1}\n', b'{"schema": true}\n', b"\xff\xfe\x00\n", b"{\n", ours + b"\nhello\n"):
+            path.write_bytes(content)
+            with pytest.raises(TableError, match=r"t\.trials\.jsonl:[12]: is no line of a trial log.*move the file away"):
+                begin()
+            assert path.read_bytes() == content
+        path.write_bytes(ours + b'\n{"schema": 99, "kind": "run"}\n')
+        with pytest.raises(TableError, match=r"jsonl:2: was written by a newer tunedgemm \(schema 99.*move the file away"):
+            begin()
+
+    def test_names_a_line_that_says_something_impossible(self, begin):
+        """An adopted trial that is none is an error, not a guess."""
+        store = begin()
+        store.log(PLACE, [timing(SHAPES[0], "a")])
+        store.close()
+        text = store.trials.read_text()
+        for old, new in (('"failed"', '"great"'), ('"m": 1', '"m": -1'), ('"solution"', '"dissolution"'), ('"gfx": "sm_90"', '"gfx": 7')):
+            store.trials.write_text(text.replace(old, new))
+            with pytest.raises(TableError, match=r"t\.trials\.jsonl:2: no trial"):
+                begin()
+
+    def test_takes_lines_of_many_threads(self, begin):
+        """Lanes report at the same time; every trial is there, whole and once."""
+        store = begin()
+        work = [[timing(shape, f"{thread}-{i}") for i in range(20)] for thread, shape in enumerate(SHAPES)]
+
+        def lane(trials: list[Timing]) -> None:
+            for trial in trials:
+                store.log(PLACE, [trial])
+
+        threads = [threading.Thread(target=lane, args=(trials,)) for trials in work]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert Counter(map(str, read_trials(store.trials))) == Counter(map(str, itertools.chain(*work)))
+
+
+class TestResume:
+    """A run after one that was interrupted."""
+
+    def test_knows_the_trials_and_the_outcomes(self, begin):
+        """What is done is not done again: neither logged twice nor forgotten; another shape or device is unknown."""
+        first = begin()
+        first.record(outcome(SHAPES[0]))
+        first.record(Outcome(Task(SHAPES[1]), None, None, (timing(SHAPES[1], "bad"),), place=PLACE))
+        first.log(PLACE, [timing(SHAPES[2], "bad")])
+        first.close()
+
+        second = begin()
+        assert second.done(H200, SHAPES[0]) == timing(SHAPES[0], "good", 5.0)
+        assert second.done(H200, SHAPES[1]) is None
+        assert second.done(H200, SHAPES[2]) is MISSING
+        assert second.known(attrs.evolve(H200, index=7), SHAPES[2]) == (timing(SHAPES[2], "bad"),)
+        assert second.known(Device("sm_90", 114, "nvidia-h200"), SHAPES[2]) == ()
+        second.record(outcome(SHAPES[2], 7.0))
+
+        names = [(t.shape.m, t.solution.kernel_name) for t in read_trials(second.trials)]
+        assert names == [(1, "bad"), (1, "good"), (2, "bad"), (3, "bad"), (3, "good")]
+        assert rows(second) == {1: 5.0, 3: 7.0}
+        assert lines(second)[0]["run"] in lines(second)[-3]["resumes"]
+
+    def test_goes_through_several_interruptions(self, begin):
+        """A third run knows what the first two measured, also of one shape."""
+        for name in ("a", "b"):
+            store = begin()
+            store.log(PLACE, [timing(SHAPES[0], name)])
+            store.close()
+
+        store = begin()
+        assert [t.solution.kernel_name for t in store.known(H200, SHAPES[0])] == ["a", "b"]
+        store.record(outcome(SHAPES[0]))
+        store.finish()
+
+        assert begin().known(H200, SHAPES[0]) == ()
+
+    def test_takes_nothing_of_a_run_that_ended(self, begin):
+        """Tuning again (--all) is measuring again, also after a run that had been resumed."""
+        first = begin()
+        first.record(outcome(SHAPES[0]))
+        first.close()
+        begin().finish()
+
+        assert begin().done(H200, SHAPES[0]) is MISSING
+
+    def test_takes_nothing_that_was_tuned_since(self, begin):
+        """A newer outcome of a run that did not resume goes before what an interrupted one had measured."""
+        first = begin()
+        first.log(PLACE, [timing(shape, "a") for shape in SHAPES[:2]])
+        first.close()
+        other = begin(resume=False)
+        other.record(outcome(SHAPES[0]))
+        other.finish()
+
+        third = begin()
+        assert third.known(H200, SHAPES[0]) == ()
+        assert len(third.known(H200, SHAPES[1])) == 1
+
+    def test_takes_nothing_measured_otherwise(self, begin, caplog):
+        """Other options or versions are other trials, and what differs is told; --no-resume takes nothing at all."""
+        caplog.set_level(logging.INFO, "tunedgemm")
+        first = begin()
+        first.log(PLACE, [timing(SHAPES[0], "a")])
+        first.close()
+
+        other = begin({**SAME, "iters": "51"})
+        assert other.known(H200, SHAPES[0]) == ()
+        assert f"run {first.run} are not reused: it had iters '101' instead of '51'" in caplog.text
+        other.close()
+        fresh = begin(resume=False)
+        assert fresh.known(H200, SHAPES[0]) == ()
+        fresh.close()
+        assert len(begin().known(H200, SHAPES[0])) == 1
+
+    def test_leaves_a_run_alone_that_goes_on(self, begin):
+        """Neither its trials nor those that it resumed are taken; when it dies they are free."""
+        dead = begin()
+        dead.log(PLACE, [timing(SHAPES[0], "a")])
+        dead.close()
+        alive = begin()
+        alive.log(PLACE, [timing(SHAPES[1], "a")])
+
+        beside = begin()
+        assert beside.known(H200, SHAPES[0]) == beside.known(H200, SHAPES[1]) == ()
+        beside.close()
+        alive.close()
+
+        heir = begin()
+        assert len(heir.known(H200, SHAPES[0])) == len(heir.known(H200, SHAPES[1])) == 1
+
+    def test_puts_a_row_that_the_dead_run_had_no_time_for(self, begin, monkeypatch):
+        """The outcome is in the log and the table cannot be written: the next run's open writes it, with its version."""
+        first = begin()
+        first.record(outcome(SHAPES[0]))
+        monkeypatch.setattr(module, "upsert", _full)
+        with pytest.raises(TableError, match="disk is full"):
+            first.record(outcome(SHAPES[1], 6.0))
+        with pytest.raises(TableError, match="disk is full"):
+            first.close()
+        monkeypatch.undo()
+        assert rows(first) == {1: 5.0}
+
+        second = begin()
+        assert rows(second) == {1: 5.0, 2: 6.0}
+        assert second.done(H200, SHAPES[1]) == timing(SHAPES[1], "good", 6.0)
+        assert {row.libver for row in read_rows(second.table, OP)[0]} == {"3"}
+
+    def test_puts_it_over_the_row_that_it_replaces(self, begin, monkeypatch):
+        """With --all the table still has the incumbent's row; but what somebody else put there since stays."""
+        begin().record(outcome(SHAPES[0], 9.0, "old"))
+        again = begin(resume=False)
+        monkeypatch.setattr(module, "upsert", _full)
+        with pytest.raises(TableError):
+            again.record(outcome(SHAPES[0], 5.0, incumbent=Solution("turbo", "old")))
+        with pytest.raises(TableError):
+            again.close()
+        monkeypatch.undo()
+        kept = again.trials.read_bytes()
+
+        begin().close()
+        assert rows(again) == {1: 5.0}
+
+        again.trials.write_bytes(kept)
+        upsert(again.table, OP, [_row(SHAPES[0], "edited", 4.0)])
+        begin()
+        assert rows(again) == {1: 4.0}
+
+    def test_tunes_anew_what_somebody_took_out_of_the_table(self, begin):
+        """A row deleted between two runs is not put back from the log, and its trials are forgotten."""
+        first = begin()
+        for shape in SHAPES[:3]:
+            first.record(outcome(shape))
+        first.close()
+        text = first.table.read_text().splitlines(keepends=True)
+        first.table.write_text("".join(line for line in text if ",2,64,128," not in line))
+
+        second = begin()
+        assert second.done(H200, SHAPES[1]) is MISSING
+        assert second.known(H200, SHAPES[1]) == ()
+        assert second.done(H200, SHAPES[0]) is not MISSING
+        assert set(rows(second)) == {1, 3}
+
+    def test_the_locks_of_runs_are_cleared_away(self, begin, tmp_path):
+        """Each run holds a file while it lives; what a killed one left lies there until the next opens."""
+        (tmp_path / "t.trials.jsonl.dead-1.lock").touch()
+        store = begin()
+        assert sorted(path.name for path in tmp_path.glob("*.jsonl.*.lock")) == [f"t.trials.jsonl.{store.run}.lock"]
+        store.finish()
+        store.close()
+        assert list(tmp_path.glob("*.jsonl.*.lock")) == []
+
+
+class TestTable:
+    """The table and the profile."""
+
+    def test_a_users_edits_survive(self, begin):
+        """A row, a column and a line that means nothing, written while a run goes on, are there after its next shape."""
+        store = begin()
+        store.record(outcome(SHAPES[0]))
+        header, first = store.table.read_text().splitlines()
+        mine = first.replace(",1,64,128,", ",5,64,128,").replace(",good,", ",mine,")
+        store.table.write_text(f"{header},comment\n{first},checked\n{mine},by hand\nnonsense,,x\n")
+        store.record(outcome(SHAPES[1]))
+
+        text = store.table.read_text()
+        assert set(rows(store)) == {1, 2, 5}
+        assert "by hand" in text
+        assert "checked" in text
+        assert "nonsense" in text
+
+    @pytest.mark.parametrize("content", [b"", b"M,N\n1,2\n", b"\xff\xfe", b"gfx,cu_num,M,N,K,libtype,us\nsm_90,132,1,6"])
+    def test_a_table_broken_by_hand_is_told_before_measuring(self, begin, tmp_path, content):
+        """Nothing is begun: no log is written and the file is as it was."""
+        (tmp_path / "t.csv").write_bytes(content)
+        with pytest.raises(TableError, match=r"t\.csv"):
+            begin()
+        assert (tmp_path / "t.csv").read_bytes() == content
+        assert not (tmp_path / "t.trials.jsonl").exists()
+
+    def test_what_cannot_be_written_is_told_before_measuring(self, tmp_path):
+        """A folder in the way, a file as a folder, something that is no file."""
+        (tmp_path / "file").touch()
+        (tmp_path / "folder.trials.jsonl").mkdir()
+        os.mkfifo(tmp_path / "pipe.trials.jsonl")
+        for table in ("file/t.csv", "folder.csv", "pipe.csv"):
+            with pytest.raises(TableError, match="cannot write"):
+                Store(OP, tmp_path / table).open(SAME)
+        with pytest.raises(TableError, match="-o2"):
+            Store(OP, tmp_path / "t.csv", tmp_path / "file" / "p.csv").open(SAME)
+
+    def test_each_table_has_a_log_of_its_own(self, tmp_path):
+        """Also where a name has dots but no .csv."""
+        logs = {name: Store(OP, tmp_path / name).trials.name for name in ("a.csv", "a.v1", "a.v2", "a")}
+        assert logs == {"a.csv": "a.trials.jsonl", "a.v1": "a.v1.trials.jsonl", "a.v2": "a.v2.trials.jsonl", "a": "a.trials.jsonl"}
+
+    def test_a_pin_is_a_row_for_any_m(self, begin):
+        """M = 0, of this device, with the version of its library."""
+        store = begin()
+        store.pin(PLACE, SHAPES[4], timing(SHAPES[4], "pinned", 8.0), "7")
+
+        [row] = read_rows(store.table, OP)[0]
+        assert (row.shape, row.device, row.libver, row.us) == (attrs.evolve(SHAPES[0], m=0), H200.name, "7", 8.0)
+
+    def test_the_profile_has_each_trial_once(self, begin, tmp_path):
+        """One line of column names, also when two runs write it."""
+        for name in ("a", "b"):
+            store = begin(profile=tmp_path / "profile.csv")
+            store.log(PLACE, [timing(SHAPES[0], "bad")])
+            store.record(outcome(SHAPES[0], name=name))
+            store.close()
+
+        text = (tmp_path / "profile.csv").read_text().splitlines()
+        assert [line.split(",")[11] for line in text] == ["kernelName", "bad", "a", "b"]
+
+
+class TestFullDisk:
+    """A file may not grow any more, as on a full disk or with a quota."""
+
+    def test_the_log_keeps_what_it_has(self, begin):
+        """The error names the file, no half line stays, and with space again the run goes on."""
+        store = begin()
+        store.log(PLACE, [timing(SHAPES[0], "a")])
+        before = store.trials.read_bytes()
+        with _limit(len(before) + 700), pytest.raises(TableError, match=r"t\.trials\.jsonl: cannot be written: File too large; free some"):
+            store.record(outcome(SHAPES[1]))
+        assert store.trials.read_bytes() == before
+
+        store.record(outcome(SHAPES[1]))
+        assert [(t.shape.m, t.solution.kernel_name) for t in read_trials(store.trials)] == [(1, "a"), (2, "bad"), (2, "good")]
+        assert rows(store) == {2: 5.0}
+
+    def test_the_table_keeps_what_it_has(self, begin):
+        """A table that cannot grow stays as it was; the row goes in with the next one."""
+        store = begin()
+        upsert(store.table, OP, [_row(Shape("a16w16", m, 64, 128), "there", 5.0) for m in range(1, 41)])
+        store.trials.unlink()  # the larger file is out of the way of the limit
+        before = store.table.read_bytes()
+        with _limit(len(before) + 10), pytest.raises(TableError, match=r"t\.csv: cannot be written"):
+            store.record(outcome(Shape("a16w16", 99, 64, 128)))
+        assert store.table.read_bytes() == before
+        store.record(outcome(Shape("a16w16", 98, 64, 128)))
+        assert {98, 99} < set(rows(store))
+
+    def test_a_run_that_cannot_begin_leaves_nothing_held(self, begin, tmp_path):
+        """The header does not fit: an error, and no lock that would make the run look alive."""
+        begin().close()
+        size = (tmp_path / "t.trials.jsonl").stat().st_size
+        with _limit(size + 50), pytest.raises(TableError, match="cannot be written"):
+            begin()
+        assert list(tmp_path.glob("*.jsonl.*.lock")) == []
+
+    def test_the_profile_is_named(self, begin, tmp_path):
+        """/dev/full is a disk without space; the log has the trial all the same."""
+        store = begin(profile=Path("/dev/full"))
+        with pytest.raises(TableError, match=r"/dev/full: cannot be written: No space left.*-o2"):
+            store.log(PLACE, [timing(SHAPES[0], "a")])
+        assert len(read_trials(store.trials)) == 1
+
+
+def _full(*_: object, **__: object) -> None:
+    raise TableError("disk is full")
+
+
+def _row(shape: Shape, name: str, us: float) -> Row:
+    return Row(shape, H200.gfx, H200.cu_num, H200.name, Solution("turbo", name), us)
+
+
+@contextlib.contextmanager
+def _limit(size: int) -> Iterator[None]:
+    """No file of this process grows beyond *size* bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
