@@ -9,7 +9,8 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tunedgemm.tuner.executors import Crew, Lanelike, work
 from tunedgemm.tuner.plan import groups, plan, requested
 from tunedgemm.tuner.select import select_pin
 from tunedgemm.tuner.store import MISSING, Store
-from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Place, Report, Task, Trials
+from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Place, Planned, Report, Task, Trials
 
 #: Options that decide what a trial says; trials of an interrupted run with others are not reused.
 _MATTERS = ("libtype", "errRatio", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "topk", "seconds")
@@ -73,12 +74,15 @@ def tune(
     options, family = options or Options(), op_named(op)
     output = output or tuned_path(family)
     backends = _usable(registry or Registry(), family, options)
-    listed = requested(family, shapes) if shapes is None or isinstance(shapes, Path) else [(shape, 1) for shape in shapes]
+    if shapes is None or isinstance(shapes, Path):
+        listed = requested(family, shapes, output if options.stale else None)
+    else:
+        listed = [(shape, 1) for shape in shapes]
     store = Store(family, output, options.profile, options.sort)
     store.open(_identity(options, backends), options.resume)
     executor = importlib.import_module(f"{__name__}.executors.{options.executor}")
     with _sigterm(), executor.lanes(family, options, order(backends, options.libtype), registry, bench) as lanes:
-        run = _Run(family, options, store, lanes, progress or (lambda place, event: None))
+        run = _Run(family, options, store, lanes, progress or (lambda *_: None))
         report = run.report(listed, output)
     store.finish()
     return report
@@ -99,16 +103,20 @@ class _Run:
     def report(self, listed: Sequence[tuple[Shape, int]], output: Path) -> Report:
         """Plan for each kind of device, let its lanes work, keep what they tell."""
         skipped: list[Shape] = []
-        crews = []
+        work_of: list[tuple[list[Lanelike], list[Task]]] = []
         for device, lanes in self._kinds().items():
             planned = plan(self.op, listed, output, device, self.options, lanes[0].versions)
             skipped += planned.skipped
-            tasks = [task for task in planned.tasks if not self._done_before(task, device, lanes[0].place)]
-            crews.append(self._crew(lanes, tasks))
+            work_of.append((lanes, list(planned.tasks)))
+        places = tuple(lane.place for lane in self.lanes)
+        self.progress(None, Planned(tuple(task for _, tasks in work_of for task in tasks), tuple(skipped), places, output))
+        crews = []
+        for lanes, tasks in work_of:
+            left = [task for task in tasks if not self._done_before(task, lanes[0].place)]
+            crews.append(self._crew(lanes, left))
         self._work(crews)
         unbegun = [task.shape for crew in crews for task in crew.left()]
         pins = self._pinned() if self.options.batch_invariant else []
-        places = tuple(lane.place for lane in self.lanes)
         return Report(places, output, tuple(self._outcomes), tuple(skipped), tuple(unbegun), tuple(pins))
 
     def _kinds(self) -> dict[Device, list[Lanelike]]:
@@ -122,14 +130,14 @@ class _Run:
         tasks = tuple(tasks)
         deadline = self._started + self.options.budget if self.options.budget else float("inf")
         known = {} if any(task.only for task in tasks) else {t.shape: self.store.known(lanes[0].place.device, t.shape) for t in tasks}
-        return Crew(lanes, tasks, known, self.options.batch, deadline)
+        return Crew(lanes, deque(tasks), known, self.options.batch, deadline)
 
-    def _done_before(self, task: Task, device: Device, place: Place) -> bool:
+    def _done_before(self, task: Task, place: Place) -> bool:
         """Whether the run that this one resumes was through with a shape; its outcome counts for this one."""
-        winner = self.store.done(device, task.shape)
+        winner = self.store.done(place.device, task.shape)
         if winner is MISSING:
             return False
-        timings = self.store.known(device, task.shape)
+        timings = self.store.known(place.device, task.shape)
         reason = "" if winner else "it failed before the run was interrupted; --no-resume tries again"
         self._keep(place, Outcome(task, winner, None, timings, place=place, reason=reason), told=False)
         return True
@@ -171,8 +179,10 @@ class _Run:
         eligible = tuple(lanes[0].places)
         best = dict.fromkeys(itertools.chain.from_iterable(_fastest(outcome, eligible) for outcome in group))
         timings = {outcome.task.shape: {timing.solution: timing for timing in outcome.timings} for outcome in group}
-        missing = {shape: tuple(s for s in best if s not in found or not found[s].ok and found[s].status == "screened") for shape, found in timings.items()}
-        tasks = [Task(shape, only=solutions) for shape, solutions in missing.items() if solutions]
+        tasks = []
+        for shape, found in timings.items():
+            missing = tuple(solution for solution in best if solution not in found or found[solution].status == "screened")
+            tasks += [Task(shape, only=missing)] if missing else []
         with contextlib.closing(work([self._crew(lanes, tasks)])) as events:
             for place, event in events:
                 self.progress(place, event)

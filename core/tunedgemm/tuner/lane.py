@@ -253,6 +253,7 @@ class _Run:
         """Time solutions in interleaved rounds; a death among several is cleared up by asking one by one."""
         if not solutions:
             return {}
+        answers: Mapping[Solution, Samples | Timing]
         with self._clock("time"):
             try:
                 answers = self.lane.ask("sample", self.task.shape, tuple(solutions), rounds, timeout=self._allowance(solutions, rounds))

@@ -108,9 +108,7 @@ class Session:
         if timing.status == "ok" and self.options.deterministic and not timing.deterministic:
             return attrs.evolve(timing, status="nondeterministic", detail="four calls on the same operands gave different bits")
         if timing.status == "ok" and self.options.batch_invariant:
-            fault = self._guarded(
-                lambda: verifier.batch_invariant(solution, lambda at: self._backend(solution).bind(solution, at, self.device))
-            )
+            fault = self._guarded(lambda: verifier.batch_invariant(lambda at: self._backend(solution).bind(solution, at, self.device)))
             timing = attrs.evolve(timing, batch_invariant=not fault, status="batch_variant" if fault else "ok", detail=fault)
         return timing
 
@@ -132,12 +130,12 @@ class Session:
             if refusal is not None:
                 answers[solution] = refusal
         launchers = {solution: self._launchers[solution] for solution in solutions if solution not in answers}
-        assert self._sampler is not None, "bind has opened the shape"
-        for solution, answer in self._guarded(lambda: self._sampler(launchers, rounds)).items():
+        sampler = self._sampler
+        assert sampler is not None, "bind has opened the shape"
+        for solution, answer in self._guarded(lambda: sampler(launchers, rounds)).items():
             if isinstance(answer, Exception):
                 self._alive(answer)
-                answer = failed(shape, solution, answer)
-            answers[solution] = answer
+            answers[solution] = failed(shape, solution, answer) if isinstance(answer, Exception) else answer
         return answers
 
     def forget(self, shape: Shape, keep: Iterable[Solution]) -> None:
@@ -183,7 +181,7 @@ class Session:
         except Exception as error:
             self._alive(error)
             raise
-        if isinstance(answer, Timing) and answer.status == "failed" or isinstance(answer, Unsupported):
+        if (isinstance(answer, Timing) and answer.status == "failed") or isinstance(answer, Unsupported):
             self._alive(answer)
         return answer
 

@@ -13,7 +13,6 @@ from tunedgemm.device import Device
 from tunedgemm.errors import OutOfResources, UserError
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops.op import Op
-from tunedgemm.registry import Backend
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing

@@ -133,7 +133,7 @@ class Verifier:
         timing = self._poisoned(solution, launcher, place, False)
         return timing if timing.status == "ok" else attrs.evolve(timing, detail=f"right at first, then not: {timing.detail}")
 
-    def batch_invariant(self, solution: Solution, bind: Callable[[Shape], Launcher | Unsupported]) -> str:
+    def batch_invariant(self, bind: Callable[[Shape], Launcher | Unsupported]) -> str:
         """What speaks against rows whose bits are the same whatever M; "" where nothing does.
 
         Args:

@@ -17,7 +17,6 @@ from concurrent.futures import TimeoutError as Overdue
 from multiprocessing.connection import wait
 from typing import Any
 
-import attrs
 from pebble import ProcessExpired, ProcessPool
 
 from tunedgemm.device import Device

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -32,10 +32,17 @@ class Lanelike(Protocol):
     places: Mapping[str, int]
     versions: Mapping[str, str]
 
-    def begin(self) -> None: ...
-    def stop(self) -> None: ...
-    def ahead(self, task: Task) -> None: ...
-    def tune(self, task: Task, known: Sequence[Timing], tell: Callable[[Event], None], deadline: float = ...) -> None: ...
+    def begin(self) -> None:
+        """Make sure that there is a device, and learn which."""
+
+    def stop(self) -> None:
+        """End whatever is running."""
+
+    def ahead(self, task: Task) -> None:
+        """Have a shape compiled that will be tuned soon."""
+
+    def tune(self, task: Task, known: Sequence[Timing], tell: Callable[[Event], None], deadline: float = ...) -> None:
+        """Tune one shape; raises LaneLost where the device stops working."""
 
 
 @attrs.define(eq=False)
@@ -54,7 +61,7 @@ class Crew:
     """
 
     lanes: Sequence[Lanelike]
-    tasks: deque[Task] = attrs.field(converter=deque)
+    tasks: deque[Task]
     known: Mapping[Shape, Sequence[Timing]] = attrs.field(factory=dict)
     ahead: int = 100
     deadline: float = float("inf")
@@ -144,7 +151,7 @@ class Crew:
             self._changed.notify_all()
 
 
-def work(crews: Sequence[Crew]) -> Iterator[tuple[Place, Event]]:
+def work(crews: Sequence[Crew]) -> Generator[tuple[Place, Event]]:
     """What the lanes of all crews tell, until nothing is left to do; leaving the loop early stops the lanes for good.
 
     Raises:
@@ -165,5 +172,6 @@ def work(crews: Sequence[Crew]) -> Iterator[tuple[Place, Event]]:
             else:
                 yield place, event
     finally:
-        for crew in crews if busy else ():
-            crew.stop()
+        if busy:
+            for crew in crews:
+                crew.stop()
