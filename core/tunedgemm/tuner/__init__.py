@@ -33,7 +33,7 @@ from tunedgemm.tuner.store import MISSING, Store
 from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Place, Planned, Report, Task, Trials
 
 #: Options that decide what a trial says; trials of an interrupted run with others are not reused.
-_MATTERS = ("libtype", "errRatio", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "topk", "seconds")
+_MATTERS = ("libtype", "errRatio", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "topk", "seconds", "shard")
 #: Solutions of each shape that may become the pin of its group.
 _PIN_BEST = 4
 
@@ -81,10 +81,11 @@ def tune(
     store = Store(family, output, options.profile, options.sort)
     store.open(_identity(options, backends), options.resume)
     executor = importlib.import_module(f"{__name__}.executors.{options.executor}")
-    with _sigterm(), executor.lanes(family, options, order(backends, options.libtype), registry, bench) as lanes:
-        run = _Run(family, options, store, lanes, progress or (lambda *_: None))
-        report = run.report(listed, output)
-    store.finish()
+    places = order(backends, options.libtype)
+    with contextlib.closing(store), _sigterm(), executor.lanes(family, options, places, registry, bench) as lanes:
+        report = _Run(family, options, store, lanes, progress or (lambda *_: None)).report(listed, output)
+        if not report.unbegun:
+            store.finish()
     return report
 
 

@@ -21,7 +21,7 @@ from tunedgemm.timing import Timing
 from tunedgemm.tuner.measure import Effort, duel, median_and_noise, race
 from tunedgemm.tuner.roofline import floor_us, patience_s
 from tunedgemm.tuner.screen import screen
-from tunedgemm.tuner.select import DEFAULT_TIE, TIE, select
+from tunedgemm.tuner.select import DEFAULT_TIE, MAX_NOISE, TIE, select
 from tunedgemm.tuner.trial import Event, Options, Outcome, Place, Samples, Step, Task, Trials, failed
 from tunedgemm.tuner.worker import Compilers, Died, Inline, Worker
 
@@ -141,14 +141,15 @@ class _Run:
         if not self.task.only:
             self._step("screen")
             floor = floor_us(self.lane.op, shape, self.lane.place.device)
-            screened = screen(shape, right, self._sample, self.lane.options.topk, self._neighbours, floor)
+            beside = yardstick if yardstick and yardstick.libtype not in self.lane.places else None
+            screened = screen(shape, right, self._sample, self.lane.options.topk, self._neighbours, floor, beside)
             self._final(screened.dropped)
             finalists = list(screened.survivors)
             if yardstick in right and yardstick not in finalists and yardstick in screened.rough:
                 finalists.append(yardstick)  # type: ignore[arg-type]
         self._ask_softly("forget", shape, tuple(finalists))
         self._raced(finalists, yardstick)
-        self._checked_again(finalists)
+        self._checked_again(finalists, yardstick)
         winner, tied = self._selected(yardstick, finalists)
         libver = self.lane.versions.get(winner.solution.libtype, "") if winner else ""
         seconds = tuple(self._seconds.items())
@@ -320,14 +321,20 @@ class _Run:
         timing = self._timings[solution]
         self._timings[solution] = attrs.evolve(timing, us=median, noise=noise, samples=len(answer.us), clock_mhz=clock, throttled=throttled)
 
-    def _checked_again(self, finalists: list[Solution]) -> None:
-        """Once more after the timing: a kernel that was right once may have left something behind."""
+    def _checked_again(self, finalists: list[Solution], yardstick: Solution | None) -> None:
+        """Once more after the timing, the fastest first, until what may be selected is known to be right still."""
+        limit = float("inf")
         with self._clock("check"):
-            for solution in list(finalists):
+            for solution in sorted(finalists, key=lambda solution: self._timings[solution].us):
+                us = self._timings[solution].us
+                if us > limit and solution != yardstick:
+                    continue
                 after = self._bound(solution) or self._blamed("check_again", solution)
                 if after.status != "ok":
                     self._final([after])
                     finalists.remove(solution)
+                elif solution.libtype in self.lane.places:
+                    limit = min(limit, us * (1 + MAX_NOISE))
 
     def _selected(self, yardstick: Solution | None, finalists: Sequence[Solution]) -> tuple[Timing | None, int]:
         """The row and how many tied with it; what wins among all must win against torch's call alone, too."""

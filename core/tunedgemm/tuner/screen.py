@@ -48,7 +48,15 @@ class Screened:
     dropped: tuple[Timing, ...]
 
 
-def screen(shape: Shape, checked: Sequence[Solution], sample: Sample, topk: int, neighbours: Neighbours, floor_us: float) -> Screened:
+def screen(
+    shape: Shape,
+    checked: Sequence[Solution],
+    sample: Sample,
+    topk: int,
+    neighbours: Neighbours,
+    floor_us: float,
+    beside: Solution | None = None,
+) -> Screened:
     """Time roughly, refine, and keep the few that may be the fastest.
 
     Args:
@@ -56,8 +64,9 @@ def screen(shape: Shape, checked: Sequence[Solution], sample: Sample, topk: int,
         topk: survivors of each libtype at most, its first guess besides.
         neighbours: more checked solutions around some; expensive, for it compiles them.
         floor_us: least microseconds of one call that the hardware allows; 0 where that is not known.
+        beside: one of *checked* that is not to be chosen: nothing is hopeless because it is faster.
     """
-    state = _Screen(shape, sample)
+    state = _Screen(shape, sample, beside)
     state.add(checked)
     _refine(state, neighbours, floor_us)
     kept = state.kept(checked, topk)
@@ -71,6 +80,7 @@ class _Screen:
 
     shape: Shape
     sample: Sample
+    beside: Solution | None = None
     times: dict[Solution, list[float]] = attrs.field(factory=dict)
     failed: list[Timing] = attrs.field(factory=list)
 
@@ -89,10 +99,11 @@ class _Screen:
         return sorted((solution for solution in rough if solution.libtype == libtype), key=rough.__getitem__)
 
     def best(self) -> dict[str, float]:
-        """The shortest time of each libtype."""
+        """The shortest time of each libtype that may be chosen."""
         found: dict[str, float] = {}
         for solution, us in self.rough.items():
-            found[solution.libtype] = min(us, found.get(solution.libtype, us))
+            if solution != self.beside:
+                found[solution.libtype] = min(us, found.get(solution.libtype, us))
         return found
 
     def add(self, fresh: Sequence[Solution]) -> None:
@@ -101,7 +112,7 @@ class _Screen:
         anchor = min(rough, key=rough.__getitem__) if rough else None
         self._round(fresh, 1, anchor, rough)
         best = self.best()
-        hopeful = [s for s in fresh if s in self.times and min(self.times[s]) <= HOPELESS * best[s.libtype]]
+        hopeful = [s for s in fresh if s in self.times and min(self.times[s]) <= HOPELESS * best.get(s.libtype, 0.0)]
         if hopeful:
             self._round(hopeful, MORE_ROUNDS, anchor, rough)
 

@@ -113,13 +113,13 @@ class Session:
         return timing
 
     def check_again(self, shape: Shape, solution: Solution) -> Timing:
-        """Verify once more, on the operands that were used longest ago."""
+        """Verify once more, as it was timed: on the operands used longest ago, and from a graph where it was captured."""
         refusal = self.bind(shape, solution)
         if refusal is not None:
             return refusal
-        verifier = self._checks
-        place = len(verifier.operand_sets) - 1
-        timing: Timing = self._guarded(lambda: verifier.check_again(solution, self._launchers[solution], place))
+        verifier, launcher = self._checks, self._launchers[solution]
+        graphed = launcher.graph_safe and self.options.timing == "graph"
+        timing: Timing = self._guarded(lambda: verifier.check_again(solution, launcher, graphed=graphed))
         return timing
 
     def sample(self, shape: Shape, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:

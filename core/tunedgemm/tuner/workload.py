@@ -70,7 +70,8 @@ def clocks(device: Device) -> tuple[int, str]:
     with contextlib.suppress(Exception):  # bindings and drivers may be missing, older, or forbid the question
         if device.kind == "nvidia":
             return _nvidia_clocks(device.torch_device.index)
-        if device.kind == "amd":
+    with contextlib.suppress(Exception):
+        if device.kind != "cpu":
             return int(torch.cuda.clock_rate(device.torch_device)), ""
     return 0, ""
 
@@ -87,9 +88,11 @@ def _nvml(index: int) -> tuple[Any, Any]:
 
 def _nvidia_clocks(index: int) -> tuple[int, str]:
     nvml, handle = _nvml(index)
-    reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    said = ", ".join(word for bit, word in _THROTTLE.items() if reasons & bit)
-    return int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), said
+    mhz, said = int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), ""
+    with contextlib.suppress(Exception):  # not every GPU tells
+        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        said = ", ".join(word for bit, word in _THROTTLE.items() if reasons & bit)
+    return mhz, said
 
 
 class Workload:
