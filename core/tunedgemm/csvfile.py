@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
     from tunedgemm.shape import Shape
 
-__all__ = ["Problem", "Row", "Untuned", "key_shape", "read_rows", "read_untuned", "upsert", "write_rows"]
+__all__ = ["Conflict", "Problem", "Row", "Untuned", "fold", "key_shape", "read_rows", "read_untuned", "upsert", "write_rows"]
 
 #: our columns, appended to AITER's; "" and AITER's filler 0 mean absent
 APPENDED = ("device", "layout", "scale", "libver")
@@ -38,6 +38,19 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.reason}" if self.line else self.reason
+
+
+@attrs.frozen
+class Conflict:
+    """Rows of one device and shape that name different solutions: the fastest is kept."""
+
+    kept: Row
+    others: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{row.solution} {row.us:.2f} us ({row.source}:{row.line})" for row in (self.kept, *self.others))
+        device = self.kept.device or f"{self.kept.gfx or 'any device'}/{self.kept.cu_num}"
+        return f"{self.kept.shape} on {device}: the first of {told}"
 
 
 def read_rows(path: Path, op: Op) -> tuple[list[Row], list[Problem]]:
@@ -109,22 +122,53 @@ def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> None:
     Raises:
         TableError: the file or its folder cannot be read or written; the file is left as it was.
     """
+    with locked(path):
+        _put(path, op, rows, sort)
+
+
+def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Conflict]:
+    """Put the rows of other tables into one: of several for the same device and shape the one with the lowest time stays.
+
+    A row with a time that can never win stays only where there is no other. The file is read under its lock, like `upsert` does.
+
+    Returns:
+        Where the rows, those of the file included, named different solutions.
+
+    Raises:
+        TableError: the file or its folder cannot be read or written; the file is left as it was.
+    """
+    conflicts: list[Conflict] = []
+    groups: dict[tuple[str, int, str, Shape], list[Row]] = {}
+    with locked(path):
+        there = read_rows(path, op)[0] if present(path) else []
+        for row in [*there, *rows]:
+            groups.setdefault(row.key, []).append(row)
+        best = {key: min(group, key=lambda row: (not row.valid, row.us if row.valid else 0.0)) for key, group in groups.items()}
+        for key, group in groups.items():
+            if others := tuple(row for row in group if row.valid and row.solution != best[key].solution):
+                conflicts.append(Conflict(best[key], others))
+        kept = {id(row) for row in there}
+        _put(path, op, [row for row in best.values() if id(row) not in kept], sort)
+    return conflicts
+
+
+def _put(path: Path, op: Op, rows: Iterable[Row], sort: bool) -> None:
+    """`upsert` under a lock that is held already."""
     fresh = {row.key: record_of(row, op) for row in rows}
     waiting = dict(fresh)
-    with locked(path):
-        sheet = _read_tuned(path, op) if present(path) else Sheet([], [])
-        records: list[Record] = []
-        for record in sheet.records:
-            key = key_of(record, op)
-            if key is None or key not in fresh:
-                records.append(record)
-            elif key in waiting:
-                records.append(waiting.pop(key))
-        records += waiting.values()
-        if sort:
-            records.sort(key=lambda record: sort_key(record, op))
-        columns = _order(op, [*sheet.columns, *_columns_of(records)])
-        replace_text(path, Sheet(columns, records).text())
+    sheet = _read_tuned(path, op) if present(path) else Sheet([], [])
+    records: list[Record] = []
+    for record in sheet.records:
+        key = key_of(record, op)
+        if key is None or key not in fresh:
+            records.append(record)
+        elif key in waiting:
+            records.append(waiting.pop(key))
+    records += waiting.values()
+    if sort:
+        records.sort(key=lambda record: sort_key(record, op))
+    columns = _order(op, [*sheet.columns, *_columns_of(records)])
+    replace_text(path, Sheet(columns, records).text())
 
 
 def _read_tuned(path: Path, op: Op) -> Sheet:

@@ -12,12 +12,32 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from typing import NoReturn, TextIO
 
 from tunedgemm import __version__
 from tunedgemm.command import Command
 from tunedgemm.errors import UserError
 
 GROUP = "tunedgemm.commands"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Mistakes as one line, like all others, in place of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; `{self.prog} --help` lists what there is")
+
+
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Logs to what `sys.stderr` is at the time: a live display puts itself there to keep its place at the bottom."""
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        pass
 
 
 def commands() -> list[Command]:
@@ -35,7 +55,7 @@ def commands() -> list[Command]:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    top = argparse.ArgumentParser(prog="tunedgemm", description="Tune GEMMs over every installed backend and dispatch to the winners.")
+    top = _Parser(prog="tunedgemm", description="Tune GEMMs over every installed backend and dispatch to the winners.")
     top.add_argument("--version", action="version", version=f"tunedgemm {__version__}")
     choices = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in commands():
@@ -48,17 +68,20 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 1 where a part of the work failed, 2 for a user's mistake."""
-    arguments = parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, format="tunedgemm: %(message)s")
+    verbose = False
     try:
+        arguments = parser().parse_args(argv)
+        verbose = arguments.verbose
+        level = logging.INFO if verbose else logging.WARNING
+        logging.basicConfig(level=level, format="tunedgemm: %(message)s", handlers=[_StandardError()])
         code: int = arguments.run(arguments)
     except UserError as error:
-        if arguments.verbose:
+        if verbose:
             logging.getLogger("tunedgemm").exception("the error came from here")
         print(f"tunedgemm: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("tunedgemm: interrupted; what was measured is kept", file=sys.stderr)
+        print("tunedgemm: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `tunedgemm table show | head`
         sys.stderr.close()

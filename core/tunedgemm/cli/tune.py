@@ -1,8 +1,13 @@
-"""``tunedgemm tune``: AITER's flags, names and defaults."""
+"""``tunedgemm tune``: AITER's flags, names and defaults, and what they lack."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +15,14 @@ from tunedgemm.command import Command
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
-    from tunedgemm.tuner import Outcome, Report
+    from tunedgemm.report import Progress
+    from tunedgemm.tuner import Options
+
+#: Options that are flags of the same name.
+_SAME = (
+    "libtype", "errRatio", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "topk", "seconds", "budget",
+    "batch", "timeout", "kernel_timeout", "all", "stale", "resume", "shard", "sort", "jobs", "mp", "executor", "device", "ray_address",
+)  # fmt: skip
 
 
 def _boolean(text: str) -> bool:
@@ -21,113 +33,188 @@ def _boolean(text: str) -> bool:
     raise argparse.ArgumentTypeError(f"expected True or False, got {text!r}")
 
 
+def _part(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal()):
+        raise argparse.ArgumentTypeError(f"expected I/N such as 2/8, got {text!r}")
+    return int(part), int(parts)
+
+
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--op", default="a16w16", help="op family to tune (default: %(default)s)")
+    _add_files(parser.add_argument_group("what to tune, and where it is kept"))
+    _add_choices(parser.add_argument_group("what may win"))
+    _add_measure(parser.add_argument_group("how to measure"))
+    _add_machines(parser.add_argument_group("where to run"))
+    _add_production(parser.add_argument_group("timing what runs in production"))
+
+
+def _add_files(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     captured = "those captured with AITER_TUNE_GEMM=1"
+    add("--op", default="a16w16", help="op family to tune (default: %(default)s)")
     add("-i", "--untune_file", "--input_file", dest="input", help=f"shapes: a file, or the bare name of a shipped one; default: {captured}")
     add("-o", "--tune_file", "--tuned_file", dest="output", type=Path, help="table to write; default: the op's in the user folder")
     add("-o2", "--profile_file", dest="profile", default="", help="CSV that gets every candidate's result")
-    add("--libtype", default="all", help="comma list of libtypes, also the order that decides ties (default: %(default)s)")
-    add("--errRatio", type=float, default=0.05, help="largest share of wrong elements (default: %(default)s)")
     add("--all", action="store_true", help="tune shapes that the table already has, too")
+    add("--stale", action="store_true", help="tune only rows of the table whose library has another version now")
+    add("--no-resume", dest="resume", action="store_false", help="do not reuse the trials of an interrupted run")
+    add("--shard", type=_part, default=(1, 1), metavar="I/N", help="tune the I-th of N parts of the shapes; `table merge` joins the tables")
     add("--batch", type=int, default=100, help="shapes whose kernels are compiled ahead together (default: %(default)s)")
-    add("--warmup", type=int, default=5, help="rounds that are not counted (default: %(default)s)")
-    add("--iters", type=int, default=101, help="most rounds that a solution is timed in (default: %(default)s)")
-    add("--topk", type=int, default=20, help="solutions of each libtype in the accurate phase (default: %(default)s)")
-    add("--timeout", type=float, default=1800.0, help="seconds that one compilation may take, 0 for no limit (default: %(default)g)")
-    add("--jobs", type=int, default=0, help="processes that compile ahead; 0 is one for each core (default: %(default)s)")
     add("--sort", nargs="?", const=True, default=True, type=_boolean, help="sort the table by its key, N before M: flag or True/False")
 
-    add("--mp", type=int, default=1, help="devices to tune on at once; this version takes one (default: %(default)s)")
+
+def _add_choices(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--libtype", default="all", help="comma list of libtypes, also the order that decides ties (default: %(default)s)")
+    add("--errRatio", type=float, default=0.05, help="largest share of wrong elements (default: %(default)s)")
+    add("--deterministic", action="store_true", help="only solutions that gave the same bits in repeated runs")
+    add("--batch-invariant", action="store_true", help="only solutions whose rows have the same bits whatever M; one for each N, K")
     add("--splitK", action="store_true", help="accepted for AITER's scripts: split-K solutions are always candidates")
     add("--with-hipblaslt", action="store_true", help="accepted for AITER's scripts: every installed backend is in --libtype all")
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.folders import named_file
-    from tunedgemm.tuner import Options, tune
-
-    options = Options(
-        libtype=arguments.libtype,
-        errRatio=arguments.errRatio,
-        warmup=arguments.warmup,
-        iters=arguments.iters,
-        topk=arguments.topk,
-        batch=arguments.batch,
-        timeout=arguments.timeout,
-        all=arguments.all,
-        sort=arguments.sort,
-        jobs=arguments.jobs,
-        profile=Path(arguments.profile) if arguments.profile else None,
+def _add_measure(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--cache", default="cold", metavar="cold|hot", help="cold: weights from memory, as in a model; hot: from the cache (default: cold)")
+    add("--timing", default="graph", metavar="graph|eager", help="replay captured calls, or launch them one by one (default: graph)")
+    add("--warmup", type=int, default=5, help="rounds that are not counted (default: %(default)s)")
+    add("--iters", type=int, default=101, help="most rounds that a solution is timed in (default: %(default)s)")
+    add("--topk", type=int, default=20, help="solutions of each libtype in the accurate phase (default: %(default)s)")
+    add("--seconds", type=float, default=4.0, help="device seconds that the accurate phase may spend on a shape (default: %(default)g)")
+    add("--budget", type=float, default=0.0, metavar="SECONDS", help="wall time of the whole run; the costliest shapes come first")
+    add("--timeout", type=float, default=1800.0, help="seconds that one compilation may take, 0 for no limit (default: %(default)g)")
+    add(
+        "--kernel_timeout", type=float, default=30.0, help="seconds after which a kernel counts as hung, 0 for never (default: %(default)g)"
     )
-    if arguments.mp != 1:
-        raise UserError(
-            f"--mp {arguments.mp}: one device at a time; for more run one process a GPU (CUDA_VISIBLE_DEVICES) on parts of the file"
-        )
-    source = named_file(arguments.input) if arguments.input else None
-    if source is not None and not source.exists():
-        raise UserError(f"no such file: {source}; -i takes a CSV with the columns M,N,K (bias, dtype, outdtype ... may follow)")
-    report = tune(arguments.op, source, arguments.output, options, progress=lambda o: _progress(o, arguments.verbose))
-    _summary(report, arguments.verbose)
+
+
+def _add_machines(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--mp", type=int, default=0, help="GPUs of this machine to tune on at once; 0 is all of them (default: %(default)s)")
+    add("--device", default="", metavar="I,J|cpu", help="these GPUs of this machine, or its CPU; default: all GPUs, else the CPU")
+    add("--shape_grouped", action="store_true", help="accepted for AITER's scripts: a shape is always tuned on one GPU")
+    add("--jobs", type=int, default=0, help="processes that compile ahead; 0 is one for each core (default: %(default)s)")
+    add("--executor", default="local", metavar="local|ray", help="this machine, or every GPU of a Ray cluster (default: local)")
+    add("--ray-address", default="", metavar="ADDRESS", help="the cluster; default: the one that Ray finds, or starts")
+
+
+def _add_production(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--run_config", nargs="?", const="", metavar="CSV", help="tune nothing: time and check the op with this table, or as it runs now")
+    add("--compare", action="store_true", help="time the op before and after; without --update_improved the table stays as it is")
+    add("--update_improved", action="store_true", help="with --compare: put the rows that improved into the table")
+    add("--min_improvement_pct", type=float, default=3.0, help="per cent that a row must gain for that (default: %(default)g)")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from tunedgemm.report import Progress
+    from tunedgemm.tuner import Options
+
+    profile = Path(arguments.profile) if arguments.profile else None
+    options = Options(**{name: getattr(arguments, name) for name in _SAME}, profile=profile)
+    _check(arguments)
+    source = _existing(arguments.input, "-i takes a CSV with the columns M,N,K (bias, dtype, outdtype ... may follow)")
+    progress = Progress(verbose=arguments.verbose, budget=options.budget)
+    work = _run_config if arguments.run_config is not None else _compare if arguments.compare else _tune
+    try:
+        with _stopping_on_sigterm():
+            return work(arguments, source, options, progress)
+    except KeyboardInterrupt as stop:
+        return _interrupted(stop, arguments, progress)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Flags that contradict each other are mistakes."""
+    if arguments.update_improved and not arguments.compare:
+        raise UserError("--update_improved needs --compare: the comparison is what tells which rows improved")
+    if arguments.compare and arguments.run_config is not None:
+        raise UserError("--run_config tunes nothing and --compare tunes: choose one of them")
+    if not arguments.min_improvement_pct >= 0:
+        raise UserError(f"--min_improvement_pct must be at least 0 (got {arguments.min_improvement_pct:g})")
+
+
+def _existing(text: str | None, hint: str) -> Path | None:
+    """The file that a user means; None where none was named."""
+    from tunedgemm.folders import named_file
+
+    path = named_file(text) if text else None
+    if path is not None and not path.exists():
+        raise UserError(f"no such file: {path}; {hint}")
+    return path
+
+
+def _tune(arguments: argparse.Namespace, source: Path | None, options: Options, progress: Progress) -> int:
+    from tunedgemm.report import summary
+    from tunedgemm.tuner import tune
+
+    with progress:
+        report = tune(arguments.op, source, arguments.output, options, progress=progress)
+    summary(report, arguments.verbose)
     return 1 if report.failed else 0
 
 
-def _progress(outcome: Outcome, verbose: bool) -> None:
-    if verbose:
-        for timing in sorted(outcome.timings, key=lambda timing: (timing.status != "ok", timing.us)):
-            us = f"{timing.us:9.2f} us" if timing.us else " " * 12
-            print(f"  {us}  {timing.status:16} {timing.solution}  {timing.detail}")
-        print("  seconds: " + ", ".join(f"{activity} {seconds:.1f}" for activity, seconds in outcome.seconds))
-    winner = outcome.winner
-    if winner is None:
-        print(f"{outcome.task.shape}: nothing passed", flush=True)
+def _compare(arguments: argparse.Namespace, source: Path | None, options: Options, progress: Progress) -> int:
+    """Tune into a table beside the present one, and time the op with both."""
+    from tunedgemm.compare import compare, print_compared
+    from tunedgemm.report import console
+
+    update, percent = arguments.update_improved, arguments.min_improvement_pct
+    with progress:
+        compared = compare(arguments.op, source, arguments.output, options, update=update, min_improvement_pct=percent, progress=progress)
+    print_compared(compared, console())
+    return 1 if compared.failed else 0
+
+
+def _run_config(arguments: argparse.Namespace, source: Path | None, options: Options, progress: Progress) -> int:
+    """Time and check the op as it runs in production; no tuning, and so a line a shape is all its progress."""
+    from tunedgemm.compare import print_checked, run_config
+    from tunedgemm.report import console
+
+    del progress
+    table = _existing(arguments.run_config, "--run_config takes a tuned CSV, or nothing for the tables as they are")
+    checked = run_config(
+        arguments.op, source, table, options, progress=lambda one: print(f"{one.shape}: {one.us:.2f} us, {one.status}", flush=True)
+    )
+    print_checked(checked, console())
+    return 1 if checked.failed else 0
+
+
+@contextlib.contextmanager
+def _stopping_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the work as Ctrl-C does: what is measured is kept, no process stays behind."""
+    from tunedgemm.tuner import Terminated
+
+    def stop(*_: object) -> None:
+        raise Terminated("SIGTERM")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupted(stop: KeyboardInterrupt, arguments: argparse.Namespace, progress: Progress) -> int:
+    """Say what is kept and how to go on; the exit code is 128 and the signal, as in a shell."""
+    from tunedgemm.tuner import Terminated
+
+    number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
+    lines = [f"interrupted by {number.name}"]
+    if progress.planned is None:
+        lines = [f"{lines[0]} before anything was measured" if not arguments.compare else f"{lines[0]}; the table is as it was"]
+    elif arguments.compare:
+        lines = [f"{lines[0]} while tuning into {progress.planned.output}; the table is as it was"]
     else:
-        print(f"{outcome.task.shape}: {winner.solution} {winner.us:.2f} us, {outcome.gain:.2f}x torch", flush=True)
-
-
-def _summary(report: Report, verbose: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{len(report.outcomes)} shapes on {report.device}", title_justify="left")
-    for heading in ("shape", "winner", "us", "± %", "torch us", "gain", "tied"):
-        table.add_column(heading, justify="left" if heading in ("shape", "winner") else "right", overflow="fold")
-    for outcome in report.outcomes:
-        winner, torch_us = outcome.winner, outcome.reference.us if outcome.reference else 0.0
-        if winner is None:
-            table.add_row(str(outcome.task.shape), "nothing passed", "", "", f"{torch_us:.2f}", "", "")
-            continue
-        cells = (f"{winner.us:.2f}", f"{winner.noise:.1%}"[:-1], f"{torch_us:.2f}", f"{outcome.gain:.2f}x", str(outcome.tied))
-        table.add_row(str(outcome.task.shape), str(winner.solution), *cells)
-    if report.outcomes:
-        Console().print(table)
-    _verdict(report)
-    for shape in report.skipped if verbose else ():
-        print(f"skipped: {shape} (in the table already, or empty)")
-
-
-def _verdict(report: Report) -> None:
-    gains = [
-        (outcome.gain, outcome.task.count * (outcome.reference.us if outcome.reference else 0.0))
-        for outcome in report.outcomes
-        if outcome.gain
-    ]
-    if gains:
-        before = sum(weight for _, weight in gains)
-        after = sum(weight / gain for gain, weight in gains)
-        product = 1.0
-        for gain, _ in gains:
-            product *= gain ** (1 / len(gains))
-        print(f"geometric mean {product:.3f}x torch; weighted by count and time {before / after:.3f}x")
-        slower = [outcome for outcome in report.outcomes if 0 < outcome.gain < 1 / 1.02]
-        for outcome in slower:
-            print(f"slower than torch (not among the libtypes asked for): {outcome.task.shape}, {outcome.gain:.2f}x")
-    for outcome in report.failed:
-        reasons = {f"{timing.solution.libtype}: {timing.status}: {timing.detail}" for timing in outcome.timings}
-        print(f"failed: {outcome.task.shape}\n  " + "\n  ".join(sorted(reasons)[:10]))
-    skipped = f", {len(report.skipped)} skipped (tuned already; --all tunes them again)" if report.skipped else ""
-    print(f"{len(report.outcomes) - len(report.failed)} tuned, {len(report.failed)} failed{skipped}: {report.output}")
+        done, total, output = len(progress.outcomes), len(progress.planned.tasks), progress.planned.output
+        kept = sum(1 for outcome in progress.outcomes if outcome.winner is not None)
+        lines += [f"{done} of {total} shapes are done, {kept} with a winner: kept in {output}, and every trial beside it"]
+        lines += ["the same command goes on from here" + ("" if arguments.resume else "; without --no-resume it reuses the trials")]
+    for line in lines:
+        print(f"tunedgemm: {line}", file=sys.stderr)
+    return 128 + number
 
 
 command = Command("tune", "time every backend's solutions on the shapes of a file and store the winners", _add_arguments, _run)

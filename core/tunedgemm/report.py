@@ -1,0 +1,357 @@
+"""What people see of tuning: its progress while it runs, and its summary."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tunedgemm.shape import Shape
+from tunedgemm.timing import STATUSES, Timing
+from tunedgemm.tuner.trial import Event, Outcome, Place, Planned, Report, Step, Task
+
+#: Columns of text where the output is a file or a pipe, which has no width of its own.
+FILE_WIDTH = 160
+#: The summary has a table of the shapes from this width on; each had a line of its own before.
+TABLE_WIDTH = 80
+#: That table is left out for more shapes than this, unless it is to be verbose.
+MOST_ROWS = 50
+#: Examples that the summary gives of one thing, unless it is to be verbose.
+EXAMPLES = 3
+#: A row counts as slower than torch below this gain: noise alone makes 2 %.
+SLOWER = 1 / 1.02
+#: What becomes of a solution in a healthy run; other statuses are named in the summary.
+HEALTHY = ("ok", "screened", "unsupported", "out_of_resources", "nondeterministic", "batch_variant")
+
+_DOING = {"list": "listing", "compile": "compiling", "check": "checking", "screen": "screening", "time": "timing"}
+
+
+def console() -> Console:
+    """Standard output; wide where it is no terminal, so that lines of a log stay whole."""
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else FILE_WIDTH
+    return Console(width=wide, highlight=False)
+
+
+class Progress:
+    """Shows a run: a context manager, and what `tune` calls with every event, from any thread.
+
+    On a terminal a display that is kept up to date: shapes done, time left, and what each device is busy with. Each shape that
+    is done leaves one line, which is all that is printed where the output is no terminal. Output that nobody takes any more
+    is given up, and the run goes on.
+
+    Attributes:
+        planned: what the run said that it would do, or None.
+        outcomes: the shapes that are done.
+    """
+
+    def __init__(self, *, verbose: bool = False, budget: float = 0.0, output: Console | None = None) -> None:
+        """Args: verbose: every solution's status, too; budget: wall seconds of the run, 0 for no limit; output: standard output."""
+        self.planned: Planned | None = None
+        self.outcomes: list[Outcome] = []
+        self._verbose, self._budget = verbose, budget
+        self._console = output or console()
+        self._lock = threading.Lock()
+        self._places: dict[tuple[str, int], Place] = {}
+        self._lanes: dict[tuple[str, int], Step] = {}
+        self._since: dict[tuple[str, int], float] = {}
+        self._spent: list[float] = []
+        self._start = time.monotonic()
+        self._live: Live | None = None
+        self._unread = False
+
+    def __enter__(self) -> Progress:
+        self._start = time.monotonic()
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(
+                get_renderable=self.display,
+                console=self._console,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=sys.stderr.isatty(),
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._live.stop()
+            self._live = None
+
+    def __call__(self, place: Place | None, event: Event) -> None:
+        """Take note of what happened at *place*; None is the run as a whole."""
+        now, text = time.monotonic(), None
+        with self._lock:
+            if isinstance(event, Planned):
+                self.planned = event
+                self._places |= {_key(place): place for place in event.places}
+            if place is not None:
+                self._places[_key(place)] = place
+            if isinstance(event, Step) and place is not None:
+                self._vacate(event.task, but=_key(place))
+                self._lanes[_key(place)] = event
+                self._since.setdefault(_key(place), now)
+            if isinstance(event, Outcome):
+                began = self._since.get(_key(place)) if place is not None else None
+                self._vacate(event.task)
+                if not event.task.only:  # a few solutions once more, of a shape that is done, are no shape
+                    self.outcomes.append(event)
+                    self._spent += [] if began is None else [now - began]
+                    text = self._told(event, place)
+        if text is not None:
+            self._print(text)
+
+    def _vacate(self, task: Task, but: tuple[str, int] | None = None) -> None:
+        """A shape is in one place: it is done, or where a lane died with it, another has it now."""
+        for key in [key for key, step in self._lanes.items() if step.task.shape == task.shape and key != but]:
+            del self._lanes[key], self._since[key]
+
+    def _print(self, text: Text) -> None:
+        """Print outside our own lock: the display's thread takes it while it holds the console's."""
+        if self._unread:
+            return
+        try:
+            self._console.print(text, soft_wrap=True)
+            self._console.file.flush()
+        except (OSError, ValueError, SystemExit):  # rich turns a broken pipe into SystemExit
+            self._unread = True
+
+    def _told(self, outcome: Outcome, place: Place | None) -> Text:
+        number = f"{len(self.outcomes)}/{len(self.planned.tasks)} " if self.planned else ""
+        where = f", {_label(place, self._nodes())}" if place is not None and len(self._places) > 1 else ""
+        text = Text(f"{number}{_line(outcome)}{where}", style="red" if outcome.winner is None else "")
+        if self._verbose:
+            text.append("".join(f"\n  {line}" for line in _details(outcome)), style="dim")
+        return text
+
+    def _nodes(self) -> bool:
+        """Whether the places lie in several nodes, so that the node's name tells something."""
+        return len({place.node for place in self._places.values()}) > 1
+
+    def left(self, now: float) -> float | None:
+        """Seconds until the run is done, from what the shapes took so far and the lanes at work; None while that is unknown."""
+        if self.planned is None or not self._spent:
+            return None
+        mean = sum(self._spent) / len(self._spent)
+        waiting = max(len(self.planned.tasks) - len(self.outcomes) - len(self._lanes), 0)
+        gone = [now - self._since[key] for key in self._lanes]
+        running = sum(max(mean - seconds, seconds / 4) for seconds in gone)  # one that takes longer than the mean is not done at once
+        guess = (waiting * mean + running) / (len(self._lanes) or len(self._places) or 1)
+        return max(min(guess, self._budget - (now - self._start)), 0.0) if self._budget else guess
+
+    def display(self) -> RenderableType:
+        """What the terminal shows below the lines of the shapes that are done."""
+        with self._lock:
+            now, width, height = time.monotonic(), self._console.width, self._console.height
+            if self.planned is None and not self._places:
+                return Text(f"starting · {_clock(now - self._start)} gone")
+            done, total = len(self.outcomes), len(self.planned.tasks) if self.planned else 0
+            left = self.left(now)
+            kind = "CPUs" if all(place.device.kind == "cpu" for place in self._places.values()) else "GPUs"
+            words = [f"{done} of {total} shapes" if total else f"{done} shapes", f"{len(self._lanes)} of {len(self._places)} {kind} busy"]
+            if ratio := _weighted(self.outcomes):
+                words.append(f"{ratio:.2f}x torch so far")
+            words.append(f"{_clock(now - self._start)} gone" + ("" if left is None else f", about {_clock(left)} left"))
+            lanes = self._rows(width, max(height - 5, 1))
+        bar = Table.grid()
+        bar.add_row(ProgressBar(total=max(total, 1), completed=done, width=min(width, 72)))
+        return Group(bar, Text(" · ".join(words)), lanes)
+
+    def _rows(self, width: int, most: int) -> Table:
+        """What each device is busy with; columns for which a narrow terminal has no room are left out."""
+        shown = (0, 1, 2, 3) if width >= 80 else (0, 1, 3) if width >= 50 else (0, 1)
+        table = Table.grid(padding=(0, 2), expand=True)
+        for column in shown:
+            ratio = (None, 4, 5, None)[column]
+            table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio, justify="right" if column == 3 else "left")
+        nodes = self._nodes()
+        keys = sorted(self._places, key=lambda key: (key not in self._lanes, key))  # the busy ones first
+        rows = [(_label(self._places[key], nodes), self._lanes.get(key)) for key in keys]
+        for label, step in rows[:most]:
+            cells = (label, *_cells(step))
+            table.add_row(*(Text(cells[column], style="dim" if step is None else "") for column in shown))
+        if len(rows) > most:
+            table.add_row(Text("..."), Text(f"and {len(rows) - most} more"))
+        return table
+
+
+def summary(report: Report, verbose: bool = False, output: Console | None = None) -> None:
+    """Print what a run gave: a table of the shapes, what failed and why, ties, gains, where the time went, where everything lies."""
+    output = output or console()
+    if report.outcomes and output.width >= TABLE_WIDTH and (verbose or len(report.outcomes) <= MOST_ROWS):
+        output.print(_table(report, output.width))
+    for line in _verdict(report, verbose):
+        output.print(Text(line), soft_wrap=True)
+
+
+def _table(report: Report, width: int) -> Table:
+    devices = Counter(str(place.device) for place in report.places)
+    named = ", ".join(f"{count} x {device}" if count > 1 else device for device, count in devices.items())
+    op = report.outcomes[0].task.shape.op
+    table = Table(title=Text(f"{op}: {len(report.outcomes)} shapes on {named}"), title_justify="left")
+    headings = ["shape", "winner", "us", "± %", "torch us", "gain", "tied"]
+    shown = headings if width >= 100 else ["shape", "winner", "us", "gain"]
+    for heading in shown:
+        table.add_column(heading, justify="left" if heading in ("shape", "winner") else "right", overflow="fold")
+    for outcome in report.outcomes:
+        winner, reference = outcome.winner, outcome.reference
+        cells = {"shape": _sizes(outcome.task.shape), "winner": "nothing passed"}
+        if reference is not None and reference.us:
+            cells["torch us"] = f"{reference.us:.2f}"
+        if winner is not None:
+            cells |= {"winner": str(winner.solution), "us": f"{winner.us:.2f}", "± %": f"{winner.noise * 100:.1f}"}
+            cells["tied"] = str(outcome.tied)
+        if outcome.gain:
+            cells["gain"] = f"{outcome.gain:.2f}x"
+        table.add_row(*(Text(cells.get(heading, "")) for heading in shown))
+    return table
+
+
+def _verdict(report: Report, verbose: bool) -> Iterator[str]:
+    outcomes, some = report.outcomes, None if verbose else EXAMPLES
+    gains = [outcome.gain for outcome in outcomes if outcome.gain]
+    if gains:
+        mean = math.exp(sum(map(math.log, gains)) / len(gains))
+        yield f"geometric mean {mean:.3f}x torch; weighted by count and time {_weighted(outcomes):.3f}x"
+    if tied := sum(1 for outcome in outcomes if outcome.tied):
+        yield f"ties: beside {tied} of {len(outcomes) - len(report.failed)} winners others were as fast within noise"
+    slower = [f"{outcome.task.shape}, {outcome.gain:.2f}x" for outcome in outcomes if 0 < outcome.gain < SLOWER]
+    yield from _listed("slower than torch (not among the libtypes asked for)", slower, some)
+    if held := [outcome.winner.throttled for outcome in outcomes if outcome.winner is not None and outcome.winner.throttled]:
+        yield f"clocks: the driver held them back beside {len(held)} winners ({', '.join(sorted(set(held)))})"
+    timings = [timing for outcome in outcomes for timing in outcome.timings]
+    if timings:
+        yield f"solutions: {_counts(timings)}"
+    for status in STATUSES:
+        told = [f"{t.solution} on {t.shape}: {_short(t.detail)}" for t in timings if t.status == status and status not in HEALTHY]
+        yield from _listed(f"{status} ({STATUSES[status]})", told, some)
+    for outcome in report.failed:
+        yield f"failed: {outcome.task.shape}: {_why(outcome)}"
+        reasons = sorted({f"  {timing.solution.libtype}: {timing.status}: {_short(timing.detail)}" for timing in outcome.timings})
+        yield from reasons[: None if verbose else 10]
+    if seconds := _seconds(outcomes):
+        yield f"seconds: {seconds}"
+    yield from (f"pinned for every M: {_sizes(pin.shape)}: {pin.solution}" for pin in report.pins)
+    if verbose:
+        yield from (f"skipped: {shape} (in the table already, or empty)" for shape in report.skipped)
+        yield from (f"not begun: {shape}" for shape in report.unbegun)
+    yield from _ending(report)
+
+
+def _ending(report: Report) -> Iterator[str]:
+    """The last lines: how many of what, and where it lies."""
+    failed = len(report.failed)
+    counts = f"{len(report.outcomes) - failed} tuned, {failed} failed"
+    counts += f", {len(report.skipped)} skipped (tuned already; --all tunes them again)" if report.skipped else ""
+    counts += f", {len(report.unbegun)} not begun (the budget is spent; the same command goes on with them)" if report.unbegun else ""
+    yield f"{counts}: {report.output}"
+    log = report.output.with_suffix(".trials.jsonl")
+    if log.exists():
+        yield f"every trial: {log}"
+
+
+def _listed(heading: str, found: Sequence[str], most: int | None) -> Iterator[str]:
+    """A heading and what belongs below it, at most so many; nothing where there is nothing."""
+    if found:
+        yield f"{heading}: {len(found)}"
+        yield from (f"  {text}" for text in found[:most])
+        if most is not None and len(found) > most:
+            yield f"  ... {len(found) - most} more; -v lists them"
+
+
+def _counts(timings: Iterable[Timing]) -> str:
+    """``12 ok, 3 wrong``: statuses in the order of `STATUSES`."""
+    counts = Counter(timing.status for timing in timings)
+    return ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+
+
+def _why(outcome: Outcome) -> str:
+    """Why a shape failed: how many solutions ended how, or what kept it from being tried."""
+    told = [_short(outcome.reason), _counts(outcome.timings)]
+    return "; ".join(filter(None, told)) or "no backend offered a solution"
+
+
+def _weighted(outcomes: Iterable[Outcome]) -> float:
+    """Time of all calls with torch over that with the winners; 0 where nothing can be compared."""
+    before = after = 0.0
+    for outcome in outcomes:
+        if outcome.gain and outcome.reference is not None:
+            weight = max(outcome.task.count, 1) * outcome.reference.us
+            before, after = before + weight, after + weight / outcome.gain
+    return before / after if after else 0.0
+
+
+def _seconds(outcomes: Iterable[Outcome]) -> str:
+    totals: Counter[str] = Counter()
+    for outcome in outcomes:
+        for activity, seconds in outcome.seconds:
+            totals[activity] += seconds  # type: ignore[assignment]  # a Counter of floats
+    return ", ".join(f"{activity} {seconds:.1f}" for activity, seconds in totals.items())
+
+
+def _line(outcome: Outcome) -> str:
+    """One line of what became of a shape."""
+    winner = outcome.winner
+    if winner is None:
+        return f"{outcome.task.shape}: nothing passed ({_why(outcome)})"
+    gain = f", {outcome.gain:.2f}x torch" if outcome.gain else ""
+    return f"{outcome.task.shape}: {winner.solution} {winner.us:.2f} us{gain}" + (f", {outcome.tied} tied" if outcome.tied else "")
+
+
+def _details(outcome: Outcome) -> Iterator[str]:
+    """Every solution's time and status, best first, and where the seconds went."""
+    for timing in sorted(outcome.timings, key=lambda timing: (timing.status != "ok", timing.us)):
+        us = f"{timing.us:9.2f} us" if timing.us else " " * 12
+        yield f"{us}  {timing.status:16} {timing.solution}  {_short(timing.detail)}".rstrip()
+    if outcome.seconds:
+        yield f"seconds: {_seconds([outcome])}"
+
+
+def _short(detail: str) -> str:
+    """A reason on one line."""
+    return " ".join(detail.split())[:200]
+
+
+def _cells(step: Step | None) -> tuple[str, str, str]:
+    """Shape, activity and best so far of a lane."""
+    if step is None:
+        return "", "idle", ""
+    best = ""
+    if step.best is not None:
+        gain = f"  {step.reference_us / step.best[1]:.2f}x" if step.reference_us and step.best[1] else ""
+        best = f"{step.best[1]:.2f} us{gain}"
+    solution = f" {step.solution}" if step.solution else f", best {step.best[0]}" if step.best else ""
+    return _sizes(step.task.shape), f"{_DOING.get(step.activity, step.activity)}{solution}", best
+
+
+def _sizes(shape: Shape) -> str:
+    """A shape in short: without its op, without M where it stands for every M, with one dtype where they are the same."""
+    text = str(shape).removeprefix(f"{shape.op} ").replace(f"{shape.dtype}->{shape.dtype}", shape.dtype)
+    return text if shape.m else text.removeprefix("M=0 ")
+
+
+def _key(place: Place) -> tuple[str, int]:
+    """What tells two places apart; equal devices with different indices are equal as values."""
+    return place.node, place.device.index
+
+
+def _label(place: Place, nodes: bool) -> str:
+    name = "CPU" if place.device.kind == "cpu" else f"GPU {max(place.device.index, 0)}"
+    return f"{place.node[:12]} {name}" if nodes else name
+
+
+def _clock(seconds: float) -> str:
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}" if whole >= 3600 else f"{whole // 60}:{whole % 60:02}"
