@@ -25,8 +25,8 @@ from tunedgemm.ops import op_named
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.tuner.workload import Workload
 from tunedgemm.tuner.trial import Samples
+from tunedgemm.tuner.workload import Workload
 
 HERE = Path(__file__).parent
 OP = op_named("a16w16")

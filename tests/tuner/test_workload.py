@@ -239,4 +239,4 @@ def test_a_busy_device_is_not_saturated_again() -> None:
     for _ in range(10):
         us(workload, rounds=1)
 
-    assert (time.perf_counter() - start) / 10 < module.STEP
+    assert (time.perf_counter() - start) / 10 < 1.5 * module.STEP  # saturating takes two steps at least

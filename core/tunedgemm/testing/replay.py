@@ -46,4 +46,4 @@ class Replay:
             return LookupError(f"the log has no trial of {solution} for {shape}")
         if not timing.us:
             return RuntimeError(f"{timing.status}: {timing.detail}")
-        return Samples((timing.us,) * rounds, timing.clock_mhz)
+        return Samples((timing.us,) * rounds, clock_mhz=timing.clock_mhz)
