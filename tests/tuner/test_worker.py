@@ -1,9 +1,11 @@
-"""Worker: compilation in child processes; what dies or raises there costs one candidate."""
+"""Worker: what raises, hangs or dies in a child process costs one call or one candidate, and the process is replaced."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,8 @@ from tunedgemm.device import device_of
 from tunedgemm.registry import Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.tuner.trial import Candidate
-from tunedgemm.tuner.worker import Compilers
+from tunedgemm.tuner.session import DeviceFault
+from tunedgemm.tuner.worker import Compilers, Died, Inline, Worker
 
 PLUGIN = """
 import os, time
@@ -30,33 +32,131 @@ def prepare(solution):
 @hookimpl
 def bind(): return Launcher(lambda x, w: x @ w.t())
 """
+SESSION = """
+import os, time
+from tunedgemm.tuner.session import DeviceFault
+class Fragile:
+    calls = 0
+    def pid(self): return os.getpid()
+    def count(self): self.calls += 1; return self.calls
+    def refuse(self): raise ValueError("not with me")
+    def fault(self): raise DeviceFault("an illegal address")
+    def die(self): os.abort()
+    def sleep(self, seconds): time.sleep(seconds); return seconds
+"""
+
+
+@pytest.fixture
+def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder from which this process and its children import."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), *sys.path])))
+    return tmp_path
+
+
+@pytest.fixture
+def fragile(importable: Path) -> Callable[[], object]:
+    """What makes a session that does what it is told, also to its process."""
+    (importable / "fragile_session.py").write_text(SESSION)
+    import fragile_session  # type: ignore[import-not-found]
+
+    yield fragile_session.Fragile
+    del sys.modules["fragile_session"]
 
 
 @pytest.mark.slow
-def test_each_way_to_fail_costs_one_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_way_to_fail_costs_one_candidate(importable: Path) -> None:
     """A compiler that raises, aborts its process or hangs is a status of its own solution alone."""
-    (tmp_path / "brittle_plugin.py").write_text(PLUGIN)
-    info = tmp_path / "brittle_plugin-1.dist-info"
+    (importable / "brittle_plugin.py").write_text(PLUGIN)
+    info = importable / "brittle_plugin-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brittle-plugin\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[tunedgemm.backends]\nbrittle = brittle_plugin\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), *sys.path])))
-    backend, shape = Registry().get("brittle"), Shape("a16w16", 1, 16, 32)
+    registry, shape, device = Registry(), Shape("a16w16", 1, 16, 32), device_of(-1)
+    solutions = registry.get("brittle").solutions(shape, device)
 
-    with Compilers(device_of(-1), jobs=2, timeout=20) as compilers:
-        lost = compilers.prepare((shape, Candidate(solution, backend)) for solution in backend.solutions(shape, device_of(-1)))
+    compilers = Compilers(jobs=2, timeout=20, registry=registry)
+    compilers.begin(shape, solutions, device)
+    compilers.drain()
+    lost = {timing.solution.kernel_name: timing for timing in compilers.finish(shape, solutions, device)}
+    compilers.stop()
 
-    assert {timing.solution.kernel_name: timing.status for timing in lost} == dict.fromkeys(("raises", "dies", "hangs"), "compile_failed")
-    details = {timing.solution.kernel_name: timing.detail for timing in lost}
-    assert "no such register" in details["raises"]
-    assert "died" in details["dies"]
-    assert "20 s" in details["hangs"]
+    assert {name: timing.status for name, timing in lost.items()} == {
+        "raises": "compile_failed",
+        "dies": "compile_failed",
+        "hangs": "compile_timeout",
+    }
+    assert "no such register" in lost["raises"].detail
+    assert "died: killed by SIGABRT" in lost["dies"].detail
+    assert "20 s" in lost["hangs"].detail
 
 
 def test_backends_without_prepare_start_no_process() -> None:
     """The built-in backend compiles nothing, so nothing is started."""
-    with Compilers(device_of(-1)) as compilers:
-        backend = Registry(entries=()).get("torch")
-        assert compilers.prepare([(Shape("a16w16", 1, 16, 32), Candidate(Solution("torch", "native"), backend))]) == []
-        assert compilers._pool is None
+    compilers = Compilers(registry=Registry(entries=()))
+
+    assert compilers.finish(Shape("a16w16", 1, 16, 32), [Solution("torch", "native")], device_of(-1)) == []
+    assert compilers._pool is None
+
+
+@pytest.mark.slow
+def test_a_worker_is_replaced_when_it_dies_hangs_or_loses_its_device(fragile: Callable[[], object]) -> None:
+    """Each loss says how it came, the next call finds a new process, and what merely raises loses nothing."""
+    worker = Worker(fragile)
+    first = worker("pid")
+    assert first != os.getpid()
+    assert [worker("count"), worker("count")] == [1, 2]
+    with pytest.raises(ValueError, match="not with me"):
+        worker("refuse")
+    assert worker("pid") == first
+
+    lost = []
+    for method, arguments in (("die", ()), ("sleep", (60,)), ("fault", ())):
+        started = time.monotonic()
+        with pytest.raises(Died) as error:
+            worker(method, *arguments, timeout=3)
+        lost.append((error.value.status, str(error.value)))
+        assert time.monotonic() - started < 30
+        assert worker("count") == 1, "a new process begins anew"
+
+    assert lost == [("crashed", "killed by SIGABRT"), ("hung", "it took more than 3 s"), ("fault", "an illegal address")]
+    worker.stop()
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_stays_stopped(fragile: Callable[[], object]) -> None:
+    """What is running ends at once, and later calls start nothing."""
+    import threading
+
+    worker = Worker(fragile)
+    pid = worker("pid")
+    timer = threading.Timer(0.5, worker.stop)
+    timer.start()
+    started = time.monotonic()
+
+    with pytest.raises(Died):
+        worker("sleep", 60)
+    timer.join()
+
+    assert time.monotonic() - started < 20
+    with pytest.raises(Died, match="stopped"):
+        worker("pid")
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_session_in_this_process_answers_like_a_worker() -> None:
+    """Registries that cannot travel are tuned here; a lost device is told in the same way."""
+
+    class Here:
+        def add(self, one: int, other: int) -> int:
+            return one + other
+
+        def fault(self) -> None:
+            raise DeviceFault("gone")
+
+    inline = Inline(Here)  # type: ignore[arg-type]
+
+    assert inline("add", 1, 2, timeout=5) == 3
+    with pytest.raises(Died, match="gone") as error:
+        inline("fault")
+    assert error.value.status == "fault"

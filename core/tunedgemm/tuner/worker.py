@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as Overdue
 from multiprocessing.connection import wait
 from typing import Any
@@ -90,6 +90,8 @@ class Worker:
             return self._asked.result()
         except Overdue:
             raise Died("hung", f"it took more than {timeout:g} s") from None
+        except CancelledError:
+            raise Died("crashed", "stopped") from None
         except ProcessExpired as error:
             raise Died("crashed", _death(error.exitcode)) from None
         except DeviceFault as error:
@@ -100,6 +102,8 @@ class Worker:
         """End the process, whatever it does; later calls raise `Died`."""
         with self._lock:
             self._stopped = True
+            if self._asked is not None:
+                self._asked.cancel()
         self._drop()
 
     def _drop(self) -> None:

@@ -13,10 +13,6 @@ import logging
 import os
 import pickle
 import queue
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +27,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.registry import Registry
 from tunedgemm.timing import Timing
+from tunedgemm.tuner.executors.cluster import joined
 from tunedgemm.tuner.lane import Lane, LaneLost
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Place, Task
@@ -42,11 +39,15 @@ _log = logging.getLogger("tunedgemm")
 _START_S = 180.0
 #: Seconds that resources of a run that has just ended may still count as taken.
 _FREE_S = 5.0
-#: Seconds to reach the head of a cluster, and then to be let in. Ray itself tries for more than three minutes.
-_REACH_S, _JOIN_S = 5.0, 20.0
-#: Bytes of the object store of a Ray that is started here; what lanes tell is small.
-_STORE_BYTES = 128 * 2**20
-_JOIN = "import ray, sys; ray.init(address=sys.argv[1], logging_level='ERROR', log_to_driver=False)"
+_THREADS = "OMP_NUM_THREADS"
+
+
+@attrs.frozen
+class Driver:
+    """What actors take over from the driver: the level of its log, and the threads that its torch was told to take."""
+
+    level: int
+    threads: str
 
 
 @attrs.frozen
@@ -73,17 +74,19 @@ class Seat:
         places: libtype to its place for ties.
         jobs: node id to the compiling processes of each of its lanes.
         bench: pickled; where times come from.
-        driver: environment variables of the driver that decide how fast a CPU is; what Ray has set is undone.
+        driver: how the driver logs, and how many threads its torch was told to take.
     """
 
-    def __init__(self, op: str, options: Options, places: Mapping[str, int], jobs: Mapping[str, int], bench: bytes, driver: Mapping[str, str]) -> None:
+    def __init__(self, op: str, options: Options, places: Mapping[str, int], jobs: Mapping[str, int], bench: bytes, driver: Driver) -> None:
         import ray
 
         context = ray.get_runtime_context()
         self._node = str(context.get_node_id())
         self._gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
-        os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the actor's CPUs; torch takes all cores, as it does elsewhere
-        os.environ.update(driver)
+        os.environ.pop(_THREADS, None)  # Ray sets it to the actor's CPUs; torch takes all cores where nobody says otherwise
+        if driver.threads:
+            os.environ[_THREADS] = driver.threads
+        logging.getLogger("tunedgemm").setLevel(driver.level)
         index = 0 if self._gpus else -1  # Ray shows the actor its GPU alone
         make = functools.partial(Session, op, index, options, bench=pickle.loads(bench), node=self._node)
         compilers = Compilers(jobs.get(self._node, 1), options.timeout)
@@ -184,13 +187,14 @@ class RayLane:
         Raises:
             LaneLost: the actor, its node or its device does not work any more.
         """
+        import ray
         from ray.exceptions import RayError, RayTaskError
 
         over = False
         self._idle.clear()
         try:
             for answer in self.actor.tune.options(num_returns="streaming").remote(task, tuple(known), deadline - time.monotonic()):
-                for event in _get(answer):
+                for event in ray.get(answer):
                     over = over or isinstance(event, Outcome)
                     tell(event)
         except RayTaskError as error:
@@ -222,7 +226,7 @@ def lanes(op: Op, options: Options, places: Mapping[str, int], registry: Registr
         pickled = pickle.dumps(bench)
     except Exception as error:
         raise UserError(f"--executor ray: the bench must be importable on the nodes, and cannot be pickled: {error}") from error
-    with _connected(options.ray_address):
+    with joined(options.ray_address):
         seats = _seats(op, options, places, pickled)
         try:
             yield _begun(seats, places, options)
@@ -259,7 +263,7 @@ def _seats(op: Op, options: Options, places: Mapping[str, int], bench: bytes) ->
         node: max(1, (options.jobs or int(resources.get("CPU", 1))) // max(1, int(resources.get("GPU", 0)) if gpus else 1))
         for node, resources in nodes.items()
     }
-    driver = {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
+    driver = Driver(_log.getEffectiveLevel(), os.environ.get(_THREADS, ""))
     actor = ray.remote(Seat)
     return [actor.options(**what).remote(op.name, options, places, jobs, bench, driver) for what in wanted]
 
@@ -283,37 +287,78 @@ def _free(gpus: int, wanted: int) -> int:
 
 
 def _begun(seats: Sequence[Any], places: Mapping[str, int], options: Options) -> list[RayLane]:
-    """The lanes of the actors that begin; of the others it is told why not."""
+    """The lanes of the actors that begin; of the others it is told why not, and they end.
+
+    Raises:
+        UserError: none begins.
+    """
     import ray
-    from ray.exceptions import RayError, RayTaskError
 
     answers = [seat.begin.remote() for seat in seats]
     ray.wait(answers, num_returns=len(answers), timeout=_START_S)
-    here, found, reasons = _software(options), [], []
+    here = _software(options)
+    found, reasons = [], []
     for seat, answer in zip(seats, answers, strict=True):
         try:
-            begun: Begun = ray.get(answer, timeout=0.1)
-        except RayTaskError as error:
-            reasons.append(_words(_cause(error)))
-        except ray.exceptions.GetTimeoutError:
-            reasons.append(f"it did not begin within {_START_S:g} s; other jobs may hold its node (`ray status` shows them)")
-        except RayError as error:
-            reasons.append(_words(error))
-        else:
-            differing = [f"{name} {begun.software.get(name, 'missing')} (here {here.get(name, 'missing')})"
-                         for name in sorted({*here, *begun.software}) if here.get(name) != begun.software.get(name)]
-            if begun.software["tunedgemm"] != __version__:
-                reasons.append(f"{begun.place} has {differing[-1]}")
-                continue
-            if differing:
-                _log.warning("%s has %s", begun.place, ", ".join(differing))
-            found.append(RayLane(seat, places, begun.place, begun.versions))
-    for seat, answer in zip(seats, answers, strict=True):
-        if all(lane.actor is not seat for lane in found):
+            begun = _answer(answer, here)
+        except LaneLost as error:
+            _log.warning("a lane of the Ray cluster is left out: %s", error)
+            reasons.append(str(error))
             _kill(seat)
-            del answer
-    for reason in reasons:
-        _log.warning("a lane of the Ray cluster cannot be used: %s", reason)
+        else:
+            found.append(RayLane(seat, places, begun.place, begun.versions))
     if not found:
         raise UserError(f"no lane of the Ray cluster can be used: {reasons[0]}")
     return found
+
+
+def _answer(answer: Any, here: Mapping[str, str]) -> Begun:
+    """What an actor says, which has the same tunedgemm as this process; other differences are told.
+
+    Raises:
+        LaneLost: it did not begin.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError
+
+    try:
+        begun: Begun = ray.get(answer, timeout=1.0)
+    except GetTimeoutError:
+        raise LaneLost(f"it did not begin within {_START_S:g} s; `ray status` shows whether other jobs hold its node") from None
+    except RayError as error:
+        raise LaneLost(_words(error)) from None
+    there = begun.software
+    differing = [f"{name} {there.get(name, 'not at all')}" for name in sorted({*here, *there}) if here.get(name) != there.get(name)]
+    if differing:
+        told = f"{begun.place} has {', '.join(differing)}, other than here"
+        if there["tunedgemm"] != here["tunedgemm"]:
+            raise LaneLost(told)
+        _log.warning("%s", told)
+    return begun
+
+
+def _software(options: Options) -> dict[str, str]:
+    """Versions of what decides about times, as far as this process has it."""
+    backends = Registry().select(options.libtype)
+    versions = {f"{backend.libtype} of {backend.distribution}": backend.version for backend in backends}
+    return {"tunedgemm": __version__, "torch": importlib.metadata.version("torch"), **versions}
+
+
+def _cause(error: Any) -> Exception:
+    """What was raised in the actor, of a RayTaskError."""
+    return error.cause if isinstance(error.cause, Exception) else error
+
+
+def _words(error: Exception) -> str:
+    """One line of what Ray says in many: the first, and the last, which has the cause."""
+    cause = getattr(error, "cause", None)
+    lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
+    return f"{type(cause or error).__name__}: " + " … ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))[:500]
+
+
+def _kill(actor: Any) -> None:
+    """End an actor at once; its worker process sees that and ends, too."""
+    import ray
+
+    with contextlib.suppress(Exception):  # the node or the cluster may be gone
+        ray.kill(actor)

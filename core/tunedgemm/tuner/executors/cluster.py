@@ -1,0 +1,140 @@
+"""Into a Ray cluster and out again: one that is named, one that runs already, or one that is started and ended here."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tunedgemm.errors import UserError
+
+_log = logging.getLogger("tunedgemm")
+
+#: Seconds to reach the head of a cluster, and then to be let in; Ray itself goes on trying for minutes.
+_REACH_S, _JOIN_S = 5.0, 20.0
+#: Bytes of the object store of a Ray that is started here: what lanes tell is small.
+_STORE_BYTES = 128 * 2**20
+_JOIN = "import ray, sys; ray.init(address=sys.argv[1], logging_level='ERROR', log_to_driver=False)"
+_FORM = "give HOST:PORT of the head node (its port is 6379 unless `ray start` was told another), auto or local"
+
+
+@contextlib.contextmanager
+def joined(address: str) -> Iterator[None]:
+    """Be a driver of a cluster; where this process is one already, of that.
+
+    Args:
+        address: HOST:PORT, ``auto``, ``local``, or "" for RAY_ADDRESS, else the cluster that `ray start` began on this machine, else
+            one of this machine alone that lasts as long as the context.
+
+    Raises:
+        UserError: Ray is not installed, or the cluster cannot be joined; told within seconds.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(f"--executor ray needs Ray, which cannot be imported ({error}): pip install 'tunedgemm[ray]'") from error
+    if ray.is_initialized():
+        yield
+        return
+    address = address or os.environ.get("RAY_ADDRESS", "") or _latest()
+    if address not in ("auto", "local"):
+        _try(address)
+    loud = _log.isEnabledFor(logging.INFO)
+    quiet: dict[str, Any] = {"log_to_driver": loud, "logging_level": logging.INFO if loud else logging.ERROR}
+    if address == "local":
+        quiet |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
+    with _signals_kept(), _environment():
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UserError(f"--ray-address {address}: {_line(str(error))}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _latest() -> str:
+    """The cluster that `ray start` began last on this machine, else ``local``; a head that was killed leaves its address behind."""
+    # the file that ray.init documents for `address`
+    file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+    try:
+        address = file.read_text().strip()
+        _reach(address)
+    except (OSError, ValueError):
+        return "local"
+    return address
+
+
+def _try(address: str) -> None:
+    """Join in a child process, which can be given up.
+
+    Raises:
+        UserError: that fails, or takes too long.
+    """
+    if "://" in address:
+        raise UserError(f"--ray-address {address}: a Ray client cannot stream what lanes tell; {_FORM}, and run the tuner on a node of it")
+    try:
+        _reach(address)
+    except ValueError:
+        raise UserError(f"--ray-address {address}: {_FORM}") from None
+    except OSError as error:
+        raise UserError(f"--ray-address {address}: nothing answers there ({error}); {_FORM}") from error
+    try:
+        done = subprocess.run([sys.executable, "-c", _JOIN, address], capture_output=True, text=True, check=False, timeout=_JOIN_S)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"--ray-address {address}: what answers there is no head of a Ray cluster; {_FORM}") from None
+    if done.returncode:
+        raise UserError(f"--ray-address {address}: {_line(done.stderr) or f'exit code {done.returncode}'}")
+
+
+def _reach(address: str) -> None:
+    """Connect to HOST:PORT.
+
+    Raises:
+        ValueError: it is something else.
+        OSError: nothing listens there.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(address)
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+
+
+def _line(text: str) -> str:
+    """The last line, where Python puts the error."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:500] if lines else ""
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself; the tuner's way with it stays."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """Settings of a Ray that starts here, where nobody has set them."""
+    ours = {
+        "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # actors without GPUs leave CUDA_VISIBLE_DEVICES alone; unset, Ray warns about it
+    }
+    fresh = {name: value for name, value in ours.items() if name not in os.environ}
+    os.environ.update(fresh)
+    try:
+        yield
+    finally:
+        for name in fresh:
+            os.environ.pop(name, None)
