@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.csvfile import Row, write_rows
+from tunedgemm.csvfile import Row, read_rows, write_rows
 from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch import Dispatcher, TunedGemm
 from tunedgemm.errors import OperandError, TableError
@@ -21,6 +21,7 @@ from tunedgemm.registry import Registry
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table import Table
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 
 OP = op_named("a16w16")
@@ -414,3 +415,16 @@ def test_capture_counts_calls_that_need_no_resolving(tmp_path: Path) -> None:
     assert len(lines) == 2
     assert lines[1].split(",")[:3] == ["4", "16", "32"]
     assert lines[1].split(",")[lines[0].split(",").index("count")] == "6"
+
+
+def test_a_table_given_takes_the_place_of_all_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the environment's table nor, after a reload, any other is read."""
+    shape, registry = Shape("a16w16", 4, 16, 32, **F32), fake_registry(fake_backend("turbo", solutions=("a", "b"), call=linear))
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(table_of(tmp_path / "env.csv", (shape, Solution("turbo", "a"), 1.0))))
+    given = Table(OP, [read_rows(table_of(tmp_path / "own.csv", (shape, Solution("turbo", "b"), 9.0)), OP)[0]])
+    dispatcher = Dispatcher(OP, registry, table=given)
+
+    assert dispatcher.explain(shape).offer.solution.kernel_name == "b"
+    dispatcher.reload()
+    assert dispatcher.explain(shape).offer.solution.kernel_name == "b"
+    assert Dispatcher(OP, registry).explain(shape).offer.solution.kernel_name == "a"

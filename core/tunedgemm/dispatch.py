@@ -44,21 +44,35 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 class Dispatcher:
-    """The tables, backends and bound launchers of one op."""
+    """The tables, backends and bound launchers of one op.
 
-    def __init__(self, op: Op, registry: Registry | None = None, *, above: Sequence[Path] = (), settings: Settings | None = None) -> None:
+    Args:
+        op: the op.
+        registry, settings: other backends and settings than the installed ones and the environment's.
+        above: tuned files that rank above all layers.
+        table: the table to use in place of the layers.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        registry: Registry | None = None,
+        *,
+        above: Sequence[Path] = (),
+        settings: Settings | None = None,
+        table: Table | None = None,
+    ) -> None:
         self.op = op
         self.launchers: dict[tuple[Any, ...], Call] = {}
         self._above = tuple(above)
-        self._given = (registry, settings)
+        self._given = (registry, settings, table)
         self._lock = threading.RLock()
         self._clear()
 
     def _clear(self) -> None:
-        registry, settings = self._given
+        registry, settings, self._table = self._given
         self.registry = registry or Registry()
         self.settings = settings or Settings.from_environment()
-        self._table: Table | None = None
         self._bound: dict[tuple[Shape, int], tuple[Explanation, Launcher]] = {}
         self._vetoed: dict[tuple[Shape, int, Solution], str] = {}
         self._capture: Capture | None = recorder(self.op) if self.settings.capture else None
