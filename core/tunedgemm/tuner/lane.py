@@ -27,6 +27,9 @@ from tunedgemm.tuner.worker import Compilers, Died, Inline, Worker
 
 Tell = Callable[[Event], None]
 
+#: A difference that no duel turns round.
+CLEAR = 0.15
+
 
 class LaneLost(Exception):
     """The lane's device, or its node, does not work any more; the shape at hand is not done."""
@@ -129,13 +132,16 @@ class _Run:
     _timings: dict[Solution, Timing] = attrs.field(factory=dict, init=False)
     _seconds: dict[str, float] = attrs.field(factory=dict, init=False)
     _best: tuple[Solution, float] | None = attrs.field(default=None, init=False)
+    _yardstick: Solution | None = attrs.field(default=None, init=False)
+    _torch_us: float = attrs.field(default=0.0, init=False)
     _reason: str = attrs.field(default="", init=False)
 
     def run(self, known: Sequence[Timing]) -> None:
         """List, compile, check, screen, measure, check again, select."""
         shape = self.task.shape
         self._timings.update({timing.solution: timing for timing in known})
-        yardstick, offered = self._offered()
+        offered = self._offered()
+        yardstick = self._yardstick
         right = self._checked(self._compiled(offered)) if self._opened(offered) else []
         finalists = right
         if not self.task.only:
@@ -148,27 +154,27 @@ class _Run:
             if yardstick in right and yardstick not in finalists and yardstick in screened.rough:
                 finalists.append(yardstick)  # type: ignore[arg-type]
         self._ask_softly("forget", shape, tuple(finalists))
-        self._raced(finalists, yardstick)
-        self._checked_again(finalists, yardstick)
-        winner, tied = self._selected(yardstick, finalists)
+        self._raced(finalists)
+        self._checked_again(finalists)
+        winner, tied = self._selected(finalists)
         libver = self.lane.versions.get(winner.solution.libtype, "") if winner else ""
         seconds = tuple(self._seconds.items())
         yard = self._timings.get(yardstick) if yardstick else None
         place = self.lane.place
         self.tell(Outcome(self.task, winner, yard, tuple(self._timings.values()), tied, seconds, libver, place, self._reason))
 
-    def _offered(self) -> tuple[Solution | None, list[Solution]]:
-        """Torch's own call, and what is to be tried: that call first, then what the backends offer."""
+    def _offered(self) -> list[Solution]:
+        """What is to be tried: torch's own call first, then what the backends offer."""
         shape = self.task.shape
         self._step("list")
         try:
-            found, yardstick = self.lane.listed(shape)
+            found, self._yardstick = self.lane.listed(shape)
         except Died as error:
             self._reason = f"listing its solutions ended the worker: {error}"
-            return None, []
+            return []
         found = self.task.only or found
-        wanted = dict.fromkeys([*([yardstick] if yardstick else []), *found])
-        return yardstick, [solution for solution in wanted if solution not in self._timings]
+        wanted = dict.fromkeys([*([self._yardstick] if self._yardstick else []), *found])
+        return [solution for solution in wanted if solution not in self._timings]
 
     def _compiled(self, offered: Sequence[Solution]) -> list[Solution]:
         """What compiles."""
@@ -264,6 +270,7 @@ class _Run:
             if isinstance(answer, Samples):
                 self._seconds["device"] = self._seconds.get("device", 0.0) + sum(answer.us) * answer.calls * 1e-6
                 median, _ = median_and_noise(answer.us)
+                self._torch_us = median if solution == self._yardstick else self._torch_us
                 self._best = min(self._best or (solution, median), (solution, median), key=lambda pair: pair[1])
         self._step("time")
         return answers
@@ -303,12 +310,12 @@ class _Run:
         fresh = [solution for solution in near if solution not in self._timings]
         return self._checked(self._compiled(fresh))
 
-    def _raced(self, finalists: list[Solution], yardstick: Solution | None) -> None:
+    def _raced(self, finalists: list[Solution]) -> None:
         """The accurate phase; what fails in it is no finalist any more."""
         options = self.lane.options
         self._step("time")
         effort = Effort(options.warmup, options.iters, options.seconds, self.deadline)
-        for solution, answer in race(self.task.shape, finalists, self._sample, effort, yardstick).items():
+        for solution, answer in race(self.task.shape, finalists, self._sample, effort, self._yardstick).items():
             self._retime(solution, answer)
         finalists[:] = [solution for solution in finalists if self._timings[solution].ok]
 
@@ -321,13 +328,13 @@ class _Run:
         timing = self._timings[solution]
         self._timings[solution] = attrs.evolve(timing, us=median, noise=noise, samples=len(answer.us), clock_mhz=clock, throttled=throttled)
 
-    def _checked_again(self, finalists: list[Solution], yardstick: Solution | None) -> None:
+    def _checked_again(self, finalists: list[Solution]) -> None:
         """Once more after the timing, the fastest first, until what may be selected is known to be right still."""
         limit = float("inf")
         with self._clock("check"):
             for solution in sorted(finalists, key=lambda solution: self._timings[solution].us):
                 us = self._timings[solution].us
-                if us > limit and solution != yardstick:
+                if us > limit and solution != self._yardstick:
                     continue
                 after = self._bound(solution) or self._blamed("check_again", solution)
                 if after.status != "ok":
@@ -336,21 +343,45 @@ class _Run:
                 elif solution.libtype in self.lane.places:
                     limit = min(limit, us * (1 + MAX_NOISE))
 
-    def _selected(self, yardstick: Solution | None, finalists: Sequence[Solution]) -> tuple[Timing | None, int]:
-        """The row and how many tied with it; what wins among all must win against torch's call alone, too."""
-        incumbent, keep = self.task.incumbent, TIE
-        if incumbent is None and yardstick is not None and self.lane.options.libtype == "all":
-            incumbent, keep = yardstick, DEFAULT_TIE
-        places = self.lane.places
-        winner, tied = select(tuple(self._timings.values()), incumbent, places, tuple(places), keep)
-        if winner is not None and yardstick in finalists and winner.solution in finalists and winner.solution != yardstick:
-            pair = (winner.solution, yardstick)
-            options = self.lane.options
-            effort = Effort(options.warmup, options.iters, options.seconds, self.deadline)
-            for solution, answer in duel(pair, self._sample, effort).items():  # type: ignore[arg-type]
-                self._retime(solution, answer)
-            winner = select([self._timings[solution] for solution in pair if solution], incumbent, places, tuple(places), keep)[0]
-        return winner, tied
+    def _selected(self, finalists: Sequence[Solution]) -> tuple[Timing | None, int]:
+        """The row and how many tied with it.
+
+        The fastest of the race has to beat, in a duel, what serves the shape now: the row of the table, else torch's call.
+        """
+        places, yardstick = self.lane.places, self._yardstick
+        challenger, tied = select(tuple(self._timings.values()), None, places, tuple(places))
+        if challenger is None:
+            return None, 0
+        chosen = challenger.solution
+        if self.task.incumbent in finalists and self.task.incumbent is not None:
+            chosen = self._duelled(chosen, self.task.incumbent, TIE)
+        if yardstick in finalists and yardstick is not None:
+            keep = DEFAULT_TIE if self.task.incumbent is None else TIE
+            faster = self._duelled(chosen, yardstick, keep)
+            chosen = faster if faster.libtype in places else chosen
+        if not self._timings[chosen].ok:  # it failed in its last rounds; what is left has raced already
+            return select(tuple(self._timings.values()), self.task.incumbent, places, tuple(places))
+        return self._timings[chosen], tied
+
+    def _duelled(self, challenger: Solution, holder: Solution, keep: float) -> Solution:
+        """The challenger, unless it is slower than the holder or faster by no more than *keep*, the two timed alone.
+
+        Beside many others the chip runs hotter than beside one, and ratios within rounds tell more than medians apart.
+        """
+        first, second = self._timings[challenger], self._timings[holder]
+        if challenger == holder or second.us > first.us * (1 + CLEAR):
+            return challenger
+        if first.us > second.us * (1 + CLEAR):
+            return holder
+        options = self.lane.options
+        answers = duel((challenger, holder), self._sample, Effort(options.warmup, options.iters, options.seconds, self.deadline))
+        for solution, answer in answers.items():
+            self._retime(solution, answer)
+        mine, theirs = answers[challenger], answers[holder]
+        if isinstance(mine, Timing) or isinstance(theirs, Timing):
+            return holder if isinstance(theirs, Samples) else challenger
+        ratio, noise = median_and_noise([slow / fast for slow, fast in zip(theirs.us, mine.us, strict=True)])
+        return challenger if ratio > 1 + keep and ratio * (1 - noise) > 1 else holder
 
     def _final(self, timings: Iterable[Timing]) -> None:
         """Note timings that will not change, and tell them at once."""
@@ -360,7 +391,7 @@ class _Run:
             self.tell(Trials(self.task, timings))
 
     def _step(self, activity: str, solution: Solution | None = None) -> None:
-        self.tell(Step(self.task, activity, solution, self._best))
+        self.tell(Step(self.task, activity, solution, self._best, self._torch_us))
 
     @contextlib.contextmanager
     def _clock(self, activity: str) -> Iterator[None]:
