@@ -264,14 +264,13 @@ def test_columns_and_figures_of_a_written_file(path):
 
 
 def test_upsert_replaces_and_adds(path):
-    """A row of the same device and shape is replaced, others stay, new ones are added, each key once."""
+    """A row of the same device, or of no named one, and shape is replaced; others stay, new ones are added, each key once."""
     write_rows(path, OP, [row(16), row(32), row(16, gfx="gfx950", cu_num=256)])
     upsert(path, OP, [row(16, us=1.0), row(64), row(32, device="amd-instinct-mi325x")])
     found, problems = read_rows(path, OP)
     assert problems == []
     assert [(entry.gfx, entry.shape.m, entry.device, entry.us) for entry in found] == [
         ("gfx942", 16, "", 1.0),
-        ("gfx942", 32, "", 9.0),
         ("gfx942", 32, "amd-instinct-mi325x", 9.0),
         ("gfx942", 64, "", 9.0),
         ("gfx950", 16, "", 9.0),

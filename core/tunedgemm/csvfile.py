@@ -114,6 +114,7 @@ def write_rows(path: Path, op: Op, rows: Iterable[Row]) -> None:
 def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> None:
     """Put rows into a table: those of the same device and shape are replaced, all others stay, understood or not.
 
+    A row of AITER's names no device; one that is measured on a device of its kind takes its place, lest the older time win.
     The file is read again under its lock, so that several processes may write one table.
 
     Args:
@@ -123,7 +124,7 @@ def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> None:
         TableError: the file or its folder cannot be read or written; the file is left as it was.
     """
     with locked(path):
-        _put(path, op, rows, sort)
+        _put(path, op, rows, sort, supersede=True)
 
 
 def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Conflict]:
@@ -148,18 +149,20 @@ def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Con
             if others := tuple(row for row in group if row.valid and row.solution != best[key].solution):
                 conflicts.append(Conflict(best[key], others))
         kept = {id(row) for row in there}
-        _put(path, op, [row for row in best.values() if id(row) not in kept], sort)
+        _put(path, op, [row for row in best.values() if id(row) not in kept], sort, supersede=False)
     return conflicts
 
 
-def _put(path: Path, op: Op, rows: Iterable[Row], sort: bool) -> None:
-    """`upsert` under a lock that is held already."""
+def _put(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool) -> None:
+    """`upsert` under a lock that is held already; *supersede*: rows that name no device give way, too."""
     fresh = {row.key: record_of(row, op) for row in rows}
+    nameless = {(gfx, cu_num, "", shape): (gfx, cu_num, device, shape) for gfx, cu_num, device, shape in fresh} if supersede else {}
     waiting = dict(fresh)
     sheet = _read_tuned(path, op) if present(path) else Sheet([], [])
     records: list[Record] = []
     for record in sheet.records:
         key = key_of(record, op)
+        key = nameless.get(key, key) if key is not None else None
         if key is None or key not in fresh:
             records.append(record)
         elif key in waiting:

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
-from tunedgemm.csvfile import read_rows
+from tunedgemm.csvfile import read_rows, write_rows
 from tunedgemm.errors import LibtypeError, TableError, UserError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
@@ -65,6 +65,21 @@ def test_tuned_shapes_are_skipped_until_all(tmp_path: Path) -> None:
     assert [outcome.task.shape.m for outcome in second.outcomes] == [9]
     assert len(third.outcomes) == 2
     assert third.outcomes[0].task.incumbent == Solution("turbo", first[1].split(":")[1])
+
+
+def test_a_row_of_aiter_gives_way_to_what_is_measured_again(tmp_path: Path) -> None:
+    """AITER's rows name no device: with --all the new row takes the place of such a row, whatever time it claims."""
+    registry, path = fake_registry(fake_backend("turbo", solutions=("a",), call=linear)), tmp_path / "t.csv"
+    tune(shapes=SHAPES[:1], output=path, options=QUICK, registry=registry)
+    row = read_rows(path, OP)[0][0]
+    path.unlink()
+    write_rows(path, OP, [attrs.evolve(row, device="", us=1e-3, solution=Solution("turbo", "gone"))])
+
+    skipped = tune(shapes=SHAPES[:1], output=path, options=QUICK, registry=registry).skipped
+    tune(shapes=SHAPES[:1], output=path, options=attrs.evolve(QUICK, all=True), registry=registry)
+
+    assert skipped == tuple(SHAPES[:1]), "until then it counts as tuned"
+    assert [(row.device, str(row.solution)) for row in read_rows(path, OP)[0]] == [(row.device, "turbo:a")]
 
 
 def test_a_shape_that_nothing_can_run_is_reported_and_not_stored(tmp_path: Path) -> None:
