@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tunedgemm.device import device_of
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution
-from tunedgemm.testing.fakes import fake_backend
-from tunedgemm.tuner.trial import Candidate
-from tunedgemm.tuner.verify import Verifier, bind
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.tuner.verify import INVARIANT_M, Verifier
 
 OP, SHAPE = op_named("a16w16"), Shape("a16w16", 24, 48, 64, "fp32")
 linear = torch.nn.functional.linear
 _state: list[torch.Tensor] = []
+_memory: dict = {}
 
 
 def unwritten(x, weight):
@@ -82,10 +80,43 @@ def nan(x, weight):
     return linear(x, weight) * float("nan")
 
 
+def unsteady(x, weight):
+    _state.append(x)
+    return linear(x, weight) * (1.0 + 2.0**-22 * (len(_state) % 2))
+
+
+def leaks(x, weight):
+    _state.append(linear(x, weight))
+    return _state[-1].clone()
+
+
+def keeps_a_workspace(x, weight):
+    if not _state:
+        _state.append(torch.empty(4096))
+    _state[0].zero_()
+    return linear(x, weight)
+
+
+def right_for_a_while(x, weight):
+    _state.append(x)
+    return linear(x, weight) * (2.0 if len(_state) > 20 else 1.0)
+
+
+def memoised_by_address(x, weight):
+    key = (x.data_ptr(), weight.data_ptr())
+    _memory.setdefault(key, linear(x, weight))
+    return _memory[key].clone()
+
+
+def operands(shape: Shape = SHAPE) -> list:
+    sets = [OP.make_inputs(shape, torch.device("cpu"), seed) for seed in (0, 1, 2)]
+    return [(sets[0][0], *operands[1:]) for operands in sets]
+
+
 def checked(call, shape: Shape = SHAPE):
     _state.clear()
-    sets = [OP.make_inputs(shape, torch.device("cpu"), seed) for seed in (0, 1, 2)]
-    sets = [(sets[0][0], *operands[1:]) for operands in sets]
+    _memory.clear()
+    sets = operands(shape)
     before = [operand.clone() for operand in sets[0]]
     timing = Verifier(OP, shape, sets, 0.05).check(Solution("fake", call.__name__), Launcher(call))
     assert all(torch.equal(now, was) for now, was in zip(sets[0], before, strict=True)), "operands must be as before for the next solution"
@@ -102,6 +133,7 @@ def checked(call, shape: Shape = SHAPE):
         (out_of_bounds, "wrong", "outside its output"),
         (writes_operand, "wrong", "changed its operands"),
         (memoised, "wrong", "worst row"),
+        (memoised_by_address, "wrong", "worst row"),
         (baked_weight, "wrong", "worst row"),
         (narrow, "wrong", "worst row"),
         (wrong_shape, "wrong", "instead of"),
@@ -120,10 +152,57 @@ def test_each_fault_has_its_status_and_reason(call, status: str, detail: str) ->
     assert detail in timing.detail
 
 
-def test_a_refusal_to_bind_is_a_timing_with_the_reason() -> None:
-    """What the backend says reaches the trial log; resources have their own status."""
-    backend = fake_backend("turbo", solutions=("there",))
-    refused = bind(Candidate(Solution("turbo", "gone"), backend), SHAPE, device_of(-1))
+def test_a_verified_kernel_is_known_to_repeat_itself() -> None:
+    """The same bits in repeated calls are found, and so are others that are right, too."""
+    assert checked(linear).deterministic is True
+    timing = checked(unsteady)
+    assert (timing.status, timing.deterministic) == ("ok", False)
 
-    assert refused.status == "unsupported"
-    assert "no kernel 'gone'" in refused.detail
+
+def test_a_cache_that_fills_is_no_leak() -> None:
+    """A workspace that the first call keeps, and later ones change in place, is none; a new one at every call is."""
+    assert checked(keeps_a_workspace).status == "ok"
+    assert checked(leaks).status == "leaks"
+    assert "every call keeps" in checked(leaks).detail
+
+
+def test_a_kernel_that_is_right_once_is_found_in_the_end() -> None:
+    """After the timing everything is checked once more."""
+    _state.clear()
+    verifier, launcher = Verifier(OP, SHAPE, operands(), 0.05), Launcher(right_for_a_while)
+
+    assert verifier.check(Solution("fake", "a"), launcher).status == "ok"
+    for _ in range(30):
+        launcher.call(*operands()[0])
+    again = verifier.check_again(Solution("fake", "a"), launcher, graphed=False)
+
+    assert again.status == "wrong"
+    assert "right at first, then not" in again.detail
+
+
+def test_batch_invariance_is_tested_over_many_m() -> None:
+    """Rows whose bits depend on M speak against it, and so does an M that is refused; a plain row-wise product passes."""
+    verifier = Verifier(OP, SHAPE, operands(), 0.05)
+
+    def exact(x, weight):
+        return (x.double() @ weight.double().t()).float()
+
+    def by_size(x, weight):
+        return exact(x, weight) * (1.0 + 2.0**-20 * (x.shape[0] > 64))
+
+    assert verifier.batch_invariant(lambda at: Launcher(exact)) == ""
+    assert "differ between M = 64" in verifier.batch_invariant(lambda at: Launcher(by_size))
+    refusing = verifier.batch_invariant(lambda at: Launcher(exact) if at.m > 1 else Unsupported("one row is too few"))
+    assert refusing == "it does not run M = 1: one row is too few"
+    assert min(INVARIANT_M) == 1
+
+
+def test_the_rows_of_a_bias_are_left_alone() -> None:
+    """Only activations are cut to the M at hand, even where a bias is as long as they are."""
+    shape = Shape("a16w16", 4, max(INVARIANT_M), 32, "fp32", epilogue="bias")
+    sets = [OP.make_inputs(shape, torch.device("cpu"), seed) for seed in (0, 1)]
+
+    def exact(x, weight, bias):
+        return (x.double() @ weight.double().t() + bias).float()
+
+    assert Verifier(OP, shape, sets, 0.05).batch_invariant(lambda at: Launcher(exact)) == ""

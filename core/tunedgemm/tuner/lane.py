@@ -149,10 +149,10 @@ class _Run:
             floor = floor_us(self.lane.op, shape, self.lane.place.device)
             beside = yardstick if yardstick and yardstick.libtype not in self.lane.places else None
             screened = screen(shape, right, self._sample, self.lane.options.topk, self._neighbours, floor, beside)
-            self._final(screened.dropped)
             finalists = list(screened.survivors)
             if yardstick in right and yardstick not in finalists and yardstick in screened.rough:
                 finalists.append(yardstick)  # type: ignore[arg-type]
+            self._final(timing for timing in screened.dropped if timing.solution not in finalists)
         self._ask_softly("forget", shape, tuple(finalists))
         self._raced(finalists)
         self._checked_again(finalists)

@@ -1,0 +1,175 @@
+"""The loop over lanes: each task is done once, by whom is free, and lost lanes cost time only."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+import pytest
+from tunedgemm.device import Device
+from tunedgemm.errors import UserError
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.executors import Crew, work
+from tunedgemm.tuner.executors.local import devices
+from tunedgemm.tuner.lane import LaneLost
+from tunedgemm.tuner.trial import Event, Options, Outcome, Place, Task, Trials
+
+TASKS = [Task(Shape("a16w16", m, 64, 64)) for m in range(1, 25)]
+FAILED = Solution("turbo", "broken")
+
+
+@attrs.define(eq=False)
+class Hand:
+    """A lane that takes some time for each shape, and may be lost in the middle of one."""
+
+    name: str
+    seconds: float = 0.002
+    lost_after: int = 10**9
+    raises: bool = False
+    place: Place = attrs.field(factory=lambda: Place(Device("sm_90", 132)))
+    places: Mapping[str, int] = attrs.field(factory=dict)
+    versions: Mapping[str, str] = attrs.field(factory=dict)
+    done: list[int] = attrs.field(factory=list)
+    listed: list[int] = attrs.field(factory=list)
+    known: dict[int, int] = attrs.field(factory=dict)
+    stopped: threading.Event = attrs.field(factory=threading.Event)
+
+    def begin(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+    def ahead(self, task: Task) -> None:
+        self.listed.append(task.shape.m)
+
+    def tune(self, task: Task, known: Sequence[Timing], tell: Callable[[Event], None], deadline: float = 0.0) -> None:
+        self.known[task.shape.m] = len(known)
+        if self.raises:
+            raise ZeroDivisionError("ours")
+        tell(Trials(task, (Timing(task.shape, FAILED, "failed"),)))
+        if len(self.done) >= self.lost_after or self.stopped.wait(self.seconds):
+            raise LaneLost("the node is gone")
+        self.done.append(task.shape.m)
+        tell(Outcome(task, None, None, place=self.place))
+
+
+def outcomes(*crews: Crew) -> Counter[int]:
+    return Counter(event.task.shape.m for _, event in work(crews) if isinstance(event, Outcome))
+
+
+def test_every_task_is_done_once_and_the_faster_lane_does_more() -> None:
+    """No shape twice, none left, and what a slow lane has claimed is taken over in the end."""
+    fast, slow = Hand("fast"), Hand("slow", seconds=0.03)
+    crew = Crew([fast, slow], deque(TASKS))
+
+    assert outcomes(crew) == Counter({task.shape.m: 1 for task in TASKS})
+    assert len(fast.done) > 2 * len(slow.done)
+    assert crew.left() == []
+
+
+def test_tasks_are_listed_ahead_of_their_turn_and_no_further_than_asked() -> None:
+    """Compilers get work for shapes to come; --batch bounds how far ahead."""
+    lane = Hand("one")
+    seen: list[int] = []
+    crew = Crew([lane], deque(TASKS), ahead=3)
+    for _, event in work([crew]):
+        if isinstance(event, Trials):
+            seen.append(len(lane.listed) - len(lane.done))
+
+    assert seen[0] == 3
+    assert max(seen) <= 4  # the lane may be a step beyond what it told
+    assert sorted(lane.listed) == [task.shape.m for task in TASKS]
+
+
+def test_a_lost_lane_hands_its_work_on() -> None:
+    """The shape at hand and those claimed go to the others, with what was told of them already, even if those had gone idle."""
+    steady, frail = Hand("steady"), Hand("frail", lost_after=0)
+    crew = Crew([steady, frail], deque(TASKS[:6]))
+
+    assert outcomes(crew) == Counter({task.shape.m: 1 for task in TASKS[:6]})
+    taken_over = [m for m in frail.known if m in steady.done]
+    assert taken_over
+    assert all(steady.known[m] == 1 for m in taken_over), "its failed solution is known and not run again"
+
+
+def test_without_lanes_tasks_are_left() -> None:
+    """When the last lane is lost the loop ends, and says what was not done."""
+    crew = Crew([Hand("a", lost_after=2), Hand("b", lost_after=1)], deque(TASKS[:8]))
+
+    done = outcomes(crew)
+
+    assert sum(done.values()) == 3
+    assert sorted([*done, *(task.shape.m for task in crew.left())]) == list(range(1, 9))
+
+
+def test_nothing_is_begun_after_the_deadline() -> None:
+    """A budget ends the run between two shapes."""
+    crew = Crew([Hand("one", seconds=0.05)], deque(TASKS), deadline=time.monotonic() + 0.3)
+
+    done = outcomes(crew)
+
+    assert 0 < sum(done.values()) < len(TASKS)
+    assert len(crew.left()) == len(TASKS) - sum(done.values())
+
+
+def test_kinds_of_devices_do_not_mix() -> None:
+    """Each kind has its own tasks: a shape is done once on each."""
+    one, other = Hand("h100"), Hand("mi300", place=Place(Device("gfx942", 304)))
+
+    assert outcomes(Crew([one], deque(TASKS[:5])), Crew([other], deque(TASKS[:5]))) == Counter(dict.fromkeys(range(1, 6), 2))
+    assert (len(one.done), len(other.done)) == (5, 5)
+
+
+def test_a_fault_of_ours_ends_the_run() -> None:
+    """What is nobody's fault but ours is not swallowed, and stops the other lanes."""
+    steady = Hand("steady", seconds=30.0)
+
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        outcomes(Crew([steady, Hand("odd", raises=True)], deque(TASKS)))
+    assert steady.stopped.is_set()
+
+
+def test_leaving_the_loop_stops_the_lanes() -> None:
+    """Ctrl-C ends the loop from outside: whatever runs is ended."""
+    lane = Hand("one", seconds=30.0)
+    events = work([Crew([lane], deque(TASKS))])
+    next(events)
+    events.close()
+
+    assert lane.stopped.is_set()
+
+
+@pytest.mark.parametrize(("count", "options", "wanted"), [
+    (0, Options(), [-1]), (0, Options(mp=1), [-1]), (4, Options(), [0, 1, 2, 3]), (4, Options(mp=2), [0, 1]),
+    (4, Options(device="3,1"), [3, 1]), (4, Options(device="cpu"), [-1]), (4, Options(device="0,2", mp=1), [0]),
+])  # fmt: skip
+def test_devices_are_those_of_the_machine_or_those_asked_for(
+    count: int, options: Options, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All GPUs by default, the CPU where there is none."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    assert devices(options) == wanted
+
+
+@pytest.mark.parametrize(("count", "options", "visible", "said"), [
+    (2, Options(mp=3), "", "--mp 3: there is only 2 GPUs"), (0, Options(mp=2), "", "the CPU, which is one device"),
+    (2, Options(device="2"), "", "shows GPUs 0 to 1"), (0, Options(device="0"), "", "shows no GPU"),
+    (2, Options(device="0,x"), "", "--device x"), (0, Options(), "7", "no GPU is visible with CUDA_VISIBLE_DEVICES='7'"),
+])  # fmt: skip
+def test_devices_that_are_not_there_are_told(
+    count: int, options: Options, visible: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says what is there, before anything is started."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    with pytest.raises(UserError, match=said):
+        devices(options)

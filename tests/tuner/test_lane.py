@@ -1,0 +1,223 @@
+"""Lane: the stages of a shape over a worker that may die at any call; whoever was run then is to blame, and nobody else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from tunedgemm.registry import Registry
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.lane import Lane, LaneLost
+from tunedgemm.tuner.session import Session
+from tunedgemm.tuner.trial import Event, Options, Outcome, Step, Task, Trials
+from tunedgemm.tuner.worker import Compilers, Died
+
+SHAPE = Shape("a16w16", 4, 32, 64, "fp32")
+QUICK = Options(libtype="turbo", iters=8, warmup=1)
+Dies = Callable[[str, Sequence[Any]], str]
+
+
+@attrs.define
+class Mortal:
+    """A worker in this process that dies where it is told to, and has a new session then."""
+
+    registry: Registry
+    options: Options
+    dies: Dies
+    asked: list[tuple[str, tuple[Any, ...]]] = attrs.field(factory=list)
+    session: Session | None = None
+    stopped: bool = False
+
+    def __call__(self, method: str, *arguments: Any, timeout: float = 0.0) -> Any:
+        self.asked.append((method, arguments))
+        status = "crashed" if self.stopped else self.dies(method, arguments)
+        if status:
+            self.session = None
+            raise Died(status, f"in {method}")
+        self.session = self.session or Session("a16w16", -1, self.options, self.registry)
+        return getattr(self.session, method)(*arguments)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def linear(solution, shape, x, weight):
+    return torch.nn.functional.linear(x, weight)
+
+
+def lane(dies: Dies, names: Sequence[str] = ("one", "two", "three"), options: Options = QUICK, **answers: Any) -> Lane:
+    from tunedgemm.ops import op_named
+
+    registry = fake_registry(fake_backend("turbo", solutions=names, **{"call": linear, **answers}))
+    worker = Mortal(registry, options, dies)
+    made = Lane(op_named("a16w16"), options, worker, Compilers(registry=registry), {"turbo": 0})  # type: ignore[arg-type]
+    made.begin()
+    return made
+
+
+def tuned(made: Lane, known: Sequence[Timing] = (), task: Task | None = None, **how: Any) -> tuple[Outcome, list[Event]]:
+    told: list[Event] = []
+    made.tune(task or Task(SHAPE), known, told.append, **how)
+    assert isinstance(told[-1], Outcome), "the outcome is the last that is told"
+    return told[-1], told
+
+
+def statuses(outcome: Outcome) -> dict[str, str]:
+    return {timing.solution.kernel_name: timing.status for timing in outcome.timings if timing.solution.libtype == "turbo"}
+
+
+def among(name: str, arguments: Sequence[Any]) -> bool:
+    given = [*arguments, *(one for argument in arguments if isinstance(argument, tuple) for one in argument)]
+    return any(isinstance(one, Solution) and one.kernel_name == name for one in given)
+
+
+def never(method: str, arguments: Sequence[Any]) -> str:
+    return ""
+
+
+@pytest.mark.parametrize(("method", "status", "wanted"), [
+    ("bind", "crashed", "crashed"), ("bind", "hung", "compile_timeout"), ("check", "hung", "hung"), ("check", "fault", "fault"),
+    ("sample", "crashed", "crashed"), ("check_again", "crashed", "crashed"),
+])  # fmt: skip
+def test_a_death_is_blamed_on_the_one_that_was_run(method: str, status: str, wanted: str) -> None:
+    """Wherever "two" ends the worker, it alone has the status, and the others are measured as if nothing had been."""
+    outcome, _ = tuned(lane(lambda asked, arguments: status if asked == method and among("two", arguments) else ""))
+
+    found = statuses(outcome)
+    assert found.pop("two") == wanted
+    assert set(found.values()) <= {"ok", "screened"}
+    assert outcome.winner is not None
+    assert outcome.winner.solution.kernel_name in ("one", "three")
+
+
+def test_a_death_that_does_not_come_again_is_blamed_on_nobody() -> None:
+    """What killed a worker once among many, and not alone, is no solution's fault."""
+    deaths = iter([True])
+    made = lane(lambda asked, arguments: "crashed" if asked == "sample" and len(arguments[1]) > 1 and next(deaths, False) else "")
+
+    outcome, _ = tuned(made)
+
+    assert set(statuses(outcome).values()) <= {"ok", "screened"}
+    assert all(timing.samples for timing in outcome.timings if timing.ok)
+
+
+def test_final_timings_are_told_at_once_and_once() -> None:
+    """What fails is told before the outcome, so that it is kept if the run ends in between."""
+    made = lane(lambda asked, arguments: "crashed" if asked == "check" and among("one", arguments) else "")
+
+    outcome, told = tuned(made)
+
+    final = [timing for event in told if isinstance(event, Trials) for timing in event.timings]
+    assert ("one", "crashed") in [(timing.solution.kernel_name, timing.status) for timing in final]
+    assert len({timing.solution for timing in final}) == len(final)
+    assert all(timing in outcome.timings for timing in final)
+    assert {event.activity for event in told if isinstance(event, Step)} >= {"list", "compile", "check", "screen", "time"}
+
+
+def test_what_is_known_is_not_run_again() -> None:
+    """Final timings of an interrupted run stand; their solutions are not even bound."""
+    made = lane(never)
+    known = [Timing(SHAPE, Solution("turbo", "two"), "crashed", detail="the last time")]
+
+    outcome, told = tuned(made, known)
+
+    assert statuses(outcome)["two"] == "crashed"
+    assert not [asked for asked in made.worker.asked if asked[0] in ("bind", "check", "sample") and among("two", asked[1])]
+    assert not [event for event in told if isinstance(event, Trials) and known[0] in event.timings]
+
+
+def test_only_some_solutions_are_timed_where_a_task_says_so() -> None:
+    """No screen and no neighbours: those named, and torch's own call beside them."""
+    made = lane(never)
+
+    outcome, told = tuned(made, task=Task(SHAPE, only=(Solution("turbo", "three"),)))
+
+    assert statuses(outcome) == {"three": "ok"}
+    assert outcome.reference is not None
+    assert "screen" not in {event.activity for event in told if isinstance(event, Step)}
+
+
+def test_a_device_that_is_gone_is_no_solutions_fault() -> None:
+    """Where no new worker can be started the lane is lost, and its shape is somebody else's."""
+    died: list[str] = []
+
+    def dies(method: str, arguments: Sequence[Any]) -> str:
+        if method == "check" or died:
+            died.append(method)
+            return "fault"
+        return ""
+
+    with pytest.raises(LaneLost, match="no worker can be started"):
+        tuned(lane(dies))
+    assert died == ["check", "place"]
+
+
+def test_a_shape_that_cannot_be_listed_has_no_winner_and_a_reason() -> None:
+    """A backend that kills the worker when it is asked for its solutions ends that shape, not the lane."""
+    made = lane(lambda asked, arguments: "crashed" if asked == "list" else "")
+
+    outcome, _ = tuned(made)
+
+    assert (outcome.winner, outcome.timings) == (None, ())
+    assert "listing its solutions ended the worker" in outcome.reason
+
+
+def test_operands_that_do_not_fit_end_the_shape() -> None:
+    """Out of memory before any kernel ran: every solution has that status."""
+
+    def too_large(op, shape, device):
+        raise MemoryError("64 GiB")
+
+    registry = fake_registry(fake_backend("turbo", solutions=("one",), call=linear))
+    worker = Mortal(registry, QUICK, never, session=Session("a16w16", -1, QUICK, registry, too_large))
+    made = lane(never)
+    made.worker = worker  # type: ignore[assignment]
+
+    outcome, _ = tuned(made)
+
+    assert outcome.winner is None
+    assert set(statuses(outcome).values()) == {"out_of_memory"}
+
+
+def test_an_incumbent_stays_unless_it_is_beaten_alone() -> None:
+    """The row of the table keeps its shape against what is as fast; a clearly faster one takes it."""
+    incumbent = Solution("turbo", "three")
+    same, _ = tuned(lane(never), task=Task(SHAPE, incumbent=incumbent))
+    slow, _ = tuned(lane(never, sleep={"three": 2e-3}), task=Task(SHAPE, incumbent=incumbent))
+
+    assert slow.winner is not None
+    assert slow.winner.solution != incumbent
+    assert same.winner is not None
+    ratio = min(timing.us for timing in same.timings if timing.ok) / same.winner.us
+    assert same.winner.solution == incumbent or ratio < 1.0
+
+
+def test_no_limit_is_no_limit() -> None:
+    """--kernel_timeout 0 and --timeout 0 wait for ever, as AITER's 0 does."""
+    seen: list[float] = []
+    made = lane(never, options=attrs.evolve(QUICK, timeout=0.0, kernel_timeout=0.0))
+    worker = made.worker
+
+    def noting(method: str, *arguments: Any, timeout: float) -> Any:
+        seen.append(timeout)
+        return worker(method, *arguments, timeout=timeout)
+
+    made.worker = noting  # type: ignore[assignment]
+    tuned(made)
+
+    assert set(seen) == {0.0}
+
+
+def test_a_deadline_that_has_passed_leaves_the_least() -> None:
+    """With the budget spent in the middle of a shape, its finalists have one block of rounds."""
+    outcome, _ = tuned(lane(never, options=attrs.evolve(QUICK, iters=101)), deadline=time.monotonic() - 1)
+
+    assert outcome.winner is not None
+    assert max(timing.samples for timing in outcome.timings) <= 16

@@ -1,0 +1,104 @@
+"""Session: what is asked of a device, one thing at a time, whatever was asked before."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+from tunedgemm.errors import OutOfResources
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.session import Session
+from tunedgemm.tuner.trial import Options, Samples
+
+SHAPE, OTHER = Shape("a16w16", 4, 32, 64, "fp32"), Shape("a16w16", 9, 32, 64, "fp32")
+GOOD, BAD, GONE = (Solution("turbo", name) for name in ("good", "bad", "gone"))
+
+
+def call(solution, shape, x, weight):
+    if solution.kernel_name == "bad":
+        raise OutOfResources("needs 3 times the shared memory")
+    return torch.nn.functional.linear(x, weight)
+
+
+def session(**options) -> Session:
+    backend = fake_backend("turbo", solutions=("good", "bad"), call=call)
+    return Session("a16w16", -1, Options(**{"libtype": "turbo", **options}), fake_registry(backend))
+
+
+def test_a_fresh_session_answers_as_one_that_was_led_there() -> None:
+    """A worker that was replaced binds what it is asked about, so nothing has to be told again."""
+    samples = session().sample(SHAPE, (GOOD,), 3)
+
+    assert isinstance(samples[GOOD], Samples)
+    assert len(samples[GOOD].us) == 3
+    assert session().check_again(SHAPE, GOOD).status == "ok"
+
+
+def test_what_fails_in_a_round_costs_itself() -> None:
+    """Samples of the others come back beside the Timing that says what happened."""
+    answers = session().sample(SHAPE, (BAD, GOOD, GONE), 2)
+
+    assert isinstance(answers[GOOD], Samples)
+    assert answers[BAD].status == "out_of_resources"
+    assert (answers[GONE].status, "no kernel 'gone'" in answers[GONE].detail) == ("unsupported", True)
+
+
+def test_a_new_shape_forgets_the_last() -> None:
+    """Launchers are bound to one shape; another shape gets its own."""
+    one = session()
+    one.bind(SHAPE, GOOD)
+
+    assert one.check(OTHER, GOOD).status == "ok"
+    assert one._shape == OTHER
+    assert list(one._launchers) == [GOOD]
+
+
+def test_listing_gives_torchs_own_call_beside_what_was_asked_for() -> None:
+    """The yardstick is known even where torch is not among the libtypes."""
+    found, yardstick = session().list(SHAPE)
+
+    assert found == (GOOD, BAD)
+    assert str(yardstick) == "torch:native"
+
+
+def test_neighbours_come_from_the_leaders_backend() -> None:
+    """A backend is asked about its own solutions."""
+    backend = fake_backend("turbo", solutions=("good",), call=call)
+    hooks = {**backend.hooks, "refine": lambda solution, shape, device: [Solution("turbo", solution.kernel_name + "er")]}
+    one = Session("a16w16", -1, Options(libtype="turbo"), fake_registry(attrs.evolve(backend, hooks=hooks)))
+
+    assert one.neighbours(SHAPE, (GOOD,)) == (Solution("turbo", "gooder"),)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_determinism_is_asked_for_not_required(asked: bool) -> None:
+    """A kernel whose bits change is right; it is refused only with --deterministic."""
+    count = iter(range(1000))
+
+    def unsteady(solution, shape, x, weight):
+        return torch.nn.functional.linear(x, weight) * (1.0 + 2.0**-22 * (next(count) % 2))
+
+    registry = fake_registry(fake_backend("turbo", solutions=("good",), call=unsteady))
+    timing = Session("a16w16", -1, Options(libtype="turbo", deterministic=asked), registry).check(SHAPE, GOOD)
+
+    assert timing.status == ("nondeterministic" if asked else "ok")
+    assert timing.deterministic is False
+
+
+def test_batch_invariance_is_verified_where_it_is_asked_for() -> None:
+    """A backend's claim counts for nothing: rows are compared over several M."""
+
+    def by_size(solution, shape, x, weight):
+        exact = (x.double() @ weight.double().t()).float()
+        return exact * (1.0 + 2.0**-20 * (x.shape[0] > 64)) if solution.kernel_name == "bad" else exact
+
+    backend = fake_backend("turbo", solutions=("good", "bad"), call=by_size)
+    one = Session("a16w16", -1, Options(libtype="turbo", batch_invariant=True), fake_registry(backend))
+
+    good, bad = one.check(SHAPE, GOOD), one.check(SHAPE, attrs.evolve(BAD, batch_invariant=True))
+    assert isinstance(good, Timing)
+    assert (good.status, good.batch_invariant) == ("ok", True)
+    assert (bad.status, bad.batch_invariant) == ("batch_variant", False)
