@@ -16,7 +16,7 @@ from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.lane import Lane, LaneLost
 from tunedgemm.tuner.session import Session
-from tunedgemm.tuner.trial import Event, Options, Outcome, Step, Task, Trials
+from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Samples, Step, Task, Trials
 from tunedgemm.tuner.worker import Compilers, Died
 
 SHAPE = Shape("a16w16", 4, 32, 64, "fp32")
@@ -31,6 +31,7 @@ class Mortal:
     registry: Registry
     options: Options
     dies: Dies
+    bench: Bench | None = None
     asked: list[tuple[str, tuple[Any, ...]]] = attrs.field(factory=list)
     session: Session | None = None
     stopped: bool = False
@@ -41,7 +42,7 @@ class Mortal:
         if status:
             self.session = None
             raise Died(status, f"in {method}")
-        self.session = self.session or Session("a16w16", -1, self.options, self.registry)
+        self.session = self.session or Session("a16w16", -1, self.options, self.registry, self.bench)
         return getattr(self.session, method)(*arguments)
 
     def stop(self) -> None:
@@ -52,11 +53,20 @@ def linear(solution, shape, x, weight):
     return torch.nn.functional.linear(x, weight)
 
 
-def lane(dies: Dies, names: Sequence[str] = ("one", "two", "three"), options: Options = QUICK, **answers: Any) -> Lane:
+def clock(**us: float) -> Bench:
+    """Times without noise: 10 us a call unless told otherwise by kernel name."""
+
+    def bench(op: Any, shape: Shape, device: Any) -> Any:
+        return lambda launchers, rounds: {solution: Samples((us.get(solution.kernel_name, 10.0),) * rounds) for solution in launchers}
+
+    return bench
+
+
+def lane(dies: Dies, options: Options = QUICK, bench: Bench | None = None) -> Lane:
     from tunedgemm.ops import op_named
 
-    registry = fake_registry(fake_backend("turbo", solutions=names, **{"call": linear, **answers}))
-    worker = Mortal(registry, options, dies)
+    registry = fake_registry(fake_backend("turbo", solutions=("one", "two", "three"), call=linear))
+    worker = Mortal(registry, options, dies, bench)
     made = Lane(op_named("a16w16"), options, worker, Compilers(registry=registry), {"turbo": 0})  # type: ignore[arg-type]
     made.begin()
     return made
@@ -88,7 +98,7 @@ def never(method: str, arguments: Sequence[Any]) -> str:
 ])  # fmt: skip
 def test_a_death_is_blamed_on_the_one_that_was_run(method: str, status: str, wanted: str) -> None:
     """Wherever "two" ends the worker, it alone has the status, and the others are measured as if nothing had been."""
-    outcome, _ = tuned(lane(lambda asked, arguments: status if asked == method and among("two", arguments) else ""))
+    outcome, _ = tuned(lane(lambda asked, arguments: status if asked == method and among("two", arguments) else "", bench=clock()))
 
     found = statuses(outcome)
     assert found.pop("two") == wanted
@@ -176,7 +186,7 @@ def test_operands_that_do_not_fit_end_the_shape() -> None:
         raise MemoryError("64 GiB")
 
     registry = fake_registry(fake_backend("turbo", solutions=("one",), call=linear))
-    worker = Mortal(registry, QUICK, never, session=Session("a16w16", -1, QUICK, registry, too_large))
+    worker = Mortal(registry, QUICK, never, bench=too_large)
     made = lane(never)
     made.worker = worker  # type: ignore[assignment]
 
@@ -188,15 +198,22 @@ def test_operands_that_do_not_fit_end_the_shape() -> None:
 
 def test_an_incumbent_stays_unless_it_is_beaten_alone() -> None:
     """The row of the table keeps its shape against what is as fast; a clearly faster one takes it."""
-    incumbent = Solution("turbo", "three")
-    same, _ = tuned(lane(never), task=Task(SHAPE, incumbent=incumbent))
-    slow, _ = tuned(lane(never, sleep={"three": 2e-3}), task=Task(SHAPE, incumbent=incumbent))
+    task = Task(SHAPE, incumbent=Solution("turbo", "three"))
 
-    assert slow.winner is not None
-    assert slow.winner.solution != incumbent
-    assert same.winner is not None
-    ratio = min(timing.us for timing in same.timings if timing.ok) / same.winner.us
-    assert same.winner.solution == incumbent or ratio < 1.0
+    same, _ = tuned(lane(never, bench=clock(three=10.04)), task=task)
+    slow, _ = tuned(lane(never, bench=clock(three=10.1)), task=task)
+
+    assert (same.winner and same.winner.solution) == task.incumbent
+    assert (slow.winner and slow.winner.solution.kernel_name) == "one"
+
+
+def test_torchs_call_beside_a_list_without_torch_keeps_its_time() -> None:
+    """It is the yardstick of the summary, and is stored by no means."""
+    outcome, _ = tuned(lane(never, bench=clock(native=5.0)))
+
+    assert outcome.winner is not None
+    assert outcome.reference is not None
+    assert (outcome.winner.solution.libtype, outcome.reference.us, outcome.gain) == ("turbo", 5.0, 0.5)
 
 
 def test_no_limit_is_no_limit() -> None:

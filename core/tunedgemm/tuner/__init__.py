@@ -33,7 +33,9 @@ from tunedgemm.tuner.store import MISSING, Store
 from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Place, Planned, Report, Task, Trials
 
 #: Options that decide what a trial says; trials of an interrupted run with others are not reused.
-_MATTERS = ("libtype", "errRatio", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "topk", "seconds", "shard", "all")
+_MATTERS = (
+    "libtype", "errRatio", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "topk", "seconds", "shard", "all",
+)  # fmt: skip
 #: Solutions of each shape that may become the pin of its group.
 _PIN_BEST = 4
 

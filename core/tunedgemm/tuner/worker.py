@@ -23,7 +23,7 @@ from tunedgemm.device import Device
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution
+from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.session import DeviceFault, Session
 
@@ -124,20 +124,27 @@ class Compilers:
     """
 
     def __init__(self, jobs: int = 0, timeout: float = 0.0, registry: Registry | None = None) -> None:
-        self._jobs, self._timeout, self._registry = jobs, timeout, registry or Registry()
+        self._size = jobs or len(os.sched_getaffinity(0))
+        self._timeout, self._registry = timeout, registry or Registry()
         self._pool: ProcessPool | None = None
         self._pending: dict[tuple[Device, Shape, Solution], Future[str]] = {}
         self._lock = threading.Lock()
 
+    def start(self, libtypes: Iterable[str]) -> None:
+        """Start the processes where one of these backends compiles ahead: they load it while the devices' workers start."""
+        compiled = [libtype for libtype in libtypes if self._prepares(libtype)]
+        if compiled:
+            with self._lock:
+                for _ in range(self._size):  # a pool starts its processes with the first task
+                    self._started().schedule(_load, args=[compiled])
+
     def begin(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> None:
         """Have solutions compiled; what was begun already is not begun again."""
         for solution in solutions:
-            backend = self._registry.get(solution.libtype)
-            if isinstance(backend, Backend) and "prepare" in backend.hooks:
+            if self._prepares(solution.libtype):
                 with self._lock:
                     if (device, shape, solution) not in self._pending:
-                        self._pool = self._pool or _pool(self._jobs or len(os.sched_getaffinity(0)), None)
-                        future = self._pool.schedule(_prepare, args=[solution, shape, device], timeout=self._timeout or None)
+                        future = self._started().schedule(_prepare, args=[solution, shape, device], timeout=self._timeout or None)
                         self._pending[device, shape, solution] = future
 
     def finish(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> list[Timing]:
@@ -169,6 +176,14 @@ class Compilers:
         if not reason:
             return "", ""
         return "out_of_resources" if reason.startswith("OutOfResources") else "compile_failed", reason
+
+    def _prepares(self, libtype: str) -> bool:
+        backend = self._registry.get(libtype)
+        return isinstance(backend, Backend) and "prepare" in backend.hooks
+
+    def _started(self) -> ProcessPool:
+        self._pool = self._pool or _pool(self._size, None)
+        return self._pool
 
     def stop(self) -> None:
         """End the processes, whatever they do."""
@@ -216,12 +231,22 @@ def _ask(method: str, arguments: tuple[Any, ...]) -> Any:
     return getattr(_session, method)(*arguments)
 
 
-def _prepare(solution: Solution, shape: Shape, device: Device) -> str:
-    """In the child: compile one solution; returns what went wrong, or ""."""
+def _load(libtypes: Iterable[str]) -> None:
+    """In the child: import backends, and with them what they import."""
+    for libtype in libtypes:
+        _backend(libtype)
+
+
+def _backend(libtype: str) -> Backend | Unsupported:
     global _registry
     if _registry is None:
         _registry = Registry()
-    backend = _registry.get(solution.libtype)
+    return _registry.get(libtype)
+
+
+def _prepare(solution: Solution, shape: Shape, device: Device) -> str:
+    """In the child: compile one solution; returns what went wrong, or ""."""
+    backend = _backend(solution.libtype)
     if not isinstance(backend, Backend):
         return str(backend)
     try:

@@ -69,6 +69,7 @@ def lanes(op: Op, options: Options, places: Mapping[str, int], registry: Registr
             make = functools.partial(Session, op.name, index, options, bench=bench)
         found.append(Lane(op, options, Inline(make) if registry is not None else Worker(make), compilers, places))
     try:
+        compilers.start(places)
         with ThreadPoolExecutor(len(found)) as starting:
             list(starting.map(Lane.begin, found))
         yield found
