@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
-import itertools
 import signal
 import threading
 import time
@@ -36,7 +35,7 @@ from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Place, Planned
 _MATTERS = (
     "libtype", "errRatio", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "topk", "seconds", "shard", "all",
 )  # fmt: skip
-#: Solutions of each shape that may become the pin of its group.
+#: So many solutions of each shape, and of the whole group, may become its pin.
 _PIN_BEST = 4
 
 Progress = Callable[[Place | None, Event], None]
@@ -180,7 +179,7 @@ class _Run:
 
     def _pin(self, group: Sequence[Outcome], lanes: Sequence[Lanelike]) -> Timing | None:
         eligible = tuple(lanes[0].places)
-        best = dict.fromkeys(itertools.chain.from_iterable(_fastest(outcome, eligible) for outcome in group))
+        best = _promising(group, eligible)
         timings = {outcome.task.shape: {timing.solution: timing for timing in outcome.timings} for outcome in group}
         tasks = []
         for shape, found in timings.items():
@@ -199,9 +198,20 @@ class _Run:
         return timings[group[0].task.shape][pin] if pin is not None else None
 
 
-def _fastest(outcome: Outcome, eligible: Sequence[str]) -> list[Solution]:
-    passed = [timing for timing in outcome.timings if timing.ok and timing.solution.libtype in eligible]
-    return [timing.solution for timing in sorted(passed, key=lambda timing: timing.us)[:_PIN_BEST]]
+def _promising(group: Sequence[Outcome], eligible: Sequence[str]) -> list[Solution]:
+    """The fastest few at each M, and the few with the least time over all, as far as rough times tell."""
+    found: dict[Solution, None] = {}
+    total: dict[Solution, float] = {}
+    for outcome in group:
+        timed = [t for t in outcome.timings if t.us and t.status in ("ok", "screened") and t.solution.libtype in eligible]
+        timed.sort(key=lambda timing: timing.us)
+        found |= dict.fromkeys(timing.solution for timing in timed[:_PIN_BEST])
+        slowest = timed[-1].us if timed else 0.0
+        us = {timing.solution: timing.us for timing in timed}
+        for solution in {*us, *total}:  # where one was not timed it may be no faster than the slowest
+            earlier = total.get(solution, 0.0)
+            total[solution] = earlier + outcome.task.count * us.get(solution, slowest)
+    return list(found | dict.fromkeys(sorted(total, key=lambda solution: total[solution])[:_PIN_BEST]))
 
 
 def _usable(registry: Registry, op: Op, options: Options) -> list[Backend]:

@@ -1,0 +1,196 @@
+"""A run as a whole: pins, budgets, kinds of devices, and what is kept when it ends early."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from tunedgemm.csvfile import read_rows
+from tunedgemm.dispatch import Dispatcher
+from tunedgemm.errors import LibtypeError, TableError
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.replay import read_trials
+from tunedgemm.tuner import Options, tune
+from tunedgemm.tuner.trial import Outcome, Planned, Samples
+
+OP = op_named("a16w16")
+SHAPES = [Shape("a16w16", m, 64, 128, "fp32") for m in (1, 8, 100)]
+QUICK = Options(libtype="turbo", iters=8, warmup=1)
+
+
+def exact(solution: Solution, shape: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    out = (x.double() @ weight.double().t()).float()
+    return out * (1.0 + 2.0**-20 * (x.shape[0] > 64)) if solution.kernel_name == "varies" else out
+
+
+def clock(us: Mapping[tuple[str, int], float]) -> Any:
+    """Times by kernel name and M."""
+
+    def bench(op: Any, shape: Shape, device: Any) -> Any:
+        return lambda launchers, rounds: {s: Samples((us.get((s.kernel_name, shape.m), 50.0),) * rounds) for s in launchers}
+
+    return bench
+
+
+def rows(path: Path) -> dict[int, str]:
+    return {row.shape.m: row.solution.kernel_name for row in read_rows(path, OP)[0]}
+
+
+def test_one_solution_is_pinned_for_all_m_and_dispatch_honours_it(tmp_path: Path, cpu) -> None:
+    """Of those whose rows do not depend on M the one with the least time over the workload, also where another won each M."""
+    names = ("varies", "small", "large", "steady")
+    us = dict.fromkeys(itertools.product(names, (1, 8, 100)), 20.0)
+    us |= {("varies", m): 1.0 for m in (1, 8, 100)}
+    us |= {("small", 1): 4.0, ("small", 8): 4.0, ("small", 100): 400.0, ("large", 1): 40.0, ("large", 8): 40.0, ("large", 100): 10.0}
+    registry = fake_registry(fake_backend("turbo", solutions=names, call=exact))
+    table = tmp_path / "t.csv"
+
+    options = attrs.evolve(QUICK, batch_invariant=True)
+    report = tune(shapes=SHAPES, output=table, options=options, registry=registry, bench=clock(us))
+
+    assert rows(table) == {0: "steady"}
+    assert [pin.shape.m for pin in report.pins] == [0]
+    trials = read_trials(table.with_name("t.trials.jsonl"))
+    assert {trial.status for trial in trials if trial.solution.kernel_name == "varies"} == {"batch_variant"}
+    served = Dispatcher(OP, registry, above=(table,)).explain(attrs.evolve(SHAPES[0], m=37), cpu)
+    assert "turbo:steady" in str(served)
+    assert len(tune(shapes=SHAPES, output=table, options=options, registry=registry, bench=clock(us)).skipped) == 3
+
+
+def test_a_budget_is_spent_where_most_time_is(tmp_path: Path) -> None:
+    """Shapes that it does not suffice for are told, not stored, and are the next run's."""
+    registry, table = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), tmp_path / "t.csv"
+    source = tmp_path / "shapes.csv"
+    source.write_text("M,N,K,dtype,count\n1,64,128,fp32,1\n8,64,128,fp32,1000\n100,64,128,fp32,1\n")
+
+    first = tune(shapes=source, output=table, options=attrs.evolve(QUICK, budget=1e-6), registry=registry, bench=clock({}))
+    order = []
+    tune(shapes=source, output=table, options=attrs.evolve(QUICK, budget=600.0), registry=registry, bench=clock({}),
+         progress=lambda _, event: order.append(event.task.shape.m) if isinstance(event, Outcome) else None)  # fmt: skip
+
+    assert sorted(shape.m for shape in first.unbegun) == [1, 8, 100]
+    assert first.outcomes == ()
+    assert order[0] == 8
+    assert set(rows(table)) == {1, 8, 100}
+
+
+def test_what_is_planned_is_told_before_the_first_shape(tmp_path: Path) -> None:
+    """Progress knows how much there is to do, and what is left out."""
+    registry, seen = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), []
+    tune(shapes=SHAPES[:1], output=tmp_path / "t.csv", options=QUICK, registry=registry, bench=clock({}))
+
+    tune(
+        shapes=SHAPES,
+        output=tmp_path / "t.csv",
+        options=QUICK,
+        registry=registry,
+        bench=clock({}),
+        progress=lambda *told: seen.append(told),
+    )
+
+    planned = seen[0][1]
+    assert isinstance(planned, Planned)
+    assert ([task.shape.m for task in planned.tasks], [shape.m for shape in planned.skipped]) == ([8, 100], [1])
+    assert all(place is not None for place, _ in seen[1:])
+
+
+def test_an_interrupted_run_is_gone_on_with(tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a shape keeps its trials: the next run of the same kind does not do them again."""
+    calls: list[tuple[str, int]] = []
+
+    def counted(solution: Solution, shape: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        calls.append((solution.kernel_name, shape.m))
+        if solution.kernel_name == "broken":
+            raise RuntimeError("no such register")
+        return exact(solution, shape, x, weight)
+
+    registry, table = fake_registry(fake_backend("turbo", solutions=("broken", "steady"), call=counted)), tmp_path / "t.csv"
+
+    def interrupt(_: Any, event: Any) -> None:
+        if getattr(event, "activity", "") == "screen" and event.task.shape.m == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(shapes=SHAPES, output=table, options=QUICK, registry=registry, bench=clock({}), progress=interrupt)
+    calls_before = calls.count(("broken", 8))
+    report = tune(shapes=SHAPES, output=table, options=QUICK, registry=registry, bench=clock({}))
+    trials = [(trial.shape.m, trial.solution) for trial in read_trials(table.with_name("t.trials.jsonl"))]
+
+    assert calls.count(("broken", 8)) == calls_before > 0
+    assert sorted(outcome.task.shape.m for outcome in report.outcomes) == [8, 100]
+    assert set(rows(table)) == {1, 8, 100}
+    assert len(trials) == len(set(trials)) == 9
+
+
+def test_other_options_reuse_nothing(tmp_path: Path) -> None:
+    """A trial says what it says under the options it was made with."""
+    registry, table = fake_registry(fake_backend("turbo", solutions=("broken", "steady"), call=exact)), tmp_path / "t.csv"
+
+    def interrupt(_: Any, event: Any) -> None:
+        if isinstance(event, Outcome):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(shapes=SHAPES, output=table, options=attrs.evolve(QUICK, all=True), registry=registry, bench=clock({}), progress=interrupt)
+    report = tune(shapes=SHAPES, output=table, options=attrs.evolve(QUICK, all=True, iters=9), registry=registry, bench=clock({}))
+
+    assert len(report.outcomes) == len(SHAPES)
+
+
+def test_shapes_that_failed_before_the_interruption_stay_failed_until_the_run_has_ended(tmp_path: Path) -> None:
+    """The run that goes on counts them, says why, and the next whole run tries again."""
+    broken = {"value": True}
+
+    def call(solution: Solution, shape: Shape, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return exact(solution, shape, x, weight) * (2.0 if broken["value"] and shape.m == 1 else 1.0)
+
+    registry, table = fake_registry(fake_backend("turbo", solutions=("steady",), call=call)), tmp_path / "t.csv"
+
+    def interrupt(_: Any, event: Any) -> None:
+        if isinstance(event, Outcome) and event.task.shape.m == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(shapes=SHAPES, output=table, options=QUICK, registry=registry, bench=clock({}), progress=interrupt)
+    broken["value"] = False
+    second = tune(shapes=SHAPES, output=table, options=QUICK, registry=registry, bench=clock({}))
+    third = tune(shapes=SHAPES, output=table, options=QUICK, registry=registry, bench=clock({}))
+
+    assert [(outcome.task.shape.m, "--no-resume" in outcome.reason) for outcome in second.failed] == [(1, True)]
+    assert [outcome.task.shape.m for outcome in third.outcomes] == [1]
+    assert set(rows(table)) == {1, 8, 100}
+
+
+def test_no_backend_for_the_op_is_told_at_once(tmp_path: Path) -> None:
+    """What is installed, and what it covers."""
+    registry = fake_registry(fake_backend("other", ops=("relu16",)))
+
+    with pytest.raises(LibtypeError, match="no backend of --libtype other covers the op a16w16: other covers relu16"):
+        tune(shapes=SHAPES, output=tmp_path / "t.csv", options=Options(libtype="other"), registry=registry)
+
+
+def test_a_table_edited_by_hand_between_two_runs_keeps_what_was_written(tmp_path: Path) -> None:
+    """A row taken out is tuned again, a column and a row put in survive, and a broken line is told before measuring."""
+    registry, table = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), tmp_path / "t.csv"
+    tune(shapes=SHAPES[:2], output=table, options=QUICK, registry=registry, bench=clock({}))
+    header, first, second = table.read_text().splitlines()
+    by_hand = second.replace("64,128", "4096,128")
+    table.write_text(f"{header},note\n{by_hand},mine\n{first},\n")
+
+    report = tune(shapes=SHAPES[:2], output=table, options=QUICK, registry=registry, bench=clock({}))
+    found = read_rows(table, OP)[0]
+
+    assert [outcome.task.shape.m for outcome in report.outcomes] == [int(second.split(",")[2])]
+    assert [row.extra for row in found if row.shape.n == 4096] == [(("note", "mine"),)]
+    assert len(found) == 3
+    table.write_text("nonsense\n1\n")
+    with pytest.raises(TableError, match="lacks the column"):
+        tune(shapes=SHAPES, output=table, options=QUICK, registry=registry, bench=clock({}))
