@@ -77,6 +77,7 @@ def faulty_plugin(monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = HERE / "faulty_plugin"
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads of several processes that wait for each other make times of milliseconds
     return folder
 
 

@@ -107,6 +107,20 @@ def test_a_death_is_blamed_on_the_one_that_was_run(method: str, status: str, wan
     assert outcome.winner.solution.kernel_name in ("one", "three")
 
 
+def test_what_fails_late_has_made_nobody_slow() -> None:
+    """The fastest fails once everything was timed: what seemed hopeless beside it is timed again, each told once."""
+    bench = clock(one=1.0, two=20.0)
+    outcome, told = tuned(
+        lane(lambda asked, arguments: "crashed" if asked == "check_again" and among("one", arguments) else "", bench=bench)
+    )
+
+    assert outcome.winner is not None
+    assert outcome.winner.solution.kernel_name == "three"
+    assert statuses(outcome)["one"] == "crashed"
+    final = [timing.solution for event in told if isinstance(event, Trials) for timing in event.timings]
+    assert len(set(final)) == len(final)
+
+
 def test_a_death_that_does_not_come_again_is_blamed_on_nobody() -> None:
     """What killed a worker once among many, and not alone, is no solution's fault."""
     deaths = iter([True])

@@ -85,6 +85,11 @@ def unsteady(x, weight):
     return linear(x, weight) * (1.0 + 2.0**-22 * (len(_state) % 2))
 
 
+def replaces_a_buffer(x, weight):
+    _state[:] = [x.new_zeros(1 << 16)]
+    return linear(x, weight)
+
+
 def leaks(x, weight):
     _state.append(linear(x, weight))
     return _state[-1].clone()
@@ -160,8 +165,9 @@ def test_a_verified_kernel_is_known_to_repeat_itself() -> None:
 
 
 def test_a_cache_that_fills_is_no_leak() -> None:
-    """A workspace that the first call keeps, and later ones change in place, is none; a new one at every call is."""
+    """A workspace that the first call keeps, or that each call puts in the place of the last, is none; one more at every call is."""
     assert checked(keeps_a_workspace).status == "ok"
+    assert checked(replaces_a_buffer).status == "ok"
     assert checked(leaks).status == "leaks"
     assert "every call keeps" in checked(leaks).detail
 

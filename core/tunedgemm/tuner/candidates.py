@@ -30,6 +30,19 @@ def candidates(shape: Shape, device: Device, backends: Sequence[Backend]) -> lis
     return found
 
 
+def refusals(shape: Shape, device: Device, backends: Sequence[Backend]) -> list[str]:
+    """Why each backend offers nothing for a shape."""
+    found = []
+    for backend in backends:
+        answer = backend.supports(shape, device)
+        try:
+            reason = str(answer) if not answer else "" if backend.solutions(shape, device) else "it lists no solution"
+        except PluginError as error:
+            reason = str(error)
+        found += [f"{backend.libtype}: {reason}"] if reason else []
+    return found
+
+
 def neighbours(leaders: Sequence[tuple[Backend, Solution]], shape: Shape, device: Device) -> list[Solution]:
     """Ask the leaders' backends for what lies around them; one that breaks the contract is left out and logged."""
     found: list[Solution] = []

@@ -138,24 +138,11 @@ class _Run:
 
     def run(self, known: Sequence[Timing]) -> None:
         """List, compile, check, screen, measure, check again, select."""
-        shape = self.task.shape
         self._timings.update({timing.solution: timing for timing in known})
         offered = self._offered()
         yardstick = self._yardstick
         right = self._checked(self._compiled(offered)) if self._opened(offered) else []
-        finalists = right
-        if not self.task.only:
-            self._step("screen")
-            floor = floor_us(self.lane.op, shape, self.lane.place.device)
-            beside = yardstick if yardstick and yardstick.libtype not in self.lane.places else None
-            screened = screen(shape, right, self._sample, self.lane.options.topk, self._neighbours, floor, beside)
-            finalists = list(screened.survivors)
-            if yardstick in right and yardstick not in finalists and yardstick in screened.rough:
-                finalists.append(yardstick)  # type: ignore[arg-type]
-            self._final(timing for timing in screened.dropped if timing.solution not in finalists)
-        self._ask_softly("forget", shape, tuple(finalists))
-        self._raced(finalists)
-        self._checked_again(finalists)
+        finalists = self._finalists(right)
         winner, tied = self._selected(finalists)
         libver = self.lane.versions.get(winner.solution.libtype, "") if winner else ""
         seconds = tuple(self._seconds.items())
@@ -169,6 +156,8 @@ class _Run:
         self._step("list")
         try:
             found, self._yardstick = self.lane.listed(shape)
+            if not found:
+                self._reason = self.lane.ask("refusals", shape, timeout=self.lane.options.timeout)
         except Died as error:
             self._reason = f"listing its solutions ended the worker: {error}"
             return []
@@ -309,6 +298,34 @@ class _Run:
             return []
         fresh = [solution for solution in near if solution not in self._timings]
         return self._checked(self._compiled(fresh))
+
+    def _finalists(self, right: Sequence[Solution]) -> list[Solution]:
+        """Screen, race and check again; once more without those that failed late, for others were dropped because of them."""
+        while True:
+            finalists, slow = (list(right), []) if self.task.only else self._screened(right)
+            racing = tuple(finalists)
+            self._ask_softly("forget", self.task.shape, racing)
+            self._raced(finalists)
+            self._checked_again(finalists)
+            if self.task.only or len(finalists) == len(racing):
+                self._final(slow)
+                return finalists
+            known = dict.fromkeys([*right, *racing, *(timing.solution for timing in slow)])
+            right = [solution for solution in known if self._timings[solution].status == "ok"]
+
+    def _screened(self, right: Sequence[Solution]) -> tuple[list[Solution], list[Timing]]:
+        """Those that deserve the accurate phase, torch's own call always among them, and the timings of those that are too slow."""
+        yardstick = self._yardstick
+        self._step("screen")
+        floor = floor_us(self.lane.op, self.task.shape, self.lane.place.device)
+        beside = yardstick if yardstick and yardstick.libtype not in self.lane.places else None
+        screened = screen(self.task.shape, right, self._sample, self.lane.options.topk, self._neighbours, floor, beside)
+        self._final(timing for timing in screened.dropped if timing.status != "screened")
+        slow = [timing for timing in screened.dropped if timing.status == "screened" and timing.solution != yardstick]
+        survivors = list(screened.survivors)
+        if yardstick and yardstick in screened.rough and yardstick not in survivors:
+            survivors.append(yardstick)
+        return survivors, slow
 
     def _raced(self, finalists: list[Solution]) -> None:
         """The accurate phase; what fails in it is no finalist any more."""

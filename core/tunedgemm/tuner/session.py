@@ -22,7 +22,7 @@ from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.candidates import candidates, neighbours, reference
+from tunedgemm.tuner.candidates import candidates, neighbours, reference, refusals
 from tunedgemm.tuner.trial import Bench, Options, Place, Sampler, Samples, failed
 from tunedgemm.tuner.verify import Verifier
 from tunedgemm.tuner.workload import Workload
@@ -76,6 +76,10 @@ class Session:
         """Every solution that the chosen backends offer, and torch's own call."""
         backends = self.registry.select(self.options.libtype)
         return tuple(dict.fromkeys(candidates(shape, self.device, backends))), reference(shape, self.device, self.registry)
+
+    def refusals(self, shape: Shape) -> str:
+        """Why the chosen backends offer nothing for a shape."""
+        return "; ".join(refusals(shape, self.device, self.registry.select(self.options.libtype)))
 
     def neighbours(self, shape: Shape, leaders: Sequence[Solution]) -> tuple[Solution, ...]:
         """What lies around some solutions."""

@@ -6,6 +6,7 @@ so whatever was asked for is to blame.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import multiprocessing
 import os
@@ -212,14 +213,18 @@ def _begin(make: Maker | None, level: int) -> None:
     _maker = make
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     logging.basicConfig(level=level, format="tunedgemm: %(message)s")
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    _die_with_parent()
 
 
 def _die_with_parent() -> None:
+    """Have the kernel end this process when its parent ends: a thread here could not, while a call holds the interpreter's lock."""
     parent = multiprocessing.parent_process()
     if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+        pipe = parent.sentinel  # nothing is written to it; it closes with the parent, and SIGIO, unhandled, is the end
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+        if wait([pipe], timeout=0):
+            os._exit(1)
 
 
 def _ask(method: str, arguments: tuple[Any, ...]) -> Any:
@@ -228,7 +233,10 @@ def _ask(method: str, arguments: tuple[Any, ...]) -> Any:
     if _session is None:
         assert _maker is not None, "workers are started with a maker"
         _session = _maker()
-    return getattr(_session, method)(*arguments)
+    try:
+        return getattr(_session, method)(*arguments)
+    except (SystemExit, KeyboardInterrupt):  # a plugin may ask for it; sent back, it would end whoever waits for the answer
+        os._exit(1)
 
 
 def _load(libtypes: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "hangs": ("hung",),
     "segfaults": ("crashed",),
     "aborts": ("crashed",),
-    "exits": ("crashed", "failed"),
+    "exits": ("crashed",),
     "raises": ("failed",),
     "raises_oddly": ("failed",),
     "nan": ("wrong",),
@@ -50,6 +50,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "hangs_later": ("hung",),
     "segfaults_later": ("crashed",),
     "wrong_later": ("wrong",),
+    "raises_later": ("failed",),
 }
 #: Right, and found wanting only where --deterministic or --batch-invariant is asked for.
 PARTICULAR = {"nondeterministic": "nondeterministic", "batch_variant": "batch_variant"}
@@ -239,6 +240,10 @@ def _wrong_later(x: Any, weight: Any, state: dict) -> Any:
         state["last"] = _product(x, weight)
         return state["last"].clone()
     return state["last"] + 1
+
+
+def _raises_later(x: Any, weight: Any, state: dict) -> Any:
+    return _product(x, weight) if state["calls"] <= LATE else _raises(x, weight, state)
 
 
 def _nondeterministic(x: Any, weight: Any, state: dict) -> Any:

@@ -1,0 +1,125 @@
+"""Bad input to ``tunedgemm tune``: one line that names the mistake, exit code 2, and nothing that was there is lost."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tunedgemm.cli import main
+from tunedgemm.csvfile import read_rows
+from tunedgemm.ops import op_named
+
+UNTUNED = "M,N,K,bias,dtype,outdtype\n" + "".join(f"{m},64,128,False,fp32,fp32\n" for m in range(1, 9))
+
+Mistake = Callable[..., str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "in.csv").write_text(UNTUNED)
+    return tmp_path
+
+
+@pytest.fixture
+def mistake(folder: Path, capsys: pytest.CaptureFixture[str]) -> Mistake:
+    """Run ``tune`` with more flags, see that it ends as a mistake does, and return its line."""
+
+    def run(*arguments: str) -> str:
+        code = main(["tune", "-i", str(folder / "in.csv"), "-o", str(folder / "t.csv"), "--libtype", "torch", "--iters", "3", *arguments])
+        err = capsys.readouterr().err
+        assert code == 2, err
+        assert err.startswith("tunedgemm: error: ") and err.count("\n") == 1, err
+        return err
+
+    return run
+
+
+def tune(folder: Path, limit: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, which may write files of *limit* bytes at most, as on a disk that is nearly full."""
+    command = [sys.executable, "-m", "tunedgemm", "tune", "-i", str(folder / "in.csv"), "-o", str(folder / "t.csv"), "--libtype", "torch"]
+    path = os.pathsep.join(filter(None, sys.path))
+    variables = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    start = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None
+    return subprocess.run([*command, "--iters", "3"], capture_output=True, text=True, env=variables, preexec_fn=start, timeout=120)
+
+
+def test_more_devices_than_the_machine_has(mistake: Mistake, folder: Path) -> None:
+    """--mp 99 says how many there are, and measures nothing."""
+    assert "--mp 99" in mistake("--mp", "99")
+    assert not (folder / "t.csv").exists()
+
+
+@pytest.mark.gpu
+def test_a_gpu_index_out_of_range_is_no_run_on_the_cpu(folder: Path) -> None:
+    """CUDA_VISIBLE_DEVICES that names a GPU which is not there is a mistake; tuning the CPU instead would be found hours later."""
+    done = tune(folder, CUDA_VISIBLE_DEVICES="99")
+
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "CUDA_VISIBLE_DEVICES" in done.stderr and "Traceback" not in done.stderr
+    assert not (folder / "t.csv").exists()
+
+
+@pytest.mark.parametrize("libtype", ["nope", "fake_unimportable", "fake_raising"])
+def test_no_usable_backend(mistake: Mistake, folder: Path, fake_plugins: Path, libtype: str) -> None:
+    """Unknown, broken, or refusing every shape: told by name, and no table appears."""
+    if libtype == "fake_raising":  # it loads; that it can do nothing shows shape by shape
+        assert main(["tune", "-i", str(folder / "in.csv"), "-o", str(folder / "t.csv"), "--libtype", libtype, "--iters", "3"]) == 1
+    else:
+        assert libtype in mistake("--libtype", libtype)
+    assert not (folder / "t.csv").exists() or not read_rows(folder / "t.csv", op_named("a16w16"))[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"hello\n", b"\xff\xfe\x00\x01", b'{"schema": 99}\n', b'{"epoch": 1, "loss": 0.5}\n', b"[1, 2]\n"],
+    ids=["text", "binary", "newer schema", "another program's", "no objects"],
+)
+def test_a_foreign_trial_log_is_not_touched(mistake: Mistake, folder: Path, content: bytes) -> None:
+    """A file in the log's place that is no log of ours: its name, what to do, and not a byte changed."""
+    log = folder / "t.trials.jsonl"
+    log.write_bytes(content)
+
+    assert str(log) in mistake()
+
+    assert log.read_bytes() == content
+    assert not (folder / "t.csv").exists()
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.trials.jsonl"])
+def test_a_folder_where_a_file_should_be(mistake: Mistake, folder: Path, name: str) -> None:
+    """Told before anything is measured."""
+    (folder / name).mkdir()
+
+    assert str(folder / name) in mistake()
+
+
+def test_a_table_broken_by_hand_is_told_before_measuring(mistake: Mistake, folder: Path) -> None:
+    """The file is named and stays as it is."""
+    broken = "M,N,K,solution\n1,64,128,the fast one\n"
+    (folder / "t.csv").write_text(broken)
+
+    assert str(folder / "t.csv") in mistake()
+
+    assert (folder / "t.csv").read_text() == broken
+    assert not (folder / "t.trials.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_the_run_and_keeps_what_is_there(folder: Path) -> None:
+    """The file that could not be written is named, what was written before can be read, and the same command goes on elsewhere."""
+    done = tune(folder, limit=6000)
+
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "t.trials.jsonl" in done.stderr and "Traceback" not in done.stderr
+    rows = len(read_rows(folder / "t.csv", op_named("a16w16"))[0]) if (folder / "t.csv").exists() else 0
+    assert rows < 8
+
+    again = tune(folder)
+
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert len(read_rows(folder / "t.csv", op_named("a16w16"))[0]) == 8

@@ -1,0 +1,69 @@
+"""Faults of a real GPU: an illegal address ends a context, a spinning kernel never ends; one solution is lost each time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from tunedgemm.csvfile import read_rows
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.testing.replay import read_trials
+from tunedgemm.tuner import Options, tune
+
+SHAPES = [Shape("a16w16", 16, 512, 512), Shape("a16w16", 64, 512, 1024)]
+KERNEL_TIMEOUT = 5.0
+
+
+def statuses(table: Path, libtype: str) -> dict[tuple[int, str], str]:
+    trials = [trial for trial in read_trials(table.with_suffix(".trials.jsonl")) if trial.solution.libtype == libtype]
+    assert len({(trial.shape, trial.solution) for trial in trials}) == len(trials), "a solution has two final trials"
+    return {(trial.shape.m, trial.solution.kernel_name): trial.status for trial in trials}
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_faulting_and_spinning_kernels_cost_themselves(faulty_plugin: Path, tmp_path: Path) -> None:
+    """Two shapes, each with an illegal address at once, one in the middle of the timing, a trap and a kernel that spins 120 s."""
+    from faulty_backend.gpu import EXPECTED, SPIN_SECONDS
+
+    table, started = tmp_path / "t.csv", time.monotonic()
+    options = Options(libtype="faulty_gpu", mp=1, kernel_timeout=KERNEL_TIMEOUT)
+
+    report = tune(shapes=SHAPES, output=table, options=options)
+
+    found = statuses(table, "faulty_gpu")
+    wanted = {(shape.m, name): words for shape in SHAPES for name, words in EXPECTED.items()}
+    assert {place: found.get(place) for place, words in wanted.items() if found.get(place) not in words} == {}
+    assert [str(row.solution) for row in read_rows(table, op_named("a16w16"))[0]] == ["faulty_gpu:good"] * 2
+    assert report.failed == []
+    assert time.monotonic() - started < SPIN_SECONDS, "a spinning kernel is killed, not waited for"
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_faulting_backend_beside_the_others_leaves_their_rows(faulty_plugin: Path, tmp_path: Path) -> None:
+    """torch's own routes are tuned beside a backend that breaks the context over and over: every shape has its row."""
+    table = tmp_path / "t.csv"
+
+    report = tune(shapes=SHAPES, output=table, options=Options(libtype="torch,faulty_gpu", mp=1, kernel_timeout=KERNEL_TIMEOUT, iters=21))
+
+    assert report.failed == []
+    assert len(read_rows(table, op_named("a16w16"))[0]) == len(SHAPES)
+    assert set(statuses(table, "torch").values()) <= {"ok", "screened", "unsupported"}
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_faults_of_the_host_are_survived_on_a_gpu(faulty_plugin: Path, tmp_path: Path) -> None:
+    """The backend of the CPU tests on GPU tensors: segfaults, hangs, wrong results, leaks; the good one wins."""
+    from faulty_backend import EXPECTED
+
+    table = tmp_path / "t.csv"
+
+    tune(shapes=[SHAPES[0]], output=table, options=Options(libtype="faulty", mp=1, iters=11, timeout=10, kernel_timeout=KERNEL_TIMEOUT))
+
+    found = {name: status for (_, name), status in statuses(table, "faulty").items()}
+    assert {name: found.get(name) for name, words in EXPECTED.items() if found.get(name) not in words} == {}
+    assert [str(row.solution) for row in read_rows(table, op_named("a16w16"))[0]] == ["faulty:good"]
