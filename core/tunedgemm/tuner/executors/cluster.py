@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -51,15 +52,16 @@ def joined(address: str) -> Iterator[None]:
     quiet: dict[str, Any] = {"log_to_driver": loud, "logging_level": logging.INFO if loud else logging.ERROR}
     if address == "local":
         quiet |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
-    with _signals_kept(), _environment():
+    with _silence(loud):
+        with _signals_kept(), _environment():
+            try:
+                ray.init(address=address, **quiet)
+            except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                raise UserError(f"--ray-address {address}: {_line(str(error))}") from error
         try:
-            ray.init(address=address, **quiet)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise UserError(f"--ray-address {address}: {_line(str(error))}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _latest() -> str:
@@ -113,6 +115,18 @@ def _line(text: str) -> str:
     """The last line, where Python puts the error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:500] if lines else ""
+
+
+@contextlib.contextmanager
+def _silence(loud: bool) -> Iterator[None]:
+    """Keep what raylets say off the standard output: Ray prints that even with log_to_driver off, and has no public switch for it."""
+    module: Any = importlib.import_module("ray._private.worker")
+    before = getattr(module, "_worker_logs_enabled", True)
+    module._worker_logs_enabled = loud
+    try:
+        yield
+    finally:
+        module._worker_logs_enabled = before
 
 
 @contextlib.contextmanager

@@ -93,7 +93,8 @@ class Seat:
         self._lane = Lane(op_named(op), options, Worker(make), compilers, places)
 
     def begin(self) -> Begun:
-        """Start the lane's worker."""
+        """Start the lane's worker and its compilers."""
+        self._lane.compilers.start(self._lane.places)
         self._lane.begin()
         return Begun(self._place(self._lane.place), self._lane.versions, _software(self._lane.options))
 
@@ -350,10 +351,10 @@ def _cause(error: Any) -> Exception:
 
 
 def _words(error: Exception) -> str:
-    """One line of what Ray says in many: the first, and the last, which has the cause."""
-    cause = getattr(error, "cause", None)
-    lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
-    return f"{type(cause or error).__name__}: " + " … ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))[:500]
+    """One line of what Ray says in many: the first, unless it is an exception's trace, and the last, which has the cause."""
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip() and "ray::" not in line]
+    return f"{type(cause).__name__}: {' … '.join(dict.fromkeys([*lines[:1], *lines[-1:]]))[:400]}"
 
 
 def _kill(actor: Any) -> None:

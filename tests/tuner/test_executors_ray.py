@@ -1,0 +1,333 @@
+"""Ray: the tuner on a cluster, whose nodes may be lost; here two nodes on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from tunedgemm.csvfile import read_rows
+from tunedgemm.device import Device
+from tunedgemm.errors import UserError
+from tunedgemm.ops import op_named
+from tunedgemm.registry import Registry
+from tunedgemm.shape import Shape
+from tunedgemm.testing.fakes import fake_registry
+from tunedgemm.testing.replay import read_trials
+from tunedgemm.tuner import Options, tune
+from tunedgemm.tuner.executors import cluster as joining
+from tunedgemm.tuner.executors.cluster import joined
+from tunedgemm.tuner.executors.ray import Begun, RayLane, _answer
+from tunedgemm.tuner.lane import LaneLost
+from tunedgemm.tuner.trial import Event, Outcome, Place, Step, Task
+
+FAULTS = {"segfaults": "crashed", "hangs": "hung", "raises": "failed", "nan": "wrong", "aborts_compiler": "compile_failed", "good": "ok"}
+SHAPES = [Shape("a16w16", m, n, 128, "fp32") for n in (64, 96, 128) for m in (1, 8)]
+FAST = Options(libtype="torch", iters=9, warmup=1, executor="ray")
+#: Bytes; the least that Ray accepts is a little below.
+STORE = 80 * 2**20
+
+
+@attrs.define
+class TwoNodes:
+    """A head and a second node, a CPU each, in an environment that is the same whenever they are started."""
+
+    environment: dict[str, str]
+    cluster: Any = None
+    second: Any = None
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    @property
+    def options(self) -> Options:
+        return attrs.evolve(FAST, ray_address=self.address)
+
+    def add(self, **settings: int) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("PYTHONPATH", raising=False)
+            for name, value in self.environment.items():
+                patch.setenv(name, value)
+            return self.cluster.add_node(**{"num_cpus": 1, "num_gpus": 0, "object_store_memory": STORE, **settings})
+
+    def both(self) -> TwoNodes:
+        """The cluster, after the second node was lost with a new one."""
+        if self.second is None:
+            self.second = self.add()
+        return self
+
+    def lose(self) -> None:
+        """End the second node as a power cut does."""
+        self.cluster.remove_node(self.second, allow_graceful=False)
+        self.second = None
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+    """Nodes take their environment from here; where the plugins are comes from the driver of each run."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    folders = {"TUNEDGEMM_HOME": str(tmp_path_factory.mktemp("home")), "TUNEDGEMM_CACHE": str(tmp_path_factory.mktemp("cache"))}
+    nodes = TwoNodes({**folders, "FAULTY_KINDS": ",".join(FAULTS), "RAY_USAGE_STATS_ENABLED": "0"}, Cluster())
+    nodes.add(include_dashboard=False)
+    yield nodes
+    nodes.cluster.shutdown()
+
+
+def kinds(table: Path) -> dict[str, list[dict[str, Any]]]:
+    """The lines of a trial log by their kind."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in table.with_suffix(".trials.jsonl").read_text().splitlines():
+        fields = json.loads(line)
+        found.setdefault(fields["kind"], []).append(fields)
+    return found
+
+
+def twice(table: Path) -> dict[tuple[Shape, object], int]:
+    counts = Counter((trial.shape, trial.solution) for trial in read_trials(table.with_suffix(".trials.jsonl")))
+    return {trial: count for trial, count in counts.items() if count > 1}
+
+
+def tuned(table: Path) -> set[Shape]:
+    return {row.shape for row in read_rows(table, op_named("a16w16"))[0]}
+
+
+def seats() -> list[int]:
+    """Processes of actors, and of the workers and compilers that actors start."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes()
+            ours = b"ray::Seat" in words or (b"spawn_main" in words and b"RAY_JOB_ID" in (folder / "environ").read_bytes())
+        except OSError:
+            continue
+        found += [int(folder.name)] if ours else []
+    return found
+
+
+def gone(seconds: float = 10.0) -> bool:
+    """Whether no actor or child of one is left, at the latest after some seconds."""
+    deadline = time.monotonic() + seconds
+    while seats() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not seats()
+
+
+@pytest.mark.slow
+def test_shapes_are_shared_among_the_nodes(cluster: TwoNodes, tmp_path: Path) -> None:
+    """Every shape is tuned once, the trial log names both nodes, and nothing is left running on them."""
+    report = tune(shapes=SHAPES, output=tmp_path / "t.csv", options=cluster.both().options)
+
+    lines = kinds(tmp_path / "t.csv")
+    nodes = {node["NodeID"] for node in nodes_of(cluster)}
+    assert len(nodes) == 2
+    assert {place.node for place in report.places} == nodes
+    assert {line["node"] for line in lines["trial"]} == nodes
+    assert tuned(tmp_path / "t.csv") == set(SHAPES)
+    assert sorted(map(str, (outcome.task.shape for outcome in report.outcomes))) == sorted(map(str, SHAPES))
+    assert twice(tmp_path / "t.csv") == {}
+    assert gone()
+
+
+def nodes_of(cluster: TwoNodes) -> list[dict[str, Any]]:
+    """What the head knows of the nodes that are there."""
+    code = "import ray, sys, json; ray.init(sys.argv[1], logging_level='ERROR'); print(json.dumps([n for n in ray.nodes() if n['Alive']]))"
+    done = subprocess.run([sys.executable, "-c", code, cluster.address], capture_output=True, text=True, check=True, timeout=60)
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+def test_a_node_lost_in_the_middle_of_a_shape_costs_nothing(
+    cluster: TwoNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its shape is done by another node: all are tuned, no solution has two final trials, and the log names the lost node, too."""
+    nodes, lost = cluster.both(), ""
+    second = str(nodes.second.node_id)
+
+    def lose(place: Place | None, event: Event) -> None:
+        nonlocal lost
+        busy = (
+            isinstance(event, Step) and event.activity == "time" and any(line["node"] == second for line in kinds(table).get("trial", []))
+        )
+        if not lost and place and place.node == second and busy:
+            lost = str(event.task.shape)
+            nodes.lose()
+
+    table = tmp_path / "t.csv"
+    report = tune(shapes=SHAPES, output=table, options=nodes.options, progress=lose)
+
+    assert lost, "the second node had begun a shape"
+    assert {place.node for place in report.places} == {line["node"] for line in kinds(table)["trial"]}
+    assert tuned(table) == set(SHAPES)
+    assert report.unbegun == () and len(report.outcomes) == len(SHAPES)
+    assert twice(table) == {}
+    assert [record for record in caplog.records if "is lost" in record.getMessage()]
+    assert capfd.readouterr().out == "", "the standard output is the tuner's"
+    assert gone()
+
+
+@pytest.mark.slow
+def test_faults_cost_their_solutions_alone(cluster: TwoNodes, faulty_plugin: Path, tmp_path: Path) -> None:
+    """On a cluster as here: the good one wins, each other has its own status; the plugin is found through the driver's PYTHONPATH."""
+    options = attrs.evolve(cluster.both().options, libtype="faulty", timeout=6, kernel_timeout=3)
+
+    tune(shapes=[Shape("a16w16", 8, 64, 128, "fp32")], output=tmp_path / "t.csv", options=options)
+
+    trials = [trial for trial in read_trials(tmp_path / "t.trials.jsonl") if trial.solution.libtype == "faulty"]
+    assert {trial.solution.kernel_name: trial.status for trial in trials} == FAULTS
+    assert len(trials) == len(FAULTS)
+    assert [str(row.solution) for row in read_rows(tmp_path / "t.csv", op_named("a16w16"))[0]] == ["faulty:good"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_the_tuner_leaves_no_actor_behind(cluster: TwoNodes, tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C and SIGTERM: what was measured is kept, and the nodes are idle again."""
+    table, log = tmp_path / "t.csv", tmp_path / "t.trials.jsonl"
+    (tmp_path / "in.csv").write_text("M,N,K,dtype\n" + "".join(f"{m},256,512,fp32\n" for m in range(1, 65)))
+    words = f"tune -i {tmp_path / 'in.csv'} -o {table} --libtype torch --executor ray --ray-address {cluster.both().address}"
+    process = subprocess.Popen([sys.executable, "-m", "tunedgemm", *words.split()], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not (log.exists() and '"trial"' in log.read_text()):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+
+    process.send_signal(number)
+    told = process.communicate(timeout=30)[1].decode()
+
+    assert process.returncode == 128 + number, told
+    assert "Traceback" not in told
+    assert kinds(table)["trial"]
+    assert gone()
+
+
+@pytest.mark.slow
+def test_an_actor_for_each_gpu_and_what_ray_says_is_not_believed(
+    cluster: TwoNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the cluster has GPUs each is a lane; one that does not work is a clear error that names its reason."""
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("the GPUs that Ray is told of must not be there")
+    node = cluster.add(num_cpus=0, num_gpus=2)
+    try:
+        with pytest.raises(UserError, match=r"--mp 3.*only 2 GPUs"):
+            tune(shapes=SHAPES, output=tmp_path / "t.csv", options=attrs.evolve(cluster.options, mp=3))
+        with pytest.raises(UserError, match="no worker can be started"):
+            tune(shapes=SHAPES, output=tmp_path / "t.csv", options=cluster.options)
+    finally:
+        cluster.cluster.remove_node(node)
+    assert len([record for record in caplog.records if "left out" in record.getMessage()]) == 2
+    assert gone()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("yields", [0, 1])
+def test_a_shape_is_lost_with_its_actor_unless_its_outcome_was_told(cluster: TwoNodes, cpu: Device, yields: int) -> None:
+    """An actor that dies before a shape's outcome hands the shape back; after it, the shape is done and not tuned twice."""
+    import ray
+
+    task = Task(SHAPES[0])
+    outcome = Outcome(task, None, None)
+
+    class Dying:
+        def tune(self, *_: Any) -> Iterator[tuple[Event, ...]]:
+            if yields:
+                yield (outcome,)
+            time.sleep(0.5)  # what was told arrives
+            os._exit(1)
+
+    told: list[Event] = []
+    with joined(cluster.address):
+        lane = RayLane(ray.remote(Dying).options(num_cpus=0).remote(), {}, Place(cpu, "node"), {})
+        with contextlib.nullcontext() if yields else pytest.raises(LaneLost, match="ActorDied"):
+            lane.tune(task, (), told.append)
+        with pytest.raises(LaneLost, match="ActorDied"):
+            lane.tune(Task(SHAPES[1]), (), told.append)
+
+    assert told == [outcome] * yields
+
+
+@pytest.mark.slow
+def test_another_tunedgemm_on_a_node_is_no_lane_and_other_plugins_are_told(
+    cluster: TwoNodes, cpu: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What two versions say to each other may mean two things; a plugin that differs makes only another search."""
+    import ray
+
+    here = {"tunedgemm": "2", "torch": "2.9", "turbo of fast": "1"}
+    with joined(cluster.address):
+        with pytest.raises(LaneLost, match="tunedgemm 1, other than here"):
+            _answer(ray.put(Begun(Place(cpu, "node"), {}, here | {"tunedgemm": "1"})), here)
+        begun = _answer(ray.put(Begun(Place(cpu, "node"), {"turbo": "7"}, {"tunedgemm": "2", "torch": "2.9"})), here)
+
+    assert begun.versions == {"turbo": "7"}
+    assert "turbo of fast not at all" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:9", "nothing answers"),
+        ("head", "HOST:PORT"),
+        ("ray://127.0.0.1:10001", "HOST:PORT"),
+        ("nowhere.invalid:6379", "nothing answers"),
+    ],
+)
+def test_an_unreachable_cluster_is_told_quickly(tmp_path: Path, address: str, words: str) -> None:
+    """A clear error within seconds, where Ray itself would try for minutes."""
+    pytest.importorskip("ray")
+    started = time.monotonic()
+
+    with pytest.raises(UserError, match=words):
+        tune(shapes=SHAPES, output=tmp_path / "t.csv", options=attrs.evolve(FAST, ray_address=address))
+
+    assert time.monotonic() - started < 10
+
+
+def test_another_server_is_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something that accepts and never answers is given up, too."""
+    pytest.importorskip("ray")
+    monkeypatch.setattr(joining, "_JOIN_S", 3.0)
+
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(UserError, match="no head of a Ray cluster"):
+        tune(shapes=SHAPES, output=tmp_path / "t.csv", options=attrs.evolve(FAST, ray_address=f"127.0.0.1:{server.getsockname()[1]}"))
+
+
+def test_without_ray_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray is an extra."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+    with pytest.raises(UserError, match=r"pip install 'tunedgemm\[ray\]'"):
+        tune(shapes=SHAPES, output=tmp_path / "t.csv", options=FAST)
+
+
+@pytest.mark.parametrize(("registry", "bench", "words"), [(fake_registry, None, "registry"), (lambda: None, lambda *_: None, "pickled")])
+def test_what_cannot_travel_is_refused(tmp_path: Path, registry: Callable[[], Registry | None], bench: Any, words: str) -> None:
+    """Backends and times of this process alone are no use on other machines."""
+    with pytest.raises(UserError, match=words):
+        tune(shapes=SHAPES, output=tmp_path / "t.csv", options=FAST, registry=registry(), bench=bench)
+
+
+@pytest.mark.slow
+def test_gpus_are_assigned_by_ray(cluster: TwoNodes, tmp_path: Path) -> None:
+    """Indices of a machine mean nothing on a cluster; more devices than it has are refused."""
+    with pytest.raises(UserError, match="Ray assigns"):
+        tune(shapes=SHAPES, output=tmp_path / "t.csv", options=attrs.evolve(cluster.options, device="0"))
+    with pytest.raises(UserError, match=r"--mp 9.*only \d nodes"):
+        tune(shapes=SHAPES, output=tmp_path / "t.csv", options=attrs.evolve(cluster.options, mp=9))
