@@ -38,7 +38,7 @@ def test_faulting_and_spinning_kernels_cost_themselves(faulty_plugin: Path, tmp_
     assert {place: found.get(place) for place, words in wanted.items() if found.get(place) not in words} == {}
     assert [str(row.solution) for row in read_rows(table, op_named("a16w16"))[0]] == ["faulty_gpu:good"] * 2
     assert report.failed == []
-    assert time.monotonic() - started < SPIN_SECONDS, "a spinning kernel is killed, not waited for"
+    assert time.monotonic() - started < len(SHAPES) * SPIN_SECONDS, "spinning kernels are killed, not waited for"
 
 
 @pytest.mark.gpu
