@@ -246,7 +246,7 @@ def _verdict(report: Report, verbose: bool) -> Iterator[str]:
     yield from (f"pinned for every M: {_sizes(pin.shape)}: {pin.solution}" for pin in report.pins)
     if verbose:
         yield from (f"skipped: {shape} (in the table already, or empty)" for shape in report.skipped)
-        yield from (f"not begun: {shape}" for shape in report.unbegun)
+        yield from (f"not begun: {shape}" for shape in (*report.unbegun, *report.lost))
     yield from _ending(report)
 
 
@@ -256,6 +256,7 @@ def _ending(report: Report) -> Iterator[str]:
     counts = f"{len(report.outcomes) - failed} tuned, {failed} failed"
     counts += f", {len(report.skipped)} skipped (tuned already; --all tunes them again)" if report.skipped else ""
     counts += f", {len(report.unbegun)} not begun (the budget is spent; the same command goes on with them)" if report.unbegun else ""
+    counts += f", {len(report.lost)} left without a working device (the same command goes on with them)" if report.lost else ""
     yield f"{counts}: {report.output}"
     log = report.output.with_suffix(".trials.jsonl")
     if log.exists():

@@ -39,7 +39,7 @@ def routed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             [Row(shape=SHAPE, gfx=here.gfx, cu_num=here.cu_num, device="", solution=Solution("turbo", "fake"), us=1.0)],
         )
         monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(path))
-        monkeypatch.setattr(tgemm.dispatcher, "_given", (registry, None))
+        monkeypatch.setattr(tgemm.dispatcher, "_given", (registry, None, None))
         tunedgemm.reload()
         return calls
 

@@ -19,6 +19,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.tuner import Options, tune
+from tunedgemm.tuner.session import DeviceFault, Session
 from tunedgemm.tuner.trial import Outcome, Planned, Samples
 
 OP = op_named("a16w16")
@@ -80,6 +81,33 @@ def test_a_budget_is_spent_where_most_time_is(tmp_path: Path) -> None:
     assert first.outcomes == ()
     assert order[0] == 8
     assert set(rows(table)) == {1, 8, 100}
+
+
+def test_shapes_without_a_working_device_are_no_failures_and_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the last device stops working the run ends, says so, and what it leaves is the next run's."""
+    state, place = {"gone": False, "mended": False}, Session.place
+
+    def bench(op: Any, shape: Shape, device: Any) -> Any:
+        if shape.m == 8 and not state["mended"]:
+            state["gone"] = True
+            raise DeviceFault("an illegal address")
+        return clock({})(op, shape, device)
+
+    def placed(session: Session) -> Any:
+        if state["gone"]:
+            raise RuntimeError("no CUDA-capable device is detected")
+        return place(session)
+
+    monkeypatch.setattr(Session, "place", placed)
+    registry, table = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), tmp_path / "t.csv"
+
+    first = tune(shapes=SHAPES, output=table, options=QUICK, registry=registry, bench=bench)
+    state.update(gone=False, mended=True)
+    second = tune(shapes=SHAPES, output=table, options=QUICK, registry=registry, bench=bench)
+
+    assert [shape.m for shape in first.lost] == [8, 100]
+    assert [outcome.task.shape.m for outcome in first.outcomes] == [1]
+    assert sorted(outcome.task.shape.m for outcome in second.outcomes) == [8, 100]
 
 
 def test_what_is_planned_is_told_before_the_first_shape(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def _tune(arguments: argparse.Namespace, source: Path | None, options: Options, 
     with progress:
         report = tune(arguments.op, source, arguments.output, options, progress=progress)
     summary(report, arguments.verbose)
-    return 1 if report.failed else 0
+    return 1 if report.failed or report.lost else 0
 
 
 def _compare(arguments: argparse.Namespace, source: Path | None, options: Options, progress: Progress) -> int:

@@ -85,7 +85,7 @@ def tune(
     places = order(backends, options.libtype)
     with contextlib.closing(store), _sigterm(), executor.lanes(family, options, places, registry, bench) as lanes:
         report = _Run(family, options, store, lanes, progress or (lambda *_: None)).report(listed, output)
-        if not report.unbegun:
+        if not (report.unbegun or report.lost):
             store.finish()
     return report
 
@@ -114,12 +114,13 @@ class _Run:
         self.progress(None, Planned(tuple(task for _, tasks in work_of for task in tasks), tuple(skipped), places, output))
         crews = []
         for lanes, tasks in work_of:
-            left = [task for task in tasks if not self._done_before(task, lanes[0].place)]
-            crews.append(self._crew(lanes, left))
+            crews.append(self._crew(lanes, [task for task in tasks if not self._done_before(task, lanes[0].place)]))
         self._work(crews)
-        unbegun = [task.shape for crew in crews for task in crew.left()]
+        left = tuple(task.shape for crew in crews for task in crew.left())
+        spent = bool(self.options.budget) and time.monotonic() >= self._started + self.options.budget
         pins = self._pinned() if self.options.batch_invariant else []
-        return Report(places, output, tuple(self._outcomes), tuple(skipped), tuple(unbegun), tuple(pins))
+        unbegun, lost = (left, ()) if spent else ((), left)
+        return Report(places, output, tuple(self._outcomes), tuple(skipped), unbegun, lost, tuple(pins))
 
     def _kinds(self) -> dict[Device, list[Lanelike]]:
         """The lanes by kind of device: what one measures holds for the others of its kind alone."""

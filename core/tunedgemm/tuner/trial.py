@@ -245,6 +245,7 @@ class Report:
         outcomes: a shape each, in the order in which they were done.
         skipped: shapes that the table had already, or that are empty.
         unbegun: shapes that the budget did not suffice for.
+        lost: shapes for which no working device was left.
         pins: with ``--batch-invariant``, the rows with M = 0.
     """
 
@@ -253,6 +254,7 @@ class Report:
     outcomes: tuple[Outcome, ...]
     skipped: tuple[Shape, ...] = ()
     unbegun: tuple[Shape, ...] = ()
+    lost: tuple[Shape, ...] = ()
     pins: tuple[Timing, ...] = ()
 
     @property
