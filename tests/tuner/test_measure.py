@@ -149,6 +149,15 @@ def test_a_race_spends_its_rounds_on_those_that_may_win() -> None:
     assert answers[A].calls == 10 and answers[A].clock_mhz == 1500
 
 
+def test_what_is_not_to_be_chosen_beats_nobody() -> None:
+    """Beside a torch that is twice as fast and not among the libtypes, the others race to their end."""
+    chip = Chip({A: 5.0, B: 10.0, C: 10.1}, noise=0.03)
+    answers = timings(race(SHAPE, [A, B, C], chip, EFFORT, A, A))
+
+    assert answers[B].samples == answers[A].samples > 50
+    assert timings(race(SHAPE, [A, B, C], chip, EFFORT, A))[B].samples < 10
+
+
 def test_a_race_of_ties_ends_early() -> None:
     """Where all are equal and quiet, the rest of the rounds would decide nothing."""
     chip = Chip({A: 100.0, B: 100.0, C: 100.1}, warming, 0.0005)

@@ -318,8 +318,7 @@ class _Run:
         yardstick = self._yardstick
         self._step("screen")
         floor = floor_us(self.lane.op, self.task.shape, self.lane.place.device)
-        beside = yardstick if yardstick and yardstick.libtype not in self.lane.places else None
-        screened = screen(self.task.shape, right, self._sample, self.lane.options.topk, self._neighbours, floor, beside)
+        screened = screen(self.task.shape, right, self._sample, self.lane.options.topk, self._neighbours, floor, self._beside)
         self._final(timing for timing in screened.dropped if timing.status != "screened")
         slow = [timing for timing in screened.dropped if timing.status == "screened" and timing.solution != yardstick]
         survivors = list(screened.survivors)
@@ -327,12 +326,18 @@ class _Run:
             survivors.append(yardstick)
         return survivors, slow
 
+    @property
+    def _beside(self) -> Solution | None:
+        """Torch's own call where it is timed and may not be stored."""
+        yardstick = self._yardstick
+        return yardstick if yardstick and yardstick.libtype not in self.lane.places else None
+
     def _raced(self, finalists: list[Solution]) -> None:
         """The accurate phase; what fails in it is no finalist any more."""
         options = self.lane.options
         self._step("time")
         effort = Effort(options.warmup, options.iters, options.seconds, self.deadline)
-        for solution, answer in race(self.task.shape, finalists, self._sample, effort, self._yardstick).items():
+        for solution, answer in race(self.task.shape, finalists, self._sample, effort, self._yardstick, self._beside).items():
             self._retime(solution, answer)
         finalists[:] = [solution for solution in finalists if self._timings[solution].ok]
 

@@ -62,13 +62,19 @@ def median_and_noise(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def race(
-    shape: Shape, finalists: Sequence[Solution], sample: Sample, effort: Effort, spared: Solution | None
+    shape: Shape,
+    finalists: Sequence[Solution],
+    sample: Sample,
+    effort: Effort,
+    spared: Solution | None,
+    beside: Solution | None = None,
 ) -> dict[Solution, Samples | Timing]:
     """Time finalists in interleaved rounds until it is clear which are the fastest, or the effort is spent.
 
     Args:
         shape: what is timed, for the log.
         spared: a finalist that stays to the end, however slow.
+        beside: a finalist that is not to be chosen: nobody drops out because it is faster.
 
     Returns:
         A solution's samples in the order of the rounds, fewer where it dropped out, each without the drift of its moment;
@@ -77,7 +83,7 @@ def race(
     lost: dict[Solution, Samples | Timing] = {}
     left = list(dict.fromkeys(finalists))
     while True:
-        run = _Race(sample, effort, frozenset({spared} if spared else ()), left)
+        run = _Race(sample, effort, frozenset({spared} if spared else ()), left, beside)
         run.run(effort.iters)
         _log.debug("%s: %d finalists, %d to the end, %.2f s of the device", shape, len(left), len(run.racing), run.seconds)
         if not run.upset:
@@ -103,6 +109,7 @@ class _Race:
     effort: Effort
     spared: frozenset[Solution]
     racing: list[Solution]
+    beside: Solution | None = None
     seconds: float = 0.0
     upset: bool = False
     _times: dict[Solution, list[float]] = attrs.field(factory=dict)
@@ -160,7 +167,8 @@ class _Race:
 
     def _decided(self, done: int) -> bool:
         """Drop who is clearly slower; whether what is left is known well enough."""
-        best = min(self.racing, key=lambda solution: _interval(self._times[solution], REPEATED)[0])
+        rivals = [solution for solution in self.racing if solution != self.beside] or self.racing
+        best = min(rivals, key=lambda solution: _interval(self._times[solution], REPEATED)[0])
         left, open_questions = [best], 0
         for solution in self.racing:
             if solution == best:
