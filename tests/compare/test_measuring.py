@@ -12,6 +12,7 @@ from tunedgemm.csvfile import write_rows
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.tuner import Options
+from tunedgemm.tuner.remote import Remote
 from tunedgemm.tuner.trial import Samples
 from tunedgemm.tuner.worker import Died, Inline
 
@@ -74,7 +75,7 @@ class Frail(Inline):
 def test_sides_that_cannot_be_timed_together_are_timed_alone(sides, turbo):
     """Then the band is as wide as what times taken one after the other are off by."""
     make = functools.partial(Production, "a16w16", -1, QUICK, bench=Drifting(), sides=sides, installed=turbo("slow", "fast"))
-    change = Measuring("a16w16", sides, QUICK, Frail(make)).change(wide(1), 1)
+    change = Measuring(sides, QUICK, Remote(op_named("a16w16"), QUICK, Frail(make))).change(wide(1), 1)
 
     assert change.before.us > 0 < change.after.us
     assert change.noise >= 0.10

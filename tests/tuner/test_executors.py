@@ -16,7 +16,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.executors import Crew, work
 from tunedgemm.tuner.executors.local import devices
-from tunedgemm.tuner.lane import LaneLost
+from tunedgemm.tuner.remote import LaneLost
 from tunedgemm.tuner.trial import Event, Options, Outcome, Place, Task, Trials
 
 TASKS = [Task(Shape("a16w16", m, 64, 64)) for m in range(1, 25)]

@@ -29,7 +29,7 @@ from tunedgemm.tuner import Options, tune
 from tunedgemm.tuner.executors import cluster as joining
 from tunedgemm.tuner.executors.cluster import joined
 from tunedgemm.tuner.executors.ray import Begun, RayLane, _answer
-from tunedgemm.tuner.lane import LaneLost
+from tunedgemm.tuner.remote import LaneLost
 from tunedgemm.tuner.trial import Event, Outcome, Place, Step, Task
 
 FAULTS = {"segfaults": "crashed", "hangs": "hung", "raises": "failed", "nan": "wrong", "aborts_compiler": "compile_failed", "good": "ok"}

@@ -14,7 +14,8 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.lane import Lane, LaneLost
+from tunedgemm.tuner.lane import Lane
+from tunedgemm.tuner.remote import LaneLost
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Samples, Step, Task, Trials
 from tunedgemm.tuner.worker import Compilers, Died
@@ -153,7 +154,7 @@ def test_what_is_known_is_not_run_again() -> None:
     outcome, told = tuned(made, known)
 
     assert statuses(outcome)["two"] == "crashed"
-    assert not [asked for asked in made.worker.asked if asked[0] in ("bind", "check", "sample") and among("two", asked[1])]
+    assert not [asked for asked in made.remote.worker.asked if asked[0] in ("bind", "check", "sample") and among("two", asked[1])]
     assert not [event for event in told if isinstance(event, Trials) and known[0] in event.timings]
 
 
@@ -202,7 +203,7 @@ def test_operands_that_do_not_fit_end_the_shape() -> None:
     registry = fake_registry(fake_backend("turbo", solutions=("one",), call=linear))
     worker = Mortal(registry, QUICK, never, bench=too_large)
     made = lane(never)
-    made.worker = worker  # type: ignore[assignment]
+    made.remote.worker = worker  # type: ignore[assignment]
 
     outcome, _ = tuned(made)
 
@@ -234,13 +235,13 @@ def test_no_limit_is_no_limit() -> None:
     """--kernel_timeout 0 and --timeout 0 wait for ever, as AITER's 0 does."""
     seen: list[float] = []
     made = lane(never, options=attrs.evolve(QUICK, timeout=0.0, kernel_timeout=0.0))
-    worker = made.worker
+    worker = made.remote.worker
 
     def noting(method: str, *arguments: Any, timeout: float) -> Any:
         seen.append(timeout)
         return worker(method, *arguments, timeout=timeout)
 
-    made.worker = noting  # type: ignore[assignment]
+    made.remote.worker = noting  # type: ignore[assignment]
     tuned(made)
 
     assert set(seen) == {0.0}

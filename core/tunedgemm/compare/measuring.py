@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import attrs
 
@@ -19,7 +18,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.executors.local import devices
 from tunedgemm.tuner.measure import median_and_noise
-from tunedgemm.tuner.roofline import patience_s
+from tunedgemm.tuner.remote import Remote
 from tunedgemm.tuner.select import TIE
 from tunedgemm.tuner.trial import Bench, Options, Place, Samples
 from tunedgemm.tuner.worker import Died, Inline, Worker
@@ -39,26 +38,25 @@ class Measuring:
     """The production op over some sides, in a worker that is replaced when it dies.
 
     Attributes:
-        op_name: name of the op.
         sides: the tables to dispatch through.
         options: of a tuning run; those about accuracy, cache, timing, rounds and deadlines hold here.
-        worker: what touches the device.
+        remote: the device's session.
         table_only: whether what no row serves counts as an error.
     """
 
-    op_name: str
     sides: tuple[Side, ...]
     options: Options
-    worker: Worker | Inline
+    remote: Remote
     table_only: bool = False
-    place: Place = attrs.field(init=False)
-    _fresh: bool = attrs.field(default=True, init=False)
+
+    @property
+    def place(self) -> Place:
+        """Where the device is; known once the worker has begun."""
+        return self.remote.place
 
     def begin(self) -> Place:
         """Start the worker and learn where it is."""
-        self.place = self.worker("place", timeout=self.options.timeout)
-        self._fresh = False
-        return self.place
+        return self.remote.begin()
 
     def served(self, shape: Shape) -> Served:
         """Check the one side on a shape, and time it where it is right."""
@@ -84,10 +82,10 @@ class Measuring:
     def checked(self, shape: Shape, side: Side) -> Served:
         """Bind and verify the op on a shape, in its own call of the worker, so that a death blames this one."""
         try:
-            self._ask("open", shape, timeout=self.options.timeout)
-            refusal: Timing | None = self._ask("bind", shape, side.solution, timeout=self.options.timeout)
-            timing = refusal or self._ask("check", shape, side.solution, timeout=self._patience(shape, _CHECKS))
-            choice = self._ask("choice", shape, side.name, timeout=self.options.timeout)
+            self.remote.ask("open", shape)
+            refusal: Timing | None = self.remote.ask("bind", shape, side.solution)
+            timing = refusal or self.remote.ask("check", shape, side.solution, timeout=self.remote.allowance(shape, _CHECKS))
+            choice = self.remote.ask("choice", shape, side.name)
         except Died as error:
             return Served(shape, status=_line(f"error:{error.status}: {error}"))
         except Exception as error:  # a kernel may raise anything
@@ -150,28 +148,13 @@ class Measuring:
 
     def _after(self, shape: Shape, side: Side) -> str:
         """What went wrong while a side was timed: it fell back to another solution, or is not right any more; else ""."""
-        again: Timing = self._ask("check_again", shape, side.solution, timeout=self._patience(shape, _CHECKS))
-        choice: Choice = self._ask("choice", shape, side.name, timeout=self.options.timeout)
+        again: Timing = self.remote.ask("check_again", shape, side.solution, timeout=self.remote.allowance(shape, _CHECKS))
+        choice: Choice = self.remote.ask("choice", shape, side.name)
         return choice.failure or ("" if again.status == "ok" else again.detail)
 
     def _sampled(self, shape: Shape, solutions: tuple[Solution, ...], rounds: int) -> list[Samples | Timing]:
-        answers = self._ask("sample", shape, solutions, rounds, timeout=self._patience(shape, rounds * len(solutions)))
+        answers = self.remote.ask("sample", shape, solutions, rounds, timeout=self.remote.allowance(shape, rounds, len(solutions)))
         return [answers[solution] for solution in solutions]
-
-    def _patience(self, shape: Shape, samples: int) -> float:
-        """Seconds until calls count as hung; 0 is no limit."""
-        slow = 0.05 + patience_s(op_named(self.op_name), shape, self.place.device)
-        return self.options.kernel_timeout + 1.0 + samples * slow if self.options.kernel_timeout else 0.0
-
-    def _ask(self, method: str, *arguments: Any, timeout: float) -> Any:
-        """The worker's answer; one that died before is started first, so that its start is not on this call's time."""
-        if self._fresh:
-            self.begin()
-        try:
-            return self.worker(method, *arguments, timeout=timeout)
-        except Died:
-            self._fresh = True
-            raise
 
 
 @contextlib.contextmanager
@@ -197,7 +180,7 @@ def measuring(
     make = functools.partial(Production, op_name, devices(options)[0], attrs.evolve(options, errRatio=1.0), bench=bench, sides=tuple(sides))
     worker = Worker(make) if registry is None else Inline(functools.partial(make, installed=registry))
     try:
-        yield Measuring(op_name, tuple(sides), options, worker, table_only)
+        yield Measuring(tuple(sides), options, Remote(op_named(op_name), options, worker), table_only)
     finally:
         worker.stop()
 

@@ -1,16 +1,13 @@
 """Lane: one device, and the stages of one shape after the other on it, from candidates to the outcome.
 
-The stages run on this side and see solutions only; what touches the device is asked of the worker. A worker that dies is
-replaced, and what it was asked for is to blame; where it was asked to time several, they are asked for one by one.
+The stages run on this side and see solutions only; what touches the device is asked of its session, from afar.
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import attrs
 
@@ -19,7 +16,8 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.measure import Effort, duel, median_and_noise, race
-from tunedgemm.tuner.roofline import floor_us, patience_s
+from tunedgemm.tuner.remote import LaneLost, Remote
+from tunedgemm.tuner.roofline import floor_us
 from tunedgemm.tuner.screen import screen
 from tunedgemm.tuner.select import DEFAULT_TIE, MAX_NOISE, TIE, select
 from tunedgemm.tuner.trial import Event, Options, Outcome, Place, Samples, Step, Task, Trials, failed
@@ -31,31 +29,28 @@ Tell = Callable[[Event], None]
 CLEAR = 0.15
 
 
-class LaneLost(Exception):
-    """The lane's device, or its node, does not work any more; the shape at hand is not done."""
-
-
-@attrs.define(eq=False)
 class Lane:
     """One device.
 
     Attributes:
         op: what is tuned.
         options: how.
-        worker: what touches the device.
+        remote: the device's session.
         compilers: compile ahead, shared by the lanes of this machine.
         places: libtype to its place for ties; those that may be stored are its keys.
+        versions: libtype to the version of its library.
     """
 
-    op: Op
-    options: Options
-    worker: Worker | Inline
-    compilers: Compilers
-    places: Mapping[str, int]
-    place: Place = attrs.field(init=False)
-    versions: Mapping[str, str] = attrs.field(factory=dict, init=False)
-    _listed: dict[Shape, tuple[tuple[Solution, ...], Solution | None]] = attrs.field(factory=dict, init=False)
-    _replaced: bool = attrs.field(default=True, init=False)
+    def __init__(self, op: Op, options: Options, worker: Worker | Inline, compilers: Compilers, places: Mapping[str, int]) -> None:
+        self.op, self.options, self.compilers, self.places = op, options, compilers, places
+        self.remote = Remote(op, options, worker)
+        self.versions: Mapping[str, str] = {}
+        self._listed: dict[Shape, tuple[tuple[Solution, ...], Solution | None]] = {}
+
+    @property
+    def place(self) -> Place:
+        """Where the device is; known once the lane has begun."""
+        return self.remote.place
 
     def begin(self) -> None:
         """Start the worker and learn what its device is.
@@ -63,36 +58,15 @@ class Lane:
         Raises:
             LaneLost: there is no such device, or its worker dies.
         """
-        self.place = self._alive()
-        self.versions = self.ask("versions", timeout=self.options.timeout)
+        self.remote.begin()
+        try:
+            self.versions = self.remote.ask("versions")
+        except Died as error:
+            raise LaneLost(f"its worker died when it was asked for library versions: {error}") from error
 
     def stop(self) -> None:
         """End the worker, whatever it does; `tune` raises LaneLost then."""
-        self.worker.stop()
-
-    def ask(self, method: str, *arguments: Any, timeout: float) -> Any:
-        """The worker's answer.
-
-        Raises:
-            Died: this call ended the worker; the next gets a new one.
-            LaneLost: no worker can be started on the device any more.
-        """
-        if self._replaced:
-            self._alive()
-        try:
-            return self.worker(method, *arguments, timeout=timeout)
-        except Died:
-            self._replaced = True
-            raise
-
-    def _alive(self) -> Place:
-        """Start the worker, alone, so that no solution is blamed for a device that is gone."""
-        try:
-            place: Place = self.worker("place", timeout=self.options.timeout)
-        except Exception as error:  # also what a driver raises when it is asked for a device
-            raise LaneLost(f"no worker can be started on it: {type(error).__name__}: {error}") from error
-        self._replaced = False
-        return place
+        self.remote.stop()
 
     def ahead(self, task: Task) -> None:
         """List a shape's solutions and have them compiled, while others are timed."""
@@ -104,7 +78,7 @@ class Lane:
     def listed(self, shape: Shape) -> tuple[tuple[Solution, ...], Solution | None]:
         """The solutions of a shape, and torch's own call."""
         if shape not in self._listed:
-            self._listed[shape] = self.ask("list", shape, timeout=self.options.timeout)
+            self._listed[shape] = self.remote.ask("list", shape)
         return self._listed[shape]
 
     def tune(self, task: Task, known: Sequence[Timing], tell: Tell, deadline: float = float("inf")) -> None:
@@ -157,7 +131,7 @@ class _Run:
         try:
             found, self._yardstick = self.lane.listed(shape)
             if not found:
-                self._reason = self.lane.ask("refusals", shape, timeout=self.lane.options.timeout)
+                self._reason = self.lane.remote.ask("refusals", shape)
         except Died as error:
             self._reason = f"listing its solutions ended the worker: {error}"
             return []
@@ -178,24 +152,13 @@ class _Run:
     def _opened(self, offered: Sequence[Solution]) -> bool:
         """Make the operands; where that fails, so does everything."""
         try:
-            self._ask_patiently("open", self.task.shape)
-        except Exception as error:
-            if isinstance(error, LaneLost):
-                raise
+            self.lane.remote.ask_twice("open", self.task.shape)
+        except LaneLost:
+            raise
+        except Exception as error:  # too large for the device, most likely
             self._final([failed(self.task.shape, solution, error) for solution in offered])
             return False
         return True
-
-    def _ask_patiently(self, method: str, *arguments: Any) -> Any:
-        """Ask for something that no solution is to blame for, once more where the worker died of it."""
-        try:
-            return self.lane.ask(method, *arguments, timeout=self.lane.options.timeout)
-        except Died:
-            return self.lane.ask(method, *arguments, timeout=self.lane.options.timeout)
-
-    def _ask_softly(self, method: str, *arguments: Any) -> None:
-        with contextlib.suppress(Died):
-            self.lane.ask(method, *arguments, timeout=self.lane.options.timeout)
 
     def _checked(self, fresh: Sequence[Solution]) -> list[Solution]:
         """Bind and verify each; what fails is final, what is right comes back."""
@@ -203,7 +166,7 @@ class _Run:
         with self._clock("check"):
             for solution in fresh:
                 self._step("check", solution)
-                timing = self._bound(solution) or self._blamed("check", solution)
+                timing = self.lane.remote.verdict("check", self.task.shape, solution)
                 if timing.status == "ok":
                     self._timings[solution] = timing
                     right.append(solution)
@@ -211,50 +174,12 @@ class _Run:
                     self._final([timing])
         return right
 
-    def _bound(self, solution: Solution) -> Timing | None:
-        """Bind alone, under the deadline of compilations; the Timing of what does not bind."""
-        shape = self.task.shape
-        try:
-            refusal: Timing | None = self.lane.ask("bind", shape, solution, timeout=self.lane.options.timeout)
-        except Died as error:
-            status = "compile_timeout" if error.status == "hung" else error.status
-            return Timing(shape, solution, status, detail=f"in bind: {error}"[:500])
-        except LaneLost:
-            raise
-        except Exception as error:  # a plugin may raise anything
-            return failed(shape, solution, error)
-        return refusal
-
-    def _blamed(self, method: str, solution: Solution) -> Timing:
-        """Ask for one thing of one solution, under the deadline of kernels."""
-        shape = self.task.shape
-        try:
-            timing: Timing = self.lane.ask(method, shape, solution, timeout=self._allowance([solution], 16))
-        except Died as error:
-            return Timing(shape, solution, error.status, detail=str(error)[:500])
-        except LaneLost:
-            raise
-        except Exception as error:  # a kernel may raise anything
-            return failed(shape, solution, error)
-        return timing
-
-    def _allowance(self, solutions: Sequence[Solution], samples: int) -> float:
-        """Seconds until some calls count as hung; 0 is no limit."""
-        kernel_timeout = self.lane.options.kernel_timeout
-        slow = 0.05 + patience_s(self.lane.op, self.task.shape, self.lane.place.device)
-        expected = sum(1.0 + samples * slow for _ in solutions)
-        return kernel_timeout + expected if kernel_timeout else 0.0
-
     def _sample(self, solutions: Sequence[Solution], rounds: int) -> Mapping[Solution, Samples | Timing]:
-        """Time solutions in interleaved rounds; a death among several is cleared up by asking one by one."""
+        """Time solutions in interleaved rounds."""
         if not solutions:
             return {}
-        answers: Mapping[Solution, Samples | Timing]
         with self._clock("time"):
-            try:
-                answers = self.lane.ask("sample", self.task.shape, tuple(solutions), rounds, timeout=self._allowance(solutions, rounds))
-            except Died:
-                answers = self._one_by_one(solutions, rounds)
+            answers = self.lane.remote.sample(self.task.shape, solutions, rounds)
         for solution, answer in answers.items():
             if isinstance(answer, Samples):
                 self._seconds["device"] = self._seconds.get("device", 0.0) + sum(answer.us) * answer.calls * 1e-6
@@ -264,36 +189,11 @@ class _Run:
         self._step("time")
         return answers
 
-    def _one_by_one(self, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
-        """The same rounds, a call of the worker for each sample, so that a death blames one."""
-        samples: dict[Solution, Samples] = {}
-        lost: dict[Solution, Timing] = {}
-        for _ in range(rounds):
-            alive = [solution for solution in solutions if solution not in lost]
-            for solution in random.sample(alive, len(alive)):
-                refusal = self._bound(solution)
-                answer = refusal or self._sampled_alone(solution)
-                if isinstance(answer, Timing):
-                    lost[solution] = answer
-                else:
-                    earlier = samples.get(solution)
-                    samples[solution] = attrs.evolve(answer, us=(earlier.us if earlier else ()) + answer.us)
-        return {**{solution: found for solution, found in samples.items() if solution not in lost}, **lost}
-
-    def _sampled_alone(self, solution: Solution) -> Samples | Timing:
-        shape = self.task.shape
-        try:
-            answers = self.lane.ask("sample", shape, (solution,), 1, timeout=self._allowance([solution], 4))
-        except Died as error:
-            return Timing(shape, solution, error.status, detail=str(error)[:500])
-        found: Samples | Timing = answers[solution]
-        return found
-
     def _neighbours(self, leaders: Sequence[Solution]) -> list[Solution]:
         """What lies around the leaders, compiled and checked."""
         shape = self.task.shape
         try:
-            near = self.lane.ask("neighbours", shape, tuple(leaders), timeout=self.lane.options.timeout)
+            near = self.lane.remote.ask("neighbours", shape, tuple(leaders))
         except Died:
             return []
         fresh = [solution for solution in near if solution not in self._timings]
@@ -304,7 +204,8 @@ class _Run:
         while True:
             finalists, slow = (list(right), []) if self.task.only else self._screened(right)
             racing = tuple(finalists)
-            self._ask_softly("forget", self.task.shape, racing)
+            with contextlib.suppress(Died):
+                self.lane.remote.ask("forget", self.task.shape, racing)
             self._raced(finalists)
             self._checked_again(finalists)
             if self.task.only or len(finalists) == len(racing):
@@ -358,7 +259,7 @@ class _Run:
                 us = self._timings[solution].us
                 if us > limit and solution != self._yardstick:
                     continue
-                after = self._bound(solution) or self._blamed("check_again", solution)
+                after = self.lane.remote.verdict("check_again", self.task.shape, solution)
                 if after.status != "ok":
                     self._final([after])
                     finalists.remove(solution)

@@ -43,8 +43,17 @@ _ALLOCATIONS = (
 )
 
 
+@classmethod  # type: ignore[misc]
+def _never_compiled(cls: type) -> bool:
+    """Torch would wrap each mode to keep its compiler out, and import it for that: a second for each new process."""
+    del cls
+    return False
+
+
 class Poisoned(TorchDispatchMode):
     """While on, every fresh allocation is a NaN-filled view between canaries (bytes 0xFF for types without NaN)."""
+
+    _should_skip_dynamo = _never_compiled
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,6 +78,8 @@ class Poisoned(TorchDispatchMode):
 
 class Traced(TorchDispatchMode):
     """While on, remembers the storages that operations make, so that those still held afterwards can be counted."""
+
+    _should_skip_dynamo = _never_compiled
 
     def __init__(self) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ so whatever was asked for is to blame.
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
 import multiprocessing
 import os
@@ -234,7 +235,10 @@ def _ask(method: str, arguments: tuple[Any, ...]) -> Any:
         assert _maker is not None, "workers are started with a maker"
         _session = _maker()
     try:
-        return getattr(_session, method)(*arguments)
+        answer = getattr(_session, method)(*arguments)
+        if method == "open":  # what is alive between two shapes stays: collections need not look at it again
+            gc.freeze()
+        return answer
     except (SystemExit, KeyboardInterrupt):  # a plugin may ask for it; sent back, it would end whoever waits for the answer
         os._exit(1)
 

@@ -16,7 +16,7 @@ import attrs
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.lane import LaneLost
+from tunedgemm.tuner.remote import LaneLost
 from tunedgemm.tuner.trial import Event, Place, Task, Trials
 
 _log = logging.getLogger("tunedgemm")

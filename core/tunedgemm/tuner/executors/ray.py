@@ -28,7 +28,8 @@ from tunedgemm.ops.op import Op
 from tunedgemm.registry import Registry
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.executors.cluster import joined
-from tunedgemm.tuner.lane import Lane, LaneLost
+from tunedgemm.tuner.lane import Lane
+from tunedgemm.tuner.remote import LaneLost
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Place, Task
 from tunedgemm.tuner.worker import Compilers, Worker
