@@ -39,10 +39,11 @@ ONLY_IN = {
 #: module of the tuner -> the others that it may import; a stage knows the values in `trial` and no other stage
 TUNER = {
     "__init__": ("executors", "plan", "select", "store", "trial"),
-    "executors": ("lane", "remote", "session", "trial", "worker"),
-    "lane": ("measure", "remote", "roofline", "screen", "select", "trial", "worker"),
+    "executors": ("compilers", "lane", "remote", "session", "trial", "worker"),
+    "lane": ("compilers", "measure", "remote", "roofline", "screen", "select", "trial", "worker"),
     "remote": ("roofline", "trial", "worker"),
-    "worker": ("session",),
+    "worker": ("processes", "session", "trial"),
+    "compilers": ("processes",),
     "session": ("candidates", "trial", "verify", "workload"),
     "store": ("log", "trial"),
     "trial": (),

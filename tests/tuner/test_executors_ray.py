@@ -161,7 +161,7 @@ def test_a_node_lost_in_the_middle_of_a_shape_costs_nothing(
     def lose(place: Place | None, event: Event) -> None:
         nonlocal lost
         busy = (
-            isinstance(event, Step) and event.activity == "time" and any(line["node"] == second for line in kinds(table).get("trial", []))
+            isinstance(event, Step) and event.activity == "check" and any(line["node"] == second for line in kinds(table).get("trial", []))
         )
         if not lost and place and place.node == second and busy:
             lost = str(event.task.shape)

@@ -14,11 +14,12 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.timing import Timing
+from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.lane import Lane
 from tunedgemm.tuner.remote import LaneLost
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Samples, Step, Task, Trials
-from tunedgemm.tuner.worker import Compilers, Died
+from tunedgemm.tuner.worker import Died
 
 SHAPE = Shape("a16w16", 4, 32, 64, "fp32")
 QUICK = Options(libtype="turbo", iters=8, warmup=1)

@@ -19,8 +19,8 @@ from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.tuner import Options, tune
-from tunedgemm.tuner.session import DeviceFault, Session
-from tunedgemm.tuner.trial import Outcome, Planned, Samples
+from tunedgemm.tuner.session import Session
+from tunedgemm.tuner.trial import DeviceFault, Outcome, Planned, Samples
 
 OP = op_named("a16w16")
 SHAPES = [Shape("a16w16", m, 64, 128, "fp32") for m in (1, 8, 100)]

@@ -15,13 +15,14 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
+from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.measure import Effort, duel, median_and_noise, race
 from tunedgemm.tuner.remote import LaneLost, Remote
 from tunedgemm.tuner.roofline import floor_us
 from tunedgemm.tuner.screen import screen
 from tunedgemm.tuner.select import DEFAULT_TIE, MAX_NOISE, TIE, select
 from tunedgemm.tuner.trial import Event, Options, Outcome, Place, Samples, Step, Task, Trials, failed
-from tunedgemm.tuner.worker import Compilers, Died, Inline, Worker
+from tunedgemm.tuner.worker import Died, Inline, Worker
 
 Tell = Callable[[Event], None]
 

@@ -23,13 +23,9 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.candidates import candidates, neighbours, reference, refusals
-from tunedgemm.tuner.trial import Bench, Options, Place, Sampler, Samples, failed
+from tunedgemm.tuner.trial import Bench, DeviceFault, Options, Place, Sampler, Samples, failed
 from tunedgemm.tuner.verify import Verifier
 from tunedgemm.tuner.workload import Workload
-
-
-class DeviceFault(TunedGemmError):
-    """The device's context is lost, and with it the process: an illegal address or the like."""
 
 
 @attrs.define(eq=False)

@@ -10,7 +10,7 @@ import attrs
 
 from tunedgemm.accuracy import MAX_ERROR_RATIO
 from tunedgemm.device import Device
-from tunedgemm.errors import OutOfResources, UserError
+from tunedgemm.errors import OutOfResources, TunedGemmError, UserError
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
@@ -261,6 +261,10 @@ class Report:
     def failed(self) -> Sequence[Outcome]:
         """The shapes for which nothing passed."""
         return [outcome for outcome in self.outcomes if outcome.winner is None]
+
+
+class DeviceFault(TunedGemmError):
+    """The device's context is lost, and with it the process: an illegal address or the like."""
 
 
 def failed(shape: Shape, solution: Solution, error: Exception) -> Timing:

@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from tunedgemm.errors import UserError
 from tunedgemm.ops.op import Op
 from tunedgemm.registry import Registry
+from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.lane import Lane
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Bench, Options
-from tunedgemm.tuner.worker import Compilers, Inline, Worker
+from tunedgemm.tuner.worker import Inline, Worker
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 

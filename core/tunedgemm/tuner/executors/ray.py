@@ -27,12 +27,13 @@ from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.registry import Registry
 from tunedgemm.timing import Timing
+from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.executors.cluster import joined
 from tunedgemm.tuner.lane import Lane
 from tunedgemm.tuner.remote import LaneLost
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Place, Task
-from tunedgemm.tuner.worker import Compilers, Worker
+from tunedgemm.tuner.worker import Worker
 
 _log = logging.getLogger("tunedgemm")
 

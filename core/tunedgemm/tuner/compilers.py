@@ -1,0 +1,129 @@
+"""Compilers: kernels are compiled ahead of timing, on all cores, in processes whose death costs one candidate.
+
+The processes import no torch, so that a pool of many is there at once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Overdue
+
+from pebble import ProcessExpired, ProcessPool
+
+from tunedgemm.device import Device
+from tunedgemm.registry import Backend, Registry
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.processes import death, spawned
+
+
+class Compilers:
+    """A pool of compiling processes on this machine, shared by its lanes and started when it is first needed.
+
+    Args:
+        jobs: how many processes; 0 is one for each core.
+        timeout: seconds that one compilation may take; 0 is no limit.
+        registry: the backends; those without a `prepare` hook need no process.
+    """
+
+    def __init__(self, jobs: int = 0, timeout: float = 0.0, registry: Registry | None = None) -> None:
+        self._size = jobs or len(os.sched_getaffinity(0))
+        self._timeout, self._registry = timeout, registry or Registry()
+        self._pool: ProcessPool | None = None
+        self._pending: dict[tuple[Device, Shape, Solution], Future[str]] = {}
+        self._lock = threading.Lock()
+
+    def start(self, libtypes: Iterable[str]) -> None:
+        """Start the processes where one of these backends compiles ahead: they load it while the devices' workers start."""
+        compiled = [libtype for libtype in libtypes if self._prepares(libtype)]
+        if compiled:
+            with self._lock:
+                for _ in range(self._size):  # a pool starts its processes with the first task
+                    self._started().schedule(_load, args=[compiled])
+
+    def begin(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> None:
+        """Have solutions compiled; what was begun already is not begun again."""
+        for solution in solutions:
+            if self._prepares(solution.libtype):
+                with self._lock:
+                    if (device, shape, solution) not in self._pending:
+                        future = self._started().schedule(_prepare, args=[solution, shape, device], timeout=self._timeout or None)
+                        self._pending[device, shape, solution] = future
+
+    def finish(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> list[Timing]:
+        """Wait for solutions; returns a Timing of status ``compile_failed`` or the like for each that did not compile."""
+        self.begin(shape, solutions, device)
+        lost = []
+        for solution in solutions:
+            with self._lock:
+                future = self._pending.pop((device, shape, solution), None)
+            status, reason = self._result(future) if future else ("", "")
+            if status:
+                lost.append(Timing(shape, solution, status, detail=reason[:500]))
+        return lost
+
+    def drain(self) -> None:
+        """Wait for everything begun: on a CPU, compilers beside a timing would be part of it."""
+        with self._lock:
+            pending = list(self._pending.values())
+        for future in pending:
+            self._result(future)
+
+    def _result(self, future: Future[str]) -> tuple[str, str]:
+        try:
+            reason = future.result()
+        except Overdue:
+            return "compile_timeout", f"it took more than {self._timeout:g} s"
+        except ProcessExpired as error:
+            return "compile_failed", f"the compiler died: {death(error.exitcode)}"
+        if not reason:
+            return "", ""
+        return "out_of_resources" if reason.startswith("OutOfResources") else "compile_failed", reason
+
+    def _prepares(self, libtype: str) -> bool:
+        backend = self._registry.get(libtype)
+        return isinstance(backend, Backend) and "prepare" in backend.hooks
+
+    def _started(self) -> ProcessPool:
+        self._pool = self._pool or spawned(self._size)
+        return self._pool
+
+    def stop(self) -> None:
+        """End the processes, whatever they do."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.stop()
+            pool.join()
+
+
+_registry: Registry | None = None
+
+
+def _load(libtypes: Iterable[str]) -> None:
+    """In the child: import backends, and with them what they import."""
+    for libtype in libtypes:
+        _backend(libtype)
+
+
+def _backend(libtype: str) -> Backend | Unsupported:
+    global _registry
+    if _registry is None:
+        _registry = Registry()
+    return _registry.get(libtype)
+
+
+def _prepare(solution: Solution, shape: Shape, device: Device) -> str:
+    """In the child: compile one solution; returns what went wrong, or ""."""
+    backend = _backend(solution.libtype)
+    if not isinstance(backend, Backend):
+        return str(backend)
+    try:
+        backend.prepare(solution, shape, device)
+    except Exception as error:  # a compiler may raise anything
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -1,0 +1,54 @@
+"""Processes that may die: spawned, quiet about Ctrl-C, and gone with their parent."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from typing import Any
+
+from pebble import ProcessPool
+
+
+def spawned(size: int, begin: Callable[..., None] | None = None, *arguments: Any) -> ProcessPool:
+    """A pool of processes that are replaced when they die; *begin* is called first in each.
+
+    They are spawned: a forked one would inherit a device context, which it may not use.
+    """
+    level = logging.getLogger("tunedgemm").getEffectiveLevel()
+    context = multiprocessing.get_context("spawn")
+    return ProcessPool(max_workers=size, context=context, initializer=_begin, initargs=[level, begin, arguments])
+
+
+def _begin(level: int, begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    """In the child, before anything else."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    logging.basicConfig(level=level, format="tunedgemm: %(message)s")
+    _die_with_parent()
+    if begin is not None:
+        begin(*arguments)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process when its parent ends: a thread here could not, while a call holds the interpreter's lock."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        pipe = parent.sentinel  # nothing is written to it; it closes with the parent, and SIGIO, unhandled, is the end
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+        if wait([pipe], timeout=0):
+            os._exit(1)
+
+
+def death(exitcode: int) -> str:
+    """How a process ended, in words."""
+    if exitcode < 0:
+        try:
+            return f"killed by {signal.Signals(-exitcode).name}"
+        except ValueError:
+            pass
+    return f"exit code {exitcode}"

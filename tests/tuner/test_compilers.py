@@ -1,0 +1,81 @@
+"""Compilers: what raises, hangs or dies in a compiling process is a status of its own solution alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from tunedgemm.device import device_of
+from tunedgemm.registry import Registry
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.tuner.compilers import Compilers
+
+PLUGIN = """
+import os, time
+from tunedgemm.plugin import Launcher, Solution, hookimpl
+OPS = ("a16w16",)
+@hookimpl
+def supports(): return True
+@hookimpl
+def enumerate_solutions(): return [Solution("brittle", name) for name in ("fine", "raises", "dies", "hangs")]
+@hookimpl
+def prepare(solution):
+    if solution.kernel_name == "raises": raise ValueError("no such register")
+    if solution.kernel_name == "dies": os.abort()
+    if solution.kernel_name == "hangs": time.sleep(60)
+@hookimpl
+def bind(): return Launcher(lambda x, w: x @ w.t())
+"""
+
+
+@pytest.fixture
+def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder from which this process and its children import."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), *sys.path])))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_each_way_to_fail_costs_one_candidate(importable: Path) -> None:
+    """A compiler that raises, aborts its process or hangs is a status of its own solution alone."""
+    (importable / "brittle_plugin.py").write_text(PLUGIN)
+    info = importable / "brittle_plugin-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brittle-plugin\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[tunedgemm.backends]\nbrittle = brittle_plugin\n")
+    registry, shape, device = Registry(), Shape("a16w16", 1, 16, 32), device_of(-1)
+    solutions = registry.get("brittle").solutions(shape, device)
+
+    compilers = Compilers(jobs=2, timeout=20, registry=registry)
+    compilers.begin(shape, solutions, device)
+    compilers.drain()
+    lost = {timing.solution.kernel_name: timing for timing in compilers.finish(shape, solutions, device)}
+    compilers.stop()
+
+    assert {name: timing.status for name, timing in lost.items()} == {
+        "raises": "compile_failed",
+        "dies": "compile_failed",
+        "hangs": "compile_timeout",
+    }
+    assert "no such register" in lost["raises"].detail
+    assert "died: killed by SIGABRT" in lost["dies"].detail
+    assert "20 s" in lost["hangs"].detail
+
+
+def test_backends_without_prepare_start_no_process() -> None:
+    """The built-in backend compiles nothing, so nothing is started."""
+    compilers = Compilers(registry=Registry(entries=()))
+
+    assert compilers.finish(Shape("a16w16", 1, 16, 32), [Solution("torch", "native")], device_of(-1)) == []
+    assert compilers._pool is None
+
+
+def test_a_compiling_process_loads_no_torch(child) -> None:
+    """A pool of one for each core is there at once, and in little memory."""
+    found = child("import sys, tunedgemm.tuner.compilers as here\nhere._load(['triton'])\nprint('torch' in sys.modules)")
+
+    assert found == "False"
