@@ -91,3 +91,11 @@ def repository() -> Path:
 def golden() -> Path:
     """Files of earlier versions, written once and only read since."""
     return HERE / "golden"
+
+
+@pytest.fixture
+def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder from which this process and its children import."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), *sys.path])))
+    return tmp_path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,14 +27,6 @@ def prepare(solution):
 @hookimpl
 def bind(): return Launcher(lambda x, w: x @ w.t())
 """
-
-
-@pytest.fixture
-def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder from which this process and its children import."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), *sys.path])))
-    return tmp_path
 
 
 @pytest.mark.slow

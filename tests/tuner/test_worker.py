@@ -27,14 +27,6 @@ class Fragile:
 
 
 @pytest.fixture
-def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder from which this process and its children import."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), *sys.path])))
-    return tmp_path
-
-
-@pytest.fixture
 def fragile(importable: Path) -> Callable[[], object]:
     """What makes a session that does what it is told, also to its process."""
     (importable / "fragile_session.py").write_text(SESSION)
