@@ -106,3 +106,8 @@ def test_the_default_device(monkeypatch):
 def test_slugs():
     """Names become words joined by dashes."""
     assert slug("AMD Instinct™ MI300X (OAM)") == "amd-instinct-mi300x-oam"
+
+
+def test_a_device_in_words():
+    """One thread is singular."""
+    assert str(Device("cpu-avx512", 1)) == "cpu-avx512, 1 thread" and str(Device("sm_90", 132, "h200")) == "sm_90, 132 SMs (h200)"

@@ -71,7 +71,7 @@ def test_a_file_gets_one_line_a_shape() -> None:
 
     assert output.file.getvalue().splitlines() == [
         "1/6 a16w16 M=1 N=1280 K=8192 bf16->bf16: triton:fast_[bold]v3 splitK=4 10.00 us, 2.00x torch, 2 tied",
-        "2/6 a16w16 M=2 N=1280 K=8192 bf16->bf16: nothing passed (1 ok, 1 hung)",
+        "2/6 a16w16 M=2 N=1280 K=8192 bf16->bf16: nothing passed (1 hung; torch is right, but not among the libtypes asked for)",
     ]
 
 
@@ -279,7 +279,8 @@ def test_the_summary_names_what_went_wrong() -> None:
     text = summarized(Report(GPUS, TABLE, (outcome(TASKS[0], us=0, others=(hung,)), slow, Outcome(TASKS[2], None, None))))
 
     assert f"hung ({STATUSES['hung']}): 1\n  triton:spins on a16w16 M=1 N=1280 K=8192 bf16->bf16: 30 s were over\n" in text
-    assert "failed: a16w16 M=1 N=1280 K=8192 bf16->bf16: 1 ok, 1 hung\n" in text and "  triton: hung: 30 s were over\n" in text
+    assert "failed: a16w16 M=1 N=1280 K=8192 bf16->bf16: 1 hung; torch is right, but not among the libtypes asked for\n" in text
+    assert "  triton: hung: 30 s were over\n" in text and "torch: ok" not in text
     assert "failed: a16w16 M=4 N=1280 K=8192 bf16->bf16: no backend offered a solution" in text
     assert "slower than torch (not among the libtypes asked for): 1\n  a16w16 M=2 N=1280 K=8192 bf16->bf16, 0.50x\n" in text
     assert "held them back beside 1 winners (power cap)" in text
@@ -315,6 +316,8 @@ def test_the_summary_says_where_the_log_is(tmp_path: Path) -> None:
 
     assert f"every trial: {tmp_path / 't.trials.jsonl'}" in summarized(Report(GPUS, tmp_path / "t.csv", (outcome(TASKS[0]),)))
     assert "every trial" not in summarized(Report(GPUS, TABLE, (outcome(TASKS[0]),)))
+    (tmp_path / "t.v2.trials.jsonl").touch()
+    assert f"every trial: {tmp_path / 't.v2.trials.jsonl'}" in summarized(Report(GPUS, tmp_path / "t.v2", (outcome(TASKS[0]),)))
 
 
 @pytest.mark.parametrize(("width", "has_table"), [(160, True), (80, True), (79, False), (20, False)])
@@ -332,6 +335,17 @@ def test_a_run_without_work_has_a_summary() -> None:
     assert summarized(Report((), TABLE, (), skipped=(TASKS[0].shape,))).splitlines() == [
         f"0 tuned, 0 failed, 1 skipped (tuned already; --all tunes them again): {TABLE}"
     ]
+
+
+def test_what_was_left_out_is_said_as_it_is() -> None:
+    """--stale leaves out other rows than a run does that skips what is tuned; an input without shapes is told from both."""
+    stale = Report((), TABLE, (), skipped=(TASKS[0].shape,))
+    output = told()
+
+    summary(stale, output=output, stale=True)
+
+    assert "1 skipped (--stale: no rows of this device, or of the library's present version)" in output.file.getvalue()
+    assert "names no shape" in summarized(Report((), TABLE, ()))
 
 
 def test_a_file_is_wide_unless_columns_says_otherwise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

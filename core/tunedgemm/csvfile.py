@@ -83,7 +83,10 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
     """
     sheet = read_sheet(path)
     known = (*op.columns.key, *UNTUNED_EXTRA)
-    if unknown := [column for column in sheet.columns if column not in known]:
+    unknown = [column for column in sheet.columns if column not in known]
+    if {"libtype", "us"} <= set(unknown):
+        raise TableError(f"{path}: is a tuned table, not a list of shapes; name the untuned file, whose columns are {', '.join(known)}")
+    if unknown:
         raise TableError(
             f"{path}: unknown column {', '.join(map(repr, unknown))}; an untuned file of {op.name} may have {', '.join(known)}"
         )

@@ -55,6 +55,7 @@ class Device:
 
     def __str__(self) -> str:
         unit = {"amd": "CUs", "nvidia": "SMs", "cpu": "threads"}[self.kind]
+        unit = unit.removesuffix("s") if self.cu_num == 1 else unit
         return f"{self.gfx}, {self.cu_num} {unit}" + (f" ({self.name})" if self.name else "")
 
 

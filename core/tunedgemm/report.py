@@ -20,6 +20,7 @@ from rich.text import Text
 
 from tunedgemm.shape import Shape
 from tunedgemm.timing import STATUSES, Timing
+from tunedgemm.tuner.log import trials_path
 from tunedgemm.tuner.trial import Event, Outcome, Place, Planned, Report, Step, Task
 
 #: Columns of text where the output is a file or a pipe, which has no width of its own.
@@ -187,12 +188,15 @@ class Progress:
         return table
 
 
-def summary(report: Report, verbose: bool = False, output: Console | None = None) -> None:
-    """Print what a run gave: a table of the shapes, what failed and why, ties, gains, where the time went, where everything lies."""
+def summary(report: Report, verbose: bool = False, output: Console | None = None, *, stale: bool = False) -> None:
+    """Print what a run gave: a table of the shapes, what failed and why, ties, gains, where the time went, where everything lies.
+
+    With *stale* the run was one of ``--stale``, which leaves out other shapes for other reasons.
+    """
     output = output or console()
     if report.outcomes and output.width >= TABLE_WIDTH and (verbose or len(report.outcomes) <= MOST_ROWS):
         output.print(_table(report, output.width))
-    for line in _verdict(report, verbose):
+    for line in (*_verdict(report, verbose), *_ending(report, stale)):
         output.print(Text(line), soft_wrap=True)
 
 
@@ -200,14 +204,14 @@ def _table(report: Report, width: int) -> Table:
     devices = Counter(str(place.device) for place in report.places)
     named = ", ".join(f"{count} x {device}" if count > 1 else device for device, count in devices.items())
     op = report.outcomes[0].task.shape.op
-    table = Table(title=Text(f"{op}: {len(report.outcomes)} shapes on {named}"), title_justify="left")
+    table = Table(title=Text(f"{op}: {_number(len(report.outcomes), 'shape')} on {named}"), title_justify="left")
     headings = ["shape", "winner", "us", "± %", "torch us", "gain", "tied"]
     shown = headings if width >= 100 else ["shape", "winner", "us", "gain"]
     for heading in shown:
         table.add_column(heading, justify="left" if heading in ("shape", "winner") else "right", overflow="fold")
     for outcome in report.outcomes:
         winner, reference = outcome.winner, outcome.reference
-        cells = {"shape": _sizes(outcome.task.shape), "winner": "nothing passed"}
+        cells = {"shape": sizes(outcome.task.shape), "winner": "nothing passed"}
         if reference is not None and reference.us:
             cells["torch us"] = f"{reference.us:.2f}"
         if winner is not None:
@@ -239,26 +243,29 @@ def _verdict(report: Report, verbose: bool) -> Iterator[str]:
         yield from _listed(f"{status} ({STATUSES[status]})", told, some)
     for outcome in report.failed:
         yield f"failed: {outcome.task.shape}: {_why(outcome)}"
-        reasons = sorted({f"  {timing.solution.libtype}: {timing.status}: {_short(timing.detail)}" for timing in outcome.timings})
+        bad = [timing for timing in outcome.timings if timing.status != "ok"]
+        reasons = sorted({f"  {timing.solution.libtype}: {timing.status}: {_short(timing.detail)}" for timing in bad})
         yield from reasons[: None if verbose else 10]
     if seconds := _seconds(outcomes):
         yield f"seconds: {seconds}"
-    yield from (f"pinned for every M: {_sizes(pin.shape)}: {pin.solution}" for pin in report.pins)
+    yield from (f"pinned for every M: {sizes(pin.shape).removeprefix('M=0 ')}: {pin.solution}" for pin in report.pins)
     if verbose:
         yield from (f"skipped: {shape} (in the table already, or empty)" for shape in report.skipped)
         yield from (f"not begun: {shape}" for shape in (*report.unbegun, *report.lost))
-    yield from _ending(report)
 
 
-def _ending(report: Report) -> Iterator[str]:
+def _ending(report: Report, stale: bool) -> Iterator[str]:
     """The last lines: how many of what, and where it lies."""
     failed = len(report.failed)
     counts = f"{len(report.outcomes) - failed} tuned, {failed} failed"
-    counts += f", {len(report.skipped)} skipped (tuned already; --all tunes them again)" if report.skipped else ""
+    why = "--stale: no rows of this device, or of the library's present version" if stale else "tuned already; --all tunes them again"
+    counts += f", {len(report.skipped)} skipped ({why})" if report.skipped else ""
     counts += f", {len(report.unbegun)} not begun (the budget is spent; the same command goes on with them)" if report.unbegun else ""
     counts += f", {len(report.lost)} left without a working device (the same command goes on with them)" if report.lost else ""
+    if not (report.outcomes or report.skipped or report.unbegun or report.lost):
+        counts += " (the input, or this shard of it, names no shape)"
     yield f"{counts}: {report.output}"
-    log = report.output.with_suffix(".trials.jsonl")
+    log = trials_path(report.output)
     if log.exists():
         yield f"every trial: {log}"
 
@@ -280,7 +287,9 @@ def _counts(timings: Iterable[Timing]) -> str:
 
 def _why(outcome: Outcome) -> str:
     """Why a shape failed: how many solutions ended how, or what kept it from being tried."""
-    told = [_short(outcome.reason), _counts(outcome.timings)]
+    told = [_short(outcome.reason), _counts(timing for timing in outcome.timings if timing.status != "ok")]
+    if right := sorted({timing.solution.libtype for timing in outcome.timings if timing.status == "ok"}):
+        told.append(f"{', '.join(right)} is right, but not among the libtypes asked for")
     return "; ".join(filter(None, told)) or "no backend offered a solution"
 
 
@@ -334,13 +343,16 @@ def _cells(step: Step | None) -> tuple[str, str, str]:
         gain = f"  {step.reference_us / step.best[1]:.2f}x" if step.reference_us and step.best[1] else ""
         best = f"{step.best[1]:.2f} us{gain}"
     solution = f" {step.solution}" if step.solution else f", best {step.best[0]}" if step.best else ""
-    return _sizes(step.task.shape), f"{_DOING.get(step.activity, step.activity)}{solution}", best
+    return sizes(step.task.shape), f"{_DOING.get(step.activity, step.activity)}{solution}", best
 
 
-def _sizes(shape: Shape) -> str:
-    """A shape in short: without its op, without M where it stands for every M, with one dtype where they are the same."""
-    text = str(shape).removeprefix(f"{shape.op} ").replace(f"{shape.dtype}->{shape.dtype}", shape.dtype)
-    return text if shape.m else text.removeprefix("M=0 ")
+def sizes(shape: Shape) -> str:
+    """A shape in short: without its op, with one dtype where they are the same."""
+    return str(shape).removeprefix(f"{shape.op} ").replace(f"{shape.dtype}->{shape.dtype}", shape.dtype)
+
+
+def _number(count: int, thing: str) -> str:
+    return f"{count} {thing}" + ("" if count == 1 else "s")
 
 
 def _key(place: Place) -> tuple[str, int]:

@@ -109,6 +109,17 @@ def test_a_table_broken_by_hand_is_told_before_measuring(mistake: Mistake, folde
     assert not (folder / "t.trials.jsonl").exists()
 
 
+@pytest.mark.parametrize("name", ["in.csv", "t.csv", "t.trials.jsonl", "notes.txt"])
+def test_a_profile_is_not_added_to_something_else(mistake: Mistake, folder: Path, name: str) -> None:
+    """-o2 on the shapes, the table, its trials or a foreign file: it stays as it is."""
+    (folder / "notes.txt").write_text("buy milk\n")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    assert str(folder / name) in mistake("-o2", str(folder / name))
+
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
 @pytest.mark.slow
 def test_a_full_disk_stops_the_run_and_keeps_what_is_there(folder: Path) -> None:
     """The file that could not be written is named, what was written before can be read, and the same command goes on elsewhere."""

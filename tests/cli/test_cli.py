@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.cli import commands, main
+from tunedgemm.csvfile import read_rows
+from tunedgemm.ops import op_named
 
 SHAPES = "M,N,K\n1,64,128\n5,64,128\n"
 
@@ -115,11 +117,14 @@ def test_plugins_says_what_is_here_and_what_is_not(capsys: pytest.CaptureFixture
         (["tune", "--budget", "nan"], "--budget must be at least 0"),
         (["tune", "--kernel_timeout", "soon"], "--kernel_timeout: invalid float value: 'soon'"),
         (["tune", "--sort", "perhaps"], "--sort: expected True or False"),
-        (["tune", "--colour", "red"], "unrecognized arguments: --colour red"),
+        (["tune", "--colour", "red"], "unrecognized arguments: --colour red; `tunedgemm tune --help`"),
+        (["tune", "--errRatio", "2"], "--errRatio is a share of the elements, 0 to 1"),
+        (["tune", "--stale", "-i", "{untuned}", "-o", "absent.csv"], "there is no absent.csv"),
         (["tuna"], "invalid choice: 'tuna'"),
         ([], "COMMAND"),
         (["explain", "1,2"], "expected three sizes"),
         (["explain", "1,2,3", "--device", "gfx942"], "GFX:CU"),
+        (["explain", "1,2,3", "--device", "GFX 942:304"], "GFX:CU"),
         (["explain", "1,2,3", "--dtype", "bf17"], "unknown dtype 'bf17'"),
         (["table"], "show|check|merge"),
         (["table", "check"], "file"),
@@ -152,8 +157,9 @@ def test_users_mistakes_are_one_line_without_a_traceback(
         (b"M,N,K\n1,64,99999999999999\n", "in.csv:2"),
         (b"M,N,K\n1,64,banana\n", "in.csv:2"),
         (b"M,N,K,bias\n1,64,128,perhaps\n", "bias"),
+        (b"gfx,cu_num,M,N,K,libtype,us\ngfx942,304,1,64,128,asm,2.5\n", "is a tuned table, not a list of shapes"),
     ],
-    ids=["empty", "binary", "no K", "unknown column", "code as dtype", "negative", "absurd", "word", "bad flag"],
+    ids=["empty", "binary", "no K", "unknown column", "code as dtype", "negative", "absurd", "word", "bad flag", "tuned"],
 )
 def test_bad_input_files_say_what_is_wrong(tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each kind of bad untuned file is one clear line, and no table is written."""
@@ -199,3 +205,31 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path, untuned: Path) -> N
     done = subprocess.run(f"{sys.executable} -m tunedgemm plugins | true", shell=True, capture_output=True, text=True, check=False)
 
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["| true", ">&-", ">/dev/full"])
+def test_the_exit_code_is_that_of_the_work_whoever_reads(tmp_path: Path, untuned: Path, where: str) -> None:
+    """A pipe that nobody reads, a closed output and a full disk: the table is there, the code is 0, and a full disk is told."""
+    command = f"{sys.executable} -m tunedgemm tune --libtype torch --iters 3 -i {untuned} -o {tmp_path / 't.csv'} {where}"
+
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert read_rows(tmp_path / "t.csv", op_named("a16w16"))[0]
+    assert done.stderr == ("tunedgemm: standard output cannot be written: No space left on device\n" if "full" in where else "")
+
+
+@pytest.mark.parametrize(("width", "heading"), [("60", "solution"), ("160", "from")])
+def test_a_table_is_shown_at_any_width(
+    tmp_path: Path, width: str, heading: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A narrow terminal gets fewer columns, not broken words; names are no markup."""
+    path = tmp_path / "t.csv"
+    path.write_text("gfx,cu_num,M,N,K,libtype,solidx,splitK,us,kernelName\ngfx942,304,16,64,128,asm,1,0,2.5,[bold]x\n")
+    monkeypatch.setenv("COLUMNS", width)
+
+    _, out, _ = run(capsys, "table", "show", str(path))
+
+    assert all(len(line) <= int(width) for line in out.splitlines() if line[:1] in "┏┃┡│└")
+    assert heading in out and "asm:[bold]x" in out and ("from" in out) is (width == "160")

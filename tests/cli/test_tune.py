@@ -191,6 +191,19 @@ def test_run_config_and_compare_are_passed_on(comparison, failed, tmp_path: Path
     assert out.count("told True") == 4 and out.count("bf16->bf16: 2.50 us, ok\n") == 2
 
 
+def test_an_interrupted_look_at_production_keeps_nothing(
+    comparison, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some shapes were timed, so it does not say that nothing was measured, and there is nothing to go on with."""
+    comparison(failed=False)
+    monkeypatch.setattr(sys.modules["tunedgemm.compare"], "run_config", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+
+    assert cli.main(["tune", "--run_config"]) == 130
+    assert capsys.readouterr().err == (
+        "tunedgemm: interrupted by SIGINT; nothing is kept of --run_config, and the tables are as they were\n"
+    )
+
+
 def test_an_interrupted_comparison_leaves_the_table(
     comparison, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,4 +217,6 @@ def test_an_interrupted_comparison_leaves_the_table(
     monkeypatch.setattr(sys.modules["tunedgemm.compare"], "compare", compare)
 
     assert cli.main(["tune", "--compare"]) == 130
-    assert f"while tuning into {tmp_path / 'candidate.csv'}; the table is as it was" in capsys.readouterr().err
+    assert (
+        f"while tuning into {tmp_path / 'candidate.csv'}; the table is as it was, and the same command goes on" in capsys.readouterr().err
+    )

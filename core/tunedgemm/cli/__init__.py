@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import NoReturn, TextIO
 
 from tunedgemm import __version__
@@ -66,11 +68,27 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments; what is not understood names the help of the command, which has it, not that of the whole."""
+    arguments, unknown = parser().parse_known_args(argv)
+    if unknown:
+        raise UserError(f"unrecognized arguments: {' '.join(unknown)}; `tunedgemm {arguments.command} --help` lists what there is")
+    return arguments
+
+
+def _open_streams() -> None:
+    """Give output that the caller has closed (``>&-``) to nobody; Python leaves None in its place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # as long as the process
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 1 where a part of the work failed, 2 for a user's mistake."""
     verbose = False
     try:
-        arguments = parser().parse_args(argv)
+        _open_streams()
+        arguments = _parsed(argv)
         verbose = arguments.verbose
         level = logging.INFO if verbose else logging.WARNING
         logging.basicConfig(level=level, format="tunedgemm: %(message)s", handlers=[_StandardError()])

@@ -32,9 +32,10 @@ def _run(arguments: argparse.Namespace) -> int:
     device = None
     if arguments.device:
         gfx, _, units = arguments.device.partition(":")
-        if not units.isdigit():
-            raise UserError(f"expected GFX:CU such as gfx942:304, got {arguments.device!r}")
-        device = Device(gfx, int(units))
+        try:
+            device = Device(gfx, int(units))
+        except ValueError:
+            raise UserError(f"expected GFX:CU such as gfx942:304, got {arguments.device!r}") from None
     epilogue = "bias" if arguments.bias else "none"
     shape = Shape(op.name, m, n, k, arguments.dtype, arguments.outdtype, epilogue, layout=arguments.layout)
     print(Dispatcher(op).explain(shape, device))

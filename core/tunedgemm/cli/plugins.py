@@ -8,13 +8,13 @@ from tunedgemm.command import Command
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
     from rich.table import Table
 
     from tunedgemm.device import current_device
     from tunedgemm.libtypes import owners, pip_hint
     from tunedgemm.ops import ops
     from tunedgemm.registry import Registry
+    from tunedgemm.report import console
     from tunedgemm.shape import Shape
     from tunedgemm.solution import Unsupported
 
@@ -31,14 +31,15 @@ def _run(arguments: argparse.Namespace) -> int:
         answer = "yes" if any(probe.values()) else "no: " + "; ".join(sorted({str(reason) for reason in probe.values()}))
         library = backend.library_version(device) if arguments.verbose else ""
         table.add_row(libtype, backend.distribution, f"{backend.version or '-'} {library}".strip(), ", ".join(backend.ops), answer)
-    console = Console()
-    console.print(table)
+    output = console()
+    output.print(table)
     for libtype in registry.libtypes:
         for problem in registry.problems(libtype):
-            console.print(f"warning: {problem}", markup=False)
+            output.print(f"warning: {problem}", markup=False, soft_wrap=True)
     missing = [libtype for libtype in owners() if libtype not in registry.libtypes]
     if missing:
-        console.print("not installed: " + ", ".join(f"{libtype} ({pip_hint(libtype)})" for libtype in missing), markup=False)
+        names = ", ".join(f"{libtype} ({pip_hint(libtype)})" for libtype in missing)
+        output.print(f"not installed: {names}", markup=False, soft_wrap=True)
     return 0
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 from tunedgemm.command import Command
 from tunedgemm.errors import TableError
 
+#: All columns are shown from this width of the terminal on.
+WIDE = 100
+
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="show|check|merge", required=True)
@@ -39,13 +42,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
     from rich.table import Table as Grid
+    from rich.text import Text
 
     from tunedgemm.csvfile import read_rows
     from tunedgemm.device import current_device
     from tunedgemm.folders import named_file
     from tunedgemm.ops import op_named
+    from tunedgemm.report import console, sizes
     from tunedgemm.table import Table
 
     op = op_named(arguments.op)
@@ -55,17 +59,18 @@ def _show(arguments: argparse.Namespace) -> int:
         merged = Table.load(op)
         rows, problems = list(merged.rows), list(merged.problems)
     device = current_device() if arguments.here else None
-    grid = Grid(title=str(arguments.file or f"{op.name}: merged table"), title_justify="left")
-    for heading in ("gfx", "cu", "shape", "solution", "us", "tflops", "from"):
+    output = console()
+    headings = ("gfx", "cu", "shape", "solution", "us", "tflops", "from") if output.width >= WIDE else ("gfx", "shape", "solution", "us")
+    grid = Grid(title=Text(str(arguments.file or f"{op.name}: merged table")), title_justify="left")
+    for heading in headings:
         grid.add_column(heading, overflow="fold", justify="right" if heading in ("cu", "us", "tflops") else "left")
     for row in rows:
         if device is None or (row.gfx, row.cu_num) == (device.gfx, device.cu_num):
             tflops = f"{op.flops(row.shape) / row.us / 1e6:.1f}" if row.valid else ""
-            shape = str(row.shape).removeprefix(f"{op.name} ")
-            grid.add_row(
-                row.gfx, str(row.cu_num), shape, str(row.solution), f"{row.us:.2f}", tflops, f"{Path(row.source or '').name}:{row.line}"
-            )
-    Console().print(grid)
+            cells = {"gfx": row.gfx, "cu": str(row.cu_num), "shape": sizes(row.shape), "solution": str(row.solution)}
+            cells |= {"us": f"{row.us:.2f}", "tflops": tflops, "from": f"{Path(row.source or '').name}:{row.line}"}
+            grid.add_row(*(Text(cells[heading]) for heading in headings))
+    output.print(grid)
     for problem in problems:
         print(f"problem: {problem}")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from tunedgemm.command import Command
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
+    from tunedgemm.compare import Served
     from tunedgemm.report import Progress
     from tunedgemm.tuner import Options
 
@@ -54,7 +56,7 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
     add("--op", default="a16w16", help="op family to tune (default: %(default)s)")
     add("-i", "--untune_file", "--input_file", dest="input", help=f"shapes: a file, or the bare name of a shipped one; default: {captured}")
     add("-o", "--tune_file", "--tuned_file", dest="output", type=Path, help="table to write; default: the op's in the user folder")
-    add("-o2", "--profile_file", dest="profile", default="", help="CSV that gets every candidate's result")
+    add("-o2", "--profile_file", dest="profile", default="", help="CSV that gets every candidate's result, added to those in it")
     add("--all", action="store_true", help="tune shapes that the table already has, too")
     add("--stale", action="store_true", help="tune only rows of the table whose library has another version now")
     add("--no-resume", dest="resume", action="store_false", help="do not reuse the trials of an interrupted run")
@@ -149,7 +151,8 @@ def _tune(arguments: argparse.Namespace, source: Path | None, options: Options, 
 
     with progress:
         report = tune(arguments.op, source, arguments.output, options, progress=progress)
-    summary(report, arguments.verbose)
+    with _giving_up():
+        summary(report, arguments.verbose, stale=options.stale)
     return 1 if report.failed or report.lost else 0
 
 
@@ -161,7 +164,8 @@ def _compare(arguments: argparse.Namespace, source: Path | None, options: Option
     update, percent = arguments.update_improved, arguments.min_improvement_pct
     with progress:
         compared = compare(arguments.op, source, arguments.output, options, update=update, min_improvement_pct=percent, progress=progress)
-    print_compared(compared, console())
+    with _giving_up():
+        print_compared(compared, console())
     return 1 if compared.failed else 0
 
 
@@ -170,13 +174,34 @@ def _run_config(arguments: argparse.Namespace, source: Path | None, options: Opt
     from tunedgemm.compare import print_checked, run_config
     from tunedgemm.report import console
 
+    def told(one: Served) -> None:
+        with _giving_up():
+            print(f"{one.shape}: {one.us:.2f} us, {one.status}", flush=True)
+
     del progress
     table = _existing(arguments.run_config, "--run_config takes a tuned CSV, or nothing for the tables as they are")
-    checked = run_config(
-        arguments.op, source, table, options, progress=lambda one: print(f"{one.shape}: {one.us:.2f} us, {one.status}", flush=True)
-    )
-    print_checked(checked, console())
+    checked = run_config(arguments.op, source, table, options, progress=told)
+    with _giving_up():
+        print_checked(checked, console())
     return 1 if checked.failed else 0
+
+
+@contextlib.contextmanager
+def _giving_up() -> Iterator[None]:
+    """Print inside; output that cannot be written any more is given up: the work is done, and its exit code holds.
+
+    A reader that has gone, as ``head`` does, is no error and nothing is said; a full disk is named on standard error.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except SystemExit:  # rich's answer to a broken pipe
+        pass
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            print(f"tunedgemm: standard output cannot be written: {error.strerror or error}", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # what Python still holds back would fail again when it exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
@@ -203,10 +228,12 @@ def _interrupted(stop: KeyboardInterrupt, arguments: argparse.Namespace, progres
 
     number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
     lines = [f"interrupted by {number.name}"]
-    if progress.planned is None:
+    if arguments.run_config is not None:
+        lines = [f"{lines[0]}; nothing is kept of --run_config, and the tables are as they were"]
+    elif progress.planned is None:
         lines = [f"{lines[0]} before anything was measured" if not arguments.compare else f"{lines[0]}; the table is as it was"]
     elif arguments.compare:
-        lines = [f"{lines[0]} while tuning into {progress.planned.output}; the table is as it was"]
+        lines = [f"{lines[0]} while tuning into {progress.planned.output}; the table is as it was, and the same command goes on from here"]
     else:
         done, total, output = len(progress.outcomes), len(progress.planned.tasks), progress.planned.output
         kept = sum(1 for outcome in progress.outcomes if outcome.winner is not None)

@@ -125,9 +125,10 @@ def compare(
             changes = _updated(family, output, base, fresh, changes, options.sort)
         failed = tuple(outcome.task.shape for outcome in report.failed)
         text = folder / f"{output.stem}.compare.txt"
-        skipped, least = report.skipped, min_improvement_pct
-        compared = Compared(device, output, candidate, text, changes, failed, skipped, report.unbegun, least, update)
-        compared = attrs.evolve(compared, skipped=tuple(shape for shape in skipped if key_shape(shape) not in fresh))
+        skipped = tuple(shape for shape in report.skipped if key_shape(shape) not in fresh)
+        compared = Compared(
+            device, output, candidate, text, changes, failed, skipped, report.unbegun, report.lost, min_improvement_pct, update
+        )
         _write(compared)
     return compared
 

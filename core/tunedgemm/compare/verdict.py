@@ -127,6 +127,7 @@ class Compared:
         failed_tuning: shapes for which no solution passed.
         skipped: shapes that were not tuned: the table has them already.
         unbegun: shapes that the budget did not suffice for.
+        lost: shapes for which no working device was left.
         least: the smallest improvement in percent that replaces a row.
         update: whether rows were to be replaced.
     """
@@ -139,13 +140,14 @@ class Compared:
     failed_tuning: tuple[Shape, ...] = ()
     skipped: tuple[Shape, ...] = ()
     unbegun: tuple[Shape, ...] = ()
+    lost: tuple[Shape, ...] = ()
     least: float = 3.0
     update: bool = False
 
     @property
     def failed(self) -> Sequence[Shape]:
-        """The shapes for which tuning found nothing, or for which the op is not right with what it found."""
-        return [*self.failed_tuning, *(change.shape for change in self.changes if not change.after.ok)]
+        """The shapes for which tuning found nothing or had no device, or for which the op is not right with what it found."""
+        return [*self.failed_tuning, *self.lost, *(change.shape for change in self.changes if not change.after.ok)]
 
 
 def decide(change: Change, least: float) -> Change:

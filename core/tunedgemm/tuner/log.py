@@ -29,6 +29,11 @@ _log = logging.getLogger("tunedgemm")
 _BEGINNING = '{"schema": '
 
 
+def trials_path(table: Path) -> Path:
+    """The trial log of a table, beside it."""
+    return table.with_name(table.name.removesuffix(".csv") + ".trials.jsonl")
+
+
 @attrs.frozen
 class Line:
     """One line of a trial log; *text* is what *fields* were read from."""

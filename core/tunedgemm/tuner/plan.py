@@ -44,6 +44,8 @@ def requested(op: Op, source: Path | None, stale: Path | None = None) -> list[tu
     Raises:
         TableError: there is no such file, or it is no list of this op's shapes.
     """
+    if stale is not None and not present(stale):
+        raise TableError(f"--stale tunes rows of a table again, and there is no {stale}; leave --stale out, or name the table with -o")
     path = source or untuned_path(op)
     captured = {untuned.shape: untuned.count for untuned in read_untuned(path, op)} if source or present(path) else {}
     if source is None and stale is not None:

@@ -29,7 +29,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.sheet import locked, present
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.log import History, Line, Reusable, append, line
+from tunedgemm.tuner.log import History, Line, Reusable, append, line, trials_path
 from tunedgemm.tuner.trial import Outcome, Place
 
 _log = logging.getLogger("tunedgemm")
@@ -79,7 +79,7 @@ class Store:
     @property
     def trials(self) -> Path:
         """The trial log, beside the table."""
-        return self.table.with_name(self.table.name.removesuffix(".csv") + ".trials.jsonl")
+        return trials_path(self.table)
 
     def open(self, identity: Mapping[str, str], resume: bool = True) -> None:
         """Begin a run: fail before anything is measured where nothing could be kept, and adopt what an interrupted run left.
@@ -203,6 +203,18 @@ class Store:
                     pass
             except OSError as error:
                 raise TableError(f"cannot write {path}: {error.strerror}; choose another place with -o (or -o2)") from error
+        if self.profile is not None:
+            self._check_profile(self.profile)
+
+    def _check_profile(self, path: Path) -> None:
+        """The profile is added to: no line of it may land in the table, the shapes, or whatever else lies there."""
+        if path.resolve() in (self.table.resolve(), self.trials.resolve()):
+            raise TableError(f"{path}: -o2 names a file that the run keeps something else in; choose another place with -o2")
+        if path.is_file() and path.stat().st_size:
+            with path.open(encoding="utf-8-sig", errors="replace") as file:
+                first = file.readline(1000).strip()
+            if first != ",".join(_PROFILE):
+                raise TableError(f"{path}: is no profile (its first line reads {first[:80]!r}); choose another place with -o2")
 
     def _lock_of(self, run: str) -> Path:
         return self.trials.with_name(f"{self.trials.name}.{run}.lock")

@@ -26,6 +26,11 @@ def _at_least(least: float) -> Callable[[object, attrs.Attribute, Any], None]:
     return check
 
 
+def _a_share(_: object, attribute: attrs.Attribute, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise UserError(f"--{attribute.name} is a share of the elements, 0 to 1 (got {value})")
+
+
 def _one_of(*words: str) -> Callable[[object, attrs.Attribute, Any], None]:
     def check(_: object, attribute: attrs.Attribute, value: Any) -> None:
         if value not in words:
@@ -73,7 +78,7 @@ class Options:
     """
 
     libtype: str = "all"
-    errRatio: float = attrs.field(default=MAX_ERROR_RATIO, validator=_at_least(0.0))
+    errRatio: float = attrs.field(default=MAX_ERROR_RATIO, validator=_a_share)
     deterministic: bool = False
     batch_invariant: bool = False
     cache: str = attrs.field(default="cold", validator=_one_of("cold", "hot"))

@@ -47,8 +47,9 @@ def devices(options: Options) -> list[int]:
 
 def _index(text: str, count: int) -> int:
     if not text.strip().isdigit() or int(text) >= count:
-        there = f"this machine shows GPUs 0 to {count - 1}" if count else "this machine shows no GPU"
-        raise UserError(f"--device {text.strip() or repr(text)}: {there}; give a comma list of their indices, or cpu")
+        there = f"this machine shows GPUs 0 to {count - 1}; give a comma list of their indices, or cpu"
+        there = there if count else "this machine shows no GPU; leave --device out, or give cpu"
+        raise UserError(f"--device {text.strip() or repr(text)}: {there}")
     return int(text)
 
 
