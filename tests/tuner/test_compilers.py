@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -12,32 +13,40 @@ from tunedgemm.solution import Solution
 from tunedgemm.tuner.compilers import Compilers
 
 PLUGIN = """
-import os, time
+import os, sys, threading, time
 from tunedgemm.plugin import Launcher, Solution, hookimpl
 OPS = ("a16w16",)
 @hookimpl
 def supports(): return True
 @hookimpl
-def enumerate_solutions(): return [Solution("brittle", name) for name in ("fine", "raises", "dies", "hangs")]
+def enumerate_solutions(): return [Solution("brittle", name) for name in ("fine", "raises", "dies", "hangs", "exits")]
 @hookimpl
 def prepare(solution):
     if solution.kernel_name == "raises": raise ValueError("no such register")
     if solution.kernel_name == "dies": os.abort()
     if solution.kernel_name == "hangs": time.sleep(60)
+    if solution.kernel_name == "exits": sys.exit("enough")
+    if solution.kernel_name == "dies idle": threading.Timer(0.2, lambda: os._exit(3)).start()
 @hookimpl
 def bind(): return Launcher(lambda x, w: x @ w.t())
 """
 
 
-@pytest.mark.slow
-def test_each_way_to_fail_costs_one_candidate(importable: Path) -> None:
-    """A compiler that raises, aborts its process or hangs is a status of its own solution alone."""
-    (importable / "brittle_plugin.py").write_text(PLUGIN)
-    info = importable / "brittle_plugin-1.dist-info"
+@pytest.fixture
+def brittle(importable: Path) -> Registry:
+    """The plugin, installed."""
+    (importable / "brittle_compiler.py").write_text(PLUGIN)
+    info = importable / "brittle_compiler-1.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brittle-plugin\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[tunedgemm.backends]\nbrittle = brittle_plugin\n")
-    registry, shape, device = Registry(), Shape("a16w16", 1, 16, 32), device_of(-1)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brittle-compiler\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[tunedgemm.backends]\nbrittle = brittle_compiler\n")
+    return Registry()
+
+
+@pytest.mark.slow
+def test_each_way_to_fail_costs_one_candidate(brittle: Registry) -> None:
+    """A compiler that raises, exits, aborts its process or hangs is a status of its own solution alone."""
+    registry, shape, device = brittle, Shape("a16w16", 1, 16, 32), device_of(-1)
     solutions = registry.get("brittle").solutions(shape, device)
 
     compilers = Compilers(jobs=2, timeout=20, registry=registry)
@@ -50,10 +59,28 @@ def test_each_way_to_fail_costs_one_candidate(importable: Path) -> None:
         "raises": "compile_failed",
         "dies": "compile_failed",
         "hangs": "compile_timeout",
+        "exits": "compile_failed",
     }
+    assert lost["exits"].detail == "SystemExit: enough"
     assert "no such register" in lost["raises"].detail
     assert "died: killed by SIGABRT" in lost["dies"].detail
     assert "20 s" in lost["hangs"].detail
+
+
+@pytest.mark.slow
+def test_a_compiler_that_dies_idle_costs_no_candidate(brittle: Registry) -> None:
+    """The pool breaks with it; the next solutions are compiled by another, and once stopped nothing is begun any more."""
+    shape, device = Shape("a16w16", 1, 16, 32), device_of(-1)
+    idle, fine = Solution("brittle", "dies idle"), Solution("brittle", "fine")
+    compilers = Compilers(jobs=1, timeout=20, registry=brittle)
+    assert compilers.finish(shape, [idle], device) == []
+    time.sleep(1.5)
+
+    assert compilers.finish(shape, [fine], device) == []
+    compilers.stop()
+    compilers.begin(shape, [fine], device)
+
+    assert compilers._pool is None
 
 
 def test_backends_without_prepare_start_no_process() -> None:

@@ -5,10 +5,11 @@ The processes import no torch, so that a pool of many is there at once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterable
-from concurrent.futures import Future
+from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
 from concurrent.futures import TimeoutError as Overdue
 
 from pebble import ProcessExpired, ProcessPool
@@ -34,7 +35,8 @@ class Compilers:
         self._size = jobs or len(os.sched_getaffinity(0))
         self._timeout, self._registry = timeout, registry or Registry()
         self._pool: ProcessPool | None = None
-        self._pending: dict[tuple[Device, Shape, Solution], Future[str]] = {}
+        self._pending: dict[tuple[Device, Shape, Solution], tuple[ProcessPool, Future[str]]] = {}
+        self._stopped = False
         self._lock = threading.Lock()
 
     def start(self, libtypes: Iterable[str]) -> None:
@@ -42,26 +44,26 @@ class Compilers:
         compiled = [libtype for libtype in libtypes if self._prepares(libtype)]
         if compiled:
             with self._lock:
+                pool = self._started()
                 for _ in range(self._size):  # a pool starts its processes with the first task
-                    self._started().schedule(_load, args=[compiled])
+                    pool.schedule(_load, args=[compiled])
 
     def begin(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> None:
         """Have solutions compiled; what was begun already is not begun again."""
         for solution in solutions:
             if self._prepares(solution.libtype):
                 with self._lock:
-                    if (device, shape, solution) not in self._pending:
-                        future = self._started().schedule(_prepare, args=[solution, shape, device], timeout=self._timeout or None)
-                        self._pending[device, shape, solution] = future
+                    if (device, shape, solution) not in self._pending and not self._stopped:
+                        pool = self._started()
+                        future = pool.schedule(_prepare, args=[solution, shape, device], timeout=self._timeout or None)
+                        self._pending[device, shape, solution] = pool, future
 
     def finish(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> list[Timing]:
         """Wait for solutions; returns a Timing of status ``compile_failed`` or the like for each that did not compile."""
         self.begin(shape, solutions, device)
         lost = []
         for solution in solutions:
-            with self._lock:
-                future = self._pending.pop((device, shape, solution), None)
-            status, reason = self._result(future) if future else ("", "")
+            status, reason = self._finished(shape, solution, device)
             if status:
                 lost.append(Timing(shape, solution, status, detail=reason[:500]))
         return lost
@@ -70,16 +72,42 @@ class Compilers:
         """Wait for everything begun: on a CPU, compilers beside a timing would be part of it."""
         with self._lock:
             pending = list(self._pending.values())
-        for future in pending:
-            self._result(future)
+        for pool, future in pending:
+            with contextlib.suppress(BrokenExecutor):
+                self._result(pool, future)
 
-    def _result(self, future: Future[str]) -> tuple[str, str]:
+    def _finished(self, shape: Shape, solution: Solution, device: Device) -> tuple[str, str]:
+        """How a compilation failed; it is begun once more where its pool broke, which is not its fault."""
+        for _ in range(2):
+            with self._lock:
+                pool, future = self._pending.pop((device, shape, solution), (None, None))
+            if pool is None or future is None:
+                return ("compile_failed", "stopped") if self._stopped else ("", "")
+            try:
+                return self._result(pool, future)
+            except BrokenExecutor:
+                self.begin(shape, [solution], device)
+        with self._lock:
+            self._pending.pop((device, shape, solution), None)
+        return "compile_failed", "the compilers died"
+
+    def _result(self, pool: ProcessPool, future: Future[str]) -> tuple[str, str]:
+        """The status of a compilation and what went wrong, both "" where nothing did.
+
+        Raises:
+            BrokenExecutor: its pool ended before it was done.
+        """
+        while not wait([future], timeout=1.0).done:
+            if not pool.active and not future.done():  # what such a pool had not begun it never tells of
+                raise BrokenExecutor
         try:
             reason = future.result()
         except Overdue:
             return "compile_timeout", f"it took more than {self._timeout:g} s"
         except ProcessExpired as error:
             return "compile_failed", f"the compiler died: {death(error.exitcode)}"
+        except CancelledError:
+            raise BrokenExecutor from None
         if not reason:
             return "", ""
         return "out_of_resources" if reason.startswith("OutOfResources") else "compile_failed", reason
@@ -89,13 +117,18 @@ class Compilers:
         return isinstance(backend, Backend) and "prepare" in backend.hooks
 
     def _started(self) -> ProcessPool:
+        """The pool, another one where it broke: that a process of it died idle says nothing about what comes next."""
+        if self._pool is not None and not self._pool.active:
+            self._pool.stop()
+            self._pool.join()
+            self._pool = None
         self._pool = self._pool or spawned(self._size)
         return self._pool
 
     def stop(self) -> None:
         """End the processes, whatever they do."""
         with self._lock:
-            pool, self._pool = self._pool, None
+            pool, self._pool, self._stopped = self._pool, None, True
         if pool is not None:
             pool.stop()
             pool.join()
@@ -124,6 +157,6 @@ def _prepare(solution: Solution, shape: Shape, device: Device) -> str:
         return str(backend)
     try:
         backend.prepare(solution, shape, device)
-    except Exception as error:  # a compiler may raise anything
+    except BaseException as error:  # a compiler may raise anything, and what asks to exit would end whoever waits for it
         return f"{type(error).__name__}: {error}"
     return ""

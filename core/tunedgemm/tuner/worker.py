@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as Overdue
@@ -77,22 +79,31 @@ class Worker:
             Died: the process was lost, or stopped by `stop`.
             Exception: what the session raised.
         """
+        for _ in range(2):
+            try:
+                return _unpacked(*self._begun(method, arguments, timeout).result())
+            except Overdue:
+                raise Died("hung", f"it took more than {timeout:g} s") from None
+            except CancelledError:
+                raise Died("crashed", "stopped") from None
+            except ProcessExpired as error:
+                raise Died("crashed", death(error.exitcode)) from None
+            except _Raised as error:
+                if isinstance(error.error, DeviceFault):
+                    self._drop()
+                    raise Died("fault", str(error.error)) from None
+                raise error.error from error.__cause__
+            except RuntimeError:  # the pool is broken: its process died idle, which is told now and is not this call's fault
+                self._drop()
+        raise Died("crashed", "its process ends before it can be asked for anything")
+
+    def _begun(self, method: str, arguments: tuple[Any, ...], timeout: float) -> Future[Any]:
         with self._lock:
             if self._stopped:
                 raise Died("crashed", "stopped")
             self._pool = self._pool or spawned(1, _begin, self._make)
             self._asked = self._pool.schedule(_ask, args=[method, arguments], timeout=timeout or None)
-        try:
-            return self._asked.result()
-        except Overdue:
-            raise Died("hung", f"it took more than {timeout:g} s") from None
-        except CancelledError:
-            raise Died("crashed", "stopped") from None
-        except ProcessExpired as error:
-            raise Died("crashed", death(error.exitcode)) from None
-        except DeviceFault as error:
-            self._drop()
-            raise Died("fault", str(error)) from None
+            return self._asked
 
     def stop(self) -> None:
         """End the process, whatever it does; later calls raise `Died`."""
@@ -120,16 +131,54 @@ def _begin(make: Maker) -> None:
     _maker = make
 
 
-def _ask(method: str, arguments: tuple[Any, ...]) -> Any:
-    """In the child: one call of its session."""
+def _ask(method: str, arguments: tuple[Any, ...]) -> tuple[bytes, str, str]:
+    """In the child: one call of its session.
+
+    Returns:
+        What it returned or raised, pickled; where it raised, in words; and from where. Only whoever asked unpickles it: a type
+        that is known in this process alone would break the pool, and an exception kept by the pool would keep its frames' tensors.
+    """
     global _session
-    if _session is None:
-        assert _maker is not None, "workers are started with a maker"
-        _session = _maker()
     try:
+        if _session is None:
+            assert _maker is not None, "workers are started with a maker"
+            _session = _maker()
         answer = getattr(_session, method)(*arguments)
         if method == "open":  # what is alive between two shapes stays: collections need not look at it again
             gc.freeze()
-        return answer
+        return pickle.dumps(answer), "", ""
     except (SystemExit, KeyboardInterrupt):  # a plugin may ask for it; sent back, it would end whoever waits for the answer
         os._exit(1)
+    except BaseException as error:  # a plugin may raise anything
+        return _pickled(error), f"{type(error).__name__}: {error}", traceback.format_exc()
+
+
+def _pickled(error: BaseException) -> bytes:
+    try:
+        return pickle.dumps(error)
+    except Exception:  # it is told in words then
+        return pickle.dumps(None)
+
+
+class _Raised(Exception):
+    """The session raised *error*, there."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _unpacked(pickled: bytes, raised: str, where: str) -> Any:
+    """What `_ask` packed.
+
+    Raises:
+        _Raised: the session raised; a RuntimeError stands for what this process cannot rebuild.
+    """
+    try:
+        answer = pickle.loads(pickled)
+    except Exception as error:  # its type may not exist here, or not be made of its arguments
+        answer, raised = None, raised or f"what came back cannot be read: {type(error).__name__}: {error}"
+    if not raised:
+        return answer
+    rebuilt = answer if isinstance(answer, Exception) else RuntimeError(raised)
+    raise _Raised(rebuilt) from RuntimeError(f"in the worker:\n{where}")
