@@ -11,11 +11,14 @@ import attrs
 import pytest
 from tunedgemm.device import Device
 from tunedgemm.errors import UserError
+from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.testing.fakes import fake_registry
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.executors import Crew, work
-from tunedgemm.tuner.executors.local import devices
+from tunedgemm.tuner.executors.local import devices, lanes
+from tunedgemm.tuner.lane import Lane
 from tunedgemm.tuner.remote import LaneLost
 from tunedgemm.tuner.trial import Event, Options, Outcome, Place, Task, Trials
 
@@ -31,6 +34,8 @@ class Hand:
     seconds: float = 0.002
     lost_after: int = 10**9
     raises: bool = False
+    exits: bool = False
+    lost_ahead: int = 10**9
     place: Place = attrs.field(factory=lambda: Place(Device("sm_90", 132)))
     places: Mapping[str, int] = attrs.field(factory=dict)
     versions: Mapping[str, str] = attrs.field(factory=dict)
@@ -47,11 +52,15 @@ class Hand:
 
     def ahead(self, task: Task) -> None:
         self.listed.append(task.shape.m)
+        if len(self.done) >= self.lost_ahead:
+            raise LaneLost("the device is gone")
 
     def tune(self, task: Task, known: Sequence[Timing], tell: Callable[[Event], None], deadline: float = 0.0) -> None:
         self.known[task.shape.m] = len(known)
         if self.raises:
             raise ZeroDivisionError("ours")
+        if self.exits:
+            raise SystemExit("whoever asked for it")
         tell(Trials(task, (Timing(task.shape, FAILED, "failed"),)))
         if len(self.done) >= self.lost_after or self.stopped.wait(self.seconds):
             raise LaneLost("the node is gone")
@@ -96,6 +105,22 @@ def test_a_lost_lane_hands_its_work_on() -> None:
     taken_over = [m for m in frail.known if m in steady.done]
     assert taken_over
     assert all(steady.known[m] == 1 for m in taken_over), "its failed solution is known and not run again"
+
+
+def test_a_lane_lost_between_two_shapes_hands_back_only_what_it_has_not_done() -> None:
+    """Its worker cannot be replaced while it claims ahead: what it has done stays done, and the others come to an end."""
+    frail, steady = Hand("frail", lost_ahead=1), Hand("steady", seconds=0.02)
+    crew = Crew([frail, steady], deque(TASKS), ahead=2)
+
+    assert outcomes(crew) == Counter({task.shape.m: 1 for task in TASKS})
+    assert len(frail.done) == 1
+    assert crew._running == 0
+
+
+def test_a_lane_that_is_asked_to_exit_ends_the_run() -> None:
+    """What is no Exception may not end a lane's thread in silence: the run would wait for it for ever."""
+    with pytest.raises(RuntimeError, match="SystemExit: whoever asked for it"):
+        outcomes(Crew([Hand("odd", exits=True)], deque(TASKS)))
 
 
 def test_without_lanes_tasks_are_left() -> None:
@@ -173,3 +198,34 @@ def test_devices_that_are_not_there_are_told(
 
     with pytest.raises(UserError, match=said):
         devices(options)
+
+
+def test_a_device_that_does_not_begin_is_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One GPU of two cannot be used: the other does the work, and where none is left it is the user's to mend."""
+    gone = {0}
+
+    def begin(self: Lane) -> None:
+        if self.remote.worker._make.args[1] in gone:
+            raise LaneLost("out of memory")
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(Lane, "begin", begin)
+    with lanes(op_named("a16w16"), Options(), {}, None, None) as found:
+        assert [lane.remote.worker._make.args[1] for lane in found] == [1]
+    assert "left out: GPU 0: out of memory" in caplog.text
+
+    gone.add(1)
+    with (
+        pytest.raises(UserError, match="no device to tune on works: GPU 0: out of memory; GPU 1"),
+        lanes(op_named("a16w16"), Options(), {}, None, None),
+    ):
+        pass
+
+
+def test_in_this_process_there_is_one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process captures one graph at a time, so threads of it cannot tune on several GPUs."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setattr(Lane, "begin", lambda self: None)
+
+    with lanes(op_named("a16w16"), Options(), {}, fake_registry(), None) as found:
+        assert len(found) == 1

@@ -103,13 +103,14 @@ class Crew:
 
                 known = {timing.solution: timing for timing in (*self.known.get(task.shape, ()), *told.values())}
                 lane.tune(task, tuple(known.values()), tell, self.deadline)
+                task = None  # it is done: a lane lost while it claims others has nothing of it to hand back
                 self._done()
         except LaneLost as error:
             if not self._stopping:
                 _log.warning("%s is lost: %s", lane.place, error)
             self._hand_back(number, task)
-        except Exception as error:  # a fault of ours: the run ends with it
-            events.put((lane.place, error))
+        except BaseException as error:  # a fault of ours: the run ends with it, or would wait for this lane for ever
+            events.put((lane.place, error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")))
         events.put((lane.place, None))
 
     def _next(self, number: int, lane: Lanelike) -> Task | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,12 @@ from tunedgemm.ops.op import Op
 from tunedgemm.registry import Registry
 from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.lane import Lane
+from tunedgemm.tuner.remote import LaneLost
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Bench, Options
 from tunedgemm.tuner.worker import Inline, Worker
+
+_log = logging.getLogger("tunedgemm")
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -53,15 +57,31 @@ def _index(text: str, count: int) -> int:
     return int(text)
 
 
+def _lost(lane: Lane, index: int) -> str:
+    """Begin a lane; why it cannot: the others do its work then."""
+    try:
+        lane.begin()
+    except LaneLost as error:
+        reason = f"{'the CPU' if index < 0 else f'GPU {index}'}: {error}"
+        _log.warning("left out: %s", reason)
+        return reason
+    return ""
+
+
 @contextlib.contextmanager
 def lanes(op: Op, options: Options, places: Mapping[str, int], registry: Registry | None, bench: Bench | None) -> Iterator[list[Lane]]:
-    """Lanes that have begun; they and the compilers end with the context.
+    """Lanes that have begun; they and the compilers end with the context. A device that does not work is left out.
 
     Args:
-        registry: where given, everything runs in this process.
+        registry: where given, everything runs in this process, on one device.
         bench: where times come from; it must be importable in a child where *registry* is not given.
+
+    Raises:
+        UserError: there is no such device, or none works.
     """
     indices = devices(options)
+    if registry is not None:  # a process captures one graph at a time
+        indices = indices[:1]
     compilers = Compilers(options.jobs, options.timeout, registry)
     found = []
     for index in indices:
@@ -73,8 +93,11 @@ def lanes(op: Op, options: Options, places: Mapping[str, int], registry: Registr
     try:
         compilers.start(places)
         with ThreadPoolExecutor(len(found)) as starting:
-            list(starting.map(Lane.begin, found))
-        yield found
+            lost = list(starting.map(_lost, found, indices))
+        working = [lane for lane, reason in zip(found, lost, strict=True) if not reason]
+        if not working:
+            raise UserError(f"no device to tune on works: {'; '.join(lost)}")
+        yield working
     finally:
         for lane in found:
             lane.stop()
