@@ -223,6 +223,50 @@ def test_an_incumbent_stays_unless_it_is_beaten_alone() -> None:
     assert (slow.winner and slow.winner.solution.kernel_name) == "one"
 
 
+def test_the_row_of_the_table_is_measured_though_nobody_lists_it() -> None:
+    """What refining found once may not be found again; it keeps its shape all the same, unless it fails."""
+    found = Solution("turbo", "refined")
+    backend = fake_backend("turbo", solutions=("one", "two"), heuristic="refined", call=linear)
+    for us, wanted in ((8.0, "refined"), (12.0, "one")):
+        made = lane(never)
+        made.remote.worker = Mortal(fake_registry(backend), QUICK, never, bench=clock(refined=us))  # type: ignore[assignment]
+        outcome, _ = tuned(made, task=Task(SHAPE, incumbent=found))
+        assert (outcome.winner and outcome.winner.solution.kernel_name) == wanted
+
+    gone, _ = tuned(lane(never, bench=clock()), task=Task(SHAPE, incumbent=Solution("turbo", "gone")))
+    foreign, _ = tuned(lane(never, bench=clock()), task=Task(SHAPE, incumbent=Solution("slow", "foreign")))
+
+    assert (gone.winner is not None, statuses(gone)["gone"]) == (True, "unsupported")
+    assert "foreign" not in [timing.solution.kernel_name for timing in foreign.timings]
+
+
+def test_an_incumbent_that_may_win_its_duel_is_checked_again_too() -> None:
+    """Slower in the race by more than a tie, it can still be the one that stays: then it has to be right after the timing."""
+    made = lane(lambda asked, arguments: "crashed" if asked == "check_again" and among("three", arguments) else "", bench=clock(three=10.5))
+
+    outcome, _ = tuned(made, task=Task(SHAPE, incumbent=Solution("turbo", "three")))
+
+    assert statuses(outcome)["three"] == "crashed"
+    assert outcome.winner is not None
+    assert outcome.winner.solution.kernel_name != "three"
+
+
+def test_nothing_is_stored_that_was_not_checked_after_its_timing() -> None:
+    """The fastest fails in its duel: what is chosen instead was too slow to be checked again before."""
+    pair: list[bool] = []
+
+    def dies(asked: str, arguments: Sequence[Any]) -> str:
+        duel = asked == "sample" and len(arguments[1]) <= 2 and among("one", arguments) and any(done for done in pair)
+        pair.append(asked == "check_again")
+        return "crashed" if duel or (asked == "check_again" and among("two", arguments)) else ""
+
+    outcome, _ = tuned(lane(dies, bench=clock(one=9.0, two=9.4, three=9.5, native=9.3)))
+
+    assert (statuses(outcome)["one"], statuses(outcome)["two"]) == ("crashed", "crashed")
+    assert outcome.winner is not None
+    assert outcome.winner.solution.kernel_name == "three"
+
+
 def test_torchs_call_beside_a_list_without_torch_keeps_its_time() -> None:
     """It is the yardstick of the summary, and is stored by no means."""
     outcome, _ = tuned(lane(never, bench=clock(native=5.0)))

@@ -126,8 +126,11 @@ class _Run:
         self.tell(Outcome(self.task, winner, yard, tuple(self._timings.values()), tied, seconds, libver, place, self._reason))
 
     def _offered(self) -> list[Solution]:
-        """What is to be tried: torch's own call first, then what the backends offer."""
-        shape = self.task.shape
+        """What is to be tried: torch's own call first, then what the backends offer, and the row of the table.
+
+        What refining once found need not be found again; unmeasured, it would give way to what is slower.
+        """
+        shape, incumbent = self.task.shape, self.task.incumbent
         self._step("list")
         try:
             found, self._yardstick = self.lane.listed(shape)
@@ -136,6 +139,8 @@ class _Run:
         except Died as error:
             self._reason = f"listing its solutions ended the worker: {error}"
             return []
+        if incumbent and incumbent.libtype in {solution.libtype for solution in found} & self.lane.places.keys():
+            found = (*found, incumbent)
         found = self.task.only or found
         wanted = dict.fromkeys([*([self._yardstick] if self._yardstick else []), *found])
         return [solution for solution in wanted if solution not in self._timings]
@@ -258,7 +263,7 @@ class _Run:
         with self._clock("check"):
             for solution in sorted(finalists, key=lambda solution: self._timings[solution].us):
                 us = self._timings[solution].us
-                if us > limit and solution != self._yardstick:
+                if us > limit and solution not in (self._yardstick, self.task.incumbent):  # these two may win a duel yet
                     continue
                 after = self.lane.remote.verdict("check_again", self.task.shape, solution)
                 if after.status != "ok":
@@ -283,7 +288,9 @@ class _Run:
             keep = DEFAULT_TIE if self.task.incumbent is None else TIE
             faster = self._duelled(chosen, yardstick, keep)
             chosen = faster if faster.libtype in places else chosen
-        if not self._timings[chosen].ok:  # it failed in its last rounds; what is left has raced already
+        if not self._timings[chosen].ok:  # it failed in its last rounds; what is left has raced already, and not all was checked again
+            left = [solution for solution in finalists if self._timings[solution].ok]
+            self._checked_again(left)
             return select(tuple(self._timings.values()), self.task.incumbent, places, tuple(places))
         return self._timings[chosen], tied
 
