@@ -66,6 +66,63 @@ def test_one_solution_is_pinned_for_all_m_and_dispatch_honours_it(tmp_path: Path
     assert len(tune(shapes=SHAPES, output=table, options=options, registry=registry, bench=clock(us)).skipped) == 3
 
 
+def test_a_group_that_was_not_finished_gets_no_pin_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pin counts as tuned for every M, so one made of what a budget sufficed for would never be looked at again."""
+    us = dict.fromkeys(itertools.product(("small", "large"), (1, 8, 100)), 20.0) | {("small", 1): 4.0, ("large", 100): 4.0}
+    registry = fake_registry(fake_backend("turbo", solutions=("small", "large"), call=exact))
+    table, options = tmp_path / "t.csv", attrs.evolve(QUICK, batch_invariant=True)
+    clocked: list[Any] = [clock(us)]
+
+    def bench(op: Any, shape: Shape, device: Any) -> Any:
+        return clocked[-1](op, shape, device)
+
+    def lose(_: Any, event: Any) -> None:
+        if isinstance(event, Outcome):
+            clocked.append(lost)
+
+    def lost(op: Any, shape: Shape, device: Any) -> Any:
+        monkeypatch.setattr(Session, "place", lost_place)
+        raise DeviceFault("gone")
+
+    def lost_place(session: Session) -> Any:
+        raise RuntimeError("no device")
+
+    place = Session.place
+    first = tune(shapes=SHAPES, output=table, options=options, registry=registry, bench=bench, progress=lose)
+    assert (first.pins, bool(first.lost), table.exists()) == ((), True, False)
+    clocked.append(clock(us))
+    monkeypatch.setattr(Session, "place", place)
+    second = tune(shapes=SHAPES, output=table, options=options, registry=registry, bench=bench)
+
+    assert [pin.shape.m for pin in second.pins] == [0]
+    assert second.lost == ()
+
+
+def test_stale_rows_are_tuned_again_though_an_interrupted_run_had_done_them(tmp_path: Path) -> None:
+    """Rows of another library version, of a libtype that is gone, or of AITER, which tells no version; others stay."""
+    one = fake_backend("turbo", solutions=("steady",), call=exact)
+    table = tmp_path / "t.csv"
+    old, new = (fake_registry(attrs.evolve(one, library_version=lambda _, version=version: version)) for version in "12")
+
+    def interrupt(_: Any, event: Any) -> None:
+        if isinstance(event, Outcome) and event.task.shape.m == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(shapes=SHAPES, output=table, options=QUICK, registry=old, bench=clock({}), progress=interrupt)
+    text = table.read_text()
+    assert {row.libver for row in read_rows(table, OP)[0]} == {"1"}
+    report = tune(output=table, options=attrs.evolve(QUICK, stale=True), registry=new, bench=clock({("steady", 1): 7.0}))
+    again = tune(output=table, options=attrs.evolve(QUICK, stale=True), registry=new, bench=clock({}))
+
+    assert [outcome.task.shape.m for outcome in report.outcomes] == [1, 8]
+    assert {(row.shape.m, row.libver, row.us) for row in read_rows(table, OP)[0]} == {(1, "2", 7.0), (8, "2", 50.0)}
+    assert again.outcomes == ()
+    table.write_text(text.replace("turbo", "departed"))
+    tune(output=table, options=attrs.evolve(QUICK, stale=True), registry=new, bench=clock({}))
+    assert {row.solution.libtype for row in read_rows(table, OP)[0]} == {"turbo"}
+
+
 def test_a_budget_is_spent_where_most_time_is(tmp_path: Path) -> None:
     """Shapes that it does not suffice for are told, not stored, and are the next run's."""
     registry, table = fake_registry(fake_backend("turbo", solutions=("steady",), call=exact)), tmp_path / "t.csv"

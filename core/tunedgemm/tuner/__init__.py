@@ -34,6 +34,7 @@ from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Place, Planned
 #: Options that decide what a trial says; trials of an interrupted run with others are not reused.
 _MATTERS = (
     "libtype", "errRatio", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "topk", "seconds", "shard", "all",
+    "timeout", "kernel_timeout",
 )  # fmt: skip
 #: So many solutions of each shape, and of the whole group, may become its pin.
 _PIN_BEST = 4
@@ -80,7 +81,8 @@ def tune(
     else:
         listed = [(shape, 1) for shape in shapes]
     store = Store(family, output, options.profile, options.sort)
-    store.open(_identity(options, backends), options.resume)
+    # With --stale the table tells what is done: a trial does not say of which library version it is.
+    store.open(_identity(options, backends), options.resume and not options.stale)
     executor = importlib.import_module(f"{__name__}.executors.{options.executor}")
     places = order(backends, options.libtype)
     with contextlib.closing(store), _sigterm(), executor.lanes(family, options, places, registry, bench) as lanes:
@@ -116,9 +118,10 @@ class _Run:
         for lanes, tasks in work_of:
             crews.append(self._crew(lanes, [task for task in tasks if not self._done_before(task, lanes[0].place)]))
         self._work(crews)
-        left = tuple(task.shape for crew in crews for task in crew.left())
+        waiting = [task for crew in crews for task in crew.left()]
+        pins = self._pinned(waiting) if self.options.batch_invariant else []
         spent = bool(self.options.budget) and time.monotonic() >= self._started + self.options.budget
-        pins = self._pinned() if self.options.batch_invariant else []
+        left = tuple(task.shape for task in waiting)
         unbegun, lost = (left, ()) if spent else ((), left)
         return Report(places, output, tuple(self._outcomes), tuple(skipped), unbegun, lost, tuple(pins))
 
@@ -163,22 +166,32 @@ class _Run:
         else:
             self.store.record(outcome)
 
-    def _pinned(self) -> list[Timing]:
-        """One solution for all M of each (N, K): the best few of each M, timed at every M of the group."""
+    def _pinned(self, waiting: list[Task]) -> list[Timing]:
+        """One solution for all M of each (N, K): the best few of each M, timed at every M of the group.
+
+        Args:
+            waiting: tasks that nobody did; a group with one of them is left to the next run, for its pin would count as final. The
+                tasks of a group that cannot be timed to the end are added.
+        """
         pins = []
         for lanes in self._kinds().values():
             here = {o.task.shape: o for o in self._outcomes if o.place is not None and o.place.device == lanes[0].place.device}
-            for tasks in groups([outcome.task for outcome in here.values()]):
-                group = [here[task.shape] for task in tasks]
-                pin = self._pin(group, lanes) if all(outcome.winner for outcome in group) else None
-                if pin is not None:
+            for tasks in groups([*(outcome.task for outcome in here.values()), *waiting]):
+                group = [here[task.shape] for task in tasks if task.shape in here]
+                if len(group) < len(tasks) or not all(outcome.winner for outcome in group):
+                    continue
+                pin, left = self._pin(group, lanes)
+                if left:
+                    waiting += [outcome.task for outcome in group]
+                elif pin is not None:
                     place = lanes[0].place
                     libver = lanes[0].versions.get(pin.solution.libtype, "")
                     self.store.pin(place, pin.shape, pin, libver)
                     pins.append(attrs.evolve(pin, shape=attrs.evolve(pin.shape, m=0)))
         return pins
 
-    def _pin(self, group: Sequence[Outcome], lanes: Sequence[Lanelike]) -> Timing | None:
+    def _pin(self, group: Sequence[Outcome], lanes: Sequence[Lanelike]) -> tuple[Timing | None, bool]:
+        """The pin of a group, and whether something of it was left untimed: the budget was spent, or the devices were lost."""
         eligible = tuple(lanes[0].places)
         best = _promising(group, eligible)
         timings = {outcome.task.shape: {timing.solution: timing for timing in outcome.timings} for outcome in group}
@@ -186,7 +199,8 @@ class _Run:
         for shape, found in timings.items():
             missing = tuple(solution for solution in best if solution not in found or found[solution].status == "screened")
             tasks += [Task(shape, only=missing)] if missing else []
-        with contextlib.closing(work([self._crew(lanes, tasks)])) as events:
+        crew = self._crew(lanes, tasks)
+        with contextlib.closing(work([crew])) as events:
             for place, event in events:
                 self.progress(place, event)
                 if isinstance(event, Outcome):
@@ -196,7 +210,7 @@ class _Run:
         counts = {outcome.task.shape: outcome.task.count for outcome in group}
         by_shape = {shape: tuple(found.values()) for shape, found in timings.items()}
         pin = select_pin(by_shape, counts, group[0].task.incumbent, lanes[0].places, eligible)
-        return timings[group[0].task.shape][pin] if pin is not None else None
+        return timings[group[0].task.shape][pin] if pin is not None else None, bool(crew.left())
 
 
 def _promising(group: Sequence[Outcome], eligible: Sequence[str]) -> list[Solution]:
