@@ -38,7 +38,7 @@ ONLY_IN = {
 
 #: module of the tuner -> the others that it may import; a stage knows the values in `trial` and no other stage
 TUNER = {
-    "__init__": ("executors", "plan", "select", "store", "trial"),
+    "__init__": ("executors", "plan", "processes", "select", "store", "trial"),
     "executors": ("compilers", "lane", "remote", "session", "trial", "worker"),
     "lane": ("compilers", "measure", "remote", "roofline", "screen", "select", "trial", "worker"),
     "remote": ("roofline", "trial", "worker"),

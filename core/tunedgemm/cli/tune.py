@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,7 +109,7 @@ def _add_production(group: argparse._ArgumentGroup) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.report import Progress
-    from tunedgemm.tuner import Options
+    from tunedgemm.tuner import Options, stopped_by_sigterm
 
     profile = Path(arguments.profile) if arguments.profile else None
     options = Options(**{name: getattr(arguments, name) for name in _SAME}, profile=profile)
@@ -119,7 +118,7 @@ def _run(arguments: argparse.Namespace) -> int:
     progress = Progress(verbose=arguments.verbose, budget=options.budget)
     work = _run_config if arguments.run_config is not None else _compare if arguments.compare else _tune
     try:
-        with _stopping_on_sigterm():
+        with stopped_by_sigterm():
             return work(arguments, source, options, progress)
     except KeyboardInterrupt as stop:
         return _interrupted(stop, arguments, progress)
@@ -202,24 +201,6 @@ def _giving_up() -> Iterator[None]:
             print(f"tunedgemm: standard output cannot be written: {error.strerror or error}", file=sys.stderr)
         with contextlib.suppress(OSError, ValueError):  # what Python still holds back would fail again when it exits
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextlib.contextmanager
-def _stopping_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the work as Ctrl-C does: what is measured is kept, no process stays behind."""
-    from tunedgemm.tuner import Terminated
-
-    def stop(*_: object) -> None:
-        raise Terminated("SIGTERM")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _interrupted(stop: KeyboardInterrupt, arguments: argparse.Namespace, progress: Progress) -> int:

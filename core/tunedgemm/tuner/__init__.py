@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
-import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -27,6 +24,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.executors import Crew, Lanelike, work
 from tunedgemm.tuner.plan import groups, plan, requested
+from tunedgemm.tuner.processes import Terminated, stopped_by_sigterm
 from tunedgemm.tuner.select import select_pin
 from tunedgemm.tuner.store import MISSING, Store
 from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Place, Planned, Report, Task, Trials
@@ -40,10 +38,6 @@ _MATTERS = (
 _PIN_BEST = 4
 
 Progress = Callable[[Place | None, Event], None]
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came: the run ends as after Ctrl-C."""
 
 
 def tune(
@@ -85,7 +79,7 @@ def tune(
     store.open(_identity(options, backends), options.resume and not options.stale)
     executor = importlib.import_module(f"{__name__}.executors.{options.executor}")
     places = order(backends, options.libtype)
-    with contextlib.closing(store), _sigterm(), executor.lanes(family, options, places, registry, bench) as lanes:
+    with contextlib.closing(store), stopped_by_sigterm(), executor.lanes(family, options, places, registry, bench) as lanes:
         report = _Run(family, options, store, lanes, progress or (lambda *_: None)).report(listed, output)
         if not (report.unbegun or report.lost):
             store.finish()
@@ -248,21 +242,4 @@ def _identity(options: Options, backends: Sequence[Backend]) -> dict[str, str]:
     }
 
 
-@contextlib.contextmanager
-def _sigterm() -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does, where this is the main thread."""
-
-    def terminate(*_: Any) -> None:
-        raise Terminated("SIGTERM")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-__all__ = ["Options", "Outcome", "Report", "Terminated", "tune"]
+__all__ = ["Options", "Outcome", "Report", "Terminated", "stopped_by_sigterm", "tune"]

@@ -1,13 +1,15 @@
-"""Processes that may die: spawned, quiet about Ctrl-C, and gone with their parent."""
+"""Processes that may die: spawned, quiet about Ctrl-C, and gone with their parent; and how the tuner's own is stopped."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -42,6 +44,31 @@ def _die_with_parent() -> None:
         fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
         if wait([pipe], timeout=0):
             os._exit(1)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: the run ends as after Ctrl-C."""
+
+
+@contextlib.contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end what is inside as Ctrl-C does, where this is the main thread.
+
+    Raises:
+        Terminated: it came.
+    """
+
+    def stop(*_: object) -> None:
+        raise Terminated("SIGTERM")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def death(exitcode: int) -> str:
