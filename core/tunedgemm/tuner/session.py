@@ -7,6 +7,7 @@ point: what a call needs and the session does not have, it binds first.
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -155,6 +156,8 @@ class Session:
             return
         self._shape, self._sampler, self._verifier, self._launchers = None, None, None, {}
         gc.collect()
+        if multiprocessing.parent_process() is not None:  # a worker: what lives between two shapes stays, and is not looked at again
+            gc.freeze()
         if self.index >= 0:
             torch.cuda.empty_cache()
         op, device, options = op_named(self.op_name), self.device, self.options

@@ -6,7 +6,6 @@ asked for is to blame.
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import threading
@@ -143,10 +142,7 @@ def _ask(method: str, arguments: tuple[Any, ...]) -> tuple[bytes, str, str]:
         if _session is None:
             assert _maker is not None, "workers are started with a maker"
             _session = _maker()
-        answer = getattr(_session, method)(*arguments)
-        if method == "open":  # what is alive between two shapes stays: collections need not look at it again
-            gc.freeze()
-        return pickle.dumps(answer), "", ""
+        return pickle.dumps(getattr(_session, method)(*arguments)), "", ""
     except (SystemExit, KeyboardInterrupt):  # a plugin may ask for it; sent back, it would end whoever waits for the answer
         os._exit(1)
     except BaseException as error:  # a plugin may raise anything
