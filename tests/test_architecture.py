@@ -46,6 +46,8 @@ TUNER = {
     "compilers": ("processes",),
     "session": ("candidates", "trial", "verify", "workload"),
     "store": ("log", "trial"),
+    "plan": ("roofline", "trial"),
+    "workload": ("roofline", "trial"),
     "trial": (),
 }
 STAGES_SHARE = ("trial",)

@@ -170,11 +170,3 @@ def test_a_table_that_is_none_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(TableError, match=r"t\.csv"):
         plan(OP, LISTED, tmp_path / "t.csv", H200, Options())
-
-
-def test_batches_lose_nothing(tmp_path: Path) -> None:
-    """The last one is shorter."""
-    planned = plan(OP, LISTED, tmp_path / "t.csv", H200, Options())
-
-    assert [len(batch) for batch in planned.batches(4)] == [4, 4, 1]
-    assert tuple(itertools.chain(*planned.batches(4))) == planned.tasks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,11 +15,8 @@ from tunedgemm.folders import untuned_path
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.sheet import present
+from tunedgemm.tuner.roofline import cost
 from tunedgemm.tuner.trial import Options, Task
-
-#: Operations for each byte of memory traffic at which both limits of a device meet, in 16-bit floats: about 206 for an H200
-#: (990 TFLOP/s, 4.8 TB/s), 246 for an MI300X (1307 TFLOP/s, 5.3 TB/s); servers' CPUs are near 20.
-_BALANCE = {"nvidia": 206, "amd": 246, "cpu": 20}
 
 
 @attrs.frozen
@@ -28,11 +25,6 @@ class Plan:
 
     tasks: tuple[Task, ...]
     skipped: tuple[Shape, ...]
-
-    def batches(self, size: int) -> Iterator[tuple[Task, ...]]:
-        """The tasks in groups of at most *size*."""
-        for start in range(0, len(self.tasks), size):
-            yield self.tasks[start : start + size]
 
 
 def requested(op: Op, source: Path | None, stale: Path | None = None) -> list[tuple[Shape, int]]:
@@ -129,12 +121,11 @@ def _share(shapes: list[Shape], options: Options) -> list[Shape]:
 
 def _costliest_first(op: Op, tasks: list[Task], device: Device, grouped: bool) -> list[Task]:
     """By count x roofline time, descending: where a budget ends early, what matters most has been tuned."""
-    balance = _BALANCE[device.kind]
-    costs = {task: task.count * max(op.bytes_moved(task.shape), op.flops(task.shape) / balance) for task in tasks}
+    costs = {task: task.count * cost(op, task.shape, device) for task in tasks}
     totals: dict[Shape, float] = {}
-    for task, cost in costs.items():
+    for task, spent in costs.items():
         group = _group(task.shape) if grouped else task.shape
-        totals[group] = totals.get(group, 0.0) + cost
+        totals[group] = totals.get(group, 0.0) + spent
     return sorted(tasks, key=lambda task: (-totals[_group(task.shape) if grouped else task.shape], -costs[task]))
 
 

@@ -1,6 +1,6 @@
-"""Stage 6, select: the fastest right one; what is as fast within noise goes to the incumbent, then by rank.
+"""Stage 6, select: the fastest right one; what is as fast within noise goes to the incumbent where one is given, then by rank.
 
-The incumbent is what the table has; a shape without a row is served by torch's own call, unless ``--libtype`` names an order.
+The lane gives none: whom select chooses meets what serves the shape now in a duel.
 """
 
 from __future__ import annotations

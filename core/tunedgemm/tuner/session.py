@@ -83,9 +83,30 @@ class Session:
         pairs = [(self._backend(leader), leader) for leader in leaders]
         return tuple(dict.fromkeys(neighbours(pairs, shape, self.device)))
 
+    def open(self, shape: Shape) -> None:
+        """Make the operands of a shape, and forget those of the last."""
+        if shape == self._shape:
+            return
+        self._shape, self._sampler, self._verifier, self._launchers = None, None, None, {}
+        gc.collect()
+        if multiprocessing.parent_process() is not None:  # a worker: what lives between two shapes stays, and is not looked at again
+            gc.freeze()
+        if self.index >= 0:
+            torch.cuda.empty_cache()
+        op, device, options = op_named(self.op_name), self.device, self.options
+        if self.bench is None:
+            self._sampler = Workload(op, shape, device, cache=options.cache, timing=options.timing)
+        else:
+            self._sampler = self.bench(op, shape, device)
+        copies = getattr(self._sampler, "copies", ())
+        sets = copies if len(copies) > 1 else [op.make_inputs(shape, device.torch_device, seed) for seed in (0, 1)]
+        self._verifier = Verifier(op, shape, sets, options.errRatio)
+        self._verifier.prepare()
+        self._shape = shape
+
     def bind(self, shape: Shape, solution: Solution) -> Timing | None:
         """Make a solution ready to run; where that is refused, the Timing that says why."""
-        self._open(shape)
+        self.open(shape)
         if solution in self._launchers:
             return None
         answer = self._guarded(lambda: self._backend(solution).bind(solution, shape, self.device))
@@ -94,10 +115,6 @@ class Session:
             return None
         status = "out_of_resources" if "OutOfResources" in answer.reason else "unsupported"
         return Timing(shape, solution, status, detail=answer.reason[:500])
-
-    def open(self, shape: Shape) -> None:
-        """Make the operands of a shape, and forget those of the last."""
-        self._open(shape)
 
     def check(self, shape: Shape, solution: Solution) -> Timing:
         """Verify a solution; what `Options` restricts to is part of it."""
@@ -150,26 +167,6 @@ class Session:
     def _checks(self) -> Verifier:
         assert self._verifier is not None, "bind has opened the shape"
         return self._verifier
-
-    def _open(self, shape: Shape) -> None:
-        if shape == self._shape:
-            return
-        self._shape, self._sampler, self._verifier, self._launchers = None, None, None, {}
-        gc.collect()
-        if multiprocessing.parent_process() is not None:  # a worker: what lives between two shapes stays, and is not looked at again
-            gc.freeze()
-        if self.index >= 0:
-            torch.cuda.empty_cache()
-        op, device, options = op_named(self.op_name), self.device, self.options
-        if self.bench is None:
-            self._sampler = Workload(op, shape, device, cache=options.cache, timing=options.timing)
-        else:
-            self._sampler = self.bench(op, shape, device)
-        copies = getattr(self._sampler, "copies", ())
-        sets = copies if len(copies) > 1 else [op.make_inputs(shape, device.torch_device, seed) for seed in (0, 1)]
-        self._verifier = Verifier(op, shape, sets, options.errRatio)
-        self._verifier.prepare()
-        self._shape = shape
 
     def _backend(self, solution: Solution) -> Backend:
         backend = self.registry.get(solution.libtype)

@@ -21,6 +21,7 @@ from tunedgemm.launcher import Launcher
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.tuner.roofline import guess_us
 from tunedgemm.tuner.trial import Samples
 
 #: Device time of one sample: long enough that what is around a graph's launch is under 1 % of it.
@@ -29,8 +30,6 @@ CPU_SAMPLE_US = 10_000.0
 #: Weights are rotated over this many times the last-level cache.
 COLD = 3
 MAX_COPIES = 64
-#: A guess at a call's time from its work, used only to size samples.
-_GUESS = {"nvidia": (1.5e12, 3e14, 3.0), "amd": (1.5e12, 3e14, 5.0), "cpu": (1e10, 2e11, 5.0)}
 #: Seconds without work after which a GPU is brought back to its load clock, and the most that this may take. Power
 #: limits act within tenths of a second.
 IDLE, SATURATION = 0.03, 0.25
@@ -107,8 +106,7 @@ class Workload:
 
     def __init__(self, op: Op, shape: Shape, device: Device, seed: int = 0, *, cache: str = "cold", timing: str = "graph") -> None:
         self.op, self.shape, self.device, self._graphed = op, shape, device, timing == "graph"
-        bytes_per_s, flops_per_s, launch_us = _GUESS[device.kind]
-        guess = launch_us + 1e6 * max(op.bytes_moved(shape) / bytes_per_s, op.flops(shape) / flops_per_s)
+        guess = guess_us(op, shape, device)
         first = op.make_inputs(shape, device.torch_device, seed)
         weight_bytes = max(1, sum(first[place].nbytes for place in op.weights))
         size, hot = cache_bytes(device), cache == "hot"
