@@ -16,7 +16,8 @@ from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table import Match, Table, padded_m
+from tunedgemm.ops.ladder import padded_m
+from tunedgemm.table import Match, Table
 
 OP = op_named("a16w16")
 H200 = Device("sm_90", 132, "nvidia-h200")

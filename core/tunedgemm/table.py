@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -25,31 +25,7 @@ if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
     from tunedgemm.shape import Shape
 
-Granularity = Literal["pinned", "exact", "fine", "coarse"]
 _log = logging.getLogger("tunedgemm")
-
-#: AITER's fine padding: up to this M, to multiples of that many rows
-_FINE = ((256, 16), (1024, 32), (4096, 64))
-_FINE_BEYOND = 128
-
-#: AITER's coarse padding clamps a larger M to this where N is above `_CLAMP_N`
-_CLAMP_M, _CLAMP_N = 8192, 4096
-
-
-def padded_m(m: int, n: int, level: int) -> int:
-    """The M whose row may answer for *m*: AITER's ``getPaddedM`` (csrc/py_itfs_cu/gemm_common.cu).
-
-    Args:
-        m, n: rows of the activations and of the weight.
-        level: 0 fine: up to a multiple of 16 to 128 rows; 1 coarse: up to a power of two, or *down* to 8192 for larger
-            M with N above 4096; any other level leaves m as it is.
-    """
-    if level == 0:
-        step = next((step for limit, step in _FINE if m <= limit), _FINE_BEYOND)
-        return -(-m // step) * step
-    if level == 1:
-        return _CLAMP_M if m > _CLAMP_M and n > _CLAMP_N else 1 << max(m - 1, 0).bit_length()
-    return m
 
 
 @attrs.frozen
@@ -63,7 +39,7 @@ class Match:
     """
 
     row: Row
-    granularity: Granularity
+    granularity: str
     same_device: bool
 
 
@@ -123,7 +99,7 @@ class Table:
         groups = [found for units in (device.cu_num, 0) if (found := self._index.get((units, *_group(shape))))]
         if not groups:
             return
-        rungs = _rungs(shape.m, shape.n)
+        rungs = _rungs(self.op, shape.m, shape.n)
         for same_device in (True, False):
             for m, granularity in rungs.items():
                 for row in itertools.chain.from_iterable(by_m.get(m, ()) for by_m in groups):
@@ -155,13 +131,9 @@ def _group(shape: Shape) -> tuple[Any, ...]:
     return shape.n, shape.k, shape.dtype, shape.outdtype, shape.epilogue, shape.scale, shape.layout, shape.extra
 
 
-def _rungs(m: int, n: int) -> dict[int, Granularity]:
-    """M of the rows to look for, in order; an M that two rungs share belongs to the first."""
-    rungs: dict[int, Granularity] = {0: "pinned"}
-    rungs.setdefault(m, "exact")
-    rungs.setdefault(padded_m(m, n, 0), "fine")
-    rungs.setdefault(padded_m(m, n, 1), "coarse")
-    return rungs
+def _rungs(op: Op, m: int, n: int) -> dict[int, str]:
+    """M of the rows to look for, in order: the pin for every M, then the op's ladder."""
+    return {0: "pinned", **{row: word for row, word in op.ladder(m, n).items() if row}}
 
 
 def _identity(row: Row) -> tuple[Any, ...]:

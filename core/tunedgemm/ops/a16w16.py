@@ -5,18 +5,19 @@ AITER's ``gemm_a16w16``; its table is ``bf16_tuned_gemm.csv``. Accumulation is i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, table_text, torch_dtype
-from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.errors import OperandError
+from tunedgemm.ops.cells import flag, size
 from tunedgemm.ops.op import Columns, Op, Tolerance
+from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
-
-_TRUE, _FALSE = ("true", "1"), ("false", "0", "")
 
 #: AITER: isclose bounds by output dtype (facts of its tuner); row bounds: the rounding of the output dtype
 #: (2^-9, 2^-12) with head room for the order of summation.
@@ -28,35 +29,17 @@ _TOLERANCES = {
 }
 
 
-def _flag(row: Mapping[str, str], column: str) -> bool:
-    text = row.get(column, "").strip().lower()
-    if text not in _TRUE + _FALSE:
-        raise ShapeError(f"column {column!r} must be True or False (got {text[:40]!r})")
-    return text in _TRUE
-
-
-def _size(row: Mapping[str, str], column: str) -> int:
-    text = row.get(column, "").strip()
-    try:
-        number = float(text)  # pandas writes whole numbers as 16.0 where a column has gaps
-    except ValueError:
-        number = 0.5
-    if not number.is_integer():
-        raise ShapeError(f"column {column!r} must be a whole number (got {text[:40]!r})")
-    return int(number)
-
-
 def _parse(row: Mapping[str, str]) -> Shape:
     dtype = parse_dtype(row.get("dtype") or "bf16")
-    scaled, shuffled = _flag(row, "scaleAB"), _flag(row, "bpreshuffle")
+    scaled, shuffled = flag(row, "scaleAB"), flag(row, "bpreshuffle")
     return Shape(
         op="a16w16",
-        m=_size(row, "M"),
-        n=_size(row, "N"),
-        k=_size(row, "K"),
+        m=size(row, "M"),
+        n=size(row, "N"),
+        k=size(row, "K"),
         dtype=dtype,
         outdtype=parse_dtype(row.get("outdtype") or dtype),
-        epilogue="bias" if _flag(row, "bias") else "none",
+        epilogue="bias" if flag(row, "bias") else "none",
         scale=row.get("scale") or ("tensor" if scaled else "none"),
         layout=row.get("layout") or ("aiter16x16" if shuffled else "row"),
     )
@@ -105,9 +88,7 @@ def _shape_of(
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b), ("scale_c", scale_c)):
         if scale is not None and scale.numel() != 1:
             raise OperandError(f"a16w16: {name} must hold one value (got {tuple(scale.shape)}); see the a8w8 ops for other scales")
-    m = 1
-    for size in x.shape[:-1]:
-        m *= size
+    m = math.prod(x.shape[:-1])
     dtype = short_dtype(x.dtype)
     return Shape(
         op="a16w16",
@@ -127,6 +108,8 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
     """x [m, k] and weight [n, k] from a normal distribution, bias [n] and scales [1] where the shape has them."""
     import torch
 
+    from tunedgemm.weights import shuffle_weight
+
     generator = torch.Generator(device).manual_seed(seed)
 
     def draw(*sizes: int, dtype: str) -> torch.Tensor:
@@ -134,7 +117,9 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
         wide = target if target in (torch.bfloat16, torch.float16, torch.float64) else torch.float32
         return torch.randn(*sizes, generator=generator, device=device, dtype=wide).to(target)
 
-    operands: list[torch.Tensor | None] = [draw(shape.m, shape.k, dtype=shape.dtype), draw(shape.n, shape.k, dtype=shape.dtype)]
+    weight = draw(shape.n, shape.k, dtype=shape.dtype)
+    weight = weight if shape.layout == "row" else shuffle_weight(weight, shape.layout)
+    operands: list[torch.Tensor | None] = [draw(shape.m, shape.k, dtype=shape.dtype), weight]
     if shape.bias:
         operands.append(draw(shape.n, dtype=shape.bias_dtype))
     if shape.scale != "none":
@@ -145,20 +130,11 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     """The product in float64 where that is quick, else in float32 without TF32, on the operands' device."""
-    import torch
+    from tunedgemm.weights import unshuffled
 
     x, weight, bias, scale_a, scale_b, scale_c = (*operands, None, None, None, None)[:6]
-    small = shape.m * shape.n * shape.k <= 1 << 30
-    exact = torch.float64 if small or shape.dtype == "fp64" else torch.float32
-    out = torch.empty(shape.m, shape.n, dtype=exact, device=x.device)
-    rows = max(1, (1 << 28) // shape.k)  # of the weight at a time: 1 GiB in float32
-    tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
-    try:
-        flat = x.reshape(shape.m, shape.k).to(exact)
-        for start in range(0, shape.n, rows):
-            out[:, start : start + rows] = flat @ weight[start : start + rows].to(exact).t()
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
+    exact = exact_dtype(shape.m, shape.n, shape.k) if shape.dtype != "fp64" else x.dtype
+    out = exact_product(x.reshape(shape.m, shape.k), unshuffled(weight), exact)
     for scale in (scale_a, scale_b):
         out = out if scale is None else out * scale.to(exact)
     out = out if bias is None else out + bias.to(exact)

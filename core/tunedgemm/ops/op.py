@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from tunedgemm.ops.ladder import padded
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -28,6 +30,10 @@ class Tolerance:
     row_error: float
 
 
+def _as_they_are(cells: Mapping[str, str]) -> Mapping[str, str]:
+    return cells
+
+
 @attrs.frozen
 class Columns:
     """The CSV format of an op's tables: AITER's columns in AITER's order.
@@ -37,8 +43,13 @@ class Columns:
         variable: the environment variable that names other files.
         key: columns of the untuned file; the tuned file has gfx and cu_num before them.
         values: columns of the tuned file after its key.
-        parse: one row as texts, absent columns left out, to a Shape; raises UserError for what is wrong.
-        format: a Shape to the texts of `key` and, where they say more than AITER's columns, of `layout` and `scale`.
+        parse: one row as texts of `key` and `own`, absent columns left out, to a Shape; raises UserError for what is wrong.
+        format: a Shape to the texts of `key` and `own`; "" where a column of `own` says nothing beyond its default.
+        own: columns of ours, after AITER's, for what of a shape AITER's key does not tell.
+        read: cells of `values`, absent ones left out, to the cells that every op has (``libtype``, ``kernelName``,
+            ``splitK``, ``us``, ``err_ratio``), for an op whose AITER columns are others. What it does not return is
+            read under its own name.
+        write: the inverse, for the cells of a row that is written.
     """
 
     tuned_file: str
@@ -48,6 +59,18 @@ class Columns:
     values: tuple[str, ...]
     parse: Callable[[Mapping[str, str]], Shape]
     format: Callable[[Shape], dict[str, str]]
+    own: tuple[str, ...] = ("layout", "scale")
+    read: Callable[[Mapping[str, str]], Mapping[str, str]] = _as_they_are
+    write: Callable[[Mapping[str, str]], Mapping[str, str]] = _as_they_are
+
+
+def _nothing(shape: Shape) -> Mapping[str, Any]:
+    del shape
+    return MappingProxyType({})
+
+
+def _itself(shape: Shape) -> tuple[Shape, ...]:
+    return (shape,)
 
 
 @attrs.frozen
@@ -66,6 +89,14 @@ class Op:
         flops: shape to floating-point operations of one call.
         bytes_moved: shape to the fewest bytes of memory traffic of one call.
         fake: the operands and the output dtype to an empty output, for meta tensors.
+        fields: a Shape to the keyword arguments of `shape_of`, beside ``otype``, that the operands do not tell.
+        kin: a Shape to the shapes whose rows may serve it, best first: itself, then as AITER's key knows it.
+        ladder: (m, n) to the M of the rows that may serve, in order, each with the word for it; see `tunedgemm.ops.ladder`.
+        first_rows: (shape, operands, m) to the operands of the shape's first *m* rows, for tests of batch invariance.
+        examples, large: shapes that the conformance suite asks about, and those that are meant for a GPU; empty for an op
+            whose shapes follow from M, N and K alone.
+        functions: names of the op's public functions.
+        entry: a dispatcher to those functions by name; an op without one is called by ``tunedgemm.call``.
     """
 
     name: str
@@ -79,3 +110,25 @@ class Op:
     flops: Callable[[Shape], int]
     bytes_moved: Callable[[Shape], int]
     fake: Callable[..., torch.Tensor]
+    fields: Callable[[Shape], Mapping[str, Any]] = _nothing
+    kin: Callable[[Shape], tuple[Shape, ...]] = _itself
+    ladder: Callable[[int, int], Mapping[int, str]] = padded
+    first_rows: Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]] = attrs.field()
+    examples: tuple[Shape, ...] = ()
+    large: tuple[Shape, ...] = ()
+    functions: tuple[str, ...] = ()
+    entry: Callable[[Any], Mapping[str, Callable[..., Any]]] | None = None
+
+    @first_rows.default
+    def _by_first_dimension(self) -> Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]]:
+        """All operands but weights whose first dimension is M."""
+        weights = self.weights
+
+        def first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+            def cut(place: int, operand: Any) -> Any:
+                by_row = operand is not None and place not in weights and operand.dim() >= 2 and operand.shape[0] == shape.m
+                return operand[:m].contiguous() if by_row else operand
+
+            return tuple(cut(place, operand) for place, operand in enumerate(operands))
+
+        return first_rows

@@ -1,0 +1,67 @@
+"""The texts of a CSV row as values: what the ops' parsers share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tunedgemm.dtype import parse_dtype
+from tunedgemm.errors import ShapeError
+
+_TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0", "")
+
+
+def flag(row: Mapping[str, str], column: str) -> bool:
+    """True or False, as words or as 1 and 0; an absent column is False.
+
+    Raises:
+        ShapeError: another text.
+    """
+    text = row.get(column, "").strip().lower()
+    if text not in _TRUE + _FALSE:
+        raise ShapeError(f"column {column!r} must be True or False (got {text[:40]!r})")
+    return text in _TRUE
+
+
+def size(row: Mapping[str, str], column: str) -> int:
+    """A whole number; pandas writes 16.0 where a column has gaps.
+
+    Raises:
+        ShapeError: the column is absent, or no whole number.
+    """
+    text = row.get(column, "").strip()
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.5
+    if not number.is_integer():
+        raise ShapeError(f"column {column!r} must be a whole number (got {text[:40]!r})")
+    return int(number)
+
+
+def dtype(row: Mapping[str, str], column: str, default: str, allowed: tuple[str, ...] = ()) -> str:
+    """The short text of a dtype; *default* where the column is absent or holds AITER's filler 0.
+
+    Args:
+        allowed: the short texts that the op takes; empty for all.
+
+    Raises:
+        DtypeError, ShapeError: an unknown dtype, or one that the op does not take.
+    """
+    text = row.get(column, "").strip()
+    found = parse_dtype(text) if text not in ("", "0") else default
+    if allowed and found not in allowed:
+        raise ShapeError(f"column {column!r} must be one of {', '.join(allowed)} (got {text[:40]!r})")
+    return found
+
+
+def word(row: Mapping[str, str], column: str, default: str, allowed: tuple[str, ...]) -> str:
+    """One of some words; *default* where the column is absent or holds AITER's filler 0.
+
+    Raises:
+        ShapeError: another word.
+    """
+    text = row.get(column, "").strip()
+    found = default if text in ("", "0") else text
+    if found not in allowed:
+        raise ShapeError(f"column {column!r} must be one of {', '.join(allowed)} (got {text[:40]!r})")
+    return found
