@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from tunedgemm.dtype import parse_dtype
+from tunedgemm.dtype import dtype_bits, parse_dtype
 from tunedgemm.errors import ShapeError
 
 #: Larger sizes are typing mistakes: a bf16 weight of one such side alone fills 4 TiB.
@@ -45,7 +45,8 @@ def _outdtype(text: str, shape: Shape) -> str:
 
 
 def _bias_dtype(text: str, shape: Shape) -> str:
-    return parse_dtype(text or shape.dtype) if shape.epilogue == "bias" else ""
+    default = shape.dtype if dtype_bits(shape.dtype) >= 16 else shape.outdtype  # no bias is quantised
+    return parse_dtype(text or default) if shape.epilogue == "bias" else ""
 
 
 @attrs.frozen(cache_hash=True)
@@ -59,7 +60,8 @@ class Shape:
         dtype: dtype of the activations, as a short text; the op says the weight's.
         outdtype: dtype of the output; "" stands for the dtype of the activations.
         epilogue: what follows the product: ``none`` or ``bias``.
-        bias_dtype: dtype of the bias; "" stands for the dtype of the activations. No part of a table's key.
+        bias_dtype: dtype of the bias; "" stands for the dtype of the activations, that of the output where they have less
+            than 16 bits. No part of a table's key.
         scale: kind of the operands' scales: ``none``, ``tensor``, ``row`` or ``block``.
         layout: how the weight lies in memory: ``row`` (plain [N, K]), ``aiter16x16``, or a pack's own.
         extra: fields that the op declares beyond these (B, experts ...), as sorted pairs.

@@ -1,0 +1,135 @@
+"""What the batched ops share: ``out[b] = x[b, M, K] @ weight[b, N, K].T`` for each b, with AITER's key B, M, N, K."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from tunedgemm.dtype import dtype_bits, short_dtype, table_text
+from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops.cells import dtype, flag, size
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+KEY = ("B", "M", "N", "K")
+VALUES = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
+#: Columns of ours: AITER's key knows only the default dtype, bf16 out and no bias.
+OWN = ("dtype", "outdtype", "bias")
+
+#: Dtypes of the output; the first is AITER's default.
+OUTDTYPES = ("bf16", "fp16", "fp32")
+_BIAS_DTYPES = ("bf16", "fp16", "fp32")
+
+
+def parser(op: str, dtypes: tuple[str, ...], scale: str = "none") -> Callable[[Mapping[str, str]], Shape]:
+    """`Columns.parse` of a batched op; the first of *dtypes* is the one of AITER's rows."""
+
+    def parse(row: Mapping[str, str]) -> Shape:
+        batches = size(row, "B")
+        if batches < 1:
+            raise ShapeError(f"column 'B' must be at least 1 (got {batches})")
+        return Shape(
+            op=op,
+            m=size(row, "M"),
+            n=size(row, "N"),
+            k=size(row, "K"),
+            dtype=dtype(row, "dtype", dtypes[0], dtypes),
+            outdtype=dtype(row, "outdtype", OUTDTYPES[0], OUTDTYPES),
+            epilogue="bias" if flag(row, "bias") else "none",
+            scale=scale,
+            extra={"B": batches},  # type: ignore[arg-type]
+        )
+
+    return parse
+
+
+def formatter(default: str) -> Callable[[Shape], dict[str, str]]:
+    """`Columns.format` of a batched op whose rows have the dtype *default* where they do not tell."""
+
+    def format_(shape: Shape) -> dict[str, str]:
+        return {
+            "B": str(shape["B"]),
+            "M": str(shape.m),
+            "N": str(shape.n),
+            "K": str(shape.k),
+            "dtype": "" if shape.dtype == default else table_text(shape.dtype),
+            "outdtype": "" if shape.outdtype == OUTDTYPES[0] else table_text(shape.outdtype),
+            "bias": "True" if shape.bias else "",
+        }
+
+    return format_
+
+
+def kin_of(default: str) -> Callable[[Shape], tuple[Shape, ...]]:
+    """`Op.kin`: the shape, then as AITER's key knows it, which has neither dtypes nor a bias."""
+
+    def kin(shape: Shape) -> tuple[Shape, ...]:
+        known = attrs.evolve(shape, dtype=default, outdtype=OUTDTYPES[0], epilogue="none", bias_dtype="")
+        return (shape,) if known == shape else (shape, known)
+
+    return kin
+
+
+def checked(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int, int, str]:
+    """(B, M, N, K, dtype) of x [B, M, K] and weight [B, N, K]; raises OperandError where they do not fit each other."""
+    given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+    layout = getattr(weight, "layout_name", "row")
+    if layout != "row":
+        raise OperandError(f"{op}: the weight must be plain (got layout {layout}); pass unshuffle_weight(weight)")
+    if x.dim() != 3 or weight.dim() != 3:
+        raise OperandError(f"{op}: x must be 3-D [B, M, K] and the weight 3-D [B, N, K] ({given})")
+    if x.shape[0] != weight.shape[0] or x.shape[0] == 0:
+        raise OperandError(f"{op}: x [B, M, K] and weight [B, N, K] must have the same B, at least 1 ({given})")
+    if x.shape[2] != weight.shape[2]:
+        hint = "; a [B, K, N] weight must be passed as weight.transpose(1, 2)" if x.shape[2] == weight.shape[1] else ""
+        raise OperandError(f"{op}: the last dimension of x must equal that of the [B, N, K] weight ({given}){hint}")
+    allowed = [table_text(short) for short in dtypes]
+    if x.dtype != weight.dtype or str(x.dtype) not in allowed:
+        raise OperandError(f"{op}: x and weight must both be one of {', '.join(allowed)} ({given})")
+    if x.device != weight.device:
+        raise OperandError(f"{op}: x is on {x.device} and weight on {weight.device}")
+    batches, m, k = x.shape
+    return batches, m, weight.shape[1], k, short_dtype(x.dtype)
+
+
+def bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, device: torch.device) -> str:
+    """The short dtype of a bias [B, N] or [B, 1, N] on *device*, "" for none; raises OperandError for another."""
+    if bias is None:
+        return ""
+    allowed = [table_text(short) for short in _BIAS_DTYPES]
+    fits = tuple(bias.shape) in ((batches, n), (batches, 1, n)) and bias.device == device
+    if not fits or str(bias.dtype) not in allowed:
+        got = f"{tuple(bias.shape)} {bias.dtype} on {bias.device}"
+        raise OperandError(f"{op}: bias must be [{batches}, {n}] or [{batches}, 1, {n}] on {device}, {', '.join(allowed)} (got {got})")
+    return short_dtype(bias.dtype)
+
+
+def outdtype_of(op: str, otype: torch.dtype | None, default: str) -> str:
+    """The short dtype of the output, *default* where none is asked for; raises OperandError for one that the op does not give."""
+    found = default if otype is None else short_dtype(otype)
+    if found not in OUTDTYPES:
+        raise OperandError(f"{op}: the output must be one of {', '.join(map(table_text, OUTDTYPES))} (got {otype})")
+    return found
+
+
+def first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+    """`Op.first_rows`: the activations [B, M, K] and, where there are, their scales [B, M, ...], cut to *m* rows of each batch."""
+    count = 1 if shape.scale == "none" else 3
+    return tuple(operand[:, :m].contiguous() if place < count and place != 1 else operand for place, operand in enumerate(operands))
+
+
+def flops(shape: Shape) -> int:
+    """Operations of all batches."""
+    return 2 * int(shape["B"]) * shape.m * shape.n * shape.k
+
+
+def bytes_moved(shape: Shape) -> int:
+    """Each operand and the output once; scales are float32."""
+    read = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
+    scales = 0 if shape.scale == "none" else (shape.m + shape.n) * 32
+    bias = shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
+    return int(shape["B"]) * (read + scales + bias + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8

@@ -1,0 +1,212 @@
+"""batched_a8w8: ``out[B, M, N] = (x[B, M, K] @ weight[B, N, K].mT) * x_scale * w_scale (+ bias[B, N])`` in int8 or fp8.
+
+AITER's ``batched_gemm_a8w8``; its table is ``a8w8_tuned_batched_gemm.csv``. One float32 scale for each row of x and of the
+weight of each batch. Accumulation is in int32 or float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.errors import OperandError
+from tunedgemm.ops import batched
+from tunedgemm.ops.ladder import exact
+from tunedgemm.ops.op import Columns, Op, Tolerance
+from tunedgemm.ops.product import exact_dtype, exact_product
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+NAME = "batched_a8w8"
+_DTYPES = ("int8", "fp8_e4m3fn", "fp8_e4m3fnuz")
+
+#: The operands are taken as they are, so that only the sum and the rounding of the output remain: bounds as those of a16w16.
+_TOLERANCES = {
+    "bf16": Tolerance(5e-2, 5e-2, 2.0**-6),
+    "fp16": Tolerance(1e-2, 1e-2, 2.0**-9),
+    "fp32": Tolerance(1e-2, 1e-2, 2.0**-12),
+}
+
+
+def _shape_of(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    otype: torch.dtype | None = None,
+) -> Shape:
+    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    batches, m, n, k, dtype = batched.checked(NAME, _DTYPES, x, weight)
+    _check_scale("x_scale", x_scale, ((batches, m, 1), (batches, m)), x.device)
+    _check_scale("w_scale", w_scale, ((batches, 1, n), (batches, n, 1), (batches, n)), x.device)
+    bias_dtype = batched.bias_dtype_of(NAME, bias, batches, n, x.device)
+    return Shape(
+        op=NAME,
+        m=m,
+        n=n,
+        k=k,
+        dtype=dtype,
+        outdtype=batched.outdtype_of(NAME, otype, "bf16"),
+        epilogue="bias" if bias_dtype else "none",
+        bias_dtype=bias_dtype,
+        scale="row",
+        extra={"B": batches},  # type: ignore[arg-type]
+    )
+
+
+def _check_scale(name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> None:
+    """Raises OperandError for a scale that is not float32, of one of the *shapes*, on *device*."""
+    import torch
+
+    if scale is None or tuple(scale.shape) not in shapes or scale.dtype != torch.float32 or scale.device != device:
+        got = "None" if scale is None else f"{tuple(scale.shape)} {scale.dtype} on {scale.device}"
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        hint = "; one value for all rows must be expanded" if scale is not None and scale.numel() == 1 else ""
+        raise OperandError(f"{NAME}: {name} must be {wanted}, torch.float32 on {device} (got {got}){hint}")
+
+
+def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """Normal x [B, m, k] and weight [B, n, k], quantised by row, their scales [B, m, 1] and [B, n, 1], and bias [B, n] where asked for."""
+    import torch
+
+    from tunedgemm.quant import pertoken_quant
+
+    generator, batches = torch.Generator(device).manual_seed(seed), int(shape["B"])
+
+    def draw(*sizes: int) -> torch.Tensor:
+        return torch.randn(batches, *sizes, generator=generator, device=device)
+
+    x, x_scale = pertoken_quant(draw(shape.m, shape.k), quant_dtype=torch_dtype(shape.dtype))
+    weight, w_scale = pertoken_quant(draw(shape.n, shape.k), quant_dtype=torch_dtype(shape.dtype))
+    operands = (x, weight, x_scale, w_scale)
+    return (*operands, draw(shape.n).to(torch_dtype(shape.bias_dtype))) if shape.bias else operands
+
+
+def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
+    """[B, m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
+    batches = int(shape["B"])
+    wide = exact_dtype(batches * shape.m, shape.n, shape.k)
+    out = exact_product(x, weight, wide)
+    out = out * x_scale.to(wide).reshape(batches, shape.m, 1) * w_scale.to(wide).reshape(batches, 1, shape.n)
+    return out if bias is None else out + bias.to(wide).reshape(batches, 1, shape.n)
+
+
+def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
+    return x.new_empty((*x.shape[:2], weight.shape[1]), dtype=otype or torch_dtype("bf16"))
+
+
+def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+    import torch
+
+    get, resolve, demote = dispatcher.launchers.get, dispatcher.resolve, dispatcher.demote
+    grad_enabled, bf16 = torch.is_grad_enabled, torch.bfloat16
+
+    def batched_gemm_a8w8(
+        XQ: torch.Tensor,
+        WQ: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype | None = bf16,
+        splitK: int | None = None,
+    ) -> torch.Tensor:
+        """``(XQ[B, M, K] @ WQ[B, N, K].mT) * x_scale * w_scale (+ bias)`` by the solution that the tables choose for this shape.
+
+        Args:
+            XQ, WQ: activations and weight, both int8 or both fp8.
+            x_scale: float32 [B, M, 1] or [B, M].
+            w_scale: float32 [B, 1, N], [B, N, 1] or [B, N].
+            bias: [B, N] or [B, 1, N] in bf16, fp16 or fp32, or absent.
+            dtype: of the output: bf16, fp16 or fp32; None for bf16.
+            splitK: accepted as AITER does and not used: the table decides.
+
+        Returns:
+            A new tensor [B, M, N].
+
+        Raises:
+            OperandError: shapes, dtypes or devices that do not fit each other.
+        """
+        del splitK
+        operands: tuple[torch.Tensor, ...] = (XQ, WQ, x_scale, w_scale)
+        key: tuple[Any, ...] = (
+            XQ.shape, WQ.shape, x_scale.shape, w_scale.shape, XQ.dtype, WQ.dtype, x_scale.dtype, w_scale.dtype,
+            XQ.get_device(), WQ.get_device(), x_scale.get_device(), w_scale.get_device(), dtype,
+            type(XQ), type(WQ), type(x_scale), type(w_scale),
+            XQ.is_contiguous() and WQ.is_contiguous() and x_scale.is_contiguous() and w_scale.is_contiguous()
+            and not (XQ.data_ptr() | WQ.data_ptr() | x_scale.data_ptr() | w_scale.data_ptr()) & 15,
+            grad_enabled() and (x_scale.requires_grad or w_scale.requires_grad or XQ.requires_grad or WQ.requires_grad),
+        )  # fmt: skip
+        if bias is not None:
+            operands = (XQ, WQ, x_scale, w_scale, bias)
+            key = (
+                *key, bias.shape, bias.dtype, bias.get_device(), type(bias),
+                bias.is_contiguous() and not bias.data_ptr() & 15, grad_enabled() and bias.requires_grad,
+            )  # fmt: skip
+        call = get(key)
+        if call is None:
+            return resolve(key, operands, dtype)  # type: ignore[no-any-return]
+        try:
+            return call(*operands)  # type: ignore[no-any-return]
+        except Exception as error:  # a kernel of a plugin may raise anything
+            return demote(error, key, operands, dtype)  # type: ignore[no-any-return]
+
+    return {"batched_gemm_a8w8": batched_gemm_a8w8, "batched_gemm_a8w8_CK": batched_gemm_a8w8}
+
+
+_parse = batched.parser(NAME, _DTYPES, "row")
+
+
+def _example(sizes: tuple[int, int, int, int], **cells: str) -> Shape:
+    return _parse({**dict(zip(batched.KEY, map(str, sizes), strict=True)), **cells})
+
+
+op = Op(
+    name=NAME,
+    operands=("x", "weight", "x_scale", "w_scale", "bias?"),
+    weights=(1, 3, 4),
+    columns=Columns(
+        tuned_file="a8w8_tuned_batched_gemm.csv",
+        untuned_file="a8w8_untuned_batched_gemm.csv",
+        variable="AITER_CONFIG_A8W8_BATCHED_GEMM",
+        key=batched.KEY,
+        values=batched.VALUES,
+        parse=_parse,
+        format=batched.formatter(_DTYPES[0]),
+        own=batched.OWN,
+    ),
+    shape_of=_shape_of,
+    make_inputs=_make_inputs,
+    reference=_reference,
+    tolerance=lambda shape: _TOLERANCES[shape.outdtype],
+    flops=batched.flops,
+    bytes_moved=batched.bytes_moved,
+    fake=_fake,
+    kin=batched.kin_of(_DTYPES[0]),
+    ladder=exact,
+    first_rows=batched.first_rows,
+    examples=(
+        _example((16, 1, 128, 256)),
+        _example((1, 33, 130, 72)),
+        _example((3, 17, 64, 99)),  # an odd K: rows that are not 16-byte aligned
+        _example((2, 64, 192, 128), bias="True"),
+        _example((4, 5, 96, 64), bias="True", outdtype="fp32"),
+        _example((8, 24, 80, 160), outdtype="fp16"),
+        _example((5, 7, 48, 64), dtype="fp8_e4m3fn"),
+        _example((2, 31, 64, 128), dtype="fp8_e4m3fn", bias="True", outdtype="fp16"),
+        _example((3, 8, 32, 96), dtype="fp8_e4m3fnuz"),
+        _example((4, 0, 64, 128)),
+    ),
+    large=(
+        _example((16, 512, 1280, 8192)),
+        _example((16, 4099, 2048, 576)),  # a prime M beyond one wave of tiles
+        _example((8, 1024, 4096, 4096), dtype="fp8_e4m3fn"),
+    ),
+    functions=("batched_gemm_a8w8", "batched_gemm_a8w8_CK"),
+    entry=_entry,
+)

@@ -1,0 +1,179 @@
+"""batched_bf16: ``out[B, M, N] = x[B, M, K] @ weight[B, N, K].mT (+ bias[B, N])`` in bf16 or fp16.
+
+AITER's ``batched_gemm_bf16``; its table is ``bf16_tuned_batched_gemm.csv``. Accumulation is in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.ops import batched
+from tunedgemm.ops.ladder import exact
+from tunedgemm.ops.op import Columns, Op, Tolerance
+from tunedgemm.ops.product import exact_dtype, exact_product
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+NAME = "batched_bf16"
+_DTYPES = ("bf16", "fp16")
+
+#: As a16w16, whose sums these are: isclose bounds of AITER's tuner; row bounds are the rounding of the output dtype
+#: (2^-9, 2^-12) with head room for the order of summation.
+_TOLERANCES = {
+    "bf16": Tolerance(5e-2, 5e-2, 2.0**-6),
+    "fp16": Tolerance(1e-2, 1e-2, 2.0**-9),
+    "fp32": Tolerance(1e-2, 1e-2, 2.0**-12),
+}
+
+
+def _shape_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, otype: torch.dtype | None = None) -> Shape:
+    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    batches, m, n, k, dtype = batched.checked(NAME, _DTYPES, x, weight)
+    bias_dtype = batched.bias_dtype_of(NAME, bias, batches, n, x.device)
+    return Shape(
+        op=NAME,
+        m=m,
+        n=n,
+        k=k,
+        dtype=dtype,
+        outdtype=batched.outdtype_of(NAME, otype, dtype),
+        epilogue="bias" if bias_dtype else "none",
+        bias_dtype=bias_dtype,
+        extra={"B": batches},  # type: ignore[arg-type]
+    )
+
+
+def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """x [B, m, k], weight [B, n, k] and, where the shape has one, bias [B, n], from a normal distribution."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(*sizes: int, dtype: str) -> torch.Tensor:
+        return torch.randn(int(shape["B"]), *sizes, generator=generator, device=device, dtype=torch_dtype(dtype))
+
+    operands = [draw(shape.m, shape.k, dtype=shape.dtype), draw(shape.n, shape.k, dtype=shape.dtype)]
+    return (*operands, draw(shape.n, dtype=shape.bias_dtype)) if shape.bias else tuple(operands)
+
+
+def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
+    """[B, m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    x, weight, bias = (*operands, None)[:3]
+    wide = exact_dtype(int(shape["B"]) * shape.m, shape.n, shape.k)
+    out = exact_product(x, weight, wide)
+    return out if bias is None else out + bias.to(wide).reshape(-1, 1, shape.n)
+
+
+def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
+    return x.new_empty((*x.shape[:2], weight.shape[1]), dtype=otype or x.dtype)
+
+
+def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+    import torch
+
+    get, resolve, demote = dispatcher.launchers.get, dispatcher.resolve, dispatcher.demote
+    grad_enabled, bf16 = torch.is_grad_enabled, torch.bfloat16
+
+    def batched_gemm_bf16(
+        XQ: torch.Tensor,
+        WQ: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype | None = bf16,
+        splitK: int | None = None,
+    ) -> torch.Tensor:
+        """``XQ[B, M, K] @ WQ[B, N, K].mT (+ bias[B, N])`` by the solution that the tables choose for this shape.
+
+        Args:
+            XQ, WQ: activations and weight, both bf16 or both fp16.
+            bias: [B, N] or [B, 1, N] in bf16, fp16 or fp32, or absent.
+            dtype: of the output: bf16, fp16 or fp32; None for that of XQ.
+            splitK: accepted as AITER does and not used: the table decides.
+
+        Returns:
+            A new tensor [B, M, N].
+
+        Raises:
+            OperandError: shapes, dtypes or devices that do not fit each other.
+        """
+        del splitK
+        key: tuple[Any, ...]
+        if bias is None:
+            operands: tuple[torch.Tensor, ...] = (XQ, WQ)
+            key = (
+                XQ.shape, WQ.shape, XQ.dtype, WQ.dtype, XQ.get_device(), WQ.get_device(), dtype, type(XQ), type(WQ),
+                XQ.is_contiguous() and WQ.is_contiguous() and not (XQ.data_ptr() | WQ.data_ptr()) & 15,
+                grad_enabled() and (XQ.requires_grad or WQ.requires_grad),
+            )  # fmt: skip
+        else:
+            operands = (XQ, WQ, bias)
+            key = (
+                XQ.shape, WQ.shape, XQ.dtype, WQ.dtype, XQ.get_device(), WQ.get_device(), dtype, type(XQ), type(WQ),
+                XQ.is_contiguous() and WQ.is_contiguous() and bias.is_contiguous()
+                and not (XQ.data_ptr() | WQ.data_ptr() | bias.data_ptr()) & 15,
+                grad_enabled() and (XQ.requires_grad or WQ.requires_grad or bias.requires_grad),
+                bias.shape, bias.dtype, bias.get_device(), type(bias),
+            )  # fmt: skip
+        call = get(key)
+        if call is None:
+            return resolve(key, operands, dtype)  # type: ignore[no-any-return]
+        try:
+            return call(*operands)  # type: ignore[no-any-return]
+        except Exception as error:  # a kernel of a plugin may raise anything
+            return demote(error, key, operands, dtype)  # type: ignore[no-any-return]
+
+    return {"batched_gemm_bf16": batched_gemm_bf16, "batched_gemm_bf16_CK": batched_gemm_bf16}
+
+
+_parse = batched.parser(NAME, _DTYPES)
+
+
+def _example(sizes: tuple[int, int, int, int], **cells: str) -> Shape:
+    return _parse({**dict(zip(batched.KEY, map(str, sizes), strict=True)), **cells})
+
+
+op = Op(
+    name=NAME,
+    operands=("x", "weight", "bias?"),
+    weights=(1, 2),
+    columns=Columns(
+        tuned_file="bf16_tuned_batched_gemm.csv",
+        untuned_file="bf16_untuned_batched_gemm.csv",
+        variable="AITER_CONFIG_BF16_BATCHED_GEMM",
+        key=batched.KEY,
+        values=batched.VALUES,
+        parse=_parse,
+        format=batched.formatter(_DTYPES[0]),
+        own=batched.OWN,
+    ),
+    shape_of=_shape_of,
+    make_inputs=_make_inputs,
+    reference=_reference,
+    tolerance=lambda shape: _TOLERANCES[shape.outdtype],
+    flops=batched.flops,
+    bytes_moved=batched.bytes_moved,
+    fake=_fake,
+    kin=batched.kin_of(_DTYPES[0]),
+    ladder=exact,
+    first_rows=batched.first_rows,
+    examples=(
+        _example((16, 1, 128, 256)),
+        _example((1, 33, 130, 72)),
+        _example((3, 17, 64, 99)),  # an odd K: rows that are not 16-byte aligned
+        _example((2, 64, 192, 128), bias="True"),
+        _example((4, 5, 96, 64), bias="True", outdtype="fp32"),
+        _example((8, 24, 80, 160), dtype="fp16", outdtype="fp16"),
+        _example((5, 7, 48, 64), dtype="fp16"),
+        _example((4, 0, 64, 128)),
+    ),
+    large=(
+        _example((16, 512, 1280, 8192)),
+        _example((128, 1024, 512, 128)),  # DeepSeek V3: the absorbed projection of each head
+        _example((16, 4099, 2048, 576)),  # a prime M beyond one wave of tiles
+    ),
+    functions=("batched_gemm_bf16", "batched_gemm_bf16_CK"),
+    entry=_entry,
+)
