@@ -1,52 +1,53 @@
 """Tune every GEMM of a workload over every installed backend, and dispatch each call to its winner.
 
-The names below load what they need when they are first used: ``import tunedgemm`` itself loads neither torch nor a plugin.
+Names load what they need when they are first used: ``import tunedgemm`` itself loads neither torch nor a plugin. The menu
+is `_HOME` and the public functions that the installed ops state, AITER's names among them.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "TunedGemm": "tunedgemm.dispatch",
-    "gemm_a16w16": "tunedgemm.dispatch",
-    "tgemm": "tunedgemm.dispatch",
-    "explain": "tunedgemm.dispatch",
-    "is_tuned": "tunedgemm.dispatch",
-    "prewarm": "tunedgemm.dispatch",
-    "reload": "tunedgemm.dispatch",
-    "fingerprint": "tunedgemm.dispatch",
-    "linear": "tunedgemm.integrations.linear",
-    "patched": "tunedgemm.integrations.linear",
+    **dict.fromkeys(
+        ("TunedGemm", "call", "dispatcher", "explain", "fingerprint", "is_tuned", "prewarm", "reload", "tgemm"), "tunedgemm.dispatch"
+    ),
+    **dict.fromkeys(("ShuffledWeight", "as_shuffled", "shuffle_weight", "unshuffle_weight"), "tunedgemm.weights"),
+    **dict.fromkeys(
+        (
+            "per_1x128_quant", "per_1x32_f4_quant", "per_block_quant", "per_tensor_quant", "pertoken_quant",
+            "shuffle_scale", "transposed_scale", "unshuffle_scale",
+        ),
+        "tunedgemm.quant",
+    ),
+    **dict.fromkeys(("ActivationType", "QuantType"), "tunedgemm.ops.fmoe"),
+    **dict.fromkeys(("linear", "patched"), "tunedgemm.integrations.linear"),
     "tune": "tunedgemm.tuner",
-}
+}  # fmt: skip
 
-__all__ = [
-    "TunedGemm",
-    "explain",
-    "fingerprint",
-    "gemm_a16w16",
-    "is_tuned",
-    "linear",
-    "patched",
-    "prewarm",
-    "reload",
-    "tgemm",
-    "tune",
-    "__version__",
-]
+
+def _functions() -> Any:
+    """The ops' public functions by name; torch is not loaded for it."""
+    return importlib.import_module("tunedgemm.ops").functions()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name == "__all__":
+        return __dir__()
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    # A module of ours is asked for as an attribute before it is imported; ops need not be known for that.
+    elif not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is None and name in _functions():
+        value = getattr(importlib.import_module("tunedgemm.dispatch").tgemm, name)
+    else:
         raise AttributeError(f"module 'tunedgemm' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*_HOME, *_functions(), "__version__"})

@@ -16,19 +16,21 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
+from tunedgemm.calls import Call, call_key, copying, counted, dense
 from tunedgemm.capture import Capture, recorder
 from tunedgemm.choice import NATIVE, Explanation, choose, offers
 from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.errors import UserError
 from tunedgemm.launcher import Launcher
 from tunedgemm.libtypes import BUILTIN
-from tunedgemm.ops import op_named
+from tunedgemm.ops import functions, op_named, ops
 from tunedgemm.ops.op import Op
 from tunedgemm.registry import Backend, Registry
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table import Table
+from tunedgemm.weights import ShuffledWeight
 
 _log = logging.getLogger("tunedgemm")
 
@@ -36,7 +38,6 @@ _log = logging.getLogger("tunedgemm")
 MAX_LAUNCHERS = 65_536
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-Call = Callable[..., torch.Tensor]
 
 
 def _out_of_memory(error: Exception) -> bool:
@@ -107,20 +108,50 @@ class Dispatcher:
         found = offers(shape, device, self.table, self.registry, self.settings.untuned)
         return choose(found, shape, device, self.registry, self._veto(shape, device))[0]
 
-    def resolve(self, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None) -> torch.Tensor:
-        """Serve a call whose key is new: choose, bind, cache, run.
+    def call(self, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
+        """The way of every op, whatever its operands: slower by a microsecond or two than the functions that ops have of their own.
+
+        Args:
+            operands: in the op's order; absent ones are None, or left out at the end.
+            otype: dtype of the output, the op's default if absent.
+            fields: what the op's `shape_of` takes beside them.
 
         Raises:
             OperandError: the operands do not form this op.
         """
-        shape = self.op.shape_of(*operands, otype=otype)
+        while operands and operands[-1] is None:
+            operands = operands[:-1]
+        key = call_key(self.op, operands, otype, fields)
+        call = self.launchers.get(key) if key is not None else None
+        if call is None:
+            return self.resolve(key, operands, otype, **fields)
+        try:
+            return call(*operands)
+        except Exception as error:  # a kernel of a plugin may raise anything
+            return self.demote(error, key, operands, otype, **fields)
+
+    def resolve(
+        self, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
+    ) -> torch.Tensor:
+        """Serve a call whose key is new: choose, bind, cache, run.
+
+        Args:
+            key: what tells this call from others; None where nothing does, and nothing is to be cached.
+            operands: in the op's order.
+            otype: dtype of the output, or None.
+            fields: what the op's `shape_of` takes beside them.
+
+        Raises:
+            OperandError: the operands do not form this op.
+        """
+        shape = self.op.shape_of(*operands, otype=otype, **fields)
         while operands[-1] is None:
             operands = operands[:-1]
         device = device_of(operands[0].get_device())
         with self._lock:
             call, solution = self._call_for(shape, device, operands)
             if self._capture is not None:
-                call = _counted(call, self._capture.meet(shape))
+                call = counted(call, self._capture.meet(shape))
             # Only a choice that holds for the next call of the key, too, is kept.
             if key is not None and solution is not None:
                 if len(self.launchers) >= MAX_LAUNCHERS:
@@ -130,11 +161,13 @@ class Dispatcher:
         try:
             return call(*operands)
         except Exception as error:  # a kernel of a plugin may raise anything
-            return self.demote(error, key, operands, otype)
+            return self.demote(error, key, operands, otype, **fields)
 
-    def demote(self, error: Exception, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None) -> torch.Tensor:
+    def demote(
+        self, error: Exception, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
+    ) -> torch.Tensor:
         """Veto the solution that just raised for its shape and serve the call with the next offer; torch's errors stand."""
-        shape = self.op.shape_of(*operands, otype=otype)
+        shape = self.op.shape_of(*operands, otype=otype, **fields)
         device = device_of(operands[0].get_device())
         with self._lock:
             _, solution = self._call_for(shape, device, operands)
@@ -145,7 +178,7 @@ class Dispatcher:
             if key is not None:
                 self.launchers.pop(key, None)
         _log.warning("%s failed for %s and will not be used for it again: %s: %s", solution, shape, type(error).__name__, error)
-        return self.resolve(key, operands, otype)
+        return self.resolve(key, operands, otype, **fields)
 
     def prewarm(self, shapes: Iterable[Shape] | None = None, device: Device | None = None) -> int:
         """Bind and run each shape once, so that graphs may be captured afterwards; returns how many.
@@ -159,7 +192,11 @@ class Dispatcher:
         for shape in dict.fromkeys(rows if shapes is None else shapes):
             with self._lock:
                 _, launcher = self._bind(shape, device)
-            launcher.call(*self.op.make_inputs(shape, device.torch_device, 0))
+            try:
+                launcher.call(*self.op.make_inputs(shape, device.torch_device, 0))
+            except (torch.OutOfMemoryError, MemoryError) as error:  # experts of a whole model, beside a model
+                _log.warning("%s is bound, but was not run: no memory for its operands: %s", shape, error)
+                continue
             count += 1
         return count
 
@@ -190,7 +227,7 @@ class Dispatcher:
     def _call_for(self, shape: Shape, device: Device, operands: tuple[Any, ...]) -> tuple[Call, Solution | None]:
         """The function for these operands, and the solution it belongs to, None where it serves this one call only."""
         x = operands[0]
-        plain = all(type(operand) in _PLAIN for operand in operands if operand is not None)
+        plain = all(operand is None or type(operand) in _PLAIN or isinstance(operand, ShuffledWeight) for operand in operands)
         grad = is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
         if not plain or grad or shape.m == 0:
             return self._torch(shape, device), NATIVE
@@ -202,10 +239,10 @@ class Dispatcher:
         solution = explanation.offer.solution
         if capturing and not launcher.graph_safe:
             return self._torch(shape, device), None
-        if all(map(_dense, operands)):
+        if all(map(dense, operands)):
             return launcher.call, solution
         native = self._torch(shape, device)
-        return native if solution.libtype == BUILTIN else _copying(launcher.call, native, self.op.weights), solution
+        return native if solution.libtype == BUILTIN else copying(launcher.call, native, self.op.weights), solution
 
     def _torch(self, shape: Shape, device: Device) -> Call:
         backend = self.registry.get(BUILTIN)
@@ -215,157 +252,154 @@ class Dispatcher:
         return launcher.call
 
 
-def _dense(operand: torch.Tensor | None) -> bool:
-    """Contiguous and 16-byte aligned, as launchers expect; an absent operand is."""
-    return operand is None or (operand.is_contiguous() and operand.data_ptr() % 16 == 0)
-
-
-def _copying(call: Call, native: Call, weights: tuple[int, ...]) -> Call:
-    """The launcher behind one dense copy of the activations; torch where a weight would have to be copied each call."""
-
-    def copied(*operands: torch.Tensor | None) -> torch.Tensor:
-        if not all(_dense(operands[place]) for place in weights):
-            return native(*operands)
-        return call(
-            *(
-                operand if operand is None or _dense(operand) else operand.clone(memory_format=torch.contiguous_format)
-                for operand in operands
-            )
-        )
-
-    return copied
-
-
-def _counted(call: Call, counter: list[int]) -> Call:
-    """The launcher with a count of its calls, used while shapes are captured."""
-
-    def counted(*operands: torch.Tensor | None) -> torch.Tensor:
-        counter[0] += 1
-        return call(*operands)
-
-    return counted
-
-
-def entry(dispatcher: Dispatcher) -> Call:
-    """The hot path over a dispatcher's launchers, as a closure: no attribute look-ups, no locks."""
-    get, resolve, demote = dispatcher.launchers.get, dispatcher.resolve, dispatcher.demote
-
-    def gemm_a16w16(
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        otype: torch.dtype | None = None,
-        scale_a: torch.Tensor | None = None,
-        scale_b: torch.Tensor | None = None,
-        scale_c: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """``x[..., K] @ weight[N, K].T (+ bias[N])`` by the solution that the tables choose for this shape.
-
-        Args:
-            x: activations in bf16, fp16, fp32 or fp8, any leading dimensions.
-            weight: [N, K], of x's dtype; a [K, N] weight must be passed as ``weight.t()``.
-            bias: [N] or absent.
-            otype: dtype of the output; that of x if absent.
-            scale_a, scale_b, scale_c: one-element float32 factors of x, weight and the output.
-
-        Returns:
-            A new tensor [..., N].
-
-        Raises:
-            OperandError: shapes, dtypes or devices that do not fit each other.
-        """
-        if scale_a is None and scale_b is None and scale_c is None:
-            key: tuple[Any, ...]
-            if bias is None:
-                key = (
-                    x.shape, weight.shape, x.dtype, weight.dtype, x.get_device(), weight.get_device(), otype, type(x), type(weight),
-                    x.is_contiguous() and weight.is_contiguous() and not (x.data_ptr() | weight.data_ptr()) & 15,
-                    is_grad_enabled() and (x.requires_grad or weight.requires_grad),
-                )  # fmt: skip
-                call = get(key)
-                if call is not None:
-                    try:
-                        return call(x, weight)
-                    except Exception as error:
-                        return demote(error, key, (x, weight), otype)
-                return resolve(key, (x, weight), otype)
-            key = (
-                x.shape, weight.shape, x.dtype, weight.dtype, x.get_device(), weight.get_device(), otype, type(x), type(weight),
-                x.is_contiguous() and weight.is_contiguous() and bias.is_contiguous()
-                and not (x.data_ptr() | weight.data_ptr() | bias.data_ptr()) & 15,
-                is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad),
-                bias.shape, bias.dtype, bias.get_device(), type(bias),
-            )  # fmt: skip
-            call = get(key)
-            if call is not None:
-                try:
-                    return call(x, weight, bias)
-                except Exception as error:
-                    return demote(error, key, (x, weight, bias), otype)
-            return resolve(key, (x, weight, bias), otype)
-        return resolve(None, (x, weight, bias, scale_a, scale_b, scale_c), otype)
-
-    return gemm_a16w16
+#: The op of AITER's ``TunedGemm``, and of questions that name none.
+DEFAULT_OP = "a16w16"
 
 
 class TunedGemm:
-    """AITER's ``TunedGemm``: one set of tables behind `gemm_a16w16` and `mm`."""
+    """AITER's ``TunedGemm``: one set of tables, and the public functions of every op over them as attributes."""
 
     def __init__(self, registry: Registry | None = None, *, settings: Settings | None = None) -> None:
-        self.dispatcher = Dispatcher(op_named("a16w16"), registry, settings=settings)
-        #: the entry point of the op; see `tunedgemm.gemm_a16w16`
-        self.gemm_a16w16 = entry(self.dispatcher)
-        #: AITER's other name for the same call
+        self._given = (registry, settings)
+        self._dispatchers: dict[str, Dispatcher] = {}
+        self._lock = threading.RLock()
+        self.dispatcher = self.of(DEFAULT_OP)
+        #: AITER's other name for `gemm_a16w16`
         self.mm = self.gemm_a16w16
 
-    def load_config(self, path: str | Path) -> None:
-        """Put a tuned CSV above every other layer, for this instance alone.
+    def of(self, op: str) -> Dispatcher:
+        """The dispatcher of an op, made at its first use.
+
+        Raises:
+            UnknownOpError: no such op.
+        """
+        found = self._dispatchers.get(op)
+        if found is None:
+            with self._lock:
+                registry, settings = self._given
+                found = self._dispatchers.setdefault(op, Dispatcher(op_named(op), registry, settings=settings))
+        return found
+
+    @property
+    def dispatchers(self) -> tuple[Dispatcher, ...]:
+        """Those in use."""
+        return tuple(self._dispatchers.values())
+
+    def __getattr__(self, name: str) -> Call:
+        """The public function of that name, of whichever op has it."""
+        op = None if name.startswith("_") else functions().get(name)
+        if op is None or op.entry is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}; no op has a function of this name")
+        function: Call = op.entry(self.of(op.name))[name]
+        self.__dict__[name] = function
+        return function
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *functions()})
+
+    def call(self, op: str, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
+        """Call any op by its name; see `tunedgemm.call`."""
+        return self.of(op).call(*operands, otype=otype, **fields)
+
+    def load_config(self, path: str | Path, op: str = DEFAULT_OP) -> None:
+        """Put a tuned CSV of an op above every other layer, for this instance alone.
 
         Raises:
             TableError: the file cannot be read as a table of this op.
+            UnknownOpError: no such op.
         """
-        self.dispatcher.load(path)
+        self.of(op).load(path)
 
 
 tgemm = TunedGemm()
-gemm_a16w16 = tgemm.gemm_a16w16
 
 
-def _shape(what: Shape | torch.Tensor, operands: tuple[Any, ...], otype: torch.dtype | None) -> tuple[Shape, int | None]:
-    if isinstance(what, Shape):
-        return what, None
-    return tgemm.dispatcher.op.shape_of(what, *operands, otype=otype), what.get_device()
+def dispatcher(op: str = DEFAULT_OP) -> Dispatcher:
+    """The dispatcher behind an op's public functions, made at its first use.
+
+    Raises:
+        UnknownOpError: no such op.
+    """
+    return tgemm.of(op)
 
 
-def explain(what: Shape | torch.Tensor, *operands: Any, otype: torch.dtype | None = None, device: Device | None = None) -> Explanation:
+def call(op: str, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
+    """Call an op by its name, as its own function would be; the way to an op that has none.
+
+    Args:
+        op: name of the op.
+        operands: in the op's order (`Op.operands`); absent ones are None, or left out at the end.
+        otype: dtype of the output; the op's default if absent.
+        fields: what the op's `shape_of` takes beside them.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        UnknownOpError: no such op.
+        OperandError: the operands do not form this op.
+    """
+    return tgemm.call(op, *operands, otype=otype, **fields)
+
+
+def explain(
+    what: Shape | torch.Tensor,
+    *operands: torch.Tensor | None,
+    op: str = DEFAULT_OP,
+    otype: torch.dtype | None = None,
+    device: Device | None = None,
+    **fields: Any,
+) -> Explanation:
     """Say which solution serves a shape (or the operands of a call) on a device, and why not the others.
 
     Args:
-        what: a Shape, or the first operand of a call; its other operands follow.
+        what: a Shape, which tells its op, or the first operand of a call; its other operands follow.
+        op: the op of the operands.
+        otype, fields: as in `call`.
         device: where; the operands' device, or the present default one. May describe a device that is not present.
     """
-    shape, index = _shape(what, operands, otype)
-    return tgemm.dispatcher.explain(shape, device or (None if index is None else device_of(index)))
+    if isinstance(what, Shape):
+        return tgemm.of(what.op).explain(what, device)
+    shape = op_named(op).shape_of(what, *operands, otype=otype, **fields)
+    return tgemm.of(op).explain(shape, device or device_of(what.get_device()))
 
 
-def is_tuned(what: Shape | torch.Tensor, *operands: Any, otype: torch.dtype | None = None, device: Device | None = None) -> bool:
-    """Whether a table row serves this shape (or these operands) on the device."""
-    return explain(what, *operands, otype=otype, device=device).tuned
+def is_tuned(
+    what: Shape | torch.Tensor,
+    *operands: torch.Tensor | None,
+    op: str = DEFAULT_OP,
+    otype: torch.dtype | None = None,
+    device: Device | None = None,
+    **fields: Any,
+) -> bool:
+    """Whether a table row serves this shape (or these operands) on the device; the arguments are those of `explain`."""
+    return explain(what, *operands, op=op, otype=otype, device=device, **fields).tuned
 
 
 def prewarm(shapes: Iterable[Shape] | None = None) -> int:
-    """Bind and run every tuned shape of the present device (or those given) once; call it before graph capture."""
-    return tgemm.dispatcher.prewarm(shapes)
+    """Bind and run shapes once, so that graphs may be captured afterwards; returns how many.
+
+    Args:
+        shapes: of any ops; without them every tuned shape of the present device, of every op.
+    """
+    if shapes is None:
+        return sum(tgemm.of(op).prewarm() for op in ops())
+    by_op: dict[str, list[Shape]] = {}
+    for shape in shapes:
+        by_op.setdefault(shape.op, []).append(shape)
+    return sum(tgemm.of(op).prewarm(listed) for op, listed in by_op.items())
 
 
 def reload() -> None:
     """Read the environment, tables and backends again, and forget every bound launcher."""
-    tgemm.dispatcher.reload()
+    for one in tgemm.dispatchers:
+        one.reload()
 
 
 def fingerprint() -> str:
-    """A short digest of tables and backends; ranks that print the same one dispatch alike."""
-    return tgemm.dispatcher.fingerprint()
+    """A short digest of every op's tables and of the backends; ranks that print the same one dispatch alike."""
+    parts = [f"{op} {tgemm.of(op).fingerprint()}" for op in sorted(ops())]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-__all__ = ["Dispatcher", "TunedGemm", "entry", "explain", "fingerprint", "gemm_a16w16", "is_tuned", "prewarm", "reload", "tgemm"]
+__all__ = ["Dispatcher", "TunedGemm", "call", "dispatcher", "explain", "fingerprint", "is_tuned", "prewarm", "reload", "tgemm"]

@@ -88,7 +88,11 @@ class Backend:
         return found if isinstance(found, Solution) and found.libtype == self.libtype else None
 
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-        """The launcher of a solution for exactly this shape; what the plugin raises comes back as a reason."""
+        """The launcher of a solution for exactly this shape; what the plugin raises comes back as a reason.
+
+        The plugin's launcher gets plain tensors: a weight in another layout than ``row`` as its bytes lie. A plain `run`, which
+        is not told the shape, gets operands as they are.
+        """
         if "bind" not in self.hooks:
             run = self.hooks["run"]
             # Nothing is known of what a plain `run` does at its first call, so it is kept out of captures.
@@ -97,12 +101,14 @@ class Backend:
             answer = self.hooks["bind"](solution, shape, device)
         except Exception as error:
             return Unsupported(f"its bind() raised {type(error).__name__}: {error}")
-        if isinstance(answer, Launcher | Unsupported):
+        if isinstance(answer, Launcher):
+            return unwrapping(answer, shape)
+        if isinstance(answer, Unsupported):
             return answer
         return Unsupported(f"its bind() returned {answer!r} instead of a Launcher or Unsupported(reason)")
 
     def run(self, solution: Solution, shape: Shape, device: Device, operands: tuple[Any, ...]) -> Any:
-        """Launch in the plain way: the plugin's `run`, else through `bind`.
+        """Launch in the plain way: the plugin's `run`, on the operands as they are, else through `bind`.
 
         Raises:
             PluginError: `bind` refused.
@@ -118,6 +124,20 @@ class Backend:
         """Compile ahead, where the plugin can."""
         if "prepare" in self.hooks:
             self.hooks["prepare"](solution, shape, device)
+
+
+def unwrapping(launcher: Launcher, shape: Shape) -> Launcher:
+    """The launcher behind one that takes shuffled weights out of their type, where the shape has such; see `Backend.bind`."""
+    if shape.layout == "row":
+        return launcher
+    from tunedgemm.weights import ShuffledWeight  # it loads torch, which whoever launches has loaded
+
+    call = launcher.call
+
+    def unwrapped(*operands: Any) -> Any:
+        return call(*[operand.plain if isinstance(operand, ShuffledWeight) else operand for operand in operands])
+
+    return attrs.evolve(launcher, call=unwrapped)
 
 
 class Registry:

@@ -176,18 +176,19 @@ class _Dispatched:
 def _call(dispatcher: Dispatcher, shape: Shape) -> Callable[..., Any]:
     """The op's entry for one shape: a look-up and a call, and dispatch's own way where either fails."""
     op, otype, key = dispatcher.op, torch_dtype(shape.outdtype), (shape,)
+    fields = op.fields(shape)
 
     def call(*operands: Any) -> Any:
         launcher = dispatcher.launchers.get(key)
         if launcher is None:
-            seen = op.shape_of(*operands, otype=otype)
+            seen = op.shape_of(*operands, otype=otype, **fields)
             if key_shape(seen) != key_shape(shape):
                 raise OperandError(f"operands made for {shape} are {seen} to dispatch")
-            return dispatcher.resolve(key, operands, otype)
+            return dispatcher.resolve(key, operands, otype, **fields)
         try:
             return launcher(*operands)
         except Exception as error:  # a kernel of a plugin may raise anything
-            return dispatcher.demote(error, key, operands, otype)
+            return dispatcher.demote(error, key, operands, otype, **fields)
 
     return call
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from tunedgemm.dispatch import gemm_a16w16
+from tunedgemm.dispatch import tgemm
 from tunedgemm.errors import UserError
 
+_gemm = tgemm.gemm_a16w16
 _original = torch.nn.functional.linear
 
 
@@ -36,7 +37,7 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
         return _original(input, weight, bias)
     _calls.inside = True
     try:
-        return gemm_a16w16(input, weight, bias)
+        return _gemm(input, weight, bias)
     except (UserError, RuntimeError):  # not this op, or a wrapped tensor without memory: torch answers, or says what is wrong
         return _original(input, weight, bias)
     finally:

@@ -48,3 +48,13 @@ def op_named(name: str) -> Op:
         return ops()[name]
     except KeyError:
         raise UnknownOpError(f"unknown op {name!r}; registered: {', '.join(sorted(ops()))}") from None
+
+
+@functools.cache
+def functions() -> Mapping[str, Op]:
+    """The op of each public function, by the function's name; of several ops that name one, the first has it."""
+    found: dict[str, Op] = {}
+    for op in ops().values():
+        for name in op.functions if op.entry is not None else ():
+            found.setdefault(name, op)
+    return MappingProxyType(found)

@@ -6,7 +6,7 @@ AITER's ``gemm_a16w16``; its table is ``bf16_tuned_gemm.csv``. Accumulation is i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, table_text, torch_dtype
@@ -151,6 +151,72 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or x.dtype)
 
 
+def _entry(dispatcher: Any) -> Mapping[str, Callable[..., Any]]:
+    """The hot path over a dispatcher's launchers, as a closure: no attribute look-ups, no locks."""
+    from torch import is_grad_enabled
+
+    get: Callable[[tuple[Any, ...]], Callable[..., torch.Tensor] | None] = dispatcher.launchers.get
+    resolve: Callable[..., torch.Tensor] = dispatcher.resolve
+    demote: Callable[..., torch.Tensor] = dispatcher.demote
+
+    def gemm_a16w16(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        otype: torch.dtype | None = None,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
+        scale_c: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``x[..., K] @ weight[N, K].T (+ bias[N])`` by the solution that the tables choose for this shape.
+
+        Args:
+            x: activations in bf16, fp16, fp32 or fp8, any leading dimensions.
+            weight: [N, K], of x's dtype; a [K, N] weight must be passed as ``weight.t()``.
+            bias: [N] or absent.
+            otype: dtype of the output; that of x if absent.
+            scale_a, scale_b, scale_c: one-element float32 factors of x, weight and the output.
+
+        Returns:
+            A new tensor [..., N].
+
+        Raises:
+            OperandError: shapes, dtypes or devices that do not fit each other.
+        """
+        if scale_a is None and scale_b is None and scale_c is None:
+            key: tuple[Any, ...]
+            if bias is None:
+                key = (
+                    x.shape, weight.shape, x.dtype, weight.dtype, x.get_device(), weight.get_device(), otype, type(x), type(weight),
+                    x.is_contiguous() and weight.is_contiguous() and not (x.data_ptr() | weight.data_ptr()) & 15,
+                    is_grad_enabled() and (x.requires_grad or weight.requires_grad),
+                )  # fmt: skip
+                call = get(key)
+                if call is not None:
+                    try:
+                        return call(x, weight)
+                    except Exception as error:
+                        return demote(error, key, (x, weight), otype)
+                return resolve(key, (x, weight), otype)
+            key = (
+                x.shape, weight.shape, x.dtype, weight.dtype, x.get_device(), weight.get_device(), otype, type(x), type(weight),
+                x.is_contiguous() and weight.is_contiguous() and bias.is_contiguous()
+                and not (x.data_ptr() | weight.data_ptr() | bias.data_ptr()) & 15,
+                is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad),
+                bias.shape, bias.dtype, bias.get_device(), type(bias),
+            )  # fmt: skip
+            call = get(key)
+            if call is not None:
+                try:
+                    return call(x, weight, bias)
+                except Exception as error:
+                    return demote(error, key, (x, weight, bias), otype)
+            return resolve(key, (x, weight, bias), otype)
+        return resolve(None, (x, weight, bias, scale_a, scale_b, scale_c), otype)
+
+    return {"gemm_a16w16": gemm_a16w16}
+
+
 op = Op(
     name="a16w16",
     operands=("x", "weight", "bias?", "scale_a?", "scale_b?", "scale_c?"),
@@ -171,4 +237,6 @@ op = Op(
     flops=lambda shape: 2 * shape.m * shape.n * shape.k,
     bytes_moved=_bytes_moved,
     fake=_fake,
+    functions=("gemm_a16w16",),
+    entry=_entry,
 )

@@ -11,6 +11,7 @@ from tunedgemm.dtype import torch_dtype
 from tunedgemm.hookspecs import hookimpl
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named
+from tunedgemm.ops.op import Op
 from tunedgemm.registry import Backend, Registry, make_backend
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
@@ -75,7 +76,22 @@ def exact(solution: Solution, shape: Shape, *operands: Any) -> Any:
     """The op's reference, rounded once to the output dtype, with the leading dimensions of the operands."""
     del solution
     op, dtype = op_named(shape.op), torch_dtype(shape.outdtype)
+    operands = _typed(op, shape, operands)
     return op.reference(shape, operands).to(dtype).reshape(op.fake(*operands, otype=dtype).shape)
+
+
+def _typed(op: Op, shape: Shape, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Operands as the op's callers give them: launchers get shuffled weights as plain tensors, and references know the type."""
+    if shape.layout == "row":
+        return operands
+    from tunedgemm.weights import as_shuffled
+
+    def typed(place: int, operand: Any) -> Any:
+        name = op.operands[place]
+        shuffled = place in op.weights and operand is not None and "scale" not in name and "bias" not in name
+        return as_shuffled(operand, shape.layout) if shuffled else operand
+
+    return tuple(typed(place, operand) for place, operand in enumerate(operands))
 
 
 def fake_backend(libtype: str, **answers: Any) -> Backend:

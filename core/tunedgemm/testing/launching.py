@@ -50,14 +50,28 @@ def launch(solution: Solution, launcher: Launcher, operands: Sequence[Any]) -> A
 
 
 def foldings(case: Case) -> Iterator[tuple[Any, ...]]:
-    """The operands with x as made, with a leading dimension of 1, and with its rows in two halves."""
+    """The operands as made, with a leading dimension of 1, and with the rows in two halves: of x alone, then of all activations.
+
+    What the op does not take in that form, or takes as another shape, is left out.
+    """
     yield case.operands
-    x, rest = case.operands[0], case.operands[1:]
-    folded = [x.unsqueeze(0)] + ([x.reshape(2, x.shape[0] // 2, *x.shape[1:])] if x.shape[0] % 2 == 0 else [])
-    for again in folded:
-        with contextlib.suppress(OperandError):  # an op whose x has a fixed number of dimensions
-            if case.op.shape_of(again, *rest, otype=torch_dtype(case.shape.outdtype)) == case.shape:
-                yield (again, *rest)
+    op, shape = case.op, case.shape
+    heads = [(1, shape.m)] + ([(2, shape.m // 2)] if shape.m % 2 == 0 else [])
+    seen = []
+    for head in heads:
+        for places in ((0,), tuple(place for place in range(len(case.operands)) if place not in op.weights)):
+            again = tuple(_folded(o, head, shape.m) if place in places else o for place, o in enumerate(case.operands))
+            sizes = [None if operand is None else operand.shape for operand in again]
+            with contextlib.suppress(OperandError):
+                if sizes not in seen and op.shape_of(*again, otype=torch_dtype(shape.outdtype), **op.fields(shape)) == shape:
+                    yield again
+            seen.append(sizes)
+
+
+def _folded(operand: Any, head: tuple[int, int], m: int) -> Any:
+    """The M rows of an activation in another number of dimensions; what has no such rows as it is."""
+    by_row = operand is not None and operand.dim() >= 2 and operand.shape[0] == m
+    return operand.reshape(*head, *operand.shape[1:]) if by_row else operand
 
 
 def concurrent_calls(solution: Solution, launcher: Launcher, start: threading.Barrier, operands: tuple[Any, ...]) -> list[Any]:
@@ -83,7 +97,9 @@ def replayed(solution: Solution, launcher: Launcher, operands: tuple[Any, ...], 
     """The output of a graph captured over *operands*, replayed after they were given the values of *later*."""
     import torch
 
-    held = [None if operand is None else operand.clone() for operand in operands]
+    from tunedgemm.contents import duplicate, overwrite
+
+    held = [None if operand is None else duplicate(operand) for operand in operands]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -94,7 +110,7 @@ def replayed(solution: Solution, launcher: Launcher, operands: tuple[Any, ...], 
         out = launch(solution, launcher, held)
     for old, new in zip(held, later, strict=True):
         if old is not None:
-            old.copy_(new)
+            overwrite(old, new)
     out.view(torch.uint8).fill_(0xFF)
     graph.replay()
     torch.cuda.synchronize()

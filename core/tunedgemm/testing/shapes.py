@@ -45,13 +45,15 @@ _LARGE: tuple[tuple[tuple[int, int, int], dict[str, Any]], ...] = (
 
 
 def shapes_of(op_name: str, large: bool = False) -> tuple[Shape, ...]:
-    """The conformance shapes of an op: those sizes and fields that the op's table can express.
+    """The conformance shapes of an op: its own examples, else of the sizes and fields here those that its table can express.
 
     Args:
         op_name: the name of a registered op; raises UnknownOpError for another.
         large: whether to add sizes meant for a GPU.
     """
     op = op_named(op_name)
+    if op.examples or op.large:
+        return tuple(dict.fromkeys((*op.examples, *op.large) if large else op.examples))
     return tuple(dict.fromkeys(_expressible(op, (*_SIZES, *_LARGE) if large else _SIZES)))
 
 

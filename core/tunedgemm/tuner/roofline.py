@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm.device import Device
+from tunedgemm.dtype import parse_dtype
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 
@@ -18,13 +19,31 @@ _MIDDLING = {"nvidia": (1.5e12, 3e14, 3.0), "amd": (1.5e12, 3e14, 5.0), "cpu": (
 #: (990 TFLOP/s, 4.8 TB/s), 246 for an MI300X (1307 TFLOP/s, 5.3 TB/s); servers' CPUs are near 20.
 _BALANCE = {"nvidia": 206, "amd": 246, "cpu": 20}
 
+#: Products a second beside those of 16-bit floats, by what is multiplied; what is not listed counts as 16 bits.
+_PACE = {"fp4x2": 4.0, "fp8_e4m3fn": 2.0, "fp8_e4m3fnuz": 2.0, "fp8_e5m2": 2.0, "fp8_e5m2fnuz": 2.0, "int8": 2.0, "fp32": 0.5, "fp64": 0.25}
+#: What multiplies two 4-bit floats as such; elsewhere they become fp8 first, which holds each of them exactly.
+_FP4 = ("gfx950", "sm_100", "sm_103", "sm_120")
+
+
+def pace(shape: Shape, device: Device) -> float:
+    """How many times the device's rate of 16-bit products the operands of a shape allow: that of the slower of both.
+
+    A CPU has none to speak of: what is narrower is widened there.
+    """
+    declared = dict(shape.extra)
+    dtypes = {parse_dtype(str(declared.get(name, shape.dtype))) for name in ("q_dtype_a", "q_dtype_w")}
+    slowest = min(_PACE.get(dtype, 1.0) for dtype in dtypes)
+    if device.kind == "cpu":
+        return min(slowest, 1.0)
+    return slowest if device.gfx in _FP4 else min(slowest, _PACE["fp8_e4m3fn"])
+
 
 def floor_us(op: Op, shape: Shape, device: Device) -> float:
     """Microseconds below which no call can be on this device; 0 where its ceilings are not known."""
     ceilings = CEILINGS.get(device.name)
     if ceilings is None:
         return 0.0
-    flops = ceilings[1] * (2 if shape.dtype.startswith("fp8") else 0.5 if shape.dtype == "fp32" else 1)
+    flops = ceilings[1] * pace(shape, device)
     return LAUNCH_US + 1e6 * max(op.bytes_moved(shape) / ceilings[0], op.flops(shape) / flops)
 
 
@@ -37,9 +56,9 @@ def patience_s(op: Op, shape: Shape, device: Device) -> float:
 def guess_us(op: Op, shape: Shape, device: Device) -> float:
     """Microseconds that a middling call takes: what samples are sized by."""
     bytes_per_s, flops_per_s, launch_us = _MIDDLING[device.kind]
-    return launch_us + 1e6 * max(op.bytes_moved(shape) / bytes_per_s, op.flops(shape) / flops_per_s)
+    return launch_us + 1e6 * max(op.bytes_moved(shape) / bytes_per_s, op.flops(shape) / (flops_per_s * pace(shape, device)))
 
 
 def cost(op: Op, shape: Shape, device: Device) -> float:
     """What a call costs beside calls of other shapes, in bytes of memory traffic or as many operations as take as long."""
-    return max(op.bytes_moved(shape), op.flops(shape) / _BALANCE[device.kind])
+    return max(op.bytes_moved(shape), op.flops(shape) / (_BALANCE[device.kind] * pace(shape, device)))

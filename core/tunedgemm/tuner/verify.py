@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tunedgemm.accuracy import error_ratio, same_bits, worst_row_error
+from tunedgemm.contents import duplicate, overwrite
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops.op import Op
@@ -189,16 +190,12 @@ class Verifier:
             if isinstance(launcher, Unsupported):
                 return f"it does not run M = {m}: {launcher.reason}"
             with torch.no_grad():
-                out = launcher.call(*(self._first_rows(operand, place, m, sizes[-1]) for place, operand in enumerate(operands)))
-            flat = out.reshape(-1, self.shape.n)
-            rows = flat if rows is None else rows
-            if not same_bits(flat, rows[:m]):
+                out = launcher.call(*self.op.first_rows(largest, operands, m))
+            found = rows_of(out, m)
+            rows = found if rows is None else rows
+            if not same_bits(found, rows[:, :m]):
                 return f"the first rows differ between M = {m} and M = {sizes[-1]}"
         return ""
-
-    def _first_rows(self, operand: Any, place: int, m: int, rows: int) -> Any:
-        by_row = operand is not None and place not in self.op.weights and operand.dim() >= 2 and operand.shape[0] == rows
-        return operand[:m].contiguous() if by_row else operand
 
     def _poisoned(self, solution: Solution, launcher: Launcher, place: int, renewed: bool) -> Timing:
         try:
@@ -212,8 +209,8 @@ class Verifier:
 
     def _compared(self, solution: Solution, out: torch.Tensor, place: int, renewed: bool) -> Timing:
         tolerance = self.op.tolerance(self.shape)
-        flat, exact = out.reshape(-1, self.shape.n), self._reference(place, renewed)
-        ratio, row = error_ratio(flat, exact, tolerance), worst_row_error(flat, exact)
+        exact = self._reference(place, renewed)
+        ratio, row = error_ratio(out, exact, tolerance), worst_row_error(out, exact)
         if ratio > self.err_ratio or not row <= tolerance.row_error:
             allowed = f"allowed {self.err_ratio:.2%} and {tolerance.row_error:.1e}"
             detail = f"{ratio:.2%} of elements off, worst row {row:.1e} ({allowed})"
@@ -223,7 +220,7 @@ class Verifier:
     def _run(self, call: Callable[..., Any], operands: tuple[Any, ...]) -> tuple[Any, str]:
         """The output and what is wrong with the call beside its numbers; operands that it changed are put back."""
         present = [operand for operand in operands if operand is not None]
-        before = [operand.clone() for operand in present]
+        before = [duplicate(operand) for operand in present]
         with Poisoned() as poisoned, torch.no_grad():
             out = call(*operands)
         if present[0].is_cuda:
@@ -232,7 +229,7 @@ class Verifier:
             return out, "it wrote outside its output or workspace"
         changed = [(now, was) for now, was in zip(present, before, strict=True) if not same_bits(now, was)]
         for now, was in changed:
-            now.copy_(was)
+            overwrite(now, was)
         return out, "it changed its operands" if changed else self._misshapen(out, operands)
 
     def _repeated(self, solution: Solution, launcher: Launcher) -> Timing:
@@ -283,7 +280,7 @@ class Verifier:
         if renewed not in self._activations:
             given = self.operand_sets[0]
             source = self.op.make_inputs(self.shape, given[0].device, 11) if renewed else given
-            kept = [(p, t if renewed else t.clone()) for p, t in enumerate(source) if p not in self.op.weights and t is not None]
+            kept = [(p, t if renewed else duplicate(t)) for p, t in enumerate(source) if p not in self.op.weights and t is not None]
             self._activations[renewed] = tuple(kept)
         return self._activations[renewed]
 
@@ -306,7 +303,12 @@ class _Renewed:
         if self.renewed:
             self.verifier.contents(False)
             for position, values in self.verifier.contents(renewed):
-                self.verifier.operand_sets[self.place][position].copy_(values)
+                overwrite(self.verifier.operand_sets[self.place][position], values)
+
+
+def rows_of(out: torch.Tensor, m: int) -> torch.Tensor:
+    """An output as [batches, M, N]; one batch for an op that has none."""
+    return out.reshape(out.numel() // max(1, m * out.shape[-1]), m, out.shape[-1])
 
 
 def _worse(one: Timing, other: Timing) -> Timing:

@@ -108,7 +108,7 @@ class Workload:
         self.op, self.shape, self.device, self._graphed = op, shape, device, timing == "graph"
         guess = guess_us(op, shape, device)
         first = op.make_inputs(shape, device.torch_device, seed)
-        weight_bytes = max(1, sum(first[place].nbytes for place in op.weights))
+        weight_bytes = max(1, sum(operand.nbytes for place, operand in enumerate(first) if place in op.weights and operand is not None))
         size, hot = cache_bytes(device), cache == "hot"
         copies = 2 if hot else min(max(2, -(-COLD * size // weight_bytes)), MAX_COPIES, max(2, self._room() // weight_bytes))
         #: operand tuples with activations shared and weights different: what is timed, and what outputs are verified on

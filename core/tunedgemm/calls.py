@@ -1,0 +1,66 @@
+"""One call: what tells it from others, and what may stand between it and its launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import is_grad_enabled
+
+from tunedgemm.contents import duplicate
+from tunedgemm.errors import OperandError
+from tunedgemm.ops.op import Op
+
+Call = Callable[..., torch.Tensor]
+
+
+def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What tells a call of any op from others; None where a field cannot be hashed.
+
+    Raises:
+        OperandError: an operand is no tensor.
+    """
+    key: list[Any] = [otype, tuple(fields.items())]
+    all_dense = True
+    for place, operand in enumerate(operands):
+        if operand is None:
+            key.append(None)
+            continue
+        if not isinstance(operand, torch.Tensor):
+            name = op.operands[place] if place < len(op.operands) else f"operand {place + 1}"
+            raise OperandError(f"{op.name}: {name.rstrip('?')} must be a tensor (got {type(operand).__name__})")
+        key += (operand.shape, operand.dtype, operand.get_device(), type(operand))
+        all_dense = all_dense and dense(operand)
+    key += (all_dense, is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands))
+    try:
+        hash(key[1])
+    except TypeError:
+        return None
+    return tuple(key)
+
+
+def dense(operand: torch.Tensor | None) -> bool:
+    """Contiguous and 16-byte aligned, as launchers expect; an absent operand is."""
+    return operand is None or (operand.is_contiguous() and operand.data_ptr() % 16 == 0)
+
+
+def copying(call: Call, native: Call, weights: tuple[int, ...]) -> Call:
+    """The launcher behind one dense copy of the activations; torch where a weight would have to be copied each call."""
+
+    def copied(*operands: torch.Tensor | None) -> torch.Tensor:
+        if not all(dense(operands[place]) for place in weights if place < len(operands)):
+            return native(*operands)
+        return call(*(operand if operand is None or dense(operand) else duplicate(operand, dense=True) for operand in operands))
+
+    return copied
+
+
+def counted(call: Call, counter: list[int]) -> Call:
+    """The launcher with a count of its calls, used while shapes are captured."""
+
+    def counting(*operands: torch.Tensor | None) -> torch.Tensor:
+        counter[0] += 1
+        return call(*operands)
+
+    return counting
