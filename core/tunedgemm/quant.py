@@ -1,0 +1,445 @@
+"""Quantisation in the formats of the ops, and its inverse: pure torch on CPU and GPU, without a synchronisation.
+
+Names, scales and rounding are those of AITER's aiter/ops/quant.py and aiter/utility/fp4_utils.py, with two differences:
+int8 is rounded to nearest (ties to even) where AITER's torch route truncates, and everything saturates instead of wrapping.
+
+For all of them:
+
+* a group (tensor, row or block) that is all zero has the scale 1 (mxfp4: byte 0) and the values 0;
+* a group with a NaN or an infinity has a scale that is not finite (mxfp4: 255) and the values 0: all of it reads back as NaN;
+* with a scale that the caller gives, infinities saturate; NaN stays NaN in fp8 and becomes 0 in int8;
+* large tensors are worked on in slices, so the memory needed beyond the result is some tens of MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn.functional import pad
+
+from tunedgemm.errors import OperandError
+
+FP4 = torch.float4_e2m1fn_x2
+E8M0 = torch.float8_e8m0fnu
+#: Elements that are worked on at a time: 16 MiB as float32.
+_SLICE = 1 << 22
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
+#: Elements of K that share a scale in mxfp4, and the largest magnitude of e2m1.
+_MX = 32
+#: A shuffled e8m0 scale is padded to multiples of these rows and columns (AITER's e8m0_shuffle).
+_SCALE_TILE = (256, 8)
+#: The byte of the scale 1.
+_ONE = 127
+
+
+def pertoken_quant(
+    x: torch.Tensor, scale: torch.Tensor | None = None, quant_dtype: torch.dtype = torch.int8
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise with one scale a row.
+
+    Args:
+        x: [..., K] of a float dtype of 16 bits or more.
+        scale: one float32 value a row, [..., 1] or [...]; by default amax of the row / largest value of quant_dtype.
+        quant_dtype: torch.int8 or a torch.float8.
+
+    Returns:
+        (q [..., K] of quant_dtype, scale [..., 1] float32)
+
+    Raises:
+        OperandError: x or quant_dtype is none of these, or scale does not fit.
+    """
+    rows, limit = _rows(x), _limit(quant_dtype)
+    given = None if scale is None else _per_row(scale, x)
+    scales = torch.empty(rows.shape[0], 1, dtype=torch.float32, device=x.device) if given is None else given
+    q = torch.empty(x.shape, dtype=quant_dtype, device=x.device)
+    flat = q.view(rows.shape)
+    for part in _slices(*rows.shape):
+        values = rows[part].to(torch.float32, copy=True)
+        if given is None:
+            scales[part] = _scale(values.abs().amax(-1, keepdim=True), limit)
+        flat[part] = _cast(values, scales[part], quant_dtype, own=given is None)
+    return q, scales.view(*x.shape[:-1], 1)
+
+
+def per_tensor_quant(
+    x: torch.Tensor, scale: torch.Tensor | None = None, quant_dtype: torch.dtype = torch.int8
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise with one scale.
+
+    Args:
+        x: [..., K] of a float dtype of 16 bits or more.
+        scale: one float32 value; by default amax / largest value of quant_dtype.
+        quant_dtype: torch.int8 or a torch.float8.
+
+    Returns:
+        (q [..., K] of quant_dtype, scale [1] float32)
+
+    Raises:
+        OperandError: x or quant_dtype is none of these, or scale is not one value.
+    """
+    rows, limit = _rows(x), _limit(quant_dtype)
+    if scale is not None and scale.numel() != 1:
+        raise OperandError(f"the scale of a tensor is one value (got shape {tuple(scale.shape)}); pertoken_quant takes one a row")
+    if scale is not None:
+        one = scale.detach().to(torch.float32).view(1)
+    else:
+        tops = [rows[part].abs().amax() for part in _slices(*rows.shape)]
+        top = torch.stack(tops).amax() if tops else torch.zeros((), device=x.device)
+        one = _scale(top.to(torch.float32), limit).view(1)
+    q = torch.empty(x.shape, dtype=quant_dtype, device=x.device)
+    flat = q.view(rows.shape)
+    for part in _slices(*rows.shape):
+        flat[part] = _cast(rows[part].to(torch.float32, copy=True), one, quant_dtype, own=scale is None)
+    return q, one
+
+
+def per_1x128_quant(x: torch.Tensor, quant_dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise with one scale for each 128 elements of a row, the last of them being shorter where K does not divide.
+
+    Args:
+        x: [..., K] of a float dtype of 16 bits or more.
+        quant_dtype: torch.int8 or a torch.float8.
+
+    Returns:
+        (q [..., K] of quant_dtype, scale [..., ceil(K/128)] float32)
+
+    Raises:
+        OperandError: x or quant_dtype is none of these.
+    """
+    rows = _rows(x)
+    q, scale = per_block_quant(rows, quant_dtype, (1, 128))
+    return q.view(x.shape), scale.view(*x.shape[:-1], scale.shape[-1])
+
+
+def per_block_quant(
+    w: torch.Tensor, quant_dtype: torch.dtype = torch.float8_e4m3fn, block: tuple[int, int] = (128, 128)
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise with one scale for each block; blocks at the end are smaller where N or K does not divide.
+
+    Args:
+        w: [..., N, K] of a float dtype of 16 bits or more.
+        quant_dtype: torch.int8 or a torch.float8.
+        block: (rows, columns) that share a scale.
+
+    Returns:
+        (q [..., N, K] of quant_dtype, scale [..., ceil(N/rows), ceil(K/columns)] float32)
+
+    Raises:
+        OperandError: w or quant_dtype is none of these.
+    """
+    high, wide = block
+    rows, limit = _rows(w, dims=2), _limit(quant_dtype)
+    n, k = w.shape[-2:]
+    down, across = -(-n // high), -(-k // wide)
+    q = torch.empty(w.shape, dtype=quant_dtype, device=w.device)
+    scale = torch.empty(*w.shape[:-2], down, across, dtype=torch.float32, device=w.device)
+    for source, target, scales in zip(rows.view(-1, n, k), q.view(-1, n, k), scale.view(-1, down, across), strict=True):
+        for part in _slices(down, high * k):
+            lines = slice(part.start * high, min(part.stop * high, n))
+            values = _blocks(source[lines].to(torch.float32), high, wide)
+            scales[part] = _scale(values.abs().amax((1, 3)), limit)
+            values = _cast(values, scales[part][:, None, :, None], quant_dtype, own=True)
+            target[lines] = values.reshape(-1, across * wide)[: lines.stop - lines.start, :k]
+    return q, scale
+
+
+def per_1x32_f4_quant(x: torch.Tensor, shuffle: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise to mxfp4: e2m1 values, ties to even, with one power of two for each 32 elements of a row.
+
+    The scale is amax / 6 rounded up to a power of two (AITER's RoundUp, torchao's RCEIL), so nothing saturates.
+
+    Args:
+        x: [..., K] of a float dtype of 16 bits or more; K a multiple of 32.
+        shuffle: give the scales as `shuffle_scale` does, over all rows of x.
+
+    Returns:
+        (q [..., K/2] torch.float4_e2m1fn_x2, the even element in the low nibble;
+        scale [..., K/32] torch.float8_e8m0fnu, or shuffled [ceil256(rows), ceil8(K/32)])
+
+    Raises:
+        OperandError: x is none of these.
+    """
+    rows = _rows(x)
+    k = x.shape[-1]
+    if k % _MX:
+        raise OperandError(f"mxfp4 has one scale for each {_MX} elements: K must be a multiple of {_MX} (got K={k}); pad K with zeros")
+    q = torch.empty(rows.shape[0], k // 2, dtype=torch.uint8, device=x.device)
+    scale = torch.empty(rows.shape[0], k // _MX, dtype=torch.uint8, device=x.device)
+    for part in _slices(*rows.shape):
+        values = rows[part].to(torch.float32).view(-1, k // _MX, _MX)
+        power = _power(values.abs().amax(-1))
+        scale[part] = power.to(torch.uint8)
+        # 1 / 2^(b - 127) has the exponent field 254 - b; a group that is not finite is multiplied by 0
+        inverse = (254 - power).clamp_(min=0).mul_(1 << 23).view(torch.float32)
+        codes = _e2m1(values * inverse[..., None]).view(-1, k // 2, 2)
+        q[part] = codes[..., 0] | (codes[..., 1] << 4)
+    if shuffle:
+        return as_fp4(q.view(*x.shape[:-1], k // 2)), shuffle_scale(scale.view(E8M0))
+    return as_fp4(q.view(*x.shape[:-1], k // 2)), scale.view(*x.shape[:-1], k // _MX).view(E8M0)
+
+
+def as_fp4(q: torch.Tensor) -> torch.Tensor:
+    """[..., K/2] bytes as torch.float4_e2m1fn_x2, the same memory.
+
+    Raises:
+        OperandError: q is of another dtype.
+    """
+    return _bytes(q, FP4, "two e2m1 values a byte").view(FP4)
+
+
+def shuffle_scale(scale: torch.Tensor) -> torch.Tensor:
+    """The e8m0 scales of mxfp4 in the order of AITER's kernels (its e8m0_shuffle; facts of aiter/ops/shuffle.py).
+
+    Rows are padded to a multiple of 256 and columns to one of 8, with the scale 1. Of each 32 rows and 8 columns, the element
+    (a * 16 + r, b * 4 + c) goes to place ((c * 16 + r) * 2 + b) * 2 + a.
+
+    Args:
+        scale: [rows, K/32], torch.float8_e8m0fnu or torch.uint8.
+
+    Returns:
+        [ceil256(rows), ceil8(K/32)] of the same dtype.
+
+    Raises:
+        OperandError: scale has another dtype or number of dimensions.
+    """
+    plain = _bytes(scale, E8M0, "e8m0 scales")
+    if plain.dim() != 2:
+        raise OperandError(f"scales are shuffled as [rows, K/32] (got shape {tuple(plain.shape)}); flatten the leading dimensions")
+    rows, cols = plain.shape
+    full = pad(plain, (0, -cols % _SCALE_TILE[1], 0, -rows % _SCALE_TILE[0]), value=_ONE)
+    tiles = full.view(full.shape[0] // 32, 2, 16, full.shape[1] // 8, 2, 4)
+    return tiles.permute(0, 3, 5, 2, 4, 1).contiguous().view(full.shape).view(scale.dtype)
+
+
+def unshuffle_scale(scale: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
+    """The inverse of `shuffle_scale`: the first rows and columns, in order, contiguous.
+
+    Args:
+        scale: [ceil256(rows), ceil8(cols)] as `shuffle_scale` gives it, or more.
+        rows, cols: of the plain scale.
+
+    Raises:
+        OperandError: scale is no shuffled scale of so many rows and columns.
+    """
+    plain = _bytes(scale, E8M0, "e8m0 scales")
+    high, wide = _SCALE_TILE
+    if plain.dim() != 2 or plain.shape[0] % 32 or plain.shape[1] % wide or rows > plain.shape[0] or cols > plain.shape[1]:
+        raise OperandError(
+            f"a shuffled scale of [{rows}, {cols}] is [{-(-rows // high) * high}, {-(-cols // wide) * wide}] (got {tuple(scale.shape)})"
+        )
+    tiles = plain.reshape(plain.shape[0] // 32, plain.shape[1] // 8, 4, 16, 2, 2)
+    return tiles.permute(0, 5, 3, 1, 4, 2).reshape(plain.shape)[:rows, :cols].contiguous().view(scale.dtype)
+
+
+def transposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
+    """The 1x128 scales as AITER's blockscale_bpreshuffle takes them: the shape [..., ceil(K/128)] stays, the memory holds the transpose.
+
+    Raises:
+        OperandError: x_scale has less than two dimensions.
+    """
+    rows = _matrix(x_scale)
+    return rows.t().contiguous().view(x_scale.shape)
+
+
+def untransposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
+    """The inverse of `transposed_scale`: row-major scales [..., ceil(K/128)].
+
+    Raises:
+        OperandError: x_scale has less than two dimensions, or is not contiguous.
+    """
+    if not x_scale.is_contiguous():
+        raise OperandError(f"a transposed scale is contiguous (got {tuple(x_scale.shape)} with strides {x_scale.stride()})")
+    rows = _matrix(x_scale)
+    return rows.view(rows.shape[1], rows.shape[0]).t().contiguous().view(x_scale.shape)
+
+
+def dequant_rows(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """q * scale in float32 (float64 for that dtype), rounded once to dtype.
+
+    Args:
+        q: [..., K], torch.int8 or a torch.float8.
+        scale: one value, or one a row in any shape.
+
+    Raises:
+        OperandError: scale has another number of values, or q is none of these.
+    """
+    _limit(q.dtype)
+    rows = _matrix(q)
+    factors = scale.detach().reshape(1, 1).expand(rows.shape[0], 1) if scale.numel() == 1 else _per_row(scale, q)
+    out = torch.empty(q.shape, dtype=dtype, device=q.device)
+    flat = out.view(rows.shape)
+    for part in _slices(*rows.shape):
+        flat[part] = rows[part].to(_work(dtype)).mul_(factors[part]).to(dtype)
+    return out
+
+
+def dequant_blocks(
+    q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float32, block: tuple[int, int] = (1, 128)
+) -> torch.Tensor:
+    """q * scale of each block in float32 (float64 for that dtype), rounded once to dtype.
+
+    Args:
+        q: [..., N, K], torch.int8 or a torch.float8.
+        scale: [..., ceil(N/rows), ceil(K/columns)].
+        block: (rows, columns) that share a scale: (1, 128) of activations, (128, 128) of weights.
+
+    Raises:
+        OperandError: scale has another shape, or q is none of these.
+    """
+    _limit(q.dtype)
+    high, wide = block
+    lines = _matrix(q) if high == 1 else q.detach()
+    if lines.dim() < 2:
+        raise OperandError(f"blocks of {high}x{wide} are of a tensor [..., N, K] (got {tuple(q.shape)})")
+    n, k = lines.shape[-2:]
+    down, across = -(-n // high), -(-k // wide)
+    wanted = (*q.shape[:-1], across) if high == 1 else (*q.shape[:-2], down, across)
+    if tuple(scale.shape) != wanted:
+        raise OperandError(f"scales of {high}x{wide} blocks of {tuple(q.shape)} are {list(wanted)} (got {tuple(scale.shape)})")
+    out = torch.empty(q.shape, dtype=dtype, device=q.device)
+    work = _work(dtype)
+    parts = zip(lines.reshape(-1, n, k), out.view(-1, n, k), scale.detach().reshape(-1, down, across), strict=True)
+    for source, target, scales in parts:
+        for part in _slices(down, high * k):
+            some = slice(part.start * high, min(part.stop * high, n))
+            values = _blocks(source[some].to(work), high, wide) * scales[part].to(work)[:, None, :, None]
+            target[some] = values.view(-1, across * wide)[: some.stop - some.start, :k].to(dtype)
+    return out
+
+
+def dequant_fp4(q: torch.Tensor, e8m0: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The values of mxfp4: e2m1 * 2^(byte - 127), byte 255 being NaN; rounded once to dtype.
+
+    Args:
+        q: [..., K/2], torch.float4_e2m1fn_x2 or torch.uint8, the even element in the low nibble.
+        e8m0: [..., K/32] in plain order, torch.float8_e8m0fnu or torch.uint8.
+
+    Returns:
+        [..., K] of dtype.
+
+    Raises:
+        OperandError: the operands are none of these or do not fit together.
+    """
+    codes, bytes_ = _bytes(q, FP4, "two e2m1 values a byte"), _bytes(e8m0, E8M0, "e8m0 scales")
+    k = 2 * q.shape[-1] if q.dim() else 0
+    if not k or k % _MX or tuple(e8m0.shape) != (*q.shape[:-1], k // _MX):
+        fits = f"{[*q.shape[:-1], k // _MX]}" if k % _MX == 0 else f"none: K={k} is no multiple of {_MX}"
+        raise OperandError(
+            f"e8m0 scales of fp4 values {tuple(q.shape)}: {fits} (got {tuple(e8m0.shape)}); unshuffle_scale(s, rows, K/32) first"
+        )
+    rows, powers = codes.reshape(-1, k // 2), bytes_.reshape(-1, k // _MX)
+    out = torch.empty(*q.shape[:-1], k, dtype=dtype, device=q.device)
+    flat = out.view(-1, k)
+    for part in _slices(rows.shape[0], k):
+        pairs = rows[part]
+        values = _values(torch.stack((pairs & 15, pairs >> 4), -1).view(-1, k // _MX, _MX)).to(_work(dtype))
+        values *= powers[part].view(E8M0).to(torch.float32).to(values.dtype)[..., None]
+        flat[part] = values.view(-1, k).to(dtype)
+    return out
+
+
+def _rows(x: torch.Tensor, dims: int = 1) -> torch.Tensor:
+    """x as [rows, K], without a gradient; OperandError where it cannot be quantised."""
+    if x.dtype not in _FLOATS:
+        raise OperandError(f"quantisation takes bf16, fp16, fp32 or fp64 (got {x.dtype})")
+    if x.dim() < dims or not x.shape[-1]:
+        raise OperandError(
+            f"quantisation needs a tensor of {dims} or more dimensions and a last one that is not empty (got {tuple(x.shape)})"
+        )
+    return _matrix(x)
+
+
+def _matrix(x: torch.Tensor) -> torch.Tensor:
+    """[..., K] as [rows, K], without a gradient."""
+    if not x.dim():
+        raise OperandError("a tensor of one or more dimensions is needed (got a scalar)")
+    return x.detach().reshape(x.shape[:-1].numel(), x.shape[-1])
+
+
+def _limit(dtype: torch.dtype) -> float:
+    """The largest value of a dtype that is quantised to."""
+    if dtype is torch.int8:
+        return 127.0
+    if dtype not in _FP8:
+        raise OperandError(f"quantised dtypes with a float32 scale are int8 and {', '.join(str(d)[6:] for d in _FP8)} (got {dtype})")
+    return torch.finfo(dtype).max
+
+
+def _bytes(x: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
+    if x.dtype not in (dtype, torch.uint8):
+        raise OperandError(f"{what} are {dtype} or torch.uint8 (got {x.dtype})")
+    return x.detach().view(torch.uint8)
+
+
+def _per_row(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A caller's scale as [rows, 1]."""
+    rows = x.shape[:-1].numel()
+    if scale.numel() != rows:
+        raise OperandError(f"a scale a row of {tuple(x.shape)} has {rows} values (got shape {tuple(scale.shape)})")
+    return scale.detach().to(torch.float32).reshape(rows, 1)
+
+
+def _slices(rows: int, width: int) -> Iterator[slice]:
+    """All rows, about `_SLICE` elements at a time."""
+    step = max(1, _SLICE // max(1, width))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def _blocks(values: torch.Tensor, high: int, wide: int) -> torch.Tensor:
+    """[n, k] as [blocks down, high, blocks across, wide], zeros where n or k does not divide."""
+    n, k = values.shape
+    full = pad(values, (0, -k % wide, 0, -n % high)) if n % high or k % wide else values
+    return full.reshape(full.shape[0] // high, high, full.shape[1] // wide, wide)
+
+
+def _scale(top: torch.Tensor, limit: float) -> torch.Tensor:
+    """amax -> scale; 1 where amax is 0 or vanishes when divided."""
+    scale = top / limit
+    return torch.where(scale == 0, 1.0, scale)
+
+
+def _cast(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, own: bool) -> torch.Tensor:
+    """values / scale, saturated and rounded (ties to even); 0 where a scale of our own is not finite. Overwrites values if it can."""
+    limit = _limit(dtype)
+    values = values.div_(scale)
+    if own:
+        values = values.masked_fill_(~scale.isfinite(), 0.0)
+    if dtype is torch.int8:
+        values = values.round_().nan_to_num_(nan=0.0)
+    return values.clamp_(-limit, limit).to(dtype)
+
+
+def _power(top: torch.Tensor) -> torch.Tensor:
+    """The e8m0 byte of amax / 6 rounded up to a power of two, as int32; 255 for what is not finite, 0 for zero.
+
+    Read off the bits of amax = f * 2^e: f / 1.5 * 2^(e - 2) rounds up to 2^(e - 2) up to f = 1.5, beyond to 2^(e - 1). A
+    division on the device may multiply by 1/6 instead, which is another number.
+    """
+    bits = top.contiguous().view(torch.int32)
+    field, fraction = bits >> 23, bits & 0x7FFFFF
+    power = (field - 2 + (fraction > 0x400000).to(torch.int32)).clamp_(min=1)
+    # 3 units of the smallest subnormal and less vanish when divided by 6
+    return torch.where(field == 255, 255, torch.where(bits <= 3, 0, power))
+
+
+def _e2m1(values: torch.Tensor) -> torch.Tensor:
+    """4-bit codes of float32 values: sign, then 0, .5, 1, 1.5, 2, 3, 4, 6; ties to the even code, NaN to 0."""
+    size = values.abs()
+    code = torch.signbit(values).to(torch.uint8) << 3
+    for half, even_below in ((0.25, True), (0.75, False), (1.25, True), (1.75, False), (2.5, True), (3.5, False), (5.0, True)):
+        code += size > half if even_below else size >= half
+    return code
+
+
+def _values(codes: torch.Tensor) -> torch.Tensor:
+    """float32 values of 4-bit codes, without a table on the device: the bits of a normal code are those of a float, moved."""
+    size = (codes & 7).to(torch.int32)
+    bits = torch.where(size > 1, (size + (126 << 1)) << 22, size * (126 << 23))
+    return bits.view(torch.float32) * (1 - 2 * (codes >> 3).to(torch.float32))
+
+
+def _work(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32
