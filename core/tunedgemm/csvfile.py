@@ -16,7 +16,19 @@ if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
     from tunedgemm.shape import Shape
 
-__all__ = ["Conflict", "Problem", "Row", "Untuned", "fold", "key_shape", "read_rows", "read_untuned", "upsert", "write_rows"]
+__all__ = [
+    "Conflict",
+    "Problem",
+    "Row",
+    "Untuned",
+    "fold",
+    "key_shape",
+    "read_rows",
+    "read_untuned",
+    "rows_of_sheet",
+    "upsert",
+    "write_rows",
+]
 
 #: our columns, appended to AITER's; "" and AITER's filler 0 mean absent
 APPENDED = ("device", "layout", "scale", "libver")
@@ -59,9 +71,20 @@ def read_rows(path: Path, op: Op) -> tuple[list[Row], list[Problem]]:
     Raises:
         TableError: the file cannot be read, or lacks a column without which no row says anything.
     """
+    return rows_of_sheet(path, op, read_sheet(path))
+
+
+def rows_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Row], list[Problem]]:
+    """The rows of a tuned file, or of some of its lines below its line of column names; see `read_rows`.
+
+    The records say the numbers of their lines.
+
+    Raises:
+        TableError: the sheet lacks a column without which no row says anything.
+    """
     rows: list[Row] = []
     problems: list[Problem] = []
-    sheet = _read_tuned(path, op)
+    sheet = _as_tuned(path, op, sheet)
     unknown = tuple(column for column in sheet.columns if column not in _order(op, ()))
     for record in sheet.records:
         try:
@@ -161,7 +184,7 @@ def _put(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool
     fresh = {row.key: record_of(row, op) for row in rows}
     nameless = {(gfx, cu_num, "", shape): (gfx, cu_num, device, shape) for gfx, cu_num, device, shape in fresh} if supersede else {}
     waiting = dict(fresh)
-    sheet = _read_tuned(path, op) if present(path) else Sheet([], [])
+    sheet = _as_tuned(path, op, read_sheet(path)) if present(path) else Sheet([], [])
     records: list[Record] = []
     for record in sheet.records:
         key = key_of(record, op)
@@ -177,9 +200,8 @@ def _put(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool
     replace_text(path, Sheet(columns, records).text())
 
 
-def _read_tuned(path: Path, op: Op) -> Sheet:
+def _as_tuned(path: Path, op: Op, sheet: Sheet) -> Sheet:
     """A tuned file without its blank lines, its columns named as the op names them."""
-    sheet = read_sheet(path)
     own = own_names(op)
     renamed = {column: own.get(SYNONYMS.get(column, column), column) for column in sheet.columns}
     renamed = {old: new for old, new in renamed.items() if old != new and new not in sheet.columns}
