@@ -93,7 +93,8 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     batches = int(shape["B"])
     wide = exact_dtype(batches * shape.m, shape.n, shape.k)
     out = exact_product(x, weight, wide)
-    out = out * x_scale.to(wide).reshape(batches, shape.m, 1) * w_scale.to(wide).reshape(batches, 1, shape.n)
+    out *= x_scale.to(wide).reshape(batches, shape.m, 1)
+    out *= w_scale.to(wide).reshape(batches, 1, shape.n)
     return out if bias is None else out + bias.to(wide).reshape(batches, 1, shape.n)
 
 

@@ -1,0 +1,286 @@
+"""fmoe: a fused mixture of experts: for each token, its topk experts' gated two-layer networks, weighted and summed.
+
+``out[t] = sum_j weight[t, j] * act(hidden[t] @ w1[e].T) @ w2[e].T`` with ``e = topk_ids[t, j]``. AITER's ``fused_moe``; its table is
+``tuned_fmoe.csv``. In a Shape m is the number of tokens, n is model_dim and k is inter_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from tunedgemm.dtype import dtype_bits, table_text
+from tunedgemm.errors import ShapeError
+from tunedgemm.libtypes import libtype_of_kernel
+from tunedgemm.ops import cells, moe
+from tunedgemm.ops.ladder import tokens
+from tunedgemm.ops.moe import ACTIVATIONS, DTYPES, WEIGHT_DTYPES, ActivationType, QuantType
+from tunedgemm.ops.moe_entry import entry
+from tunedgemm.ops.moe_operands import make_inputs, shape_of
+from tunedgemm.ops.op import Columns, Op, Tolerance
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ActivationType", "QuantType", "op"]
+
+#: The layout of the rows of AITER, whose models shuffle the weights of experts.
+_LAYOUT = "aiter16x16"
+
+_ACT_TEXTS = {f"ActivationType.{member.name}": word for word, member in ACTIVATIONS.items()}
+_QUANT_TEXTS = {f"QuantType.{word}": word for word in WEIGHT_DTYPES}
+_NOTHING = ("", "0", "nan", "none", "null")
+
+
+def _parse(row: Mapping[str, str]) -> Shape:
+    dtype = cells.dtype(row, "dtype", DTYPES[0], DTYPES)
+    kind = moe.cell_word("q_type", row.get("q_type", ""), _QUANT_TEXTS)
+    q_dtypes = [cells.dtype(row, column, "", WEIGHT_DTYPES[kind]) for column in ("q_dtype_a", "q_dtype_w")]
+    if q_dtypes[0] != q_dtypes[1] or (kind == "No" and q_dtypes[0] != dtype):
+        given = f"dtype {dtype}, q_dtype_a {q_dtypes[0]}, q_dtype_w {q_dtypes[1]}"
+        raise ShapeError(f"both factors must have one dtype, for QuantType.No that of column 'dtype' (got {given})")
+    shape = Shape(
+        op=moe.NAME,
+        m=cells.size(row, "token"),
+        n=cells.size(row, "model_dim"),
+        k=cells.size(row, "inter_dim"),
+        dtype=dtype,
+        outdtype=cells.dtype(row, "outdtype", dtype, DTYPES),
+        layout=_LAYOUT if row.get("layout", "") in ("", "0") else row["layout"],
+        extra={  # type: ignore[arg-type]
+            "expert": cells.size(row, "expert"),
+            "topk": cells.size(row, "topk"),
+            "act": moe.cell_word("act_type", row.get("act_type", ""), _ACT_TEXTS),
+            "q_dtype_a": q_dtypes[0],
+            "q_dtype_w": q_dtypes[1],
+            "q_type": kind,
+            "g1u1": cells.flag(row, "use_g1u1"),
+            "doweight_stage1": cells.flag(row, "doweight_stage1"),
+        },
+    )
+    if wrong := moe.problem(shape):
+        raise ShapeError(wrong)
+    return shape
+
+
+def _format(shape: Shape) -> dict[str, str]:
+    return {
+        "token": str(shape.m),
+        "model_dim": str(shape.n),
+        "inter_dim": str(shape.k),
+        "expert": str(shape["expert"]),
+        "topk": str(shape["topk"]),
+        "act_type": f"ActivationType.{ACTIVATIONS[str(shape['act'])].name}",
+        "dtype": table_text(shape.dtype),
+        "q_dtype_a": table_text(str(shape["q_dtype_a"])),
+        "q_dtype_w": table_text(str(shape["q_dtype_w"])),
+        "q_type": f"QuantType.{shape['q_type']}",
+        "use_g1u1": str(int(shape["g1u1"])),
+        "doweight_stage1": str(int(shape["doweight_stage1"])),
+        "layout": "" if shape.layout == _LAYOUT else shape.layout,
+        "outdtype": "" if shape.outdtype == shape.dtype else table_text(shape.outdtype),
+    }
+
+
+def _read(row: Mapping[str, str]) -> Mapping[str, str]:
+    """AITER's two stages as one solution: ``first+second`` where both are named, the larger of the two error ratios."""
+    names = [name for column in ("kernelName1", "kernelName2") if (name := row.get(column, "").strip()).lower() not in _NOTHING]
+    errors = [text for column in ("err1", "err2") if (text := row.get(column, "").strip())]
+    found = {"kernelName": "+".join(names), "splitK": row.get("ksplit", ""), "us": row.get("us", "")}
+    found["libtype"] = row.get("libtype", "") or "+".join(dict.fromkeys(map(libtype_of_kernel, names)))
+    if errors:
+        found["err_ratio"] = max(errors, key=_share)
+    return {name: text for name, text in found.items() if text}
+
+
+def _write(row: Mapping[str, str]) -> Mapping[str, str]:
+    """The inverse of `_read`: every cell of the row, those of every op under AITER's names."""
+    kept = {name: text for name, text in row.items() if name not in ("kernelName", "splitK", "err_ratio", "solidx")}
+    first, _, second = row.get("kernelName", "").partition("+")
+    kept |= {"kernelName1": first, "kernelName2": second, "ksplit": row.get("splitK", "0")}
+    ratio, stages = row.get("err_ratio", "") or "0", [row.get("err1", ""), row.get("err2", "")]
+    if not all(stages) or round(max(map(_share, stages)), 4) != round(_share(ratio), 4):
+        kept["err1"] = kept["err2"] = f"{100 * _share(ratio):.1f}%"  # one measurement of both stages
+    return kept
+
+
+def _share(text: str) -> float:
+    """A share as text, in percent or not; one that is no number is as bad as can be, and `row` names it."""
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        return float("inf")
+
+
+def _kin(shape: Shape) -> tuple[Shape, ...]:
+    """The shape, then as AITER's key knows it: not how the weights lie; after all of those the other activations, as AITER."""
+    acts = [str(shape["act"]), *(word for word in ACTIVATIONS if word != shape["act"] and (word != "swiglu" or shape["g1u1"]))]
+    forms = [(shape.layout, shape.outdtype), (shape.layout, shape.dtype), (_LAYOUT, shape.dtype), ("row", shape.dtype)]
+    return tuple(
+        attrs.evolve(shape, layout=layout, outdtype=outdtype, extra={**dict(shape.extra), "act": act})  # type: ignore[arg-type]
+        for act in acts
+        for layout, outdtype in dict.fromkeys(forms)
+    )
+
+
+def _rows(shape: Shape) -> int:
+    return shape.k * (2 if shape["g1u1"] else 1)
+
+
+def _flops(shape: Shape) -> int:
+    """Of both stages' products, for the topk experts of each token."""
+    return 2 * shape.m * int(shape["topk"]) * shape.n * (_rows(shape) + shape.k)
+
+
+def _bytes_moved(shape: Shape) -> int:
+    """The experts that can be hit, hidden states, routing and output once; the intermediate stays on the chip."""
+    hit = min(int(shape["expert"]), shape.m * int(shape["topk"]))
+    kind, rows, bits = shape["q_type"], _rows(shape), 0
+    for high, wide in ((rows, shape.n), (shape.n, shape.k)):
+        bits += high * wide * (4 if kind == "per_1x32" else dtype_bits(str(shape["q_dtype_w"])))
+        one = attrs.evolve(shape, layout="row", extra={**dict(shape.extra), "expert": 1})  # type: ignore[arg-type]
+        bits += math.prod(moe.scale_shape(one, high, wide)) * (8 if kind == "per_1x32" else 32) if kind != "No" else 0
+    tokens_bits = shape.n * (dtype_bits(shape.dtype) + dtype_bits(shape.outdtype)) + int(shape["topk"]) * 64
+    return (hit * bits + shape.m * tokens_bits) // 8
+
+
+def _fields(shape: Shape) -> Mapping[str, Any]:
+    return {
+        "activation": ACTIVATIONS[str(shape["act"])],
+        "quant_type": QuantType[str(shape["q_type"])],
+        "doweight_stage1": bool(shape["doweight_stage1"]),
+    }
+
+
+def _fake(hidden: torch.Tensor, *_: Any, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
+    del fields
+    return hidden.new_empty(hidden.shape, dtype=otype or hidden.dtype)
+
+
+def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+    """Hidden states and routing of the first *m* tokens."""
+    del shape
+    return tuple(operand[:m].contiguous() if place in (0, 3, 4) else operand for place, operand in enumerate(operands))
+
+
+#: Measured with silu, gelu and swiglu, 1 to 2048 tokens, the worst row of all: an intermediate that is kept in 16 bits or in
+#: float32 where the reference quantises it, or rounded to bf16 before it is quantised, which moves its scales.
+#: 16 bits: 0.0041 bf16, 0.0005 fp16; fp8 by token or block: 0.069; int8 by token: 0.031; mxfp4: 0.33, one group of 32 whose
+#: scale goes to the next power of two; one scale for all tokens, which small rows pay for: 0.10 fp8, 0.21 int8.
+#: Hidden states that are not quantised although they should be: 0.16 to 0.29 in fp8, 0.74 in mxfp4.
+#: Outputs of `make_inputs` are about 1, so that the bounds of one element leave at most 2 % of them outside.
+_TOLERANCES = {
+    ("No", "bf16"): Tolerance(5e-2, 5e-2, 2.0**-6),
+    ("No", "fp16"): Tolerance(1e-2, 1e-2, 2.0**-9),
+    ("per_Tensor", ""): Tolerance(2e-1, 2e-1, 2.0**-2),
+    ("per_Token", "int8"): Tolerance(1e-1, 1e-1, 2.0**-4),
+    ("per_Token", ""): Tolerance(1e-1, 1e-1, 2.0**-3),
+    ("per_1x128", ""): Tolerance(1e-1, 1e-1, 2.0**-3),
+    ("per_1x32", ""): Tolerance(5e-1, 5e-1, 2.0**-1),
+}
+
+
+def _tolerance(shape: Shape) -> Tolerance:
+    kind = str(shape["q_type"])
+    if kind == "No":
+        return _TOLERANCES[kind, "fp16" if shape.dtype == shape.outdtype == "fp16" else "bf16"]
+    return _TOLERANCES.get((kind, str(shape["q_dtype_w"]))) or _TOLERANCES[kind, ""]
+
+
+def _example(sizes: tuple[int, int, int, int, int], kind: str = "No", q_dtype: str = "bf16", act: str = "Silu", **cells: str) -> Shape:
+    """A shape of (token, model_dim, inter_dim, expert, topk), gated and with plain weights unless *cells* say otherwise."""
+    names = ("token", "model_dim", "inter_dim", "expert", "topk")
+    words = {"act_type": act, "q_type": kind, "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "use_g1u1": "1", "layout": "row"}
+    return _parse({**dict(zip(names, map(str, sizes), strict=True)), **words, **cells})
+
+
+_FP8, _FNUZ, _INT8, _FP4 = "fp8_e4m3fn", "fp8_e4m3fnuz", "int8", "fp4x2"
+
+op = Op(
+    name=moe.NAME,
+    operands=("hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale?", "w2_scale?", "a1_scale?", "a2_scale?"),
+    weights=(1, 2, 5, 6),
+    columns=Columns(
+        tuned_file="tuned_fmoe.csv",
+        untuned_file="untuned_fmoe.csv",
+        variable="AITER_CONFIG_FMOE",
+        key=(
+            "token",
+            "model_dim",
+            "inter_dim",
+            "expert",
+            "topk",
+            "act_type",
+            "dtype",
+            "q_dtype_a",
+            "q_dtype_w",
+            "q_type",
+            "use_g1u1",
+            "doweight_stage1",
+        ),
+        values=(
+            "block_m",
+            "ksplit",
+            "us1",
+            "kernelName1",
+            "err1",
+            "us2",
+            "kernelName2",
+            "err2",
+            "us",
+            "run_1stage",
+            "tflops",
+            "bw",
+            "_tag",
+        ),
+        parse=_parse,
+        format=_format,
+        own=("layout", "outdtype"),
+        read=_read,
+        write=_write,
+    ),
+    shape_of=shape_of,
+    make_inputs=make_inputs,
+    reference=moe.reference,
+    tolerance=_tolerance,
+    flops=_flops,
+    bytes_moved=_bytes_moved,
+    fake=_fake,
+    fields=_fields,
+    kin=_kin,
+    ladder=tokens,
+    first_rows=_first_rows,
+    examples=(
+        _example((1, 128, 64, 8, 2)),
+        _example((5, 128, 96, 4, 1), act="Gelu", doweight_stage1="1"),
+        _example((33, 64, 64, 8, 3), act="Swiglu"),
+        _example((17, 96, 32, 4, 4), use_g1u1="0"),
+        _example((8, 128, 64, 4, 2), q_dtype="fp16", dtype="fp16", layout=_LAYOUT),
+        _example((9, 64, 64, 4, 2), outdtype="fp16"),
+        _example((16, 128, 128, 8, 2), "per_Tensor", _FP8),
+        _example((3, 128, 64, 16, 2), "per_Tensor", _INT8, doweight_stage1="1"),
+        _example((24, 128, 64, 4, 2), "per_Token", _FP8, layout=_LAYOUT),
+        _example((7, 160, 96, 8, 1), "per_Token", _INT8, act="Gelu", use_g1u1="0", doweight_stage1="1"),
+        _example((12, 128, 64, 4, 2), "per_Token", _FNUZ, act="Gelu"),
+        _example((16, 256, 128, 8, 2), "per_1x128", _FP8),
+        _example((6, 320, 192, 4, 2), "per_1x128", _FP8, act="Gelu", layout=_LAYOUT),  # blocks that are not full
+        _example((10, 128, 64, 4, 3), "per_1x128", _FNUZ, use_g1u1="0"),
+        _example((16, 128, 64, 8, 2), "per_1x32", _FP4),
+        _example((5, 128, 192, 4, 2), "per_1x32", _FP4, layout=_LAYOUT),
+        _example((4, 96, 32, 4, 1), "per_1x32", _FP4, act="Swiglu", doweight_stage1="1"),
+        _example((0, 128, 64, 4, 2)),
+        _example((0, 128, 128, 4, 2), "per_1x128", _FP8),
+    ),
+    large=(
+        _example((512, 4096, 1792, 8, 2), layout=_LAYOUT),  # Mixtral 8x7B, tensor parallel 8
+        _example((64, 7168, 256, 256, 8), "per_1x128", _FP8, layout=_LAYOUT),  # DeepSeek V3, tensor parallel 8
+        _example((1024, 2048, 768, 128, 8), "per_Token", _FP8),  # Qwen 3 30B A3B
+        _example((128, 2880, 2880, 32, 4), "per_1x32", _FP4, act="Swiglu"),  # gpt-oss 20B
+    ),
+    functions=("fused_moe",),
+    entry=entry,
+)

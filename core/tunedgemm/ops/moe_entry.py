@@ -1,0 +1,126 @@
+"""fmoe's public function, with AITER's name and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.errors import OperandError
+from tunedgemm.ops import moe
+
+if TYPE_CHECKING:
+    import torch
+
+
+#: Arguments of AITER's that change the result and are not computed here, with the values that ask for nothing.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "hidden_pad": (0, None), "intermediate_pad": (0, None), "bias1": (None,), "bias2": (None,), "swiglu_limit": (None,),
+    "beta": (None,), "linear_beta": (None,), "gate_mode": (None, "separated"), "shared_w1": (None,), "shared_w2": (None,),
+    "shared_w1_scale": (None,), "shared_w2_scale": (None,), "shared_expert_id": (-1, None), "stage2_scatter": (None,),
+}  # fmt: skip
+
+
+def _refuse(arguments: Mapping[str, Any]) -> None:
+    """Raises for an argument that would change the result: TypeError for one AITER does not have, either, else OperandError."""
+    for name, value in arguments.items():
+        if name not in _UNSUPPORTED:
+            raise TypeError(f"fused_moe() got an unexpected keyword argument {name!r}")
+        if not any(value is nothing or (isinstance(value, int | str) and value == nothing) for nothing in _UNSUPPORTED[name]):
+            raise OperandError(f"fmoe: {name} is not computed here (got {type(value).__name__}); leave it out")
+
+
+def entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+    """`Op.entry`: `fused_moe` over a dispatcher's launchers."""
+    import torch
+
+    get, resolve, demote = dispatcher.launchers.get, dispatcher.resolve, dispatcher.demote
+    grad_enabled = torch.is_grad_enabled
+
+    def fused_moe(  # noqa: PLR0913, PLR0917 - AITER's signature
+        hidden_states: torch.Tensor,
+        w1: torch.Tensor,
+        w2: torch.Tensor,
+        topk_weight: torch.Tensor,
+        topk_ids: torch.Tensor,
+        expert_mask: torch.Tensor | None = None,
+        activation: Any = moe.ActivationType.Silu,
+        quant_type: Any = moe.QuantType.No,
+        doweight_stage1: bool = False,
+        w1_scale: torch.Tensor | None = None,
+        w2_scale: torch.Tensor | None = None,
+        a1_scale: torch.Tensor | None = None,
+        a2_scale: torch.Tensor | None = None,
+        block_size_M: int | None = None,
+        num_local_tokens: torch.Tensor | None = None,
+        moe_sorting_dispatch_policy: int = 0,
+        dtype: torch.dtype | None = None,
+        hidden_pad: int = 0,
+        intermediate_pad: int = 0,
+        bias1: torch.Tensor | None = None,
+        bias2: torch.Tensor | None = None,
+        **others: Any,
+    ) -> torch.Tensor:
+        """A fused mixture of experts by the solution that the tables choose for this shape.
+
+        Args:
+            hidden_states: [T, model_dim] in bf16 or fp16.
+            w1: [E, 2 * inter_dim, model_dim], of each expert the gate's rows and then those it multiplies, or ungated
+                [E, inter_dim, model_dim]; plain, or shuffled by `shuffle_weight`.
+            w2: [E, model_dim, inter_dim], of w1's dtype and layout; the last dimension of both is halved for fp4x2.
+            topk_weight, topk_ids: [T, topk], float32 and int32 or int64.
+            expert_mask: [all experts], 1 for those whose weights are here; topk_ids then count all experts.
+            activation: of `ActivationType`, or AITER's.
+            quant_type: of `QuantType`, or AITER's: how w1 and w2 are quantised, and how hidden states and intermediate will be.
+            doweight_stage1: multiply the routing weight into stage 1's product instead of stage 2's.
+            w1_scale, w2_scale: float32 [E] for per_Tensor, [E, rows, 1] for per_Token, [E, ceil(rows/128), ceil(cols/128)] for
+                per_1x128; e8m0 [E, rows, cols/32] for per_1x32, in `quant.shuffle_scale`'s order where the weights are shuffled.
+            a1_scale, a2_scale: one float32 value for per_Tensor; taken from the values where absent.
+            num_local_tokens: one value: rows of the output from there on are zero.
+            dtype: of the output, bf16 or fp16; None for that of hidden_states.
+            block_size_M, moe_sorting_dispatch_policy: accepted as AITER does and not used: the table decides.
+            hidden_pad, intermediate_pad, bias1, bias2, others: AITER's further arguments, not computed here.
+
+        Returns:
+            A new tensor [T, model_dim].
+
+        Raises:
+            OperandError: shapes, dtypes or devices that do not fit each other, or an argument that is not computed here.
+        """
+        del block_size_M, moe_sorting_dispatch_policy
+        if others or hidden_pad or intermediate_pad or bias1 is not None or bias2 is not None:
+            pads = {"hidden_pad": hidden_pad, "intermediate_pad": intermediate_pad, "bias1": bias1, "bias2": bias2}
+            _refuse({**pads, **others})
+        if expert_mask is not None or num_local_tokens is not None:
+            topk_weight, topk_ids = moe.local_routing(topk_weight, topk_ids, expert_mask, num_local_tokens, w1.shape[0])
+        operands: tuple[torch.Tensor | None, ...] = (hidden_states, w1, w2, topk_weight, topk_ids)
+        key: tuple[Any, ...] = (
+            hidden_states.shape, w1.shape, w2.shape, topk_weight.shape, topk_ids.shape, hidden_states.dtype, w1.dtype, w2.dtype,
+            topk_weight.dtype, topk_ids.dtype, hidden_states.get_device(), w1.get_device(), w2.get_device(),
+            topk_weight.get_device(), topk_ids.get_device(), type(hidden_states), type(w1), type(w2), type(topk_weight),
+            type(topk_ids), dtype, activation, quant_type, doweight_stage1,
+            hidden_states.is_contiguous() and w1.is_contiguous() and w2.is_contiguous() and topk_weight.is_contiguous()
+            and topk_ids.is_contiguous() and not (
+                hidden_states.data_ptr() | w1.data_ptr() | w2.data_ptr() | topk_weight.data_ptr() | topk_ids.data_ptr()
+            ) & 15,
+            grad_enabled() and (hidden_states.requires_grad or w1.requires_grad or w2.requires_grad or topk_weight.requires_grad),
+        )  # fmt: skip
+        if w1_scale is not None or w2_scale is not None or a1_scale is not None or a2_scale is not None:
+            scales = (w1_scale, w2_scale, a1_scale, a2_scale)
+            operands = (*operands, *scales) if a2_scale is not None else (*operands, *scales[: 3 if a1_scale is not None else 2])
+            key = key + tuple(
+                None if scale is None else (
+                    scale.shape, scale.dtype, scale.get_device(), type(scale), scale.is_contiguous() and not scale.data_ptr() & 15,
+                    grad_enabled() and scale.requires_grad,
+                )
+                for scale in scales
+            )  # fmt: skip
+        fields = {"activation": activation, "quant_type": quant_type, "doweight_stage1": doweight_stage1}
+        call = get(key)
+        if call is None:
+            return resolve(key, operands, dtype, **fields)  # type: ignore[no-any-return]
+        try:
+            return call(*operands)  # type: ignore[no-any-return]
+        except Exception as error:  # a kernel of a plugin may raise anything
+            return demote(error, key, operands, dtype, **fields)  # type: ignore[no-any-return]
+
+    return {"fused_moe": fused_moe}
