@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
-from tunedgemm.errors import TableError, TunedGemmError
-from tunedgemm.row import SYNONYMS, Row, Untuned, blank, key_of, key_shape, own_names, reason, record_of, row_of, sort_key, untuned_of
+from tunedgemm.errors import TableError, TunedGemmError, UserError
+from tunedgemm.folders import is_table_name
+from tunedgemm.ops import op_named, ops
+from tunedgemm.row import (
+    SYNONYMS,
+    Row,
+    Untuned,
+    blank,
+    foreign_columns,
+    key_of,
+    key_shape,
+    own_names,
+    reason,
+    record_of,
+    rows_of,
+    sort_key,
+    untuned_of,
+)
 from tunedgemm.sheet import Record, Sheet, locked, present, read_sheet, replace_text
 
 if TYPE_CHECKING:
@@ -22,22 +38,29 @@ __all__ = [
     "Row",
     "Untuned",
     "fold",
+    "infer_op",
     "key_shape",
+    "look_alikes",
     "read_rows",
+    "read_tuned",
     "read_untuned",
     "rows_of_sheet",
+    "unknown_columns",
     "upsert",
     "write_rows",
 ]
 
-#: our columns, appended to AITER's; "" and AITER's filler 0 mean absent
-APPENDED = ("device", "layout", "scale", "libver")
-
-#: columns of an untuned file beyond its op's key
-UNTUNED_EXTRA = ("count", "graph", "layout", "scale")
+#: columns of an untuned file beyond its op's key and its columns of ours
+UNTUNED_EXTRA = ("count", "graph")
 
 #: key columns that a file may lack, as AITER's older files do; the op's parser knows their defaults
 _DEFAULTED = ("bias", "dtype", "outdtype", "scaleAB", "bpreshuffle")
+
+#: what nobody's list of shapes has
+_MEASURED = ("us", "kernelName", "kernelName1", "soltimes", "tflops")
+
+#: the op of a file whose columns leave it open
+_DEFAULT_OP = "a16w16"
 
 
 @attrs.frozen
@@ -69,7 +92,7 @@ def read_rows(path: Path, op: Op) -> tuple[list[Row], list[Problem]]:
     """Read a tuned table. A line that cannot be used is a problem and the others load; a row with a time of 0 or less is both.
 
     Raises:
-        TableError: the file cannot be read, or lacks a column without which no row says anything.
+        TableError: the file cannot be read, lacks a column without which no row says anything, or is another op's.
     """
     return rows_of_sheet(path, op, read_sheet(path))
 
@@ -77,24 +100,26 @@ def read_rows(path: Path, op: Op) -> tuple[list[Row], list[Problem]]:
 def rows_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Row], list[Problem]]:
     """The rows of a tuned file, or of some of its lines below its line of column names; see `read_rows`.
 
-    The records say the numbers of their lines.
+    The records say the numbers of their lines. A line is one row, but for the short form; see `rows_of`.
 
     Raises:
-        TableError: the sheet lacks a column without which no row says anything.
+        TableError: the sheet lacks a column without which no row says anything, or is another op's.
     """
     rows: list[Row] = []
     problems: list[Problem] = []
-    sheet = _as_tuned(path, op, sheet)
-    unknown = tuple(column for column in sheet.columns if column not in _order(op, ()))
+    _know_columns(path, op, sheet)
+    unknown = unknown_columns(op, sheet.columns)
     for record in sheet.records:
+        if blank(record):
+            continue
         try:
-            row = row_of(path, record, op, unknown)
+            found = rows_of(path, record, op, unknown)
         except (TunedGemmError, ValueError) as error:
             problems.append(Problem(path, record.line, reason(error)))
             continue
-        rows.append(row)
-        if not row.valid:
-            problems.append(Problem(path, record.line, f"'us' must be above 0 (got {row.us}): the row is never chosen"))
+        rows += found
+        if not found[0].valid:
+            problems.append(Problem(path, record.line, f"'us' must be above 0 (got {found[0].us}): the row is never chosen"))
     return rows, problems
 
 
@@ -105,15 +130,16 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
         TableError: the file cannot be read, has a column that means nothing here, or a line that is no shape.
     """
     sheet = read_sheet(path)
-    known = (*op.columns.key, *UNTUNED_EXTRA)
+    known = tuple(dict.fromkeys((*op.columns.key, *op.columns.own, *UNTUNED_EXTRA)))
     unknown = [column for column in sheet.columns if column not in known]
-    if {"libtype", "us"} <= set(unknown):
+    if set(_MEASURED) & set(unknown):
         raise TableError(f"{path}: is a tuned table, not a list of shapes; name the untuned file, whose columns are {', '.join(known)}")
     if unknown:
         raise TableError(
             f"{path}: unknown column {', '.join(map(repr, unknown))}; an untuned file of {op.name} may have {', '.join(known)}"
+            f"{_alike(op, sheet.columns)}"
         )
-    _require(path, sheet, [column for column in op.columns.key if column not in _DEFAULTED])
+    _require(path, sheet, op, _sizes(op))
     counts: dict[Shape, int] = {}
     for record in sheet.records:
         if blank(record):
@@ -180,47 +206,134 @@ def fold(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> list[Con
 
 
 def _put(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool) -> None:
-    """`upsert` under a lock that is held already; *supersede*: rows that name no device give way, too."""
-    fresh = {row.key: record_of(row, op) for row in rows}
+    """`upsert` under a lock that is held already; *supersede*: rows that name no device give way, too.
+
+    A line that says already what its row says keeps its text, as every other line does.
+    """
+    fresh = {row.key: row for row in rows}
     nameless = {(gfx, cu_num, "", shape): (gfx, cu_num, device, shape) for gfx, cu_num, device, shape in fresh} if supersede else {}
     waiting = dict(fresh)
-    sheet = _as_tuned(path, op, read_sheet(path)) if present(path) else Sheet([], [])
+    sheet = read_tuned(path, op) if present(path) else Sheet([], [])
+    unknown = unknown_columns(op, sheet.columns)
     records: list[Record] = []
     for record in sheet.records:
-        key = key_of(record, op)
+        key = None if blank(record) else key_of(record, op)
         key = nameless.get(key, key) if key is not None else None
         if key is None or key not in fresh:
             records.append(record)
         elif key in waiting:
-            records.append(waiting.pop(key))
-    records += waiting.values()
+            row = waiting.pop(key)
+            records.append(record if _says(path, record, op, unknown, row) else record_of(row, op))
+    records += [record_of(row, op) for row in waiting.values()]
     if sort:
-        records.sort(key=lambda record: sort_key(record, op))
-    columns = _order(op, [*sheet.columns, *_columns_of(records)])
-    replace_text(path, Sheet(columns, records).text())
+        records = sorted((record for record in records if not blank(record)), key=lambda record: sort_key(record, op))
+    sheet.records = records
+    sheet.columns = _widened(op, sheet.columns, records) if sheet.columns else _order(op, _columns_of(records))
+    replace_text(path, sheet.text())
 
 
-def _as_tuned(path: Path, op: Op, sheet: Sheet) -> Sheet:
-    """A tuned file without its blank lines, its columns named as the op names them."""
-    own = own_names(op)
-    renamed = {column: own.get(SYNONYMS.get(column, column), column) for column in sheet.columns}
-    renamed = {old: new for old, new in renamed.items() if old != new and new not in sheet.columns}
-    sheet.columns = [renamed.get(column, column) for column in sheet.columns]
-    sheet.records = [record for record in sheet.records if not blank(record)]
-    if renamed:
-        for record in sheet.records:
-            record.cells = {renamed.get(column, column): text for column, text in record.cells.items()}
-    key = [column for column in op.columns.key if column not in _DEFAULTED]
-    time = () if "tflops" in sheet.columns else ("us",)
-    _require(path, sheet, [*key, *(own[name] for name in ("libtype", *time) if name in own)])
+def _says(path: Path, record: Record, op: Op, unknown: tuple[str, ...], row: Row) -> bool:
+    """Whether a line says this row and nothing else."""
+    try:
+        return rows_of(path, record, op, unknown) == [row]
+    except (TunedGemmError, ValueError):
+        return False
+
+
+def read_tuned(path: Path, op: Op) -> Sheet:
+    """A tuned file, its columns known by the op's names; lines that say nothing (`blank`) are among its records.
+
+    Raises:
+        TableError: as `read_rows`.
+    """
+    sheet = read_sheet(path)
+    _know_columns(path, op, sheet)
     return sheet
 
 
-def _require(path: Path, sheet: Sheet, columns: Iterable[str]) -> None:
+def _know_columns(path: Path, op: Op, sheet: Sheet) -> None:
+    """Call a tuned file's columns as the op does; raises TableError where they are not such a file's."""
+    own = own_names(op.columns)
+    renamed = {column: own.get(SYNONYMS.get(column, column), SYNONYMS.get(column, column)) for column in sheet.columns}
+    taken = (*op.columns.key, *op.columns.values, *_appended(op))
+    renamed = {old: new for old, new in renamed.items() if old != new and new in taken and new not in sheet.columns}
+    sheet.rename(renamed)
+    if not set(_MEASURED) & set(sheet.columns):
+        twin = f" and {op.columns.untuned_file} the list of shapes to tune"
+        lacks = f"lacks the column {', '.join(map(repr, _measures(op)))}"
+        if set(sheet.columns) <= {*op.columns.key, *op.columns.own, *UNTUNED_EXTRA}:
+            raise TableError(f"{path}: is a list of shapes, not a tuned table: {lacks}; {op.columns.tuned_file} is a table{twin}")
+    measures = [column for column in _measures(op) if column != own["us"] or "tflops" not in sheet.columns]
+    _require(path, sheet, op, [*_sizes(op), *measures])
+    foreign = [column for column in foreign_columns(op) if column in sheet.columns]
+    if foreign and (alike := look_alikes(sheet.columns)) and op.name not in alike:
+        lines = [record for record in sheet.records if record.cells and not blank(record)]
+        if all(any(record.cells.get(column, "") for column in foreign) for record in lines):
+            raise TableError(f"{path}: is no table of {op.name}, which has no {', '.join(map(repr, foreign))}{_alike(op, sheet.columns)}")
+
+
+def look_alikes(columns: Sequence[str]) -> list[str]:
+    """The ops whose tuned or untuned files have these columns, best first; none where no op's do.
+
+    A file with AITER's columns in AITER's order is of the ops that have exactly these; else all that could read it are.
+    """
+    places = [column for column in columns if column != "gfx"]
+    fits = {name: op for name, op in ops().items() if set(_sizes(op)) <= set(columns) and not set(foreign_columns(op)) & set(columns)}
+    if not set(_MEASURED) & set(columns):
+        exact = [name for name, op in fits.items() if list(op.columns.key) == places]
+        return exact or list(fits)
+    exact = [
+        name
+        for name, op in fits.items()
+        if [*op.columns.key, *op.columns.values] == places[1 : 1 + len(op.columns.key + op.columns.values)]
+    ]
+    named = {SYNONYMS.get(column, column) for column in columns}
+    return exact or [name for name, op in fits.items() if {SYNONYMS.get(column, column) for column in _measures(op)} <= {*named, "us"}]
+
+
+def infer_op(paths: Iterable[Path]) -> Op:
+    """The op whose tables these files are, by their columns and, where several ops have the same, by their names.
+
+    Raises:
+        TableError: a file cannot be read.
+        UserError: several ops have such columns and no name tells which.
+    """
+    left: list[str] | None = None
+    for path in paths:
+        alike = look_alikes(read_sheet(path).columns)
+        named = [name for name in alike if is_table_name(path.name, ops()[name])]
+        left = [name for name in left if name in (named or alike)] if left is not None else named or alike
+    if left and len(left) > 1 and _DEFAULT_OP not in left:
+        raise UserError(f"{', '.join(map(str, paths))}: the columns are those of {' and of '.join(left)}; name one with --op")
+    return op_named(left[0] if left and len(left) == 1 else _DEFAULT_OP)
+
+
+def _alike(op: Op, columns: Sequence[str]) -> str:
+    """The end of a message about a file that looks like other ops'."""
+    others = [ops()[name] for name in look_alikes(columns) if name != op.name]
+    if not others or op.name in look_alikes(columns):
+        return ""
+    told = " or ".join(f"{other.name} ({other.columns.variable})" for other in others)
+    return f"; these are the columns of {told}"
+
+
+def _sizes(op: Op) -> list[str]:
+    """The columns of an op's key that every file has."""
+    return [column for column in op.columns.key if column not in _DEFAULTED]
+
+
+def _measures(op: Op) -> list[str]:
+    """The value columns without which no row of an op says anything."""
+    own = own_names(op.columns)
+    return [own[name] for name in ("libtype", "us") if name in own]
+
+
+def _require(path: Path, sheet: Sheet, op: Op, columns: Iterable[str]) -> None:
     if missing := [column for column in columns if column not in sheet.columns]:
         found = ", ".join(sheet.columns)[:200]
         raise TableError(
-            f"{path}: lacks the column {', '.join(map(repr, missing))} (its first line reads {found}); is it a file of another op?"
+            f"{path}: lacks the column {', '.join(map(repr, missing))} (its first line reads {found}); "
+            f"is it a file of another op than {op.name}?{_alike(op, sheet.columns)}"
         )
 
 
@@ -229,8 +342,22 @@ def _order(op: Op, columns: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(("gfx", "cu_num", *op.columns.key, *op.columns.values, *_appended(op), *columns)))
 
 
+def _widened(op: Op, columns: Sequence[str], records: Iterable[Record]) -> list[str]:
+    """The columns of a file, then those it lacks in which a record says something, in our order."""
+    said = {column for record in records for column, text in record.cells.items() if text and column not in columns}
+    return [*columns, *(column for column in _order(op, sorted(said)) if column in said)]
+
+
+def unknown_columns(op: Op, columns: Iterable[str]) -> tuple[str, ...]:
+    """Those of a file's columns that mean nothing here."""
+    known = set(_order(op, ()))
+    return tuple(column for column in columns if column not in known)
+
+
 def _appended(op: Op) -> tuple[str, ...]:
-    return APPENDED if "libtype" in op.columns.values else ("libtype", *APPENDED)
+    """Our columns, after AITER's; "" and AITER's filler 0 mean absent in them."""
+    libtype = () if "libtype" in op.columns.values else ("libtype",)
+    return (*libtype, "device", *op.columns.own, "libver")
 
 
 def _columns_of(records: Iterable[Record]) -> list[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
+from tunedgemm.ops import ops
 from tunedgemm.sheet import present
 
 if TYPE_CHECKING:
@@ -82,9 +85,24 @@ def table_layers(op: Op, above: Sequence[Path] = ()) -> list[Layer]:
     layers = [Layer("instance", tuple(above)), Layer("environment", tuple(named))]
     if defaults:
         name = op.columns.tuned_file
-        models = sorted(path for path in (SHIPPED / MODELS).glob(f"*{Path(name).stem}*.csv") if "untuned" not in path.name)
+        models = sorted(path for path in (SHIPPED / MODELS).glob("*.csv") if is_table_name(path.name, op))
         layers += [Layer("user", (home_folder() / name,)), Layer("model", tuple(models)), Layer("shipped", (SHIPPED / name,))]
     return [layer for layer in layers if layer.paths]
+
+
+def is_table_name(name: str, op: Op) -> bool:
+    """Whether a file's name says that it is a tuned table of this op: it holds the name of the op's file as whole words.
+
+    ``dsv3_a8w8_bpreshuffle_tuned_gemm.csv`` is a table of a8w8_bpreshuffle alone: the longest name that fits decides.
+    """
+    stem = Path(op.columns.tuned_file).stem
+    stems = {stem, *(Path(other.columns.tuned_file).stem for other in ops().values())}
+    return stem == max((each for each in stems if _words(each).search(name)), key=len, default="")
+
+
+@functools.cache
+def _words(stem: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![^\W_]){re.escape(stem)}(?![^\W_])")
 
 
 def _variable(op: Op) -> tuple[list[Path], bool]:

@@ -17,6 +17,19 @@ UNTUNED = ("hipblaslt", "asm", "skinny", "triton")
 #: Other spellings in AITER's and gradlib's files.
 ALIASES = {"hipblast": "hipblaslt"}
 
+#: Libtypes of old files that no backend has: the solution that does what they did, whatever number they give it.
+#: gradlib's rocblas is what torch runs where nothing is tuned.
+STAND_INS = {"rocblas": (BUILTIN, "native")}
+
+#: What AITER's own tables may name.
+AITER = ("asm", "ck", "cktile", "flydsl", "hipblaslt", "opus", "skinny", BUILTIN, "triton")
+
+#: Those of them whose kernels only AITER has.
+AITERS_OWN = ("flydsl", "opus")
+
+#: Between the libtypes of a row whose stages belong to several backends.
+JOINT = "+"
+
 #: AITER's tables of ops with one C++ backend have no libtype: how the kernel's name starts tells, and "" is the rest.
 KERNELS = {"_ZN5aiter": "asm", "flydsl_": "flydsl", "": "ck"}
 
@@ -24,6 +37,24 @@ KERNELS = {"_ZN5aiter": "asm", "flydsl_": "flydsl", "": "ck"}
 def canonical(libtype: str) -> str:
     """The name that a libtype of a file goes by here."""
     return ALIASES.get(libtype.strip(), libtype.strip())
+
+
+def stand_in(libtype: str) -> tuple[str, str] | None:
+    """The libtype and the kernel's name that a libtype of an old file stands for; None for any other libtype."""
+    return STAND_INS.get(libtype.strip())
+
+
+def known(libtype: str) -> bool:
+    """Whether AITER's tables or our own extras know a libtype, each of a joint one."""
+    return all(part in AITER or part in RANK or part in owners() for part in canonical(libtype).split(JOINT))
+
+
+def absent(libtype: str) -> str:
+    """Why there can be no backend for a libtype, or "" for one that may be installed."""
+    parts = libtype.split(JOINT)
+    if len(parts) > 1:
+        return f"its stages belong to {' and '.join(parts)}: no installed backend runs both"
+    return "AITER's own, no plugin" if libtype in AITERS_OWN else ""
 
 
 def libtype_of_kernel(kernel_name: str) -> str:

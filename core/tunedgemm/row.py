@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +13,16 @@ from typing import TYPE_CHECKING
 import attrs
 
 from tunedgemm.errors import TableError, TunedGemmError
-from tunedgemm.libtypes import canonical, libtype_of_kernel
+from tunedgemm.libtypes import canonical, libtype_of_kernel, stand_in
+from tunedgemm.ops import ops
 from tunedgemm.shape import Shape
-from tunedgemm.sheet import Record
+from tunedgemm.sheet import LONGEST, Record
 from tunedgemm.solution import Solution
 
 if TYPE_CHECKING:
-    from tunedgemm.ops.op import Op
+    from tunedgemm.ops.op import Columns, Op
+
+_log = logging.getLogger("tunedgemm")
 
 #: other names of a column in AITER's and gradlib's files
 SYNONYMS = {
@@ -33,6 +38,12 @@ _NOTHING = ("", "nan", "na", "n/a", "<na>", "none", "null")
 
 #: CU counts of AITER's legacy files, which have no gfx column (facts of its chip_info)
 _GFX_OF_CUS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
+
+#: the short form has no such columns: its lines hold for all of these
+_ANY = {"bias": ("False", "True"), "dtype": ("bf16", "fp16")}
+
+#: what a kernel's name holds in the short form where it wants shuffled weights
+_SHUFFLED = "bshuffle"
 
 
 def key_shape(shape: Shape) -> Shape:
@@ -109,8 +120,11 @@ def untuned_of(record: Record, op: Op) -> tuple[Shape, int]:
     return shape, count
 
 
-def row_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...]) -> Row:
-    """A line of a tuned file as a row.
+def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -> list[Row]:
+    """A line of a tuned file as rows: one, but for the short form (``M,N,K,lib,kernel_name,tflops,...``).
+
+    A line of the short form names no device and holds for any, with a bias and without, in bf16 and in fp16; where its
+    kernel's name holds ``bshuffle`` for shuffled weights, else for plain ones. Its time follows from its rate.
 
     Args:
         unknown: the file's columns that mean nothing here; what they say is kept.
@@ -118,35 +132,57 @@ def row_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...]) -> Row:
     Raises:
         TunedGemmError, ValueError: the line lacks something or says something impossible.
     """
-    cells, own = record.cells, own_names(op)
-    shape = shape_of(record, op)
+    shapes = _shapes(record, op)
     gfx, cu_num, device = _place(record)
-    kernel_name = _get(cells, "kernelName")
-    libtype = _get(cells, "libtype")
-    if not libtype and "libtype" not in own:
-        libtype = libtype_of_kernel(kernel_name)
+    solution, told = _solution(record, op)
+    extra = tuple((column, text) for column in unknown if (text := record.cells.get(column, "")))
+    libver, err_ratio = _ours(record.cells, "libver"), _number(told, "err_ratio", 0.0)
+    anywhere = not gfx and not cu_num
+    return [
+        Row(
+            shape=shape,
+            gfx=gfx,
+            cu_num=cu_num,
+            device=device,
+            solution=solution,
+            us=_number(told, "us", _time_of_rate(record.cells, op.flops(shape)) if anywhere else math.nan),
+            err_ratio=err_ratio,
+            libver=libver,
+            source=path,
+            line=record.line,
+            extra=extra,
+        )
+        for shape in shapes
+    ]
+
+
+def _solution(record: Record, op: Op) -> tuple[Solution, dict[str, str]]:
+    """What a line names to launch, and the texts of its values by our names."""
+    cells, own = record.cells, own_names(op.columns)
+    values = {column: text for column in op.columns.values if (text := _get(cells, column))}
+    told = {name: values[column] for name, column in own.items() if column in values} | dict(op.columns.read(values))
+    if "libtype" in own:
+        libtype = told.get("libtype", "")
+    else:
+        libtype = _ours(cells, "libtype") or told.get("libtype", "") or libtype_of_kernel(told.get("kernelName", ""))
     if not libtype:
         raise TableError("'libtype' is empty")
-    solution = Solution(
+    kernel_name, solidx = told.get("kernelName", ""), _whole(told, "solidx", 0)
+    if found := stand_in(libtype):
+        _told_once(libtype, found)
+        (libtype, kernel_name), solidx = found, 0
+    return Solution(
         libtype=canonical(libtype),
         kernel_name=kernel_name,
-        split_k=_whole(cells, "splitK", 0),
-        solidx=_whole(cells, own.get("solidx", "solidx"), 0),
-        extra=tuple(sorted((column, _get(cells, column)) for name, column in own.items() if name not in _KNOWN)),
-    )
-    return Row(
-        shape=shape,
-        gfx=gfx,
-        cu_num=cu_num,
-        device=device,
-        solution=solution,
-        us=_number(cells, own.get("us", "us"), math.nan if gfx or cu_num else _time_of_rate(cells, op.flops(shape))),
-        err_ratio=_number(cells, own.get("err_ratio", "err_ratio"), 0.0),
-        libver=_ours(cells, "libver"),
-        source=path,
-        line=record.line,
-        extra=tuple((column, text) for column in unknown if (text := cells.get(column, ""))),
-    )
+        split_k=_whole(told, "splitK", 0),
+        solidx=solidx,
+        extra=tuple(sorted((column, cells.get(column, "")) for name, column in own.items() if name not in _KNOWN)),
+    ), told
+
+
+@functools.cache
+def _told_once(libtype: str, found: tuple[str, str]) -> None:
+    _log.warning("rows of libtype %r run %s:%s; the solution numbers in them mean nothing here", libtype, *found)
 
 
 def record_of(row: Row, op: Op) -> Record:
@@ -162,29 +198,54 @@ def record_of(row: Row, op: Op) -> Record:
         "tflops": str(round(op.flops(row.shape) / measured / 1e6, 2)),
         "bw": str(round(op.bytes_moved(row.shape) / measured / 1e3, 2)),
     }
-    own = {"libtype": "libtype", **own_names(op)}
+    own = own_names(op.columns)
+    told = dict(op.columns.write(values))
     cells = dict(row.extra) | {"gfx": row.gfx, "cu_num": str(row.cu_num), "device": row.device, "libver": row.libver}
+    cells |= {"libtype": row.solution.libtype} if "libtype" not in own else {}
     cells |= op.columns.format(row.shape)
-    cells |= {column: values[name] for name, column in own.items() if name in values}
+    cells |= {column: told.get(column, told.get(name, "")) for name, column in own.items()}
     cells |= {column: str(value) for column, value in row.solution.extra}
     return Record(cells=cells)
 
 
 def shape_of(record: Record, op: Op) -> Shape:
     """The shape of a line of a tuned or untuned file; raises UserError or ValueError for what is none."""
+    return op.columns.parse(_texts(record, op))
+
+
+def _shapes(record: Record, op: Op) -> list[Shape]:
+    """The shapes that a line of a tuned file answers for; more than one in the short form alone."""
+    texts, cells = _texts(record, op), record.cells
+    if any(_get(cells, column) for column in ("gfx", "cu_num", "us")):
+        return [op.columns.parse(texts)]
+    if "bpreshuffle" in op.columns.key:
+        texts.setdefault("bpreshuffle", str(_SHUFFLED in _get(cells, "kernelName")))
+    free = {column: choices for column, choices in _ANY.items() if column in op.columns.key and column not in texts}
+    return [op.columns.parse(texts | dict(zip(free, chosen, strict=True))) for chosen in itertools.product(*free.values())]
+
+
+def _texts(record: Record, op: Op) -> dict[str, str]:
+    """What a line says of its shape, by column; raises TableError for what is no line of this op's."""
+    cells, first = record.cells, op.columns.key[0]
+    if len(record.raw) > LONGEST:
+        raise TableError(f"has {len(record.raw)} characters, more than the {LONGEST} of the longest line that is read")
     if record.raw:
         raise TableError(f"is no line of a CSV file (unclosed quote, or left by a version control merge): {record.raw[:60]!r}")
     if record.surplus:
         raise TableError(f"has fields beyond the last column: {', '.join(record.surplus)[:60]!r}")
-    texts = {column: text for column in op.columns.key if (text := _get(record.cells, column))}
-    texts |= {column: text for column in ("layout", "scale") if (text := _ours(record.cells, column))}
-    return op.columns.parse(texts)
+    if cells.get(first) == first:
+        raise TableError("repeats the line of column names: are these several files in one?")
+    if stray := [column for column in foreign_columns(op) if _ours(cells, column)]:
+        raise TableError(f"is a row of another op than {op.name}, which has no {', '.join(map(repr, stray))}")
+    texts = {column: text for column in op.columns.key if (text := _get(cells, column))}
+    return texts | {column: text for column in op.columns.own if (text := _ours(cells, column))}
 
 
 def key_of(record: Record, op: Op) -> tuple[str, int, str, Shape] | None:
-    """`Row.key` of a record; None for one that is not understood."""
+    """`Row.key` of a record; None for one that is not understood, or that is several rows."""
     try:
-        return (*_place(record), key_shape(shape_of(record, op)))
+        shapes = _shapes(record, op)
+        return (*_place(record), key_shape(shapes[0])) if len(shapes) == 1 else None
     except (TunedGemmError, ValueError):
         return None
 
@@ -202,9 +263,20 @@ def sort_key(record: Record, op: Op) -> list[tuple[int, float, str]]:
 
 
 @functools.cache
-def own_names(op: Op) -> Mapping[str, str]:
+def own_names(columns: Columns) -> Mapping[str, str]:
     """Our name of a value column -> the op's: ``solidx`` -> ``kernelId`` where AITER calls it so."""
-    return {SYNONYMS.get(column, column): column for column in op.columns.values}
+    return {SYNONYMS.get(column, column): column for column in columns.values}
+
+
+def foreign_columns(op: Op) -> tuple[str, ...]:
+    """Columns that tell a row of another op: those of the others' keys that this one does not have."""
+    return _foreign(op.columns, tuple(other.columns.key for other in ops().values()))
+
+
+@functools.cache
+def _foreign(columns: Columns, keys: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    known = {*columns.key, *columns.values, *columns.own}
+    return tuple(dict.fromkeys(column for key in keys for column in key if column not in known))
 
 
 def reason(error: Exception) -> str:

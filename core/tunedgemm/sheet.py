@@ -1,6 +1,7 @@
 """Sheet: a CSV file as texts, read and rewritten without losing what is not understood; torch-free.
 
 One physical line is one record: no table has a line break inside a field, and so an unclosed quote costs one line only.
+A line that nobody changed is written as it was read, byte for byte.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import contextlib
 import csv
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -20,7 +21,10 @@ from tunedgemm.errors import TableError
 #: Longest wait for another process that is writing the same file, in seconds.
 LOCK_TIMEOUT = 60.0
 
-_CONFLICT = ("<<<<<<<", "=======", ">>>>>>>")
+#: Longest line that is taken for one of a table, in characters: a hundred times what the longest kernel names need.
+LONGEST = 1 << 16
+
+_CONFLICT = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
 
 
 @attrs.define
@@ -32,32 +36,71 @@ class Record:
         cells: stripped texts by column; columns that the line is too short for are absent.
         surplus: fields beyond the last column.
         raw: the line itself where it is no CSV; *cells* is empty then.
+        text: the line as it was read, with what ends it; "" for a record that was not read.
     """
 
     line: int = 0
     cells: dict[str, str] = attrs.field(factory=dict)
     surplus: tuple[str, ...] = ()
     raw: str = ""
+    text: str = attrs.field(default="", eq=False, repr=False)
 
 
 @attrs.define
 class Sheet:
-    """A CSV file: its columns in order and its records, blank lines left out."""
+    """A CSV file: its columns in order and its records, those that say nothing included.
+
+    Attributes:
+        columns: the columns that are written. While those of the file lead in their order, lines that did not change
+            keep their text, with empty fields for the columns that follow; in another order all lines are written anew.
+        records: the lines below the header.
+        head: the file up to its line of column names and with it, as it was read; "" for a sheet that was not.
+        names: the column of each field of that line, "" for one that is dropped when lines are written anew.
+    """
 
     columns: list[str]
     records: list[Record]
+    head: str = ""
+    names: tuple[str, ...] = ()
+
+    def rename(self, names: dict[str, str]) -> None:
+        """Know columns by other names than the file's line of column names, which keeps its text."""
+        self.names = tuple(names.get(name, name) for name in self.names)
+        self.columns = [names.get(name, name) for name in self.columns]
+        for record in self.records if names else ():
+            record.cells = {names.get(column, column): text for column, text in record.cells.items()}
 
     def text(self) -> str:
         """The file's new content. Cells of columns that are not in `columns` are left out, surplus fields stay behind the last."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(self.columns)
+        known = [name for name in self.names if name]
+        if not self.head or self.columns[: len(known)] != known:
+            return self._anew()
+        added = self.columns[len(known) :]
+        newline = _ending(self.head) or "\n"
+        lines = [_extended(self.head, added, newline)]
         for record in self.records:
             if record.raw:
-                out.write(record.raw + "\n")
+                lines.append(record.text or record.raw + newline)
+            elif record.text and self._unchanged(record):
+                lines.append(_padded(record.text, len(self.names), len(added)) if added else record.text)
             else:
-                writer.writerow([*(record.cells.get(column, "") for column in self.columns), *record.surplus])
-        return out.getvalue()
+                lines.append(_joined([*(record.cells.get(name, "") for name in (*self.names, *added)), *record.surplus]) + newline)
+        whole = [line if _ending(line) else line + newline for line in lines[:-1]]
+        return "".join((*whole, lines[-1]))
+
+    def _anew(self) -> str:
+        lines = [_joined(self.columns)]
+        for record in self.records:
+            if record.raw:
+                lines.append(record.raw)
+            elif record.cells or record.surplus:
+                lines.append(_joined([*(record.cells.get(column, "") for column in self.columns), *record.surplus]))
+        return "\n".join((*lines, ""))
+
+    def _unchanged(self, record: Record) -> bool:
+        """Whether the record's own text still says what its cells say."""
+        again = _record(record.line, record.text, self.names)
+        return (again.cells, again.surplus) == (record.cells, record.surplus)
 
 
 def present(path: Path) -> bool:
@@ -70,32 +113,36 @@ def present(path: Path) -> bool:
 
 
 def read_sheet(path: Path) -> Sheet:
-    """Read a CSV file as texts; columns without a name, or that pandas named ``Unnamed``, are dropped.
+    """Read a CSV file as texts; columns without a name, or that pandas named ``Unnamed``, have no cells.
 
     Raises:
         TableError: the file is missing, unreadable, empty, no text, cut off in its last line, or has a column twice.
     """
-    text = _read_text(path)
-    lines = text.split("\n")
-    header = next((number for number, line in enumerate(lines) if line.strip(" \t,")), None)
+    return parse_sheet(path, _read_text(path))
+
+
+def parse_sheet(path: Path, text: str) -> Sheet:
+    """The content of a file as a sheet; *path* is for messages alone, which are those of `read_sheet`."""
+    lines = list(io.StringIO(text, newline=""))  # any of the three line ends, each line with its own
+    header = next((number for number, line in enumerate(lines) if line.strip(" \t,\r\n\ufeff")), None)
     if header is None:
         raise TableError(f"{path}: the file is empty; a table starts with a line of column names (delete the file to start anew)")
-    names = [name.strip() for name in _fields(lines[header]) or lines[header].split(",")]
-    columns = [name for name in names if _named(name)]
+    head = lines[header].removeprefix("\ufeff")
+    if len(head) > LONGEST:
+        raise TableError(f"{path}: line {header + 1} has {len(head)} characters: it is no line of column names")
+    names = tuple(name if _named(name) else "" for name in map(str.strip, _fields(head.rstrip("\r\n")) or head.split(",")))
+    columns = [name for name in names if name]
     if twice := sorted({name for name in columns if columns.count(name) > 1}):
         raise TableError(f"{path}: column {twice[0]!r} stands twice in line {header + 1}: is it a line of column names?")
-    records = []
-    for number, line in enumerate(lines[header + 1 :], header + 2):
-        if not line.strip(" \t,"):
-            continue
-        record = _record(number, line, names)
-        if number == len(lines) and len(record.cells) < len(columns):  # the last line, and it does not end in a newline
+    records = [_record(number, line, names) for number, line in enumerate(lines[header + 1 :], header + 2)]
+    if records and not _ending(lines[-1]):
+        last = records[-1]
+        if last.cells and len(last.cells) < len(columns):
             raise TableError(
-                f"{path}: line {number}, the last, is cut off after {len(record.cells)} of {len(columns)} fields; "
+                f"{path}: line {last.line}, the last, is cut off after {len(last.cells)} of {len(columns)} fields; "
                 "restore the file, or delete that line"
             )
-        records.append(record)
-    return Sheet(columns, records)
+    return Sheet(columns, records, "".join(lines[: header + 1]), names)
 
 
 @contextlib.contextmanager
@@ -179,12 +226,12 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise TableError(f"{path}: cannot be read: {error.strerror or error}") from error
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise TableError(f"{path}: is no text (byte {error.start} is not UTF-8); a table is a CSV file in UTF-8") from None
     if "\0" in text:
         raise TableError(f"{path}: is no text (it contains zero bytes); a table is a CSV file in UTF-8")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text
 
 
 def _named(column: str) -> bool:
@@ -201,10 +248,45 @@ def _fields(line: str) -> list[str] | None:
         return None
 
 
-def _record(number: int, line: str, names: list[str]) -> Record:
+def _record(number: int, text: str, names: Sequence[str]) -> Record:
+    line = text.rstrip("\r\n")
+    if len(line) > LONGEST:
+        return Record(number, raw=line, text=text)
+    if not line.strip(" \t,"):
+        return Record(number, text=text)
     fields = _fields(line)
     if fields is None or line.startswith(_CONFLICT):
-        return Record(number, raw=line)
-    cells = {name: field.strip() for name, field in zip(names, fields, strict=False) if _named(name)}
+        return Record(number, raw=line, text=text)
+    cells = {name: field.strip() for name, field in zip(names, fields, strict=False) if name}
     surplus = tuple(fields[len(names) :])
-    return Record(number, cells, surplus if any(field.strip() for field in surplus) else ())
+    return Record(number, cells, surplus if any(field.strip() for field in surplus) else (), text=text)
+
+
+def _joined(fields: Sequence[str]) -> str:
+    """Fields as one line, quoted where they must be."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="").writerow(fields)
+    return out.getvalue()
+
+
+def _ending(line: str) -> str:
+    """What ends a line: ``\\n``, ``\\r\\n``, ``\\r``, or nothing where the file ends without."""
+    return line[len(line.rstrip("\r\n")) :]
+
+
+def _extended(line: str, fields: Sequence[str], newline: str) -> str:
+    """A line with fields put behind its last."""
+    ending = _ending(line)
+    return f"{line[: len(line) - len(ending)]},{_joined(fields)}{ending or newline}" if fields else line
+
+
+def _padded(line: str, width: int, added: int) -> str:
+    """A line of a file of *width* columns that gets *added* more: empty fields for those, surplus ones stay behind them."""
+    ending = _ending(line)
+    body = line[: len(line) - len(ending)]
+    if not body.strip(" \t,"):
+        return line
+    fields = _fields(body) or []
+    if len(fields) > width:
+        return _joined([*fields[:width], *[""] * added, *fields[width:]]) + ending
+    return body + "," * (width - len(fields) + added) + ending

@@ -24,7 +24,7 @@ class Solution:
     and the plugin must be able to launch from it alone, in another process, on another day.
 
     Attributes:
-        libtype: the backend's name.
+        libtype: the backend's name; several joined by ``+`` in a table's row whose stages belong to several.
         kernel_name: the CSV column ``kernelName``; carries a revision of the kernel source where that can change.
         split_k: the CSV column ``splitK``; opaque to the core (a factor in some backends, a logarithm in others).
         solidx: the CSV column ``solidx``; a hint for libraries that number their kernels, no part of identity.
@@ -33,7 +33,7 @@ class Solution:
         extra: columns that an op declares beyond these, as sorted pairs.
     """
 
-    libtype: str = attrs.field(validator=attrs.validators.matches_re(r"[A-Za-z0-9_.-]+"))
+    libtype: str = attrs.field(validator=attrs.validators.matches_re(r"[A-Za-z0-9_.+-]+"))
     kernel_name: str = attrs.field(default="", validator=_name)
     split_k: int = attrs.field(default=0, validator=attrs.validators.instance_of(int))
     solidx: int = attrs.field(default=0, eq=False)
