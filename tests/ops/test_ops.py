@@ -1,19 +1,25 @@
 """ops: found by listing the folder and by entry point, each complete."""
 
 import logging
-import math
 
+import attrs
 import pytest
 import torch
 from tunedgemm import ops as ops_module
-from tunedgemm.accuracy import error_ratio, worst_row_error
+from tunedgemm.accuracy import error_ratio, same_bits, worst_row_error
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UnknownOpError
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.op import Tolerance
 from tunedgemm.testing.shapes import shapes_of
+from tunedgemm.weights import plain_weight
 
 EACH = [pytest.param(ops()[name], shape, id=str(shape)) for name in sorted(ops()) for shape in shapes_of(name)]
+
+
+def bare(operand):
+    """An operand without the type of its layout."""
+    return None if operand is None else plain_weight(operand)
 
 
 @pytest.mark.parametrize("name", sorted(ops()))
@@ -28,27 +34,53 @@ def test_every_op_is_consistent(op, shape):
     """Operands, shape, reference, fake and table columns of one op tell the same story."""
     operands = op.make_inputs(shape, torch.device("cpu"), 0)
     otype = torch_dtype(shape.outdtype)
-    assert op.shape_of(*operands, otype=otype) == shape
+    fields = op.fields(shape)
+    assert op.shape_of(*operands, otype=otype, **fields) == shape
     assert len([name for name in op.operands if not name.endswith("?")]) <= len(operands) <= len(op.operands)
 
     reference = op.reference(shape, operands)
     assert reference.dtype in (torch.float32, torch.float64)
-    fake = op.fake(*operands, otype=otype)
+    fake = op.fake(*operands, otype=otype, **fields)
     assert fake.dtype == otype
     assert fake.numel() == reference.numel()
     assert fake.shape[-1] == reference.shape[-1] == shape.n
 
     row = op.columns.format(shape)
-    assert set(op.columns.key) <= set(row)
+    assert set(row) == {*op.columns.key, *op.columns.own}
     assert all(isinstance(text, str) for text in row.values())
+    present = {column: text for column, text in row.items() if text}
+    assert attrs.evolve(op.columns.parse(present), bias_dtype=shape.bias_dtype) == shape
+
+
+@pytest.mark.parametrize(("op", "shape"), EACH)
+def test_kin_begin_with_the_shape_itself(op, shape):
+    """The rows that may serve a shape are its own first; of its kin none is asked for twice, and each can be in a table."""
+    kin = op.kin(shape)
+    assert kin[0] == shape
+    assert len(set(kin)) == len(kin)
+    for other in kin:
+        present = {column: text for column, text in op.columns.format(other).items() if text}
+        assert attrs.evolve(op.columns.parse(present), bias_dtype=other.bias_dtype) == other
+
+
+@pytest.mark.parametrize(("op", "shape"), EACH)
+def test_the_first_rows_are_a_smaller_call(op, shape):
+    """The operands of the first rows form the same shape but for M, and give the first rows of the result."""
+    if shape.m < 2:
+        return
+    few, operands = attrs.evolve(shape, m=shape.m - 1), op.make_inputs(shape, torch.device("cpu"), 0)
+    some = op.first_rows(shape, operands, few.m)
+    assert op.shape_of(*some, otype=torch_dtype(shape.outdtype), **op.fields(shape)) == few
+    if dict(shape.extra).get("q_type") != "per_Tensor":  # there one scale spans all rows
+        assert torch.allclose(op.reference(few, some), op.reference(shape, operands)[..., : few.m, :])
 
 
 @pytest.mark.parametrize(("op", "shape"), EACH)
 def test_inputs_follow_the_seed(op, shape):
     """The same seed gives the same operands, another seed others."""
     one, same, other = (op.make_inputs(shape, torch.device("cpu"), seed) for seed in (3, 3, 4))
-    assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True) if a is not None)
-    assert shape.m == 0 or not torch.equal(one[0], other[0])
+    assert all(same_bits(bare(a), bare(b)) for a, b in zip(one, same, strict=True))
+    assert shape.m == 0 or not same_bits(one[0], other[0])
 
 
 @pytest.mark.parametrize(("op", "shape"), EACH)
@@ -67,10 +99,15 @@ def test_tolerances_pass_a_rounded_reference_only(op, shape):
 
 @pytest.mark.parametrize(("op", "shape"), EACH)
 def test_work_is_counted(op, shape):
-    """Operations and bytes are whole numbers, and neither is less than the weight alone asks for."""
-    assert op.flops(shape) == 2 * shape.m * shape.n * shape.k
-    held = [operand for place, operand in enumerate(op.make_inputs(shape, torch.device("cpu"), 0)) if place in op.weights]
-    assert op.bytes_moved(shape) >= sum(math.ceil(operand.numel() * operand.itemsize) for operand in held)
+    """Operations and bytes are whole numbers, and neither is less than the weights alone ask for, of experts those that are hit."""
+    extra = dict(shape.extra)
+    once = 2 * shape.m * shape.n * shape.k * extra.get("B", 1)
+    assert op.flops(shape) == once if "expert" not in extra else op.flops(shape) >= 2 * extra["topk"] * once
+    operands = op.make_inputs(shape, torch.device("cpu"), 0)
+    held = [operand for name, operand in zip(op.operands, operands, strict=False) if name in ("weight", "w1", "w2")]
+    hit = min(1, shape.m * extra["topk"] / extra["expert"]) if "expert" in extra else 1
+    assert held
+    assert op.bytes_moved(shape) >= hit * sum(operand.numel() * operand.itemsize for operand in held)
 
 
 def test_an_unknown_op_lists_the_known():
