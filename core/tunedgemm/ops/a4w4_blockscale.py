@@ -1,0 +1,282 @@
+"""a4w4_blockscale: ``out[..., N] = x[..., K] @ weight[N, K].T (+ bias[N])`` in mxfp4: e2m1 values, two in a byte, e8m0 scales per 32 of K.
+
+AITER's ``gemm_a4w4``; its table is ``a4w4_blockscale_tuned_gemm.csv``. K counts elements, so the operands are [..., K/2] and [N, K/2],
+the even element in the low nibble. With a shuffled weight, as AITER's kernels want it, the scales are AITER's shuffled ones
+(`tunedgemm.quant.shuffle_scale`): [ceil256(M), ceil8(K/32)] and [ceil256(N), ceil8(K/32)]. With a plain weight they are plain:
+[M, K/32] and [N, K/32]. Accumulation is in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from tunedgemm.dtype import dtype_bits, torch_dtype
+from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops import quantised
+from tunedgemm.ops.cells import dtype, flag, size
+from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.product import exact_dtype, exact_product
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+NAME = "a4w4_blockscale"
+_LAYOUT = "aiter16x16"
+_FP4 = ("fp4x2", "uint8")
+_E8M0 = ("e8m0", "uint8")
+#: Elements of K that share a scale.
+_GROUP = 32
+
+
+def _check_k(k: int, error: type[ShapeError | OperandError]) -> None:
+    if k % _GROUP:
+        raise error(f"{NAME}: K must be a multiple of {_GROUP}, which share a scale (got K={k}); pad x and the weight with zeros")
+
+
+def _parse(row: Mapping[str, str]) -> Shape:
+    k = size(row, "K")
+    _check_k(k, ShapeError)
+    return Shape(
+        op=NAME,
+        m=size(row, "M"),
+        n=size(row, "N"),
+        k=k,
+        dtype="fp4x2",
+        outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
+        epilogue="bias" if flag(row, "bias") else "none",
+        scale="block",
+        layout=_LAYOUT if row.get("layout", "").strip() in ("", "0") else row["layout"].strip(),
+    )
+
+
+def _format(shape: Shape) -> dict[str, str]:
+    return {
+        "M": str(shape.m),
+        "N": str(shape.n),
+        "K": str(shape.k),
+        "layout": "" if shape.layout == _LAYOUT else shape.layout,
+        "outdtype": quantised.outdtype_cell(shape),
+        "bias": "True" if shape.bias else "",
+    }
+
+
+def _kin(shape: Shape) -> tuple[Shape, ...]:
+    """The shape, then as AITER's key knows it: shuffled weight, bf16 out, no bias."""
+    known = attrs.evolve(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout=_LAYOUT)
+    return (shape,) if known == shape else (shape, known)
+
+
+def _scale_shapes(layout: str, rows: int, groups: int) -> tuple[int, int]:
+    """The sizes of scales [rows, groups], plain or shuffled: AITER pads these to multiples of 256 and 8."""
+    return (rows, groups) if layout == "row" else (-(-rows // 256) * 256, -(-groups // 8) * 8)
+
+
+def _shape_of(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    otype: torch.dtype | None = None,
+) -> Shape:
+    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    for name, operand in (("x", x), ("weight", weight)):
+        quantised.check_scale_dtype(NAME, name, operand, _FP4)
+    quantised.check_matrices(NAME, x, weight)
+    layout = getattr(weight, "layout_name", "row")
+    m, n, k = quantised.rows_of(x), weight.shape[0], 2 * x.shape[-1]
+    _check_k(k, OperandError)
+    groups = k // _GROUP
+    leading = ((*x.shape[:-1], groups),) if layout == "row" else ()
+    for name, scale, shapes in (
+        ("x_scale", x_scale, (_scale_shapes(layout, m, groups), *leading)),
+        ("w_scale", w_scale, (_scale_shapes(layout, n, groups),)),
+    ):
+        _check_scale(name, scale, shapes, layout, x.device)
+    bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
+    return Shape(
+        op=NAME,
+        m=m,
+        n=n,
+        k=k,
+        dtype="fp4x2",
+        outdtype=quantised.outdtype_of(NAME, otype),
+        epilogue="bias" if bias_dtype else "none",
+        bias_dtype=bias_dtype,
+        scale="block",
+        layout=layout,
+    )
+
+
+def _check_scale(name: str, scale: torch.Tensor | None, shapes: tuple[tuple[int, ...], ...], layout: str, device: torch.device) -> None:
+    """Raises OperandError for a scale that does not fit; says in which order the layout wants the scales."""
+    try:
+        checked = quantised.check_scale(NAME, name, scale, shapes, _E8M0, device)
+    except OperandError as error:
+        order = "a plain weight goes with plain scales (unshuffle_scale(s, rows, K/32))"
+        shuffled = f"a weight of layout {layout} goes with shuffled scales (shuffle_scale(s))"
+        raise OperandError(f"{error}; {order if layout == 'row' else shuffled}") from None
+    if layout != "row" and not checked.is_contiguous():
+        raise OperandError(f"{NAME}: shuffled scales must be contiguous (got {name} with strides {checked.stride()})")
+
+
+def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """x [m, k/2] and weight [n, k/2] of normal numbers, quantised, their e8m0 scales, and bias [n] where asked for."""
+    import torch
+
+    from tunedgemm.quant import per_1x32_f4_quant
+    from tunedgemm.weights import shuffle_weight
+
+    generator, shuffled = torch.Generator(device).manual_seed(seed), shape.layout != "row"
+    x, x_scale = per_1x32_f4_quant(quantised.draw(shape.m, shape.k, _GROUP, generator), shuffled)
+    weight, w_scale = per_1x32_f4_quant(quantised.draw(shape.n, shape.k, _GROUP, generator), shuffled)
+    weight = shuffle_weight(weight, shape.layout) if shuffled else weight
+    if not shape.bias:
+        return x, weight, x_scale, w_scale
+    return x, weight, x_scale, w_scale, torch.randn(shape.n, generator=generator, device=device).to(torch_dtype(shape.bias_dtype))
+
+
+def _in_order(shape: Shape, scale: torch.Tensor, rows: int) -> torch.Tensor:
+    """Plain scales [rows, k/32] as bytes."""
+    import torch
+
+    from tunedgemm.quant import unshuffle_scale
+
+    groups, plain = shape.k // _GROUP, scale.view(torch.uint8)
+    return plain.reshape(rows, groups) if shape.layout == "row" else unshuffle_scale(plain, rows, groups)
+
+
+def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
+    """[m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    import torch
+
+    from tunedgemm.quant import dequant_fp4
+    from tunedgemm.weights import unshuffled
+
+    x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
+    wide = exact_dtype(shape.m, shape.n, shape.k)
+    values = dequant_fp4(x.view(torch.uint8).reshape(shape.m, shape.k // 2), _in_order(shape, x_scale, shape.m), wide)
+    out = exact_product(values, dequant_fp4(unshuffled(weight), _in_order(shape, w_scale, shape.n), wide), wide)
+    return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
+
+
+def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+    import torch
+
+    from tunedgemm.quant import shuffle_scale
+
+    x, weight, x_scale, *rest = operands
+    rows = x.view(torch.uint8).reshape(shape.m, shape.k // 2)[:m].contiguous().view(x.dtype)
+    scales = _in_order(shape, x_scale, shape.m)[:m].contiguous()
+    scales = scales if shape.layout == "row" else shuffle_scale(scales)
+    return (rows, weight, scales.view(x_scale.dtype), *rest)
+
+
+def _bytes_moved(shape: Shape) -> int:
+    """Each operand and the output once; of shuffled scales what is not padding."""
+    bits = (shape.m + shape.n) * (shape.k * 4 + shape.k // _GROUP * 8)
+    bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
+    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
+
+
+def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+    import torch
+
+    from tunedgemm.weights import ShuffledWeight
+
+    scaled, bf16 = scaled_entry(dispatcher), torch.bfloat16
+
+    def gemm_a4w4(  # noqa: PLR0913, PLR0917 - AITER's arguments
+        A: torch.Tensor,
+        B: torch.Tensor,
+        A_scale: torch.Tensor,
+        B_scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype | None = bf16,
+        alpha: float | None = 1.0,
+        beta: float | None = 0.0,
+        bpreshuffle: bool | None = True,
+    ) -> torch.Tensor:
+        """``A[..., K] @ B[N, K].T (+ bias)`` of mxfp4 operands, by the solution that the tables choose for this shape.
+
+        Args:
+            A, B: activations [..., K/2] (M rows in all) and weight [N, K/2], float4_e2m1fn_x2 or uint8, the even element in the low nibble.
+            A_scale, B_scale: float8_e8m0fnu or uint8, shuffled: [ceil256(M), ceil8(K/32)] and [ceil256(N), ceil8(K/32)];
+                for a plain weight plain: [M, K/32] and [N, K/32].
+            bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
+            dtype: of the output: bf16, fp16 or fp32; None for bf16.
+            alpha, beta: only 1 and 0.
+            bpreshuffle: whether B is shuffled, by `shuffle_weight` or `as_shuffled`.
+
+        Returns:
+            A new tensor [..., N].
+
+        Raises:
+            OperandError: shapes, dtypes, layouts or devices that do not fit each other, or another *alpha* or *beta*.
+        """
+        if alpha not in (1.0, None) or beta not in (0.0, None):
+            raise OperandError(f"{NAME}: alpha and beta are only taken as 1 and 0 (got alpha={alpha}, beta={beta}); scale the output")
+        if isinstance(B, ShuffledWeight) is not bool(bpreshuffle):
+            raise OperandError(
+                f"{NAME}: bpreshuffle={bpreshuffle}, but the weight has layout {getattr(B, 'layout_name', 'row')}; pass "
+                "shuffle_weight(B), as_shuffled(B) if its bytes are shuffled already, or bpreshuffle=False with plain scales"
+            )
+        return scaled(A, B, A_scale, B_scale, bias, dtype)
+
+    return {"gemm_a4w4": gemm_a4w4}
+
+
+def _example(*sizes: int, **cells: str) -> Shape:
+    return _parse({**dict(zip("MNK", map(str, sizes), strict=True)), **cells})
+
+
+op = Op(
+    name=NAME,
+    operands=("x", "weight", "x_scale", "w_scale", "bias?"),
+    weights=(1, 3, 4),
+    columns=Columns(
+        tuned_file="a4w4_blockscale_tuned_gemm.csv",
+        untuned_file="a4w4_blockscale_untuned_gemm.csv",
+        variable="AITER_CONFIG_GEMM_A4W4",
+        key=("M", "N", "K"),
+        values=quantised.VALUES,
+        parse=_parse,
+        format=_format,
+        own=("layout", "outdtype", "bias"),
+    ),
+    shape_of=_shape_of,
+    make_inputs=_make_inputs,
+    reference=_reference,
+    tolerance=quantised.tolerance,
+    flops=quantised.flops,
+    bytes_moved=_bytes_moved,
+    fake=quantised.fake,
+    kin=_kin,
+    first_rows=_first_rows,
+    examples=(
+        _example(1, 1280, 4096),  # decoding one token
+        _example(127, 256, 512),  # a prime M
+        _example(257, 144, 320),  # more rows than one tile of shuffled scales; K/32 is no multiple of 8
+        _example(33, 272, 64, bias="True"),  # the least K of the layout
+        _example(16, 512, 1024, layout="row"),
+        _example(33, 130, 96, layout="row"),  # ragged in all three
+        _example(5, 96, 32, layout="row", bias="True", outdtype="fp32"),  # one scale a row
+        _example(24, 320, 640, bias="True", outdtype="fp16"),
+        _example(32, 16, 2048, outdtype="fp32"),  # the narrowest N
+        _example(0, 256, 512),  # an empty batch
+        _example(0, 130, 96, layout="row"),
+    ),
+    large=(
+        _example(1024, 4096, 4096),
+        _example(4099, 2112, 1408),  # a prime M beyond one wave of tiles
+        _example(64, 7168, 18432, layout="row"),
+    ),
+    functions=("gemm_a4w4",),
+    entry=_entry,
+)

@@ -1,0 +1,123 @@
+"""a8w8_blockscale: ``out[..., N] = x[..., K] @ weight[N, K].T`` in fp8, a float32 scale for each 1x128 of x and 128x128 of the weight.
+
+AITER's ``gemm_a8w8_blockscale``; its table is ``a8w8_blockscale_tuned_gemm.csv``. N and K need not be multiples of 128: the last
+blocks are smaller. Accumulation is in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.errors import OperandError
+from tunedgemm.ops import quantised, scaled_blocks
+from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.op import Columns, Op
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+NAME = "a8w8_blockscale"
+
+
+def _shape_of(
+    x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
+) -> Shape:
+    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    layout = quantised.plain_layout(NAME, weight, "gemm_a8w8_blockscale_bpreshuffle")
+    return scaled_blocks.shape_of(NAME, layout, (x, weight, x_scale, w_scale), otype)
+
+
+def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+    x, weight, x_scale, w_scale = operands
+    scales = x_scale.reshape(shape.m, scaled_blocks.blocks(shape.k))[:m]
+    return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, scales.contiguous(), w_scale
+
+
+def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+    import torch
+
+    scaled, bf16 = scaled_entry(dispatcher), torch.bfloat16
+
+    def gemm_a8w8_blockscale(
+        XQ: torch.Tensor,
+        WQ: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_scale: torch.Tensor,
+        dtype: torch.dtype | None = bf16,
+        isBpreshuffled: bool = False,
+    ) -> torch.Tensor:
+        """``XQ[..., K] @ WQ[N, K].T`` of fp8 operands with block scales, by the solution that the tables choose for this shape.
+
+        Args:
+            XQ, WQ: activations, any leading dimensions (M rows in all), and weight, both of one fp8 e4m3.
+            x_scale: float32 [M, ceil(K/128)], row by row, or with the leading dimensions of XQ.
+            w_scale: float32 [ceil(N/128), ceil(K/128)].
+            dtype: of the output: bf16, fp16 or fp32; None for bf16.
+            isBpreshuffled: only False; `gemm_a8w8_blockscale_bpreshuffle` takes shuffled weights.
+
+        Returns:
+            A new tensor [..., N].
+
+        Raises:
+            OperandError: shapes, dtypes, layouts or devices that do not fit each other.
+        """
+        if isBpreshuffled:
+            raise OperandError(f"{NAME}: isBpreshuffled=True is not taken; call gemm_a8w8_blockscale_bpreshuffle for shuffled weights")
+        return scaled(XQ, WQ, x_scale, w_scale, None, dtype)
+
+    return {"gemm_a8w8_blockscale": gemm_a8w8_blockscale}
+
+
+_parse = scaled_blocks.parser(NAME, "row")
+
+
+def _example(*sizes: int, **cells: str) -> Shape:
+    return _parse({**dict(zip("MNK", map(str, sizes), strict=True)), **cells})
+
+
+op = Op(
+    name=NAME,
+    operands=scaled_blocks.OPERANDS,
+    weights=scaled_blocks.WEIGHTS,
+    columns=Columns(
+        tuned_file="a8w8_blockscale_tuned_gemm.csv",
+        untuned_file="a8w8_blockscale_untuned_gemm.csv",
+        variable="AITER_CONFIG_GEMM_A8W8_BLOCKSCALE",
+        key=scaled_blocks.KEY,
+        values=("libtype", *quantised.VALUES),
+        parse=_parse,
+        format=scaled_blocks.formatter("row"),
+        own=("dtype", "outdtype"),
+    ),
+    shape_of=_shape_of,
+    make_inputs=scaled_blocks.make_inputs,
+    reference=scaled_blocks.reference,
+    tolerance=quantised.tolerance,
+    flops=quantised.flops,
+    bytes_moved=scaled_blocks.bytes_moved,
+    fake=quantised.fake,
+    kin=scaled_blocks.kin_of("row"),
+    first_rows=_first_rows,
+    examples=(
+        _example(1, 1280, 4096),  # decoding one token
+        _example(127, 256, 512),  # a prime M
+        _example(16, 256, 384),
+        _example(33, 130, 72),  # ragged in all three: one short block of K, two blocks of N
+        _example(5, 576, 200),  # tails in N (DeepSeek's kv_a projection) and K
+        _example(17, 96, 99),  # an odd K: rows that are not 16-byte aligned
+        _example(32, 16, 2048),  # the narrowest N
+        _example(8, 256, 1024, outdtype="fp32"),
+        _example(24, 320, 640, outdtype="fp16"),
+        _example(7, 128, 256, dtype="torch.float8_e4m3fnuz"),
+        _example(0, 256, 512),  # an empty batch
+    ),
+    large=(
+        _example(1024, 4096, 4096),
+        _example(4099, 2112, 1408),  # a prime M beyond one wave of tiles, N with a tail
+        _example(64, 7168, 18432),
+    ),
+    functions=("gemm_a8w8_blockscale",),
+    entry=_entry,
+)

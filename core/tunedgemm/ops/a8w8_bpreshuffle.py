@@ -1,0 +1,122 @@
+"""a8w8_bpreshuffle: a8w8 with a shuffled weight, ``out[..., N] = (x[..., K] @ weight[N, K].T) * x_scale * w_scale (+ bias[N])``.
+
+AITER's ``gemm_a8w8_bpreshuffle`` (fp8, layout (16, 16)) and ``gemm_a8w8_ASM`` (int8, layout (32, 16)); its table is
+``a8w8_bpreshuffle_tuned_gemm.csv``. Here a bias may be absent or present with either dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.ops import quantised, scaled_rows
+from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.op import Columns, Op
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+NAME = "a8w8_bpreshuffle"
+
+
+def _layout(dtype: str) -> str:
+    """The layout that AITER's kernels want."""
+    return "aiter32x16" if dtype == "int8" else "aiter16x16"
+
+
+def _layout_of(weight: torch.Tensor) -> str:
+    sides = "(32, 16)" if str(weight.dtype) == "torch.int8" else "(16, 16)"
+    return quantised.shuffled_layout(NAME, weight, sides, "gemm_a8w8")
+
+
+def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+    import torch
+
+    scaled, bf16 = scaled_entry(dispatcher), torch.bfloat16
+
+    def gemm_a8w8_bpreshuffle(
+        XQ: torch.Tensor,
+        WQ: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype | None = bf16,
+        check: bool = False,
+    ) -> torch.Tensor:
+        """``(XQ[..., K] @ WQ[N, K].T) * x_scale * w_scale (+ bias)`` of a shuffled weight.
+
+        Args:
+            XQ: activations, int8 or fp8 e4m3, any leading dimensions (M rows in all).
+            WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels want (16, 16) for fp8, (32, 16) for int8.
+            x_scale, w_scale: float32: M values as [M], [M, 1] or [..., 1] and N values as [N], [N, 1] or [1, N]; or one value each.
+            bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
+            dtype: of the output: bf16, fp16 or fp32; None for bf16.
+            check: accepted as AITER does and not used: operands are always checked.
+
+        Returns:
+            A new tensor [..., N].
+
+        Raises:
+            OperandError: shapes, dtypes, layouts or devices that do not fit each other.
+        """
+        del check
+        return scaled(XQ, WQ, x_scale, w_scale, bias, dtype)
+
+    return {"gemm_a8w8_bpreshuffle": gemm_a8w8_bpreshuffle, "gemm_a8w8_ASM": gemm_a8w8_bpreshuffle}
+
+
+_parse = scaled_rows.parser(NAME, "fp8_e4m3fn", _layout)
+
+
+def _example(*sizes: int, **cells: str) -> Shape:
+    return _parse({**dict(zip("MNK", map(str, sizes), strict=True)), **cells})
+
+
+_INT8, _FNUZ = {"q_dtype_w": "torch.int8"}, {"q_dtype_w": "torch.float8_e4m3fnuz"}
+
+op = Op(
+    name=NAME,
+    operands=scaled_rows.OPERANDS,
+    weights=scaled_rows.WEIGHTS,
+    columns=Columns(
+        tuned_file="a8w8_bpreshuffle_tuned_gemm.csv",
+        untuned_file="a8w8_bpreshuffle_untuned_gemm.csv",
+        variable="AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE",
+        key=scaled_rows.KEY,
+        values=("libtype", *quantised.VALUES),
+        parse=_parse,
+        format=scaled_rows.formatter(_layout),
+        own=("layout", "scale", "outdtype", "bias"),
+    ),
+    shape_of=scaled_rows.shaper(NAME, _layout_of),
+    make_inputs=scaled_rows.make_inputs,
+    reference=scaled_rows.reference,
+    tolerance=quantised.tolerance,
+    flops=quantised.flops,
+    bytes_moved=scaled_rows.bytes_moved,
+    fake=quantised.fake,
+    kin=scaled_rows.kin_of(_layout),
+    first_rows=scaled_rows.first_rows,
+    examples=(
+        _example(1, 1280, 4096),  # decoding one token
+        _example(127, 256, 512, **_INT8),  # a prime M
+        _example(33, 144, 96),  # N and K: multiples of what the layout needs and of no tile
+        _example(5, 96, 32, **_INT8),  # the least K
+        _example(64, 384, 256, bias="True", **_INT8),
+        _example(16, 512, 1024, scale="tensor"),
+        _example(3, 160, 256, bias="True", outdtype="fp32"),
+        _example(24, 320, 640, bias="True", outdtype="fp16", scale="tensor", **_INT8),
+        _example(32, 16, 2048, outdtype="fp16"),  # the narrowest N
+        _example(17, 64, 128, layout="aiter32x16"),
+        _example(8, 128, 256, **_FNUZ),
+        _example(0, 256, 512),  # an empty batch
+    ),
+    large=(
+        _example(1024, 4096, 4096, **_INT8),
+        _example(4099, 2048, 1408),  # a prime M beyond one wave of tiles
+        _example(16, 7168, 16384),
+    ),
+    functions=("gemm_a8w8_bpreshuffle", "gemm_a8w8_ASM"),
+    entry=_entry,
+)

@@ -1,0 +1,204 @@
+"""What the products ``x[..., K] @ weight[N, K].T`` of quantised operands share: columns, checks of operands, bounds; imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.dtype import short_dtype, table_text, torch_dtype
+from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops.op import Tolerance
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
+#: Dtypes of the output; the first is AITER's default.
+OUTDTYPES = ("bf16", "fp16", "fp32")
+_BIAS_DTYPES = ("bf16", "fp16", "fp32")
+
+#: AITER's columns after the key of its 8- and 4-bit families, behind ``libtype`` in those that have it.
+VALUES = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
+
+#: By the dtype of the output. The operands are taken as they are, so only the order of a float32 sum and the rounding of the output
+#: remain: AITER's bounds of one element; a row may be off by the rounding of the output (2^-9, 2^-12) with head room.
+_TOLERANCES = {
+    "bf16": Tolerance(5e-2, 5e-2, 2.0**-6),
+    "fp16": Tolerance(1e-2, 1e-2, 2.0**-9),
+    "fp32": Tolerance(1e-2, 1e-2, 2.0**-12),
+}
+
+
+def tolerance(shape: Shape) -> Tolerance:
+    """`Op.tolerance`: bounds by the dtype of the output."""
+    return _TOLERANCES[shape.outdtype]
+
+
+def flops(shape: Shape) -> int:
+    """`Op.flops`: multiplications and additions of the product."""
+    return 2 * shape.m * shape.n * shape.k
+
+
+def fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
+    """`Op.fake`: an empty output [..., N], in bf16 where no dtype is asked for."""
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or torch_dtype(OUTDTYPES[0]))
+
+
+def shuffled_cell(row: Mapping[str, str], usual: str) -> str:
+    """The column ``layout`` of a family of shuffled weights; *usual* where it is absent or holds AITER's filler 0.
+
+    Raises:
+        ShapeError: it names the plain layout.
+    """
+    text = row.get("layout", "").strip()
+    if text == "row":
+        raise ShapeError(f"column 'layout' must name a shuffled layout such as {usual} (got 'row')")
+    return usual if text in ("", "0") else text
+
+
+def outdtype_cell(shape: Shape) -> str:
+    """The column ``outdtype``: "" for AITER's default."""
+    return "" if shape.outdtype == OUTDTYPES[0] else table_text(shape.outdtype)
+
+
+def names_of(dtypes: tuple[str, ...]) -> str:
+    """Short dtypes as a text for messages."""
+    return ", ".join(map(table_text, dtypes))
+
+
+def seen(tensor: torch.Tensor | None) -> str:
+    """An operand in a message: sizes, dtype and device."""
+    return "None" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}"
+
+
+def check_matrices(op: str, x: torch.Tensor, weight: torch.Tensor) -> None:
+    """x [..., K] and weight [N, K] on one device.
+
+    Raises:
+        OperandError: they do not fit each other.
+    """
+    given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+    if weight.dim() != 2:
+        raise OperandError(f"{op}: the weight must be 2-D [N, K] ({given})")
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise OperandError(f"{op}: the last dimension of x must equal that of the [N, K] weight ({given}){_k_hint(x, weight)}")
+    if weight.numel() == 0:
+        raise OperandError(f"{op}: N and K must be at least 1 ({given})")
+    if x.device != weight.device:
+        raise OperandError(f"{op}: x is on {x.device} and weight on {weight.device}")
+
+
+def _k_hint(x: torch.Tensor, weight: torch.Tensor) -> str:
+    if x.dim() and x.shape[-1] == weight.shape[0]:
+        return "; a [K, N] weight must be passed as weight.t().contiguous()"
+    if x.dim() and x.shape[-1] < weight.shape[1]:
+        return f"; for a weight padded in K, pad x with zeros to K={weight.shape[1]}, too"
+    return ""
+
+
+def check_dtypes(op: str, x: torch.Tensor, weight: torch.Tensor, dtypes: tuple[str, ...]) -> str:
+    """The short dtype that both have, one of *dtypes*.
+
+    Raises:
+        OperandError: they have others.
+    """
+    if x.dtype != weight.dtype or str(x.dtype) not in map(table_text, dtypes):
+        raise OperandError(f"{op}: x and weight must both be one of {names_of(dtypes)} (got x {x.dtype}, weight {weight.dtype})")
+    return short_dtype(x.dtype)
+
+
+def plain_layout(op: str, weight: torch.Tensor, other: str) -> str:
+    """``row``; raises OperandError for a shuffled weight, naming the function *other* that takes one."""
+    layout = getattr(weight, "layout_name", "row")
+    if layout != "row":
+        raise OperandError(f"{op}: the weight must be plain (got layout {layout}); call {other}, or pass unshuffle_weight(weight)")
+    return "row"
+
+
+def shuffled_layout(op: str, weight: torch.Tensor, sides: str, other: str) -> str:
+    """The layout of a shuffled weight.
+
+    Args:
+        sides: the layout that AITER's kernels want, for the message.
+        other: the function that takes a plain weight.
+
+    Raises:
+        OperandError: the weight is plain.
+    """
+    layout: str = getattr(weight, "layout_name", "row")
+    if layout == "row":
+        raise OperandError(
+            f"{op}: the weight must be shuffled (got a plain tensor); pass shuffle_weight(weight, {sides}), as_shuffled(weight, {sides}) "
+            f"if its bytes are shuffled already, or call {other}"
+        )
+    return layout
+
+
+def check_scale(
+    op: str, name: str, scale: torch.Tensor | None, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], device: torch.device
+) -> torch.Tensor:
+    """A scale of one of the *shapes* and *dtypes* on *device*.
+
+    Raises:
+        OperandError: it is missing, or another.
+    """
+    if scale is None or tuple(scale.shape) not in shapes or scale.device != device:
+        wanted = " or ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
+        raise OperandError(f"{op}: {name} must be {wanted}, {names_of(dtypes)} on {device} (got {seen(scale)})")
+    return check_scale_dtype(op, name, scale, dtypes)
+
+
+def check_scale_dtype(op: str, name: str, scale: torch.Tensor, dtypes: tuple[str, ...]) -> torch.Tensor:
+    """A scale of one of the *dtypes*.
+
+    Raises:
+        OperandError: it has another.
+    """
+    if str(scale.dtype) not in map(table_text, dtypes):
+        e8m0 = str(scale.dtype) == table_text("e8m0")
+        hint = f"; e8m0 scales are not taken here: pass {name}.float()" if e8m0 else ""
+        raise OperandError(f"{op}: {name} must be {names_of(dtypes)} (got {scale.dtype}){hint}")
+    return scale
+
+
+def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.device) -> str:
+    """The short dtype of a bias [N] or [1, N] on *device*, "" for none.
+
+    Raises:
+        OperandError: another bias.
+    """
+    if bias is None:
+        return ""
+    if tuple(bias.shape) not in ((n,), (1, n)) or bias.device != device or str(bias.dtype) not in map(table_text, _BIAS_DTYPES):
+        raise OperandError(f"{op}: bias must be [{n}] or [1, {n}], {names_of(_BIAS_DTYPES)} on {device} (got {seen(bias)})")
+    return short_dtype(bias.dtype)
+
+
+def outdtype_of(op: str, otype: torch.dtype | None) -> str:
+    """The short dtype of the output, bf16 where none is asked for.
+
+    Raises:
+        OperandError: the op does not give that dtype.
+    """
+    if otype is not None and str(otype) not in map(table_text, OUTDTYPES):
+        raise OperandError(f"{op}: the output must be one of {names_of(OUTDTYPES)} (got {otype})")
+    return OUTDTYPES[0] if otype is None else short_dtype(otype)
+
+
+def rows_of(x: torch.Tensor) -> int:
+    """M: the product of all dimensions of x but the last."""
+    return math.prod(x.shape[:-1])
+
+
+def draw(rows: int, cols: int, group: int, generator: torch.Generator) -> torch.Tensor:
+    """[rows, cols] normal numbers in bf16 whose rows and groups of *group* columns differ in size, so that a scale taken from the
+    wrong place shows."""
+    import torch
+
+    device = generator.device
+    by_row = torch.rand(rows, 1, generator=generator, device=device) + 0.5
+    by_group = (torch.rand(-(-cols // group), generator=generator, device=device) + 0.5).repeat_interleave(group)[:cols]
+    out = torch.randn(rows, cols, generator=generator, device=device, dtype=torch.bfloat16)
+    return out.mul_(by_row.bfloat16()).mul_(by_group.bfloat16())

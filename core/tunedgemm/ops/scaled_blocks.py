@@ -1,0 +1,113 @@
+"""What a8w8_blockscale and a8w8_blockscale_bpreshuffle share: fp8, a float32 scale for each 1x128 of x and 128x128 of the weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from tunedgemm.dtype import dtype_bits, table_text, torch_dtype
+from tunedgemm.ops import quantised
+from tunedgemm.ops.cells import dtype, size
+from tunedgemm.ops.product import exact_dtype, exact_product
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+KEY = ("M", "N", "K")
+OPERANDS = ("x", "weight", "x_scale", "w_scale")
+WEIGHTS = (1, 3)
+#: Elements of K, and rows of the weight, that share a scale.
+BLOCK = 128
+
+
+def blocks(length: int) -> int:
+    """Blocks in so many elements, the last of them possibly shorter."""
+    return -(-length // BLOCK)
+
+
+def parser(op: str, layout: str) -> Callable[[Mapping[str, str]], Shape]:
+    """`Columns.parse` of *op*; *layout* is the one of AITER's rows, ``row`` for plain weights."""
+
+    def parse(row: Mapping[str, str]) -> Shape:
+        return Shape(
+            op=op,
+            m=size(row, "M"),
+            n=size(row, "N"),
+            k=size(row, "K"),
+            dtype=dtype(row, "dtype", quantised.FP8[0], quantised.FP8),
+            outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
+            scale="block",
+            layout="row" if layout == "row" else quantised.shuffled_cell(row, layout),
+        )
+
+    return parse
+
+
+def formatter(layout: str) -> Callable[[Shape], dict[str, str]]:
+    """`Columns.format`; *layout* as in `parser`."""
+
+    def format_(shape: Shape) -> dict[str, str]:
+        own = {} if layout == "row" else {"layout": "" if shape.layout == layout else shape.layout}
+        return {
+            "M": str(shape.m),
+            "N": str(shape.n),
+            "K": str(shape.k),
+            **own,
+            "dtype": "" if shape.dtype == quantised.FP8[0] else table_text(shape.dtype),
+            "outdtype": quantised.outdtype_cell(shape),
+        }
+
+    return format_
+
+
+def kin_of(layout: str) -> Callable[[Shape], tuple[Shape, ...]]:
+    """`Op.kin`: the shape, then as AITER's key knows it, which has neither dtypes nor a layout."""
+
+    def kin(shape: Shape) -> tuple[Shape, ...]:
+        known = attrs.evolve(shape, dtype=quantised.FP8[0], outdtype=quantised.OUTDTYPES[0], layout=layout)
+        return (shape,) if known == shape else (shape, known)
+
+    return kin
+
+
+def shape_of(op: str, layout: str, operands: tuple[torch.Tensor, ...], otype: torch.dtype | None) -> Shape:
+    """The shape of a call whose weight has that layout; raises OperandError for operands that do not fit each other."""
+    x, weight, x_scale, w_scale = operands
+    quantised.check_matrices(op, x, weight)
+    found = quantised.check_dtypes(op, x, weight, quantised.FP8)
+    m, (n, k) = quantised.rows_of(x), weight.shape
+    quantised.check_scale(op, "x_scale", x_scale, ((m, blocks(k)), (*x.shape[:-1], blocks(k))), ("fp32",), x.device)
+    quantised.check_scale(op, "w_scale", w_scale, ((blocks(n), blocks(k)),), ("fp32",), x.device)
+    return Shape(op=op, m=m, n=n, k=k, dtype=found, outdtype=quantised.outdtype_of(op, otype), scale="block", layout=layout)
+
+
+def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Tensor, ...]:
+    """Normal x [m, k] and plain weight [n, k], quantised; x_scale [m, ceil(k/128)] row-major and w_scale [ceil(n/128), ceil(k/128)]."""
+    import torch
+
+    from tunedgemm.quant import per_1x128_quant, per_block_quant
+
+    generator, target = torch.Generator(device).manual_seed(seed), torch_dtype(shape.dtype)
+    x, x_scale = per_1x128_quant(quantised.draw(shape.m, shape.k, BLOCK, generator), target)
+    weight, w_scale = per_block_quant(quantised.draw(shape.n, shape.k, BLOCK, generator), target, (BLOCK, BLOCK))
+    return x, weight, x_scale, w_scale
+
+
+def reference(shape: Shape, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """[m, n] of a plain weight and row-major scales, in float64 where that is quick, else in float32 without TF32."""
+    from tunedgemm.quant import dequant_blocks
+
+    x, weight, x_scale, w_scale = operands
+    wide = exact_dtype(shape.m, shape.n, shape.k)
+    values = dequant_blocks(x.reshape(shape.m, shape.k), x_scale.reshape(shape.m, blocks(shape.k)), wide)
+    return exact_product(values, dequant_blocks(weight, w_scale, wide, (BLOCK, BLOCK)), wide)
+
+
+def bytes_moved(shape: Shape) -> int:
+    """Each operand and the output once; scales are float32."""
+    bits = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
+    bits += 32 * (shape.m + blocks(shape.n)) * blocks(shape.k)
+    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8

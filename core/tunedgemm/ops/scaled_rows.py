@@ -1,0 +1,198 @@
+"""What a8w8 and a8w8_bpreshuffle share: ``out = (x @ weight.T) * x_scale * w_scale (+ bias)``, scales by row or by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from tunedgemm.dtype import dtype_bits, table_text, torch_dtype
+from tunedgemm.errors import OperandError
+from tunedgemm.ops import quantised
+from tunedgemm.ops.cells import dtype, flag, size, word
+from tunedgemm.ops.product import exact_dtype, exact_product
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("int8", *quantised.FP8)
+KEY = ("M", "N", "K", "q_dtype_w")
+OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
+WEIGHTS = (1, 3, 4)
+
+_KINDS = ("row", "tensor")
+_FLOAT32 = ("fp32",)
+#: Columns of K whose size `make_inputs` varies together.
+_GROUP = 128
+
+
+def kind_of(m: int, n: int, kind: str) -> str:
+    """The kind of scales; one value each is a tensor's, whatever it is called."""
+    return "tensor" if m == n == 1 else kind
+
+
+def parser(op: str, default: str, layout: Callable[[str], str]) -> Callable[[Mapping[str, str]], Shape]:
+    """`Columns.parse` of *op*; *default* is the dtype of rows without one, *layout* gives that of AITER for a dtype."""
+
+    def parse(row: Mapping[str, str]) -> Shape:
+        m, n, found = size(row, "M"), size(row, "N"), dtype(row, "q_dtype_w", default, DTYPES)
+        usual = layout(found)
+        return Shape(
+            op=op,
+            m=m,
+            n=n,
+            k=size(row, "K"),
+            dtype=found,
+            outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
+            epilogue="bias" if flag(row, "bias") else "none",
+            scale=kind_of(m, n, word(row, "scale", "row", _KINDS)),
+            layout="row" if usual == "row" else quantised.shuffled_cell(row, usual),
+        )
+
+    return parse
+
+
+def formatter(layout: Callable[[str], str]) -> Callable[[Shape], dict[str, str]]:
+    """`Columns.format`; *layout* as in `parser`."""
+
+    def format_(shape: Shape) -> dict[str, str]:
+        usual = layout(shape.dtype)
+        own = {} if usual == "row" else {"layout": "" if shape.layout == usual else shape.layout}
+        return {
+            "M": str(shape.m),
+            "N": str(shape.n),
+            "K": str(shape.k),
+            "q_dtype_w": table_text(shape.dtype),
+            **own,
+            "scale": "" if shape.scale == kind_of(shape.m, shape.n, "row") else shape.scale,
+            "outdtype": quantised.outdtype_cell(shape),
+            "bias": "True" if shape.bias else "",
+        }
+
+    return format_
+
+
+def kin_of(layout: Callable[[str], str]) -> Callable[[Shape], tuple[Shape, ...]]:
+    """`Op.kin`: the shape, then as AITER's key knows it: AITER's layout, scales by row, bf16 out, no bias."""
+
+    def kin(shape: Shape) -> tuple[Shape, ...]:
+        known = attrs.evolve(
+            shape,
+            outdtype=quantised.OUTDTYPES[0],
+            epilogue="none",
+            bias_dtype="",
+            scale=kind_of(shape.m, shape.n, "row"),
+            layout=layout(shape.dtype),
+        )
+        return (shape,) if known == shape else (shape, known)
+
+    return kin
+
+
+def shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., Shape]:
+    """`Op.shape_of`; *layout_of* gives the layout of a weight that the op takes, and raises OperandError for another."""
+
+    def shape_of(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        otype: torch.dtype | None = None,
+    ) -> Shape:
+        """The shape of a call; raises OperandError for operands that do not fit each other."""
+        layout = layout_of(weight)
+        quantised.check_matrices(op, x, weight)
+        found = quantised.check_dtypes(op, x, weight, DTYPES)
+        m, n = quantised.rows_of(x), weight.shape[0]
+        bias_dtype = quantised.bias_dtype_of(op, bias, n, x.device)
+        return Shape(
+            op=op,
+            m=m,
+            n=n,
+            k=x.shape[-1],
+            dtype=found,
+            outdtype=quantised.outdtype_of(op, otype),
+            epilogue="bias" if bias_dtype else "none",
+            bias_dtype=bias_dtype,
+            scale=_kind(op, x, n, x_scale, w_scale),
+            layout=layout,
+        )
+
+    return shape_of
+
+
+def _kind(op: str, x: torch.Tensor, n: int, x_scale: torch.Tensor | None, w_scale: torch.Tensor | None) -> str:
+    """``tensor`` for one value each, else ``row``; raises OperandError for any other scales."""
+    m = quantised.rows_of(x)
+    for name, scale in (("x_scale", x_scale), ("w_scale", w_scale)):
+        if scale is not None and scale.device != x.device:
+            raise OperandError(f"{op}: {name} must be on {x.device}, as x (got {quantised.seen(scale)})")
+    ones = [scale is not None and scale.numel() == 1 for scale in (x_scale, w_scale)]
+    if all(ones):
+        kind = "tensor"
+    elif ones == [True, False] and m != 1:
+        raise OperandError(
+            f"{op}: x_scale is of the whole tensor and w_scale by row (got {quantised.seen(x_scale)}, {quantised.seen(w_scale)}); "
+            f"pass x_scale.reshape(1, 1).expand({m}, 1).contiguous()"
+        )
+    elif ones == [False, True] and n != 1:
+        raise OperandError(
+            f"{op}: x_scale is by row and w_scale of the whole tensor (got {quantised.seen(x_scale)}, {quantised.seen(w_scale)}); "
+            f"pass w_scale.reshape(1, 1).expand({n}, 1).contiguous()"
+        )
+    else:
+        kind = "row"
+        quantised.check_scale(op, "x_scale", x_scale, ((m,), (m, 1), (*x.shape[:-1], 1)), _FLOAT32, x.device)
+        quantised.check_scale(op, "w_scale", w_scale, ((n,), (n, 1), (1, n)), _FLOAT32, x.device)
+    for name, scale in (("x_scale", x_scale), ("w_scale", w_scale)):
+        if scale is not None:
+            quantised.check_scale_dtype(op, name, scale, _FLOAT32)
+    return kind
+
+
+def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """x [m, k] and weight [n, k] of normal numbers, quantised; scales [m, 1] and [n, 1], or [1] each; bias [n] where asked for."""
+    import torch
+
+    from tunedgemm.quant import per_tensor_quant, pertoken_quant
+    from tunedgemm.weights import shuffle_weight
+
+    generator = torch.Generator(device).manual_seed(seed)
+    quantise = per_tensor_quant if shape.scale == "tensor" else pertoken_quant
+    target = torch_dtype(shape.dtype)
+    x, x_scale = quantise(quantised.draw(shape.m, shape.k, _GROUP, generator), quant_dtype=target)
+    weight, w_scale = quantise(quantised.draw(shape.n, shape.k, _GROUP, generator), quant_dtype=target)
+    weight = weight if shape.layout == "row" else shuffle_weight(weight, shape.layout)
+    if not shape.bias:
+        return x, weight, x_scale, w_scale
+    return x, weight, x_scale, w_scale, torch.randn(shape.n, generator=generator, device=device).to(torch_dtype(shape.bias_dtype))
+
+
+def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
+    """[m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    from tunedgemm.weights import unshuffled
+
+    x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
+    wide = exact_dtype(shape.m, shape.n, shape.k)
+    out = exact_product(x.reshape(shape.m, shape.k), unshuffled(weight), wide)
+    out = out.mul_(x_scale.to(wide).reshape(-1, 1)).mul_(w_scale.to(wide).reshape(1, -1))
+    return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
+
+
+def first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
+    """`Op.first_rows`: x and, where they go by row, its scales."""
+    x, weight, x_scale, *rest = operands
+    x_scale = x_scale.reshape(-1, 1)[:m].contiguous() if shape.scale == "row" else x_scale
+    return (x.reshape(shape.m, shape.k)[:m].contiguous(), weight, x_scale, *rest)
+
+
+def bytes_moved(shape: Shape) -> int:
+    """Each operand and the output once; scales are float32."""
+    bits = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
+    bits += 32 * (2 if shape.scale == "tensor" else shape.m + shape.n)
+    bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
+    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
