@@ -131,14 +131,14 @@ def per_block_quant(
     """
     high, wide = block
     rows, limit = _rows(w, dims=2), _limit(quant_dtype)
-    n, k = w.shape[-2:]
+    count, (n, k) = w.shape[:-2].numel(), w.shape[-2:]
     down, across = -(-n // high), -(-k // wide)
     q = torch.empty(w.shape, dtype=quant_dtype, device=w.device)
     scale = torch.empty(*w.shape[:-2], down, across, dtype=torch.float32, device=w.device)
-    for source, target, scales in zip(rows.view(-1, n, k), q.view(-1, n, k), scale.view(-1, down, across), strict=True):
+    for source, target, scales in zip(rows.view(count, n, k), q.view(count, n, k), scale.view(count, down, across), strict=True):
         for part in _slices(down, high * k):
             lines = slice(part.start * high, min(part.stop * high, n))
-            values = _blocks(source[lines].to(torch.float32), high, wide)
+            values = _blocks(source[lines].to(torch.float32, copy=True), high, wide)
             scales[part] = _scale(values.abs().amax((1, 3)), limit)
             values = _cast(values, scales[part][:, None, :, None], quant_dtype, own=True)
             target[lines] = values.reshape(-1, across * wide)[: lines.stop - lines.start, :k]
@@ -293,14 +293,14 @@ def dequant_blocks(
     lines = _matrix(q) if high == 1 else q.detach()
     if lines.dim() < 2:
         raise OperandError(f"blocks of {high}x{wide} are of a tensor [..., N, K] (got {tuple(q.shape)})")
-    n, k = lines.shape[-2:]
+    count, (n, k) = lines.shape[:-2].numel(), lines.shape[-2:]
     down, across = -(-n // high), -(-k // wide)
     wanted = (*q.shape[:-1], across) if high == 1 else (*q.shape[:-2], down, across)
     if tuple(scale.shape) != wanted:
         raise OperandError(f"scales of {high}x{wide} blocks of {tuple(q.shape)} are {list(wanted)} (got {tuple(scale.shape)})")
     out = torch.empty(q.shape, dtype=dtype, device=q.device)
     work = _work(dtype)
-    parts = zip(lines.reshape(-1, n, k), out.view(-1, n, k), scale.detach().reshape(-1, down, across), strict=True)
+    parts = zip(lines.reshape(count, n, k), out.view(count, n, k), scale.detach().reshape(count, down, across), strict=True)
     for source, target, scales in parts:
         for part in _slices(down, high * k):
             some = slice(part.start * high, min(part.stop * high, n))
@@ -418,7 +418,7 @@ def _power(top: torch.Tensor) -> torch.Tensor:
     Read off the bits of amax = f * 2^e: f / 1.5 * 2^(e - 2) rounds up to 2^(e - 2) up to f = 1.5, beyond to 2^(e - 1). A
     division on the device may multiply by 1/6 instead, which is another number.
     """
-    bits = top.contiguous().view(torch.int32)
+    bits = top.contiguous().view(torch.int32) & 0x7FFFFFFF
     field, fraction = bits >> 23, bits & 0x7FFFFF
     power = (field - 2 + (fraction > 0x400000).to(torch.int32)).clamp_(min=1)
     # 3 units of the smallest subnormal and less vanish when divided by 6

@@ -1,12 +1,19 @@
 """Shuffled weights: AITER's layouts for the matrix cores, as a tensor type of their own that ordinary products refuse.
 
 The permutation is AITER's (aiter/ops/shuffle.py): of each block of IN rows, K is cut into packs of 16 bytes, and the packs
-of the IN rows at one place of K lie next to each other. IK decides only what K must be divisible by.
+of the IN rows at one place of K lie next to each other. IK decides only what K must be divisible by. In elements, with P of
+them in a pack, element (n, k) of [N, K] lies at (n // IN) * IN * K + (k // P) * IN * P + (n % IN) * P + k % P.
+
+Not here: AITER's variants for int4 (``use_int4``) and for interleaved gate and up rows (``is_guinterleave``).
+
+Saving: a state_dict with shuffled weights goes through `torch.save`; reading it with ``weights_only=True`` needs this module
+imported before. safetensors keeps bytes without a type: save ``w.plain``, and give what is read to `as_shuffled`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +31,10 @@ _KEPT = (
     _aten.detach.default, _aten.clone.default, _aten.alias.default, _aten._to_copy.default, _aten.empty_like.default,
     _aten.lift_fresh.default, _aten._pin_memory.default,
 )  # fmt: skip
+#: Operations that take whole matrices of a stack [..., N, K], experts for example.
+_PARTS = (_aten.select.int, _aten.slice.Tensor, _aten.unbind.int)
+#: Questions about the memory, not about what is in it.
+_ASKED = (_aten.is_pinned.default, _aten.record_stream.default)
 
 
 def layout_name(layout: tuple[int, int] | str) -> str:
@@ -32,11 +43,11 @@ def layout_name(layout: tuple[int, int] | str) -> str:
     Raises:
         OperandError: no such layout.
     """
-    pair = _ALIASES.get(layout, layout) if isinstance(layout, str) else layout
+    pair: Any = _ALIASES.get(layout, layout) if isinstance(layout, str) else layout
     if isinstance(pair, str):
         found = _NAME.fullmatch(pair)
         pair = (int(found[1]), int(found[2])) if found else (0, 0)
-    if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
         raise OperandError(f"unknown weight layout {layout!r}; known: (16, 16), (32, 16), (16, 32), 'tn' for (16, 16)")
     return f"aiter{pair[0]}x{pair[1]}"
 
@@ -97,12 +108,12 @@ def unshuffle_weight(x: torch.Tensor, layout: tuple[int, int] | str | None = Non
         layout: needed for a plain tensor.
 
     Raises:
-        OperandError: a plain tensor without a layout, or one that does not divide.
+        OperandError: a plain tensor without a layout, one that does not divide or is not contiguous, or a layout that is not the weight's.
     """
-    name = x.layout_name if isinstance(x, ShuffledWeight) else layout_name(layout) if layout is not None else ""
+    name = layout_name(layout) if layout is not None else getattr(x, "layout_name", "")
     if not name:
         raise OperandError("a plain tensor does not tell its layout: name it, as unshuffle_weight(x, (16, 16))")
-    plain = plain_weight(x)
+    plain = as_shuffled(x, name).plain
     blocks, rows, packs, pack = _blocks(plain, name)
     view = _bytes(plain).view(*plain.shape[:-2], blocks, packs, rows, pack * plain.element_size())
     return view.transpose(-3, -2).contiguous().view(plain.dtype).view(plain.shape)
@@ -112,13 +123,17 @@ def as_shuffled(x: torch.Tensor, layout: tuple[int, int] | str = (16, 16)) -> Sh
     """Declare that a plain contiguous tensor holds shuffled bytes already, as a checkpoint may; nothing is copied.
 
     Raises:
-        OperandError: its sizes do not fit the layout.
+        OperandError: its sizes do not fit the layout, or it is typed with another.
     """
     name = layout_name(layout)
+    if isinstance(x, ShuffledWeight):
+        if x.layout_name != name:
+            raise OperandError(f"the weight is of layout {x.layout_name} already, not {name}; unshuffle_weight(w) first")
+        return x
     if not x.is_contiguous():
         raise OperandError(f"a shuffled weight is contiguous (got {tuple(x.shape)} with strides {x.stride()})")
     _blocks(x, name)
-    return _wrapped(plain_weight(x), name)
+    return _wrapped(x, name)
 
 
 def plain_weight(x: torch.Tensor) -> torch.Tensor:
@@ -139,52 +154,80 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
 class ShuffledWeight(torch.Tensor):
     """A weight in a shuffled layout: shape, dtype and device of the plain one, its bytes in another order.
 
-    It moves between devices, is cloned, detached, saved and loaded; whatever would compute with it as if it were plain raises.
+    It moves between devices, is cloned, detached, compared, saved and loaded, and may be a parameter; of a stack [E, N, K] whole
+    matrices can be taken (``w[e]``, ``w[a:b]``, ``for one in w``). Whatever would read it as if it were plain raises OperandError.
+    No gradient reaches it. One subclass a layout, made by `shuffle_weight` and `as_shuffled`.
 
     Attributes:
         layout_name: the name in `Shape.layout`.
-        plain: the same memory as an ordinary tensor, which launchers get.
+        plain: the same memory as an ordinary tensor without a gradient, which launchers, Triton and safetensors get.
     """
 
     layout_name: str
-    plain: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, plain: torch.Tensor, layout: str) -> ShuffledWeight:
-        made: ShuffledWeight = torch.Tensor._make_subclass(cls, plain, plain.requires_grad)
-        made.plain, made.layout_name = plain, layout
-        return made
+    _plain: torch.Tensor | None = None
 
     # Attributes such as shape stay as quick as those of a plain tensor: dispatch reads them in each call.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @property
+    def plain(self) -> torch.Tensor:
+        kept = self._plain
+        # A module that moves gives its parameter other memory, by ways that Python does not see either.
+        if kept is None or kept.data_ptr() != self.data_ptr():
+            with torch._C._DisableTorchDispatch():
+                kept = self._plain = torch.Tensor._make_subclass(torch.Tensor, self)
+        return kept
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        """As for any tensor; only a weight of the same layout can be set."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if not _same_layout(self, value):
+            raise OperandError(_unlike(self, value))
+        self._plain = None  # lets the old memory go
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Operations that keep the order of the bytes; all others raise OperandError."""
         kwargs = kwargs or {}
-        weight = next(value for value in [*args, *kwargs.values()] if isinstance(value, ShuffledWeight))
+        weight = next(_weights([args, kwargs.values()]))
         plain_args = [plain_weight(value) if isinstance(value, torch.Tensor) else value for value in args]
         if func in _KEPT:
             if kwargs.get("dtype") not in (None, weight.dtype):
                 raise OperandError(f"a weight of layout {weight.layout_name} cannot change its dtype; unshuffle_weight(w) first")
             return _wrapped(func(*plain_args, **kwargs), weight.layout_name)
-        if func is _aten.copy_.default:
-            source = args[1]
-            if not (
-                isinstance(args[0], ShuffledWeight) and isinstance(source, ShuffledWeight) and source.layout_name == args[0].layout_name
-            ):
-                raise OperandError(f"only a weight of layout {weight.layout_name} can be copied from or to one; shuffle_weight(w) first")
-            func(*plain_args, **kwargs)
+        if func in _PARTS:
+            return _taken(weight, func, plain_args, kwargs)
+        if func in _ASKED:
+            return func(*plain_args, **kwargs)
+        if func in (_aten.copy_.default, _aten.equal.default):
+            if not _same_layout(args[0], args[1]):
+                raise OperandError(_unlike(args[0], args[1]))
+            if func is _aten.equal.default:
+                return bool(torch.equal(_bytes(plain_args[0]), _bytes(plain_args[1])))
+            _copied(plain_args[0], plain_args[1], bool(plain_args[2:] and plain_args[2]) or bool(kwargs.get("non_blocking")))
             return args[0]
         raise OperandError(
             f"{func.__name__.split('.')[0]} would read a weight of layout {weight.layout_name} as if it were plain; "
-            "call the op for shuffled weights, or unshuffle_weight(w) first"
+            "call the op for shuffled weights, unshuffle_weight(w) first, or take the bytes as they lie from w.plain"
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShuffledWeight:
+        """A clone; a parameter stays one."""
+        if id(self) not in memo:
+            parameter = isinstance(self, torch.nn.Parameter)
+            memo[id(self)] = _rebuilt(self.plain.clone(), self.layout_name, self.requires_grad, parameter)
+        copied: ShuffledWeight = memo[id(self)]
+        return copied
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickled and saved by `torch.save` as the plain tensor and the layout."""
+        """Pickled and saved by `torch.save` as the plain tensor, the layout, and whether it is a parameter."""
         del protocol
-        return as_shuffled, (self.plain, self.layout_name)
+        return _rebuilt, (self.plain, self.layout_name, self.requires_grad, isinstance(self, torch.nn.Parameter))
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"ShuffledWeight({tuple(self.shape)}, {self.dtype}, {self.device}, layout={self.layout_name})"
@@ -193,8 +236,75 @@ class ShuffledWeight(torch.Tensor):
 def _wrapped(plain: torch.Tensor, layout: str) -> ShuffledWeight:
     """As the type of that layout: dispatch tells shuffled weights apart by their type."""
     if layout not in _TYPES:
-        _TYPES[layout] = type(f"ShuffledWeight_{layout}", (ShuffledWeight,), {})
-    return _TYPES[layout](plain, layout)
+        _TYPES[layout] = type(f"ShuffledWeight_{layout}", (ShuffledWeight,), {"layout_name": layout})
+    made: ShuffledWeight = torch.Tensor._make_subclass(_TYPES[layout], plain)
+    return made
 
 
 _TYPES: dict[str, type[ShuffledWeight]] = {}
+
+
+def _rebuilt(plain: torch.Tensor, layout: str, requires_grad: bool, parameter: bool) -> ShuffledWeight:
+    """What `__reduce_ex__` and `__deepcopy__` took apart."""
+    weight: Any = as_shuffled(plain, layout)
+    if parameter:
+        weight = torch.nn.Parameter(weight, requires_grad=requires_grad)
+    if requires_grad:
+        weight.requires_grad_()
+    made: ShuffledWeight = weight
+    return made
+
+
+def _weights(values: Iterable[Any]) -> Iterator[ShuffledWeight]:
+    """The shuffled weights among arguments, in lists, too."""
+    for value in values:
+        if isinstance(value, ShuffledWeight):
+            yield value
+        elif isinstance(value, Iterable) and not isinstance(value, (torch.Tensor, str)):
+            yield from _weights(value)
+
+
+def _same_layout(one: Any, other: Any) -> bool:
+    return isinstance(one, ShuffledWeight) and type(one) is type(other)
+
+
+def _unlike(one: Any, other: Any) -> str:
+    """Why two tensors cannot be compared or copied, and what to do."""
+    names = [value.layout_name if isinstance(value, ShuffledWeight) else "row" for value in (one, other)]
+    if names[0] == "row":
+        return f"a weight of layout {names[1]} cannot go where a plain one is; unshuffle_weight(w) first"
+    hint = f"shuffle_weight(w, {_sides(names[0])}), or as_shuffled(w, {_sides(names[0])}) if its bytes are in that order already"
+    if names[1] == "row":
+        return f"a plain weight cannot go where one of layout {names[0]} is; {hint}"
+    return f"a weight of layout {names[1]} cannot go where one of layout {names[0]} is; unshuffle_weight(w), then {hint}"
+
+
+def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+    if target.shape != source.shape or target.dtype != source.dtype:
+        raise OperandError(
+            f"a shuffled weight is copied between equal shapes and dtypes: {tuple(target.shape)} {target.dtype} from "
+            f"{tuple(source.shape)} {source.dtype}"
+        )
+    _bytes(target).copy_(_bytes(source), non_blocking)
+
+
+def _taken(weight: ShuffledWeight, func: Any, plain_args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Whole matrices of a stack, each in the layout of the stack."""
+    dim = plain_args[1] if len(plain_args) > 1 else kwargs.get("dim", 0)
+    found = func(*plain_args, **kwargs)
+    whole = isinstance(found, torch.Tensor) and found.shape == weight.shape
+    if dim % weight.dim() >= weight.dim() - 2 and not whole:
+        raise OperandError(
+            f"a weight of layout {weight.layout_name} can be indexed along the dimensions before [N, K] alone (got {tuple(weight.shape)}, "
+            f"dimension {dim}); unshuffle_weight(w) first, or take the bytes as they lie from w.plain"
+        )
+    parts = found if isinstance(found, (tuple, list)) else (found,)
+    if not all(part.is_contiguous() for part in parts):
+        raise OperandError(
+            f"this part of a weight {tuple(weight.shape)} of layout {weight.layout_name} is not contiguous; unshuffle_weight(w) first"
+        )
+    typed = [_wrapped(part, weight.layout_name) for part in parts]
+    return typed if isinstance(found, (tuple, list)) else typed[0]
+
+
+torch.serialization.add_safe_globals([_rebuilt])
