@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from tunedgemm.device import Device
+from tunedgemm.errors import PluginError
 from tunedgemm.launcher import Launcher
-from tunedgemm.libtypes import BUILTIN
+from tunedgemm.libtypes import BUILTIN, absent
 from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
@@ -26,6 +27,9 @@ _log = logging.getLogger("tunedgemm")
 #: What fits every shape: the built-in backend's own call.
 NATIVE = Solution(BUILTIN, "native")
 
+#: Kernels that a message about a part of their names lists.
+_NAMES = 5
+
 
 @attrs.frozen
 class Offer:
@@ -37,6 +41,7 @@ class Offer:
         why: where it comes from, in words: the row's file and line, or whose heuristic.
         us: the row's time in microseconds, else 0.
         libver: the library version that the row was tuned with, else "".
+        partial: whether the kernel's name may be a part of one, as in a row that names no device; see `resolve`.
     """
 
     solution: Solution
@@ -44,6 +49,7 @@ class Offer:
     why: str
     us: float = 0.0
     libver: str = ""
+    partial: bool = False
 
 
 @attrs.frozen
@@ -77,7 +83,7 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
         row = match.row
         other = "" if match.same_device else f", measured on {row.device}"
         why = f"{row.source}:{row.line}, {row.us:.2f} us, {match.granularity} M={row.shape.m}{other}"
-        yield Offer(row.solution, "table", why, row.us, row.libver)
+        yield Offer(row.solution, "table", why, row.us, row.libver, partial=not (row.gfx or row.cu_num))
     for libtype in untuned:
         backend = registry.get(libtype) if libtype in registry.libtypes else None
         solution = backend.heuristic_fallback(shape, device) if isinstance(backend, Backend) else None
@@ -88,12 +94,41 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
 
 def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> Backend | Unsupported:
     """The backend that can serve an offer by its static limits, or why none can."""
-    solution = offer.solution
-    backend = registry.get(solution.libtype)
+    libtype = offer.solution.libtype
+    why = absent(libtype) if libtype not in registry.libtypes else ""
+    backend = Unsupported(why) if why else registry.get(libtype)
     if isinstance(backend, Unsupported):
-        return Unsupported(f"libtype {solution.libtype!r}: {backend.reason}")
+        return Unsupported(f"libtype {libtype!r}: {backend.reason}")
     answer = backend.supports(shape, device)
     return backend if answer else Unsupported(str(answer))
+
+
+def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Offer | Unsupported:
+    """An offer with the whole name of a solution, where its row may give a part of it, or none.
+
+    A row that names no device was written by hand: without a kernel's name it means the backend's heuristic, else any
+    part of a name that one kernel alone among those for the shape has; of its solutions then the backend's first.
+    """
+    wanted = offer.solution
+    if not offer.partial:
+        return offer
+    if not wanted.kernel_name:
+        choice = backend.heuristic_fallback(shape, device)
+        why = f"{offer.why}; heuristic of {backend.libtype}"
+        return attrs.evolve(offer, solution=choice, why=why) if choice else Unsupported(f"heuristic of {backend.libtype} has no choice")
+    try:
+        solutions = [found for found in backend.solutions(shape, device) if wanted.split_k in (0, found.split_k)]
+    except PluginError as error:
+        return Unsupported(str(error))
+    fitting = [found for found in solutions if found.kernel_name == wanted.kernel_name]
+    fitting = fitting or [found for found in solutions if wanted.kernel_name in found.kernel_name]
+    names = list(dict.fromkeys(found.kernel_name for found in fitting))
+    if len(names) == 1:
+        return attrs.evolve(offer, solution=fitting[0])
+    if names:
+        told = ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
+        return Unsupported(f"{len(names)} kernels of {backend.libtype} have {wanted.kernel_name!r} in their names: {told}")
+    return Unsupported(f"no kernel of {backend.libtype} for this shape has {wanted.kernel_name!r} in its name")
 
 
 def choose(
@@ -108,18 +143,19 @@ def choose(
     passed: list[tuple[Offer, str]] = []
     last: Offer | None = None
     for offer in found:
-        last = offer
         backend = examine(offer, shape, device, registry)
-        reason = str(backend) if isinstance(backend, Unsupported) else veto(offer.solution)
+        whole = backend if isinstance(backend, Unsupported) else resolve(offer, backend, shape, device)
+        last = whole if isinstance(whole, Offer) else offer
+        reason = whole.reason if isinstance(whole, Unsupported) else veto(whole.solution)
         if not reason and isinstance(backend, Backend):
             if not present:
-                return Explanation(shape, device, offer, tuple(passed)), None
-            launcher = backend.bind(offer.solution, shape, device)
+                return Explanation(shape, device, last, tuple(passed)), None
+            launcher = backend.bind(last.solution, shape, device)
             if isinstance(launcher, Launcher):
-                _revalidated(offer, backend, device)
-                return Explanation(shape, device, offer, tuple(passed)), launcher
+                _revalidated(last, backend, device)
+                return Explanation(shape, device, last, tuple(passed)), launcher
             reason = f"{backend.libtype} refuses: {launcher.reason}"
-        passed.append((offer, reason))
+        passed.append((last, reason))
     if last is None:
         raise AssertionError("offers() yields at least the built-in backend")
     return Explanation(shape, device, last, tuple(passed[:-1])), None

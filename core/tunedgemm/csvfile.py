@@ -132,7 +132,7 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
     sheet = read_sheet(path)
     known = tuple(dict.fromkeys((*op.columns.key, *op.columns.own, *UNTUNED_EXTRA)))
     unknown = [column for column in sheet.columns if column not in known]
-    if set(_MEASURED) & set(unknown):
+    if _is_tuned(unknown):
         raise TableError(f"{path}: is a tuned table, not a list of shapes; name the untuned file, whose columns are {', '.join(known)}")
     if unknown:
         raise TableError(
@@ -258,7 +258,7 @@ def _know_columns(path: Path, op: Op, sheet: Sheet) -> None:
     taken = (*op.columns.key, *op.columns.values, *_appended(op))
     renamed = {old: new for old, new in renamed.items() if old != new and new in taken and new not in sheet.columns}
     sheet.rename(renamed)
-    if not set(_MEASURED) & set(sheet.columns):
+    if not _is_tuned(sheet.columns):
         twin = f" and {op.columns.untuned_file} the list of shapes to tune"
         lacks = f"lacks the column {', '.join(map(repr, _measures(op)))}"
         if set(sheet.columns) <= {*op.columns.key, *op.columns.own, *UNTUNED_EXTRA}:
@@ -273,39 +273,54 @@ def _know_columns(path: Path, op: Op, sheet: Sheet) -> None:
 
 
 def look_alikes(columns: Sequence[str]) -> list[str]:
-    """The ops whose tuned or untuned files have these columns, best first; none where no op's do.
+    """The ops whose tuned or untuned files have these columns; none where no op's do.
 
     A file with AITER's columns in AITER's order is of the ops that have exactly these; else all that could read it are.
     """
-    places = [column for column in columns if column != "gfx"]
-    fits = {name: op for name, op in ops().items() if set(_sizes(op)) <= set(columns) and not set(foreign_columns(op)) & set(columns)}
-    if not set(_MEASURED) & set(columns):
-        exact = [name for name, op in fits.items() if list(op.columns.key) == places]
-        return exact or list(fits)
-    exact = [
-        name
-        for name, op in fits.items()
-        if [*op.columns.key, *op.columns.values] == places[1 : 1 + len(op.columns.key + op.columns.values)]
-    ]
-    named = {SYNONYMS.get(column, column) for column in columns}
-    return exact or [name for name, op in fits.items() if {SYNONYMS.get(column, column) for column in _measures(op)} <= {*named, "us"}]
+    fits = [op for op in ops().values() if set(_sizes(op)) <= set(columns) and not set(foreign_columns(op)) & set(columns)]
+    if _is_tuned(columns):
+        said = {SYNONYMS.get(column, column) for column in columns} | ({"us"} if "tflops" in columns else set())
+        fits = [op for op in fits if {SYNONYMS.get(column, column) for column in _measures(op)} <= said]
+    return [op.name for op in fits if _is_of_aiter(columns, op)] or [op.name for op in fits]
+
+
+def _is_tuned(columns: Iterable[str]) -> bool:
+    return bool(set(_MEASURED) & set(columns))
+
+
+def _is_of_aiter(columns: Sequence[str], op: Op) -> bool:
+    """Whether a file has AITER's columns in AITER's order, whatever follows them."""
+    if not _is_tuned(columns):
+        return list(columns) == list(op.columns.key)
+    aiters = ["cu_num", *op.columns.key, *op.columns.values]
+    return [column for column in columns if column != "gfx"][: len(aiters)] == aiters
 
 
 def infer_op(paths: Iterable[Path]) -> Op:
-    """The op whose tables these files are, by their columns and, where several ops have the same, by their names.
+    """The op whose tables or lists of shapes these files are: by their names, where their columns leave several.
+
+    A file whose columns are not exactly AITER's, or that lists M, N and K alone, is of a16w16 where it may be.
 
     Raises:
         TableError: a file cannot be read.
-        UserError: several ops have such columns and no name tells which.
+        UserError: several ops have such columns and no name tells which, or the files are of several ops.
     """
-    left: list[str] | None = None
+    found: dict[str, Path] = {}
     for path in paths:
-        alike = look_alikes(read_sheet(path).columns)
+        columns = read_sheet(path).columns
+        alike = look_alikes(columns)
         named = [name for name in alike if is_table_name(path.name, ops()[name])]
-        left = [name for name in left if name in (named or alike)] if left is not None else named or alike
-    if left and len(left) > 1 and _DEFAULT_OP not in left:
-        raise UserError(f"{', '.join(map(str, paths))}: the columns are those of {' and of '.join(left)}; name one with --op")
-    return op_named(left[0] if left and len(left) == 1 else _DEFAULT_OP)
+        loose = not _is_tuned(columns) or not any(_is_of_aiter(columns, ops()[name]) for name in alike)
+        if len(named or alike) == 1:
+            found.setdefault((named or alike)[0], path)
+        elif not alike or loose:
+            found.setdefault(_DEFAULT_OP, path)
+        else:
+            raise UserError(f"{path}: the columns are those of {' and of '.join(alike)}; name one with --op")
+    if len(found) > 1:
+        told = ", ".join(f"{path} of {name}" for name, path in found.items())
+        raise UserError(f"these are files of several ops ({told}): give those of one, or name it with --op")
+    return op_named(next(iter(found), _DEFAULT_OP))
 
 
 def _alike(op: Op, columns: Sequence[str]) -> str:

@@ -85,19 +85,20 @@ def table_layers(op: Op, above: Sequence[Path] = ()) -> list[Layer]:
     layers = [Layer("instance", tuple(above)), Layer("environment", tuple(named))]
     if defaults:
         name = op.columns.tuned_file
-        models = sorted(path for path in (SHIPPED / MODELS).glob("*.csv") if is_table_name(path.name, op))
+        models = sorted(path for path in (SHIPPED / MODELS).glob("*.csv") if "untuned" not in path.name and is_table_name(path.name, op))
         layers += [Layer("user", (home_folder() / name,)), Layer("model", tuple(models)), Layer("shipped", (SHIPPED / name,))]
     return [layer for layer in layers if layer.paths]
 
 
 def is_table_name(name: str, op: Op) -> bool:
-    """Whether a file's name says that it is a tuned table of this op: it holds the name of the op's file as whole words.
+    """Whether a file's name says that it is of this op, tuned or untuned: it holds the name of the op's file as whole words.
 
     ``dsv3_a8w8_bpreshuffle_tuned_gemm.csv`` is a table of a8w8_bpreshuffle alone: the longest name that fits decides.
     """
-    stem = Path(op.columns.tuned_file).stem
-    stems = {stem, *(Path(other.columns.tuned_file).stem for other in ops().values())}
-    return stem == max((each for each in stems if _words(each).search(name)), key=len, default="")
+    own = (op.columns.tuned_file, op.columns.untuned_file)
+    every = {*own, *(file for other in ops().values() for file in (other.columns.tuned_file, other.columns.untuned_file))}
+    fitting = [file for file in every if _words(Path(file).stem).search(name)]
+    return bool(fitting) and max(fitting, key=len) in own
 
 
 @functools.cache

@@ -42,6 +42,9 @@ _GFX_OF_CUS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 #: the short form has no such columns: its lines hold for all of these
 _ANY = {"bias": ("False", "True"), "dtype": ("bf16", "fp16")}
 
+#: column and word of AITER's rows that it looks up for nobody: what it runs in their place where flydsl is absent
+_UNUSED = ("_tag", "flydsl_fallback")
+
 #: what a kernel's name holds in the short form where it wants shuffled weights
 _SHUFFLED = "bshuffle"
 
@@ -199,12 +202,12 @@ def record_of(row: Row, op: Op) -> Record:
         "bw": str(round(op.bytes_moved(row.shape) / measured / 1e3, 2)),
     }
     own = own_names(op.columns)
-    told = dict(op.columns.write(values))
+    extra = {column: str(value) for column, value in row.solution.extra}
+    told = op.columns.write(values | extra)
     cells = dict(row.extra) | {"gfx": row.gfx, "cu_num": str(row.cu_num), "device": row.device, "libver": row.libver}
     cells |= {"libtype": row.solution.libtype} if "libtype" not in own else {}
     cells |= op.columns.format(row.shape)
-    cells |= {column: told.get(column, told.get(name, "")) for name, column in own.items()}
-    cells |= {column: str(value) for column, value in row.solution.extra}
+    cells |= extra | {column: text for name, column in own.items() if (text := told.get(column, "") or told.get(name, ""))}
     return Record(cells=cells)
 
 
@@ -235,6 +238,8 @@ def _texts(record: Record, op: Op) -> dict[str, str]:
         raise TableError(f"has fields beyond the last column: {', '.join(record.surplus)[:60]!r}")
     if cells.get(first) == first:
         raise TableError("repeats the line of column names: are these several files in one?")
+    if cells.get(_UNUSED[0]) == _UNUSED[1]:
+        raise TableError(f"is tagged {_UNUSED[1]!r}: AITER looks up no such row, nor does this")
     if stray := [column for column in foreign_columns(op) if _ours(cells, column)]:
         raise TableError(f"is a row of another op than {op.name}, which has no {', '.join(map(repr, stray))}")
     texts = {column: text for column in op.columns.key if (text := _get(cells, column))}
