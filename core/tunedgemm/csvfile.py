@@ -313,7 +313,7 @@ def infer_op(paths: Iterable[Path]) -> Op:
         loose = not _is_tuned(columns) or not any(_is_of_aiter(columns, ops()[name]) for name in alike)
         if len(named or alike) == 1:
             found.setdefault((named or alike)[0], path)
-        elif not alike or loose:
+        elif not alike or (loose and not set(foreign_columns(op_named(_DEFAULT_OP))) & set(columns)):
             found.setdefault(_DEFAULT_OP, path)
         else:
             raise UserError(f"{path}: the columns are those of {' and of '.join(alike)}; name one with --op")

@@ -18,8 +18,9 @@ from torch import is_grad_enabled
 
 from tunedgemm.calls import Call, call_key, copying, counted, dense
 from tunedgemm.capture import Capture, recorder
-from tunedgemm.choice import NATIVE, Explanation, choose, offers
+from tunedgemm.choice import NATIVE, Explanation, Offer, choose, examine, offers
 from tunedgemm.device import Device, current_device, device_of
+from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.launcher import Launcher
 from tunedgemm.libtypes import BUILTIN
@@ -37,6 +38,7 @@ _log = logging.getLogger("tunedgemm")
 #: Launchers kept by one process; a workload that meets more keys than this starts over, which rebinds what it uses.
 MAX_LAUNCHERS = 65_536
 
+_TORCHS = Offer(NATIVE, "builtin", "torch's own call")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -245,10 +247,18 @@ class Dispatcher:
         return native if solution.libtype == BUILTIN else copying(launcher.call, native, self.op.weights), solution
 
     def _torch(self, shape: Shape, device: Device) -> Call:
+        """Torch's own call: what keeps gradients, takes subclasses and any strides, and is safe to capture."""
         backend = self.registry.get(BUILTIN)
-        launcher = backend.bind(NATIVE, shape, device) if isinstance(backend, Backend) else backend
+        if isinstance(backend, Backend) and self.op.name not in backend.ops and shape.m == 0:
+            op, otype = self.op, torch_dtype(shape.outdtype)
+            return lambda *operands: op.fake(*operands, otype=otype)  # it is empty, and so all there is of it
+        able = examine(_TORCHS, shape, device, self.registry)
+        launcher = able.bind(NATIVE, shape, device) if isinstance(able, Backend) else able
         if not isinstance(launcher, Launcher):
-            raise UserError(f"{shape} on {device}: {launcher.reason}")
+            raise UserError(
+                f"{shape} on {device}: this call is torch's (it needs a gradient, has operands of other types or strides, or is "
+                f"captured in a graph before prewarm()), and torch has none: {launcher.reason}"
+            )
         return launcher.call
 
 

@@ -3,43 +3,98 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tunedgemm.command import Command
 from tunedgemm.errors import UserError
 
+if TYPE_CHECKING:
+    from tunedgemm.device import Device
+    from tunedgemm.ops.op import Op
+    from tunedgemm.shape import Shape
+
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sizes", metavar="M,N,K", help="sizes, as 16,1280,8192")
-    parser.add_argument("--op", default="a16w16", help="op family (default: %(default)s)")
-    parser.add_argument("--dtype", default="bf16", help="dtype of the activations (default: %(default)s)")
-    parser.add_argument("--outdtype", default="", help="dtype of the output; default: the activations'")
-    parser.add_argument("--bias", action="store_true", help="with a bias vector")
-    parser.add_argument("--layout", default="row", help="layout of the weight (default: %(default)s)")
+    parser.add_argument(
+        "shape",
+        metavar="M,N,K|FILE:LINE",
+        help="sizes in the order of the op's key, as 16,1280,8192, or 8,16,1280,8192 for B,M,N,K; or a line of a table of shapes or rows",
+    )
+    parser.add_argument("--op", default="", help="op family; default: that of FILE, else a16w16")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="COLUMN=TEXT",
+        help="a column of the op's table, as it is written there; again for more",
+    )
+    parser.add_argument(
+        "--dtype", default="", help="short for --set dtype=…, and for the q_dtype_w of an op that has it (default: the op's)"
+    )
+    parser.add_argument("--outdtype", default="", help="short for --set outdtype=…; default: the op's")
+    parser.add_argument("--bias", action="store_true", help="short for --set bias=True")
+    parser.add_argument("--layout", default="", help="short for --set layout=…, the layout of the weight; default: the op's")
     parser.add_argument("--device", default="", metavar="GFX:CU", help="another device, as gfx942:304; default: the present one")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.device import Device
     from tunedgemm.dispatch import Dispatcher
-    from tunedgemm.ops import op_named
-    from tunedgemm.shape import Shape
 
-    op = op_named(arguments.op)
-    try:
-        m, n, k = (int(text) for text in arguments.sizes.split(","))
-    except ValueError:
-        raise UserError(f"expected three sizes as M,N,K, got {arguments.sizes!r}") from None
-    device = None
-    if arguments.device:
-        gfx, _, units = arguments.device.partition(":")
-        try:
-            device = Device(gfx, int(units))
-        except ValueError:
-            raise UserError(f"expected GFX:CU such as gfx942:304, got {arguments.device!r}") from None
-    epilogue = "bias" if arguments.bias else "none"
-    shape = Shape(op.name, m, n, k, arguments.dtype, arguments.outdtype, epilogue, layout=arguments.layout)
-    print(Dispatcher(op).explain(shape, device))
+    op, shape = _asked(arguments)
+    print(Dispatcher(op).explain(shape, _device(arguments.device)))
     return 0
+
+
+def _asked(arguments: argparse.Namespace) -> tuple[Op, Shape]:
+    """The op and the shape that are meant."""
+    from tunedgemm.families import DEFAULT_OP, op_of_file, shape_of_line, shape_of_texts
+    from tunedgemm.folders import named_file
+    from tunedgemm.ops import op_named
+
+    name, colon, line = arguments.shape.rpartition(":")
+    if colon and line.isdecimal():
+        path: Path = named_file(name)
+        op = op_named(arguments.op) if arguments.op else op_of_file(path)
+        if _said(arguments, op):
+            raise UserError(f"{arguments.shape} tells the whole shape; leave out --set and what is short for it, or give sizes")
+        return op, shape_of_line(op, path, int(line))
+    op = op_named(arguments.op or DEFAULT_OP)
+    sizes = [text.strip() for text in arguments.shape.split(",")]
+    said = _said(arguments, op)
+    wanted = [column for column in op.columns.key if column not in said][:3]
+    if len(sizes) < 3 or not all(text.isdecimal() for text in sizes):
+        raise UserError(f"expected three sizes or more as {','.join(wanted)}, or FILE:LINE, got {arguments.shape!r}")
+    return op, shape_of_texts(op, sizes, said)
+
+
+def _said(arguments: argparse.Namespace, op: Op) -> dict[str, str]:
+    """Columns by what was said of them."""
+    said = {}
+    columns = (*op.columns.key, *op.columns.own)
+    if arguments.dtype:
+        said["q_dtype_w" if "dtype" not in columns and "q_dtype_w" in columns else "dtype"] = arguments.dtype
+    said |= {"outdtype": arguments.outdtype} if arguments.outdtype else {}
+    said |= {"bias": "True"} if arguments.bias else {}
+    said |= {"layout": arguments.layout} if arguments.layout and (arguments.layout != "row" or "layout" in columns) else {}
+    for text in arguments.set:
+        column, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set takes COLUMN=TEXT, as --set {op.columns.key[-1]}=…; got {text!r}")
+        said[column.strip()] = value.strip()
+    return said
+
+
+def _device(text: str) -> Device | None:
+    from tunedgemm.device import Device
+
+    if not text:
+        return None
+    gfx, _, units = text.partition(":")
+    try:
+        return Device(gfx, int(units))
+    except ValueError:
+        raise UserError(f"expected GFX:CU such as gfx942:304, got {text!r}") from None
 
 
 command = Command("explain", "say which solution serves a shape, and why not the others", _add_arguments, _run)

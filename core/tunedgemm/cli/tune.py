@@ -25,6 +25,9 @@ _SAME = (
     "batch", "timeout", "kernel_timeout", "all", "stale", "resume", "shard", "sort", "jobs", "mp", "executor", "device", "ray_address",
 )  # fmt: skip
 
+#: How the op for shuffled weights is named after the one for plain ones.
+_SHUFFLED = "_bpreshuffle"
+
 
 def _boolean(text: str) -> bool:
     if text.lower() in ("true", "1", "yes"):
@@ -52,7 +55,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_files(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     captured = "those captured with AITER_TUNE_GEMM=1"
-    add("--op", default="a16w16", help="op family to tune (default: %(default)s)")
+    add("--op", default="", help="op family to tune; default: the one that the columns of -i fit, a16w16 for M,N,K alone and without -i")
     add("-i", "--untune_file", "--input_file", dest="input", help=f"shapes: a file, or the bare name of a shipped one; default: {captured}")
     add("-o", "--tune_file", "--tuned_file", dest="output", type=Path, help="table to write; default: the op's in the user folder")
     add("-o2", "--profile_file", dest="profile", default="", help="CSV that gets every candidate's result, added to those in it")
@@ -70,7 +73,8 @@ def _add_choices(group: argparse._ArgumentGroup) -> None:
     add("--errRatio", type=float, default=0.05, help="largest share of wrong elements (default: %(default)s)")
     add("--deterministic", action="store_true", help="only solutions that gave the same bits in repeated runs")
     add("--batch-invariant", action="store_true", help="only solutions whose rows have the same bits whatever M; one for each N, K")
-    add("--splitK", action="store_true", help="accepted for AITER's scripts: split-K solutions are always candidates")
+    add("-k", "--splitK", action="store_true", help="accepted for AITER's scripts: split-K solutions are always candidates")
+    add("--preshuffle", action="store_true", help="the op's twin for shuffled weights: --op OP_bpreshuffle in place of --op OP")
     add("--with-hipblaslt", action="store_true", help="accepted for AITER's scripts: every installed backend is in --libtype all")
 
 
@@ -93,6 +97,7 @@ def _add_machines(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--mp", type=int, default=0, help="GPUs of this machine to tune on at once; 0 is all of them (default: %(default)s)")
     add("--device", default="", metavar="I,J|cpu", help="these GPUs of this machine, or its CPU; default: all GPUs, else the CPU")
+    add("--blockPerCu", nargs="+", type=int, metavar="N", help="accepted for AITER's scripts: a backend lists what it has")
     add("--shape_grouped", action="store_true", help="accepted for AITER's scripts: a shape is always tuned on one GPU")
     add("--jobs", type=int, default=0, help="processes that compile ahead; 0 is one for each core (default: %(default)s)")
     add("--executor", default="local", metavar="local|ray", help="this machine, or every GPU of a Ray cluster (default: local)")
@@ -114,7 +119,8 @@ def _run(arguments: argparse.Namespace) -> int:
     profile = Path(arguments.profile) if arguments.profile else None
     options = Options(**{name: getattr(arguments, name) for name in _SAME}, profile=profile)
     _check(arguments)
-    source = _existing(arguments.input, "-i takes a CSV with the columns M,N,K (bias, dtype, outdtype ... may follow)")
+    source = _existing(arguments.input, "-i takes a CSV with the columns of the op's key: M,N,K (bias, dtype, outdtype ... may follow)")
+    arguments.op = _op(arguments, source)
     progress = Progress(verbose=arguments.verbose, budget=options.budget)
     work = _run_config if arguments.run_config is not None else _compare if arguments.compare else _tune
     try:
@@ -132,6 +138,21 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError("--run_config tunes nothing and --compare tunes: choose one of them")
     if not arguments.min_improvement_pct >= 0:
         raise UserError(f"--min_improvement_pct must be at least 0 (got {arguments.min_improvement_pct:g})")
+
+
+def _op(arguments: argparse.Namespace, source: Path | None) -> str:
+    """The op that is meant: said, else told by the columns of what is read."""
+    from tunedgemm.families import DEFAULT_OP, op_of_file
+    from tunedgemm.folders import named_file
+    from tunedgemm.ops import ops
+
+    read = source or (named_file(arguments.run_config) if arguments.run_config else None)
+    name: str = arguments.op or (op_of_file(read).name if read else DEFAULT_OP)
+    if arguments.preshuffle and not name.endswith(_SHUFFLED):
+        if name + _SHUFFLED not in ops():
+            raise UserError(f"--preshuffle: the op {name} has no twin for shuffled weights; the column layout tells them apart, or --op")
+        name += _SHUFFLED
+    return name
 
 
 def _existing(text: str | None, hint: str) -> Path | None:
