@@ -17,7 +17,21 @@ LAYERS = {
     "values": ("errors", "dtype", "shape", "solution", "timing", "device", "launcher", "libtypes", "settings", "sheet"),
     "contract": ("ops", "hookspecs", "plugin", "artifact", "workspace", "command", "accuracy", "weights", "contents", "quant"),
     "backends": ("registry", "torch_backend"),
-    "flow": ("folders", "row", "families", "csvfile", "table", "capture", "choice", "calls", "dispatch", "tuner"),
+    "flow": (
+        "folders",
+        "row",
+        "families",
+        "csvfile",
+        "index",
+        "scan",
+        "indexfile",
+        "table",
+        "capture",
+        "choice",
+        "calls",
+        "dispatch",
+        "tuner",
+    ),
     "edge": ("cli", "integrations", "compare", "report", "online", "models", "testing", "__init__", "__main__"),
 }
 PLACE = {module: place for place, layer in enumerate(LAYERS.values()) for module in layer}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import logging
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tunedgemm.csvfile import Problem, read_rows
+from tunedgemm.csvfile import Problem
 from tunedgemm.errors import TableError
 from tunedgemm.folders import table_layers
+from tunedgemm.index import Index, Source, kind_of
+from tunedgemm.indexfile import open_source
 from tunedgemm.libtypes import rank
 from tunedgemm.row import Row, record_of
 from tunedgemm.sheet import present
@@ -26,6 +29,12 @@ if TYPE_CHECKING:
     from tunedgemm.shape import Shape
 
 _log = logging.getLogger("tunedgemm")
+
+#: The M of rows that pin one solution for every M, and the word for it.
+_PIN = (0, "pinned")
+
+#: The most shapes whose answers a table remembers.
+_REMEMBERED = 1 << 16
 
 
 @attrs.frozen
@@ -43,20 +52,52 @@ class Match:
     same_device: bool
 
 
+@attrs.frozen(eq=False)
+class _Asked:
+    """A row that answers and is not made yet.
+
+    Attributes:
+        number: its number in the index.
+        m, kin, units: the key that it was found under.
+        word: how its M relates to the one asked for.
+        same_device: see `Match`.
+        offered: which solution of which device was met first under this key, shared by all rows of it.
+    """
+
+    number: int
+    m: int
+    word: str
+    same_device: bool
+    kin: Shape
+    units: int
+    offered: dict[Any, int]
+
+
+_Answer = Match | _Asked | None
+
+
 class Table:
-    """An op's rows, merged from layers of files. Immutable once made; `load` makes it.
+    """An op's rows, merged from layers of files. Immutable to its user; `load` makes it.
+
+    A row of a file becomes an object when a look-up or `rows` asks for it.
 
     Attributes:
         op: the op.
-        rows: all rows that could be read, in order of precedence, also those that never win.
         problems: what could not be read, or is never chosen.
     """
 
-    def __init__(self, op: Op, layers: Sequence[Sequence[Row]], problems: Sequence[Problem] = ()) -> None:
+    def __init__(
+        self, op: Op, layers: Sequence[Sequence[Row]] = (), problems: Sequence[Problem] = (), *, index: Index | None = None
+    ) -> None:
+        """
+        Args:
+            layers: rows of each layer, the one of highest precedence first.
+            index: the layers' rows, instead of those.
+        """
         self.op = op
-        self.rows: tuple[Row, ...] = tuple(row for layer in layers for row in layer)
         self.problems = tuple(problems)
-        self._index = _index(layers)
+        self._index = index or Index([[Source.of(layer)] for layer in layers])
+        self._answers: dict[tuple[Shape, Device], list[_Answer]] = {}
 
     @classmethod
     def load(cls, op: Op, above: Sequence[Path] = ()) -> Table:
@@ -68,43 +109,108 @@ class Table:
         Raises:
             TableError: a file of *above* cannot be used.
         """
-        layers: list[list[Row]] = []
+        layers: list[list[Source]] = []
         problems: list[Problem] = []
         for layer in table_layers(op, above):
-            rows: list[Row] = []
+            sources: list[Source] = []
             for path in layer.paths:
                 if not layer.asked_for and not present(path):
                     continue
                 try:
-                    found, faults = read_rows(path, op)
+                    source = open_source(path, op)
                 except TableError as error:
                     if layer.name == "instance":
                         raise
-                    found, faults = [], [Problem(path, 0, str(error))]
-                rows += found
-                problems += faults
-                if faults:
+                    source = Source.of(())
+                    source.problems.append(Problem(path, 0, str(error)))
+                sources.append(source)
+                problems += source.problems
+                if faults := source.problems:
                     more = f" (and {len(faults) - 1} more; `tunedgemm table check` lists them)" if len(faults) > 1 else ""
                     _log.warning("table left out: %s%s", faults[0], more)
-            layers.append(rows)
-        return cls(op, layers, problems)
+            layers.append(sources)
+        return cls(op, problems=problems, index=Index(layers))
+
+    @functools.cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """All rows that could be read, in order of precedence, also those that never win; each is made, which takes a large table long."""
+        return tuple(self._index.rows)
 
     def candidates(self, shape: Shape, device: Device) -> Iterator[Match]:
         """The rows that answer for *shape* on *device*, best first; the caller walks on when it cannot use one.
 
-        A row that pins every M comes first, then the exact M, then fine and coarse padding; at each the layers by
-        precedence, inside a layer the lowest time; a row for any number of compute units comes after those that name it.
-        Rows of another device of the same gfx and cu_num follow in the same order.
+        A row that pins every M comes first, then those of the op's ladder in its order; at each the shape itself before its
+        kin (see `Op.kin`), then a row that names the compute units before one for any, the layers by precedence, inside a
+        layer the lowest time. Rows of another device of the same gfx and cu_num follow in the same order.
         """
-        groups = [found for units in (device.cu_num, 0) if (found := self._index.get((units, *_group(shape))))]
-        if not groups:
-            return
-        rungs = _rungs(self.op, shape.m, shape.n)
-        for same_device in (True, False):
-            for m, granularity in rungs.items():
-                for row in itertools.chain.from_iterable(by_m.get(m, ()) for by_m in groups):
-                    if row.gfx in ("", device.gfx) and (row.device in ("", device.name)) is same_device:
-                        yield Match(row, granularity, same_device)
+        answers = self._answers.get((shape, device))
+        if answers is None:
+            answers = self._look_up(shape, device)
+        for place, answer in enumerate(answers):
+            if answer.__class__ is _Asked:
+                answer = answers[place] = self._match(answer)  # type: ignore[arg-type] # noqa: PLW2901
+            if answer is not None:
+                yield answer  # type: ignore[misc]
+
+    def _look_up(self, shape: Shape, device: Device) -> list[_Answer]:
+        """What answers, without the rows; remembered."""
+        found = self._buckets(shape, device)
+        answers: list[_Answer] = []
+        if found:
+            ordered = [self._ordered(head) for head, *_ in found]
+            places = {number: self._index.place(number) for numbers in ordered for number in numbers}
+            offered: list[dict[Any, int]] = [{} for _ in found]
+            for same in (True, False):
+                for numbers, (_, m, word, kin, units), once in zip(ordered, found, offered, strict=True):
+                    for number in numbers:
+                        gfx, name = places[number]
+                        if gfx in ("", device.gfx) and (name in ("", device.name)) is same:
+                            answers.append(_Asked(number, m, word, same, kin, units, once))
+        if len(self._answers) >= _REMEMBERED:
+            self._answers.clear()
+        self._answers[shape, device] = answers
+        return answers
+
+    def _buckets(self, shape: Shape, device: Device) -> list[tuple[int, int, str, Shape, int]]:
+        """Where rows may be, in order: the head of the rows of one key, M, the word for it, which of the kin, and the cu_num."""
+        index, found = self._index, []
+        every = (device.cu_num, 0) if device.cu_num else (0,)
+        stamps = [
+            (kin, units, stamp)
+            for kin in self.op.kin(shape)
+            if (by_units := index.kinds.get(kind_of(kin))) is not None
+            for units in every
+            if (stamp := by_units.get(units)) is not None
+        ]
+        if not stamps:
+            return []
+        get = index.heads.get
+        rungs = self.op.ladder(shape.m, shape.n)
+        for m, word in (_PIN, *rungs.items()):
+            if m or word is _PIN[1]:
+                for kin, units, stamp in stamps:
+                    head = get(hash((stamp, kin.n, kin.k, m)))
+                    if head is not None:
+                        found.append((head, m, word, kin, units))
+        return found
+
+    def _ordered(self, head: int) -> list[int]:
+        """The numbers of one key's valid rows, best first; rows of one layer and time are made, and compared further."""
+        numbers: list[int] = []
+        for _, group in itertools.groupby(self._index.ordered(head), key=lambda found: found[:2]):
+            ties = [number for *_, number in group]
+            numbers += sorted(ties, key=lambda number: _further(self._index.row(number))) if len(ties) > 1 else ties
+        return numbers
+
+    def _match(self, asked: _Asked) -> Match | None:
+        """The row asked for; None where it repeats a better one, or has another key of the same hash."""
+        row = self._index.row(asked.number)
+        shape, kin = row.shape, asked.kin
+        if (row.cu_num, shape.m, shape.n, shape.k) != (asked.units, asked.m, kin.n, kin.k) or kind_of(shape) != kind_of(kin):
+            return None
+        if asked.offered.setdefault((row.gfx, row.device, _identity(row)), asked.number) != asked.number:
+            return None
+        return Match(row, asked.word, asked.same_device)
 
     def to_frame(self) -> pd.DataFrame:
         """All rows as a pandas frame, for questions of one's own: the columns of the CSV, numbers as numbers, and the file."""
@@ -117,23 +223,21 @@ class Table:
         return frame
 
     def fingerprint(self) -> str:
-        """A SHA-256 over which rows answer for what, in which order; independent of paths and of the order in files."""
-        digest = hashlib.sha256(self.op.name.encode())
-        for group in sorted(self._index, key=repr):
-            for m, rows in sorted(self._index[group].items()):
-                entries = [(row.gfx, row.device, _identity(row)) for row in rows]
-                digest.update(repr((group, m, entries)).encode())
-        return digest.hexdigest()
+        """A SHA-256 over which rows answer for what, in which order; independent of paths and of the order in files.
 
-
-def _group(shape: Shape) -> tuple[Any, ...]:
-    """What a row must share with a shape, M aside. The bias's dtype is no part of a table's key."""
-    return shape.n, shape.k, shape.dtype, shape.outdtype, shape.epilogue, shape.scale, shape.layout, shape.extra
-
-
-def _rungs(op: Op, m: int, n: int) -> dict[int, str]:
-    """M of the rows to look for, in order: the pin for every M, then the op's ladder."""
-    return {0: "pinned", **{row: word for row, word in op.ladder(m, n).items() if row}}
+        Every row is read, none is kept: about half a minute for a million.
+        """
+        total = 0
+        for head in self._index.heads.values():
+            groups: dict[Any, list[tuple[int, float, Row]]] = {}
+            for layer, us, number in self._index.ordered(head):
+                row = self._index.row(number, keep=False)
+                groups.setdefault((row.cu_num, row.shape.n, row.shape.k, row.shape.m, kind_of(row.shape)), []).append((layer, us, row))
+            for key, rows in groups.items():
+                rows.sort(key=lambda found: (*found[:2], _further(found[2])))
+                entries = dict.fromkeys((row.gfx, row.device, _identity(row)) for *_, row in rows)
+                total += int.from_bytes(hashlib.sha256(repr((key, list(entries))).encode()).digest(), "big")
+        return hashlib.sha256(f"{self.op.name} {total % (1 << 256)}".encode()).hexdigest()
 
 
 def _identity(row: Row) -> tuple[Any, ...]:
@@ -141,14 +245,6 @@ def _identity(row: Row) -> tuple[Any, ...]:
     return solution.libtype, solution.kernel_name, solution.split_k, solution.extra, row.libver
 
 
-def _index(layers: Sequence[Sequence[Row]]) -> dict[tuple[Any, ...], dict[int, list[Row]]]:
-    """Group -> M -> valid rows, best first; a row that repeats a better one is left out."""
-    index: dict[tuple[Any, ...], dict[int, list[Row]]] = {}
-    for layer in layers:
-        valid = [row for row in layer if row.valid]
-        for row in sorted(valid, key=lambda row: (row.us, rank(row.solution.libtype), _identity(row), row.gfx, row.device)):
-            rows = index.setdefault((row.cu_num, *_group(row.shape)), {}).setdefault(row.shape.m, [])
-            place = (row.gfx, row.device, _identity(row))
-            if all((other.gfx, other.device, _identity(other)) != place for other in rows):
-                rows.append(row)
-    return index
+def _further(row: Row) -> tuple[Any, ...]:
+    """What ranks rows of one layer and time."""
+    return rank(row.solution.libtype), _identity(row), row.gfx, row.device

@@ -1,0 +1,300 @@
+"""Scan: a tuned file as a source of rows that are made later; a million lines in seconds. Torch-free.
+
+A line is plain where splitting it at its commas is all there is to reading it. Columns of plain lines are taken together;
+what their rows would be is asked of `rows_of_sheet` once for each combination of the texts that are neither sizes nor
+measurements. Every other line is read by `rows_of_sheet` itself, which so decides alone what is a row and what is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from tunedgemm.csvfile import Problem, rows_of_sheet
+from tunedgemm.errors import TunedGemmError
+from tunedgemm.index import Source, kind_of
+from tunedgemm.ops.op import Columns
+from tunedgemm.row import foreign_columns, own_names
+from tunedgemm.shape import MAX_SIZE
+from tunedgemm.sheet import LONGEST, parse_sheet
+
+if TYPE_CHECKING:
+    from tunedgemm.ops.op import Op
+    from tunedgemm.row import Row
+
+#: bytes that are taken together: their fields should stay in a core's own cache
+_CHUNK = 1 << 17
+
+#: columns that say nothing of the key, and how they are judged: a whole number, any number, or any text
+_WHOLE, _NUMBER, _TEXT = ("solidx", "splitK"), ("err_ratio",), ("kernelName", "tflops", "bw", "libver")
+
+#: how many texts of a number column, and combinations of the others, are remembered as good
+_MOST = 10_000
+
+_SIZES = ("m", "n", "k")
+_BOM = b"\xef\xbb\xbf"
+
+
+@attrs.frozen
+class Reader:
+    """How the lines of a file are read one by one.
+
+    Attributes:
+        head: the line of column names.
+    """
+
+    path: Path
+    op: Op
+    head: str
+
+    def read(self, numbers: Sequence[int], lines: Sequence[str]) -> tuple[list[Row], list[Problem]]:
+        """The rows of some lines, and what is wrong with them."""
+        sheet = parse_sheet(self.path, "\n".join((self.head, *lines, "")))
+        for record in sheet.records:
+            record.line = numbers[record.line - 2]
+        return rows_of_sheet(self.path, self.op, sheet)
+
+    def one(self, number: int, line: bytes) -> list[Row]:
+        """The rows of one line."""
+        return self.read((number,), (line.decode(),))[0]
+
+
+@attrs.frozen
+class _Plan:
+    """Which field of a plain line is what, by position."""
+
+    width: int
+    sizes: tuple[int, int, int]
+    us: int
+    kind: tuple[int, ...]
+    whole: tuple[int, ...]
+    number: tuple[int, ...]
+
+
+def normalised(content: bytes) -> bytes:
+    """A file's bytes without a byte order mark, its lines ended by newlines alone."""
+    content = content.removeprefix(_BOM)
+    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in content else content
+
+
+def head_of(path: Path, op: Op, content: bytes) -> tuple[Reader, int, int] | None:
+    """The reader of a normalised file, where its first line below the column names starts, and that line's number."""
+    start, number = 0, 1
+    while (end := content.find(b"\n", start)) >= 0:
+        head = content[start:end]
+        if head.strip(b" \t,"):
+            return Reader(path, op, head.decode()), end + 1, number + 1
+        start, number = end + 1, number + 1
+    return None
+
+
+def scan(path: Path, op: Op, content: bytes) -> Source | None:
+    """The rows of a normalised file; None for one that has to be read otherwise: it is broken, short, or its op's columns are special.
+
+    Raises:
+        TableError: the file lacks a column without which no row says anything, or is another op's.
+    """
+    if b"\0" in content or op.columns.read is not attrs.fields(Columns).read.default:
+        return None
+    try:
+        found = head_of(path, op, content)
+        if found is None:
+            return None
+        reader, start, number = found
+        plan = _plan(reader, content, start)
+        if plan is None:
+            return None
+        with _uncollected():
+            return _Scanner(reader, plan, Source(reader.one, content)).run(start, number)
+    except UnicodeDecodeError:
+        return None
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: it would walk through millions of fields that are gone before it ends."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _plan(reader: Reader, content: bytes, start: int) -> _Plan | None:
+    """The plan of a file, by its first line that is one row; None where there is none, or the last line is cut off."""
+    op = reader.op
+    sheet = parse_sheet(reader.path, reader.head + "\n")
+    rows_of_sheet(reader.path, op, sheet)  # names the columns as the op does, and judges them
+    names = sheet.names
+    if not content.endswith(b"\n"):
+        last = content[content.rfind(b"\n") + 1 :]
+        if b'"' in last or last.count(b",") + 1 < len(names):
+            return None
+    sizes = next((sizes for row in _first(reader, content, start) if (sizes := _size_columns(op, row))), None)
+    own = own_names(op.columns)
+    place = {name: at for at, name in enumerate(names) if name}
+    if sizes is None or len(place) < sum(map(bool, names)) or not {*sizes, "us"} <= {*place}:
+        return None
+    whole, number, text = (
+        {place[own.get(name, name)] for name in group if own.get(name, name) in place} for group in (_WHOLE, _NUMBER, _TEXT)
+    )
+    known = {"gfx", "cu_num", "device", "libtype", *op.columns.key, *op.columns.own, *op.columns.values, *foreign_columns(op)}
+    measured = {*whole, *number, *text, place["us"], *(place[name] for name in sizes)}
+    kind = tuple(at for name, at in place.items() if name in known and at not in measured)
+    if 0 not in kind and 0 not in measured - text:
+        return None  # lines that version control left are told by their start
+    first, second, third = (place[name] for name in sizes)
+    return _Plan(len(names), (first, second, third), place["us"], kind, tuple(whole), tuple(number))
+
+
+def _first(reader: Reader, content: bytes, start: int) -> list[Row]:
+    """Rows of the first lines."""
+    lines = content[start : start + 4096].split(b"\n")[:8]
+    return reader.read(range(len(lines)), [line.decode(errors="replace") for line in lines])[0]
+
+
+def _size_columns(op: Op, row: Row) -> tuple[str, ...] | None:
+    """The columns that hold m, n and k alone: those that change when they do."""
+    base, found = op.columns.format(row.shape), []
+    for size in _SIZES:
+        try:
+            other = op.columns.format(attrs.evolve(row.shape, **{size: getattr(row.shape, size) + 32}))
+        except TunedGemmError:
+            return None
+        found += [column for column, text in other.items() if text != base.get(column)]
+    return tuple(found) if len(found) == len(set(found)) == len(_SIZES) else None
+
+
+class _Scanner:
+    """One scan: what it has learned of the file's texts, and the source that it fills."""
+
+    def __init__(self, reader: Reader, plan: _Plan, source: Source) -> None:
+        self.reader, self.plan, self.source = reader, plan, source
+        self._kinds: dict[tuple[str, ...], int] = {}
+        self._stamps, self._places = [0], [0]  # of each kind; 0 is that of lines which are read one by one
+        self._good: dict[int, set[str]] = {at: set() for at in (*plan.whole, *plan.number)}
+
+    def run(self, start: int, number: int) -> Source:
+        """Read all lines."""
+        content = self.source.content
+        while start < len(content):
+            end = content.rfind(b"\n", start, start + _CHUNK) + 1 or content.find(b"\n", start + _CHUNK) + 1 or len(content)
+            text = content[start:end].decode()
+            lines = text.removesuffix("\n").split("\n")
+            self._chunk(text, lines, start, number)
+            start, number = end, number + len(lines)
+        self.source.problems.sort(key=lambda problem: problem.line)
+        return self.source.linked()
+
+    def _chunk(self, text: str, lines: list[str], start: int, number: int) -> None:
+        source, fields = self.source, [line.split(",") for line in lines]
+        widths = list(map(len if text.isascii() else _bytes, lines))
+        starts = list(itertools.accumulate(widths, lambda at, width: at + width + 1, initial=start))[:-1]
+        numbers: Sequence[int] = range(number, number + len(lines))
+        try:
+            found = self._columns(fields, text, max(widths))
+        except ValueError:
+            odd = [at for at, line in enumerate(lines) if self._is_odd(fields[at], line)]
+            left = sorted({*range(len(lines))} - {*odd})
+            found = self._columns([fields[at] for at in left]) if left else ([], array("d"), [])
+            self._append(found, [starts[at] for at in left], [numbers[at] for at in left])
+            source.sorted = source.sorted and not left
+            rows, problems = self.reader.read([numbers[at] for at in odd], [lines[at] for at in odd])
+            for row in rows:
+                source.add(row, starts[row.line - number])
+            source.problems += problems
+        else:
+            self._append(found, starts, numbers)
+
+    def _append(self, found: tuple[list[int], array[float], list[int]], starts: list[int], numbers: Sequence[int]) -> None:
+        keys, us, place = found
+        self.source.keys.extend(keys)
+        self.source.us.extend(us)
+        self.source.place.extend(place)
+        self.source.starts.extend(starts)
+        self.source.lines.extend(numbers)
+
+    def _is_odd(self, fields: list[str], line: str) -> bool:
+        try:
+            self._columns([fields], line, len(line))
+        except ValueError:
+            return True
+        return False
+
+    def _columns(self, rows: list[list[str]], text: str = "", longest: int = 0) -> tuple[list[int], array[float], list[int]]:
+        """Keys, times and places of lines whose *text* and *longest* are given; raises ValueError where one is not plain."""
+        plan = self.plan
+        if '"' in text or "'" in text or longest > LONGEST or {*map(len, rows)} != {plan.width}:
+            raise ValueError
+        columns = list(zip(*rows, strict=True))
+        kinds = list(map(self._kinds.get, zip(*(columns[at] for at in plan.kind), strict=True), itertools.repeat(-1)))
+        if -1 in kinds:
+            kinds = [self._kind(fields) if kind == -1 else kind for kind, fields in zip(kinds, rows, strict=True)]
+        m, n, k = (list(map(int, columns[at])) for at in plan.sizes)
+        us = array("d", map(float, columns[plan.us]))
+        if 0 in kinds or min(m) < 0 or min(n) < 1 or min(k) < 1 or max(map(max, (m, n, k))) >= MAX_SIZE:
+            raise ValueError
+        if not (math.isfinite(sum(us)) and min(us) > 0.0):
+            raise ValueError
+        for at, good in self._good.items():
+            if not good.issuperset(columns[at]):
+                new = {text for text in {*columns[at]} - good if _is_number(text, whole=at in plan.whole)}
+                if not (new | good).issuperset(columns[at]):
+                    raise ValueError
+                if len(good) < _MOST:
+                    good.update(new)
+        stamps = map(self._stamps.__getitem__, kinds)
+        return list(map(hash, zip(stamps, n, k, m, strict=True))), us, list(map(self._places.__getitem__, kinds))
+
+    def _kind(self, fields: list[str]) -> int:
+        """The number of a line's kind, learned from its first line."""
+        texts = tuple(fields[at] for at in self.plan.kind)
+        found = self._kinds.get(texts)
+        if found is None:
+            row = self._sample(fields)
+            found = 0
+            if row is not None and (row.gfx or row.cu_num) and len(self._stamps) < _MOST:
+                found = len(self._stamps)
+                self._stamps.append(self.source.stamp(row.cu_num, kind_of(row.shape)))
+                self._places.append(self.source.place_of(row.gfx, row.device))
+            self._kinds[texts] = found
+        return found
+
+    def _sample(self, fields: list[str]) -> Row | None:
+        """The row of a line, where sizes are free: neither the smallest nor the largest, a prime, change or spoil anything else."""
+        rows = [self.reader.read((1,), (",".join(fields),))[0]]
+        for size in (1, MAX_SIZE - 1):
+            probe = [str(size) if at in self.plan.sizes else text for at, text in enumerate(fields)]
+            rows.append(self.reader.read((1,), (",".join(probe),))[0])
+        if any(len(found) != 1 for found in rows):
+            return None
+        (row,), *probes = rows
+        if (row.shape.m, row.shape.n, row.shape.k) != tuple(int(fields[at]) for at in self.plan.sizes):
+            return None
+        for size, (probe_row,) in zip((1, MAX_SIZE - 1), probes, strict=True):
+            if probe_row.shape != attrs.evolve(row.shape, m=size, n=size, k=size):
+                return None
+        return row
+
+
+def _bytes(line: str) -> int:
+    return len(line.encode())
+
+
+def _is_number(text: str, *, whole: bool) -> bool:
+    """Whether a text is empty or a number; raises ValueError for another."""
+    if not text.strip():
+        return True
+    number = float(text)
+    return not whole or number.is_integer()
