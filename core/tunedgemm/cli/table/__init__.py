@@ -1,0 +1,50 @@
+"""``tunedgemm table``: one file an action in this folder. They see tables and take their files apart; `check` alone judges."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+from tunedgemm.command import Command
+
+_FILE = "a tuned CSV, or the bare name of a shipped one"
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="show|check|merge|diff|export", required=True)
+
+    show = _action(actions, "show", "print the rows of a table")
+    show.add_argument("file", nargs="?", help=f"{_FILE}; default: the merged layers that dispatch uses")
+    show.add_argument("--here", action="store_true", help="only the rows of the present device")
+
+    check = _action(actions, "check", "exit 1 if a file has any fault")
+    check.add_argument("file", help=_FILE)
+
+    merge = _action(actions, "merge", "put the rows of tables (of shards, of machines) into one")
+    merge.add_argument("output", metavar="OUT", type=Path, help="the table that gets them; what it has stays")
+    merge.add_argument("inputs", metavar="IN", nargs="+", help=f"{_FILE}; it is not changed")
+    merge.add_argument("--no-sort", dest="sort", action="store_false", help="leave OUT's rows in their places; default: by its key")
+
+    diff = _action(actions, "diff", "compare the best rows of two tables; exit 1 if they differ")
+    diff.add_argument("first", metavar="A", help=_FILE)
+    diff.add_argument("second", metavar="B", help=_FILE)
+
+    export = _action(actions, "export", "write a table that AITER reads: its columns, its libtypes, one row a key")
+    export.add_argument("--aiter", metavar="OUT", type=Path, required=True, help="the new table, which must not exist")
+    export.add_argument("inputs", metavar="IN", nargs="*", help=f"{_FILE}; default: the merged layers that dispatch uses")
+
+
+def _action(actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, says: str) -> argparse.ArgumentParser:
+    parser = actions.add_parser(name, help=says, description=says)
+    parser.add_argument("--op", default="", help="op family; default: that whose columns and name the files have, else a16w16")
+    parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="say more: full errors")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    code: int = importlib.import_module(f"{__name__}.{arguments.action}").run(arguments)
+    return code
+
+
+command = Command("table", "show, check, compare, merge or export tuned tables", _add_arguments, _run)

@@ -1,0 +1,88 @@
+"""``table check``: the strict judge of one file. What it finds costs nothing where calls are served; here it is exit code 1."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tunedgemm.cli.table.files import answer, asked, op_of
+from tunedgemm.csvfile import read_rows
+from tunedgemm.folders import named_file
+from tunedgemm.libtypes import JOINT, known
+from tunedgemm.ops.op import Op
+from tunedgemm.registry import Registry
+from tunedgemm.row import Row, key_shape
+from tunedgemm.shape import Shape
+
+#: Share of elements outside the tolerance that no row may have.
+MOST_ERRORS = 0.2
+
+_LAYOUT = re.compile(r"aiter(\d+)x(\d+)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List every fault with its line."""
+    file = named_file(arguments.file)
+    op = op_of(arguments, [file])
+    rows, problems = read_rows(file, op)
+    faults = [*map(str, problems), *_errors(rows), *_duplicates(file, rows), *_unreachable(rows, op), *_unknown(rows)]
+    print("\n".join([*(faults or [f"{file}: {len(rows)} rows, no fault"]), *_notes(file, rows)]))
+    return 1 if faults else 0
+
+
+def _errors(rows: Sequence[Row]) -> Iterator[str]:
+    for row in rows:
+        if not row.err_ratio <= MOST_ERRORS:
+            yield f"{row.source}:{row.line}: err_ratio {row.err_ratio} is over {MOST_ERRORS}"
+
+
+def _duplicates(file: Path, rows: Sequence[Row]) -> Iterator[str]:
+    """Rows of one device and shape: those that say the same, and those of which only one can win."""
+    groups: dict[tuple[str, int, str, Shape], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.key, []).append(row)
+    for found in groups.values():
+        if len(found) == 1:
+            continue
+        lines = ", ".join(str(row.line) for row in found)
+        what = "that say the same" if len({(row.solution, row.us) for row in found}) == 1 else ", ".join(map(answer, found))
+        yield f"{file}: {len(found)} rows for {asked(found[0])} in lines {lines}: {what}"
+
+
+def _unreachable(rows: Sequence[Row], op: Op) -> Iterator[str]:
+    """Rows that no look-up comes to, whatever is asked for."""
+    for row in rows:
+        if why := _unasked(row.shape, op):
+            yield f"{row.source}:{row.line}: no look-up comes to this row: {why}"
+
+
+def _unasked(shape: Shape, op: Op) -> str:
+    if shape.m and shape.m not in op.ladder(shape.m, shape.n):
+        return f"M={shape.m} is on no rung of the look-up"
+    if shape not in [key_shape(other) for other in op.kin(shape)]:
+        return "a call of its shape is looked up by others"
+    if found := _LAYOUT.fullmatch(shape.layout):
+        rows, step = int(found[1]), 2 * int(found[2])
+        packed = "fp4x2" in (shape.dtype, dict(shape.extra).get("q_dtype_w"))
+        if shape.n % rows or (shape.k // 2 if packed else shape.k) % step:
+            return f"no weight of N={shape.n} and K={shape.k} has the layout {shape.layout}"
+    return ""
+
+
+def _unknown(rows: Sequence[Row]) -> Iterator[str]:
+    """Libtypes that are neither installed nor known: mistyped, most likely."""
+    installed = Registry().libtypes
+    for libtype in dict.fromkeys(row.solution.libtype for row in rows):
+        if libtype not in installed and not known(libtype):
+            first = next(row for row in rows if row.solution.libtype == libtype)
+            count = sum(row.solution.libtype == libtype for row in rows)
+            yield f"{first.source}:{first.line}: unknown libtype {libtype!r}, in {count} rows; installed: {', '.join(installed)}"
+
+
+def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
+    """What is no fault of the file, and yet of no use here."""
+    if joint := [row for row in rows if JOINT in row.solution.libtype]:
+        kinds = ", ".join(sorted({row.solution.libtype for row in joint}))
+        yield f"note: {file}: {len(joint)} rows have stages of several backends ({kinds}), which none runs; the first is line {joint[0].line}"

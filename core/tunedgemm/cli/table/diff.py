@@ -1,0 +1,50 @@
+"""``table diff``: what two tables answer differently."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+
+from tunedgemm.cli.table.files import answer, asked, op_of
+from tunedgemm.csvfile import read_rows
+from tunedgemm.folders import named_file
+from tunedgemm.row import Row
+from tunedgemm.shape import Shape
+
+Key = tuple[str, int, str, Shape]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare the best row of each device and shape; exit code 1 where anything differs."""
+    files = [named_file(arguments.first), named_file(arguments.second)]
+    op = op_of(arguments, files)
+    first, second = (_best(read_rows(file, op)[0]) for file in files)
+    alone = [(file, row) for file, rows, others in ((files[0], first, second), (files[1], second, first)) for row in _without(rows, others)]
+    for file, row in alone:
+        print(f"only in {file}: {asked(row)}: {answer(row)}")
+    winners = times = 0
+    for key, row in first.items():
+        other = second.get(key, row)
+        if other.solution != row.solution:
+            winners += 1
+            print(f"another winner: {asked(row)}: {answer(row)} -> {answer(other)}")
+        elif other.us != row.us:
+            times += 1
+            print(f"another time: {asked(row)}: {answer(row)} -> {other.us:.2f} us ({100 * (other.us / row.us - 1):+.1f} %)")
+    same = len(first.keys() & second.keys()) - winners - times
+    only = [sum(file == each for file, _ in alone) for each in files]
+    print(f"{same} alike, {winners} other winners, {times} other times, {only[0]} only in {files[0]}, {only[1]} only in {files[1]}")
+    return 1 if winners or times or alone else 0
+
+
+def _best(rows: Iterable[Row]) -> dict[Key, Row]:
+    """The row that wins for each device and shape; those that never win are left out."""
+    found: dict[Key, Row] = {}
+    for row in rows:
+        if row.valid and (row.key not in found or row.us < found[row.key].us):
+            found[row.key] = row
+    return found
+
+
+def _without(rows: dict[Key, Row], others: dict[Key, Row]) -> list[Row]:
+    return [row for key, row in rows.items() if key not in others]

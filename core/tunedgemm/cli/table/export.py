@@ -1,0 +1,69 @@
+"""``table export --aiter``: a table that AITER reads, with one row a key of its."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from tunedgemm.cli.table.files import op_of
+from tunedgemm.csvfile import read_rows
+from tunedgemm.errors import TableError
+from tunedgemm.folders import named_file, table_layers
+from tunedgemm.libtypes import AITER, JOINT
+from tunedgemm.ops.op import Op
+from tunedgemm.row import Row, record_of, sort_key
+from tunedgemm.sheet import Record, Sheet, locked, present, replace_text
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the rows that AITER can use, of several for one of its keys the one that wins here; count the others and say why."""
+    out = arguments.aiter
+    if present(out):
+        raise TableError(f"{out} exists: name a new file, or delete that one")
+    files = [named_file(text) for text in arguments.inputs]
+    op = op_of(arguments, files)
+    layers = [[row for file in files for row in read_rows(file, op)[0]]] if files else list(_layers(op))
+    columns = ["gfx", "cu_num", *op.columns.key, *op.columns.values]
+    kept: dict[tuple[str, ...], Record] = {}
+    left: Counter[str] = Counter()
+    for rows in layers:
+        for row in sorted(rows, key=lambda row: (not row.valid, row.us)):
+            if why := _unfit(row, op):
+                left[why] += 1
+                continue
+            record = record_of(row, op)
+            key = tuple(record.cells[column] for column in columns[: 2 + len(op.columns.key)])
+            if key in kept:
+                left["a better row has AITER's key"] += 1
+            else:
+                kept[key] = record
+    records = sorted(kept.values(), key=lambda record: sort_key(record, op))
+    with locked(out):
+        replace_text(out, Sheet(columns, records).text())
+    print(f"{out}: {len(kept)} rows of {op.name}")
+    for why, count in left.most_common():
+        print(f"left out: {count} rows: {why}")
+    return 0
+
+
+def _layers(op: Op) -> Iterator[Sequence[Row]]:
+    """The rows of each layer that dispatch uses, highest first."""
+    for layer in table_layers(op):
+        yield [row for path in layer.paths if layer.asked_for or present(path) for row in read_rows(path, op)[0]]
+
+
+def _unfit(row: Row, op: Op) -> str:
+    """Why AITER cannot use a row, or ""."""
+    if not row.valid:
+        return "the time never wins"
+    if row.shape.m == 0:
+        return "M=0 pins every M"
+    if not row.gfx or not row.cu_num:
+        return "no device is named"
+    foreign = [part for part in row.solution.libtype.split(JOINT) if part not in AITER]
+    if foreign:
+        return f"libtype {foreign[0]} is not AITER's"
+    told = op.columns.format(row.shape)
+    own = [column for column in op.columns.own if told.get(column, "")]
+    return f"AITER's key does not tell {' and '.join(own)}" if own else ""

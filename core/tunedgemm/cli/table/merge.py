@@ -1,0 +1,36 @@
+"""``table merge``: the tables of shards and machines in one."""
+
+from __future__ import annotations
+
+import argparse
+
+from tunedgemm.cli.table.files import op_of
+from tunedgemm.csvfile import fold, read_rows
+from tunedgemm.errors import TableError
+from tunedgemm.folders import named_file
+from tunedgemm.row import Row
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fold tables into one; every input is read before anything is written. Exit code 1 where a line could not be read."""
+    rows: list[Row] = []
+    lost = 0
+    files = [named_file(text) for text in arguments.inputs]
+    if arguments.output.resolve() in [file.resolve() for file in files]:
+        raise TableError(f"{arguments.output} is both OUT and IN: what OUT has stays, so name it once")
+    op = op_of(arguments, files)
+    for file in files:
+        found, problems = read_rows(file, op)
+        understood = {row.line for row in found}
+        for problem in problems:
+            unread = problem.line not in understood
+            lost += unread
+            print(f"left out: {problem}" if unread else f"note: {problem}")
+        print(f"{file}: {len(found)} rows")
+        rows += found
+    conflicts = fold(arguments.output, op, rows, sort=arguments.sort)
+    for conflict in conflicts:
+        print(f"conflict, the lowest time stays: {conflict}")
+    kept, _ = read_rows(arguments.output, op)
+    print(f"{arguments.output}: {len(kept)} rows, {len(conflicts)} conflicts, {lost} lines left out")
+    return 1 if lost else 0
