@@ -1,4 +1,4 @@
-"""The built-in backend: the conformance suite, and what is its own."""
+"""Routes of a16w16: which there are, and what is their own; the conformance suite is in test_routes.py."""
 
 import re
 
@@ -13,7 +13,7 @@ from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
-from tunedgemm.testing.conformance import BackendConformance
+from tunedgemm.weights import shuffle_weight
 
 GPU = Device("sm_90", 132)
 OP = op_named("a16w16")
@@ -31,12 +31,6 @@ def outcome(name, shape, device, split=0):
     return launcher.call(*operands), operands
 
 
-class TestConformance(BackendConformance):
-    """The built-in backend passes the checks of every other."""
-
-    libtype = BUILTIN
-
-
 def test_the_first_route_is_the_users_own_call(shape, cpu):
     """`native` is F.linear itself, also under the empty name of AITER's rows."""
     for name in ("native", ""):
@@ -52,8 +46,9 @@ def test_routes_fit_the_shape(cpu):
     assert ("mm_add", 0) in names(Shape("a16w16", 2, 64, 64, epilogue="bias"), GPU)
     assert [split for name, split in names(Shape("a16w16", 8, 256, 8192), GPU) if name == "splitk_bmm"] == [2, 4, 8, 16]
     assert ("onednn", 0) not in names(Shape("a16w16", 8, 256, 8192), GPU)
-    assert names(Shape("a16w16", 2, 64, 64, outdtype="fp32"), GPU) == [("native", 0), ("mm", 0)]
-    assert names(Shape("a16w16", 2, 64, 64, epilogue="bias", bias_dtype="fp32"), GPU) == [("native", 0), ("mm", 0)]
+    assert names(Shape("a16w16", 2, 64, 64, outdtype="fp32"), GPU) == [("native", 0)]
+    assert names(Shape("a16w16", 2, 64, 64, epilogue="bias", bias_dtype="fp32"), GPU) == [("native", 0)]
+    assert names(Shape("a16w16", 2, 64, 64, "fp8_e4m3fn", "bf16", scale="tensor"), GPU) == [("native", 0), ("float32", 0)]
     assert names(Shape("a16w16", 0, 64, 64), cpu) == [("native", 0)]
 
 
@@ -88,11 +83,13 @@ def test_the_scale_of_the_output(cpu):
 @pytest.mark.parametrize(
     ("solution", "fields", "reason"),
     [
-        (Solution(BUILTIN, "cublas_42"), {}, "torch has no route 'cublas_42'; it has native, mm"),
-        (Solution(BUILTIN, "native"), {"layout": "aiter16x16"}, r"reads plain \[N, K\] weights, not layout 'aiter16x16'"),
+        (Solution(BUILTIN, "cublas_42"), {}, "torch has no route 'cublas_42' for a16w16; it has native, linear, mm"),
+        (Solution(BUILTIN, "mm"), {"scale": "tensor"}, "mm takes no scales"),
+        (Solution(BUILTIN, "linear"), {"outdtype": "fp32"}, "linear needs bias and output in bf16"),
+        (Solution(BUILTIN, "mm_add"), {}, "mm_add needs a bias"),
+        (Solution(BUILTIN, "splitk_bmm", 2), {}, "multiplies bf16 or fp16 on a GPU, not bf16 on cpu"),
+        (Solution(BUILTIN, "native"), {"op": "of_others"}, "torch covers a16w16, .*, not op 'of_others'"),
         (Solution(BUILTIN, "mv"), {}, "mv takes one row, not M=4"),
-        (Solution(BUILTIN, "splitk_bmm", 3), {}, r"needs K divisible by its split \(K=64, splitK=3\)"),
-        (Solution(BUILTIN, "splitk_bmm", 1), {}, "needs K divisible by its split"),
     ],
 )
 def test_refusals(shape, cpu, solution, fields, reason):
@@ -100,6 +97,25 @@ def test_refusals(shape, cpu, solution, fields, reason):
     answer = torch_backend.bind(solution, attrs.evolve(shape, **fields), cpu)
     assert isinstance(answer, Unsupported)
     assert re.search(reason, answer.reason)
+
+
+@pytest.mark.parametrize("split", [1, 3])
+def test_splits_that_do_not_divide(shape, split):
+    """A split product of parts that are not equal is refused."""
+    answer = torch_backend.bind(Solution(BUILTIN, "splitk_bmm", split), shape, GPU)
+    assert answer == Unsupported(f"splitk_bmm needs K divisible by its split (K=64, splitK={split})")
+
+
+@pytest.mark.parametrize("layout", ["aiter16x16", "aiter32x16"])
+def test_shuffled_weights_are_put_in_order(cpu, layout):
+    """Of a weight in AITER's layout every route gives what it gives of the plain one."""
+    shuffled, plain = (Shape("a16w16", 4, 64, 128, epilogue="bias", layout=name) for name in (layout, "row"))
+    x, weight, bias = OP.make_inputs(plain, cpu.torch_device, 0)
+    for name, split in names(shuffled, cpu):
+        calls = [torch_backend.bind(Solution(BUILTIN, name, split), shape, cpu) for shape in (shuffled, plain)]
+        if all(isinstance(answer, Launcher) for answer in calls):
+            found = calls[0].call(x, shuffle_weight(weight, layout).plain, bias)
+            assert torch.equal(found, calls[1].call(x, weight, bias)), name
 
 
 def test_builds_without_onednn(monkeypatch, shape, cpu):

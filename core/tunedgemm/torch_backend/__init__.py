@@ -1,0 +1,111 @@
+"""The built-in backend ``torch``: every call-local route that torch has, for every op and shape, behind the same hooks.
+
+It ranks last and its route ``native`` never refuses, so it is what every other answer falls back to. One file an op family
+states that family's routes; see `route.Route`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from tunedgemm.device import Device
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.errors import PluginError
+from tunedgemm.hookspecs import hookimpl
+from tunedgemm.launcher import Launcher
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.torch_backend import a4w4, a8w8, a16w16, batched, blockscale, fmoe
+from tunedgemm.torch_backend.route import Family
+
+LIBTYPE = "torch"
+NATIVE = "native"
+_FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "a16w16": a16w16.family,
+        "a8w8": a8w8.family,
+        "a8w8_bpreshuffle": a8w8.family,
+        "a8w8_blockscale": blockscale.family,
+        "a8w8_blockscale_bpreshuffle": blockscale.family,
+        "a4w4_blockscale": a4w4.family,
+        "batched_bf16": batched.floats,
+        "batched_a8w8": batched.bytes_,
+        "fmoe": fmoe.family,
+    }
+)
+OPS = tuple(_FAMILIES)
+
+
+def library_version(device: Device) -> str:
+    """The torch version: its routes call vendor libraries that change with it."""
+    return dict(device.versions).get("torch", "")
+
+
+@hookimpl
+def supports() -> bool:
+    """Every shape of every device."""
+    return True
+
+
+@hookimpl
+def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
+    """``native`` first, then the other routes to the same result; the one that ``native`` stands for is not listed again."""
+    yield _solution(NATIVE)
+    if shape.m == 0:
+        return
+    family = _FAMILIES[shape.op]
+    native = family.native(shape, device)
+    for name, route in family.routes.items():
+        if name != native and not route.unfit(shape, device):
+            for split in route.listed(shape, device):
+                yield _solution(name, split)
+
+
+@hookimpl
+def heuristic_fallback() -> Solution:
+    """``native``: the answer when nobody knows better."""
+    return _solution(NATIVE)
+
+
+@hookimpl
+def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+    """The route as a launcher; refuses a name that this version does not have, and a route that does not fit."""
+    family = _FAMILIES.get(shape.op)
+    if family is None:
+        return Unsupported(f"torch covers {', '.join(OPS)}, not op {shape.op!r}")
+    try:
+        call, graph_safe = _bound(family, solution, shape, device)
+    except PluginError as error:
+        return Unsupported(str(error))
+    return Launcher(call, graph_safe=graph_safe)
+
+
+def _solution(name: str, split: int = 0) -> Solution:
+    return Solution(LIBTYPE, name, split, batch_invariant=False)
+
+
+def _bound(family: Family, solution: Solution, shape: Shape, device: Device) -> tuple[Callable[..., Any], bool]:
+    """The function of one route for one shape, and whether it may be captured."""
+    # AITER's rows name no route where it is the plain one.
+    name = family.native(shape, device) if solution.kernel_name in (NATIVE, "") else solution.kernel_name
+    route = family.routes.get(name)
+    if route is None:
+        raise PluginError(f"torch has no route {name!r} for {shape.op}; it has {NATIVE}, {', '.join(family.routes)}")
+    if reason := route.unfit(shape, device):
+        raise PluginError(f"{name} {reason}")
+    if shape.m == 0:
+        return _empty(shape), True
+    call = route.make(shape, device, solution.split_k)
+    return (call if shape.layout == "row" else family.in_order(shape, call)), route.graph_safe
+
+
+def _empty(shape: Shape) -> Callable[..., Any]:
+    """No rows: nothing to compute, and no library asked whether it can."""
+    n, out_dtype = shape.n, torch_dtype(shape.outdtype)
+
+    def empty(x: Any, *_: Any) -> Any:
+        return x.new_empty((*x.shape[:-1], n), dtype=out_dtype)
+
+    return empty
