@@ -74,9 +74,20 @@ def kin_of(default: str) -> Callable[[Shape], tuple[Shape, ...]]:
     return kin
 
 
+def seen(operand: Any) -> str:
+    """An operand in a message: sizes, dtype and device."""
+    import torch
+
+    return f"{tuple(operand.shape)} {operand.dtype} on {operand.device}" if isinstance(operand, torch.Tensor) else type(operand).__name__
+
+
 def checked(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int, int, str]:
     """(B, M, N, K, dtype) of x [B, M, K] and weight [B, N, K]; raises OperandError where they do not fit each other."""
-    given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+    import torch
+
+    given = f"x {seen(x)}, weight {seen(weight)}"
+    if not isinstance(x, torch.Tensor) or not isinstance(weight, torch.Tensor):
+        raise OperandError(f"{op}: x and weight must be tensors ({given})")
     layout = getattr(weight, "layout_name", "row")
     if layout != "row":
         raise OperandError(f"{op}: the weight must be plain (got layout {layout}); pass unshuffle_weight(weight)")
@@ -91,7 +102,7 @@ def checked(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Ten
     if x.dtype != weight.dtype or str(x.dtype) not in allowed:
         raise OperandError(f"{op}: x and weight must both be one of {', '.join(allowed)} ({given})")
     if x.device != weight.device:
-        raise OperandError(f"{op}: x is on {x.device} and weight on {weight.device}")
+        raise OperandError(f"{op}: x and weight must be on one device ({given})")
     batches, m, k = x.shape
     return batches, m, weight.shape[1], k, short_dtype(x.dtype)
 
@@ -100,11 +111,13 @@ def bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, devi
     """The short dtype of a bias [B, N] or [B, 1, N] on *device*, "" for none; raises OperandError for another."""
     if bias is None:
         return ""
+    import torch
+
     allowed = [table_text(short) for short in _BIAS_DTYPES]
-    fits = tuple(bias.shape) in ((batches, n), (batches, 1, n)) and bias.device == device
+    fits = isinstance(bias, torch.Tensor) and tuple(bias.shape) in ((batches, n), (batches, 1, n)) and bias.device == device
     if not fits or str(bias.dtype) not in allowed:
-        got = f"{tuple(bias.shape)} {bias.dtype} on {bias.device}"
-        raise OperandError(f"{op}: bias must be [{batches}, {n}] or [{batches}, 1, {n}] on {device}, {', '.join(allowed)} (got {got})")
+        wanted = f"[{batches}, {n}] or [{batches}, 1, {n}] on {device}, {', '.join(allowed)}"
+        raise OperandError(f"{op}: bias must be {wanted} (got {seen(bias)})")
     return short_dtype(bias.dtype)
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
-from tunedgemm.ops import batched
+from tunedgemm.ops import batched, quantised
+from tunedgemm.ops.entry import scaled_entry
 from tunedgemm.ops.ladder import exact
-from tunedgemm.ops.op import Columns, Op, Tolerance
+from tunedgemm.ops.op import Columns, Op
 from tunedgemm.ops.product import exact_dtype, exact_product
 from tunedgemm.shape import Shape
 
@@ -22,13 +23,6 @@ if TYPE_CHECKING:
 
 NAME = "batched_a8w8"
 _DTYPES = ("int8", "fp8_e4m3fn", "fp8_e4m3fnuz")
-
-#: The operands are taken as they are, so that only the sum and the rounding of the output remain: bounds as those of a16w16.
-_TOLERANCES = {
-    "bf16": Tolerance(5e-2, 5e-2, 2.0**-6),
-    "fp16": Tolerance(1e-2, 1e-2, 2.0**-9),
-    "fp32": Tolerance(1e-2, 1e-2, 2.0**-12),
-}
 
 
 def _shape_of(
@@ -63,11 +57,11 @@ def _check_scale(name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], 
     """Raises OperandError for a scale that is not float32, of one of the *shapes*, on *device*."""
     import torch
 
-    if scale is None or tuple(scale.shape) not in shapes or scale.dtype != torch.float32 or scale.device != device:
-        got = "None" if scale is None else f"{tuple(scale.shape)} {scale.dtype} on {scale.device}"
+    one = isinstance(scale, torch.Tensor)
+    if not one or tuple(scale.shape) not in shapes or scale.dtype != torch.float32 or scale.device != device:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
-        hint = "; one value for all rows must be expanded" if scale is not None and scale.numel() == 1 else ""
-        raise OperandError(f"{NAME}: {name} must be {wanted}, torch.float32 on {device} (got {got}){hint}")
+        hint = "; one value for all rows must be expanded" if one and scale.numel() == 1 else ""
+        raise OperandError(f"{NAME}: {name} must be {wanted}, torch.float32 on {device} (got {batched.seen(scale)}){hint}")
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
@@ -81,8 +75,11 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
     def draw(*sizes: int) -> torch.Tensor:
         return torch.randn(batches, *sizes, generator=generator, device=device)
 
-    x, x_scale = pertoken_quant(draw(shape.m, shape.k), quant_dtype=torch_dtype(shape.dtype))
-    weight, w_scale = pertoken_quant(draw(shape.n, shape.k), quant_dtype=torch_dtype(shape.dtype))
+    def uneven(rows: int) -> torch.Tensor:  # a scale of another row shows
+        return 2 ** -torch.rand(batches, rows, 1, generator=generator, device=device)
+
+    x, x_scale = pertoken_quant(draw(shape.m, shape.k) * uneven(shape.m), quant_dtype=torch_dtype(shape.dtype))
+    weight, w_scale = pertoken_quant(draw(shape.n, shape.k) * uneven(shape.n), quant_dtype=torch_dtype(shape.dtype))
     operands = (x, weight, x_scale, w_scale)
     return (*operands, draw(shape.n).to(torch_dtype(shape.bias_dtype))) if shape.bias else operands
 
@@ -105,8 +102,7 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
 def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
     import torch
 
-    get, resolve, demote = dispatcher.launchers.get, dispatcher.resolve, dispatcher.demote
-    grad_enabled, bf16 = torch.is_grad_enabled, torch.bfloat16
+    scaled, bf16 = scaled_entry(dispatcher), torch.bfloat16
 
     def batched_gemm_a8w8(
         XQ: torch.Tensor,
@@ -134,28 +130,7 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
             OperandError: shapes, dtypes or devices that do not fit each other.
         """
         del splitK
-        operands: tuple[torch.Tensor, ...] = (XQ, WQ, x_scale, w_scale)
-        key: tuple[Any, ...] = (
-            XQ.shape, WQ.shape, x_scale.shape, w_scale.shape, XQ.dtype, WQ.dtype, x_scale.dtype, w_scale.dtype,
-            XQ.get_device(), WQ.get_device(), x_scale.get_device(), w_scale.get_device(), dtype,
-            type(XQ), type(WQ), type(x_scale), type(w_scale),
-            XQ.is_contiguous() and WQ.is_contiguous() and x_scale.is_contiguous() and w_scale.is_contiguous()
-            and not (XQ.data_ptr() | WQ.data_ptr() | x_scale.data_ptr() | w_scale.data_ptr()) & 15,
-            grad_enabled() and (x_scale.requires_grad or w_scale.requires_grad or XQ.requires_grad or WQ.requires_grad),
-        )  # fmt: skip
-        if bias is not None:
-            operands = (XQ, WQ, x_scale, w_scale, bias)
-            key = (
-                *key, bias.shape, bias.dtype, bias.get_device(), type(bias),
-                bias.is_contiguous() and not bias.data_ptr() & 15, grad_enabled() and bias.requires_grad,
-            )  # fmt: skip
-        call = get(key)
-        if call is None:
-            return resolve(key, operands, dtype)  # type: ignore[no-any-return]
-        try:
-            return call(*operands)  # type: ignore[no-any-return]
-        except Exception as error:  # a kernel of a plugin may raise anything
-            return demote(error, key, operands, dtype)  # type: ignore[no-any-return]
+        return scaled(XQ, WQ, x_scale, w_scale, bias, dtype)
 
     return {"batched_gemm_a8w8": batched_gemm_a8w8, "batched_gemm_a8w8_CK": batched_gemm_a8w8}
 
@@ -184,7 +159,7 @@ op = Op(
     shape_of=_shape_of,
     make_inputs=_make_inputs,
     reference=_reference,
-    tolerance=lambda shape: _TOLERANCES[shape.outdtype],
+    tolerance=quantised.tolerance,
     flops=batched.flops,
     bytes_moved=batched.bytes_moved,
     fake=_fake,

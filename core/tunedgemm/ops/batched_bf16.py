@@ -100,23 +100,20 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
             OperandError: shapes, dtypes or devices that do not fit each other.
         """
         del splitK
-        key: tuple[Any, ...]
-        if bias is None:
-            operands: tuple[torch.Tensor, ...] = (XQ, WQ)
-            key = (
+        operands: tuple[torch.Tensor, ...] = (XQ, WQ) if bias is None else (XQ, WQ, bias)
+        try:
+            key: tuple[Any, ...] = (
                 XQ.shape, WQ.shape, XQ.dtype, WQ.dtype, XQ.get_device(), WQ.get_device(), dtype, type(XQ), type(WQ),
                 XQ.is_contiguous() and WQ.is_contiguous() and not (XQ.data_ptr() | WQ.data_ptr()) & 15,
                 grad_enabled() and (XQ.requires_grad or WQ.requires_grad),
             )  # fmt: skip
-        else:
-            operands = (XQ, WQ, bias)
-            key = (
-                XQ.shape, WQ.shape, XQ.dtype, WQ.dtype, XQ.get_device(), WQ.get_device(), dtype, type(XQ), type(WQ),
-                XQ.is_contiguous() and WQ.is_contiguous() and bias.is_contiguous()
-                and not (XQ.data_ptr() | WQ.data_ptr() | bias.data_ptr()) & 15,
-                grad_enabled() and (XQ.requires_grad or WQ.requires_grad or bias.requires_grad),
-                bias.shape, bias.dtype, bias.get_device(), type(bias),
-            )  # fmt: skip
+            if bias is not None:
+                key = (
+                    *key, bias.shape, bias.dtype, bias.get_device(), type(bias),
+                    bias.is_contiguous() and not bias.data_ptr() & 15, grad_enabled() and bias.requires_grad,
+                )  # fmt: skip
+        except AttributeError:  # an operand that is no tensor: shape_of names it
+            return resolve(None, operands, dtype)  # type: ignore[no-any-return]
         call = get(key)
         if call is None:
             return resolve(key, operands, dtype)  # type: ignore[no-any-return]

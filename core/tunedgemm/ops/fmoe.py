@@ -169,15 +169,16 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
 
 #: Measured with silu, gelu and swiglu, 1 to 2048 tokens, the worst row of all: an intermediate that is kept in 16 bits or in
 #: float32 where the reference quantises it, or rounded to bf16 before it is quantised, which moves its scales.
-#: 16 bits: 0.0041 bf16, 0.0005 fp16; fp8 by token or block: 0.069; int8 by token: 0.031; mxfp4: 0.33, one group of 32 whose
-#: scale goes to the next power of two; one scale for all tokens, which small rows pay for: 0.10 fp8, 0.21 int8.
-#: Hidden states that are not quantised although they should be: 0.16 to 0.29 in fp8, 0.74 in mxfp4.
+#: 16 bits: 0.0041 bf16, 0.0005 fp16; fp8 by token or block: 0.070; int8 by token: 0.047; mxfp4: 0.32, one group of 32 whose
+#: scale goes to the next power of two; one scale for all tokens, which small rows pay for: 0.10 fp8, 0.34 int8.
+#: Hidden states that are not quantised although they should be: 0.17 to 0.23 in fp8, 0.91 in mxfp4.
 #: Outputs of `make_inputs` are about 1, so that the bounds of one element leave at most 2 % of them outside.
 _TOLERANCES = {
     ("No", "bf16"): Tolerance(5e-2, 5e-2, 2.0**-6),
     ("No", "fp16"): Tolerance(1e-2, 1e-2, 2.0**-9),
+    ("per_Tensor", "int8"): Tolerance(4e-1, 4e-1, 2.0**-1),
     ("per_Tensor", ""): Tolerance(2e-1, 2e-1, 2.0**-2),
-    ("per_Token", "int8"): Tolerance(1e-1, 1e-1, 2.0**-4),
+    ("per_Token", "int8"): Tolerance(1e-1, 1e-1, 2.0**-3),
     ("per_Token", ""): Tolerance(1e-1, 1e-1, 2.0**-3),
     ("per_1x128", ""): Tolerance(1e-1, 1e-1, 2.0**-3),
     ("per_1x32", ""): Tolerance(5e-1, 5e-1, 2.0**-1),

@@ -90,31 +90,35 @@ def entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
         if others or hidden_pad or intermediate_pad or bias1 is not None or bias2 is not None:
             pads = {"hidden_pad": hidden_pad, "intermediate_pad": intermediate_pad, "bias1": bias1, "bias2": bias2}
             _refuse({**pads, **others})
-        if expert_mask is not None or num_local_tokens is not None:
-            topk_weight, topk_ids = moe.local_routing(topk_weight, topk_ids, expert_mask, num_local_tokens, w1.shape[0])
-        operands: tuple[torch.Tensor | None, ...] = (hidden_states, w1, w2, topk_weight, topk_ids)
-        key: tuple[Any, ...] = (
-            hidden_states.shape, w1.shape, w2.shape, topk_weight.shape, topk_ids.shape, hidden_states.dtype, w1.dtype, w2.dtype,
-            topk_weight.dtype, topk_ids.dtype, hidden_states.get_device(), w1.get_device(), w2.get_device(),
-            topk_weight.get_device(), topk_ids.get_device(), type(hidden_states), type(w1), type(w2), type(topk_weight),
-            type(topk_ids), dtype, activation, quant_type, doweight_stage1,
-            hidden_states.is_contiguous() and w1.is_contiguous() and w2.is_contiguous() and topk_weight.is_contiguous()
-            and topk_ids.is_contiguous() and not (
-                hidden_states.data_ptr() | w1.data_ptr() | w2.data_ptr() | topk_weight.data_ptr() | topk_ids.data_ptr()
-            ) & 15,
-            grad_enabled() and (hidden_states.requires_grad or w1.requires_grad or w2.requires_grad or topk_weight.requires_grad),
-        )  # fmt: skip
-        if w1_scale is not None or w2_scale is not None or a1_scale is not None or a2_scale is not None:
-            scales = (w1_scale, w2_scale, a1_scale, a2_scale)
-            operands = (*operands, *scales) if a2_scale is not None else (*operands, *scales[: 3 if a1_scale is not None else 2])
-            key = key + tuple(
-                None if scale is None else (
-                    scale.shape, scale.dtype, scale.get_device(), type(scale), scale.is_contiguous() and not scale.data_ptr() & 15,
-                    grad_enabled() and scale.requires_grad,
-                )
-                for scale in scales
-            )  # fmt: skip
+        operands: tuple[torch.Tensor | None, ...]
         fields = {"activation": activation, "quant_type": quant_type, "doweight_stage1": doweight_stage1}
+        scales = (w1_scale, w2_scale, a1_scale, a2_scale)
+        try:
+            if expert_mask is not None or num_local_tokens is not None:
+                topk_weight, topk_ids = moe.local_routing(topk_weight, topk_ids, expert_mask, num_local_tokens, w1.shape[0])
+            operands = (hidden_states, w1, w2, topk_weight, topk_ids)
+            key: tuple[Any, ...] = (
+                hidden_states.shape, w1.shape, w2.shape, topk_weight.shape, topk_ids.shape, hidden_states.dtype, w1.dtype, w2.dtype,
+                topk_weight.dtype, topk_ids.dtype, hidden_states.get_device(), w1.get_device(), w2.get_device(),
+                topk_weight.get_device(), topk_ids.get_device(), type(hidden_states), type(w1), type(w2), type(topk_weight),
+                type(topk_ids), dtype, activation, quant_type, doweight_stage1,
+                hidden_states.is_contiguous() and w1.is_contiguous() and w2.is_contiguous() and topk_weight.is_contiguous()
+                and topk_ids.is_contiguous() and not (
+                    hidden_states.data_ptr() | w1.data_ptr() | w2.data_ptr() | topk_weight.data_ptr() | topk_ids.data_ptr()
+                ) & 15,
+                grad_enabled() and (hidden_states.requires_grad or w1.requires_grad or w2.requires_grad or topk_weight.requires_grad),
+            )  # fmt: skip
+            if w1_scale is not None or w2_scale is not None or a1_scale is not None or a2_scale is not None:
+                operands = (*operands, *scales) if a2_scale is not None else (*operands, *scales[: 3 if a1_scale is not None else 2])
+                key = key + tuple(
+                    None if scale is None else (
+                        scale.shape, scale.dtype, scale.get_device(), type(scale), scale.is_contiguous() and not scale.data_ptr() & 15,
+                        grad_enabled() and scale.requires_grad,
+                    )
+                    for scale in scales
+                )  # fmt: skip
+        except AttributeError:  # an operand that is no tensor: shape_of names it
+            return resolve(None, (hidden_states, w1, w2, topk_weight, topk_ids, *scales), dtype, **fields)  # type: ignore[no-any-return]
         call = get(key)
         if call is None:
             return resolve(key, operands, dtype, **fields)  # type: ignore[no-any-return]

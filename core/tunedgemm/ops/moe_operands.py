@@ -13,18 +13,26 @@ if TYPE_CHECKING:
     import torch
 
 
+_NAMES = ("hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale", "w2_scale", "a1_scale", "a2_scale")
+
+
 def shape_of(
-    *operands: torch.Tensor | None,
+    *operands: Any,
     otype: torch.dtype | None = None,
     activation: Any = moe.ActivationType.Silu,
     quant_type: Any = moe.QuantType.No,
     doweight_stage1: bool = False,
 ) -> Shape:
     """The shape of a call; raises OperandError for operands that do not fit each other."""
-    if not 5 <= len(operands) <= 9 or any(operand is None for operand in operands[:5]):
-        raise OperandError("fmoe: operands are hidden, w1, w2, topk_weight, topk_ids, then w1_scale, w2_scale, a1_scale, a2_scale or None")
-    hidden, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale = (*operands, *[None] * 4)[:9]
-    assert hidden is not None and w1 is not None and w2 is not None and topk_weight is not None and topk_ids is not None
+    import torch
+
+    if not 5 <= len(operands) <= 9:
+        raise OperandError(f"fmoe: there are 5 to 9 operands, {', '.join(_NAMES)} (got {len(operands)})")
+    for place, (name, operand) in enumerate(zip(_NAMES, operands, strict=False)):
+        if not isinstance(operand, torch.Tensor) and (place < 5 or operand is not None):
+            raise OperandError(f"fmoe: {name} must be a tensor (got {type(operand).__name__})")
+    hidden, w1, w2, topk_weight, topk_ids = operands[:5]
+    w1_scale, w2_scale, a1_scale, a2_scale = (*operands[5:], *[None] * 4)[:4]
     act, kind = moe.act_word(activation), moe.quant_word(quant_type)
     experts, model_dim, inter, gated, q_dtype = _weights(hidden, w1, w2, kind)
     dtype = short_dtype(hidden.dtype)
@@ -141,24 +149,50 @@ def _check_static(name: str, scale: torch.Tensor | None, kind: str, device: torc
 def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
     """Normal hidden states and experts, quantised and shuffled as the shape says; each token's experts are distinct, at random.
 
-    The weights' spread makes stage 1's products about 2 and the output about 1 whatever the sizes, so that activations are
-    used where they bend and a bound of one element means the same for every shape.
+    Groups that have a scale of their own differ in size by up to 4, so that the scale of another shows. The weights' spread
+    makes stage 1's products about 2 and the output about 1 whatever the sizes, so that activations are used where they bend
+    and a bound of one element means the same for every shape.
     """
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
-    hidden = torch.randn(shape.m, shape.n, generator=generator, device=device).to(torch_dtype(shape.dtype))
+    kind = str(shape["q_type"])
+    hidden = torch.randn(shape.m, shape.n, generator=generator, device=device)
+    hidden = (hidden * _uneven((shape.m, shape.n), _ACTIVATION_GROUPS[kind], _SPREAD, generator)).to(torch_dtype(shape.dtype))
     logits = torch.randn(shape.m, int(shape["expert"]), generator=generator, device=device)
     chosen, ids = logits.topk(int(shape["topk"]), dim=-1)
     routing = (torch.softmax(chosen, -1), ids.to(torch.int32))
     rows = shape.k * (2 if shape["g1u1"] else 1)
-    w1, w1_scale = _experts(shape, (rows, shape.n), 2 * shape.n**-0.5, generator)
-    w2, w2_scale = _experts(shape, (shape.n, shape.k), shape.k**-0.5, generator)
+    # One scale of all tokens' intermediates would make nothing of those of the smaller experts.
+    spread = 1.5 if kind == "per_Tensor" else _SPREAD
+    w1, w1_scale = _experts(shape, (rows, shape.n), 4 * shape.n**-0.5, spread, generator)
+    w2, w2_scale = _experts(shape, (shape.n, shape.k), 2 * shape.k**-0.5, _SPREAD, generator)
     operands = (hidden, w1, w2, *routing)
     return operands if w1_scale is None else (*operands, w1_scale, w2_scale)
 
 
-def _experts(shape: Shape, sizes: tuple[int, int], spread: float, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None]:
+#: How much larger than another a group of random values may be that has a scale of its own.
+_SPREAD = 4.0
+
+#: Rows and columns that share a scale, 0 for all of them.
+_ACTIVATION_GROUPS = {"No": (0, 0), "per_Tensor": (0, 0), "per_Token": (1, 0), "per_1x128": (1, 128), "per_1x32": (1, 32)}
+_WEIGHT_GROUPS = {"No": (0, 0), "per_Tensor": (0, 0), "per_Token": (1, 0), "per_1x128": (128, 128), "per_1x32": (1, 32)}
+
+
+def _uneven(sizes: tuple[int, int], group: tuple[int, int], spread: float, generator: torch.Generator) -> torch.Tensor:
+    """Factors of 1/spread to 1, one a group, that apply to [*sizes]."""
+    import torch
+
+    high, wide = (step or max(1, size) for size, step in zip(sizes, group, strict=True))
+    counts = [-(-size // step) for size, step in zip(sizes, (high, wide), strict=True)]
+    factors = spread ** -torch.rand(*counts, generator=generator, device=generator.device)
+    columns = factors.repeat_interleave(wide, 1)[:, : sizes[1]] if counts[1] > 1 else factors
+    return columns.repeat_interleave(high, 0)[: sizes[0]] if counts[0] > 1 and high > 1 else columns
+
+
+def _experts(
+    shape: Shape, sizes: tuple[int, int], size: float, spread: float, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weights [E, *sizes] and their scales, expert by expert: all of them in float32 would not fit a device."""
     import torch
 
@@ -170,7 +204,8 @@ def _experts(shape: Shape, sizes: tuple[int, int], spread: float, generator: tor
     weights: torch.Tensor | None = None
     scales: list[torch.Tensor] = []
     for expert in range(experts):
-        values = torch.randn(*sizes, generator=generator, device=generator.device) * spread
+        values = torch.randn(*sizes, generator=generator, device=generator.device) * size
+        values *= _uneven(sizes, _WEIGHT_GROUPS[kind], spread, generator)
         one, scale = _quantised(values, kind, dtype)
         scales += [] if scale is None else [scale]
         bits = one.view(torch.uint8)
