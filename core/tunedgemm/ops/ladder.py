@@ -24,8 +24,10 @@ def padded_m(m: int, n: int, level: int) -> int:
             M with N above 4096; any other level leaves m as it is.
     """
     if level == 0:
-        step = next((step for limit, step in _FINE if m <= limit), _FINE_BEYOND)
-        return -(-m // step) * step
+        for limit, step in _FINE:
+            if m <= limit:
+                return -(-m // step) * step
+        return -(-m // _FINE_BEYOND) * _FINE_BEYOND
     if level == 1:
         return _CLAMP_M if m > _CLAMP_M and n > _CLAMP_N else _power(m)
     return m
