@@ -18,6 +18,7 @@ LAYERS = {
     "contract": ("ops", "hookspecs", "plugin", "artifact", "workspace", "command", "accuracy", "weights", "contents", "quant"),
     "backends": ("registry", "torch_backend"),
     "flow": (
+        "columns",
         "folders",
         "row",
         "families",

@@ -8,24 +8,25 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from tunedgemm.columns import (
+    SYNONYMS,
+    UNTUNED_EXTRA,
+    appended,
+    foreign_columns,
+    in_order,
+    is_of_aiter,
+    is_tuned,
+    look_alikes,
+    measures,
+    own_names,
+    sizes,
+    told_alike,
+    unknown_columns,
+)
 from tunedgemm.errors import TableError, TunedGemmError, UserError
 from tunedgemm.folders import is_table_name
 from tunedgemm.ops import op_named, ops
-from tunedgemm.row import (
-    SYNONYMS,
-    Row,
-    Untuned,
-    blank,
-    foreign_columns,
-    key_of,
-    key_shape,
-    own_names,
-    reason,
-    record_of,
-    rows_of,
-    sort_key,
-    untuned_of,
-)
+from tunedgemm.row import Row, Untuned, blank, key_of, key_shape, reason, record_of, rows_of, sort_key, untuned_of
 from tunedgemm.sheet import Record, Sheet, locked, present, read_sheet, replace_text
 
 if TYPE_CHECKING:
@@ -40,24 +41,13 @@ __all__ = [
     "fold",
     "infer_op",
     "key_shape",
-    "look_alikes",
     "read_rows",
     "read_tuned",
     "read_untuned",
     "rows_of_sheet",
-    "unknown_columns",
     "upsert",
     "write_rows",
 ]
-
-#: columns of an untuned file beyond its op's key and its columns of ours
-UNTUNED_EXTRA = ("count", "graph")
-
-#: key columns that a file may lack, as AITER's older files do; the op's parser knows their defaults
-_DEFAULTED = ("bias", "dtype", "outdtype", "scaleAB", "bpreshuffle")
-
-#: what nobody's list of shapes has
-_MEASURED = ("us", "kernelName", "kernelName1", "soltimes", "tflops")
 
 #: the op of a file whose columns leave it open
 _DEFAULT_OP = "a16w16"
@@ -94,7 +84,10 @@ def read_rows(path: Path, op: Op) -> tuple[list[Row], list[Problem]]:
     Raises:
         TableError: the file cannot be read, lacks a column without which no row says anything, or is another op's.
     """
-    return rows_of_sheet(path, op, read_sheet(path))
+    sheet = read_sheet(path)
+    found = rows_of_sheet(path, op, sheet)
+    _judge_family(path, op, sheet)
+    return found
 
 
 def rows_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Row], list[Problem]]:
@@ -103,7 +96,7 @@ def rows_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Row], list[Pro
     The records say the numbers of their lines. A line is one row, but for the short form; see `rows_of`.
 
     Raises:
-        TableError: the sheet lacks a column without which no row says anything, or is another op's.
+        TableError: the sheet lacks a column without which no row says anything.
     """
     rows: list[Row] = []
     problems: list[Problem] = []
@@ -132,14 +125,14 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
     sheet = read_sheet(path)
     known = tuple(dict.fromkeys((*op.columns.key, *op.columns.own, *UNTUNED_EXTRA)))
     unknown = [column for column in sheet.columns if column not in known]
-    if _is_tuned(unknown):
+    if is_tuned(unknown):
         raise TableError(f"{path}: is a tuned table, not a list of shapes; name the untuned file, whose columns are {', '.join(known)}")
     if unknown:
         raise TableError(
             f"{path}: unknown column {', '.join(map(repr, unknown))}; an untuned file of {op.name} may have {', '.join(known)}"
-            f"{_alike(op, sheet.columns)}"
+            f"{told_alike(op, sheet.columns)}"
         )
-    _require(path, sheet, op, _sizes(op))
+    _require(path, sheet, op, sizes(op))
     counts: dict[Shape, int] = {}
     for record in sheet.records:
         if blank(record):
@@ -160,7 +153,7 @@ def write_rows(path: Path, op: Op, rows: Iterable[Row]) -> None:
     """
     records = [record_of(row, op) for row in rows]
     with locked(path):
-        replace_text(path, Sheet(_order(op, _columns_of(records)), records).text())
+        replace_text(path, Sheet(in_order(op, _columns_of(records)), records).text())
 
 
 def upsert(path: Path, op: Op, rows: Iterable[Row], sort: bool = True) -> None:
@@ -228,7 +221,7 @@ def _put(path: Path, op: Op, rows: Iterable[Row], sort: bool, *, supersede: bool
     if sort:
         records = sorted((record for record in records if not blank(record)), key=lambda record: sort_key(record, op))
     sheet.records = records
-    sheet.columns = _widened(op, sheet.columns, records) if sheet.columns else _order(op, _columns_of(records))
+    sheet.columns = _widened(op, sheet.columns, records) if sheet.columns else in_order(op, _columns_of(records))
     replace_text(path, sheet.text())
 
 
@@ -248,6 +241,7 @@ def read_tuned(path: Path, op: Op) -> Sheet:
     """
     sheet = read_sheet(path)
     _know_columns(path, op, sheet)
+    _judge_family(path, op, sheet)
     return sheet
 
 
@@ -255,45 +249,26 @@ def _know_columns(path: Path, op: Op, sheet: Sheet) -> None:
     """Call a tuned file's columns as the op does; raises TableError where they are not such a file's."""
     own = own_names(op.columns)
     renamed = {column: own.get(SYNONYMS.get(column, column), SYNONYMS.get(column, column)) for column in sheet.columns}
-    taken = (*op.columns.key, *op.columns.values, *_appended(op))
+    taken = (*op.columns.key, *op.columns.values, *appended(op))
     renamed = {old: new for old, new in renamed.items() if old != new and new in taken and new not in sheet.columns}
     sheet.rename(renamed)
-    if not _is_tuned(sheet.columns):
+    if not is_tuned(sheet.columns):
         twin = f" and {op.columns.untuned_file} the list of shapes to tune"
-        lacks = f"lacks the column {', '.join(map(repr, _measures(op)))}"
+        lacks = f"lacks the column {', '.join(map(repr, measures(op)))}"
         if set(sheet.columns) <= {*op.columns.key, *op.columns.own, *UNTUNED_EXTRA}:
             raise TableError(f"{path}: is a list of shapes, not a tuned table: {lacks}; {op.columns.tuned_file} is a table{twin}")
-    measures = [column for column in _measures(op) if column != own["us"] or "tflops" not in sheet.columns]
-    _require(path, sheet, op, [*_sizes(op), *measures])
+    needed = [column for column in measures(op) if column != own["us"] or "tflops" not in sheet.columns]
+    _require(path, sheet, op, [*sizes(op), *needed])
+
+
+def _judge_family(path: Path, op: Op, sheet: Sheet) -> None:
+    """Raise TableError for a file whose columns and rows are all another op's; a single such row is left out alone."""
     foreign = [column for column in foreign_columns(op) if column in sheet.columns]
-    if foreign and (alike := look_alikes(sheet.columns)) and op.name not in alike:
-        lines = [record for record in sheet.records if record.cells and not blank(record)]
-        if all(any(record.cells.get(column, "") for column in foreign) for record in lines):
-            raise TableError(f"{path}: is no table of {op.name}, which has no {', '.join(map(repr, foreign))}{_alike(op, sheet.columns)}")
-
-
-def look_alikes(columns: Sequence[str]) -> list[str]:
-    """The ops whose tuned or untuned files have these columns; none where no op's do.
-
-    A file with AITER's columns in AITER's order is of the ops that have exactly these; else all that could read it are.
-    """
-    fits = [op for op in ops().values() if set(_sizes(op)) <= set(columns) and not set(foreign_columns(op)) & set(columns)]
-    if _is_tuned(columns):
-        said = {SYNONYMS.get(column, column) for column in columns} | ({"us"} if "tflops" in columns else set())
-        fits = [op for op in fits if {SYNONYMS.get(column, column) for column in _measures(op)} <= said]
-    return [op.name for op in fits if _is_of_aiter(columns, op)] or [op.name for op in fits]
-
-
-def _is_tuned(columns: Iterable[str]) -> bool:
-    return bool(set(_MEASURED) & set(columns))
-
-
-def _is_of_aiter(columns: Sequence[str], op: Op) -> bool:
-    """Whether a file has AITER's columns in AITER's order, whatever follows them."""
-    if not _is_tuned(columns):
-        return list(columns) == list(op.columns.key)
-    aiters = ["cu_num", *op.columns.key, *op.columns.values]
-    return [column for column in columns if column != "gfx"][: len(aiters)] == aiters
+    if not foreign or op.name in look_alikes(sheet.columns):
+        return
+    lines = [record for record in sheet.records if record.cells and not blank(record)]
+    if lines and all(any(record.cells.get(column, "") for column in foreign) for record in lines):
+        raise TableError(f"{path}: is no table of {op.name}, which has no {', '.join(map(repr, foreign))}{told_alike(op, sheet.columns)}")
 
 
 def infer_op(paths: Iterable[Path]) -> Op:
@@ -310,7 +285,7 @@ def infer_op(paths: Iterable[Path]) -> Op:
         columns = read_sheet(path).columns
         alike = look_alikes(columns)
         named = [name for name in alike if is_table_name(path.name, ops()[name])]
-        loose = not _is_tuned(columns) or not any(_is_of_aiter(columns, ops()[name]) for name in alike)
+        loose = not is_tuned(columns) or not any(is_of_aiter(columns, ops()[name]) for name in alike)
         if len(named or alike) == 1:
             found.setdefault((named or alike)[0], path)
         elif not alike or (loose and not set(foreign_columns(op_named(_DEFAULT_OP))) & set(columns)):
@@ -323,56 +298,19 @@ def infer_op(paths: Iterable[Path]) -> Op:
     return op_named(next(iter(found), _DEFAULT_OP))
 
 
-def _alike(op: Op, columns: Sequence[str]) -> str:
-    """The end of a message about a file that looks like other ops'."""
-    others = [ops()[name] for name in look_alikes(columns) if name != op.name]
-    if not others or op.name in look_alikes(columns):
-        return ""
-    told = " or ".join(f"{other.name} ({other.columns.variable})" for other in others)
-    return f"; these are the columns of {told}"
-
-
-def _sizes(op: Op) -> list[str]:
-    """The columns of an op's key that every file has."""
-    return [column for column in op.columns.key if column not in _DEFAULTED]
-
-
-def _measures(op: Op) -> list[str]:
-    """The value columns without which no row of an op says anything."""
-    own = own_names(op.columns)
-    return [own[name] for name in ("libtype", "us") if name in own]
-
-
 def _require(path: Path, sheet: Sheet, op: Op, columns: Iterable[str]) -> None:
     if missing := [column for column in columns if column not in sheet.columns]:
         found = ", ".join(sheet.columns)[:200]
         raise TableError(
             f"{path}: lacks the column {', '.join(map(repr, missing))} (its first line reads {found}); "
-            f"is it a file of another op than {op.name}?{_alike(op, sheet.columns)}"
+            f"is it a file of another op than {op.name}?{told_alike(op, sheet.columns)}"
         )
-
-
-def _order(op: Op, columns: Iterable[str]) -> list[str]:
-    """AITER's columns in AITER's order, ours, then those of *columns* that are neither."""
-    return list(dict.fromkeys(("gfx", "cu_num", *op.columns.key, *op.columns.values, *_appended(op), *columns)))
 
 
 def _widened(op: Op, columns: Sequence[str], records: Iterable[Record]) -> list[str]:
     """The columns of a file, then those it lacks in which a record says something, in our order."""
     said = {column for record in records for column, text in record.cells.items() if text and column not in columns}
-    return [*columns, *(column for column in _order(op, sorted(said)) if column in said)]
-
-
-def unknown_columns(op: Op, columns: Iterable[str]) -> tuple[str, ...]:
-    """Those of a file's columns that mean nothing here."""
-    known = set(_order(op, ()))
-    return tuple(column for column in columns if column not in known)
-
-
-def _appended(op: Op) -> tuple[str, ...]:
-    """Our columns, after AITER's; "" and AITER's filler 0 mean absent in them."""
-    libtype = () if "libtype" in op.columns.values else ("libtype",)
-    return (*libtype, "device", *op.columns.own, "libver")
+    return [*columns, *(column for column in in_order(op, sorted(said)) if column in said)]
 
 
 def _columns_of(records: Iterable[Record]) -> list[str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm import csvfile, dtype, index, libtypes, row, scan, shape, sheet
+from tunedgemm import columns, csvfile, dtype, index, libtypes, row, scan, shape, sheet
 from tunedgemm.artifact import cache_folder
 from tunedgemm.csvfile import Problem, read_rows
 from tunedgemm.index import Source
@@ -38,7 +38,7 @@ _DIGEST = 32
 _ARRAYS = (("keys", "q"), ("us", "d"), ("place", "I"), ("starts", "q"), ("lines", "I"), ("links", "q"))
 
 #: the modules that decide what a line says, beside the op's own
-_READERS: tuple[ModuleType, ...] = (csvfile, dtype, index, libtypes, row, scan, shape, sheet, cells)
+_READERS: tuple[ModuleType, ...] = (columns, csvfile, dtype, index, libtypes, row, scan, shape, sheet, cells)
 
 
 def open_source(path: Path, op: Op) -> Source:
@@ -51,7 +51,7 @@ def open_source(path: Path, op: Op) -> Source:
         if path.stat().st_size >= LARGE:
             return _cached(path, op)
         found = scan.scan(path, op, scan.normalised(path.read_bytes()))
-        if found is not None:
+        if found is not None and (len(found) or not found.problems):
             return found
     return _read(path, op)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from tunedgemm.columns import foreign_columns, own_names
 from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.libtypes import canonical, libtype_of_kernel, stand_in
 from tunedgemm.ops import ops
@@ -20,15 +21,9 @@ from tunedgemm.sheet import LONGEST, Record
 from tunedgemm.solution import Solution
 
 if TYPE_CHECKING:
-    from tunedgemm.ops.op import Columns, Op
+    from tunedgemm.ops.op import Op
 
 _log = logging.getLogger("tunedgemm")
-
-#: other names of a column in AITER's and gradlib's files
-SYNONYMS = {
-    "soltimes": "us", "kernelId": "solidx", "errRatio": "err_ratio",
-    "lib": "libtype", "kernel_name": "kernelName", "bandwidth_gb_s": "bw",
-}  # fmt: skip
 
 #: columns of `Columns.values` with a meaning here; further ones belong to the op and go to `Solution.extra`
 _KNOWN = ("libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops", "bw")
@@ -241,7 +236,9 @@ def _texts(record: Record, op: Op) -> dict[str, str]:
     if cells.get(_UNUSED[0]) == _UNUSED[1]:
         raise TableError(f"is tagged {_UNUSED[1]!r}: AITER looks up no such row, nor does this")
     if stray := [column for column in foreign_columns(op) if _ours(cells, column)]:
-        raise TableError(f"is a row of another op than {op.name}, which has no {', '.join(map(repr, stray))}")
+        having = [other.name for other in ops().values() if set(stray) <= set(other.columns.key)]
+        told = f" ({' or '.join(having)})" if having else ""
+        raise TableError(f"is a row of another op{told} than {op.name}, which has no {', '.join(map(repr, stray))}")
     texts = {column: text for column in op.columns.key if (text := _get(cells, column))}
     return texts | {column: text for column in op.columns.own if (text := _ours(cells, column))}
 
@@ -265,23 +262,6 @@ def sort_key(record: Record, op: Op) -> list[tuple[int, float, str]]:
         return [(2, 0.0, "")]
     texts = [_ours(record.cells, "gfx"), *(record.cells.get(column, "") for column in ("cu_num", *key, "device"))]
     return [_ordered(text) for text in texts]
-
-
-@functools.cache
-def own_names(columns: Columns) -> Mapping[str, str]:
-    """Our name of a value column -> the op's: ``solidx`` -> ``kernelId`` where AITER calls it so."""
-    return {SYNONYMS.get(column, column): column for column in columns.values}
-
-
-def foreign_columns(op: Op) -> tuple[str, ...]:
-    """Columns that tell a row of another op: those of the others' keys that this one does not have."""
-    return _foreign(op.columns, tuple(other.columns.key for other in ops().values()))
-
-
-@functools.cache
-def _foreign(columns: Columns, keys: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-    known = {*columns.key, *columns.values, *columns.own}
-    return tuple(dict.fromkeys(column for key in keys for column in key if column not in known))
 
 
 def reason(error: Exception) -> str:

@@ -7,6 +7,7 @@ measurements. Every other line is read by `rows_of_sheet` itself, which so decid
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import itertools
@@ -18,11 +19,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from tunedgemm.columns import foreign_columns, own_names
 from tunedgemm.csvfile import Problem, rows_of_sheet
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.index import Source, kind_of
 from tunedgemm.ops.op import Columns
-from tunedgemm.row import foreign_columns, own_names
 from tunedgemm.shape import MAX_SIZE
 from tunedgemm.sheet import LONGEST, parse_sheet
 
@@ -249,13 +250,22 @@ class _Scanner:
             raise ValueError
         for at, good in self._good.items():
             if not good.issuperset(columns[at]):
-                new = {text for text in {*columns[at]} - good if _is_number(text, whole=at in plan.whole)}
-                if not (new | good).issuperset(columns[at]):
-                    raise ValueError
-                if len(good) < _MOST:
-                    good.update(new)
+                self._judge(at, good, columns[at])
         stamps = map(self._stamps.__getitem__, kinds)
         return list(map(hash, zip(stamps, n, k, m, strict=True))), us, list(map(self._places.__getitem__, kinds))
+
+    def _judge(self, at: int, good: set[str], texts: tuple[str, ...]) -> None:
+        """Raise ValueError where a field of a number column is neither a number, a whole one where it must be, nor empty."""
+        whole = at in self.plan.whole
+        if len(good) >= _MOST:
+            with contextlib.suppress(ValueError):
+                collections.deque(map(int if whole else float, texts), maxlen=0)
+                return
+        new = {text for text in {*texts} - good if _is_number(text, whole=whole)}
+        if not (new | good).issuperset(texts):
+            raise ValueError
+        if len(good) < _MOST:
+            good.update(new)
 
     def _kind(self, fields: list[str]) -> int:
         """The number of a line's kind, learned from its first line."""

@@ -85,4 +85,4 @@ def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
     """What is no fault of the file, and yet of no use here."""
     if joint := [row for row in rows if JOINT in row.solution.libtype]:
         kinds = ", ".join(sorted({row.solution.libtype for row in joint}))
-        yield f"note: {file}: {len(joint)} rows have stages of several backends ({kinds}), which none runs; the first is line {joint[0].line}"
+        yield f"note: {file}: {len(joint)} rows have stages of two backends ({kinds}), which none runs; the first in line {joint[0].line}"

@@ -11,6 +11,9 @@ from tunedgemm.folders import named_file
 from tunedgemm.row import Row
 from tunedgemm.shape import Shape
 
+#: Digits of a time in microseconds that tables keep.
+DIGITS = 4
+
 Key = tuple[str, int, str, Shape]
 
 
@@ -28,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         if other.solution != row.solution:
             winners += 1
             print(f"another winner: {asked(row)}: {answer(row)} -> {answer(other)}")
-        elif other.us != row.us:
+        elif round(other.us, DIGITS) != round(row.us, DIGITS):
             times += 1
             print(f"another time: {asked(row)}: {answer(row)} -> {other.us:.2f} us ({100 * (other.us / row.us - 1):+.1f} %)")
     same = len(first.keys() & second.keys()) - winners - times
