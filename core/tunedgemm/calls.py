@@ -45,11 +45,15 @@ def dense(operand: torch.Tensor | None) -> bool:
     return operand is None or (operand.is_contiguous() and operand.data_ptr() % 16 == 0)
 
 
-def copying(call: Call, native: Call, weights: tuple[int, ...]) -> Call:
-    """The launcher behind one dense copy of the activations; torch where a weight would have to be copied each call."""
+def copying(call: Call, native: Call | None, weights: tuple[int, ...]) -> Call:
+    """The launcher behind one dense copy of the activations; torch where a weight would have to be copied each call.
+
+    Args:
+        native: torch's own call; None where there is none, so that a weight has to be copied, too.
+    """
 
     def copied(*operands: torch.Tensor | None) -> torch.Tensor:
-        if not all(dense(operands[place]) for place in weights if place < len(operands)):
+        if native is not None and not all(dense(operands[place]) for place in weights if place < len(operands)):
             return native(*operands)
         return call(*(operand if operand is None or dense(operand) else duplicate(operand, dense=True) for operand in operands))
 

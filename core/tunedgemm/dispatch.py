@@ -243,8 +243,9 @@ class Dispatcher:
             return self._torch(shape, device), None
         if all(map(dense, operands)):
             return launcher.call, solution
-        native = self._torch(shape, device)
-        return native if solution.libtype == BUILTIN else copying(launcher.call, native, self.op.weights), solution
+        covered = isinstance(examine(_TORCHS, shape, device, self.registry), Backend)
+        native = self._torch(shape, device) if covered else None
+        return native if native and solution.libtype == BUILTIN else copying(launcher.call, native, self.op.weights), solution
 
     def _torch(self, shape: Shape, device: Device) -> Call:
         """Torch's own call: what keeps gradients, takes subclasses and any strides, and is safe to capture."""

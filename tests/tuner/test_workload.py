@@ -240,3 +240,18 @@ def test_a_busy_device_is_not_saturated_again() -> None:
         us(workload, rounds=1)
 
     assert (time.perf_counter() - start) / 10 < 1.5 * module.STEP  # saturating takes two steps at least
+
+
+def test_samples_of_what_is_slower_than_guessed_are_short() -> None:
+    """On a CPU a call of 5 ms, for which microseconds were guessed, is not made hundreds of times for each sample."""
+
+    def slow(x, weight):
+        time.sleep(5e-3)
+        return torch.nn.functional.linear(x, weight)
+
+    workload = Workload(OP, SMALL, device_of(-1), cache="hot")
+    guessed = workload.calls
+    workload({NATIVE: Launcher(slow)}, 1)
+
+    assert guessed > 100
+    assert workload.calls == 2
