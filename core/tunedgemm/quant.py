@@ -8,7 +8,7 @@ For all of them:
 * a group (tensor, row or block) that is all zero has the scale 1 (mxfp4: byte 0) and the values 0;
 * a group with a NaN or an infinity has a scale that is not finite (mxfp4: 255) and the values 0: all of it reads back as NaN;
 * with a scale that the caller gives, infinities saturate; NaN stays NaN in fp8 and becomes 0 in int8;
-* large tensors are worked on in slices, so the memory needed beyond the result is some tens of MiB.
+* large tensors are worked on in slices, so the memory needed beyond the result is about 100 MiB.
 """
 
 from __future__ import annotations

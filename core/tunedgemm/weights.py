@@ -154,7 +154,7 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
 class ShuffledWeight(torch.Tensor):
     """A weight in a shuffled layout: shape, dtype and device of the plain one, its bytes in another order.
 
-    It moves between devices, is cloned, detached, compared (its bytes), saved and loaded, and may be a parameter; of a stack [E, N, K] whole
+    It moves between devices, is cloned, detached, compared (bytes), saved and loaded, and may be a parameter; of a stack [E, N, K] whole
     matrices can be taken (``w[e]``, ``w[a:b]``, ``for one in w``). Whatever would read it as if it were plain raises OperandError.
     No gradient reaches it. One subclass a layout, made by `shuffle_weight` and `as_shuffled`.
 
