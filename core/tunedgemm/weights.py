@@ -171,6 +171,7 @@ class ShuffledWeight(torch.Tensor):
 
     @property
     def plain(self) -> torch.Tensor:
+        """The same memory as an ordinary tensor without a gradient, wherever the weight lies by now."""
         kept = self._plain
         # A module that moves gives its parameter other memory, by ways that Python does not see either.
         if kept is None or kept.data_ptr() != self.data_ptr():
