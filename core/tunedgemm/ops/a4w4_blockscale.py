@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tunedgemm.dtype import dtype_bits, torch_dtype
+from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.cells import dtype, flag, size
@@ -86,8 +86,9 @@ def _shape_of(
     otype: torch.dtype | None = None,
 ) -> Shape:
     """The shape of a call; raises OperandError for operands that do not fit each other."""
+    quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     for name, operand in (("x", x), ("weight", weight)):
-        quantised.check_scale_dtype(NAME, name, operand, _FP4)
+        quantised.check_dtype(NAME, name, operand, _FP4)
     quantised.check_matrices(NAME, x, weight)
     layout = getattr(weight, "layout_name", "row")
     m, n, k = quantised.rows_of(x), weight.shape[0], 2 * x.shape[-1]
@@ -114,16 +115,16 @@ def _shape_of(
     )
 
 
-def _check_scale(name: str, scale: torch.Tensor | None, shapes: tuple[tuple[int, ...], ...], layout: str, device: torch.device) -> None:
+def _check_scale(name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], ...], layout: str, device: torch.device) -> None:
     """Raises OperandError for a scale that does not fit; says in which order the layout wants the scales."""
     try:
-        checked = quantised.check_scale(NAME, name, scale, shapes, _E8M0, device)
+        quantised.check_scale(NAME, name, scale, shapes, _E8M0, device)
     except OperandError as error:
         order = "a plain weight goes with plain scales (unshuffle_scale(s, rows, K/32))"
         shuffled = f"a weight of layout {layout} goes with shuffled scales (shuffle_scale(s))"
         raise OperandError(f"{error}; {order if layout == 'row' else shuffled}") from None
-    if layout != "row" and not checked.is_contiguous():
-        raise OperandError(f"{NAME}: shuffled scales must be contiguous (got {name} with strides {checked.stride()})")
+    if layout != "row" and not scale.is_contiguous():
+        raise OperandError(f"{NAME}: shuffled scales must be contiguous (got {name} with strides {scale.stride()})")
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
@@ -137,9 +138,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
     x, x_scale = per_1x32_f4_quant(quantised.draw(shape.m, shape.k, _GROUP, generator), shuffled)
     weight, w_scale = per_1x32_f4_quant(quantised.draw(shape.n, shape.k, _GROUP, generator), shuffled)
     weight = shuffle_weight(weight, shape.layout) if shuffled else weight
-    if not shape.bias:
-        return x, weight, x_scale, w_scale
-    return x, weight, x_scale, w_scale, torch.randn(shape.n, generator=generator, device=device).to(torch_dtype(shape.bias_dtype))
+    return x, weight, x_scale, w_scale, *quantised.draw_bias(shape, generator)
 
 
 def _in_order(shape: Shape, scale: torch.Tensor, rows: int) -> torch.Tensor:
@@ -232,9 +231,7 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
     return {"gemm_a4w4": gemm_a4w4}
 
 
-def _example(*sizes: int, **cells: str) -> Shape:
-    return _parse({**dict(zip("MNK", map(str, sizes), strict=True)), **cells})
-
+_example = quantised.example_of(_parse)
 
 op = Op(
     name=NAME,

@@ -25,6 +25,7 @@ def _shape_of(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
 ) -> Shape:
     """The shape of a call; raises OperandError for operands that do not fit each other."""
+    quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     layout = quantised.plain_layout(NAME, weight, "gemm_a8w8_blockscale_bpreshuffle")
     return scaled_blocks.shape_of(NAME, layout, (x, weight, x_scale, w_scale), otype)
 
@@ -71,11 +72,7 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
 
 
 _parse = scaled_blocks.parser(NAME, "row")
-
-
-def _example(*sizes: int, **cells: str) -> Shape:
-    return _parse({**dict(zip("MNK", map(str, sizes), strict=True)), **cells})
-
+_example = quantised.example_of(_parse)
 
 op = Op(
     name=NAME,

@@ -27,6 +27,7 @@ def _shape_of(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
 ) -> Shape:
     """The shape of a call; raises OperandError for operands that do not fit each other."""
+    quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     layout = quantised.shuffled_layout(NAME, weight, "(16, 16)", "gemm_a8w8_blockscale")
     shape = scaled_blocks.shape_of(NAME, layout, (x, weight, x_scale, w_scale), otype)
     if not x_scale.is_contiguous():
@@ -100,11 +101,7 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
 
 
 _parse = scaled_blocks.parser(NAME, _LAYOUT)
-
-
-def _example(*sizes: int, **cells: str) -> Shape:
-    return _parse({**dict(zip("MNK", map(str, sizes), strict=True)), **cells})
-
+_example = quantised.example_of(_parse)
 
 op = Op(
     name=NAME,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.ops import quantised, scaled_rows
 from tunedgemm.ops.entry import scaled_entry
 from tunedgemm.ops.op import Columns, Op
-from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
@@ -67,12 +66,7 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
 
 
 _parse = scaled_rows.parser(NAME, "fp8_e4m3fn", _layout)
-
-
-def _example(*sizes: int, **cells: str) -> Shape:
-    return _parse({**dict(zip("MNK", map(str, sizes), strict=True)), **cells})
-
-
+_example = quantised.example_of(_parse)
 _INT8, _FNUZ = {"q_dtype_w": "torch.int8"}, {"q_dtype_w": "torch.float8_e4m3fnuz"}
 
 op = Op(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import short_dtype, table_text, torch_dtype
@@ -68,9 +68,31 @@ def names_of(dtypes: tuple[str, ...]) -> str:
     return ", ".join(map(table_text, dtypes))
 
 
-def seen(tensor: torch.Tensor | None) -> str:
+def example_of(parse: Callable[[Mapping[str, str]], Shape]) -> Callable[..., Shape]:
+    """From M, N, K and cells of other columns to the shape of such a row."""
+
+    def example(*sizes: int, **cells: str) -> Shape:
+        return parse({**dict(zip("MNK", map(str, sizes), strict=True)), **cells})
+
+    return example
+
+
+def seen(tensor: torch.Tensor) -> str:
     """An operand in a message: sizes, dtype and device."""
-    return "None" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}"
+    return f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}"
+
+
+def check_tensors(op: str, **operands: Any) -> None:
+    """That the operands that every call has are tensors.
+
+    Raises:
+        OperandError: one is missing or something else.
+    """
+    import torch
+
+    for name, operand in operands.items():
+        if not isinstance(operand, torch.Tensor):
+            raise OperandError(f"{op}: {name} must be a tensor (got {operand!r})")
 
 
 def check_matrices(op: str, x: torch.Tensor, weight: torch.Tensor) -> None:
@@ -137,30 +159,29 @@ def shuffled_layout(op: str, weight: torch.Tensor, sides: str, other: str) -> st
 
 
 def check_scale(
-    op: str, name: str, scale: torch.Tensor | None, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], device: torch.device
-) -> torch.Tensor:
+    op: str, name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], device: torch.device
+) -> None:
     """A scale of one of the *shapes* and *dtypes* on *device*.
 
     Raises:
-        OperandError: it is missing, or another.
+        OperandError: another scale.
     """
-    if scale is None or tuple(scale.shape) not in shapes or scale.device != device:
+    if tuple(scale.shape) not in shapes or scale.device != device:
         wanted = " or ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
         raise OperandError(f"{op}: {name} must be {wanted}, {names_of(dtypes)} on {device} (got {seen(scale)})")
-    return check_scale_dtype(op, name, scale, dtypes)
+    check_dtype(op, name, scale, dtypes)
 
 
-def check_scale_dtype(op: str, name: str, scale: torch.Tensor, dtypes: tuple[str, ...]) -> torch.Tensor:
-    """A scale of one of the *dtypes*.
+def check_dtype(op: str, name: str, operand: torch.Tensor, dtypes: tuple[str, ...]) -> None:
+    """An operand of one of the *dtypes*.
 
     Raises:
         OperandError: it has another.
     """
-    if str(scale.dtype) not in map(table_text, dtypes):
-        e8m0 = str(scale.dtype) == table_text("e8m0")
+    if str(operand.dtype) not in map(table_text, dtypes):
+        e8m0 = str(operand.dtype) == table_text("e8m0") and "fp32" in dtypes
         hint = f"; e8m0 scales are not taken here: pass {name}.float()" if e8m0 else ""
-        raise OperandError(f"{op}: {name} must be {names_of(dtypes)} (got {scale.dtype}){hint}")
-    return scale
+        raise OperandError(f"{op}: {name} must be {names_of(dtypes)} (got {operand.dtype}){hint}")
 
 
 def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.device) -> str:
@@ -202,3 +223,12 @@ def draw(rows: int, cols: int, group: int, generator: torch.Generator) -> torch.
     by_group = (torch.rand(-(-cols // group), generator=generator, device=device) + 0.5).repeat_interleave(group)[:cols]
     out = torch.randn(rows, cols, generator=generator, device=device, dtype=torch.bfloat16)
     return out.mul_(by_row.bfloat16()).mul_(by_group.bfloat16())
+
+
+def draw_bias(shape: Shape, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """A normal bias [n] as the only element, or nothing for a shape without one."""
+    import torch
+
+    if not shape.bias:
+        return ()
+    return (torch.randn(shape.n, generator=generator, device=generator.device).to(torch_dtype(shape.bias_dtype)),)

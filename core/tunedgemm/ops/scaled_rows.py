@@ -104,6 +104,7 @@ def shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., S
         otype: torch.dtype | None = None,
     ) -> Shape:
         """The shape of a call; raises OperandError for operands that do not fit each other."""
+        quantised.check_tensors(op, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
         layout = layout_of(weight)
         quantised.check_matrices(op, x, weight)
         found = quantised.check_dtypes(op, x, weight, DTYPES)
@@ -125,13 +126,13 @@ def shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., S
     return shape_of
 
 
-def _kind(op: str, x: torch.Tensor, n: int, x_scale: torch.Tensor | None, w_scale: torch.Tensor | None) -> str:
+def _kind(op: str, x: torch.Tensor, n: int, x_scale: torch.Tensor, w_scale: torch.Tensor) -> str:
     """``tensor`` for one value each, else ``row``; raises OperandError for any other scales."""
     m = quantised.rows_of(x)
     for name, scale in (("x_scale", x_scale), ("w_scale", w_scale)):
-        if scale is not None and scale.device != x.device:
+        if scale.device != x.device:
             raise OperandError(f"{op}: {name} must be on {x.device}, as x (got {quantised.seen(scale)})")
-    ones = [scale is not None and scale.numel() == 1 for scale in (x_scale, w_scale)]
+    ones = [scale.numel() == 1 for scale in (x_scale, w_scale)]
     if all(ones):
         kind = "tensor"
     elif ones == [True, False] and m != 1:
@@ -149,8 +150,7 @@ def _kind(op: str, x: torch.Tensor, n: int, x_scale: torch.Tensor | None, w_scal
         quantised.check_scale(op, "x_scale", x_scale, ((m,), (m, 1), (*x.shape[:-1], 1)), _FLOAT32, x.device)
         quantised.check_scale(op, "w_scale", w_scale, ((n,), (n, 1), (1, n)), _FLOAT32, x.device)
     for name, scale in (("x_scale", x_scale), ("w_scale", w_scale)):
-        if scale is not None:
-            quantised.check_scale_dtype(op, name, scale, _FLOAT32)
+        quantised.check_dtype(op, name, scale, _FLOAT32)
     return kind
 
 
@@ -167,9 +167,7 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...
     x, x_scale = quantise(quantised.draw(shape.m, shape.k, _GROUP, generator), quant_dtype=target)
     weight, w_scale = quantise(quantised.draw(shape.n, shape.k, _GROUP, generator), quant_dtype=target)
     weight = weight if shape.layout == "row" else shuffle_weight(weight, shape.layout)
-    if not shape.bias:
-        return x, weight, x_scale, w_scale
-    return x, weight, x_scale, w_scale, torch.randn(shape.n, generator=generator, device=device).to(torch_dtype(shape.bias_dtype))
+    return x, weight, x_scale, w_scale, *quantised.draw_bias(shape, generator)
 
 
 def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:

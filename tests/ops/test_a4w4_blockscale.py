@@ -1,0 +1,210 @@
+"""a4w4_blockscale: mxfp4 operands, plain and shuffled scales, columns, reference and AITER's function."""
+
+import re
+
+import attrs
+import pytest
+import torch
+from tunedgemm.accuracy import error_ratio, worst_row_error
+from tunedgemm.dispatch import TunedGemm
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops import op_named
+from tunedgemm.quant import dequant_fp4, shuffle_scale
+from tunedgemm.shape import Shape
+from tunedgemm.weights import ShuffledWeight, shuffle_weight
+
+OP = op_named("a4w4_blockscale")
+CPU = torch.device("cpu")
+FP4, E8M0 = torch.float4_e2m1fn_x2, torch.float8_e8m0fnu
+
+
+def fp4(*sizes, dtype=FP4):
+    """Pairs of 0.5 (code 1) and 1.0 (code 2), the even element first."""
+    return torch.full(sizes, 0x21, dtype=torch.uint8).view(dtype)
+
+
+SHUFFLED = shuffle_weight(fp4(16, 64))
+
+
+def ones(*sizes, dtype=E8M0, device=None):
+    """Scales of 1, whose byte is 127."""
+    return torch.full(sizes, 127, dtype=torch.uint8, device=device).view(dtype)
+
+
+def shape(m, n, k, layout="row", **fields):
+    return Shape("a4w4_blockscale", m, n, k, "fp4x2", **{"outdtype": "bf16", "scale": "block", "layout": layout, **fields})
+
+
+class TestShapeOf:
+    """From the operands of a call to its shape."""
+
+    @pytest.mark.parametrize("pair", [FP4, torch.uint8])
+    @pytest.mark.parametrize("byte", [E8M0, torch.uint8])
+    def test_k_counts_elements(self, pair, byte):
+        """Two in each byte of x and of the weight, which may be typed as what they are or as bytes."""
+        found = OP.shape_of(fp4(6, 48, dtype=pair), fp4(5, 48, dtype=pair), ones(6, 3, dtype=byte), ones(5, 3, dtype=byte))
+        assert found == shape(6, 5, 96)
+
+    def test_leading_dimensions(self):
+        """Plain scales of x have its leading dimensions, or one for all rows."""
+        for scales in (ones(2, 3, 3), ones(6, 3)):
+            assert OP.shape_of(fp4(2, 3, 48), fp4(5, 48), scales, ones(5, 3)).m == 6
+
+    def test_a_shuffled_weight_goes_with_shuffled_scales(self):
+        """Rows padded to 256 and columns to 8."""
+        found = OP.shape_of(
+            fp4(2, 3, 160), shuffle_weight(fp4(272, 160)), ones(256, 16), ones(512, 16), torch.ones(272), otype=torch.float16
+        )
+        assert found == shape(6, 272, 320, "aiter16x16", outdtype="fp16", epilogue="bias", bias_dtype="fp32")
+
+    @pytest.mark.parametrize(
+        ("operands", "message"),
+        [
+            ((torch.ones(2, 48), fp4(5, 48), ones(2, 3), ones(5, 3)), "x must be torch.float4_e2m1fn_x2, torch.uint8 (got torch.float32)"),
+            ((fp4(2, 48), fp4(5, 48).view(torch.int8), ones(2, 3), ones(5, 3)), "weight must be torch.float4_e2m1fn_x2, torch.uint8 (got"),
+            ((fp4(2, 48), fp4(5, 64), ones(2, 3), ones(5, 4)), "the last dimension of x must equal that of the [N, K] weight"),
+            ((fp4(2, 40), fp4(5, 40), ones(2, 3), ones(5, 3)), "K must be a multiple of 32, which share a scale (got K=80)"),
+            ((fp4(2, 48), fp4(5, 48), ones(256, 8), ones(5, 3)), "x_scale must be [2, 3], torch.float8_e8m0fnu, torch.uint8 on cpu"),
+            ((fp4(2, 48), fp4(5, 48), ones(2, 3), ones(256, 8)), "a plain weight goes with plain scales (unshuffle_scale"),
+            ((fp4(2, 64), SHUFFLED, ones(2, 4), ones(256, 8)), "x_scale must be [256, 8]"),
+            ((fp4(2, 64), SHUFFLED, ones(256, 8), ones(16, 4)), "weight of layout aiter16x16 goes with shuffled scales (shuffle_scale(s))"),
+            ((fp4(2, 64), SHUFFLED, ones(8, 256).t(), ones(256, 8)), "scales must be contiguous (got x_scale with strides (1, 256))"),
+            ((fp4(2, 48), fp4(5, 48), torch.ones(2, 3), ones(5, 3)), "x_scale must be torch.float8_e8m0fnu, torch.uint8 (got"),
+            ((fp4(2, 48), fp4(5, 48), ones(2, 3), ones(5, 3, device="meta")), "on cpu (got (5, 3) torch.float8_e8m0fnu on meta)"),
+            ((fp4(2, 48), fp4(5, 48), None, ones(5, 3)), "x_scale must be a tensor (got None)"),
+            ((fp4(2, 48), fp4(5, 48), ones(2, 3), ones(5, 3), torch.ones(4)), "bias must be [5] or [1, 5]"),
+        ],
+    )  # fmt: skip
+    def test_operands_that_do_not_fit(self, operands, message):
+        """Each mistake names the op, the operand, what was given and what would fit."""
+        with pytest.raises(OperandError, match=f"^a4w4_blockscale: .*{re.escape(message)}"):
+            OP.shape_of(*operands)
+
+    def test_k_that_the_layout_does_not_take(self):
+        """A multiple of 32 is enough for the format, and not for AITER's layout of bytes."""
+        with pytest.raises(OperandError, match=r"needs N divisible by 16 and K by 32 \(got N=16, K=48"):
+            shuffle_weight(fp4(16, 48))
+
+
+class TestColumns:
+    """From a row of AITER's tables to a shape, and back."""
+
+    def test_a_row_of_aiter(self):
+        """M, N and K in elements: shuffled weight, bf16 out, no bias."""
+        row = {"M": "1", "N": "512", "K": "4096"}
+        found = OP.columns.parse(row)
+        assert found == shape(1, 512, 4096, "aiter16x16")
+        assert {name: text for name, text in OP.columns.format(found).items() if text} == row
+
+    def test_own_columns(self):
+        """Layout, output and bias are ours; their rows come before AITER's."""
+        row = {"M": "1", "N": "512", "K": "4096", "layout": "row", "outdtype": "torch.float32", "bias": "True"}
+        found = OP.columns.parse(row)
+        assert OP.columns.format(found) == row
+        assert OP.kin(found) == (found, shape(1, 512, 4096, "aiter16x16"))
+
+    def test_k_of_a_table(self):
+        """A row that no operands can have is refused when it is read."""
+        with pytest.raises(ShapeError, match=r"K must be a multiple of 32, which share a scale \(got K=4100"):
+            OP.columns.parse({"M": "1", "N": "512", "K": "4100"})
+
+
+class TestReference:
+    """The exact result that everything is compared with."""
+
+    def test_values_and_scales(self):
+        """Each 32 elements of a row are 0.5 and 1 in turn, times a power of two; the bias is added."""
+        x_scale = torch.tensor([[127, 128], [126, 130]], dtype=torch.uint8)
+        w_scale = torch.tensor([[127, 127], [127, 129], [120, 127]], dtype=torch.uint8)
+        group = 16 * (0.25 + 1.0)
+        out = OP.reference(
+            shape(2, 3, 64, epilogue="bias", bias_dtype="fp32"), (fp4(2, 32), fp4(3, 32), x_scale, w_scale, torch.tensor([0.0, 1.0, 2.0]))
+        )
+        wanted = [[1 + 2, 1 + 2 * 4, 2**-7 + 2], [0.5 + 8, 0.5 + 8 * 4, 2**-8 + 8]]
+        assert out.tolist() == [[group * value + bias for value, bias in zip(row, (0.0, 1.0, 2.0), strict=True)] for row in wanted]
+
+    def test_the_even_element_is_the_low_nibble(self):
+        """Against a weight that is 1 at the even places and 0 at the odd."""
+        weight = torch.full((1, 16), 0x02, dtype=torch.uint8)
+        assert OP.reference(shape(1, 1, 32), (fp4(1, 16), weight, ones(1, 1), ones(1, 1))).item() == 16 * 0.5
+
+    def test_shuffled_is_plain_in_another_order(self):
+        """A shuffled weight with shuffled scales gives what the plain operands give."""
+        plain = shape(300, 272, 320)
+        x, weight, x_scale, w_scale = OP.make_inputs(plain, CPU, 5)
+        wanted = OP.reference(plain, (x, weight, x_scale, w_scale))
+        operands = (x, shuffle_weight(weight), shuffle_scale(x_scale), shuffle_scale(w_scale))
+        assert OP.shape_of(*operands) == attrs.evolve(plain, layout="aiter16x16")
+        assert torch.equal(OP.reference(attrs.evolve(plain, layout="aiter16x16"), operands), wanted)
+
+
+def test_inputs():
+    """e2m1 in all its values, e8m0 scales of several sizes, in the order that the layout of the weight asks for."""
+    x, weight, x_scale, w_scale = OP.make_inputs(shape(17, 48, 320), CPU, 0)
+    assert [(each.shape, each.dtype) for each in (x, weight, x_scale, w_scale)] == [
+        ((17, 160), FP4), ((48, 160), FP4), ((17, 10), E8M0), ((48, 10), E8M0),
+    ]  # fmt: skip
+    codes = weight.view(torch.uint8)
+    assert len((codes & 15).unique()) == len((codes >> 4).unique()) == 16
+    assert len(w_scale.view(torch.uint8).unique()) >= 3
+    x, weight, x_scale, w_scale = OP.make_inputs(shape(17, 48, 320, "aiter16x16"), CPU, 0)
+    assert isinstance(weight, ShuffledWeight)
+    assert (x_scale.shape, w_scale.shape) == ((256, 16), (256, 16))
+
+
+@pytest.mark.parametrize("outdtype", ["bf16", "fp16", "fp32"])
+def test_a_float32_sum_is_well_inside_the_tolerance(outdtype):
+    """A product summed in float32 and rounded once uses less than half of what is allowed; bf16 holds the operands exactly."""
+    which = shape(32, 48, 2048, outdtype=outdtype)
+    x, weight, x_scale, w_scale = OP.make_inputs(which, CPU, 3)
+    left, right = dequant_fp4(x, x_scale, torch.bfloat16).float(), dequant_fp4(weight, w_scale, torch.bfloat16).float()
+    out, reference, tolerance = (
+        (left @ right.T).to(torch_dtype(outdtype)),
+        OP.reference(which, (x, weight, x_scale, w_scale)),
+        OP.tolerance(which),
+    )
+    assert error_ratio(out, reference, tolerance) == 0.0
+    assert worst_row_error(out, reference) < tolerance.row_error / 2
+
+
+def test_bytes_moved():
+    """Half a byte an element, a byte for each 32, and no padding of shuffled scales."""
+    which = shape(2, 4, 64, epilogue="bias", bias_dtype="fp32")
+    assert OP.bytes_moved(which) == (2 + 4) * 32 + (2 + 4) * 2 + 4 * 4 + 2 * 4 * 2
+    assert OP.bytes_moved(attrs.evolve(which, layout="aiter16x16")) == OP.bytes_moved(which)
+
+
+def test_fakes_serve_meta_tensors():
+    """The output's form is known without data."""
+    x, weight = (torch.empty(*sizes, dtype=FP4, device="meta") for sizes in ((2, 3, 32), (5, 32)))
+    out = OP.fake(x, weight, None, None, otype=torch.float16)
+    assert (out.shape, out.dtype, out.device.type) == ((2, 3, 5), torch.float16, "meta")
+
+
+class TestFunction:
+    """AITER's gemm_a4w4."""
+
+    @pytest.mark.parametrize("layout", ["aiter16x16", "row"])
+    def test_aiters_arguments(self, layout):
+        """A, B, A_scale, B_scale, bias, dtype, alpha, beta and bpreshuffle."""
+        which = shape(6, 32, 64, layout, outdtype="fp16", epilogue="bias", bias_dtype="fp32")
+        x, *rest = OP.make_inputs(which, CPU, 0)
+        out = TunedGemm().gemm_a4w4(x.view(2, 3, 32), *rest, torch.float16, 1.0, 0.0, layout != "row")
+        assert (out.shape, out.dtype) == ((2, 3, 32), torch.float16)
+        assert worst_row_error(out, OP.reference(which, (x, *rest))) <= OP.tolerance(which).row_error
+
+    @pytest.mark.parametrize(
+        ("layout", "fields", "message"),
+        [
+            ("aiter16x16", {"alpha": 2.0}, "alpha and beta are only taken as 1 and 0 (got alpha=2.0, beta=0.0)"),
+            ("aiter16x16", {"beta": 1.0}, "alpha and beta are only taken as 1 and 0 (got alpha=1.0, beta=1.0)"),
+            ("aiter16x16", {"bpreshuffle": False}, "bpreshuffle=False, but the weight has layout aiter16x16"),
+            ("row", {}, "bpreshuffle=True, but the weight has layout row; pass shuffle_weight(B), as_shuffled(B) if"),
+        ],
+    )
+    def test_what_would_change_the_result_is_refused(self, layout, fields, message):
+        """By name; so is a weight whose type says something else than bpreshuffle."""
+        operands = OP.make_inputs(shape(2, 32, 64, layout), CPU, 0)
+        with pytest.raises(OperandError, match=re.escape(message)):
+            TunedGemm().gemm_a4w4(*operands, **fields)

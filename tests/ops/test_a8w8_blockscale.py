@@ -1,0 +1,172 @@
+"""a8w8_blockscale: block scales with tails, columns, reference and AITER's function."""
+
+import re
+
+import attrs
+import pytest
+import torch
+from tunedgemm.accuracy import error_ratio, worst_row_error
+from tunedgemm.dispatch import TunedGemm
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops import op_named
+from tunedgemm.quant import dequant_blocks
+from tunedgemm.shape import Shape
+from tunedgemm.weights import shuffle_weight
+
+OP = op_named("a8w8_blockscale")
+CPU = torch.device("cpu")
+INT8, E8M0 = torch.int8, torch.float8_e8m0fnu
+
+
+def fp8(*sizes, dtype=torch.float8_e4m3fn, device=None):
+    return torch.ones(*sizes, device=device).to(dtype)
+
+
+SHUFFLED = shuffle_weight(fp8(16, 128))
+
+
+def scale(*sizes, dtype=torch.float32, device=None):
+    return torch.ones(*sizes, device=device).to(dtype)
+
+
+class TestShapeOf:
+    """From the operands of a call to its shape."""
+
+    @pytest.mark.parametrize("x_scale", [(6, 3), (2, 3, 3)], ids=str)
+    def test_tails_and_leading_dimensions(self, x_scale):
+        """The last blocks of N and K may be short; the scales of x have its leading dimensions, or one for all rows."""
+        shape = OP.shape_of(fp8(2, 3, 300), fp8(130, 300), scale(*x_scale), scale(2, 3))
+        assert shape == Shape("a8w8_blockscale", 6, 130, 300, "fp8_e4m3fn", "bf16", scale="block")
+
+    def test_dtypes(self):
+        """Both fp8 with a 4-bit exponent, and the three outputs."""
+        fnuz = torch.float8_e4m3fnuz
+        shape = OP.shape_of(fp8(2, 128, dtype=fnuz), fp8(16, 128, dtype=fnuz), scale(2, 1), scale(1, 1), otype=torch.float16)
+        assert (shape.dtype, shape.outdtype) == ("fp8_e4m3fnuz", "fp16")
+
+    @pytest.mark.parametrize(
+        ("operands", "message"),
+        [
+            ((fp8(2, 256), fp8(16, 128), scale(2, 2), scale(1, 2)), "the last dimension of x must equal that of the [N, K] weight"),
+            ((fp8(2, 128, dtype=INT8), fp8(16, 128, dtype=INT8), scale(2, 1), scale(1, 1)), "torch.float8_e4m3fn, torch.float8_e4m3fnuz"),
+            ((fp8(2, 256), fp8(16, 256), scale(2, 1), scale(1, 2)), "x_scale must be [2, 2], torch.float32 on cpu (got (2, 1)"),
+            ((fp8(2, 256), fp8(16, 256), scale(2, 2).t()[:1], scale(1, 2)), "x_scale must be [2, 2]"),
+            ((fp8(2, 256), fp8(130, 256), scale(2, 2), scale(1, 2)), "w_scale must be [2, 2], torch.float32 on cpu (got (1, 2)"),
+            ((fp8(2, 128), fp8(16, 128), scale(2, 1, device="meta"), scale(1, 1)), "on cpu (got (2, 1) torch.float32 on meta)"),
+            ((fp8(2, 128), fp8(16, 128), scale(2, 1, dtype=torch.float16), scale(1, 1)), "x_scale must be torch.float32 (got"),
+            ((fp8(2, 128), fp8(16, 128), scale(2, 1), scale(1, 1, dtype=E8M0)), "e8m0 scales are not taken here: pass w_scale.float()"),
+            ((fp8(2, 128), fp8(16, 128), scale(2, 1), None), "w_scale must be a tensor (got None)"),
+            ((fp8(2, 128), SHUFFLED, scale(2, 1), scale(1, 1)), "call gemm_a8w8_blockscale_bpreshuffle, or pass unshuffle_weight"),
+        ],
+    )  # fmt: skip
+    def test_operands_that_do_not_fit(self, operands, message):
+        """Each mistake names the op, the operand, what was given and what would fit."""
+        with pytest.raises(OperandError, match=f"^a8w8_blockscale: .*{re.escape(message)}"):
+            OP.shape_of(*operands)
+
+
+class TestColumns:
+    """From a row of AITER's tables to a shape, and back."""
+
+    def test_a_row_of_aiter(self):
+        """M, N and K: fp8, bf16 out."""
+        row = {"M": "16", "N": "1536", "K": "7168"}
+        shape = OP.columns.parse(row)
+        assert shape == Shape("a8w8_blockscale", 16, 1536, 7168, "fp8_e4m3fn", "bf16", scale="block")
+        assert {name: text for name, text in OP.columns.format(shape).items() if text} == row
+
+    def test_own_columns(self):
+        """The dtype of the operands and of the output are ours; their rows come before AITER's."""
+        row = {"M": "16", "N": "1536", "K": "7168", "dtype": "torch.float8_e4m3fnuz", "outdtype": "torch.float32"}
+        shape = OP.columns.parse(row)
+        assert OP.columns.format(shape) == row
+        assert OP.kin(shape) == (shape, attrs.evolve(shape, dtype="fp8_e4m3fn", outdtype="bf16"))
+
+    def test_int8_is_of_another_family(self):
+        """A cell that is wrong is named by its column."""
+        with pytest.raises(ShapeError, match="column 'dtype' must be one of fp8_e4m3fn, fp8_e4m3fnuz"):
+            OP.columns.parse({"M": "1", "N": "2", "K": "3", "dtype": "torch.int8"})
+
+
+class TestReference:
+    """The exact result that everything is compared with."""
+
+    def test_each_block_has_its_scale(self):
+        """Values of one, so the result is the sum of the scales' products over the blocks, times their length."""
+        x_scale = torch.tensor([[1.0, 10.0], [2.0, 20.0]])
+        w_scale = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        shape = Shape("a8w8_blockscale", 2, 130, 129, "fp8_e4m3fn", "bf16", scale="block")
+        out = OP.reference(shape, (fp8(2, 129), fp8(130, 129), x_scale, w_scale))
+        assert out[:, 0].tolist() == [128 * 1 * 1 + 10 * 2, 128 * 2 * 1 + 20 * 2]
+        assert out[:, 127].tolist() == out[:, 0].tolist()
+        assert out[:, 128].tolist() == out[:, 129].tolist() == [128 * 1 * 3 + 10 * 4, 128 * 2 * 3 + 20 * 4]
+
+    def test_leading_dimensions(self):
+        """The result has one row for each row of x."""
+        shape = Shape("a8w8_blockscale", 6, 5, 4, "fp8_e4m3fn", "bf16", scale="block")
+        assert OP.reference(shape, (fp8(2, 3, 4), fp8(5, 4), scale(2, 3, 1), scale(1, 1))).shape == (6, 5)
+
+
+@pytest.mark.parametrize("dtype", ["fp8_e4m3fn", "fp8_e4m3fnuz"])
+def test_inputs_use_the_whole_range(dtype):
+    """Each block reaches the largest value of its dtype, and its scale differs from its neighbours'."""
+    x, weight, x_scale, w_scale = OP.make_inputs(Shape("a8w8_blockscale", 9, 257, 300, dtype, "bf16", scale="block"), CPU, 0)
+    largest = torch.finfo(torch_dtype(dtype)).max
+    assert x.double().isfinite().all()
+    assert weight.double().isfinite().all()
+    assert (x[:, 256:].double().abs().amax(-1) == largest).all()
+    assert weight[:128, 128:256].double().abs().max() == weight[256:].double()[:, :128].abs().max() == largest
+    assert (x_scale.shape, w_scale.shape) == ((9, 3), (3, 3))
+    assert len(set(x_scale.flatten().tolist())) > 20
+    assert len(set(w_scale.flatten().tolist())) == 9
+
+
+@pytest.mark.parametrize("outdtype", ["bf16", "fp16", "fp32"])
+def test_a_float32_sum_is_well_inside_the_tolerance(outdtype):
+    """Blocks scaled and summed in float32 and rounded once use less than half of what is allowed."""
+    shape = Shape("a8w8_blockscale", 32, 200, 2000, "fp8_e4m3fn", outdtype, scale="block")
+    x, weight, x_scale, w_scale = OP.make_inputs(shape, CPU, 3)
+    out = torch.zeros(32, 200)
+    for block in range(16):
+        part = slice(block * 128, (block + 1) * 128)
+        rows = w_scale[:, block].repeat_interleave(128)[:200]
+        out += x[:, part].float() @ weight[:, part].float().T * x_scale[:, block, None] * rows
+    reference, tolerance = OP.reference(shape, (x, weight, x_scale, w_scale)), OP.tolerance(shape)
+    assert error_ratio(out.to(torch_dtype(outdtype)), reference, tolerance) == 0.0
+    assert worst_row_error(out.to(torch_dtype(outdtype)), reference) < tolerance.row_error / 2
+
+
+def test_operands_rounded_to_bf16_pass_for_a_bf16_output():
+    """A backend may dequantise to 16 bits where 16 bits come out."""
+    shape = Shape("a8w8_blockscale", 32, 200, 2000, "fp8_e4m3fn", "bf16", scale="block")
+    x, weight, x_scale, w_scale = OP.make_inputs(shape, CPU, 3)
+    wide = [
+        dequant_blocks(*pair, torch.bfloat16, block).float() for *pair, block in ((x, x_scale, (1, 128)), (weight, w_scale, (128, 128)))
+    ]
+    out = (wide[0] @ wide[1].T).to(torch.bfloat16)
+    assert worst_row_error(out, OP.reference(shape, (x, weight, x_scale, w_scale))) < OP.tolerance(shape).row_error / 2
+
+
+def test_bytes_moved():
+    """Each operand and the output once; scales have 4 bytes."""
+    shape = Shape("a8w8_blockscale", 2, 130, 300, "fp8_e4m3fn", "bf16", scale="block")
+    assert OP.bytes_moved(shape) == (2 + 130) * 300 + (2 * 3 + 2 * 3) * 4 + 2 * 130 * 2
+
+
+class TestFunction:
+    """AITER's gemm_a8w8_blockscale."""
+
+    def test_aiters_arguments(self):
+        """XQ, WQ, x_scale, w_scale and dtype; the output keeps leading dimensions."""
+        shape = Shape("a8w8_blockscale", 6, 130, 200, "fp8_e4m3fn", "fp16", scale="block")
+        x, weight, x_scale, w_scale = OP.make_inputs(shape, CPU, 0)
+        out = TunedGemm().gemm_a8w8_blockscale(x.view(2, 3, 200), weight, x_scale.view(2, 3, 2), w_scale, torch.float16, False)
+        assert (out.shape, out.dtype) == ((2, 3, 130), torch.float16)
+        assert worst_row_error(out, OP.reference(shape, (x, weight, x_scale, w_scale))) <= OP.tolerance(shape).row_error
+
+    def test_shuffled_weights_have_a_function_of_their_own(self):
+        """isBpreshuffled is refused by name."""
+        operands = OP.make_inputs(OP.examples[0], CPU, 0)
+        with pytest.raises(OperandError, match="isBpreshuffled=True is not taken; call gemm_a8w8_blockscale_bpreshuffle"):
+            TunedGemm().gemm_a8w8_blockscale(*operands, isBpreshuffled=True)

@@ -1,0 +1,107 @@
+"""a8w8_blockscale_bpreshuffle: a shuffled weight, and scales of x that lie transposed in memory."""
+
+import attrs
+import pytest
+import torch
+from tunedgemm.accuracy import worst_row_error
+from tunedgemm.dispatch import TunedGemm
+from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops import op_named
+from tunedgemm.quant import transposed_scale
+from tunedgemm.shape import Shape
+from tunedgemm.weights import ShuffledWeight, shuffle_weight
+
+OP = op_named("a8w8_blockscale_bpreshuffle")
+PLAIN = op_named("a8w8_blockscale")
+CPU = torch.device("cpu")
+SHAPE = Shape("a8w8_blockscale_bpreshuffle", 6, 144, 288, "fp8_e4m3fn", "bf16", scale="block", layout="aiter16x16")
+
+
+def fp8(*sizes):
+    return torch.ones(*sizes).to(torch.float8_e4m3fn)
+
+
+class TestShapeOf:
+    """From the operands of a call to its shape."""
+
+    def test_the_type_of_the_weight_tells_the_layout(self):
+        """The scales of x have the shape of those that lie row by row."""
+        shape = OP.shape_of(fp8(6, 288), shuffle_weight(fp8(144, 288)), torch.ones(6, 3), torch.ones(2, 3))
+        assert shape == SHAPE
+
+    @pytest.mark.parametrize(
+        ("weight", "x_scale", "message"),
+        [
+            (fp8(144, 288), torch.ones(6, 3), r"pass shuffle_weight\(weight, \(16, 16\)\), .* or call gemm_a8w8_blockscale"),
+            (shuffle_weight(fp8(144, 288)), torch.ones(3, 6), r"x_scale must be \[6, 3\].*got \(3, 6\)"),
+            (
+                shuffle_weight(fp8(144, 288)),
+                torch.ones(3, 6).t(),
+                r"x_scale must be contiguous.*strides \(1, 6\)\); pass transposed_scale\(x_scale\)",
+            ),
+            (
+                shuffle_weight(fp8(144, 288)),
+                torch.ones(6, 3).to(torch.float8_e8m0fnu),
+                r"e8m0 scales are not taken here: pass x_scale.float\(\)",
+            ),
+        ],
+    )
+    def test_operands_that_do_not_fit(self, weight, x_scale, message):
+        """A plain weight, and scales of which it is not clear how they lie, are refused."""
+        with pytest.raises(OperandError, match=f"^a8w8_blockscale_bpreshuffle: .*{message}"):
+            OP.shape_of(fp8(6, 288), weight, x_scale, torch.ones(2, 3))
+
+
+class TestColumns:
+    """From a row of AITER's tables to a shape, and back."""
+
+    def test_a_row_of_aiter(self):
+        """M, N and K: fp8, bf16 out, layout (16, 16)."""
+        row = {"M": "16", "N": "512", "K": "7168"}
+        shape = OP.columns.parse(row)
+        assert (shape.layout, shape.dtype, shape.outdtype) == ("aiter16x16", "fp8_e4m3fn", "bf16")
+        assert {name: text for name, text in OP.columns.format(shape).items() if text} == row
+
+    def test_own_columns(self):
+        """Layout, dtype and output are ours; their rows come before AITER's."""
+        row = {"M": "16", "N": "512", "K": "7168", "layout": "aiter32x16", "dtype": "torch.float8_e4m3fnuz", "outdtype": "torch.float16"}
+        shape = OP.columns.parse(row)
+        assert OP.columns.format(shape) == row
+        assert OP.kin(shape) == (shape, attrs.evolve(shape, dtype="fp8_e4m3fn", outdtype="bf16", layout="aiter16x16"))
+
+    def test_plain_weights_are_of_another_family(self):
+        """A row cannot say that its weight is plain."""
+        with pytest.raises(ShapeError, match="must name a shuffled layout"):
+            OP.columns.parse({"M": "16", "N": "512", "K": "7168", "layout": "row"})
+
+
+def test_the_reference_is_that_of_plain_operands():
+    """Shuffling and transposing move bytes and change no result."""
+    x, weight, x_scale, w_scale = OP.make_inputs(SHAPE, CPU, 5)
+    plain = PLAIN.make_inputs(attrs.evolve(SHAPE, op="a8w8_blockscale", layout="row"), CPU, 5)
+    assert isinstance(weight, ShuffledWeight)
+    assert x_scale.is_contiguous()
+    assert torch.equal(x_scale.view(3, 6).t(), plain[2])
+    reference = OP.reference(SHAPE, (x, weight, x_scale, w_scale))
+    assert torch.equal(reference, PLAIN.reference(SHAPE, plain))
+    # Scales that lie row by row, passed by mistake, are another product.
+    assert worst_row_error(OP.reference(SHAPE, (x, weight, plain[2], w_scale)), reference) > 10 * OP.tolerance(SHAPE).row_error
+
+
+class TestFunction:
+    """AITER's gemm_a8w8_blockscale_bpreshuffle."""
+
+    def test_aiters_arguments(self):
+        """XQ, WQ, x_scale, w_scale and dtype; the scales of x as AITER's quantisation gives them."""
+        x, weight, plain_scale, w_scale = PLAIN.make_inputs(attrs.evolve(SHAPE, op="a8w8_blockscale", layout="row"), CPU, 0)
+        reference = PLAIN.reference(SHAPE, (x, weight, plain_scale, w_scale))
+        call = TunedGemm().gemm_a8w8_blockscale_bpreshuffle
+        out = call(x.view(2, 3, 288), shuffle_weight(weight), transposed_scale(plain_scale), w_scale, torch.float16)
+        assert (out.shape, out.dtype) == ((2, 3, 144), torch.float16)
+        assert worst_row_error(out, reference) <= OP.tolerance(attrs.evolve(SHAPE, outdtype="fp16")).row_error
+
+    def test_an_output_to_write_into_is_refused(self):
+        """out= is refused by name."""
+        operands = OP.make_inputs(SHAPE, CPU, 0)
+        with pytest.raises(OperandError, match="out is not taken, the output is a new tensor"):
+            TunedGemm().gemm_a8w8_blockscale_bpreshuffle(*operands, out=torch.empty(6, 144, dtype=torch.bfloat16))

@@ -1,0 +1,106 @@
+"""a8w8_bpreshuffle: shuffled weights, their layouts and AITER's functions."""
+
+import attrs
+import pytest
+import torch
+from tunedgemm.accuracy import worst_row_error
+from tunedgemm.dispatch import TunedGemm
+from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.weights import ShuffledWeight, as_shuffled, shuffle_weight
+
+OP = op_named("a8w8_bpreshuffle")
+PLAIN = op_named("a8w8")
+CPU = torch.device("cpu")
+
+
+def scale(*sizes):
+    return torch.ones(*sizes)
+
+
+class TestShapeOf:
+    """From the operands of a call to its shape."""
+
+    @pytest.mark.parametrize(
+        ("dtype", "sides", "layout"), [(torch.int8, (32, 16), "aiter32x16"), (torch.float8_e4m3fn, (16, 16), "aiter16x16")]
+    )
+    def test_the_type_of_the_weight_tells_the_layout(self, dtype, sides, layout):
+        """Shuffled here, or declared to be shuffled already."""
+        x, weight = torch.ones(2, 64).to(dtype), torch.ones(32, 64).to(dtype)
+        for given in (shuffle_weight(weight, sides), as_shuffled(weight, sides)):
+            shape = OP.shape_of(x, given, scale(2), scale(32))
+            assert (shape.layout, shape.n, shape.k) == (layout, 32, 64)
+
+    @pytest.mark.parametrize(("dtype", "sides"), [(torch.int8, r"\(32, 16\)"), (torch.float8_e4m3fn, r"\(16, 16\)")])
+    def test_a_plain_weight_is_refused(self, dtype, sides):
+        """The error names both ways to a typed weight and the function for plain ones."""
+        with pytest.raises(
+            OperandError, match=rf"pass shuffle_weight\(weight, {sides}\), as_shuffled\(weight, {sides}\) if .* or call gemm_a8w8"
+        ):
+            OP.shape_of(torch.ones(2, 32).to(dtype), torch.ones(32, 32).to(dtype), scale(2), scale(32))
+
+    def test_a_weight_padded_in_k(self):
+        """x is padded by the caller, as the error says."""
+        weight = shuffle_weight(torch.ones(32, 64, dtype=torch.int8), (32, 16))
+        with pytest.raises(OperandError, match="for a weight padded in K, pad x with zeros to K=64, too"):
+            OP.shape_of(torch.ones(2, 50, dtype=torch.int8), weight, scale(2), scale(32))
+
+
+class TestColumns:
+    """From a row of AITER's tables to a shape, and back."""
+
+    @pytest.mark.parametrize(("dtype", "layout"), [("torch.int8", "aiter32x16"), ("torch.float8_e4m3fn", "aiter16x16")])
+    def test_the_layout_of_aiters_rows(self, dtype, layout):
+        """AITER's kernels take fp8 in (16, 16) and int8 in (32, 16)."""
+        row = {"M": "16", "N": "512", "K": "7168", "q_dtype_w": dtype}
+        shape = OP.columns.parse(row)
+        assert shape.layout == layout
+        assert {name: text for name, text in OP.columns.format(shape).items() if text} == row
+
+    def test_another_layout_is_written(self):
+        """In the column of ours."""
+        shape = OP.columns.parse({"M": "4", "N": "32", "K": "64", "layout": "aiter32x16"})
+        assert (shape.dtype, shape.layout) == ("fp8_e4m3fn", "aiter32x16")
+        assert OP.columns.format(shape)["layout"] == "aiter32x16"
+        assert OP.kin(shape) == (shape, attrs.evolve(shape, layout="aiter16x16"))
+
+    def test_plain_weights_are_of_another_family(self):
+        """A row cannot say that its weight is plain."""
+        with pytest.raises(ShapeError, match=r"column 'layout' must name a shuffled layout such as aiter16x16 \(got 'row'\)"):
+            OP.columns.parse({"M": "4", "N": "32", "K": "64", "layout": "row"})
+
+
+def test_the_reference_is_that_of_the_plain_weight():
+    """Shuffling moves bytes and changes no result."""
+    shape = Shape("a8w8_bpreshuffle", 7, 64, 96, "fp8_e4m3fn", "bf16", scale="row", layout="aiter16x16")
+    shuffled = OP.make_inputs(shape, CPU, 5)
+    plain = PLAIN.make_inputs(attrs.evolve(shape, op="a8w8", layout="row"), CPU, 5)
+    assert isinstance(shuffled[1], ShuffledWeight)
+    assert not torch.equal(shuffled[1].plain.view(torch.uint8), plain[1].view(torch.uint8))
+    assert torch.equal(OP.reference(shape, shuffled), PLAIN.reference(shape, plain))
+
+
+class TestFunctions:
+    """AITER's gemm_a8w8_bpreshuffle and gemm_a8w8_ASM."""
+
+    @pytest.mark.parametrize(("name", "dtype"), [("gemm_a8w8_bpreshuffle", "fp8_e4m3fn"), ("gemm_a8w8_ASM", "int8")])
+    def test_aiters_arguments(self, name, dtype):
+        """By place or by name; a bias may be there or not, with either dtype."""
+        layout = "aiter32x16" if dtype == "int8" else "aiter16x16"
+        shape = Shape("a8w8_bpreshuffle", 6, 32, 64, dtype, "bf16", "bias", "fp32", "row", layout)
+        operands, call = OP.make_inputs(shape, CPU, 0), getattr(TunedGemm(), name)
+        out = call(*operands, torch.bfloat16, True)
+        assert worst_row_error(out, OP.reference(shape, operands)) <= OP.tolerance(shape).row_error
+        bare = call(*operands[:4], dtype=torch.bfloat16, check=False)
+        reference = OP.reference(attrs.evolve(shape, epilogue="none"), operands[:4])
+        assert worst_row_error(bare, reference) <= OP.tolerance(shape).row_error
+
+    def test_a_plain_weight_after_a_shuffled_one(self):
+        """The type is part of what a launcher is kept by: plain bytes of the same sizes are refused, not multiplied."""
+        shape = Shape("a8w8_bpreshuffle", 2, 32, 64, "int8", "bf16", scale="row", layout="aiter32x16")
+        x, weight, x_scale, w_scale = OP.make_inputs(shape, CPU, 0)
+        call = TunedGemm().gemm_a8w8_bpreshuffle
+        call(x, weight, x_scale, w_scale)
+        with pytest.raises(OperandError, match="the weight must be shuffled"):
+            call(x, weight.plain, x_scale, w_scale)

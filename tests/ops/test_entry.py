@@ -1,0 +1,90 @@
+"""entry: the hot path of the products with scales."""
+
+import pytest
+import torch
+from tunedgemm.dispatch import Dispatcher
+from tunedgemm.errors import OperandError
+from tunedgemm.ops import op_named
+from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.shape import Shape
+
+OP = op_named("a8w8")
+OPERANDS = OP.make_inputs(Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row"), torch.device("cpu"), 0)
+
+
+@pytest.fixture
+def dispatcher():
+    """A dispatcher of a8w8 of its own."""
+    return Dispatcher(OP)
+
+
+def test_equal_calls_share_a_launcher(dispatcher):
+    """The second call of the same sizes and dtypes meets the launcher of the first, whatever the values."""
+    call = scaled_entry(dispatcher)
+    first = call(*OPERANDS, None, None)
+    assert len(dispatcher.launchers) == 1
+    (launcher,) = dispatcher.launchers.values()
+    again = call(*[operand.clone() for operand in OPERANDS], None, None)
+    assert torch.equal(first, again)
+    assert list(dispatcher.launchers.values()) == [launcher]
+
+
+def padded(x):
+    """The same values with rows that are further apart."""
+    wide = torch.zeros(x.shape[0], 2 * x.shape[1], dtype=torch.uint8).view(x.dtype)
+    wide[:, : x.shape[1]] = x
+    return wide[:, : x.shape[1]]
+
+
+CHANGES = {
+    "M": lambda x, w, s, t: ((x[:3].contiguous(), w, s[:3].contiguous(), t), None, None),
+    "form of x_scale": lambda x, w, s, t: ((x, w, s.flatten(), t), None, None),
+    "form of w_scale": lambda x, w, s, t: ((x, w, s, t.flatten()), None, None),
+    "kind of scales": lambda x, w, s, t: ((x, w, s[:1].contiguous(), t[:1].contiguous()), None, None),
+    "dtype": lambda x, w, s, t: ((x.to(torch.int8), w.to(torch.int8), s, t), None, None),
+    "output": lambda x, w, s, t: ((x, w, s, t), None, torch.float16),
+    "density of x": lambda x, w, s, t: ((padded(x), w, s, t), None, None),
+    "density of w_scale": lambda x, w, s, t: ((x, w, s, t.repeat(1, 2)[:, :1]), None, None),
+    "bias": lambda x, w, s, t: ((x, w, s, t), torch.ones(32), None),
+    "dtype of the bias": lambda x, w, s, t: ((x, w, s, t), torch.ones(32, dtype=torch.float16), None),
+    "form of the bias": lambda x, w, s, t: ((x, w, s, t), torch.ones(1, 32), None),
+    "gradient": lambda x, w, s, t: ((x, w, s.clone().requires_grad_(), t), None, None),
+    "type": lambda x, w, s, t: ((x, w, s, torch.nn.Parameter(t, requires_grad=False)), None, None),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_calls_that_differ_have_launchers_of_their_own(dispatcher, what):
+    """Whatever a launcher may rely on is part of its key."""
+    call = scaled_entry(dispatcher)
+    call(*OPERANDS, None, None)
+    operands, bias, otype = CHANGES[what](*OPERANDS)
+    call(*operands, bias, otype)
+    assert len(dispatcher.launchers) == 2
+
+
+def test_an_operand_that_is_no_tensor(dispatcher):
+    """It is named, and nothing is kept."""
+    with pytest.raises(OperandError, match=r"a8w8: x_scale must be a tensor \(got None\)"):
+        scaled_entry(dispatcher)(OPERANDS[0], OPERANDS[1], None, OPERANDS[3], None, None)
+    assert not dispatcher.launchers
+
+
+def test_a_launcher_that_fails_is_replaced(dispatcher):
+    """The call is served by another, and the next one does not meet the failing one again."""
+    call = scaled_entry(dispatcher)
+    wanted = call(*OPERANDS, None, None)
+    (key,) = dispatcher.launchers
+    replaced = []
+
+    def failing(*operands):
+        raise RuntimeError("no such kernel")
+
+    def demote(error, key, operands, otype):
+        replaced.append((str(error), key, len(operands), otype))
+        return wanted
+
+    dispatcher.launchers[key] = failing
+    dispatcher.demote = demote
+    assert scaled_entry(dispatcher)(*OPERANDS, None, None) is wanted
+    assert replaced == [("no such kernel", key, 4, None)]
