@@ -186,6 +186,11 @@ class ShuffledWeight(torch.Tensor):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
+        """Take the memory of a weight of the same layout.
+
+        Raises:
+            OperandError: value is plain, or of another layout.
+        """
         if not _same_layout(self, value):
             raise OperandError(_unlike(self, value))
         self._plain = None  # lets the old memory go
