@@ -1,4 +1,4 @@
-"""The merged table: padding, the look-up ladder, layers, devices, fingerprint."""
+"""The merged table: the look-up ladder, layers, devices, fingerprint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.ops.ladder import padded_m
 from tunedgemm.table import Match, Table
 
 OP = op_named("a16w16")
@@ -42,29 +41,6 @@ def shipped(tmp_path, monkeypatch):
     """An empty stand-in for the shipped tables."""
     monkeypatch.setattr(folders, "SHIPPED", tmp_path / "configs")
     return tmp_path / "configs"
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "fine", "coarse"),
-    [
-        (1, 64, 16, 1),
-        (17, 64, 32, 32),
-        (256, 64, 256, 256),
-        (257, 64, 288, 512),
-        (1024, 64, 1024, 1024),
-        (1025, 64, 1088, 2048),
-        (4096, 64, 4096, 4096),
-        (4097, 64, 4224, 8192),
-        (8193, 4096, 8320, 16384),
-        (8192, 8192, 8192, 8192),
-        (8193, 4097, 8320, 8192),
-        (20000, 8192, 20096, 8192),
-        (0, 64, 0, 1),
-    ],
-)
-def test_padding_is_aiters(m, n, fine, coarse):
-    """The padded M are those of AITER's getPaddedM; another level leaves M alone."""
-    assert (padded_m(m, n, 0), padded_m(m, n, 1), padded_m(m, n, 2)) == (fine, coarse, m)
 
 
 def test_the_ladder():

@@ -9,7 +9,9 @@ from __future__ import annotations
 import bisect
 import functools
 import hashlib
+import itertools
 import math
+import operator
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -114,13 +116,17 @@ class Source(Sequence["Row"]):
 
     def linked(self) -> Source:
         """The source, with its keys in a dict."""
-        self.heads = dict(zip(self.keys, range(len(self.keys)), strict=True))
-        if len(self.heads) < len(self.keys):
-            heads: dict[int, int] = {}
-            self.links = array("q", bytes(8 * len(self.keys)))
-            for place, key in enumerate(self.keys):
-                self.links[place] = heads.get(key, -1)
-                heads[key] = place
+        count = len(self.keys)
+        heads = self.heads = dict(zip(self.keys, range(count), strict=True))
+        if len(heads) < count:
+            links = self.links = array("q", [-1]) * count
+            before: dict[int, int] = {}
+            for place in itertools.compress(range(count), map(operator.ne, map(heads.__getitem__, self.keys), range(count))):
+                key = self.keys[place]
+                links[place] = before.get(key, -1)
+                before[key] = place
+            for key, place in before.items():
+                links[heads[key]] = place
         return self
 
     def row(self, place: int) -> Row:
@@ -152,6 +158,7 @@ class Source(Sequence["Row"]):
 
 
 def unread(line: int, text: bytes) -> list[Row]:
+    """The `read` of a source that has no lines, or none yet."""
     raise AssertionError(f"line {line} was never read: {text!r}")
 
 

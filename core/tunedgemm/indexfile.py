@@ -18,14 +18,12 @@ from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm import columns, csvfile, dtype, index, libtypes, row, scan, shape, sheet
 from tunedgemm.artifact import cache_folder
 from tunedgemm.csvfile import Problem, read_rows
-from tunedgemm.index import Source
-from tunedgemm.ops import cells
+from tunedgemm.index import Source, unread
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
@@ -37,8 +35,8 @@ _FORMAT = 1
 _DIGEST = 32
 _ARRAYS = (("keys", "q"), ("us", "d"), ("place", "I"), ("starts", "q"), ("lines", "I"), ("links", "q"))
 
-#: the modules that decide what a line says, beside the op's own
-_READERS: tuple[ModuleType, ...] = (columns, csvfile, dtype, index, libtypes, row, scan, shape, sheet, cells)
+#: whose code decides what a line says, beside the op's own file
+_READERS = (Path(__file__).parent, Path(__file__).parent / "ops")
 
 
 def open_source(path: Path, op: Op) -> Source:
@@ -101,8 +99,9 @@ def _about(op: Op) -> dict[str, Any] | None:
     """What an index depends on beside the file's content; None where the op's code cannot be found."""
     code = hashlib.sha256()
     try:
-        for module in (*_READERS, op.columns.parse, op.columns.format):
-            code.update(Path(inspect.getfile(module)).read_bytes())
+        sources = [Path(inspect.getfile(function)) for function in (op.columns.parse, op.columns.format)]
+        for source in (*(file for folder in _READERS for file in sorted(folder.glob("*.py"))), *sources):
+            code.update(source.read_bytes())
     except (TypeError, OSError):
         return None
     hashing = [sys.implementation.cache_tag, sys.hash_info.width, sys.byteorder, *(array(kind).itemsize for kind in "qdI")]
@@ -158,7 +157,7 @@ def _load(file: Path, about: dict[str, Any]) -> tuple[Source, str, list[tuple[in
     head = json.loads(content[_DIGEST:end])
     if any(head.get(name) != value for name, value in about.items()):
         return None
-    source = Source(index.unread, sorted=head["sorted"], places=[(gfx, device) for gfx, device in head["places"]])
+    source = Source(unread, sorted=head["sorted"], places=[(gfx, device) for gfx, device in head["places"]])
     for kind, units in head["kinds"]:
         *words, extra = kind
         source.stamp(units, (*words, tuple((name, value) for name, value in extra)))

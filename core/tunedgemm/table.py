@@ -36,6 +36,9 @@ _PIN = (0, "pinned")
 #: The most shapes whose answers a table remembers.
 _REMEMBERED = 1 << 16
 
+#: Up to so many rows of one answer are made at once; of more, each when the caller walks on to it.
+_FEW = 8
+
 
 @attrs.frozen
 class Match:
@@ -73,7 +76,10 @@ class _Asked:
     offered: dict[Any, int]
 
 
-_Answer = Match | _Asked | None
+#: The head of the rows of one key, M, the word for it, which of the kin, and the cu_num.
+_Bucket = tuple[int, int, str, "Shape", int]
+
+_Answers = tuple[Match, ...] | list[Match | _Asked | None]
 
 
 class Table:
@@ -97,7 +103,7 @@ class Table:
         self.op = op
         self.problems = tuple(problems)
         self._index = index or Index([[Source.of(layer)] for layer in layers])
-        self._answers: dict[tuple[Shape, Device], list[_Answer]] = {}
+        self._answers: dict[tuple[Shape, Device], _Answers] = {}
 
     @classmethod
     def load(cls, op: Op, above: Sequence[Path] = ()) -> Table:
@@ -146,51 +152,55 @@ class Table:
         answers = self._answers.get((shape, device))
         if answers is None:
             answers = self._look_up(shape, device)
-        for place, answer in enumerate(answers):
-            if answer.__class__ is _Asked:
-                answer = answers[place] = self._match(answer)  # type: ignore[arg-type] # noqa: PLW2901
-            if answer is not None:
-                yield answer  # type: ignore[misc]
+        return iter(answers) if answers.__class__ is tuple else self._walk(answers)  # type: ignore[arg-type]
 
-    def _look_up(self, shape: Shape, device: Device) -> list[_Answer]:
-        """What answers, without the rows; remembered."""
-        found = self._buckets(shape, device)
-        answers: list[_Answer] = []
-        if found:
-            ordered = [self._ordered(head) for head, *_ in found]
-            places = {number: self._index.place(number) for numbers in ordered for number in numbers}
-            offered: list[dict[Any, int]] = [{} for _ in found]
-            for same in (True, False):
-                for numbers, (_, m, word, kin, units), once in zip(ordered, found, offered, strict=True):
-                    for number in numbers:
-                        gfx, name = places[number]
-                        if gfx in ("", device.gfx) and (name in ("", device.name)) is same:
-                            answers.append(_Asked(number, m, word, same, kin, units, once))
+    def _walk(self, answers: list[Match | _Asked | None]) -> Iterator[Match]:
+        for place, answer in enumerate(answers):
+            match = answers[place] = self._match(answer) if isinstance(answer, _Asked) else answer
+            if match is not None:
+                yield match
+
+    def _look_up(self, shape: Shape, device: Device) -> _Answers:
+        """What answers, remembered: matches, or what they are made from where they are many."""
+        answers: _Answers = ()
+        if found := self._buckets(shape, device):
+            asked = self._asked(found, device)
+            answers = tuple(self._walk(asked)) if len(asked) <= _FEW else asked
         if len(self._answers) >= _REMEMBERED:
             self._answers.clear()
         self._answers[shape, device] = answers
         return answers
 
-    def _buckets(self, shape: Shape, device: Device) -> list[tuple[int, int, str, Shape, int]]:
-        """Where rows may be, in order: the head of the rows of one key, M, the word for it, which of the kin, and the cu_num."""
-        index, found = self._index, []
-        every = (device.cu_num, 0) if device.cu_num else (0,)
-        stamps = [
-            (kin, units, stamp)
-            for kin in self.op.kin(shape)
-            if (by_units := index.kinds.get(kind_of(kin))) is not None
-            for units in every
-            if (stamp := by_units.get(units)) is not None
-        ]
-        if not stamps:
-            return []
-        get = index.heads.get
-        rungs = self.op.ladder(shape.m, shape.n)
-        for m, word in (_PIN, *rungs.items()):
-            if m or word is _PIN[1]:
-                for kin, units, stamp in stamps:
-                    head = get(hash((stamp, kin.n, kin.k, m)))
-                    if head is not None:
+    def _asked(self, found: list[_Bucket], device: Device) -> list[Match | _Asked | None]:
+        """The valid rows of the buckets that hold for a device, best first."""
+        ordered = [self._ordered(head) for head, *_ in found]
+        places = {number: self._index.place(number) for numbers in ordered for number in numbers}
+        offered: list[dict[Any, int]] = [{} for _ in found]
+        asked: list[Match | _Asked | None] = []
+        for same in (True, False):
+            for numbers, (_, m, word, kin, units), once in zip(ordered, found, offered, strict=True):
+                for number in numbers:
+                    gfx, name = places[number]
+                    if gfx in ("", device.gfx) and (name in ("", device.name)) is same:
+                        asked.append(_Asked(number, m, word, same, kin, units, once))
+        return asked
+
+    def _buckets(self, shape: Shape, device: Device) -> list[_Bucket]:
+        """Where rows may be, in order."""
+        stamps = []
+        for kin in self.op.kin(shape):
+            by_units = self._index.kinds.get(kind_of(kin))
+            if by_units is not None:
+                for units in (device.cu_num, 0) if device.cu_num else (0,):
+                    if (stamp := by_units.get(units)) is not None:
+                        stamps.append((stamp, kin.n, kin.k, kin, units))
+        found: list[_Bucket] = []
+        if stamps:
+            get = self._index.heads.get
+            for m, word in (_PIN, *self.op.ladder(shape.m, shape.n).items()):
+                for stamp, n, k, kin, units in stamps:
+                    head = get(hash((stamp, n, k, m)))
+                    if head is not None and (m or word is _PIN[1]):  # M = 0 is a pin, for an empty batch, too
                         found.append((head, m, word, kin, units))
         return found
 
