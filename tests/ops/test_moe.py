@@ -1,0 +1,249 @@
+"""moe: AITER's words, activations, routing, and the reference of the fused mixture of experts."""
+
+import enum
+import math
+
+import attrs
+import pytest
+import torch
+from tunedgemm import quant
+from tunedgemm.accuracy import worst_row_error
+from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops import moe, op_named
+from tunedgemm.ops.moe import ActivationType, QuantType
+from tunedgemm.weights import shuffle_weight
+
+OP = op_named("fmoe")
+CPU = torch.device("cpu")
+
+
+def example(**fields):
+    """The first example of the op whose fields are these."""
+    return next(
+        shape for shape in OP.examples if shape.m and all(dict(shape.extra).get(k, getattr(shape, k, None)) == v for k, v in fields.items())
+    )
+
+
+class TestWords:
+    """From AITER's enums and texts to the words of a shape."""
+
+    def test_numbers_are_aiters(self):
+        """csrc/include/aiter_enum.h gives the members these values."""
+        assert [(member.name, member.value) for member in ActivationType] == [("Silu", 0), ("Gelu", 1), ("Swiglu", 2)]
+        assert [member.name for member in sorted(QuantType)] == ["No", "per_Tensor", "per_Token", "per_1x32", "per_1x128", "per_128x128"]
+
+    def test_members_numbers_and_enums_of_others(self):
+        """A member, its number, and a member of another library's enum mean the same."""
+
+        class Theirs(enum.Enum):
+            Gelu = 1
+            per_1x128 = 4
+
+        assert moe.act_word(ActivationType.Gelu) == moe.act_word(1) == moe.act_word(Theirs.Gelu) == "gelu"
+        assert moe.quant_word(QuantType.per_1x128) == moe.quant_word(4) == moe.quant_word(Theirs.per_1x128) == "per_1x128"
+        assert moe.quant_word(QuantType.per_128x128) == "per_1x128"
+
+    @pytest.mark.parametrize("value", [3, -1, "Silu", None, 1.5j])
+    def test_activations_that_are_not_computed(self, value):
+        """The message lists those that are."""
+        with pytest.raises(OperandError, match=r"no ActivationType .* is computed here; known: Silu \(0\), Gelu \(1\), Swiglu \(2\)"):
+            moe.act_word(value)
+
+    def test_kinds_that_are_not_computed(self):
+        """The message lists those that are."""
+        with pytest.raises(OperandError, match=r"no QuantType 6 is computed here; known: No \(0\), per_Tensor \(1\)"):
+            moe.quant_word(6)
+
+    def test_texts_of_tables(self):
+        """AITER's text or its last part; others are named with those known."""
+        words = {"QuantType.No": "No", "QuantType.per_Token": "per_Token"}
+        assert moe.cell_word("q_type", "QuantType.per_Token", words) == moe.cell_word("q_type", "per_Token", words) == "per_Token"
+        for text in ("QuantType.per_Sunday", "", "ActivationType.No", "__import__('os')"):
+            with pytest.raises(ShapeError, match=r"column 'q_type' has the unknown word .*; known: QuantType.No, QuantType.per_Token"):
+                moe.cell_word("q_type", text, words)
+
+
+class TestActivations:
+    """The activations against their formulas."""
+
+    GATE, UP = torch.tensor([-9.0, -1.0, 0.0, 2.0, 9.0], dtype=torch.float64), torch.tensor([3.0, -8.0, 5.0, 9.0, 0.5], dtype=torch.float64)
+
+    def of(self, act, gated=True):
+        shape = attrs.evolve(OP.examples[0], extra={**dict(OP.examples[0].extra), "act": act, "g1u1": gated})
+        return moe.activated(torch.cat([self.GATE, self.UP]) if gated else self.GATE, shape).tolist()
+
+    def test_silu(self):
+        """x * sigmoid(x), times the second half where gated."""
+        silu = [x / (1 + math.exp(-x)) for x in self.GATE.tolist()]
+        assert self.of("silu", False) == pytest.approx(silu)
+        assert self.of("silu") == pytest.approx([a * b for a, b in zip(silu, self.UP.tolist(), strict=True)])
+
+    def test_gelu_is_exact(self):
+        """x * Phi(x) by erf, not by tanh."""
+        gelu = [x * 0.5 * (1 + math.erf(x / math.sqrt(2))) for x in self.GATE.tolist()]
+        assert self.of("gelu", False) == pytest.approx(gelu, abs=1e-12)
+        assert self.of("gelu") == pytest.approx([a * b for a, b in zip(gelu, self.UP.tolist(), strict=True)], abs=1e-12)
+
+    def test_swiglu(self):
+        """Both halves are cut off at 7, the slope is 1.702 and the second half has 1 added."""
+        wanted = []
+        for gate, up in zip(self.GATE.tolist(), self.UP.tolist(), strict=True):
+            cut = min(gate, 7.0)
+            wanted.append(cut / (1 + math.exp(-1.702 * cut)) * (max(-7.0, min(up, 7.0)) + 1))
+        assert self.of("swiglu") == pytest.approx(wanted)
+        with pytest.raises(OperandError, match="swiglu needs gated weights"):
+            self.of("swiglu", False)
+
+
+class TestRouting:
+    """Which slots go to which experts."""
+
+    def test_each_expert_that_is_hit(self):
+        """Experts in order with the places that hit them; ids of no expert are nobody's."""
+        ids = torch.tensor([[2, 0], [2, 5], [-1, 2]], dtype=torch.int32)
+        assert [(expert, places.tolist()) for expert, places in moe.routes(ids, 4)] == [(0, [1]), (2, [0, 2, 5])]
+
+    def test_experts_that_are_here(self):
+        """Ids become those of the local experts; slots of absent ones weigh nothing and name a local one."""
+        weight = torch.tensor([[0.75, 0.25], [0.5, 0.5], [1.0, 2.0]])
+        ids = torch.tensor([[1, 3], [0, 4], [4, 2]])
+        mask = torch.tensor([0, 1, 0, 1, 1])
+        found, local = moe.local_routing(weight, ids, mask, None, 3)
+        assert found.tolist() == [[0.75, 0.25], [0.0, 0.5], [1.0, 0.0]]
+        assert local.dtype == torch.int32
+        assert local[found > 0].tolist() == [0, 1, 2, 2]
+        assert 0 <= int(local.min()) <= int(local.max()) < 3
+
+    def test_tokens_that_are_here(self):
+        """Slots of tokens beyond the local ones weigh nothing, whatever they hold."""
+        weight, ids = torch.ones(3, 2), torch.tensor([[0, 1], [1, 0], [99, -7]])
+        found, local = moe.local_routing(weight, ids, None, torch.tensor([1], dtype=torch.int32), 2)
+        assert found.tolist() == [[1, 1], [0, 0], [0, 0]]
+        assert local[:1].tolist() == [[0, 1]]
+        assert 0 <= int(local.min()) <= int(local.max()) < 2
+
+    def test_a_mask_of_more_experts_than_there_are(self):
+        """An expert beyond the weights is absent."""
+        found, local = moe.local_routing(torch.ones(1, 3), torch.tensor([[0, 1, 2]]), torch.ones(3), None, 2)
+        assert found.tolist() == [[1, 1, 0]]
+        assert int(local.max()) < 2
+
+
+def by_hand(shape, operands):
+    """The mixture, one token, one expert at a time, from the definitions of the formats."""
+    hidden, w1, w2, weight, ids, w1_scale, w2_scale = (*operands, None, None)[:7]
+    kind, q_dtype = shape["q_type"], shape["q_dtype_a"]
+
+    def wide(weights, scale, expert):
+        if kind == "per_1x32":
+            return quant.dequant_fp4(weights.view(torch.uint8)[expert].view(weights.dtype), scale[expert], torch.float64)
+        one = weights[expert].double()
+        if kind == "per_1x128":
+            rows, cols = one.shape
+            return one * scale[expert].double().repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :cols]
+        return one if kind == "No" else one * scale[expert].double().reshape(-1, 1)
+
+    def narrow(x, top=None):
+        """One row, quantised and back."""
+        if kind == "No":
+            return x.double()
+        if kind == "per_1x32":
+            return quant.dequant_fp4(*quant.per_1x32_f4_quant(x.float()[None]), torch.float64)[0]
+        limit = 127.0 if q_dtype == "int8" else torch.finfo(getattr(torch, "float8_" + q_dtype[4:])).max
+        parts = []
+        for part in x.float().split(128 if kind == "per_1x128" else len(x)):
+            scale = (part.abs().max() if top is None else top) / limit
+            q = part / scale
+            q = q.round() if q_dtype == "int8" else q.to(getattr(torch, "float8_" + q_dtype[4:]))
+            parts.append(q.double() * scale.double())
+        return torch.cat(parts)
+
+    def act(h):
+        gate, up = (h[: shape.k], h[shape.k :]) if shape["g1u1"] else (h, 1.0)
+        if shape["act"] == "swiglu":
+            gate = gate.clamp(max=7.0)
+            return gate * torch.sigmoid(1.702 * gate) * (up.clamp(-7.0, 7.0) + 1)
+        return (gate * torch.sigmoid(gate) if shape["act"] == "silu" else gate * 0.5 * (1 + torch.erf(gate / math.sqrt(2)))) * up
+
+    tensor_wide, slots = kind == "per_Tensor", [(t, j) for t in range(shape.m) for j in range(shape["topk"])]
+    top = hidden.float().abs().max() if tensor_wide else None
+    middle = {}
+    for t, j in slots:
+        h = wide(w1, w1_scale, int(ids[t, j])) @ narrow(hidden[t], top)
+        middle[t, j] = act(h * weight[t, j].double() if shape["doweight_stage1"] else h)
+    top = torch.stack(list(middle.values())).float().abs().max() if tensor_wide else None
+    out = torch.zeros(shape.m, shape.n, dtype=torch.float64)
+    for t, j in slots:
+        y = wide(w2, w2_scale, int(ids[t, j])) @ narrow(middle[t, j], top)
+        out[t] += y if shape["doweight_stage1"] else y * weight[t, j].double()
+    return out
+
+
+class TestReference:
+    """The exact result that everything is compared with."""
+
+    @pytest.mark.parametrize("shape", [shape for shape in OP.examples if shape.m and shape.layout == "row"], ids=str)
+    def test_against_the_definition(self, shape):
+        """Every kind of quantisation, activation and weighting, one token and one expert at a time.
+
+        The quantisations of the two may part where a value lies between two steps, which a fifth of the bound allows for.
+        """
+        operands = OP.make_inputs(shape, CPU, 5)
+        assert worst_row_error(OP.reference(shape, operands), by_hand(shape, operands)) <= OP.tolerance(shape).row_error / 5
+
+    @pytest.mark.parametrize("shape", [shape for shape in OP.examples if shape.m and shape.layout == "row" and not shape.n % 32], ids=str)
+    def test_shuffled_weights_give_the_same(self, shape):
+        """Weights, and mxfp4's scales, in AITER's order are put in order first."""
+        operands = list(OP.make_inputs(shape, CPU, 0))
+        if shape.k % 32 or (shape["q_type"] == "per_1x32" and (shape.n % 64 or shape.k % 64)):
+            return
+        wanted = OP.reference(shape, tuple(operands))
+        operands[1], operands[2] = shuffle_weight(operands[1]), shuffle_weight(operands[2])
+        if shape["q_type"] == "per_1x32":
+            operands[5:] = [quant.shuffle_scale(scale.flatten(0, 1)) for scale in operands[5:]]
+        shuffled = OP.shape_of(*operands, **OP.fields(shape))
+        assert shuffled.layout == "aiter16x16"
+        assert torch.equal(OP.reference(shuffled, tuple(operands)), wanted)
+
+    def test_ids_of_no_expert_add_nothing(self):
+        """A slot beyond the experts is as one of weight 0."""
+        shape = example(q_type="No", topk=2)
+        operands = list(OP.make_inputs(shape, CPU, 0))
+        without = list(operands)
+        without[3] = operands[3].clone()
+        without[3][0, 1] = 0.0
+        operands[4] = operands[4].clone()
+        operands[4][0, 1] = shape["expert"]
+        assert torch.allclose(OP.reference(shape, tuple(operands)), OP.reference(shape, tuple(without)))
+
+    def test_given_scales_of_activations(self):
+        """With a1_scale and a2_scale values are cut off at the largest that the scale reaches."""
+        shape = example(q_type="per_Tensor", q_dtype_a="fp8_e4m3fn")
+        operands = OP.make_inputs(shape, CPU, 0)
+        dynamic, one = OP.reference(shape, operands), torch.tensor([1.0])
+        tiny = torch.tensor([1e-3])
+        assert worst_row_error(OP.reference(shape, (*operands, tiny, None)), dynamic) > 0.1
+        assert worst_row_error(OP.reference(shape, (*operands, None, tiny)), dynamic) > 0.1
+        top = operands[0].float().abs().max() / 448
+        assert torch.equal(OP.reference(shape, (*operands, top.view(1), None)), dynamic)
+        assert not torch.equal(OP.reference(shape, (*operands, one, one)), dynamic)
+
+    @pytest.mark.parametrize("kind", ["per_Tensor", "per_Token", "per_1x128", "per_1x32"])
+    def test_scales_of_other_experts_show(self, kind):
+        """With the scales of another expert, of either weight, the result of random operands is out of bounds."""
+        shape = example(q_type=kind, layout="row")
+        operands = OP.make_inputs(shape, CPU, 0)
+        reference = OP.reference(shape, operands)
+        for place in (5, 6):
+            turned = operands[place].view(torch.uint8 if kind == "per_1x32" else torch.float32).roll(1, 0).view(operands[place].dtype)
+            wrong = OP.reference(shape, (*operands[:place], turned, *operands[place + 1 :]))
+            assert worst_row_error(wrong, reference) > OP.tolerance(shape).row_error
+
+    def test_weights_of_other_experts_show(self):
+        """With experts in another order the result of random operands is out of bounds, also for mxfp4."""
+        for kind in ("No", "per_1x32"):
+            shape = example(q_type=kind, layout="row")
+            operands = OP.make_inputs(shape, CPU, 0)
+            reference = OP.reference(shape, operands)
+            wrong = OP.reference(shape, (*operands[:4], (operands[4] + 1) % shape["expert"], *operands[5:]))
+            assert worst_row_error(wrong, reference) > OP.tolerance(shape).row_error
