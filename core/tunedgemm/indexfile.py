@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm import columns, csvfile, dtype, index, libtypes, row, scan, shape, sheet
+from tunedgemm import scan
 from tunedgemm.artifact import cache_folder
 from tunedgemm.csvfile import Problem, read_rows
 from tunedgemm.index import Source, unread
