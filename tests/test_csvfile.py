@@ -15,9 +15,9 @@ from pathlib import Path
 import attrs
 import pytest
 from tunedgemm import sheet
-from tunedgemm.csvfile import Row, Untuned, read_rows, read_untuned, upsert, write_rows
-from tunedgemm.errors import TableError
-from tunedgemm.ops import op_named
+from tunedgemm.csvfile import Row, Untuned, infer_op, read_rows, read_untuned, upsert, write_rows
+from tunedgemm.errors import TableError, UserError
+from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 
@@ -122,6 +122,11 @@ def test_op_without_a_libtype_column(path):
         ("bw", "1.0,2.0", "fields beyond the last column"),
         ("kernelName", '"torn', "no line of a CSV file"),
         ("kernelName", '"a,b"', "'kernel_name' must be text without commas"),
+        ("us", "nan", "'us' must be above 0 (got nan)"),
+        ("M", "inf", "'M' must be a whole number"),
+        ("M", "nan", "'M' must be a whole number"),
+        ("solidx", "inf", "'solidx' must be a whole number"),
+        ("err_ratio", "none at all", "'err_ratio' must be a number"),
     ],
 )
 def test_a_bad_row_costs_itself_only(path, column, text, reason):
@@ -205,6 +210,143 @@ def test_aiters_own_untuned_files(name):
     """AITER's untuned files are read whole: every line that is not blank is counted."""
     lines = [line for line in (AITER / name).read_text().splitlines()[1:] if line.strip()]
     assert sum(entry.count for entry in read_untuned(AITER / name, OP)) == len(lines) > 50
+
+
+def test_ints_as_floats_percents_and_null(path):
+    """pandas writes 16.0 where a column has gaps, AITER 0.5% for a ratio; Null, NaN and the like are absent."""
+    text = LINE.replace(",16,1280,8192,", ",16.0,1280.0,8192.0,").replace("304", "304.0").replace(",3,4,", ",3.0,4.0,")
+    text = text.replace("False,False,asm", "0.0,Null,asm").replace(",0.0,36.78", ",0.5%,NaN")
+    [found], problems = read_rows(written(path, HEADER, text), OP)
+    assert (problems, found) == ([], row(us=9.1234, err_ratio=0.005))
+
+
+def test_a_quoted_field(path):
+    """Quoted commas stay inside their field."""
+    lines = [f"{HEADER},note", f'{LINE},"a, ""b"""']
+    [found], problems = read_rows(written(path, *lines), OP)
+    assert (problems, found.extra) == ([], (("note", 'a, "b"'),))
+    upsert(path, OP, [row(2)])
+    assert lines[1] in path.read_text().splitlines()
+
+
+def test_a_line_of_ten_megabytes(path):
+    """A line that is far too long is told with its length, at once, and the others load; so is a head of that length."""
+    for long in ("x" * (10 << 20), '"' * (10 << 20), "1," * (5 << 20)):
+        start = time.perf_counter()
+        [found], [problem] = read_rows(written(path, HEADER, long, LINE), OP)
+        assert (problem.line, found.line) == (2, 3)
+        assert "has 10485760 characters" in problem.reason
+        assert time.perf_counter() - start < 2.0
+    with pytest.raises(TableError, match="line 1 has 10485760 characters: it is no line of column names"):
+        read_rows(written(path, "x" * (10 << 20), LINE), OP)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("last", ["", "end"])
+def test_a_line_that_does_not_change_keeps_its_text(path, end, mark, last):
+    """Blanks, tabs, quotes, fields of no column, line ends and what is broken stay byte for byte; a new row adds commas alone."""
+    lines = [
+        f" {HEADER.replace('us', 'soltimes')} ,,note", f"{LINE.replace(',16,', ' , 16.0 ,')},7\t, Null", "", ",,,",
+        f'{LINE.replace(",16,", ",17,")},,"a, b"',
+        '"gfx942",304,banana,"torn', "<<<<<<< HEAD", LINE.replace(",16,", ",18,"), f"{LINE.replace(',16,', ',19,')},,,1,2",
+        f"{LINE.replace(',16,', ',20,')},,",
+    ]  # fmt: skip
+    before = (mark + end.join(lines) + (end if last else "")).encode()
+    path.write_bytes(before)
+    rows, _ = read_rows(path, OP)
+    assert [found.shape.m for found in rows] == [16, 17, 18, 20]
+
+    upsert(path, OP, rows, sort=False)
+    assert path.read_bytes() == before
+
+    upsert(path, OP, [row(18, us=1.0, device="amd-instinct-mi300x"), row(40)], sort=False)
+    after = path.read_bytes().decode().split(end)
+    assert after[0] == f"{mark}{lines[0]},device"
+    assert after[1:7] == [f"{lines[1]},", "", ",,,", f"{lines[4]},", lines[5], lines[6]]
+    assert "amd-instinct-mi300x" in after[7] and ",1.0," in after[7]
+    assert after[8:10] == [f"{LINE.replace(',16,', ',19,')},,,,1,2", f"{lines[9]},"]
+    assert ",40," in after[10]
+    assert [found.shape.m for found in read_rows(path, OP)[0]] == [16, 17, 18, 20, 40]
+
+
+def test_a_row_that_is_there_already_keeps_its_line(path):
+    """Putting a row that a line says already changes nothing, however the line spells it."""
+    before = written(path, HEADER, LINE.replace("torch.bfloat16", "dtypes.bf16").replace("False", "0")).read_text()
+    upsert(path, OP, read_rows(path, OP)[0])
+    assert path.read_text() == before
+    upsert(path, OP, [row(us=9.0)])
+    assert path.read_text().splitlines()[1].endswith("asm,3,4,9.0,kernel_a,0.0,37.28,2363.85")
+
+
+FAMILY = {
+    "a8w8": "gfx,cu_num,M,N,K,q_dtype_w,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "a8w8_bpreshuffle": "gfx,cu_num,M,N,K,q_dtype_w,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "a8w8_blockscale": "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "batched_bf16": "gfx,cu_num,B,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "a16w16": HEADER,
+}
+ROW = {
+    "a8w8": "gfx942,80,1,64,64,torch.int8,1,0,2.0,k,1,1,0.0",
+    "a8w8_bpreshuffle": "gfx942,80,1,64,64,torch.int8,asm,1,0,2.0,k,1,1,0.0",
+    "a8w8_blockscale": "gfx942,80,1,128,128,ck,1,0,2.0,k,1,1,0.0",
+    "batched_bf16": "gfx942,80,4,1,64,64,1,0,2.0,k,1,1,0.0",
+    "a16w16": LINE,
+}
+
+
+@pytest.mark.parametrize("asked", FAMILY)
+@pytest.mark.parametrize("given", FAMILY)
+def test_the_table_of_another_op(path, asked, given):
+    """A table given for that of another op is refused with the op that it is of and its variable; its own op reads it."""
+    written(path, FAMILY[given], ROW[given])
+    if asked == given:
+        rows, problems = read_rows(path, ops()[asked])
+        assert (len(rows), problems) == (1, [])
+        return
+    with pytest.raises(TableError, match=rf"these are the columns of .*{given} \({ops()[given].columns.variable}\)") as caught:
+        read_rows(path, ops()[asked])
+    assert str(path) in str(caught.value) and asked in str(caught.value)
+
+
+def test_rows_of_several_ops_in_one_file(path):
+    """What pandas makes of two ops' tables: the rows of the op load, the others are told one by one with the op they are of."""
+    written(path, FAMILY["a8w8_bpreshuffle"], ROW["a8w8_bpreshuffle"], ROW["a8w8_blockscale"].replace(",ck", ",,ck"))
+    rows, [problem] = read_rows(path, ops()["a8w8_blockscale"])
+    assert [found.line for found in rows] == [3]
+    assert (problem.line, problem.reason) == (
+        2, "is a row of another op (a8w8 or a8w8_bpreshuffle) than a8w8_blockscale, which has no 'q_dtype_w'"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(ops()))
+def test_a_list_of_shapes_for_a_table_and_the_reverse(path, name):
+    """Each is told as what it is, with the name of the other file."""
+    op = ops()[name]
+    with pytest.raises(TableError, match=f"is a list of shapes, not a tuned table.*{op.columns.tuned_file} is a table"):
+        read_rows(written(path, ",".join(op.columns.key)), op)
+    with pytest.raises(TableError, match=f"is a tuned table, not a list of shapes.*{op.columns.key[-1]}"):
+        read_untuned(written(path, ",".join(("gfx", "cu_num", *op.columns.key, *op.columns.values))), op)
+
+
+@pytest.mark.parametrize("name", sorted(ops()))
+def test_the_op_of_a_file(tmp_path, name):
+    """AITER's names tell the op, also with a model's name around them, where its columns leave several."""
+    columns = ops()[name].columns
+    tuned = ",".join(("gfx", "cu_num", *columns.key, *columns.values, "device"))
+    for file, head in ((columns.tuned_file, tuned), (columns.untuned_file, ",".join(columns.key))):
+        for given in (file, f"dsv3_{file}", file.replace(".csv", "_llama70B.csv")):
+            assert infer_op([written(tmp_path / given, head)]).name == name
+
+
+def test_an_op_that_is_left_open(tmp_path):
+    """The same columns for two ops without a name: told, with --op; files of several ops: told; M, N and K alone: a16w16."""
+    with pytest.raises(UserError, match="are those of a8w8_blockscale and of a8w8_blockscale_bpreshuffle; name one with --op"):
+        infer_op([written(tmp_path / "mine.csv", FAMILY["a8w8_blockscale"])])
+    paths = [written(tmp_path / f"{number}.csv", FAMILY[name]) for number, name in enumerate(("a8w8", "a8w8_bpreshuffle"))]
+    with pytest.raises(UserError, match=r"files of several ops .*0.csv of a8w8, .*1.csv of a8w8_bpreshuffle"):
+        infer_op(paths)
+    assert infer_op([written(tmp_path / "shapes.csv", "M,N,K")]).name == infer_op([]).name == "a16w16"
 
 
 def test_untuned_defaults(path):

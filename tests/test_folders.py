@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from tunedgemm import folders
-from tunedgemm.folders import home_folder, named_file, table_layers, tuned_path, untuned_path
-from tunedgemm.ops import op_named
+from tunedgemm.folders import home_folder, is_table_name, named_file, table_layers, tuned_path, untuned_path
+from tunedgemm.ops import op_named, ops
 
 OP = op_named("a16w16")
 NAME = "bf16_tuned_gemm.csv"
@@ -94,3 +94,52 @@ def test_a_bare_name_finds_a_shipped_file(shipped, tmp_path, monkeypatch):
     assert named_file("nowhere.csv") == Path("nowhere.csv")
     (tmp_path / model).write_text("")
     assert named_file(model) == Path(model)
+
+
+@pytest.mark.parametrize("name", sorted(ops()))
+class TestEveryOp:
+    """The rules are the same for each op's variable and files."""
+
+    def test_a_list_of_files(self, name, monkeypatch):
+        """Several paths in the variable are one layer and replace those below; no other op sees them."""
+        op = ops()[name]
+        monkeypatch.setenv(op.columns.variable, os.pathsep.join(["/a/x.csv", "/b/y.csv"]))
+        assert names(table_layers(op)) == [("environment", ["x.csv", "y.csv"])]
+        assert tuned_path(op) == Path("/a/x.csv")
+        for other in ops().values():
+            assert other is op or table_layers(other)[0].name == "user"
+
+    @pytest.mark.parametrize("last", ["default", "/opt/none/aiter/configs/{}"])
+    def test_the_defaults_underneath(self, name, last, shipped, monkeypatch):
+        """``default``, or AITER's own default file that is not there, puts this op's files back and no other's."""
+        op = ops()[name]
+        file = op.columns.tuned_file
+        for other in ops().values():
+            (shipped / folders.MODELS / f"dsv3_{other.columns.tuned_file}").write_text("")
+            (shipped / folders.MODELS / other.columns.tuned_file.replace(".csv", "_qwen.csv")).write_text("")
+            (shipped / folders.MODELS / f"dsv3_{other.columns.untuned_file}").write_text("")
+        monkeypatch.setenv(op.columns.variable, os.pathsep.join(["/a/x.csv", last.format(file)]))
+        layers = dict(names(table_layers(op)))
+        assert (layers["environment"], layers["user"], layers["shipped"]) == (["x.csv"], [file], [file])
+        models = [model for model in layers["model"] if "alpha" not in model and "zeta" not in model and model != "a8w8_tuned_gemm.csv"]
+        assert models == sorted([f"dsv3_{file}", file.replace(".csv", "_qwen.csv")])
+
+
+@pytest.mark.parametrize(
+    ("file", "op"),
+    [
+        ("a8w8_blockscale_tuned_gemm_ds_v3.csv", "a8w8_blockscale"),
+        ("a8w8_blockscale_bpreshuffle_tuned_gemm_dsv3.csv", "a8w8_blockscale_bpreshuffle"),
+        ("dsv3_a8w8_bpreshuffle_tuned_gemm.csv", "a8w8_bpreshuffle"),
+        ("a8w8_blockscale_tuned_fmoe_ds_v3.csv", "fmoe"),
+        ("a8w8_blockscale_untuned_fmoe_ds_v3.csv", "fmoe"),
+        ("a8w8_tuned_batched_gemm.csv", "batched_a8w8"),
+        ("a8w8_tuned_gemm.csv", "a8w8"),
+        ("fp8a8w8_tuned_gemm.csv", ""),
+        ("a8w8_tuned_gemm2.csv", ""),
+        ("llama70B_untuned_gemm.csv", ""),
+    ],
+)
+def test_a_name_is_of_one_op(file, op):
+    """The longest name of an op's file that is there as whole words tells the op."""
+    assert [name for name, each in ops().items() if is_table_name(file, each)] == [op] * bool(op)

@@ -4,7 +4,21 @@ import importlib.metadata
 
 import pytest
 from tunedgemm import libtypes
-from tunedgemm.libtypes import BUILTIN, RANK, UNTUNED, canonical, libtype_of_kernel, owners, pip_hint, rank
+from tunedgemm.libtypes import (
+    AITER,
+    AITERS_OWN,
+    BUILTIN,
+    RANK,
+    UNTUNED,
+    absent,
+    canonical,
+    known,
+    libtype_of_kernel,
+    owners,
+    pip_hint,
+    rank,
+    stand_in,
+)  # fmt: skip
 
 
 def test_rank():
@@ -44,3 +58,24 @@ def test_the_pip_command_comes_from_our_extras(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "requires", missing)
     assert libtypes.owners() == {}
+
+
+def test_what_aiter_names():
+    """Of what AITER's tables name all is known, and of what only AITER has there is no plugin to install."""
+    assert all(known(libtype) for libtype in AITER)
+    assert [libtype for libtype in AITER if absent(libtype)] == list(AITERS_OWN)
+    assert not {*AITERS_OWN} & {*RANK} and not any(map(pip_hint, AITERS_OWN))
+    assert known("hipblast") and not known("asmm")
+
+
+def test_joint_libtypes():
+    """A row of two backends' stages: known where both are, and run by neither."""
+    assert known("asm+ck") and not known("asm+ckk")
+    assert absent("asm+ck") == "its stages belong to asm and ck: no installed backend runs both"
+    assert absent("ck") == ""
+
+
+def test_stand_ins():
+    """gradlib's rocblas is torch's own product; no other libtype stands for another."""
+    assert stand_in(" rocblas ") == (BUILTIN, "native")
+    assert not any(stand_in(libtype) for libtype in (*AITER, *RANK, "hipblast", ""))

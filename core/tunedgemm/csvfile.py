@@ -85,8 +85,9 @@ def read_rows(path: Path, op: Op) -> tuple[list[Row], list[Problem]]:
         TableError: the file cannot be read, lacks a column without which no row says anything, or is another op's.
     """
     sheet = read_sheet(path)
+    columns = sheet.columns
     found = rows_of_sheet(path, op, sheet)
-    _judge_family(path, op, sheet)
+    _judge_rows(path, op, sheet, columns)
     return found
 
 
@@ -132,7 +133,7 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
             f"{path}: unknown column {', '.join(map(repr, unknown))}; an untuned file of {op.name} may have {', '.join(known)}"
             f"{told_alike(op, sheet.columns)}"
         )
-    _require(path, sheet, op, sizes(op))
+    _require(path, op, sheet.columns, [column for column in sizes(op) if column not in sheet.columns])
     counts: dict[Shape, int] = {}
     for record in sheet.records:
         if blank(record):
@@ -240,14 +241,15 @@ def read_tuned(path: Path, op: Op) -> Sheet:
         TableError: as `read_rows`.
     """
     sheet = read_sheet(path)
+    columns = sheet.columns
     _know_columns(path, op, sheet)
-    _judge_family(path, op, sheet)
+    _judge_rows(path, op, sheet, columns)
     return sheet
 
 
 def _know_columns(path: Path, op: Op, sheet: Sheet) -> None:
     """Call a tuned file's columns as the op does; raises TableError where they are not such a file's."""
-    own = own_names(op.columns)
+    own, columns = own_names(op.columns), sheet.columns
     renamed = {column: own.get(SYNONYMS.get(column, column), SYNONYMS.get(column, column)) for column in sheet.columns}
     taken = (*op.columns.key, *op.columns.values, *appended(op))
     renamed = {old: new for old, new in renamed.items() if old != new and new in taken and new not in sheet.columns}
@@ -258,17 +260,20 @@ def _know_columns(path: Path, op: Op, sheet: Sheet) -> None:
         if set(sheet.columns) <= {*op.columns.key, *op.columns.own, *UNTUNED_EXTRA}:
             raise TableError(f"{path}: is a list of shapes, not a tuned table: {lacks}; {op.columns.tuned_file} is a table{twin}")
     needed = [column for column in measures(op) if column != own["us"] or "tflops" not in sheet.columns]
-    _require(path, sheet, op, [*sizes(op), *needed])
+    _require(path, op, columns, [column for column in (*sizes(op), *needed) if column not in sheet.columns])
+    exact = [name for name in look_alikes(columns) if is_of_aiter(columns, ops()[name])]
+    if exact and op.name not in exact and not set(foreign_columns(op)) & set(columns):
+        raise TableError(f"{path}: is no table of {op.name}{told_alike(op, columns)}")
 
 
-def _judge_family(path: Path, op: Op, sheet: Sheet) -> None:
-    """Raise TableError for a file whose columns and rows are all another op's; a single such row is left out alone."""
-    foreign = [column for column in foreign_columns(op) if column in sheet.columns]
-    if not foreign or op.name in look_alikes(sheet.columns):
+def _judge_rows(path: Path, op: Op, sheet: Sheet, columns: Sequence[str]) -> None:
+    """Raise TableError for a file of these *columns* whose rows are all another op's; a single such row is left out alone."""
+    foreign = [column for column in foreign_columns(op) if column in columns]
+    if not foreign or op.name in look_alikes(columns):
         return
     lines = [record for record in sheet.records if record.cells and not blank(record)]
     if lines and all(any(record.cells.get(column, "") for column in foreign) for record in lines):
-        raise TableError(f"{path}: is no table of {op.name}, which has no {', '.join(map(repr, foreign))}{told_alike(op, sheet.columns)}")
+        raise TableError(f"{path}: is no table of {op.name}, which has no {', '.join(map(repr, foreign))}{told_alike(op, columns)}")
 
 
 def infer_op(paths: Iterable[Path]) -> Op:
@@ -298,12 +303,11 @@ def infer_op(paths: Iterable[Path]) -> Op:
     return op_named(next(iter(found), _DEFAULT_OP))
 
 
-def _require(path: Path, sheet: Sheet, op: Op, columns: Iterable[str]) -> None:
-    if missing := [column for column in columns if column not in sheet.columns]:
-        found = ", ".join(sheet.columns)[:200]
+def _require(path: Path, op: Op, columns: Sequence[str], missing: Sequence[str]) -> None:
+    if missing:
         raise TableError(
-            f"{path}: lacks the column {', '.join(map(repr, missing))} (its first line reads {found}); "
-            f"is it a file of another op than {op.name}?{told_alike(op, sheet.columns)}"
+            f"{path}: lacks the column {', '.join(map(repr, missing))} (its first line reads {', '.join(columns)[:200]}); "
+            f"is it a file of another op than {op.name}?{told_alike(op, columns)}"
         )
 
 

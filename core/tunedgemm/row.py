@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from tunedgemm.columns import foreign_columns, own_names
+from tunedgemm.columns import foreign_columns, own_names, sizes
 from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.libtypes import canonical, libtype_of_kernel, stand_in
 from tunedgemm.ops import ops
@@ -236,7 +236,7 @@ def _texts(record: Record, op: Op) -> dict[str, str]:
     if cells.get(_UNUSED[0]) == _UNUSED[1]:
         raise TableError(f"is tagged {_UNUSED[1]!r}: AITER looks up no such row, nor does this")
     if stray := [column for column in foreign_columns(op) if _ours(cells, column)]:
-        having = [other.name for other in ops().values() if set(stray) <= set(other.columns.key)]
+        having = [other.name for other in ops().values() if {*stray} <= {*other.columns.key} and {*sizes(other)} <= {*cells}]
         told = f" ({' or '.join(having)})" if having else ""
         raise TableError(f"is a row of another op{told} than {op.name}, which has no {', '.join(map(repr, stray))}")
     texts = {column: text for column in op.columns.key if (text := _get(cells, column))}

@@ -127,10 +127,10 @@ def parse_sheet(path: Path, text: str) -> Sheet:
     header = next((number for number, line in enumerate(lines) if line.strip(" \t,\r\n\ufeff")), None)
     if header is None:
         raise TableError(f"{path}: the file is empty; a table starts with a line of column names (delete the file to start anew)")
-    head = lines[header].removeprefix("\ufeff")
+    head = lines[header].removeprefix("\ufeff").rstrip("\r\n")
     if len(head) > LONGEST:
         raise TableError(f"{path}: line {header + 1} has {len(head)} characters: it is no line of column names")
-    names = tuple(name if _named(name) else "" for name in map(str.strip, _fields(head.rstrip("\r\n")) or head.split(",")))
+    names = tuple(name if _named(name) else "" for name in map(str.strip, _fields(head) or head.split(",")))
     columns = [name for name in names if name]
     if twice := sorted({name for name in columns if columns.count(name) > 1}):
         raise TableError(f"{path}: column {twice[0]!r} stands twice in line {header + 1}: is it a line of column names?")

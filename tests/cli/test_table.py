@@ -11,7 +11,8 @@ import attrs
 import pytest
 from tunedgemm.cli import main
 from tunedgemm.csvfile import Row, read_rows, write_rows
-from tunedgemm.ops import op_named
+from tunedgemm.libtypes import AITER
+from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 
@@ -138,3 +139,182 @@ def test_verbose_before_and_after_the_action(tables, capsys: pytest.CaptureFixtu
 
     assert main(["table", "-v", "check", path]) == main(["table", "check", "-v", path]) == 1
     assert capsys.readouterr().out.count("err_ratio 0.5 is over 0.2") == 2
+
+
+BF16 = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
+
+
+def line(
+    m: int = 1, n: int = 64, *, libtype: str = "triton", us: object = 3.0, name: str = "k", err: object = 0.0, gfx: str = "gfx942,304"
+) -> str:
+    return f"{gfx},{m},{n},128,False,torch.bfloat16,torch.bfloat16,False,False,{libtype},0,0,{us},{name},{err},1,1"
+
+
+def checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], *lines: str, head: str = BF16, op: str = "") -> tuple[int, list[str]]:
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([head, *lines, ""]))
+    code = main(["table", "check", str(path), *(["--op", op] if op else [])])
+    return code, capsys.readouterr().out.replace(f"{path}:", "").splitlines()
+
+
+class TestCheck:
+    """The strict judge."""
+
+    @pytest.mark.parametrize(
+        ("bad", "says"),
+        [
+            (["<<<<<<< HEAD"], ["2: is no line of a CSV file (unclosed quote, or left by a version control merge): '<<<<<<< HEAD'"]),
+            ([line(us=0)], ["2: 'us' must be above 0 (got 0.0): the row is never chosen"]),
+            ([line(us="inf")], ["2: 'us' must be above 0 (got inf): the row is never chosen"]),
+            ([line(err=0.21)], ["2: err_ratio 0.21 is over 0.2"]),
+            ([line(err="30%")], ["2: err_ratio 0.3 is over 0.2"]),
+            ([line(err="nan")], []),
+            ([line(libtype="tritn")], ["2: unknown libtype 'tritn', in 1 rows"]),
+            ([line().replace("torch.bfloat16", "bf17")], ["2: unknown dtype 'bf17'"]),
+            ([line(), line(2), line()], [" 2 rows for", "in lines 2, 4: that say the same"]),
+            ([line(), line(us=2, name="j")], [" 2 rows for", "in lines 2, 3: triton:k 3.00 us, triton:j 2.00 us"]),
+            ([line(n=72).replace("False,triton", "True,triton")], ["2: no look-up comes to this row: no weight of N=72 and K=128 has"]),
+            ([BF16], ["2: repeats the line of column names"]),
+        ],
+    )
+    def test_faults(self, tmp_path, capsys, bad, says):
+        """Each kind of fault is told with its line, exit code 1; a row without a fault is none."""
+        code, out = checked(tmp_path, capsys, *bad)
+        assert code == bool(says)
+        assert len(out) == 1
+        assert all(said in out[0] for said in says or [" rows, no fault"])
+
+    def test_stages_of_two_backends_are_noted(self, tmp_path, capsys):
+        """Rows of fused MoE that no backend runs are no fault of the table; their tokens can all be looked up."""
+        head = ",".join(("cu_num", *ops()["fmoe"].columns.key, *ops()["fmoe"].columns.values))
+        shape = "ActivationType.Silu,torch.bfloat16,torch.float8_e4m3fnuz,torch.float8_e4m3fnuz,QuantType.per_Token,1,0"
+        rows = [
+            f"80,{token},256,128,8,2,{shape},32,0,1,{first},0%,2,ck_b,0.5%,3,0,1,1," for token, first in ((37, "_ZN5aiter_a"), (40, "ck_a"))
+        ]
+        code, out = checked(tmp_path, capsys, *rows, head=head)
+        assert code == 0
+        assert "2 rows, no fault" in out[0]
+        assert "note" in out[1] and "1 rows have stages of two backends (asm+ck)" in out[1]
+        assert checked(tmp_path, capsys, f"{rows[1]}flydsl_fallback", head=head) == (
+            1,
+            ["2: is tagged 'flydsl_fallback': AITER looks up no such row, nor does this"],
+        )
+
+    def test_tables_of_every_op(self, tmp_path, capsys):
+        """A table of each op's examples is found faultless by the op that its columns and name tell."""
+        for name, op in ops().items():
+            path = tmp_path / op.columns.tuned_file
+            shapes = op.examples or (Shape(name, 4, 32, 64), Shape(name, 4, 32, 64, epilogue="bias"))
+            write_rows(
+                path,
+                op,
+                [Row(shape=each, gfx="gfx942", cu_num=304, device="", solution=Solution("torch", "native"), us=2.0) for each in shapes],
+            )
+            assert main(["table", "check", str(path)]) == 0, capsys.readouterr().out
+            assert f"{len(shapes)} rows, no fault" in capsys.readouterr().out
+
+
+def test_the_op_is_told_by_the_file(tmp_path, capsys):
+    """Columns that two ops have, under a name that says nothing, need --op; AITER's name does not."""
+    head = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
+    rows = ["gfx942,304,1,128,128,ck,0,0,3,k,1,1,0"]
+    code, _ = checked(tmp_path, capsys, *rows, head=head)
+    assert code == 2
+    assert checked(tmp_path, capsys, *rows, head=head, op="a8w8_blockscale")[0] == 0
+    named = tmp_path / "dsv3_a8w8_blockscale_tuned_gemm.csv"
+    (tmp_path / "t.csv").rename(named)
+    assert main(["table", "check", str(named)]) == main(["table", "show", str(named)]) == 0
+    assert main(["table", "merge", str(tmp_path / "out.csv"), str(named)]) == 0
+    assert len(read_rows(tmp_path / "out.csv", ops()["a8w8_blockscale"])[0]) == 1
+
+
+class TestDiff:
+    """What two tables answer differently."""
+
+    def test_tells_rows_winners_and_times(self, tables, capsys):
+        """Rows of one only, other winners, other times; of duplicates the best; exit code 1."""
+        first, second = tables(
+            [row(1, "k", 5.0), row(2, "k", 5.0), row(3, "k", 5.0), row(4, "k", 5.0), row(6, us=0.0)],
+            [row(1, "k", 5.0), row(2, "j", 4.0), row(2, "k", 9.0), row(3, "k", 4.0), row(5, "k", 5.0)],
+        )
+        assert main(["table", "diff", first, second]) == 1
+        out = capsys.readouterr().out
+        assert f"only in {first}: a16w16 M=4 N=64 K=128 bf16->bf16 on nvidia-h200/132: triton:k 5.00 us" in out
+        assert f"only in {second}: a16w16 M=5" in out
+        assert "another winner: a16w16 M=2 N=64 K=128 bf16->bf16 on nvidia-h200/132: triton:k 5.00 us -> triton:j 4.00 us" in out
+        assert "another time: a16w16 M=3" in out and "-> 4.00 us (-20.0 %)" in out
+        assert out.splitlines()[-1] == f"1 alike, 1 other winners, 1 other times, 1 only in {first}, 1 only in {second}"
+
+    def test_a_table_is_like_itself(self, tables, capsys):
+        """Nothing differs, exit code 0."""
+        [first] = tables([row(1), row(2)])
+        assert main(["table", "diff", first, first]) == 0
+        assert capsys.readouterr().out.startswith("2 alike, 0 other")
+
+
+class TestExport:
+    """A table for AITER."""
+
+    def test_has_what_aiter_can_use(self, tables, tmp_path, capsys):
+        """AITER's columns and libtypes, one row a key, the best; the others are counted with the reason."""
+        shape = attrs.evolve(row(1).shape, layout="ck-n64")
+        [path] = tables([
+            row(1, "slow", 5.0), row(1, "fast", 4.0, device="nvidia-h100"), row(0, "pin"), row(2, us=0.0),
+            row(3, gfx="", cu_num=0),
+            row(4, libver="9"), attrs.evolve(row(5), solution=Solution("cublaslt", "x")), attrs.evolve(row(6), solution=Solution("asm", "y")),
+            attrs.evolve(row(7), shape=shape),
+        ])  # fmt: skip
+        out = tmp_path / "aiter.csv"
+        assert main(["table", "export", "--aiter", str(out), path]) == 0
+
+        assert out.read_text().splitlines()[0] == BF16
+        rows, problems = read_rows(out, OP)
+        assert problems == []
+        assert [(found.shape.m, found.solution.kernel_name, found.us, found.device, found.libver) for found in rows] == [
+            (1, "fast", 4.0, "", ""), (4, "k", 5.0, "", ""), (6, "y", 5.0, "", "")
+        ]  # fmt: skip
+        assert {found.solution.libtype for found in rows} <= {*AITER}
+        said = capsys.readouterr().out
+        for reason in (
+            "M=0 pins every M", "the time never wins", "no device is named", "libtype cublaslt is not AITER's",
+            "AITER's key does not tell layout", "a better row has AITER's key",
+        ):  # fmt: skip
+            assert f"left out: 1 rows: {reason}" in said
+
+    def test_loads_uniquely_by_aiters_key(self, tmp_path, capsys):
+        """What pandas calls AITER's key has no duplicates, in a table of each op's examples on two devices of one kind."""
+        import pandas as pd
+
+        for name, op in ops().items():
+            path, out = tmp_path / op.columns.tuned_file, tmp_path / f"for_aiter_{op.columns.tuned_file}"
+            shapes = op.examples or (Shape(name, 4, 32, 64), Shape(name, 4, 32, 64, epilogue="bias"))
+            places = [("gfx942", 304, "a"), ("gfx942", 304, "b"), ("gfx950", 256, "")]
+            made = [
+                Row(shape=each, gfx=gfx, cu_num=units, device=slug, solution=Solution("torch", "n"), us=2.0)
+                for each in shapes
+                for gfx, units, slug in places
+            ]
+            write_rows(path, op, made)
+            assert main(["table", "export", "--aiter", str(out), str(path)]) == 0
+            frame = pd.read_csv(out)
+            keys = ["gfx", "cu_num", *op.columns.key]
+            assert list(frame.columns) == [*keys, *op.columns.values]
+            assert len(frame) > 0 and not frame.duplicated(keys).any(), name
+
+    def test_higher_layers_win(self, tables, tmp_path, monkeypatch, capsys):
+        """Without files the layers that dispatch uses are exported: the higher one wins whatever the times, as there."""
+        high, low = tables([row(1, "high", 5.0)], [row(1, "low", 1.0), row(2, "low", 1.0)])
+        (tmp_path / "home").mkdir()
+        Path(low).rename(tmp_path / "home" / OP.columns.tuned_file)
+        monkeypatch.setenv(OP.columns.variable, os.pathsep.join([high, "default"]))
+        out = tmp_path / "aiter.csv"
+        assert main(["table", "export", "--aiter", str(out), "--op", "a16w16"]) == 0
+        found = {each.shape.m: each.solution.kernel_name for each in read_rows(out, OP)[0] if each.gfx == "sm_90" and each.shape.n == 64}
+        assert found == {1: "high", 2: "low"}
+
+    def test_overwrites_nothing(self, tables, capsys):
+        """A file that is there stays, exit code 2."""
+        first, second = tables([row(1)], [row(2)])
+        before = Path(second).read_text()
+        assert main(["table", "export", "--aiter", second, first]) == 2
+        assert Path(second).read_text() == before and "exists" in capsys.readouterr().err
