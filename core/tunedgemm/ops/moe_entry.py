@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe
@@ -29,12 +29,60 @@ def _refuse(arguments: Mapping[str, Any]) -> None:
             raise OperandError(f"fmoe: {name} is not computed here (got {type(value).__name__}); leave it out")
 
 
-def entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
-    """`Op.entry`: `fused_moe` over a dispatcher's launchers."""
+def routed_entry(dispatcher: Any) -> Callable[..., torch.Tensor]:
+    """The function (operands up to the routing, their scales or Nones, fields, otype or None) over a dispatcher's launchers, as a
+    closure: no attribute look-ups, no locks."""
     import torch
 
     get, resolve, demote = dispatcher.launchers.get, dispatcher.resolve, dispatcher.demote
     grad_enabled = torch.is_grad_enabled
+
+    def routed(
+        operands: tuple[torch.Tensor | None, ...],
+        scales: tuple[torch.Tensor | None, ...],
+        fields: dict[str, Any],
+        otype: torch.dtype | None,
+    ) -> torch.Tensor:
+        hidden, w1, w2, weight, ids = cast("tuple[torch.Tensor, ...]", operands)
+        w1_scale, w2_scale, a1_scale, a2_scale = scales
+        try:
+            key: tuple[Any, ...] = (
+                hidden.shape, w1.shape, w2.shape, weight.shape, ids.shape, hidden.dtype, w1.dtype, w2.dtype, weight.dtype, ids.dtype,
+                hidden.get_device(), w1.get_device(), w2.get_device(), weight.get_device(), ids.get_device(),
+                type(hidden), type(w1), type(w2), type(weight), type(ids), otype, *fields.values(),
+                hidden.is_contiguous() and w1.is_contiguous() and w2.is_contiguous() and weight.is_contiguous()
+                and ids.is_contiguous() and not (
+                    hidden.data_ptr() | w1.data_ptr() | w2.data_ptr() | weight.data_ptr() | ids.data_ptr()
+                ) & 15,
+                grad_enabled() and (hidden.requires_grad or w1.requires_grad or w2.requires_grad or weight.requires_grad),
+            )  # fmt: skip
+            if w1_scale is not None or w2_scale is not None or a1_scale is not None or a2_scale is not None:
+                operands += scales if a2_scale is not None else scales[: 3 if a1_scale is not None else 2]
+                key += tuple(
+                    None if scale is None else (
+                        scale.shape, scale.dtype, scale.get_device(), type(scale), scale.is_contiguous() and not scale.data_ptr() & 15,
+                        grad_enabled() and scale.requires_grad,
+                    )
+                    for scale in scales
+                )  # fmt: skip
+        except AttributeError:  # an operand that is no tensor: shape_of names it
+            return resolve(None, (*operands[:5], *scales), otype, **fields)  # type: ignore[no-any-return]
+        call = get(key)
+        if call is None:
+            return resolve(key, operands, otype, **fields)  # type: ignore[no-any-return]
+        try:
+            return call(*operands)  # type: ignore[no-any-return]
+        except Exception as error:  # a kernel of a plugin may raise anything
+            return demote(error, key, operands, otype, **fields)  # type: ignore[no-any-return]
+
+    return routed
+
+
+def entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+    """`Op.entry`: `fused_moe` over a dispatcher's launchers."""
+    import torch
+
+    routed = routed_entry(dispatcher)
 
     def fused_moe(  # noqa: PLR0913, PLR0917 - AITER's signature
         hidden_states: torch.Tensor,
@@ -90,41 +138,9 @@ def entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
         if others or hidden_pad or intermediate_pad or bias1 is not None or bias2 is not None:
             pads = {"hidden_pad": hidden_pad, "intermediate_pad": intermediate_pad, "bias1": bias1, "bias2": bias2}
             _refuse({**pads, **others})
-        operands: tuple[torch.Tensor | None, ...]
+        if (expert_mask is not None or num_local_tokens is not None) and isinstance(w1, torch.Tensor):
+            topk_weight, topk_ids = moe.local_routing(topk_weight, topk_ids, expert_mask, num_local_tokens, w1.shape[0])
         fields = {"activation": activation, "quant_type": quant_type, "doweight_stage1": doweight_stage1}
-        scales = (w1_scale, w2_scale, a1_scale, a2_scale)
-        try:
-            if expert_mask is not None or num_local_tokens is not None:
-                topk_weight, topk_ids = moe.local_routing(topk_weight, topk_ids, expert_mask, num_local_tokens, w1.shape[0])
-            operands = (hidden_states, w1, w2, topk_weight, topk_ids)
-            key: tuple[Any, ...] = (
-                hidden_states.shape, w1.shape, w2.shape, topk_weight.shape, topk_ids.shape, hidden_states.dtype, w1.dtype, w2.dtype,
-                topk_weight.dtype, topk_ids.dtype, hidden_states.get_device(), w1.get_device(), w2.get_device(),
-                topk_weight.get_device(), topk_ids.get_device(), type(hidden_states), type(w1), type(w2), type(topk_weight),
-                type(topk_ids), dtype, activation, quant_type, doweight_stage1,
-                hidden_states.is_contiguous() and w1.is_contiguous() and w2.is_contiguous() and topk_weight.is_contiguous()
-                and topk_ids.is_contiguous() and not (
-                    hidden_states.data_ptr() | w1.data_ptr() | w2.data_ptr() | topk_weight.data_ptr() | topk_ids.data_ptr()
-                ) & 15,
-                grad_enabled() and (hidden_states.requires_grad or w1.requires_grad or w2.requires_grad or topk_weight.requires_grad),
-            )  # fmt: skip
-            if w1_scale is not None or w2_scale is not None or a1_scale is not None or a2_scale is not None:
-                operands = (*operands, *scales) if a2_scale is not None else (*operands, *scales[: 3 if a1_scale is not None else 2])
-                key = key + tuple(
-                    None if scale is None else (
-                        scale.shape, scale.dtype, scale.get_device(), type(scale), scale.is_contiguous() and not scale.data_ptr() & 15,
-                        grad_enabled() and scale.requires_grad,
-                    )
-                    for scale in scales
-                )  # fmt: skip
-        except AttributeError:  # an operand that is no tensor: shape_of names it
-            return resolve(None, (hidden_states, w1, w2, topk_weight, topk_ids, *scales), dtype, **fields)  # type: ignore[no-any-return]
-        call = get(key)
-        if call is None:
-            return resolve(key, operands, dtype, **fields)  # type: ignore[no-any-return]
-        try:
-            return call(*operands)  # type: ignore[no-any-return]
-        except Exception as error:  # a kernel of a plugin may raise anything
-            return demote(error, key, operands, dtype, **fields)  # type: ignore[no-any-return]
+        return routed((hidden_states, w1, w2, topk_weight, topk_ids), (w1_scale, w2_scale, a1_scale, a2_scale), fields, dtype)
 
     return {"fused_moe": fused_moe}
