@@ -261,8 +261,8 @@ class TestExport:
         [path] = tables([
             row(1, "slow", 5.0), row(1, "fast", 4.0, device="nvidia-h100"), row(0, "pin"), row(2, us=0.0),
             row(3, gfx="", cu_num=0),
-            row(4, libver="9"), attrs.evolve(row(5), solution=Solution("cublaslt", "x")), attrs.evolve(row(6), solution=Solution("asm", "y")),
-            attrs.evolve(row(7), shape=shape),
+            row(4, libver="9"), attrs.evolve(row(5), solution=Solution("cublaslt", "x")),
+            attrs.evolve(row(6), solution=Solution("asm", "y")), attrs.evolve(row(7), shape=shape),
         ])  # fmt: skip
         out = tmp_path / "aiter.csv"
         assert main(["table", "export", "--aiter", str(out), path]) == 0
