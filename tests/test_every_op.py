@@ -182,6 +182,7 @@ def test_the_real_tables_name_what_aiter_would_run_or_why_it_cannot(name: str, r
     path = folder / op_named(name).columns.tuned_file
     dispatcher = Dispatcher(op_named(name), above=(path,), settings=Settings())
     rows = [row for row in dispatcher.table.rows if row.source == path and row.valid]
+    assert rows
     for row in rows[:: max(1, len(rows) // 200)]:
         explanation = dispatcher.explain(row.shape, Device(row.gfx, row.cu_num, row.device))
         passed = {offer.solution.libtype: reason for offer, reason in explanation.passed_over if offer.origin == "table"}

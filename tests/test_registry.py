@@ -215,3 +215,37 @@ def test_optional_hooks_are_bound(shape, cpu):
     assert isinstance(launcher, Launcher)
     assert launcher.call(1, 2) == ("a", 1, 2) == backend.run(first, shape, sm_90, (1, 2))
     assert not launcher.graph_safe, "nothing is known of a plain run"
+
+
+def test_launchers_of_bind_get_shuffled_weights_plain_and_a_bare_run_as_they_are():
+    """With a bound shape the bytes are known to be shuffled; without one the type is what tells."""
+    import torch
+    from tunedgemm.hookspecs import hookimpl
+    from tunedgemm.weights import ShuffledWeight, shuffle_weight
+
+    class Bare:
+        OPS = ("a16w16",)
+
+        @hookimpl
+        def supports(self):
+            return True
+
+        @hookimpl
+        def enumerate_solutions(self):
+            return [Solution("bare", "k")]
+
+        @hookimpl
+        def run(self, operands):
+            return [type(operand) for operand in operands]
+
+    device, solution = Device("cpu-avx2", 1), Solution("bare", "k")
+    row, tiled = Shape("a16w16", 2, 32, 64), Shape("a16w16", 2, 32, 64, layout="aiter16x16")
+    bound = fake_backend("bound", solutions=("k",), call=lambda solution, shape, *operands: [type(operand) for operand in operands])
+    x, weight = torch.zeros(2, 64), shuffle_weight(torch.zeros(32, 64))
+
+    for shape in (row, tiled):
+        launcher = bound.bind(Solution("bound", "k"), shape, device)
+        assert launcher.call(x, x) == [torch.Tensor, torch.Tensor]
+    assert launcher.call(x, weight, None) == [torch.Tensor, torch.Tensor, type(None)]
+    found = make_backend("bare", Bare()).bind(solution, tiled, device).call(x, weight)
+    assert found[0] is torch.Tensor and issubclass(found[1], ShuffledWeight)

@@ -53,8 +53,9 @@ def shape_of_texts(op: Op, sizes: Iterable[str], said: Mapping[str, str]) -> Sha
     texts = dict(zip(free, given, strict=False)) | dict(said)
     try:
         return op.columns.parse(texts)
-    except KeyError as error:
-        raise UserError(f"{op.name}: column {error} is missing: add --set {error.args[0]}=VALUE") from None
+    except UserError as error:
+        taken = f"the sizes were taken for {', '.join(free[: len(given)])}; " if given else ""
+        raise UserError(f"{op.name}: {error}; {taken}say more with --set COLUMN=TEXT of {', '.join(known)}") from None
 
 
 def shape_of_line(op: Op, path: Path, line: int) -> Shape:

@@ -43,17 +43,26 @@ __all__ = [
     "hookimpl",
     "ops",
     "parse_dtype",
+    "plain_weight",  # noqa: F822 - by __getattr__, like those below
     "semaphores",
     "short_dtype",
+    "shuffle_weight",  # noqa: F822
     "torch_dtype",
-    "tune",  # noqa: F822 - by __getattr__
+    "tune",  # noqa: F822
+    "unshuffle_weight",  # noqa: F822
     "workspace",
 ]
 
+#: Lazily: the tuner stands above the contract, and weights load torch.
+_LATE = {
+    "tune": "tunedgemm.tuner",
+    **dict.fromkeys(("plain_weight", "shuffle_weight", "unshuffle_weight"), "tunedgemm.weights"),
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "tune":  # lazily: the tuner stands above the contract
+    if name in _LATE:
         import importlib
 
-        return importlib.import_module("tunedgemm.tuner").tune
+        return getattr(importlib.import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

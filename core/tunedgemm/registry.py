@@ -93,6 +93,11 @@ class Backend:
         The plugin's launcher gets plain tensors: a weight in another layout than ``row`` as its bytes lie. A plain `run`, which
         is not told the shape, gets operands as they are.
         """
+        answer = self.bind_as_given(solution, shape, device)
+        return unwrapping(answer, shape) if isinstance(answer, Launcher) and "bind" in self.hooks else answer
+
+    def bind_as_given(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+        """`bind`, without what stands between the operands of a call and the plugin's launcher."""
         if "bind" not in self.hooks:
             run = self.hooks["run"]
             # Nothing is known of what a plain `run` does at its first call, so it is kept out of captures.
@@ -101,9 +106,7 @@ class Backend:
             answer = self.hooks["bind"](solution, shape, device)
         except Exception as error:
             return Unsupported(f"its bind() raised {type(error).__name__}: {error}")
-        if isinstance(answer, Launcher):
-            return unwrapping(answer, shape)
-        if isinstance(answer, Unsupported):
+        if isinstance(answer, Launcher | Unsupported):
             return answer
         return Unsupported(f"its bind() returned {answer!r} instead of a Launcher or Unsupported(reason)")
 

@@ -24,7 +24,7 @@ from tunedgemm.hookspecs import hookimpl
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
-from tunedgemm.registry import Registry, make_backend
+from tunedgemm.registry import Backend, Registry, make_backend
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.sheet import present
@@ -120,11 +120,20 @@ class Production(Session):
         for side in self.sides:
             plugin = _Dispatched(op_named(self.op_name), side, self.installed)
             self._dispatched[side.name] = plugin
-            self.registry.add(make_backend(side.name, plugin))
+            made = make_backend(side.name, plugin)
+            self.registry.add(_Callers(**{field.name: getattr(made, field.name) for field in attrs.fields(Backend)}))
 
     def choice(self, shape: Shape, name: str) -> Choice:
         """What the side of that name chose for a shape; to be asked after `bind`."""
         return self._dispatched[name].choice(shape, self.device)
+
+
+class _Callers(Backend):
+    """A backend whose launchers get operands as a caller of the op gives them: shuffled weights in their type."""
+
+    def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+        """As given."""
+        return self.bind_as_given(solution, shape, device)
 
 
 class _Dispatched:

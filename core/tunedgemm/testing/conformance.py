@@ -357,8 +357,10 @@ def _listed(shape: Shape, faults: list[str]) -> str:
 
 def _bound(backend: Backend, solution: Solution, shape: Shape, device: Device) -> object:
     """What the plugin's own `bind` answers; LaunchError is the one exception that counts as a refusal."""
+    if "bind" not in backend.hooks:
+        return backend.bind(solution, shape, device)
     try:
-        answer = backend.hooks.get("bind", backend.bind)(solution, shape, device)
+        answer = backend.hooks["bind"](solution, shape, device)
         return unwrapping(answer, shape) if isinstance(answer, Launcher) else answer
     except LaunchError as error:
         return Unsupported(f"{type(error).__name__}: {error}")

@@ -34,8 +34,10 @@ from tunedgemm.tuner.trial import Outcome, Place
 
 _log = logging.getLogger("tunedgemm")
 
-_PROFILE = (
-    "gfx", "cu_num", "M", "N", "K", "bias", "dtype", "outdtype", "libtype", "solidx", "splitK", "kernelName",
+#: columns of a profile, around those of the shape
+_BEFORE = ("gfx", "cu_num")
+_AFTER = (
+    "libtype", "solidx", "splitK", "kernelName",
     "status", "us", "noise", "samples", "err_ratio", "row_error", "tflops", "bw", "detail",
 )  # fmt: skip
 
@@ -213,7 +215,7 @@ class Store:
         if path.is_file() and path.stat().st_size:
             with path.open(encoding="utf-8-sig", errors="replace") as file:
                 first = file.readline(1000).strip()
-            if first != ",".join(_PROFILE):
+            if first != ",".join(self._profile_columns):
                 raise TableError(f"{path}: is no profile (its first line reads {first[:80]!r}); choose another place with -o2")
 
     def _lock_of(self, run: str) -> Path:
@@ -309,15 +311,18 @@ class Store:
         try:
             with locked(path) if path.is_file() or not present(path) else contextlib.nullcontext():  # it may be /dev/stdout
                 fresh = not path.exists() or path.stat().st_size == 0
-                pd.DataFrame(rows, columns=list(_PROFILE)).to_csv(path, mode="a", header=fresh, index=False)
+                pd.DataFrame(rows, columns=list(self._profile_columns)).to_csv(path, mode="a", header=fresh, index=False)
         except OSError as error:
             raise TableError(f"{path}: cannot be written: {error.strerror or error}; choose another place with -o2") from error
 
+    @property
+    def _profile_columns(self) -> tuple[str, ...]:
+        return (*_BEFORE, *self.op.columns.key, *self.op.columns.own, *_AFTER)
+
     def _profile_row(self, device: Device, timing: Timing) -> dict[str, object]:
         shape, solution, us = timing.shape, timing.solution, timing.us
-        columns = {name: text for name, text in self.op.columns.format(shape).items() if name in _PROFILE}
         return {
-            **columns, "gfx": device.gfx, "cu_num": device.cu_num, "libtype": solution.libtype, "solidx": solution.solidx,
+            **self.op.columns.format(shape), "gfx": device.gfx, "cu_num": device.cu_num, "libtype": solution.libtype, "solidx": solution.solidx,
             "splitK": solution.split_k, "kernelName": solution.kernel_name, "status": timing.status, "us": round(us, 4),
             "noise": round(timing.noise, 4), "samples": timing.samples, "err_ratio": round(timing.err_ratio, 4),
             "row_error": f"{timing.row_error:.3e}", "tflops": round(self.op.flops(shape) / us / 1e6, 2) if us else 0,

@@ -1,0 +1,129 @@
+"""The command line for every op: whose shapes a file has, how a shape is said, and what is answered where neither is clear."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tunedgemm.tuner
+from tunedgemm.cli import main
+from tunedgemm.csvfile import read_rows
+from tunedgemm.ops import op_named, ops
+from tunedgemm.registry import Registry
+from tunedgemm.testing.shapes import shapes_of
+from tunedgemm.tuner import Options, tune
+
+QUICK = ["--libtype", "torch", "--iters", "3", "--warmup", "1", "--seconds", "0.1", "--cache", "hot", "--device", "cpu"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_family_of_aiters_is_tuned_by_its_files_name_and_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of AITER's file tells the op, its script's flags are those of tune, and explain takes B,M,N,K or a line of the file."""
+    shapes, table = tmp_path / "a8w8_untuned_batched_gemm.csv", tmp_path / "out.csv"
+    shapes.write_text("B,M,N,K\n2,4,32,64\n")
+
+    code, out, err = run(capsys, "tune", "-i", str(shapes), "-o", str(table), *QUICK, "-k", "--sort", "--blockPerCu", "1", "2")
+    assert (code, err) == (0, "") and "1 tuned, 0 failed" in out
+    [row] = read_rows(table, op_named("batched_a8w8"))[0]
+    assert row.shape["B"] == 2
+
+    monkeypatch.setenv("AITER_CONFIG_A8W8_BATCHED_GEMM", str(table))
+    for words in (["2,4,32,64", "--op", "batched_a8w8"], ["4,32,64", "--op", "batched_a8w8", "--set", "B=2"], [f"{shapes}:2"]):
+        code, out, _ = run(capsys, "explain", *words)
+        assert code == 0 and "out.csv:2" in out
+    assert "untuned" in run(capsys, "explain", "2,4,32,64", "--op", "batched_a8w8", "--dtype", "fp8", "--device", "gfx942:304")[1]
+
+
+@pytest.mark.parametrize("name", sorted(ops()))
+def test_every_op_is_explained_in_its_tables_texts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sizes, and --set for the rest of the columns, are the shape."""
+    op = op_named(name)
+    for shape in shapes_of(name)[:4]:
+        texts = {column: text for column, text in op.columns.format(shape).items() if text}
+        sizes = ",".join(texts.pop(column) for column in op.columns.key[:3])
+        words = [word for column, text in texts.items() for word in ("--set", f"{column}={text}")]
+        code, out, _ = run(capsys, "explain", sizes, "--op", name, *words, "--device", "sm_90:132")
+        assert code == 0 and out.startswith(f"{op.columns.parse(op.columns.format(shape))} on sm_90")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explain", "1,2,3", "--op", "folded"], "unknown op 'folded'; registered: a16w16"),
+        (
+            ["explain", "1,2,3", "--op", "batched_bf16"],
+            "column 'K' must be a whole number (got ''); the sizes were taken for B, M, N; say more",
+        ),
+        (["explain", "1,2,3,4,5", "--op", "batched_bf16"], "5 sizes for batched_bf16, whose key is B, M, N, K"),
+        (["explain", "1,2,3", "--set", "expert=8"], "a16w16 has no column 'expert'; its shapes are told by M, N, K"),
+        (["explain", "1,2,3", "--set", "bias"], "--set takes COLUMN=TEXT"),
+        (["explain", "1,2", "--op", "fmoe"], "expected three sizes or more as token,model_dim,inter_dim, or FILE:LINE"),
+        (["explain", "1,2,3,8,2", "--op", "fmoe", "--set", "q_type=QuantType.per_1x31"], "QuantType.per_1x31"),
+        (["explain", "{shapes}:9", "--op", "a8w8"], "has no shape in line 9; its lines are 2 to 2"),
+        (["explain", "{shapes}:2", "--op", "a8w8", "--bias"], "tells the whole shape; leave out --set"),
+        (["explain", "absent.csv:2"], "absent.csv"),
+        (["tune", "-i", "{shapes}"], "the columns are those of a8w8 and of a8w8_bpreshuffle; name one with --op"),
+        (["tune", "-i", "{shapes}", "--op", "batched_bf16"], "B"),
+        (["tune", "--op", "batched_bf16", "--preshuffle"], "batched_bf16 has no twin for shuffled weights"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_one_line_that_says_how(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, what was wrong and what would work."""
+    shapes = tmp_path / "shapes.csv"
+    shapes.write_text("M,N,K,q_dtype_w\n4,32,64,torch.int8\n")
+
+    code, out, err = run(capsys, *(text.format(shapes=shapes) for text in arguments))
+
+    assert (code, out) == (2, "")
+    assert err.startswith("tunedgemm: error: ") and err.count("\n") == 1 and message in err
+
+
+@pytest.mark.parametrize(
+    ("words", "op"),
+    [
+        ([], "a16w16"),
+        (["--op", "a8w8_blockscale", "--preshuffle"], "a8w8_blockscale_bpreshuffle"),
+        (["--op", "a8w8_bpreshuffle", "--preshuffle"], "a8w8_bpreshuffle"),
+        (["--run_config", "dsv3_a4w4_blockscale_tuned_gemm.csv"], "a4w4_blockscale"),
+    ],
+    ids=str,
+)
+def test_the_op_is_said_or_found(words: list[str], op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By --op, by AITER's --preshuffle beside it, by the table of --run_config."""
+    asked: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    head = "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"
+    Path("dsv3_a4w4_blockscale_tuned_gemm.csv").write_text(head)
+
+    def noted(op: str, *_: object, **__: object) -> object:
+        asked.append(op)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tunedgemm.tuner, "tune", noted)
+    monkeypatch.setattr("tunedgemm.compare.run_config", noted)
+    assert main(["tune", *words]) == 130
+    assert asked == [op]
+
+
+def test_the_profile_tells_shapes_in_their_ops_columns(tmp_path: Path) -> None:
+    """Also of an op whose sizes are named otherwise, as those of fused MoE are."""
+    op, shape = op_named("fmoe"), shapes_of("fmoe")[0]
+    options = Options(libtype="torch", iters=3, seconds=0.1, cache="hot", device="cpu", profile=tmp_path / "profile.csv")
+
+    tune("fmoe", [shape], tmp_path / "t.csv", options, registry=Registry())
+
+    head, *lines = (row.split(",") for row in (tmp_path / "profile.csv").read_text().splitlines())
+    for line in lines:
+        cells = dict(zip(head, line, strict=True))
+        assert op.columns.parse({column: cells[column] for column in (*op.columns.key, *op.columns.own) if cells[column]}) == shape
+    assert lines
