@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from tunedgemm.launcher import Launcher
-from tunedgemm.ops import op_named
+from tunedgemm.ops import op_named, ops
+from tunedgemm.registry import unwrapping
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.testing.fakes import exact
+from tunedgemm.testing.shapes import shapes_of
 from tunedgemm.tuner.verify import INVARIANT_M, Verifier
 
 OP, SHAPE = op_named("a16w16"), Shape("a16w16", 24, 48, 64, "fp32")
@@ -212,3 +217,68 @@ def test_the_rows_of_a_bias_are_left_alone() -> None:
         return (x.double() @ weight.double().t() + bias).float()
 
     assert Verifier(OP, shape, sets, 0.05).batch_invariant(lambda at: Launcher(exact)) == ""
+
+
+def shape_with_rows(name: str) -> Shape:
+    """An example of an op with several rows, whose rows do not share a scale that is computed from all of them."""
+    shapes = [shape for shape in shapes_of(name) if shape.m > 2 and "per_Tensor" not in dict(shape.extra).values()]
+    return min(shapes, key=lambda shape: (op_named(name).flops(shape), str(shape)))
+
+
+def verifier_of(shape: Shape) -> Verifier:
+    op = op_named(shape.op)
+    verifier = Verifier(op, shape, [op.make_inputs(shape, torch.device("cpu"), seed) for seed in (0, 1)], 0.05)
+    verifier.prepare()
+    return verifier
+
+
+@pytest.mark.parametrize("name", sorted(ops()))
+def test_right_and_wrong_are_told_apart_for_every_op(name: str) -> None:
+    """The reference itself passes; last row of the last batch lost, an operand written to, and an output of another form do not."""
+    shape = shape_with_rows(name)
+    verifier, solution = verifier_of(shape), Solution("fake", "k")
+    right = functools.partial(exact, solution, shape)
+
+    def last_row_lost(*operands):
+        out = right(*operands)
+        out[..., -1, :] = 0
+        return out
+
+    def writes(*operands):
+        out = right(*operands)
+        raw = operands[0].view(torch.uint8)
+        raw.bitwise_xor_(1)
+        return out
+
+    def unwritten(*operands):
+        out = torch.empty_like(right(*operands))
+        out[..., :-1, :] = right(*operands)[..., :-1, :]
+        return out
+
+    def check(call):
+        timing = verifier.check(solution, unwrapping(Launcher(call), shape))
+        return timing.status, timing.detail
+
+    assert check(right) == ("ok", "")
+    for wrong in (last_row_lost, unwritten):
+        assert check(wrong)[0] == "wrong"
+    assert check(writes) == ("wrong", "it changed its operands")
+    assert check(lambda *operands: right(*operands).flatten())[0] == "wrong"
+    assert check(right) == ("ok", "")  # what was written to has been put back
+
+
+@pytest.mark.parametrize("name", sorted(ops()))
+def test_batch_invariance_looks_along_the_rows_of_every_op(name: str) -> None:
+    """Rows alone are those among others, in each batch; a solution whose rows depend on how many there are is found out."""
+    shape = shape_with_rows(name)
+    verifier, solution = verifier_of(shape), Solution("fake", "k")
+
+    def bind(at: Shape, wrong: bool) -> Launcher:
+        def call(*operands):
+            out = exact(solution, at, *operands)
+            return out * 1.03125 if wrong and at.m == 17 else out
+
+        return unwrapping(Launcher(call), at)
+
+    assert verifier.batch_invariant(lambda at: bind(at, False)) == ""
+    assert "M = 17" in verifier.batch_invariant(lambda at: bind(at, True))

@@ -322,7 +322,8 @@ class Store:
     def _profile_row(self, device: Device, timing: Timing) -> dict[str, object]:
         shape, solution, us = timing.shape, timing.solution, timing.us
         return {
-            **self.op.columns.format(shape), "gfx": device.gfx, "cu_num": device.cu_num, "libtype": solution.libtype, "solidx": solution.solidx,
+            **self.op.columns.format(shape),
+            "gfx": device.gfx, "cu_num": device.cu_num, "libtype": solution.libtype, "solidx": solution.solidx,
             "splitK": solution.split_k, "kernelName": solution.kernel_name, "status": timing.status, "us": round(us, 4),
             "noise": round(timing.noise, 4), "samples": timing.samples, "err_ratio": round(timing.err_ratio, 4),
             "row_error": f"{timing.row_error:.3e}", "tflops": round(self.op.flops(shape) / us / 1e6, 2) if us else 0,
