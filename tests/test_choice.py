@@ -6,15 +6,18 @@ import logging
 
 import attrs
 import pytest
+import torch
 from tunedgemm.choice import NATIVE, Explanation, Offer, choose, examine, offers, resolve
 from tunedgemm.device import Device
+from tunedgemm.dispatch import TunedGemm
 from tunedgemm.ops import op_named
 from tunedgemm.registry import Registry
 from tunedgemm.row import Row
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.table import Table
-from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+from tunedgemm.weights import shuffle_weight
 
 OP = op_named("a16w16")
 SHAPE = Shape("a16w16", 8, 64, 128)
@@ -154,3 +157,38 @@ def test_a_veto_moves_on(caplog):
         offers(SHAPE, device, table, registry, ()), SHAPE, device, registry, lambda solution: "raised" * (solution.kernel_name == "a")
     )
     assert explanation.offer.solution.kernel_name == "b" and told(explanation) == ["raised"] and launcher is not None
+
+
+def test_load_config_takes_the_short_form(tmp_path):
+    """M,N,K,lib,kernel_name,tflops,bandwidth_gb_s serves calls on the present device: bf16 and fp16, with a bias and shuffled."""
+    path = tmp_path / "short.csv"
+    path.write_text(
+        "M,N,K,lib,kernel_name,tflops,bandwidth_gb_s\n"
+        "4,32,64,mine,128x64,1.5,2\n"
+        "4,32,64,mine,tn_bshuffle,1.4,2\n"
+        "5,32,64,mine,,1,2\n"
+        "6,32,64,mine,tn,1,2\n"
+    )
+    ran = []
+
+    def call(solution, shape, *operands):
+        ran.append((solution.kernel_name, shape.dtype, shape.epilogue, shape.layout))
+        return exact(solution, shape, *operands)
+
+    registry = fake_registry(fake_backend("mine", solutions=("tn_128x64", "tn_bshuffle_1"), heuristic="tn_bshuffle_1", call=call))
+    gemm = TunedGemm(registry)
+    gemm.load_config(path)
+    for dtype, short in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
+        weight, bias = torch.randn(32, 64, dtype=dtype), torch.randn(32, dtype=dtype)
+        for m, given, layout, name in (
+            (4, weight, "row", "tn_128x64"), (4, shuffle_weight(weight), "aiter16x16", "tn_bshuffle_1"),
+            (5, weight, "row", "tn_bshuffle_1"),
+        ):  # fmt: skip
+            x = torch.randn(m, 64, dtype=dtype)
+            for added in (None, bias):
+                ran.clear()
+                out = gemm.mm(x, given, added)
+                torch.testing.assert_close(out, torch.nn.functional.linear(x, weight, added), atol=5e-2, rtol=5e-2)
+                assert {*ran} == {(name, short, "none" if added is None else "bias", layout)}
+        said = gemm.dispatcher.explain(attrs.evolve(SHAPE, m=6, n=32, k=64, dtype=short, outdtype=short))
+        assert said.libtype == "torch" and told(said) == ["2 kernels of mine have 'tn' in their names: tn_128x64, tn_bshuffle_1"]
