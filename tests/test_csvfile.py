@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 
 import attrs
 import pytest
-from tunedgemm import sheet
-from tunedgemm.csvfile import Row, Untuned, infer_op, read_rows, read_untuned, upsert, write_rows
-from tunedgemm.errors import TableError, UserError
-from tunedgemm.ops import op_named, ops
+from tunedgemm.csvfile import Row, Untuned, read_rows, read_untuned, upsert, write_rows
+from tunedgemm.errors import TableError
+from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 
@@ -229,47 +221,6 @@ def test_a_quoted_field(path):
     assert lines[1] in path.read_text().splitlines()
 
 
-def test_a_line_of_ten_megabytes(path):
-    """A line that is far too long is told with its length, at once, and the others load; so is a head of that length."""
-    for long in ("x" * (10 << 20), '"' * (10 << 20), "1," * (5 << 20)):
-        start = time.perf_counter()
-        [found], [problem] = read_rows(written(path, HEADER, long, LINE), OP)
-        assert (problem.line, found.line) == (2, 3)
-        assert "has 10485760 characters" in problem.reason
-        assert time.perf_counter() - start < 2.0
-    with pytest.raises(TableError, match="line 1 has 10485760 characters: it is no line of column names"):
-        read_rows(written(path, "x" * (10 << 20), LINE), OP)
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-@pytest.mark.parametrize("last", ["", "end"])
-def test_a_line_that_does_not_change_keeps_its_text(path, end, mark, last):
-    """Blanks, tabs, quotes, fields of no column, line ends and what is broken stay byte for byte; a new row adds commas alone."""
-    lines = [
-        f" {HEADER.replace('us', 'soltimes')} ,,note", f"{LINE.replace(',16,', ' , 16.0 ,')},7\t, Null", "", ",,,",
-        f'{LINE.replace(",16,", ",17,")},,"a, b"',
-        '"gfx942",304,banana,"torn', "<<<<<<< HEAD", LINE.replace(",16,", ",18,"), f"{LINE.replace(',16,', ',19,')},,,1,2",
-        f"{LINE.replace(',16,', ',20,')},,",
-    ]  # fmt: skip
-    before = (mark + end.join(lines) + (end if last else "")).encode()
-    path.write_bytes(before)
-    rows, _ = read_rows(path, OP)
-    assert [found.shape.m for found in rows] == [16, 17, 18, 20]
-
-    upsert(path, OP, rows, sort=False)
-    assert path.read_bytes() == before
-
-    upsert(path, OP, [row(18, us=1.0, device="amd-instinct-mi300x"), row(40)], sort=False)
-    after = path.read_bytes().decode().split(end)
-    assert after[0] == f"{mark}{lines[0]},device"
-    assert after[1:7] == [f"{lines[1]},", "", ",,,", f"{lines[4]},", lines[5], lines[6]]
-    assert "amd-instinct-mi300x" in after[7] and ",1.0," in after[7]
-    assert after[8:10] == [f"{LINE.replace(',16,', ',19,')},,,,1,2", f"{lines[9]},"]
-    assert ",40," in after[10]
-    assert [found.shape.m for found in read_rows(path, OP)[0]] == [16, 17, 18, 20, 40]
-
-
 def test_a_row_that_is_there_already_keeps_its_line(path):
     """Putting a row that a line says already changes nothing, however the line spells it."""
     before = written(path, HEADER, LINE.replace("torch.bfloat16", "dtypes.bf16").replace("False", "0")).read_text()
@@ -277,76 +228,6 @@ def test_a_row_that_is_there_already_keeps_its_line(path):
     assert path.read_text() == before
     upsert(path, OP, [row(us=9.0)])
     assert path.read_text().splitlines()[1].endswith("asm,3,4,9.0,kernel_a,0.0,37.28,2363.85")
-
-
-FAMILY = {
-    "a8w8": "gfx,cu_num,M,N,K,q_dtype_w,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
-    "a8w8_bpreshuffle": "gfx,cu_num,M,N,K,q_dtype_w,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
-    "a8w8_blockscale": "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
-    "batched_bf16": "gfx,cu_num,B,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
-    "a16w16": HEADER,
-}
-ROW = {
-    "a8w8": "gfx942,80,1,64,64,torch.int8,1,0,2.0,k,1,1,0.0",
-    "a8w8_bpreshuffle": "gfx942,80,1,64,64,torch.int8,asm,1,0,2.0,k,1,1,0.0",
-    "a8w8_blockscale": "gfx942,80,1,128,128,ck,1,0,2.0,k,1,1,0.0",
-    "batched_bf16": "gfx942,80,4,1,64,64,1,0,2.0,k,1,1,0.0",
-    "a16w16": LINE,
-}
-
-
-@pytest.mark.parametrize("asked", FAMILY)
-@pytest.mark.parametrize("given", FAMILY)
-def test_the_table_of_another_op(path, asked, given):
-    """A table given for that of another op is refused with the op that it is of and its variable; its own op reads it."""
-    written(path, FAMILY[given], ROW[given])
-    if asked == given:
-        rows, problems = read_rows(path, ops()[asked])
-        assert (len(rows), problems) == (1, [])
-        return
-    with pytest.raises(TableError, match=rf"these are the columns of .*{given} \({ops()[given].columns.variable}\)") as caught:
-        read_rows(path, ops()[asked])
-    assert str(path) in str(caught.value) and asked in str(caught.value)
-
-
-def test_rows_of_several_ops_in_one_file(path):
-    """What pandas makes of two ops' tables: the rows of the op load, the others are told one by one with the op they are of."""
-    written(path, FAMILY["a8w8_bpreshuffle"], ROW["a8w8_bpreshuffle"], ROW["a8w8_blockscale"].replace(",ck", ",,ck"))
-    rows, [problem] = read_rows(path, ops()["a8w8_blockscale"])
-    assert [found.line for found in rows] == [3]
-    assert (problem.line, problem.reason) == (
-        2, "is a row of another op (a8w8 or a8w8_bpreshuffle) than a8w8_blockscale, which has no 'q_dtype_w'"
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("name", sorted(ops()))
-def test_a_list_of_shapes_for_a_table_and_the_reverse(path, name):
-    """Each is told as what it is, with the name of the other file."""
-    op = ops()[name]
-    with pytest.raises(TableError, match=f"is a list of shapes, not a tuned table.*{op.columns.tuned_file} is a table"):
-        read_rows(written(path, ",".join(op.columns.key)), op)
-    with pytest.raises(TableError, match=f"is a tuned table, not a list of shapes.*{op.columns.key[-1]}"):
-        read_untuned(written(path, ",".join(("gfx", "cu_num", *op.columns.key, *op.columns.values))), op)
-
-
-@pytest.mark.parametrize("name", sorted(ops()))
-def test_the_op_of_a_file(tmp_path, name):
-    """AITER's names tell the op, also with a model's name around them, where its columns leave several."""
-    columns = ops()[name].columns
-    tuned = ",".join(("gfx", "cu_num", *columns.key, *columns.values, "device"))
-    for file, head in ((columns.tuned_file, tuned), (columns.untuned_file, ",".join(columns.key))):
-        for given in (file, f"dsv3_{file}", file.replace(".csv", "_llama70B.csv")):
-            assert infer_op([written(tmp_path / given, head)]).name == name
-
-
-def test_an_op_that_is_left_open(tmp_path):
-    """The same columns for two ops without a name: told, with --op; files of several ops: told; M, N and K alone: a16w16."""
-    with pytest.raises(UserError, match="are those of a8w8_blockscale and of a8w8_blockscale_bpreshuffle; name one with --op"):
-        infer_op([written(tmp_path / "mine.csv", FAMILY["a8w8_blockscale"])])
-    paths = [written(tmp_path / f"{number}.csv", FAMILY[name]) for number, name in enumerate(("a8w8", "a8w8_bpreshuffle"))]
-    with pytest.raises(UserError, match=r"files of several ops .*0.csv of a8w8, .*1.csv of a8w8_bpreshuffle"):
-        infer_op(paths)
-    assert infer_op([written(tmp_path / "shapes.csv", "M,N,K")]).name == infer_op([]).name == "a16w16"
 
 
 def test_untuned_defaults(path):
@@ -451,113 +332,6 @@ def test_a_row_that_never_wins_is_replaced(path):
     written(path, "cu_num,M,N,K,libtype,us", "304,16,1280,8192,torch,0")
     upsert(path, OP, [row()])
     assert read_rows(path, OP) == ([row()], [])
-
-
-def test_mode_and_link_are_kept(tmp_path, path):
-    """A rewritten file keeps its mode, and a link stays a link to it."""
-    write_rows(path, OP, [row()])
-    path.chmod(0o640)
-    link = tmp_path / "link.csv"
-    link.symlink_to(path)
-    upsert(link, OP, [row(2)])
-    assert link.is_symlink()
-    assert path.stat().st_mode & 0o777 == 0o640
-    assert len(read_rows(path, OP)[0]) == 2
-
-
-def test_a_place_that_cannot_be_written(tmp_path):
-    """Where no folder can be made the error says so and what would work."""
-    (tmp_path / "file").write_text("")
-    for write in (upsert, write_rows):
-        with pytest.raises(TableError, match=r"cannot be written: .*name another output file"):
-            write(tmp_path / "file" / "t.csv", OP, [row()])
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder(tmp_path, path):
-    """In a read-only folder writing fails with a clear error and the table stays."""
-    write_rows(path, OP, [row()])
-    tmp_path.chmod(0o555)
-    try:
-        with pytest.raises(TableError, match="cannot be written"):
-            upsert(path, OP, [row(2)])
-        assert read_rows(path, OP)[0] == [row()]
-    finally:
-        tmp_path.chmod(0o755)
-
-
-def test_a_full_disk_leaves_the_old_table(path, monkeypatch):
-    """When the disk is full the old table stands and no temporary file remains."""
-    write_rows(path, OP, [row()])
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(sheet.os, "fsync", full)
-    with pytest.raises(TableError, match="No space left on device"):
-        upsert(path, OP, [row(2)])
-    assert read_rows(path, OP)[0] == [row()]
-    assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.lock"}
-
-
-def test_a_lock_that_is_kept(path):
-    """A writer that waits too long for another says whom it waits for."""
-    with sheet.locked(path), pytest.raises(TableError, match="another process has kept"), sheet.locked(path, 0.05):
-        raise AssertionError("the lock was taken twice")
-
-
-_ADD_ROWS = """
-import sys
-from pathlib import Path
-from tunedgemm.csvfile import Row, upsert
-from tunedgemm.ops import op_named
-from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution
-for m in range(int(sys.argv[2]), int(sys.argv[2]) + 20):
-    row = Row(shape=Shape("a16w16", m, 64, 64), gfx="sm_90", cu_num=132, device="", solution=Solution("asm"), us=1.0)
-    upsert(Path(sys.argv[1]), op_named("a16w16"), [row])
-"""
-
-
-def test_two_processes_write_one_table(path):
-    """Processes and threads that write one table at once have all their rows there in the end."""
-    workers = [subprocess.Popen([sys.executable, "-c", _ADD_ROWS, str(path), first]) for first in ("100", "200")]
-    threads = [threading.Thread(target=lambda m=m: upsert(path, OP, [row(m)])) for m in range(300, 320)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [worker.wait() for worker in workers] == [0, 0]
-    rows, problems = read_rows(path, OP)
-    assert problems == []
-    assert sorted(found.shape.m for found in rows) == [first + i for first in (100, 200, 300) for i in range(20)]
-
-
-def _write_for_ever(path: Path, texts: list[str]) -> None:
-    while True:
-        for text in texts:
-            with sheet.locked(path):
-                sheet.replace_text(path, text)
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_killed_writer_leaves_a_whole_table(path):
-    """However a writer is killed, the table is one of those it wrote, whole, and the next writer is not held up."""
-    texts = []
-    for us in (1.0, 2.0):
-        write_rows(path, OP, [row(m, us=us) for m in range(1, 2000)])
-        texts.append(path.read_text() * 20)
-    context = multiprocessing.get_context("fork")
-    for attempt in range(20):
-        worker = context.Process(target=_write_for_ever, args=(path, texts))
-        worker.start()
-        time.sleep(0.02 + 0.0023 * attempt)
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.join()
-        assert path.read_text() in (*texts, texts[1][: len(texts[1]) // 20])
-    write_rows(path, OP, [row(1)])
-    assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.lock"}
-    assert read_rows(path, OP)[0] == [row(1)]
 
 
 def test_golden_table_of_version_1():
