@@ -25,7 +25,7 @@ HEADER = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solid
 LINE = "gfx942,304,16,1280,8192,False,torch.bfloat16,torch.bfloat16,False,False,asm,3,4,9.1234,kernel_a,0.0,36.78,2332.71"
 
 
-def row(m: int, us: float = 9.0, device: str = "") -> Row:
+def row(m: int = 16, us: float = 9.0, device: str = "") -> Row:
     return Row(Shape("a16w16", m, 1280, 8192), "gfx942", 304, device, Solution("asm", "kernel_a", 4, 3), us)
 
 
