@@ -238,10 +238,12 @@ def test_shuffled_weights_find_their_own_rows_and_reach_kernels_plain(tmp_path: 
     tiled = shuffle_weight(weight)
 
     outs = [gemm.mm(x, one) for _ in range(2) for one in (weight, tiled)]
-    with torch.no_grad():
-        outs.append(gemm.mm(x, torch.nn.Parameter(tiled, requires_grad=False)))
+    outs.append(gemm.mm(x, torch.nn.Parameter(tiled, requires_grad=False)))
+    wanting = x.clone().requires_grad_()
+    gemm.mm(wanting, tiled).sum().backward()
 
     assert [name for name, _, _ in seen] == ["row", "tiled", "row", "tiled", "tiled"]
+    torch.testing.assert_close(wanting.grad, weight.sum(0).expand(4, 64), rtol=0.02, atol=0.05)
     assert not any(issubclass(kind, ShuffledWeight) for _, kind, _ in seen)
     assert torch.equal(seen[1][2], tiled.plain)
     for out in outs:

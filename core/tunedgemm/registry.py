@@ -133,12 +133,14 @@ def unwrapping(launcher: Launcher, shape: Shape) -> Launcher:
     """The launcher behind one that takes shuffled weights out of their type, where the shape has such; see `Backend.bind`."""
     if shape.layout == "row":
         return launcher
-    from tunedgemm.weights import ShuffledWeight  # it loads torch, which whoever launches has loaded
+    from torch import Tensor  # whoever launches has loaded it
+
+    from tunedgemm.weights import plain_weight
 
     call = launcher.call
 
     def unwrapped(*operands: Any) -> Any:
-        return call(*[operand.plain if isinstance(operand, ShuffledWeight) else operand for operand in operands])
+        return call(*[operand if type(operand) is Tensor else plain_weight(operand) for operand in operands])
 
     return attrs.evolve(launcher, call=unwrapped)
 

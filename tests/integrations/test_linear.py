@@ -11,6 +11,7 @@ from torch.nn import functional
 from tunedgemm.csvfile import Row, write_rows
 from tunedgemm.device import device_of
 from tunedgemm.dispatch import tgemm
+from tunedgemm.errors import OperandError
 from tunedgemm.integrations.linear import linear, patched
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
@@ -138,3 +139,15 @@ def test_a_launcher_that_calls_the_patched_function_gets_torchs_own(routed) -> N
             torch.testing.assert_close(functional.linear(x, weight), torch._C._nn.linear(x, weight))
 
     assert calls == ["fake", "fake"]
+
+
+def test_a_module_with_a_shuffled_weight_runs_when_routed() -> None:
+    """The weight's layout is taken into account under patched(); without it torch refuses the weight rather than misread it."""
+    layer, x = torch.nn.Linear(64, 32, dtype=torch.bfloat16), torch.randn(4, 64, dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected = layer(x)
+        layer.weight = torch.nn.Parameter(tunedgemm.shuffle_weight(layer.weight.data), requires_grad=False)
+        with patched():
+            torch.testing.assert_close(layer(x), expected)
+        with pytest.raises(OperandError, match="as if it were plain"):
+            layer(x)

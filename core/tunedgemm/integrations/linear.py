@@ -30,8 +30,9 @@ _autocast = torch._C._is_any_autocast_enabled
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
     """``F.linear`` through the tuned tables; whatever they do not cover runs torch's own, with torch's own errors.
 
-    Torch's own answers for tensor subclasses, meta and fake tensors, integer dtypes, 1-D weights, inputs that need a
-    gradient, calls under autocast, under torch.compile and inside functional transforms.
+    A shuffled weight runs the solutions for its layout. Torch's own answers for other tensor subclasses, meta and fake
+    tensors, integer dtypes, 1-D weights, inputs that need a gradient, calls under autocast, under torch.compile and inside
+    functional transforms.
     """
     if is_compiling() or _calls.inside or _autocast() or input.is_meta:
         return _original(input, weight, bias)
