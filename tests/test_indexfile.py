@@ -64,8 +64,9 @@ def agree(file: Path, op=OP) -> None:
     rows, problems = read_rows(file, op)
     assert (list(source), source.problems) == (rows, problems)
     fresh = scan.scan(file, op, scan.normalised(file.read_bytes()))
-    for name in ("keys", "us", "place", "starts", "lines", "links", "places", "kinds", "heads", "sorted", "content"):
+    for name in ("keys", "us", "place", "starts", "lines", "places", "kinds", "sorted", "pinned", "content"):
         assert getattr(source, name) == getattr(fresh, name), name
+    assert source.split() == fresh.split()
 
 
 def test_the_second_time_nothing_is_scanned(file, scans):

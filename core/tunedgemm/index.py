@@ -11,7 +11,6 @@ import functools
 import hashlib
 import itertools
 import math
-import operator
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -26,6 +25,12 @@ if TYPE_CHECKING:
 
 #: All of a shape but its sizes; the bias's dtype is no part of a table's key.
 Kind = tuple[str, str, str, str, str, tuple[tuple[str, int | str | bool], ...]]
+
+#: An index of more rows than `WHOLE` is looked up in so many parts.
+PARTS, WHOLE = 256, 1 << 15
+
+#: So many rows are made together where all are asked for.
+_TOGETHER = 2000
 
 #: Rows whose lines had to be read one by one are remembered up to here, in rows of one file; beyond they are made again.
 _REMEMBERED = 20_000
@@ -52,7 +57,7 @@ class Source(Sequence["Row"]):
     """The rows of one file, each made when it is asked for and remembered; or rows that were given.
 
     Attributes:
-        read: (line number, its bytes) to the rows of that line.
+        read: (numbers of lines, their bytes) to the rows of these lines, in order.
         content: the file, without a byte order mark, each line ended by one newline.
         kinds: kind -> cu_num -> stamp, for all that occur.
         places: (gfx, device) of the rows, by the numbers in `place`.
@@ -61,11 +66,11 @@ class Source(Sequence["Row"]):
         problems: what could not be read, or is never chosen.
         made: the rows made so far.
         sorted: whether the rows are in the order of their lines.
-        heads, links: key -> the last row of it, and of each row the one before it of the same key, or -1; no links where
-            no key has two rows.
+        parts: the places of rows by the last bits of their keys; empty until `split`.
+        pinned: whether a row has M = 0.
     """
 
-    read: Callable[[int, bytes], list[Row]]
+    read: Callable[[Sequence[int], Sequence[bytes]], list[Row]]
     content: bytes = b""
     kinds: dict[Kind, dict[int, int]] = attrs.field(factory=dict)
     places: list[tuple[str, str]] = attrs.field(factory=list)
@@ -77,8 +82,8 @@ class Source(Sequence["Row"]):
     problems: list[Problem] = attrs.field(factory=list)
     made: dict[int, Row] = attrs.field(factory=dict)
     sorted: bool = True
-    heads: dict[int, int] = attrs.field(factory=dict)
-    links: array[int] = attrs.field(factory=numbers("q"))
+    parts: list[array[int]] = attrs.field(factory=list)
+    pinned: bool = False
     _numbered: dict[tuple[str, str], int] = attrs.field(factory=dict)
 
     @classmethod
@@ -88,7 +93,7 @@ class Source(Sequence["Row"]):
         for row in rows:
             source.add(row, 0)
             source.made[len(source.keys) - 1] = row
-        return source.linked()
+        return source
 
     def stamp(self, units: int, kind: Kind) -> int:
         """The stamp, which the source knows from now on."""
@@ -106,6 +111,7 @@ class Source(Sequence["Row"]):
     def add(self, row: Row, start: int) -> None:
         """Append a row that was read one by one from the line that starts there."""
         shape = row.shape
+        self.pinned = self.pinned or shape.m == 0
         if len(self.made) < _REMEMBERED:
             self.made[len(self.keys)] = row
         self.keys.append(hash((self.stamp(row.cu_num, kind_of(shape)), shape.n, shape.k, shape.m)))
@@ -114,20 +120,15 @@ class Source(Sequence["Row"]):
         self.starts.append(start)
         self.lines.append(row.line)
 
-    def linked(self) -> Source:
-        """The source, with its keys in a dict."""
-        count = len(self.keys)
-        heads = self.heads = dict(zip(self.keys, range(count), strict=True))
-        if len(heads) < count:
-            links = self.links = array("q", [-1]) * count
-            before: dict[int, int] = {}
-            for place in itertools.compress(range(count), map(operator.ne, map(heads.__getitem__, self.keys), range(count))):
-                key = self.keys[place]
-                links[place] = before.get(key, -1)
-                before[key] = place
-            for key, place in before.items():
-                links[heads[key]] = place
-        return self
+    def split(self) -> list[array[int]]:
+        """The parts, made at the first call."""
+        if not self.parts:
+            parts = [array("I") for _ in range(PARTS)]
+            append = [part.append for part in parts]
+            for place, key in enumerate(self.keys):
+                append[key % PARTS](place)
+            self.parts = parts
+        return self.parts
 
     def row(self, place: int) -> Row:
         """The row at a place, made at the first call."""
@@ -138,13 +139,24 @@ class Source(Sequence["Row"]):
 
     def peek(self, place: int) -> Row:
         """The row at a place, not remembered."""
-        if place in self.made:
-            return self.made[place]
-        first, number, start = place, self.lines[place], self.starts[place]
-        while first and self.lines[first - 1] == number:
-            first -= 1
-        end = self.content.find(b"\n", start)
-        return self.read(number, self.content[start : end if end >= 0 else None])[place - first]
+        return self.made[place] if place in self.made else self._make((place,))[0]
+
+    def _make(self, places: Sequence[int]) -> list[Row]:
+        """Rows of some places, read together."""
+        texts: dict[int, bytes] = {}
+        for place in places:
+            start, end = self.starts[place], self.content.find(b"\n", self.starts[place])
+            texts.setdefault(self.lines[place], self.content[start : end if end >= 0 else None])
+        rows: dict[int, list[Row]] = {number: [] for number in texts}
+        for row in self.read(list(texts), list(texts.values())):
+            rows[row.line].append(row)
+        found = []
+        for place in places:
+            first = place
+            while first and self.lines[first - 1] == self.lines[place]:
+                first -= 1
+            found.append(rows[self.lines[place]][place - first])
+        return found
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -154,70 +166,90 @@ class Source(Sequence["Row"]):
 
     def __iter__(self) -> Iterator[Row]:
         places: Sequence[int] = range(len(self.keys))
-        return map(self.row, places if self.sorted else sorted(places, key=self.lines.__getitem__))
+        if not self.sorted:
+            places = sorted(places, key=self.lines.__getitem__)
+        for at in range(0, len(places), _TOGETHER):
+            some = places[at : at + _TOGETHER]
+            missing = [place for place in some if place not in self.made]
+            self.made.update(zip(missing, self._make(missing), strict=True))
+            yield from map(self.made.__getitem__, some)
 
 
-def unread(line: int, text: bytes) -> list[Row]:
+def unread(numbers: Sequence[int], lines: Sequence[bytes]) -> list[Row]:
     """The `read` of a source that has no lines, or none yet."""
-    raise AssertionError(f"line {line} was never read: {text!r}")
+    if lines:
+        raise AssertionError(f"lines {numbers} were never read")
+    return []
 
 
 class Index:
-    """Sources by precedence, looked up as one. It owns them: the largest one's dict becomes that of all.
+    """Sources by precedence, looked up as one.
+
+    A large index is looked up in parts, and the dict of a part is made when it is first asked: a million rows are there at
+    once, and each of the first look-ups takes half a millisecond longer.
 
     Attributes:
         kinds: kind -> cu_num -> stamp, for all that occur.
-        heads: key -> the number of one row of it; `places` gives the others.
+        parts: by ``key % len(parts)``, key -> the numbers of its rows: one, or a list; None for one that `part` has to make.
+        pinned: whether a row has M = 0.
     """
 
     def __init__(self, layers: Sequence[Sequence[Source]]) -> None:
-        self._sources = [source for layer in layers for source in layer]
+        self._sources = [source for layer in layers for source in layer if len(source)]
+        self._ranks = [rank for rank, layer in enumerate(layers) for source in layer if len(source)]
+        *self._bases, total = itertools.accumulate(map(len, self._sources), initial=0)
         self.kinds: dict[Kind, dict[int, int]] = {}
         for source in self._sources:
             for kind, stamps in source.kinds.items():
                 self.kinds.setdefault(kind, {}).update(stamps)
-        rank = {id(source): place for place, layer in enumerate(layers) for source in layer}
-        stored = sorted(self._sources, key=len, reverse=True)
-        self._stored, self._ranks, self._bases = stored, [rank[id(source)] for source in stored], [0] if stored else []
-        self.heads: dict[int, int] = stored[0].heads if stored else {}
-        self._links = stored[0].links if stored else array("q")
-        total = len(stored[0]) if stored else 0
-        for source in stored[1:]:
-            self._bases.append(total)
-            self._merge(source, total)
-            total += len(source)
+        self.pinned = any(source.pinned for source in self._sources)
+        self.parts: list[dict[int, int | list[int]] | None] = [None] * (PARTS if total > WHOLE else 1)
 
-    def _merge(self, source: Source, base: int) -> None:
-        heads, links = self.heads, self._links
-        if not links:  # so far no key has two rows
-            links = self._links = array("q", [-1]) * base
-        for place, key in enumerate(source.keys, base):
-            links.append(heads.get(key, -1))
-            heads[key] = place
+    def part(self, part: int) -> dict[int, int | list[int]]:
+        """The dict of a part, made and put to its place at the first call."""
+        there = self.parts[part]
+        if there is not None:
+            return there
+        found: dict[int, int | list[int]] = {}
+        for base, source in zip(self._bases, self._sources, strict=True):
+            keys = source.keys
+            for place in range(len(keys)) if len(self.parts) == 1 else source.split()[part]:
+                other = found.setdefault(keys[place], base + place)
+                if isinstance(other, list):
+                    other.append(base + place)
+                elif other != base + place:
+                    found[keys[place]] = [other, base + place]
+        self.parts[part] = found
+        return found
 
     @property
     def rows(self) -> Iterator[Row]:
         """All rows, by precedence; each is made."""
         return (row for source in self._sources for row in source)
 
-    def ordered(self, head: int) -> list[tuple[int, float, int]]:
+    @property
+    def keys(self) -> Iterator[int | list[int]]:
+        """The numbers of the rows of each key."""
+        for place in range(len(self.parts)):
+            yield from self.part(place).values()
+
+    def ordered(self, numbers: int | list[int]) -> list[tuple[int, float, int]]:
         """The valid rows of one key: layer, time, number, sorted; rows of an equal time are in no order that matters."""
         found = []
-        while head >= 0:
-            at = bisect.bisect_right(self._bases, head) - 1
-            us = self._stored[at].us[head - self._bases[at]]
+        for number in numbers if isinstance(numbers, list) else (numbers,):
+            at = bisect.bisect_right(self._bases, number) - 1
+            us = self._sources[at].us[number - self._bases[at]]
             if 0.0 < us < math.inf:
-                found.append((self._ranks[at], us, head))
-            head = self._links[head] if self._links else -1
+                found.append((self._ranks[at], us, number))
         return sorted(found) if len(found) > 1 else found
 
     def place(self, number: int) -> tuple[str, str]:
         """gfx and device of a row."""
         at = bisect.bisect_right(self._bases, number) - 1
-        source = self._stored[at]
+        source = self._sources[at]
         return source.places[source.place[number - self._bases[at]]]
 
     def row(self, number: int, *, keep: bool = True) -> Row:
         """The row of this number; *keep*: remember it."""
         at = bisect.bisect_right(self._bases, number) - 1
-        return (self._stored[at].row if keep else self._stored[at].peek)(number - self._bases[at])
+        return (self._sources[at].row if keep else self._sources[at].peek)(number - self._bases[at])

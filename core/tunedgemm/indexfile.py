@@ -33,7 +33,7 @@ LARGE = 8 << 20
 
 _FORMAT = 1
 _DIGEST = 32
-_ARRAYS = (("keys", "q"), ("us", "d"), ("place", "I"), ("starts", "q"), ("lines", "I"), ("links", "q"))
+_ARRAYS = (("keys", "q"), ("us", "d"), ("place", "I"), ("starts", "q"), ("lines", "I"))
 
 #: whose code decides what a line says, beside the op's own file
 _READERS = (Path(__file__).parent, Path(__file__).parent / "ops")
@@ -74,7 +74,7 @@ def _cached(path: Path, op: Op) -> Source:
         source, problems = found[0], found[2]
         head = scan.head_of(path, op, text)
         if head is not None:
-            source.content, source.read = text, head[0].one
+            source.content, source.read = text, head[0].rows
             source.problems = [Problem(path, line, reason) for line, reason in problems]
             return source
     del found
@@ -116,12 +116,12 @@ def _save(file: Path, source: Source, about: dict[str, Any]) -> None:
         "places": source.places,
         "problems": [[problem.line, problem.reason] for problem in source.problems],
         "sorted": source.sorted,
-        "lengths": [len(getattr(source, name)) for name, _ in _ARRAYS],
+        "pinned": source.pinned,
+        "rows": len(source),
+        "parts": list(map(len, source.split())),
     }
-    parts: list[bytes | memoryview] = [
-        json.dumps(head).encode() + b"\n",
-        *(memoryview(getattr(source, name)).cast("B") for name, _ in _ARRAYS),
-    ]
+    arrays = [*(getattr(source, name) for name, _ in _ARRAYS), *source.split()]
+    parts = [json.dumps(head).encode() + b"\n", *(numbers.tobytes() for numbers in arrays)]
     temporary = ""
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -157,15 +157,15 @@ def _load(file: Path, about: dict[str, Any]) -> tuple[Source, str, list[tuple[in
     head = json.loads(content[_DIGEST:end])
     if any(head.get(name) != value for name, value in about.items()):
         return None
-    source = Source(unread, sorted=head["sorted"], places=[(gfx, device) for gfx, device in head["places"]])
+    source = Source(unread, sorted=head["sorted"], pinned=head["pinned"], places=[(gfx, device) for gfx, device in head["places"]])
     for kind, units in head["kinds"]:
         *words, extra = kind
         source.stamp(units, (*words, tuple((name, value) for name, value in extra)))
     start = end + 1
-    for (name, _), length in zip(_ARRAYS, head["lengths"], strict=True):
-        numbers: array[Any] = getattr(source, name)
-        stop = start + length * numbers.itemsize
+    source.parts = [array("I") for _ in head["parts"]]
+    sizes = [head["rows"]] * len(_ARRAYS) + head["parts"]
+    for numbers, size in zip([*(getattr(source, name) for name, _ in _ARRAYS), *source.parts], sizes, strict=True):
+        stop = start + size * numbers.itemsize
         numbers.frombytes(whole[start:stop])
         start = stop
-    source.heads = dict(zip(source.keys, range(len(source.keys)), strict=True))
     return source, head["content"], head["problems"]

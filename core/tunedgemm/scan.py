@@ -41,7 +41,17 @@ _WHOLE, _NUMBER, _TEXT = ("solidx", "splitK"), ("err_ratio",), ("kernelName", "t
 _MOST = 10_000
 
 _SIZES = ("m", "n", "k")
+#: bytes from which on a file is scanned although every pair of N and K has to be tried
+_WORTH = 1 << 20
+
+#: sizes that a line is tried with
+_PROBES = (1, MAX_SIZE - 1)
+
 _BOM = b"\xef\xbb\xbf"
+
+
+class _NotWorthIt(Exception):
+    """Reading all lines one by one takes no longer."""
 
 
 @attrs.frozen
@@ -63,14 +73,18 @@ class Reader:
             record.line = numbers[record.line - 2]
         return rows_of_sheet(self.path, self.op, sheet)
 
-    def one(self, number: int, line: bytes) -> list[Row]:
-        """The rows of one line."""
-        return self.read((number,), (line.decode(),))[0]
+    def rows(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[Row]:
+        """The rows of some lines."""
+        return self.read(numbers, [line.decode() for line in lines])[0]
 
 
 @attrs.frozen
 class _Plan:
-    """Which field of a plain line is what, by position."""
+    """Which field of a plain line is what, by position.
+
+    Attributes:
+        free: which sizes are no part of the kind.
+    """
 
     width: int
     sizes: tuple[int, int, int]
@@ -78,6 +92,7 @@ class _Plan:
     kind: tuple[int, ...]
     whole: tuple[int, ...]
     number: tuple[int, ...]
+    free: tuple[str, ...] = _SIZES
 
 
 def normalised(content: bytes) -> bytes:
@@ -98,7 +113,7 @@ def head_of(path: Path, op: Op, content: bytes) -> tuple[Reader, int, int] | Non
 
 
 def scan(path: Path, op: Op, content: bytes) -> Source | None:
-    """The rows of a normalised file; None for one that has to be read otherwise: it is broken, short, or its op's columns are special.
+    """The rows of a normalised file; None for one that has to be read otherwise: broken, small and its sizes limited, its columns special.
 
     Raises:
         TableError: the file lacks a column without which no row says anything, or is another op's.
@@ -114,8 +129,8 @@ def scan(path: Path, op: Op, content: bytes) -> Source | None:
         if plan is None:
             return None
         with _uncollected():
-            return _Scanner(reader, plan, Source(reader.one, content)).run(start, number)
-    except UnicodeDecodeError:
+            return _Scanner(reader, plan, Source(reader.rows, content)).run(start, number)
+    except (UnicodeDecodeError, _NotWorthIt):
         return None
 
 
@@ -196,7 +211,7 @@ class _Scanner:
             self._chunk(text, lines, start, number)
             start, number = end, number + len(lines)
         self.source.problems.sort(key=lambda problem: problem.line)
-        return self.source.linked()
+        return self.source
 
     def _chunk(self, text: str, lines: list[str], start: int, number: int) -> None:
         source, fields = self.source, [line.split(",") for line in lines]
@@ -251,6 +266,7 @@ class _Scanner:
         for at, good in self._good.items():
             if not good.issuperset(columns[at]):
                 self._judge(at, good, columns[at])
+        self.source.pinned = self.source.pinned or min(m) == 0
         stamps = map(self._stamps.__getitem__, kinds)
         return list(map(hash, zip(stamps, n, k, m, strict=True))), us, list(map(self._places.__getitem__, kinds))
 
@@ -272,7 +288,14 @@ class _Scanner:
         texts = tuple(fields[at] for at in self.plan.kind)
         found = self._kinds.get(texts)
         if found is None:
-            row = self._sample(fields)
+            row = self._sample(fields, self.plan.free)
+            if row is None and not self._stamps[1:] and self._sample(fields, _SIZES[:1]) is not None:
+                # N and K are limited, as by a layout of tiles: each pair of them is a kind of its own
+                if len(self.source.content) < _WORTH:
+                    raise _NotWorthIt
+                self.plan = attrs.evolve(self.plan, kind=(*self.plan.kind, *self.plan.sizes[1:]), free=_SIZES[:1])
+                self._kinds.clear()
+                raise ValueError
             found = 0
             if row is not None and (row.gfx or row.cu_num) and len(self._stamps) < _MOST:
                 found = len(self._stamps)
@@ -281,21 +304,20 @@ class _Scanner:
             self._kinds[texts] = found
         return found
 
-    def _sample(self, fields: list[str]) -> Row | None:
-        """The row of a line, where sizes are free: neither the smallest nor the largest, a prime, change or spoil anything else."""
-        rows = [self.reader.read((1,), (",".join(fields),))[0]]
-        for size in (1, MAX_SIZE - 1):
-            probe = [str(size) if at in self.plan.sizes else text for at, text in enumerate(fields)]
-            rows.append(self.reader.read((1,), (",".join(probe),))[0])
-        if any(len(found) != 1 for found in rows):
+    def _sample(self, fields: list[str], sizes: tuple[str, ...]) -> Row | None:
+        """The row of a line, where these sizes are free: neither the smallest nor the largest, a prime, change or spoil anything else."""
+        lines = [",".join(fields)]
+        free = {at for at, name in zip(self.plan.sizes, _SIZES, strict=True) if name in sizes}
+        for size in _PROBES:
+            probe = [str(size) if at in free else text for at, text in enumerate(fields)]
+            lines.append(",".join(probe))
+        rows = self.reader.read(range(len(lines)), lines)[0]
+        if [row.line for row in rows] != [*range(len(lines))]:
             return None
-        (row,), *probes = rows
-        if (row.shape.m, row.shape.n, row.shape.k) != tuple(int(fields[at]) for at in self.plan.sizes):
-            return None
-        for size, (probe_row,) in zip((1, MAX_SIZE - 1), probes, strict=True):
-            if probe_row.shape != attrs.evolve(row.shape, m=size, n=size, k=size):
-                return None
-        return row
+        row, *probes = rows
+        shapes = [attrs.evolve(row.shape, **dict.fromkeys(sizes, size)) for size in _PROBES]
+        said = (row.shape.m, row.shape.n, row.shape.k) == tuple(int(fields[at]) for at in self.plan.sizes)
+        return row if said and [found.shape for found in probes] == shapes else None
 
 
 def _bytes(line: str) -> int:

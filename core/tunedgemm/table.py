@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tunedgemm")
 
-#: The M of rows that pin one solution for every M, and the word for it.
-_PIN = (0, "pinned")
+#: The word for rows with M = 0, which pin one solution for every M.
+_PINNED = "pinned"
 
 #: The most shapes whose answers a table remembers.
 _REMEMBERED = 1 << 16
@@ -76,8 +76,8 @@ class _Asked:
     offered: dict[Any, int]
 
 
-#: The head of the rows of one key, M, the word for it, which of the kin, and the cu_num.
-_Bucket = tuple[int, int, str, "Shape", int]
+#: The numbers of the rows of one key, M, the word for it, which of the kin, and the cu_num.
+_Bucket = tuple[int | list[int], int, str, "Shape", int]
 
 _Answers = tuple[Match, ...] | list[Match | _Asked | None]
 
@@ -151,7 +151,10 @@ class Table:
         """
         answers = self._answers.get((shape, device))
         if answers is None:
-            answers = self._look_up(shape, device)
+            found = self._buckets(shape, device)
+            if not found:
+                return iter(())  # not remembered: who asked binds something else, and remembers that
+            answers = self._look_up(shape, device, found)
         return iter(answers) if answers.__class__ is tuple else self._walk(answers)  # type: ignore[arg-type]
 
     def _walk(self, answers: list[Match | _Asked | None]) -> Iterator[Match]:
@@ -160,12 +163,10 @@ class Table:
             if match is not None:
                 yield match
 
-    def _look_up(self, shape: Shape, device: Device) -> _Answers:
+    def _look_up(self, shape: Shape, device: Device, found: list[_Bucket]) -> _Answers:
         """What answers, remembered: matches, or what they are made from where they are many."""
-        answers: _Answers = ()
-        if found := self._buckets(shape, device):
-            asked = self._asked(found, device)
-            answers = tuple(self._walk(asked)) if len(asked) <= _FEW else asked
+        asked = self._asked(found, device)
+        answers = tuple(self._walk(asked)) if len(asked) <= _FEW else asked
         if len(self._answers) >= _REMEMBERED:
             self._answers.clear()
         self._answers[shape, device] = answers
@@ -173,7 +174,7 @@ class Table:
 
     def _asked(self, found: list[_Bucket], device: Device) -> list[Match | _Asked | None]:
         """The valid rows of the buckets that hold for a device, best first."""
-        ordered = [self._ordered(head) for head, *_ in found]
+        ordered = [self._ordered(rows) for rows, *_ in found]
         places = {number: self._index.place(number) for numbers in ordered for number in numbers}
         offered: list[dict[Any, int]] = [{} for _ in found]
         asked: list[Match | _Asked | None] = []
@@ -187,27 +188,33 @@ class Table:
 
     def _buckets(self, shape: Shape, device: Device) -> list[_Bucket]:
         """Where rows may be, in order."""
-        stamps = []
+        index, units = self._index, device.cu_num
+        keys: list[tuple[int, int, int, Shape, int]] = []
         for kin in self.op.kin(shape):
-            by_units = self._index.kinds.get(kind_of(kin))
+            by_units = index.kinds.get(kind_of(kin))
             if by_units is not None:
-                for units in (device.cu_num, 0) if device.cu_num else (0,):
-                    if (stamp := by_units.get(units)) is not None:
-                        stamps.append((stamp, kin.n, kin.k, kin, units))
+                if units in by_units:
+                    keys.append((by_units[units], kin.n, kin.k, kin, units))
+                if units and 0 in by_units:
+                    keys.append((by_units[0], kin.n, kin.k, kin, 0))
         found: list[_Bucket] = []
-        if stamps:
-            get = self._index.heads.get
-            for m, word in (_PIN, *self.op.ladder(shape.m, shape.n).items()):
-                for stamp, n, k, kin, units in stamps:
-                    head = get(hash((stamp, n, k, m)))
-                    if head is not None and (m or word is _PIN[1]):  # M = 0 is a pin, for an empty batch, too
-                        found.append((head, m, word, kin, units))
+        if keys:
+            parts, count = index.parts, len(index.parts)
+            rungs = self.op.ladder(shape.m, shape.n)
+            if index.pinned:
+                rungs = {0: _PINNED, **{m: word for m, word in rungs.items() if m}}
+            for m in rungs:
+                for stamp, n, k, kin, cu_num in keys:
+                    key = hash((stamp, n, k, m))
+                    rows = (parts[key % count] or index.part(key % count)).get(key)
+                    if rows is not None:
+                        found.append((rows, m, rungs[m], kin, cu_num))
         return found
 
-    def _ordered(self, head: int) -> list[int]:
+    def _ordered(self, rows: int | list[int]) -> list[int]:
         """The numbers of one key's valid rows, best first; rows of one layer and time are made, and compared further."""
         numbers: list[int] = []
-        for _, group in itertools.groupby(self._index.ordered(head), key=lambda found: found[:2]):
+        for _, group in itertools.groupby(self._index.ordered(rows), key=lambda found: found[:2]):
             ties = [number for *_, number in group]
             numbers += sorted(ties, key=lambda number: _further(self._index.row(number))) if len(ties) > 1 else ties
         return numbers
@@ -238,9 +245,9 @@ class Table:
         Every row is read, none is kept: about half a minute for a million.
         """
         total = 0
-        for head in self._index.heads.values():
+        for numbers in self._index.keys:
             groups: dict[Any, list[tuple[int, float, Row]]] = {}
-            for layer, us, number in self._index.ordered(head):
+            for layer, us, number in self._index.ordered(numbers):
                 row = self._index.row(number, keep=False)
                 groups.setdefault((row.cu_num, row.shape.n, row.shape.k, row.shape.m, kind_of(row.shape)), []).append((layer, us, row))
             for key, rows in groups.items():
