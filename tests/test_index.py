@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import random
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -240,3 +244,16 @@ def test_look_ups_do_not_grow_with_the_table(tmp_path):
         assert (ask(shapes), ask(missing)) == (400, 0)
         times.append([quickest(lambda: ask(shapes), 9), quickest(lambda: anew(missing), 9)])  # noqa: B023
     assert all(many < 2 * few + 1e-3 for few, many in zip(*times, strict=True))
+
+
+def test_the_benchmark_runs(tmp_path):
+    """The benchmark of a million rows runs with few, checks what it finds, and writes every figure."""
+    script, out = Path(__file__).parents[1] / "benchmarks" / "table_index.py", tmp_path / "out.json"
+    command = [sys.executable, str(script), "--rows", "3000", "--repeats", "1", "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert done.returncode == 0, done.stderr
+    tables = json.loads(out.read_text())["tables"]
+    assert list(tables) == ["plain", "adversarial"]
+    for table in tables.values():
+        assert {"csv_s", "csv_mib", "index_s", "first_us", "hit_us", "equal_us", "miss_us"} <= set(table["best"])
+        assert table["best"]["hit_us"] < table["best"]["first_us"] / 5  # about a three hundredth
