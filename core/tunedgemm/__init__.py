@@ -19,8 +19,8 @@ _HOME = {
     **dict.fromkeys(("ShuffledWeight", "as_shuffled", "shuffle_weight", "unshuffle_weight"), "tunedgemm.weights"),
     **dict.fromkeys(
         (
-            "per_1x128_quant", "per_1x32_f4_quant", "per_block_quant", "per_tensor_quant", "pertoken_quant",
-            "shuffle_scale", "transposed_scale", "unshuffle_scale",
+            "as_fp4", "dequant_blocks", "dequant_fp4", "dequant_rows", "per_1x128_quant", "per_1x32_f4_quant", "per_block_quant",
+            "per_tensor_quant", "pertoken_quant", "shuffle_scale", "transposed_scale", "unshuffle_scale", "untransposed_scale",
         ),
         "tunedgemm.quant",
     ),
