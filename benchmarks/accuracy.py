@@ -2,14 +2,15 @@
 
 ::
 
-    python benchmarks/accuracy.py [--op OP ...] [--k K ...] [--csv FILE]
+    python benchmarks/accuracy.py [--op OP ...] [--k K ...] [--csv FILE [--readme]]
 
 Activations are normal with outliers: one channel in 200 is 30 to 100 times as large, as in the hidden states of language
 models. Weights are normal / sqrt(K). Both are quantised in the op's format by `tunedgemm.quant`; of the same data, every
 solution is compared with the product of the *quantised* operands in float64 (``row error``: norm(out - exact) / norm(exact)
 of the worst row; ``error ratio``: the share of elements outside the op's bounds), which is what a solution answers for.
 ``quantisation`` is the worst row error of that product against the one of the operands before they were quantised: what the
-format costs, whatever computes it. ``bound`` is the op's own.
+format costs, whatever computes it. ``bound`` is the op's own. ``--readme`` condenses the CSV files of the folder
+(`accuracy_table.py`, which does only that).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import attrs
 import torch
+from accuracy_table import write_readme
 from rich.console import Console
 from rich.table import Table
 from tunedgemm import quant, torch_backend
@@ -147,7 +149,10 @@ def batched(dtype: torch.dtype) -> Callable[[Draw], Case]:
 
 
 def experts(kind: str, dtype: torch.dtype = torch.bfloat16) -> Callable[[Draw], Case]:
-    """fmoe with silu; K is the dimension of the hidden states, N does not count."""
+    """fmoe with silu; K is the dimension of the hidden states, N does not count.
+
+    Its bounds of one element are for outputs of about 1, so the second weights are divided by the output's root mean square.
+    """
 
     def quantised(weight: Tensor) -> tuple[Tensor, Tensor | None]:
         if kind == "No":
@@ -166,10 +171,13 @@ def experts(kind: str, dtype: torch.dtype = torch.bfloat16) -> Callable[[Draw], 
         w1, w2 = draw.weights(EXPERTS, rows=2 * INTER), draw.weights(EXPERTS, rows=draw.k, cols=INTER)
         chosen, ids = draw.normal(draw.m, EXPERTS).topk(TOPK)
         routing = (torch.softmax(chosen, -1), ids.to(torch.int32))
+        wanted = unquantised(hidden.double(), w1.double(), w2.double(), *routing)
+        size = wanted.square().mean().sqrt()
+        w2, wanted = w2 / size.float(), wanted / size
         (q1, scale1), (q2, scale2) = quantised(w1), quantised(w2)
         scales = () if scale1 is None else (scale1, scale2)
         fields = {"activation": moe.ActivationType.Silu, "quant_type": moe.QuantType[kind]}
-        return (hidden, q1, q2, *routing, *scales), unquantised(hidden.double(), w1.double(), w2.double(), *routing), fields
+        return (hidden, q1, q2, *routing, *scales), wanted, fields
 
     return case
 
@@ -288,7 +296,10 @@ def main() -> int:
     parser.add_argument("--n", type=int, default=256, help="a multiple of 32 for shuffled weights; no part of fmoe")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--csv", type=Path, help="every row; lines with # say what of")
+    parser.add_argument("--readme", action="store_true", help="condense every CSV file of the folder of --csv in its README.md")
     arguments = parser.parse_args()
+    if arguments.readme and not arguments.csv:
+        parser.error("--readme needs --csv, whose folder it describes")
     device = current_device()
     sizes = arguments.k or [1024, 8192, *([16384] if device.kind != "cpu" else [])]
     rows = []
@@ -303,6 +314,8 @@ def main() -> int:
             writer = csv.DictWriter(file, FIELDS)
             writer.writeheader()
             writer.writerows(rows)
+    if arguments.readme:
+        write_readme(arguments.csv.parent)
     refused = [row for row in rows if row["status"].startswith("refused")]
     bad = [row for row in rows if row["status"] != "ok" and row not in refused]
     print(f"{len(rows) - len(refused)} measured, {len(bad)} outside their bounds or failed; {len(refused)} refused by this device's torch")

@@ -15,6 +15,8 @@ from tunedgemm.ops import op_named, ops
 from tunedgemm.solution import Solution
 from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.shapes import DEVICES, shapes_of
+from tunedgemm.torch_backend import blockscale
+from tunedgemm.torch_backend.product import aligned, rescaled
 from tunedgemm.weights import plain_weight
 
 QUANTISED = [name for name in torch_backend.OPS if name != "a16w16"]
@@ -171,8 +173,99 @@ def test_routes_of_an_h200():
     assert family.native(attrs.evolve(a8w8, dtype="fp8_e4m3fnuz"), Device("gfx942", 304)) == "scaled_mm"
     assert family.native(a8w8, Device("sm_80", 108)) == "bf16"
     block = attrs.evolve(a8w8, op="a8w8_blockscale", scale="block")
-    assert torch_backend._FAMILIES["a8w8_blockscale"].native(block, H200) == "scaled_mm"
-    assert torch_backend._FAMILIES["a8w8_blockscale"].native(attrs.evolve(block, n=192), H200) == "bf16"
+    native = torch_backend._FAMILIES["a8w8_blockscale"].native
+    for fields in ({}, {"m": 1}, {"n": 192}, {"outdtype": "fp16"}, {"outdtype": "fp32"}):
+        assert native(attrs.evolve(block, **fields), H200) == "scaled_mm", fields
+    assert native(attrs.evolve(block, k=640), H200) == "blocks_bmm"
+    assert native(attrs.evolve(block, k=640, m=64), H200) == "bf16"
+    assert native(attrs.evolve(block, k=640, m=64, outdtype="fp16"), H200) == "blocks_bmm"
+    assert native(block, attrs.evolve(H200, versions=(("cuda", "12.8"),))) == "blocks_bmm"
+
+
+def test_fp8_in_float32_takes_one_scale_a_row_where_it_is_more_exact():
+    """One scale a tensor becomes one a row on an H200; older CUDA gives bf16 alone by row, and nothing there changes."""
+    native = torch_backend._FAMILIES["a8w8"].native
+    row = attrs.evolve(
+        shapes_of("a8w8")[0], m=4, n=256, k=512, dtype="fp8_e4m3fn", outdtype="fp32", scale="row", epilogue="none", bias_dtype=""
+    )
+    tensor, old = attrs.evolve(row, scale="tensor"), attrs.evolve(H200, versions=(("torch", "2.9.0"), ("cuda", "12.8")))
+    assert (native(row, H200), native(tensor, H200)) == ("scaled_mm", "scaled_mm_rows")
+    assert (native(row, old), native(tensor, old)) == ("scaled_mm_rows", "scaled_mm")
+    assert native(attrs.evolve(row, outdtype="bf16"), old) == "scaled_mm"
+
+
+def test_batches_of_an_h200():
+    """fp8 is multiplied as it is; int8 one by one where widening the operands would cost more than the launches."""
+    native = torch_backend._FAMILIES["batched_a8w8"].native
+    base = next(s for s in shapes_of("batched_a8w8") if s.m and not s.bias and s.layout == "row")
+    small = attrs.evolve(base, m=7, n=48, k=64, dtype="int8", outdtype="bf16")
+    large = attrs.evolve(small, m=512, n=1280, k=8192)
+    assert (native(small, H200), native(large, H200)) == ("bf16", "int_mm_loop")
+    assert native(attrs.evolve(large, m=4099, n=2048, k=576), H200) == "bf16"
+    assert native(attrs.evolve(small, dtype="fp8_e4m3fn"), H200) == "scaled_grouped_mm"
+    assert native(attrs.evolve(small, dtype="fp8_e4m3fn", outdtype="fp32"), H200) == "bf16"
+    assert native(attrs.evolve(large, dtype="fp8_e4m3fn", outdtype="fp32"), H200) == "scaled_mm_loop"
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 127])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_rows_of_block_scales_are_padded_for_cublaslt(m, transposed):
+    """Rows come in fours, what is added is zero, and the scales lie with M innermost, as cuBLASLt reads them."""
+    x, kept = torch.randn(m, 256).to(torch.float8_e4m3fn), torch.rand(m, 2) + 0.5
+    scale = kept.t().contiguous().t() if transposed else kept
+    padded, scales = blockscale.padded_rows(x, scale, -m % 4)
+    assert len(padded) % 4 == 0
+    assert len(padded) < m + 4
+    assert padded.dtype == x.dtype
+    assert torch.equal(padded[:m].float(), x.float())
+    assert not padded[m:].float().any()
+    assert torch.equal(scales[:m], kept)
+    assert scales.shape[0] == len(padded)
+    assert scales.stride(0) == 1
+    assert scales.t().is_contiguous()
+
+
+@pytest.mark.parametrize(("k", "blocks"), [(512, 4), (640, 8), (528, 8), (128, 4), (1408, 12)])
+def test_rows_of_a_weights_block_scales_are_multiples_of_four(monkeypatch, k, blocks):
+    """What cuBLASLt reads begins each row of 128x128 scales at a multiple of four of them; torch is given no other."""
+    given = []
+    monkeypatch.setattr(torch, "_scaled_mm", lambda x, w, a, b, **_: given.append(b))
+    monkeypatch.setattr(torch, "_scaled_mm_v2", lambda x, w, a, ra, sa, b, *_: given.append(b[0]), raising=False)
+    x, weight = torch.zeros(4, k), torch.zeros(256, k)
+    scales = torch.rand(2, -(-k // 128))
+    blockscale.scaled_blocks(k, torch.bfloat16)(x, weight, torch.ones(4, -(-k // 128)), scales)
+    assert given[0].shape == (blocks, 2)
+    assert given[0].stride() == (1, blocks)
+    assert torch.equal(given[0][: scales.shape[1]], scales.t())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("bias", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("source", [torch.int32, torch.float32])
+def test_scales_are_multiplied_in_float32_and_rounded_once(dtype, bias, source):
+    """The result is that of float64 rounded to float32 twice at most and to the output once; gradients pass to the scales."""
+    generator = torch.Generator().manual_seed(5)
+    product = torch.randint(-(1 << 20), 1 << 20, (9, 17), generator=generator)
+    by_row, by_column = (torch.rand(*size, generator=generator) + 0.5 for size in ((9, 1), (1, 17)))
+    added = None if bias is None else torch.randn(17, generator=generator).to(bias)
+    exact = product.double() * by_row.double() * by_column.double() + (0 if added is None else added.double())
+    out = rescaled(product.to(source), by_row, by_column, added, dtype)
+    assert out.dtype == dtype
+    finite = exact.abs() < torch.finfo(dtype).max
+    assert torch.allclose(out.double()[finite], exact[finite], rtol=torch.finfo(dtype).eps * 0.51 + 3e-7, atol=0)
+    rescaled(product.to(source), by_row.requires_grad_(), by_column, added, dtype).sum().backward()
+    assert by_row.grad is not None
+
+
+def test_scales_that_begin_elsewhere_are_copied():
+    """A vector of scales begins at 16 bytes for cuBLASLt; a single value may lie anywhere."""
+    scales = torch.rand(64)
+    assert aligned(scales) is scales
+    moved = aligned(scales[1:])
+    assert moved.data_ptr() % 16 == 0
+    assert torch.equal(moved, scales[1:])
+    one = scales[1]
+    assert aligned(one) is one
 
 
 @pytest.mark.parametrize(
@@ -183,7 +276,9 @@ def test_routes_of_an_h200():
         ("a8w8", {"dtype": "int8", "m": 4}, "int_mm", r"needs more than 16 rows \(M=4\)"),
         ("a8w8", {"dtype": "int8", "n": 12}, "int_mm", r"needs N and K divisible by 8 \(N=12"),
         ("a8w8", {"dtype": "fp8_e4m3fn", "outdtype": "fp32"}, "scaled_mm_fast", "fp32"),
-        ("a8w8_blockscale", {"n": 192}, "scaled_mm", "N divisible by 128"),
+        ("a8w8_blockscale", {"k": 640}, "scaled_mm", r"needs K divisible by 512 \(K=640\)"),
+        ("a8w8_blockscale", {"n": 200}, "scaled_mm", r"needs N and K divisible by 16 \(N=200"),
+        ("batched_a8w8", {"dtype": "fp8_e4m3fn", "outdtype": "fp16"}, "scaled_grouped_mm", "gives bf16, not fp16"),
         ("a8w8_blockscale", {"k": 130}, "blocks_bmm", r"needs K divisible by 128 \(K=130\)"),
         ("a8w8_blockscale", {"outdtype": "fp32"}, "float32", "too coarse for fp32"),
         ("a8w8_blockscale", {"outdtype": "fp16"}, "bf16", "too coarse for fp16"),

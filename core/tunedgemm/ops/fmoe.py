@@ -172,16 +172,20 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
 #: 16 bits: 0.0041 bf16, 0.0005 fp16; fp8 by token or block: 0.070; int8 by token: 0.047; mxfp4: 0.32, one group of 32 whose
 #: scale goes to the next power of two; one scale for all tokens, which small rows pay for: 0.10 fp8, 0.34 int8.
 #: Hidden states that are not quantised although they should be: 0.17 to 0.23 in fp8, 0.91 in mxfp4.
-#: Outputs of `make_inputs` are about 1, so that the bounds of one element leave at most 2 % of them outside.
+#: The bounds of one element are for outputs of about 1, as `make_inputs` makes them. There a relative error e leaves the share
+#: P(|z| e > t (1 + |o|)) outside of atol = rtol = t, z and o being standard normal: 0.7 % for t = 2 e, 1.2 % for t = 1.8 e, 2.2 %
+#: for t = 1.6 e, but 11 % for t = e. So t is about 1.8 times the error of the worst row above, and some 1 % of the elements of an
+#: honest implementation is outside even where that row is the only one; 5 %, which is too much, needs an error of 0.76 t.
+#: Measured over 1200 draws of 1 and 16 tokens with a bf16 intermediate: at most 3.9 %, where the output was 5.5 rather than 1.
 _TOLERANCES = {
     ("No", "bf16"): Tolerance(5e-2, 5e-2, 2.0**-6),
     ("No", "fp16"): Tolerance(1e-2, 1e-2, 2.0**-9),
-    ("per_Tensor", "int8"): Tolerance(4e-1, 4e-1, 2.0**-1),
+    ("per_Tensor", "int8"): Tolerance(6e-1, 6e-1, 2.0**-1),
     ("per_Tensor", ""): Tolerance(2e-1, 2e-1, 2.0**-2),
     ("per_Token", "int8"): Tolerance(1e-1, 1e-1, 2.0**-3),
-    ("per_Token", ""): Tolerance(1e-1, 1e-1, 2.0**-3),
-    ("per_1x128", ""): Tolerance(1e-1, 1e-1, 2.0**-3),
-    ("per_1x32", ""): Tolerance(5e-1, 5e-1, 2.0**-1),
+    ("per_Token", ""): Tolerance(1.25e-1, 1.25e-1, 2.0**-3),
+    ("per_1x128", ""): Tolerance(1.25e-1, 1.25e-1, 2.0**-3),
+    ("per_1x32", ""): Tolerance(6e-1, 6e-1, 2.0**-1),
 }
 
 

@@ -24,16 +24,19 @@ VALUES = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
 
 #: By the dtype of the output. The operands are taken as they are, so only the order of a float32 sum and the rounding of the output
 #: remain: AITER's bounds of one element; a row may be off by the rounding of the output (2^-9, 2^-12) with head room.
+#: fp8 in float32 has the bound 2^-11: tensor cores of Hopper add fp8 products up in less than float32, however the kernel is
+#: written. Measured on an H200: 3.5e-4 of a row with one scale a tensor, 1.5e-4 with one a row or block, 3e-7 of bf16 products.
 _TOLERANCES = {
     "bf16": Tolerance(5e-2, 5e-2, 2.0**-6),
     "fp16": Tolerance(1e-2, 1e-2, 2.0**-9),
     "fp32": Tolerance(1e-2, 1e-2, 2.0**-12),
 }
+_FP8_IN_FP32 = Tolerance(1e-2, 1e-2, 2.0**-11)
 
 
 def tolerance(shape: Shape) -> Tolerance:
-    """`Op.tolerance`: bounds by the dtype of the output."""
-    return _TOLERANCES[shape.outdtype]
+    """`Op.tolerance`: bounds by the dtype of the output, and of the operands."""
+    return _FP8_IN_FP32 if shape.outdtype == "fp32" and shape.dtype in FP8 else _TOLERANCES[shape.outdtype]
 
 
 def flops(shape: Shape) -> int:

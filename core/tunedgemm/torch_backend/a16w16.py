@@ -13,7 +13,7 @@ from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import PluginError
 from tunedgemm.shape import Shape
-from tunedgemm.torch_backend.product import no_fp8
+from tunedgemm.torch_backend.product import no_fp8, scaled_float32
 from tunedgemm.torch_backend.route import Family, Route
 
 _SPLITS = (2, 4, 8, 16)
@@ -192,14 +192,17 @@ def _scaled_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
     """`torch._scaled_mm` with the scales, then bias and scale_c."""
     import torch
 
-    del device, split
-    k, out_dtype = shape.k, torch_dtype(shape.outdtype)
-    wide = torch.bfloat16 if out_dtype is torch.bfloat16 else torch.float32
+    del split
+    k, out_dtype, product = shape.k, torch_dtype(shape.outdtype), scaled_float32(shape.m, shape.n, device)
 
     def scaled_mm(x: Any, weight: Any, bias: Any = None, scale_a: Any = None, scale_b: Any = None, scale_c: Any = None) -> Any:
         one = torch.ones((), dtype=torch.float32, device=x.device)
         left, right = (one if scale is None else scale.float().reshape(()) for scale in (scale_a, scale_b))
-        out = torch._scaled_mm(x.reshape(-1, k), weight.t(), left, right, out_dtype=wide)
+        flat = x.reshape(-1, k)
+        if out_dtype is torch.bfloat16:
+            out = torch._scaled_mm(flat, weight.t(), left, right, out_dtype=torch.bfloat16)
+        else:
+            out = product(flat, weight, left, right)
         return _ended(out, bias, scale_c, out_dtype, x)
 
     return scaled_mm

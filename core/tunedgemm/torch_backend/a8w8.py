@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.shape import Shape
-from tunedgemm.torch_backend.product import capability, finished, no_fp8, products, rounded_products
+from tunedgemm.torch_backend.product import (
+    aligned,
+    capability,
+    cublas_scales,
+    finished,
+    no_fp8,
+    products,
+    rescaled,
+    rounded_products,
+    scaled_float32,
+)
 from tunedgemm.torch_backend.route import Family, Route
 
 if TYPE_CHECKING:
@@ -29,9 +39,8 @@ def _scaled_after(shape: Shape, product: Callable[[Any, Any], Any]) -> Callable[
     n, k, out_dtype = shape.n, shape.k, torch_dtype(shape.outdtype)
 
     def scaled(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, bias: Any = None) -> torch.Tensor:
-        out = product(x.reshape(-1, k), weight)
-        out = out.mul_(x_scale.reshape(-1, 1)).mul_(w_scale.reshape(1, -1))
-        return finished(out, bias, out_dtype, (*x.shape[:-1], n))
+        out = rescaled(product(x.reshape(-1, k), weight), x_scale.reshape(-1, 1), w_scale.reshape(1, -1), bias, out_dtype)
+        return out.view(*x.shape[:-1], n)
 
     return scaled
 
@@ -46,7 +55,7 @@ def _scaled_mm(fast: bool) -> Callable[[Shape, Device, int], Callable[..., Any]]
 
         def scaled_mm(x: torch.Tensor, weight: torch.Tensor, x_scale: Any, w_scale: Any, bias: Any = None) -> torch.Tensor:
             out = torch._scaled_mm(
-                x.reshape(-1, k), weight.t(), x_scale.reshape(x_form), w_scale.reshape(w_form),
+                x.reshape(-1, k), weight.t(), aligned(x_scale.reshape(x_form)), aligned(w_scale.reshape(w_form)),
                 bias=None if bias is None else bias.view(n), out_dtype=out_dtype, use_fast_accum=fast,
             )  # fmt: skip
             return out.view(*x.shape[:-1], n)
@@ -57,10 +66,10 @@ def _scaled_mm(fast: bool) -> Callable[[Shape, Device, int], Callable[..., Any]]
 
 
 def _no_scaled_mm(shape: Shape, device: Device) -> str:
-    """Its bias has the dtype of the output and is not added in float32; by rows the output is bf16 on a GPU."""
+    """Its bias has the dtype of the output and is not added in float32; where CUTLASS scales rows, the output is bf16."""
     if reason := no_fp8(shape, device):
         return reason
-    if device.kind != "cpu" and shape.scale == "row" and shape.outdtype != "bf16":
+    if device.kind != "cpu" and shape.scale == "row" and shape.outdtype != "bf16" and not cublas_scales(device):
         return f"with one scale a row gives bf16, not {shape.outdtype}"
     if shape.bias and (shape.bias_dtype != shape.outdtype or shape.outdtype not in ("bf16", "fp16")):
         return f"adds no {shape.bias_dtype} bias to a {shape.outdtype} output"
@@ -75,15 +84,14 @@ def _no_fast(shape: Shape, device: Device) -> str:
 
 
 def _scaled_mm_rows(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    import torch
+    """The scaled product in float32, then the bias, then one rounding."""
+    del split
+    n, k, out_dtype, product = shape.n, shape.k, torch_dtype(shape.outdtype), scaled_float32(shape.m, shape.n, device)
 
-    del device, split
+    def scaled_mm_rows(x: torch.Tensor, weight: torch.Tensor, x_scale: Any, w_scale: Any, bias: Any = None) -> torch.Tensor:
+        return finished(product(x.reshape(-1, k), weight, x_scale, w_scale), bias, out_dtype, (*x.shape[:-1], n))
 
-    def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        one = torch.ones((), dtype=torch.float32, device=x.device)
-        return torch._scaled_mm(x, weight.t(), one, one, out_dtype=torch.float32)
-
-    return _scaled_after(shape, product)
+    return scaled_mm_rows
 
 
 def no_int(shape: Shape, device: Device) -> str:
@@ -109,7 +117,7 @@ def _int_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
     import torch
 
     del device, split
-    return _scaled_after(shape, lambda x, weight: torch._int_mm(x, weight.t()).to(torch.float32))
+    return _scaled_after(shape, lambda x, weight: torch._int_mm(x, weight.t()))
 
 
 def _int_mm_padded(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
@@ -120,7 +128,7 @@ def _int_mm_padded(shape: Shape, device: Device, split: int) -> Callable[..., An
 
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         padded = torch.nn.functional.pad(x, (0, 0, 0, PADDED_ROWS - rows))
-        return torch._int_mm(padded, weight.t())[:rows].to(torch.float32)
+        return torch._int_mm(padded, weight.t())[:rows]
 
     return _scaled_after(shape, product)
 
@@ -144,7 +152,9 @@ def _float32(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
 def _native(shape: Shape, device: Device) -> str:
     if device.kind == "cpu":
         return family.first(shape, device, "int_mm", "float32")
-    return family.first(shape, device, "int_mm", "int_mm_padded", "scaled_mm", "scaled_mm_rows", "bf16")
+    by_row = cublas_scales(device) and shape.scale == "tensor" and shape.outdtype == "fp32"  # see scaled_float32
+    scaled = ("scaled_mm_rows", "scaled_mm") if by_row else ("scaled_mm", "scaled_mm_rows")
+    return family.first(shape, device, "int_mm", "int_mm_padded", *scaled, "bf16")
 
 
 family = Family(

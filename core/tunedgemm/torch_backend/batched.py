@@ -14,7 +14,16 @@ from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.shape import Shape
 from tunedgemm.torch_backend.a8w8 import INT_ROWS, PADDED_ROWS, no_bf16, no_int
-from tunedgemm.torch_backend.product import capability, finished, no_fp8, products, rounded_products
+from tunedgemm.torch_backend.product import (
+    aligned,
+    capability,
+    cublas_scales,
+    finished,
+    no_fp8,
+    products,
+    rescaled,
+    rounded_products,
+)
 from tunedgemm.torch_backend.route import Family, Route
 
 if TYPE_CHECKING:
@@ -22,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Products one after the other are no rival of one call beyond this many.
 _LOOPS = 64
+#: Bytes of both operands of one product from which a launch for each costs less than widening them to bf16 does.
+_WIDE = 1 << 22
 
 
 def _plain(shape: Shape) -> bool:
@@ -134,9 +145,8 @@ def _scaled_after(shape: Shape, product: Callable[[Any, Any], Any]) -> Callable[
 
     def scaled(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, bias: Any = None) -> torch.Tensor:
         batch, rows = x.shape[:2]
-        out = product(x, weight)
-        out = out.mul_(x_scale.reshape(batch, rows, 1)).mul_(w_scale.reshape(batch, 1, n))
-        return finished(out, None if bias is None else bias.view(-1, 1, n), out_dtype, tuple(out.shape))
+        added = None if bias is None else bias.view(-1, 1, n)
+        return rescaled(product(x, weight), x_scale.reshape(batch, rows, 1), w_scale.reshape(batch, 1, n), added, out_dtype)
 
     return scaled
 
@@ -155,13 +165,15 @@ def _int_mm_loop(shape: Shape, device: Device, split: int) -> Callable[..., Any]
     import torch
 
     del split
-    rows = shape.m
+    rows, n = shape.m, shape.n
     missing = PADDED_ROWS - rows if device.kind != "cpu" and rows <= INT_ROWS else 0
 
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         padded = torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
-        parts = [torch._int_mm(left, right.t())[:rows] for left, right in zip(padded, weight, strict=True)]
-        return torch.stack(parts).to(torch.float32)
+        out = torch.empty(*padded.shape[:2], n, dtype=torch.int32, device=x.device)
+        for left, right, target in zip(padded, weight, out, strict=True):
+            torch._int_mm(left, right.t(), out=target)
+        return out[:, :rows]
 
     return _scaled_after(shape, product)
 
@@ -174,7 +186,7 @@ def _scaled_mm_loop(shape: Shape, device: Device, split: int) -> Callable[..., A
 
     def scaled_mm_loop(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
         by_x, by_w = x_scale.reshape(-1, m, 1), w_scale.reshape(-1, 1, n)
-        sets = zip(x, weight, by_x, by_w, strict=True)
+        sets = zip(x, weight, map(aligned, by_x), map(aligned, by_w), strict=True)
         return torch.stack([torch._scaled_mm(left, right.t(), a, b, out_dtype=out_dtype) for left, right, a, b in sets])
 
     return scaled_mm_loop
@@ -185,7 +197,7 @@ def _no_scaled_mm(shape: Shape, device: Device) -> str:
         return reason
     if shape.m == 1 and shape.n == 1:
         return "takes one scale a tensor for one value"
-    if device.kind != "cpu" and shape.outdtype != "bf16":
+    if device.kind != "cpu" and shape.outdtype != "bf16" and not cublas_scales(device):
         return f"with one scale a row gives bf16, not {shape.outdtype}"
     return "adds no bias here" if shape.bias else ""
 
@@ -205,13 +217,14 @@ def _scaled_grouped_mm(shape: Shape, device: Device, split: int) -> Callable[...
 def _no_scaled_grouped_mm(shape: Shape, device: Device) -> str:
     if capability(device) != 90:
         return f"is not there on {device.gfx}"
-    return _no_scaled_mm(shape, device)
+    return _no_scaled_mm(shape, device) or ("" if shape.outdtype == "bf16" else f"gives bf16, not {shape.outdtype}")
 
 
 def _native(shape: Shape, device: Device) -> str:
     if device.kind == "cpu":
         return bytes_.first(shape, device, "int_mm_loop", "float32")
-    return "bf16"
+    loops = ("int_mm_loop", "scaled_mm_loop") if (shape.m + shape.n) * shape.k >= _WIDE else ()
+    return bytes_.first(shape, device, "scaled_grouped_mm", *loops, "bf16")
 
 
 bytes_ = Family(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.shape import Shape
-from tunedgemm.torch_backend.product import capability, finished, no_fp8, products
+from tunedgemm.torch_backend.product import cublas_scales, finished, no_fp8, products
 from tunedgemm.torch_backend.route import Family, Route
 
 if TYPE_CHECKING:
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 BLOCK = 128
 #: Bytes of float32 partial products of all blocks of K at once, at most.
 PARTIALS = 1 << 28
+#: Rows up to which the partial products of all blocks are smaller than a dequantised weight is.
+_FEW_ROWS = 32
+#: What K is a multiple of where cuBLASLt's product is known to be right.
+_KNOWN_K = 512
+#: `torch._scaled_mm_v2`'s numbers of scales of 1x128 and of 128x128.
+_ONE_128, _128_128 = 4, 5
 
 
 def _by_row(shape: Shape) -> Callable[[Any], Any]:
@@ -54,28 +60,54 @@ def spread(scale: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def _scaled_mm(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
-    import torch
-
+    """cuBLASLt's product with both scales, of rows padded to the multiple of four that it takes."""
     del device, split
-    n, k, out_dtype, by_row = shape.n, shape.k, torch_dtype(shape.outdtype), _by_row(shape)
+    m, n, k, by_row = shape.m, shape.n, shape.k, _by_row(shape)
+    more, product = -m % 4, scaled_blocks(k, torch_dtype(shape.outdtype))
 
     def scaled_mm(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
-        scale = by_row(x_scale).t().contiguous().t()  # cuBLASLt reads it with M innermost
-        out = torch._scaled_mm(x.reshape(-1, k), weight.t(), scale, w_scale.t(), out_dtype=out_dtype)
-        return out.view(*x.shape[:-1], n)
+        flat, scale = padded_rows(x.reshape(-1, k), by_row(x_scale), more)
+        return product(flat, weight, scale, w_scale)[:m].view(*x.shape[:-1], n)
 
     return scaled_mm
 
 
+def padded_rows(x: torch.Tensor, scale: torch.Tensor, more: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """fp8 x [M, K] and its scales [M, blocks] with *more* rows of zeros; the scales with M innermost in memory."""
+    import torch
+
+    if more == 0:
+        return x, scale.t().contiguous().t()
+    pad = torch.nn.functional.pad
+    return pad(x.view(torch.uint8), (0, 0, 0, more)).view(x.dtype), pad(scale.t(), (0, more)).t()
+
+
+def scaled_blocks(k: int, out_dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """cuBLASLt's product of x [M, K] and weight [N, K] with scales [M, blocks], M innermost, and [ceil(N/128), blocks].
+
+    cuBLASLt takes the rows of the weight's scales to be a multiple of four long (cuBLAS manual, scaling factors of 128x128 blocks).
+    `torch._scaled_mm` of torch 2.11 does not know that and reads the wrong ones; the newer operator takes padded rows.
+    """
+    import torch
+
+    missing = (-k // BLOCK) % 4
+
+    def compact(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(x, weight.t(), x_scale, w_scale.contiguous().t(), out_dtype=out_dtype)
+
+    def padded(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
+        by_block = torch.nn.functional.pad(w_scale, (0, missing)).t()
+        return torch._scaled_mm_v2(x, weight.t(), [x_scale], [_ONE_128], [], [by_block], [_128_128], [], None, out_dtype)
+
+    return padded if missing else compact
+
+
 def _no_scaled_mm(shape: Shape, device: Device) -> str:
-    """cuBLASLt's limits of 1x128 by 128x128 scaling; its 128x128 scales have rows of a multiple of four."""
-    if capability(device) != 90:
-        return f"has no block scales on {device.gfx}"
+    if not cublas_scales(device):
+        return f"has no block scales on {device.gfx}, or not with a CUDA before 12.9"
     if reason := no_fp8(shape, device):
         return reason
-    if shape.n % BLOCK or shape.k % (4 * BLOCK) or shape.m < 2:
-        return f"needs two rows, N divisible by {BLOCK} and K by {4 * BLOCK} (M={shape.m}, N={shape.n}, K={shape.k})"
-    return "" if shape.outdtype == "bf16" else f"with block scales gives bf16, not {shape.outdtype}"
+    return f"needs K divisible by {_KNOWN_K} (K={shape.k})" if shape.k % _KNOWN_K else ""
 
 
 def _blocks(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
@@ -154,7 +186,8 @@ def _no_float32(shape: Shape, device: Device) -> str:
 def _native(shape: Shape, device: Device) -> str:
     if device.kind == "cpu":
         return "float32"
-    return family.first(shape, device, "scaled_mm", "bf16", "float32", "blocks_bmm", "blocks")
+    wide = ("bf16", "blocks_bmm", "float32", "blocks")
+    return family.first(shape, device, "scaled_mm", *(("blocks_bmm",) if shape.m <= _FEW_ROWS else ()), *wide)
 
 
 family = Family(
