@@ -176,9 +176,10 @@ def test_routes_of_an_h200():
     native = torch_backend._FAMILIES["a8w8_blockscale"].native
     for fields in ({}, {"m": 1}, {"n": 192}, {"outdtype": "fp16"}, {"outdtype": "fp32"}):
         assert native(attrs.evolve(block, **fields), H200) == "scaled_mm", fields
-    assert native(attrs.evolve(block, k=640), H200) == "blocks_bmm"
-    assert native(attrs.evolve(block, k=640, m=64), H200) == "bf16"
-    assert native(attrs.evolve(block, k=640, m=64, outdtype="fp16"), H200) == "blocks_bmm"
+    ragged = attrs.evolve(block, n=200)
+    assert native(ragged, H200) == "blocks_bmm"
+    assert native(attrs.evolve(ragged, m=64), H200) == "bf16"
+    assert native(attrs.evolve(ragged, m=64, outdtype="fp16"), H200) == "blocks_bmm"
     assert native(block, attrs.evolve(H200, versions=(("cuda", "12.8"),))) == "blocks_bmm"
 
 
@@ -201,7 +202,7 @@ def test_batches_of_an_h200():
     small = attrs.evolve(base, m=7, n=48, k=64, dtype="int8", outdtype="bf16")
     large = attrs.evolve(small, m=512, n=1280, k=8192)
     assert (native(small, H200), native(large, H200)) == ("bf16", "int_mm_loop")
-    assert native(attrs.evolve(large, m=4099, n=2048, k=576), H200) == "bf16"
+    assert native(attrs.evolve(large, m=64, n=512, k=512), H200) == "bf16"
     assert native(attrs.evolve(small, dtype="fp8_e4m3fn"), H200) == "scaled_grouped_mm"
     assert native(attrs.evolve(small, dtype="fp8_e4m3fn", outdtype="fp32"), H200) == "bf16"
     assert native(attrs.evolve(large, dtype="fp8_e4m3fn", outdtype="fp32"), H200) == "scaled_mm_loop"
@@ -237,6 +238,17 @@ def test_rows_of_a_weights_block_scales_are_multiples_of_four(monkeypatch, k, bl
     assert given[0].shape == (blocks, 2)
     assert given[0].stride() == (1, blocks)
     assert torch.equal(given[0][: scales.shape[1]], scales.t())
+
+
+def test_block_scales_of_a_torch_without_the_newer_operator(monkeypatch):
+    """Where torch would read the wrong scales, the route is refused and native is another."""
+    monkeypatch.delattr(torch, "_scaled_mm_v2", raising=False)
+    shape = attrs.evolve(next(s for s in shapes_of("a8w8_blockscale") if s.m), m=32, n=256, k=640, layout="row")
+    native = torch_backend._FAMILIES["a8w8_blockscale"].native
+    answer = torch_backend.bind(Solution(BUILTIN, "scaled_mm"), shape, H200)
+    assert re.search(r"needs K divisible by 512 with this version of torch \(K=640\)", str(answer))
+    assert native(shape, H200) != "scaled_mm"
+    assert native(attrs.evolve(shape, k=1024), H200) == "scaled_mm"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -276,7 +288,6 @@ def test_scales_that_begin_elsewhere_are_copied():
         ("a8w8", {"dtype": "int8", "m": 4}, "int_mm", r"needs more than 16 rows \(M=4\)"),
         ("a8w8", {"dtype": "int8", "n": 12}, "int_mm", r"needs N and K divisible by 8 \(N=12"),
         ("a8w8", {"dtype": "fp8_e4m3fn", "outdtype": "fp32"}, "scaled_mm_fast", "fp32"),
-        ("a8w8_blockscale", {"k": 640}, "scaled_mm", r"needs K divisible by 512 \(K=640\)"),
         ("a8w8_blockscale", {"n": 200}, "scaled_mm", r"needs N and K divisible by 16 \(N=200"),
         ("batched_a8w8", {"dtype": "fp8_e4m3fn", "outdtype": "fp16"}, "scaled_grouped_mm", "gives bf16, not fp16"),
         ("a8w8_blockscale", {"k": 130}, "blocks_bmm", r"needs K divisible by 128 \(K=130\)"),

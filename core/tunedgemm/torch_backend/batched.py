@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: Products one after the other are no rival of one call beyond this many.
 _LOOPS = 64
 #: Bytes of both operands of one product from which a launch for each costs less than widening them to bf16 does.
-_WIDE = 1 << 22
+_WIDE = 1 << 21
 
 
 def _plain(shape: Shape) -> bool:

@@ -24,8 +24,8 @@ BLOCK = 128
 PARTIALS = 1 << 28
 #: Rows up to which the partial products of all blocks are smaller than a dequantised weight is.
 _FEW_ROWS = 32
-#: What K is a multiple of where cuBLASLt's product is known to be right.
-_KNOWN_K = 512
+#: What K is a multiple of where the rows of the weight's scales are whole fours, so that every torch gives the right ones.
+_FOURS = 512
 #: `torch._scaled_mm_v2`'s numbers of scales of 1x128 and of 128x128.
 _ONE_128, _128_128 = 4, 5
 
@@ -86,7 +86,8 @@ def scaled_blocks(k: int, out_dtype: torch.dtype) -> Callable[..., torch.Tensor]
     """cuBLASLt's product of x [M, K] and weight [N, K] with scales [M, blocks], M innermost, and [ceil(N/128), blocks].
 
     cuBLASLt takes the rows of the weight's scales to be a multiple of four long (cuBLAS manual, scaling factors of 128x128 blocks).
-    `torch._scaled_mm` of torch 2.11 does not know that and reads the wrong ones; the newer operator takes padded rows.
+    `torch._scaled_mm` of torch 2.11 does not know that and reads the wrong ones; the newer operator takes padded rows, which an H200
+    multiplied rightly for each K divisible by 16 that was tried.
     """
     import torch
 
@@ -107,7 +108,15 @@ def _no_scaled_mm(shape: Shape, device: Device) -> str:
         return f"has no block scales on {device.gfx}, or not with a CUDA before 12.9"
     if reason := no_fp8(shape, device):
         return reason
-    return f"needs K divisible by {_KNOWN_K} (K={shape.k})" if shape.k % _KNOWN_K else ""
+    if shape.k % _FOURS == 0 or _takes_padded_scales():
+        return ""
+    return f"needs K divisible by {_FOURS} with this version of torch (K={shape.k})"
+
+
+def _takes_padded_scales() -> bool:
+    import torch
+
+    return hasattr(torch, "_scaled_mm_v2")
 
 
 def _blocks(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
