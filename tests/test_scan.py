@@ -112,6 +112,17 @@ def test_columns_in_any_order_and_unknown_ones(tmp_path):
     assert [row.extra for row in source] == [(("note", "a"),), (("note", "b"),), ()]
 
 
+def test_rows_that_aiter_looks_up_for_nobody(tmp_path):
+    """A tag that makes a line no row is seen, whatever the lines before it were."""
+    file = tmp_path / "t.csv"
+    tags = ["", "flydsl_fallback", "other"]
+    file.write_text("\n".join([f"{HEADER},_tag", *(f"{GOOD},{tag}" for tag in tags), ""]))
+    source = open_source(file, OP)
+    rows, problems = read_rows(file, OP)
+    assert (list(source), source.problems) == (rows, problems)
+    assert ([row.line for row in rows], [problem.line for problem in problems]) == ([2, 4], [3])
+
+
 def test_the_short_form(tmp_path):
     """Lines of the short form are several rows each, in the order that reading gives."""
     file = tmp_path / "t.csv"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm import scan
 from tunedgemm.artifact import cache_folder
+from tunedgemm.columns import foreign_columns
 from tunedgemm.csvfile import Problem, read_rows
 from tunedgemm.index import Source, unread
 
@@ -105,7 +106,7 @@ def _about(op: Op) -> dict[str, Any] | None:
     except (TypeError, OSError):
         return None
     hashing = [sys.implementation.cache_tag, sys.hash_info.width, sys.byteorder, *(array(kind).itemsize for kind in "qdI")]
-    columns = [op.name, op.columns.key, op.columns.own, op.columns.values]
+    columns = [op.name, op.columns.key, op.columns.own, op.columns.values, foreign_columns(op)]
     return {"format": _FORMAT, "code": code.hexdigest(), "hashing": hashing, "columns": json.loads(json.dumps(columns))}
 
 

@@ -38,7 +38,7 @@ _GFX_OF_CUS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 _ANY = {"bias": ("False", "True"), "dtype": ("bf16", "fp16")}
 
 #: column and word of AITER's rows that it looks up for nobody: what it runs in their place where flydsl is absent
-_UNUSED = ("_tag", "flydsl_fallback")
+UNUSED = ("_tag", "flydsl_fallback")
 
 #: what a kernel's name holds in the short form where it wants shuffled weights
 _SHUFFLED = "bshuffle"
@@ -233,8 +233,8 @@ def _texts(record: Record, op: Op) -> dict[str, str]:
         raise TableError(f"has fields beyond the last column: {', '.join(record.surplus)[:60]!r}")
     if cells.get(first) == first:
         raise TableError("repeats the line of column names: are these several files in one?")
-    if cells.get(_UNUSED[0]) == _UNUSED[1]:
-        raise TableError(f"is tagged {_UNUSED[1]!r}: AITER looks up no such row, nor does this")
+    if cells.get(UNUSED[0]) == UNUSED[1]:
+        raise TableError(f"is tagged {UNUSED[1]!r}: AITER looks up no such row, nor does this")
     if stray := [column for column in foreign_columns(op) if _ours(cells, column)]:
         having = [other.name for other in ops().values() if {*stray} <= {*other.columns.key} and {*sizes(other)} <= {*cells}]
         told = f" ({' or '.join(having)})" if having else ""

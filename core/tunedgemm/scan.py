@@ -24,6 +24,7 @@ from tunedgemm.csvfile import Problem, rows_of_sheet
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.index import Source, kind_of
 from tunedgemm.ops.op import Columns
+from tunedgemm.row import UNUSED
 from tunedgemm.shape import MAX_SIZE
 from tunedgemm.sheet import LONGEST, parse_sheet
 
@@ -165,7 +166,7 @@ def _plan(reader: Reader, content: bytes, start: int) -> _Plan | None:
     whole, number, text = (
         {place[own.get(name, name)] for name in group if own.get(name, name) in place} for group in (_WHOLE, _NUMBER, _TEXT)
     )
-    known = {"gfx", "cu_num", "device", "libtype", *op.columns.key, *op.columns.own, *op.columns.values, *foreign_columns(op)}
+    known = {"gfx", "cu_num", "device", "libtype", UNUSED[0], *op.columns.key, *op.columns.own, *op.columns.values, *foreign_columns(op)}
     measured = {*whole, *number, *text, place["us"], *(place[name] for name in sizes)}
     kind = tuple(at for name, at in place.items() if name in known and at not in measured)
     if 0 not in kind and 0 not in measured - text:
@@ -315,7 +316,7 @@ class _Scanner:
         if [row.line for row in rows] != [*range(len(lines))]:
             return None
         row, *probes = rows
-        shapes = [attrs.evolve(row.shape, **dict.fromkeys(sizes, size)) for size in _PROBES]
+        shapes = [attrs.evolve(row.shape, **dict.fromkeys(sizes, size)) for size in _PROBES]  # type: ignore[arg-type]
         said = (row.shape.m, row.shape.n, row.shape.k) == tuple(int(fields[at]) for at in self.plan.sizes)
         return row if said and [found.shape for found in probes] == shapes else None
 

@@ -45,7 +45,7 @@ class TestShapeOf:
         """One row of activations has one scale and stays a product with scales by row; so does a weight of one row."""
         assert OP.shape_of(int8(8), int8(4, 8), scale(1), scale(4)).scale == "row"
         assert OP.shape_of(int8(6, 8), int8(1, 8), scale(6), scale(1)).scale == "row"
-        assert OP.shape_of(int8(1, 8), int8(1, 8), scale(1), scale(1)).scale == "tensor"
+        assert OP.shape_of(int8(1, 8), int8(1, 8), scale(1), scale(1)).scale == "row"
         assert OP.shape_of(int8(0, 8), int8(4, 8), scale(0, 1), scale(4)).scale == "row"
 
     def test_dtypes_and_bias(self):

@@ -101,7 +101,7 @@ op = Op(
         _example(24, 320, 640, bias="True", outdtype="fp16", **_FN),
         _example(32, 16, 2048, outdtype="fp32", **_FN),  # the narrowest N
         _example(8, 128, 256, **_FNUZ),
-        _example(1, 1, 64, outdtype="fp32"),  # one row each: scales of the whole tensor
+        _example(1, 1, 64, outdtype="fp32"),  # one row each: scales that could be the whole tensor's
         _example(0, 256, 512, **_FN),  # an empty batch
     ),
     large=(

@@ -22,6 +22,7 @@ KEY = ("M", "N", "K", "q_dtype_w")
 OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
 WEIGHTS = (1, 3, 4)
 
+#: Kinds of scales; the first is that of AITER's rows.
 _KINDS = ("row", "tensor")
 _FLOAT32 = ("fp32",)
 #: Columns of K whose size `make_inputs` varies together.
@@ -29,8 +30,8 @@ _GROUP = 128
 
 
 def kind_of(m: int, n: int, kind: str) -> str:
-    """The kind of scales; one value each is a tensor's, whatever it is called."""
-    return "tensor" if m == n == 1 else kind
+    """The kind of scales; one value for one row is AITER's kind, whatever it is called."""
+    return _KINDS[0] if m == n == 1 else kind
 
 
 def parser(op: str, default: str, layout: Callable[[str], str]) -> Callable[[Mapping[str, str]], Shape]:
@@ -47,7 +48,7 @@ def parser(op: str, default: str, layout: Callable[[str], str]) -> Callable[[Map
             dtype=found,
             outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
             epilogue="bias" if flag(row, "bias") else "none",
-            scale=kind_of(m, n, word(row, "scale", "row", _KINDS)),
+            scale=kind_of(m, n, word(row, "scale", _KINDS[0], _KINDS)),
             layout="row" if usual == "row" else quantised.shuffled_cell(row, usual),
         )
 
@@ -66,7 +67,7 @@ def formatter(layout: Callable[[str], str]) -> Callable[[Shape], dict[str, str]]
             "K": str(shape.k),
             "q_dtype_w": table_text(shape.dtype),
             **own,
-            "scale": "" if shape.scale == kind_of(shape.m, shape.n, "row") else shape.scale,
+            "scale": "" if shape.scale == _KINDS[0] else shape.scale,
             "outdtype": quantised.outdtype_cell(shape),
             "bias": "True" if shape.bias else "",
         }
@@ -83,7 +84,7 @@ def kin_of(layout: Callable[[str], str]) -> Callable[[Shape], tuple[Shape, ...]]
             outdtype=quantised.OUTDTYPES[0],
             epilogue="none",
             bias_dtype="",
-            scale=kind_of(shape.m, shape.n, "row"),
+            scale=_KINDS[0],
             layout=layout(shape.dtype),
         )
         return (shape,) if known == shape else (shape, known)
@@ -127,14 +128,14 @@ def shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., S
 
 
 def _kind(op: str, x: torch.Tensor, n: int, x_scale: torch.Tensor, w_scale: torch.Tensor) -> str:
-    """``tensor`` for one value each, else ``row``; raises OperandError for any other scales."""
+    """``tensor`` for one value each, ``row`` for one a row, also where there is one row; raises OperandError for any other scales."""
     m = quantised.rows_of(x)
     for name, scale in (("x_scale", x_scale), ("w_scale", w_scale)):
         if scale.device != x.device:
             raise OperandError(f"{op}: {name} must be on {x.device}, as x (got {quantised.seen(scale)})")
     ones = [scale.numel() == 1 for scale in (x_scale, w_scale)]
     if all(ones):
-        kind = "tensor"
+        kind = kind_of(m, n, "tensor")
     elif ones == [True, False] and m != 1:
         raise OperandError(
             f"{op}: x_scale is of the whole tensor and w_scale by row (got {quantised.seen(x_scale)}, {quantised.seen(w_scale)}); "
