@@ -12,6 +12,8 @@ from tunedgemm.dispatch import Dispatcher
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.fmoe import ActivationType, QuantType
+from tunedgemm.settings import Settings
+from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.weights import shuffle_weight
 
 OP = op_named("fmoe")
@@ -76,10 +78,18 @@ class TestShapeOf:
         assert torch.equal(OP.reference(shape, tuple(as_bytes)), OP.reference(shape, tuple(operands)))
 
     def test_routing_of_either_width(self):
-        """topk_ids may be int64."""
+        """Launchers get int32 ids; fused_moe takes int64, too."""
         shape, operands = inputs()
         operands[4] = operands[4].long()
-        assert OP.shape_of(*operands, quant_type=2) == shape
+        with pytest.raises(OperandError, match="topk_ids int32"):
+            OP.shape_of(*operands, quant_type=2)
+        seen = []
+        turbo = fake_backend(
+            "turbo", ops=("fmoe",), heuristic="fake", call=lambda s, shape, *given: seen.append(given[4].dtype) or given[0]
+        )
+        dispatcher = Dispatcher(OP, fake_registry(turbo), settings=Settings(untuned=("turbo",)))
+        OP.entry(dispatcher)["fused_moe"](*operands[:5], quant_type=2, w1_scale=operands[5], w2_scale=operands[6])
+        assert seen == [torch.int32]
 
     @pytest.mark.parametrize(
         ("cells", "change", "message"),
@@ -97,7 +107,7 @@ class TestShapeOf:
             (FP4, {2: lambda w: w.view(torch.uint8)[:, :, :20].contiguous().view(w.dtype)}, "two 4-bit values are one element"),
             ({}, {1: shuffle_weight}, "w1 and w2 must lie alike .got layouts aiter16x16 and row"),
             ({}, {3: lambda t: t.half()}, r"topk_weight must be float32 and .*both \[4, topk\] on cpu .got .*float16"),
-            ({}, {4: lambda t: t.float()}, "topk_ids int32 or int64"),
+            ({}, {4: lambda t: t.float()}, "topk_ids int32"),
             ({}, {4: lambda t: t[:, :1]}, r"both \[4, topk\]"),
             ({}, {3: lambda t: t[:3], 4: lambda t: t[:3]}, r"both \[4, topk\]"),
             ({}, {3: lambda t: t.repeat(1, 5), 4: lambda t: t.repeat(1, 5)}, r"topk must be in 1..expert \(got topk=10, expert=8\)"),
@@ -392,6 +402,45 @@ class TestFunction:
         reference = OP.reference(shape, tuple(operands))
         assert worst_row_error(out[:3], reference[:3]) <= OP.tolerance(shape).row_error
         assert not out[3:].any()
+
+    @pytest.mark.parametrize("cells", [PLAIN, TENSOR])
+    def test_padding_may_hold_anything(self, cells):
+        """What lies beyond the local tokens reaches neither the output nor a scale of all tokens."""
+        shape, operands = inputs(**cells)
+        count = torch.tensor([3], dtype=torch.int32)
+        clean = [operands[0].clone(), *operands[1:]]
+        clean[0][3:] = 0.0
+        wanted = self.call(Dispatcher(OP), shape, clean, num_local_tokens=count)
+        for rubbish in (float("nan"), float("inf"), 1e30):
+            operands[0][3:] = rubbish
+            assert torch.equal(self.call(Dispatcher(OP), shape, operands, num_local_tokens=count), wanted)
+
+    @pytest.mark.parametrize(
+        ("change", "arguments", "message"),
+        [
+            ({4: None}, {"num_local_tokens": torch.tensor([3])}, "topk_ids must be a tensor .got NoneType"),
+            ({}, {"num_local_tokens": 3}, "num_local_tokens must be a tensor .got int"),
+            ({}, {"num_local_tokens": torch.tensor([3, 4])}, r"num_local_tokens must be one value .got shape \(2,\)"),
+            ({}, {"expert_mask": [1] * 8}, "expert_mask must be a tensor .got list"),
+            ({}, {"expert_mask": torch.ones(0)}, "expert_mask must have one value"),
+            ({}, {"expert_mask": torch.ones(8, device="meta")}, "expert_mask must be on cpu, as hidden .got it on meta"),
+            ({3: torch.ones(4, 1)}, {"expert_mask": torch.ones(8)}, r"topk_weight and topk_ids \[T, topk\] .got .*topk_weight \(4, 1\)"),
+        ],
+    )  # fmt: skip
+    def test_what_tells_the_local_part_is_named(self, change, arguments, message):
+        """A mask or a number of tokens that does not fit is an error of the op, before anything is computed."""
+        shape, operands = inputs(**PLAIN)
+        for place, value in change.items():
+            operands[place] = value
+        with pytest.raises(OperandError, match=message):
+            self.call(Dispatcher(OP), shape, operands, **arguments)
+
+    def test_an_activation_that_is_none(self):
+        """Whatever is given instead of a member is named."""
+        shape, operands = inputs(**PLAIN)
+        for wrong in ([1], "silu", 9):
+            with pytest.raises(OperandError, match="no ActivationType"):
+                self.call(Dispatcher(OP), shape, operands, activation=wrong)
 
     @pytest.mark.parametrize(
         ("argument", "value"),

@@ -221,6 +221,39 @@ def routes(topk_ids: torch.Tensor, experts: int) -> Iterator[tuple[int, torch.Te
         start += count
 
 
+def check_local(hidden: Any, topk_weight: Any, topk_ids: Any, expert_mask: Any, num_local_tokens: Any) -> None:
+    """That what `local_tokens` and `local_routing` combine fits together, as far as `Op.shape_of` does not see it afterwards.
+
+    Raises:
+        OperandError: names what does not.
+    """
+    import torch
+
+    needed = {"hidden": hidden, "topk_weight": topk_weight, "topk_ids": topk_ids}
+    given = {"expert_mask": expert_mask, "num_local_tokens": num_local_tokens}
+    tensors = needed | {name: value for name, value in given.items() if value is not None}
+    for name, value in tensors.items():
+        if not isinstance(value, torch.Tensor):
+            raise OperandError(f"fmoe: {name} must be a tensor (got {type(value).__name__})")
+        if value.device != hidden.device:
+            raise OperandError(f"fmoe: {name} must be on {hidden.device}, as hidden (got it on {value.device})")
+    if hidden.dim() != 2 or topk_ids.dim() != 2 or topk_weight.shape != topk_ids.shape or len(topk_ids) != len(hidden):
+        sizes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in needed.items())
+        raise OperandError(f"fmoe: hidden must be [T, model_dim], topk_weight and topk_ids [T, topk] (got {sizes})")
+    if expert_mask is not None and not expert_mask.numel():
+        raise OperandError("fmoe: expert_mask must have one value for each of all experts (got none)")
+    if num_local_tokens is not None and num_local_tokens.numel() != 1:
+        raise OperandError(f"fmoe: num_local_tokens must be one value (got shape {tuple(num_local_tokens.shape)})")
+
+
+def local_tokens(hidden: torch.Tensor, num_local_tokens: torch.Tensor) -> torch.Tensor:
+    """Hidden states [T, model_dim] with zeros where padding begins, whatever lies there: it must reach neither sums nor scales."""
+    import torch
+
+    padding = torch.arange(len(hidden), device=hidden.device)[:, None] >= num_local_tokens.reshape(1, 1)
+    return hidden.masked_fill(padding, 0.0)
+
+
 def local_routing(
     topk_weight: torch.Tensor,
     topk_ids: torch.Tensor,

@@ -65,9 +65,9 @@ def routed_entry(dispatcher: Any) -> Callable[..., torch.Tensor]:
                     )
                     for scale in scales
                 )  # fmt: skip
-        except AttributeError:  # an operand that is no tensor: shape_of names it
+            call = get(key)
+        except (AttributeError, TypeError):  # an operand that is no tensor, a field that is no member: shape_of names it
             return resolve(None, (*operands[:5], *scales), otype, **fields)  # type: ignore[no-any-return]
-        call = get(key)
         if call is None:
             return resolve(key, operands, otype, **fields)  # type: ignore[no-any-return]
         try:
@@ -115,7 +115,7 @@ def entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
             w1: [E, 2 * inter_dim, model_dim], of each expert the gate's rows and then those it multiplies, or ungated
                 [E, inter_dim, model_dim]; plain, or shuffled by `shuffle_weight`.
             w2: [E, model_dim, inter_dim], of w1's dtype and layout; the last dimension of both is halved for fp4x2.
-            topk_weight, topk_ids: [T, topk], float32 and int32 or int64.
+            topk_weight, topk_ids: [T, topk], float32 and int32; int64 is converted in each call.
             expert_mask: [all experts], 1 for those whose weights are here; topk_ids then count all experts.
             activation: of `ActivationType`, or AITER's.
             quant_type: of `QuantType`, or AITER's: how w1 and w2 are quantised, and how hidden states and intermediate will be.
@@ -138,8 +138,12 @@ def entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
         if others or hidden_pad or intermediate_pad or bias1 is not None or bias2 is not None:
             pads = {"hidden_pad": hidden_pad, "intermediate_pad": intermediate_pad, "bias1": bias1, "bias2": bias2}
             _refuse({**pads, **others})
-        if (expert_mask is not None or num_local_tokens is not None) and isinstance(w1, torch.Tensor):
+        if (expert_mask is not None or num_local_tokens is not None) and isinstance(w1, torch.Tensor) and w1.dim():
+            moe.check_local(hidden_states, topk_weight, topk_ids, expert_mask, num_local_tokens)
+            hidden_states = hidden_states if num_local_tokens is None else moe.local_tokens(hidden_states, num_local_tokens)
             topk_weight, topk_ids = moe.local_routing(topk_weight, topk_ids, expert_mask, num_local_tokens, w1.shape[0])
+        elif isinstance(topk_ids, torch.Tensor) and topk_ids.dtype is torch.int64:
+            topk_ids = topk_ids.to(torch.int32)
         fields = {"activation": activation, "quant_type": quant_type, "doweight_stage1": doweight_stage1}
         return routed((hidden_states, w1, w2, topk_weight, topk_ids), (w1_scale, w2_scale, a1_scale, a2_scale), fields, dtype)
 

@@ -102,9 +102,9 @@ def _topk(hidden: torch.Tensor, topk_weight: torch.Tensor, topk_ids: torch.Tenso
 
     sizes = (hidden.shape[0], topk_weight.shape[-1] if topk_weight.dim() else 0)
     right = tuple(topk_weight.shape) == tuple(topk_ids.shape) == sizes and topk_weight.dtype == torch.float32
-    if not right or topk_ids.dtype not in (torch.int32, torch.int64) or not hidden.device == topk_weight.device == topk_ids.device:
+    if not right or topk_ids.dtype is not torch.int32 or not hidden.device == topk_weight.device == topk_ids.device:
         raise OperandError(
-            f"fmoe: topk_weight must be float32 and topk_ids int32 or int64, both [{hidden.shape[0]}, topk] on {hidden.device} (got "
+            f"fmoe: topk_weight must be float32 and topk_ids int32, both [{hidden.shape[0]}, topk] on {hidden.device} (got "
             f"{tuple(topk_weight.shape)} {topk_weight.dtype} on {topk_weight.device} and "
             f"{tuple(topk_ids.shape)} {topk_ids.dtype} on {topk_ids.device})"
         )
