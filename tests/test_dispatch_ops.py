@@ -10,11 +10,13 @@ import attrs
 import pytest
 import torch
 import tunedgemm
+from tunedgemm.calls import eager_only
 from tunedgemm.csvfile import Row, read_untuned, write_rows
 from tunedgemm.device import device_of
 from tunedgemm.dispatch import TunedGemm
 from tunedgemm.errors import OperandError, TableError, UnknownOpError, UserError
 from tunedgemm.ops import functions, op_named, ops
+from tunedgemm.scan import Reader
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -248,6 +250,66 @@ def test_shuffled_weights_find_their_own_rows_and_reach_kernels_plain(tmp_path: 
     assert torch.equal(seen[1][2], tiled.plain)
     for out in outs:
         torch.testing.assert_close(out, torch.nn.functional.linear(x, weight))
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_transposed_scales_that_are_not_contiguous_are_refused_whatever_came_before(by_name: bool) -> None:
+    """A call that was served from a copy of its misaligned x lets no other one in whose x_scale means something else."""
+    op = op_named("a8w8_blockscale_bpreshuffle")
+    x, weight, x_scale, w_scale = op.make_inputs(op.examples[1], torch.device("cpu"), 0)
+    misaligned = torch.empty(x.numel() + 1, dtype=torch.uint8)[1:].view(x.dtype).view(x.shape).copy_(x)
+    gemm = TunedGemm(fake_registry(), settings=Settings())
+    call = gemm.gemm_a8w8_blockscale_bpreshuffle if not by_name else lambda *operands: gemm.call(op.name, *operands)
+    torch.testing.assert_close(call(misaligned, weight, x_scale, w_scale), call(x, weight, x_scale, w_scale))
+    with pytest.raises(OperandError, match="x_scale must be contiguous"):
+        call(misaligned, weight, x_scale.t().contiguous().t(), w_scale)
+
+
+def test_torchs_products_of_bytes_get_dense_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch multiplies fp8 on a GPU from contiguous, aligned operands alone: strided and misaligned ones are copied, weights, too."""
+    op, seen = op_named("a8w8"), []
+    shape = Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row")
+    x, weight, x_scale, w_scale = op.make_inputs(shape, torch.device("cpu"), 0)
+    dispatcher = TunedGemm(fake_registry(), settings=Settings()).of("a8w8")
+    native = dispatcher._torch(shape, device_of(-1))
+
+    def watched(*operands):
+        seen.append([operand.is_contiguous() and operand.data_ptr() % 16 == 0 for operand in operands])
+        return native(*operands)
+
+    monkeypatch.setattr(dispatcher, "_torch", lambda shape, device: watched)
+    wanted = dispatcher.call(x, weight, x_scale, w_scale)
+    flipped = weight.view(torch.uint8).t().contiguous().t().view(weight.dtype)
+    misaligned = torch.empty(x.numel() + 1, dtype=torch.uint8)[1:].view(x.dtype).view(x.shape).copy_(x)
+    for operands in ((x, flipped), (misaligned, weight), (misaligned, flipped)):
+        assert torch.equal(dispatcher.call(*operands, x_scale, w_scale), wanted)
+    assert seen == [[True] * 4] * 3
+
+
+def test_a_launcher_that_spoils_captures_is_kept_out_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it was bound before and serves the calls outside of graphs."""
+    capturing = []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
+    call = eager_only(lambda x: "tuned", lambda x: "torch")
+    assert call(X) == "tuned"
+    capturing.append(True)
+    assert call(X) == "torch"
+
+
+def test_prewarm_makes_the_rows_of_this_device_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of other architectures stay lines of their file."""
+    here, made = device_of(-1), []
+    shapes = [Shape("a16w16", m, 16, 32, "fp32") for m in (1, 2, 3)]
+    rows = [Row(shape=s, gfx=here.gfx, cu_num=here.cu_num, device="", solution=Solution("torch", "native"), us=1.0) for s in shapes[:2]]
+    rows += [attrs.evolve(rows[0], gfx="gfx942", cu_num=304, shape=s) for s in shapes]
+    write_rows(tmp_path / "bf16_tuned_gemm.csv", op_named("a16w16"), rows)
+    read = Reader.rows
+    monkeypatch.setattr(Reader, "rows", lambda self, numbers, lines: made.extend(numbers) or read(self, numbers, lines))
+    gemm = TunedGemm(fake_registry(), settings=Settings())
+    gemm.load_config(tmp_path / "bf16_tuned_gemm.csv")
+    made.clear()
+    assert gemm.dispatcher.prewarm() == 2
+    assert sorted(made) == [2, 3]
 
 
 def test_the_functions_of_ops_are_on_the_menu_and_belong_to_the_first(flipped: str) -> None:

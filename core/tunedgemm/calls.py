@@ -22,7 +22,7 @@ def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, field
         OperandError: an operand is no tensor.
     """
     key: list[Any] = [otype, tuple(fields.items())]
-    all_dense = True
+    aligned = True
     for place, operand in enumerate(operands):
         if operand is None:
             key.append(None)
@@ -30,9 +30,10 @@ def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, field
         if not isinstance(operand, torch.Tensor):
             name = op.operands[place] if place < len(op.operands) else f"operand {place + 1}"
             raise OperandError(f"{op.name}: {name.rstrip('?')} must be a tensor (got {type(operand).__name__})")
-        key += (operand.shape, operand.dtype, operand.get_device(), type(operand))
-        all_dense = all_dense and dense(operand)
-    key += (all_dense, is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands))
+        # An op may refuse one operand that is not contiguous and take another.
+        key += (operand.shape, operand.dtype, operand.get_device(), type(operand), operand.is_contiguous())
+        aligned = aligned and operand.data_ptr() % 16 == 0
+    key += (aligned, is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands))
     try:
         hash(key[1])
     except TypeError:
@@ -58,6 +59,16 @@ def copying(call: Call, native: Call | None, weights: tuple[int, ...]) -> Call:
         return call(*(operand if operand is None or dense(operand) else duplicate(operand, dense=True) for operand in operands))
 
     return copied
+
+
+def eager_only(call: Call, native: Call) -> Call:
+    """The launcher, except while a graph is captured, which it would spoil: there torch's own call."""
+    capturing = torch.cuda.is_current_stream_capturing
+
+    def eager(*operands: torch.Tensor | None) -> torch.Tensor:
+        return native(*operands) if capturing() else call(*operands)
+
+    return eager
 
 
 def counted(call: Call, counter: list[int]) -> Call:

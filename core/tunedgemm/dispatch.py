@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
-from tunedgemm.calls import Call, call_key, copying, counted, dense
+from tunedgemm.calls import Call, call_key, copying, counted, dense, eager_only
 from tunedgemm.capture import Capture, recorder
 from tunedgemm.choice import NATIVE, Explanation, Offer, choose, examine, offers
 from tunedgemm.device import Device, current_device, device_of
@@ -189,9 +189,9 @@ class Dispatcher:
             shapes: those to expect; without them every row of the tables that this device uses.
         """
         device = device or current_device()
-        rows = [row.shape for row in self.table.rows if row.gfx == device.gfx and row.cu_num == device.cu_num and row.shape.m > 0]
+        expected = (row.shape for row in self.table.rows_for(device) if row.shape.m > 0) if shapes is None else shapes
         count = 0
-        for shape in dict.fromkeys(rows if shapes is None else shapes):
+        for shape in dict.fromkeys(expected):
             with self._lock:
                 _, launcher = self._bind(shape, device)
             try:
@@ -217,6 +217,8 @@ class Dispatcher:
     def _bind(self, shape: Shape, device: Device) -> tuple[Explanation, Launcher]:
         found = self._bound.get((shape, device.index))
         if found is None:
+            if len(self._bound) >= MAX_LAUNCHERS:
+                self._bound.clear()
             untried = offers(shape, device, self.table, self.registry, self.settings.untuned)
             explanation, launcher = choose(untried, shape, device, self.registry, self._veto(shape, device))
             if launcher is None:
@@ -241,11 +243,16 @@ class Dispatcher:
         solution = explanation.offer.solution
         if capturing and not launcher.graph_safe:
             return self._torch(shape, device), None
-        if all(map(dense, operands)):
-            return launcher.call, solution
         covered = isinstance(examine(_TORCHS, shape, device, self.registry), Backend)
+        call = launcher.call
+        if x.is_cuda and not launcher.graph_safe and covered and solution != NATIVE:
+            call = eager_only(call, self._torch(shape, device))  # a later call of the same key may be captured
+        if all(map(dense, operands)):
+            return call, solution
         native = self._torch(shape, device) if covered else None
-        return native if native and solution.libtype == BUILTIN else copying(launcher.call, native, self.op.weights), solution
+        if native is not None and any(operand is not None and operand.element_size() == 1 for operand in operands):
+            native = copying(native, None, ())  # torch's products of bytes want them contiguous and aligned, too
+        return native if native and solution.libtype == BUILTIN else copying(call, native, self.op.weights), solution
 
     def _torch(self, shape: Shape, device: Device) -> Call:
         """Torch's own call: what keeps gradients, takes subclasses and any strides, and is safe to capture."""

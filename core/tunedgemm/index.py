@@ -165,7 +165,10 @@ class Source(Sequence["Row"]):
         return self.row(place)
 
     def __iter__(self) -> Iterator[Row]:
-        places: Sequence[int] = range(len(self.keys))
+        return self.each(range(len(self.keys)))
+
+    def each(self, places: Sequence[int]) -> Iterator[Row]:
+        """The rows of these places in the order of their lines, many of them made together."""
         if not self.sorted:
             places = sorted(places, key=self.lines.__getitem__)
         for at in range(0, len(places), _TOGETHER):
@@ -226,6 +229,13 @@ class Index:
     def rows(self) -> Iterator[Row]:
         """All rows, by precedence; each is made."""
         return (row for source in self._sources for row in source)
+
+    def rows_of(self, gfx: str, units: int) -> Iterator[Row]:
+        """The rows of one gfx and cu_num, by precedence; those of another gfx are not made."""
+        for source in self._sources:
+            wanted = {number for number, (name, _) in enumerate(source.places) if name == gfx}
+            places = [place for place, number in enumerate(source.place) if number in wanted]
+            yield from (row for row in source.each(places) if row.cu_num == units)
 
     @property
     def keys(self) -> Iterator[int | list[int]]:

@@ -142,6 +142,10 @@ class Table:
         """All rows that could be read, in order of precedence, also those that never win; each is made, which takes a large table long."""
         return tuple(self._index.rows)
 
+    def rows_for(self, device: Device) -> Iterator[Row]:
+        """The rows that name this gfx and cu_num, in order of precedence; those of another gfx are not made."""
+        return self._index.rows_of(device.gfx, device.cu_num)
+
     def candidates(self, shape: Shape, device: Device) -> Iterator[Match]:
         """The rows that answer for *shape* on *device*, best first; the caller walks on when it cannot use one.
 

@@ -44,6 +44,7 @@ CHANGES = {
     "dtype": lambda x, w, s, t: ((x.to(torch.int8), w.to(torch.int8), s, t), None, None),
     "output": lambda x, w, s, t: ((x, w, s, t), None, torch.float16),
     "density of x": lambda x, w, s, t: ((padded(x), w, s, t), None, None),
+    "density of x_scale": lambda x, w, s, t: ((x, w, s.repeat(1, 2)[:, :1], t), None, None),
     "density of w_scale": lambda x, w, s, t: ((x, w, s, t.repeat(1, 2)[:, :1]), None, None),
     "bias": lambda x, w, s, t: ((x, w, s, t), torch.ones(32), None),
     "dtype of the bias": lambda x, w, s, t: ((x, w, s, t), torch.ones(32, dtype=torch.float16), None),

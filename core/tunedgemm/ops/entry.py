@@ -30,7 +30,8 @@ def scaled_entry(dispatcher: Any) -> Callable[..., torch.Tensor]:
                 x.shape, weight.shape, x_scale.shape, w_scale.shape, x.dtype, weight.dtype, x_scale.dtype, w_scale.dtype,
                 x.get_device(), weight.get_device(), x_scale.get_device(), w_scale.get_device(), otype,
                 type(x), type(weight), type(x_scale), type(w_scale),
-                x.is_contiguous() and weight.is_contiguous() and x_scale.is_contiguous() and w_scale.is_contiguous()
+                x_scale.is_contiguous(),  # apart: one whose memory holds the transpose must be
+                x.is_contiguous() and weight.is_contiguous() and w_scale.is_contiguous()
                 and not (x.data_ptr() | weight.data_ptr() | x_scale.data_ptr() | w_scale.data_ptr()) & 15,
                 is_grad_enabled() and (x.requires_grad or weight.requires_grad or x_scale.requires_grad or w_scale.requires_grad),
             )  # fmt: skip
