@@ -1,13 +1,11 @@
 """fmoe: operands, columns of both stages, work and AITER's function of the fused mixture of experts."""
 
 import csv
-import enum
 from pathlib import Path
 
 import attrs
 import pytest
 import torch
-from tunedgemm.accuracy import worst_row_error
 from tunedgemm.dispatch import Dispatcher
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
@@ -79,7 +77,7 @@ class TestShapeOf:
 
     def test_routing_of_either_width(self):
         """Launchers get int32 ids; fused_moe takes int64, too."""
-        shape, operands = inputs()
+        _, operands = inputs()
         operands[4] = operands[4].long()
         with pytest.raises(OperandError, match="topk_ids int32"):
             OP.shape_of(*operands, quant_type=2)
@@ -331,134 +329,3 @@ def test_fakes_serve_meta_tensors():
     out = OP.fake(hidden, hidden, hidden, otype=torch.float16, **OP.fields(shape_from()))
     assert (out.shape, out.dtype, out.device.type) == ((4, 128), torch.float16, "meta")
     assert OP.fake(hidden).dtype == BF16
-
-
-class TestFunction:
-    """AITER's fused_moe over a dispatcher."""
-
-    @staticmethod
-    def call(dispatcher, shape, operands, **more):
-        fields = {"activation": ActivationType[shape["act"].title()], "quant_type": QuantType[shape["q_type"]]}
-        scales = dict(zip(("w1_scale", "w2_scale", "a1_scale", "a2_scale"), operands[5:], strict=False))
-        fused_moe = OP.entry(dispatcher)["fused_moe"]
-        return fused_moe(*operands[:5], **{**fields, "doweight_stage1": shape["doweight_stage1"], **scales, **more})
-
-    @pytest.mark.parametrize("shape", [shape for shape in OP.examples if shape.m in (5, 16, 24)], ids=str)
-    def test_the_result(self, shape):
-        """The mixture in the dtype of the hidden states; the launcher is kept and serves equal calls."""
-        dispatcher, operands = Dispatcher(OP), OP.make_inputs(shape, CPU, 0)
-        out = self.call(dispatcher, shape, operands, block_size_M=32, moe_sorting_dispatch_policy=1)
-        assert out.dtype == operands[0].dtype
-        assert worst_row_error(out, OP.reference(shape, operands)) <= OP.tolerance(shape).row_error
-        assert torch.equal(out, self.call(dispatcher, shape, operands))
-        assert len(dispatcher.launchers) == 1
-
-    def test_positions_are_aiters(self):
-        """The first thirteen arguments in AITER's order."""
-        shape, operands = inputs()
-        fused_moe = OP.entry(Dispatcher(OP))["fused_moe"]
-        out = fused_moe(*operands[:5], None, ActivationType.Silu, QuantType.per_Token, False, *operands[5:], None, None)
-        assert worst_row_error(out, OP.reference(shape, tuple(operands))) <= OP.tolerance(shape).row_error
-
-    def test_calls_that_differ_have_launchers_of_their_own(self):
-        """What is no tensor is part of the key, too: an activation or a weighting never gets another's launcher."""
-        dispatcher = Dispatcher(OP)
-        shape, operands = inputs(**TENSOR)
-        one = torch.tensor([0.1])
-        changes = [{}, {"activation": 1}, {"doweight_stage1": True}, {"dtype": torch.float16}, {"a1_scale": one}, {"a2_scale": one}]
-        outs = [self.call(dispatcher, shape, operands, **change) for change in changes]
-        assert len(dispatcher.launchers) == len(changes)
-        assert not any(torch.equal(outs[0].float(), out.float()) for out in outs[1:])
-        assert outs[3].dtype == torch.float16
-
-    def test_enums_of_another_library(self):
-        """AITER's own members mean what ours mean."""
-
-        class Theirs(enum.Enum):
-            Gelu = 1
-            per_Token = 2
-
-        dispatcher = Dispatcher(OP)
-        shape, operands = inputs(act_type="ActivationType.Gelu")
-        theirs = self.call(dispatcher, shape, operands, activation=Theirs.Gelu, quant_type=Theirs.per_Token)
-        assert torch.equal(theirs, self.call(dispatcher, shape, operands))
-
-    def test_experts_of_other_ranks(self):
-        """What the ranks of an expert-parallel group compute adds up to the whole."""
-        shape, operands = inputs(token="9", topk="3", **PLAIN)
-        hidden, w1, w2, *routing = operands
-        total = torch.zeros(9, 128)
-        for mask in ([1, 1, 0, 0, 0, 1, 0, 0], [0, 0, 1, 1, 1, 0, 1, 1]):
-            here = torch.tensor(mask, dtype=torch.bool)
-            part = [hidden, w1[here].contiguous(), w2[here].contiguous(), *routing]
-            total += self.call(Dispatcher(OP), shape, part, expert_mask=torch.tensor(mask, dtype=torch.int32)).float()
-        reference = OP.reference(shape, tuple(operands))
-        assert worst_row_error(total, reference) <= OP.tolerance(shape).row_error
-
-    def test_tokens_that_are_padding(self):
-        """Rows beyond the local tokens are zero, the others as they would be."""
-        shape, operands = inputs(**PLAIN)
-        out = self.call(Dispatcher(OP), shape, operands, num_local_tokens=torch.tensor([3], dtype=torch.int32))
-        reference = OP.reference(shape, tuple(operands))
-        assert worst_row_error(out[:3], reference[:3]) <= OP.tolerance(shape).row_error
-        assert not out[3:].any()
-
-    @pytest.mark.parametrize("cells", [PLAIN, TENSOR])
-    def test_padding_may_hold_anything(self, cells):
-        """What lies beyond the local tokens reaches neither the output nor a scale of all tokens."""
-        shape, operands = inputs(**cells)
-        count = torch.tensor([3], dtype=torch.int32)
-        clean = [operands[0].clone(), *operands[1:]]
-        clean[0][3:] = 0.0
-        wanted = self.call(Dispatcher(OP), shape, clean, num_local_tokens=count)
-        for rubbish in (float("nan"), float("inf"), 1e30):
-            operands[0][3:] = rubbish
-            assert torch.equal(self.call(Dispatcher(OP), shape, operands, num_local_tokens=count), wanted)
-
-    @pytest.mark.parametrize(
-        ("change", "arguments", "message"),
-        [
-            ({4: None}, {"num_local_tokens": torch.tensor([3])}, "topk_ids must be a tensor .got NoneType"),
-            ({}, {"num_local_tokens": 3}, "num_local_tokens must be a tensor .got int"),
-            ({}, {"num_local_tokens": torch.tensor([3, 4])}, r"num_local_tokens must be one value .got shape \(2,\)"),
-            ({}, {"expert_mask": [1] * 8}, "expert_mask must be a tensor .got list"),
-            ({}, {"expert_mask": torch.ones(0)}, "expert_mask must have one value"),
-            ({}, {"expert_mask": torch.ones(8, device="meta")}, "expert_mask must be on cpu, as hidden .got it on meta"),
-            ({3: torch.ones(4, 1)}, {"expert_mask": torch.ones(8)}, r"topk_weight and topk_ids \[T, topk\] .got .*topk_weight \(4, 1\)"),
-        ],
-    )  # fmt: skip
-    def test_what_tells_the_local_part_is_named(self, change, arguments, message):
-        """A mask or a number of tokens that does not fit is an error of the op, before anything is computed."""
-        shape, operands = inputs(**PLAIN)
-        for place, value in change.items():
-            operands[place] = value
-        with pytest.raises(OperandError, match=message):
-            self.call(Dispatcher(OP), shape, operands, **arguments)
-
-    def test_an_activation_that_is_none(self):
-        """Whatever is given instead of a member is named."""
-        shape, operands = inputs(**PLAIN)
-        for wrong in ([1], "silu", 9):
-            with pytest.raises(OperandError, match="no ActivationType"):
-                self.call(Dispatcher(OP), shape, operands, activation=wrong)
-
-    @pytest.mark.parametrize(
-        ("argument", "value"),
-        [("bias1", torch.zeros(8, 128)), ("bias2", torch.zeros(1)), ("hidden_pad", 64), ("intermediate_pad", 1), ("swiglu_limit", 5.0),
-         ("gate_mode", "interleave"), ("shared_expert_id", 3), ("shared_w1", torch.zeros(1))],
-    )  # fmt: skip
-    def test_arguments_that_are_not_computed(self, argument, value):
-        """What would change the result and is not computed raises and names itself; AITER's defaults do not."""
-        shape, operands = inputs(**PLAIN)
-        with pytest.raises(OperandError, match=f"fmoe: {argument} is not computed here"):
-            self.call(Dispatcher(OP), shape, operands, **{argument: value})
-        defaults = {"bias1": None, "bias2": None, "hidden_pad": 0, "swiglu_limit": None, "gate_mode": "separated", "shared_expert_id": -1}
-        assert self.call(Dispatcher(OP), shape, operands, **defaults).shape == (4, 128)
-
-    def test_mistakes(self):
-        """An argument that nobody has is a TypeError, an operand that is no tensor is named."""
-        shape, operands = inputs(**PLAIN)
-        with pytest.raises(TypeError, match="unexpected keyword argument 'topk'"):
-            self.call(Dispatcher(OP), shape, operands, topk=2)
-        with pytest.raises(OperandError, match=r"w1 must be a tensor .got list"):
-            self.call(Dispatcher(OP), shape, [operands[0], [], *operands[2:]])
