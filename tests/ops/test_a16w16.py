@@ -3,6 +3,7 @@
 import attrs
 import pytest
 import torch
+from tunedgemm.dispatch import Dispatcher
 from tunedgemm.errors import DtypeError, OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
@@ -49,17 +50,43 @@ class TestShapeOf:
             ((ones(2, 8), ones(4, 8), ones(8)), r"bias must be \[4\] on cpu \(got \(8,\) on cpu\)"),
             ((ones(2, 8), ones(4, 8), ones(4, device="meta")), r"bias must be \[4\] on cpu \(got \(4,\) on meta\)"),
             ((ones(2, 8), ones(4, 8), None, ones(2)), r"scale_a must hold one value \(got \(2,\)\); see the a8w8 ops"),
+            ((ones(2, 8), ones(4, 8), None, ones(1, device="meta")), r"scale_a must be .* on cpu \(got \(1,\) torch.bfloat16 on meta"),
+            ((ones(2, 8), ones(4, 8), None, None, ones(1, dtype=torch.int64)), "scale_b must be torch.bfloat16, .*got .*int64"),
+            ((ones(2, 8), ones(4, 8), None, 2.0), "a16w16: scale_a must be a tensor"),
+            ((3, ones(4, 8)), r"a16w16: x must be a tensor \(got 3\)"),
+            ((ones(2, 8), ones(4, 8), 0.5), r"a16w16: bias must be a tensor \(got 0.5\)"),
         ],
     )
     def test_operands_that_do_not_fit(self, operands, message):
         """Each mistake is named with the sizes that were given."""
         with pytest.raises(OperandError, match=message):
             OP.shape_of(*operands)
+        bias, *scales = (*operands[2:], None, None, None)[:3]
+        with pytest.raises(OperandError, match=message):
+            OP.entry(Dispatcher(OP))["gemm_a16w16"](*operands[:2], bias, None, *scales)
 
     def test_a_dtype_outside_the_list(self):
         """Complex operands are no a16w16."""
         with pytest.raises(DtypeError, match="complex64"):
             OP.shape_of(ones(2, 8, dtype=torch.complex64), ones(4, 8, dtype=torch.complex64))
+
+
+def test_scaled_calls_are_kept_and_told_apart():
+    """A call with scales meets the launcher of an equal one, and of no other."""
+    dispatcher = Dispatcher(OP)
+    gemm = OP.entry(dispatcher)["gemm_a16w16"]
+    x, weight, half = ones(2, 8), ones(4, 8), torch.tensor([0.5])
+    for _ in range(2):
+        assert torch.equal(gemm(x, weight, None, None, half), torch.full((2, 4), 4.0).bfloat16())
+        assert torch.equal(gemm(x, weight, None, None, None, half, half), torch.full((2, 4), 2.0).bfloat16())
+    assert len(dispatcher.launchers) == 2
+
+
+def test_fp8_in_float32_has_the_bound_of_hoppers_sums():
+    """2^-11, as in the other ops of fp8; bf16 products in float32 have 2^-12."""
+    fp8 = Shape("a16w16", 4, 16, 32, "fp8_e4m3fn", "fp32", scale="tensor")
+    assert OP.tolerance(fp8) == op_named("a8w8").tolerance(attrs.evolve(fp8, op="a8w8"))
+    assert (OP.tolerance(fp8).row_error, OP.tolerance(Shape("a16w16", 4, 16, 32, "bf16", "fp32")).row_error) == (2**-11, 2**-12)
 
 
 class TestColumns:

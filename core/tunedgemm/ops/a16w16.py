@@ -12,21 +12,14 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.cells import flag, size
-from tunedgemm.ops.op import Columns, Op, Tolerance
-from tunedgemm.ops.product import exact_dtype, exact_product
+from tunedgemm.ops.layout import layout_of
+from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.quantised import BIAS_DTYPES, check_tensors, names_of, seen
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
-
-#: AITER: isclose bounds by output dtype (facts of its tuner); row bounds: the rounding of the output dtype
-#: (2^-9, 2^-12) with head room for the order of summation.
-_TOLERANCES = {
-    "bf16": Tolerance(5e-2, 5e-2, 2.0**-6),
-    "fp16": Tolerance(1e-2, 1e-2, 2.0**-9),
-    "fp32": Tolerance(1e-2, 1e-2, 2.0**-12),
-    "fp64": Tolerance(1e-2, 1e-2, 2.0**-12),
-}
 
 
 def _parse(row: Mapping[str, str]) -> Shape:
@@ -71,6 +64,8 @@ def _shape_of(
     otype: torch.dtype | None = None,
 ) -> Shape:
     """The shape of a call; raises OperandError for operands that do not fit each other."""
+    scales = {name: scale for name, scale in (("scale_a", scale_a), ("scale_b", scale_b), ("scale_c", scale_c)) if scale is not None}
+    check_tensors("a16w16", x=x, weight=weight, **({} if bias is None else {"bias": bias}), **scales)
     given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
     if weight.dim() != 2:
         raise OperandError(f"a16w16: the weight must be 2-D [N, K] ({given})")
@@ -85,9 +80,11 @@ def _shape_of(
     n, k = weight.shape
     if bias is not None and (tuple(bias.shape) not in ((n,), (1, n)) or bias.device != x.device):
         raise OperandError(f"a16w16: bias must be [{n}] on {x.device} (got {tuple(bias.shape)} on {bias.device})")
-    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b), ("scale_c", scale_c)):
-        if scale is not None and scale.numel() != 1:
+    for name, scale in scales.items():
+        if scale.numel() != 1:
             raise OperandError(f"a16w16: {name} must hold one value (got {tuple(scale.shape)}); see the a8w8 ops for other scales")
+        if str(scale.dtype) not in map(table_text, BIAS_DTYPES) or scale.device != x.device:
+            raise OperandError(f"a16w16: {name} must be {names_of(BIAS_DTYPES)} on {x.device} (got {seen(scale)})")
     m = math.prod(x.shape[:-1])
     dtype = short_dtype(x.dtype)
     return Shape(
@@ -99,8 +96,8 @@ def _shape_of(
         outdtype=short_dtype(otype) if otype is not None else dtype,
         epilogue="none" if bias is None else "bias",
         bias_dtype="" if bias is None else short_dtype(bias.dtype),
-        scale="none" if scale_a is None and scale_b is None and scale_c is None else "tensor",
-        layout=getattr(weight, "layout_name", "row"),
+        scale="tensor" if scales else "none",
+        layout=layout_of("a16w16", weight),
     )
 
 
@@ -175,7 +172,7 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., Any]]:
             weight: [N, K], of x's dtype; a [K, N] weight must be passed as ``weight.t()``.
             bias: [N] or absent.
             otype: dtype of the output; that of x if absent.
-            scale_a, scale_b, scale_c: one-element float32 factors of x, weight and the output.
+            scale_a, scale_b, scale_c: one-element factors of x, weight and the output, float32 as a rule.
 
         Returns:
             A new tensor [..., N].
@@ -183,36 +180,33 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., Any]]:
         Raises:
             OperandError: shapes, dtypes or devices that do not fit each other.
         """
-        if scale_a is None and scale_b is None and scale_c is None:
-            key: tuple[Any, ...]
+        if scale_a is not None or scale_b is not None or scale_c is not None:
+            return dispatcher.call(x, weight, bias, scale_a, scale_b, scale_c, otype=otype)  # type: ignore[no-any-return]
+        key: tuple[Any, ...]
+        try:
             if bias is None:
                 key = (
                     x.shape, weight.shape, x.dtype, weight.dtype, x.get_device(), weight.get_device(), otype, type(x), type(weight),
                     x.is_contiguous() and weight.is_contiguous() and not (x.data_ptr() | weight.data_ptr()) & 15,
                     is_grad_enabled() and (x.requires_grad or weight.requires_grad),
                 )  # fmt: skip
-                call = get(key)
-                if call is not None:
-                    try:
-                        return call(x, weight)
-                    except Exception as error:
-                        return demote(error, key, (x, weight), otype)
-                return resolve(key, (x, weight), otype)
-            key = (
-                x.shape, weight.shape, x.dtype, weight.dtype, x.get_device(), weight.get_device(), otype, type(x), type(weight),
-                x.is_contiguous() and weight.is_contiguous() and bias.is_contiguous()
-                and not (x.data_ptr() | weight.data_ptr() | bias.data_ptr()) & 15,
-                is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad),
-                bias.shape, bias.dtype, bias.get_device(), type(bias),
-            )  # fmt: skip
-            call = get(key)
-            if call is not None:
-                try:
-                    return call(x, weight, bias)
-                except Exception as error:
-                    return demote(error, key, (x, weight, bias), otype)
+            else:
+                key = (
+                    x.shape, weight.shape, x.dtype, weight.dtype, x.get_device(), weight.get_device(), otype, type(x), type(weight),
+                    x.is_contiguous() and weight.is_contiguous() and bias.is_contiguous()
+                    and not (x.data_ptr() | weight.data_ptr() | bias.data_ptr()) & 15,
+                    is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad),
+                    bias.shape, bias.dtype, bias.get_device(), type(bias),
+                )  # fmt: skip
+        except AttributeError:  # an operand that is no tensor: shape_of names it
+            return resolve(None, (x, weight, bias), otype)
+        call = get(key)
+        if call is None:
             return resolve(key, (x, weight, bias), otype)
-        return resolve(None, (x, weight, bias, scale_a, scale_b, scale_c), otype)
+        try:
+            return call(x, weight) if bias is None else call(x, weight, bias)
+        except Exception as error:  # a kernel of a plugin may raise anything
+            return demote(error, key, (x, weight, bias), otype)
 
     return {"gemm_a16w16": gemm_a16w16}
 
@@ -233,7 +227,7 @@ op = Op(
     shape_of=_shape_of,
     make_inputs=_make_inputs,
     reference=_reference,
-    tolerance=lambda shape: _TOLERANCES.get(shape.outdtype, _TOLERANCES["bf16"]),
+    tolerance=tolerance,
     flops=lambda shape: 2 * shape.m * shape.n * shape.k,
     bytes_moved=_bytes_moved,
     fake=_fake,

@@ -18,8 +18,9 @@ from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.cells import dtype, flag, size
 from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Columns, Op
-from tunedgemm.ops.product import exact_dtype, exact_product
+from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _shape_of(
     for name, operand in (("x", x), ("weight", weight)):
         quantised.check_dtype(NAME, name, operand, _FP4)
     quantised.check_matrices(NAME, x, weight)
-    layout = getattr(weight, "layout_name", "row")
+    layout = layout_of(NAME, weight)
     m, n, k = quantised.rows_of(x), weight.shape[0], 2 * x.shape[-1]
     _check_k(k, OperandError)
     groups = k // _GROUP
@@ -135,8 +136,8 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
     from tunedgemm.weights import shuffle_weight
 
     generator, shuffled = torch.Generator(device).manual_seed(seed), shape.layout != "row"
-    x, x_scale = per_1x32_f4_quant(quantised.draw(shape.m, shape.k, _GROUP, generator), shuffled)
-    weight, w_scale = per_1x32_f4_quant(quantised.draw(shape.n, shape.k, _GROUP, generator), shuffled)
+    x, x_scale = per_1x32_f4_quant(quantised.draw(shape.m, shape.k, _GROUP, generator), shuffle=shuffled)
+    weight, w_scale = per_1x32_f4_quant(quantised.draw(shape.n, shape.k, _GROUP, generator), shuffle=shuffled)
     weight = shuffle_weight(weight, shape.layout) if shuffled else weight
     return x, weight, x_scale, w_scale, *quantised.draw_bias(shape, generator)
 
@@ -201,6 +202,9 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
         alpha: float | None = 1.0,
         beta: float | None = 0.0,
         bpreshuffle: bool | None = True,
+        apreshuffle: bool | None = False,
+        global_A_scale: torch.Tensor | None = None,
+        global_B_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``A[..., K] @ B[N, K].T (+ bias)`` of mxfp4 operands, by the solution that the tables choose for this shape.
 
@@ -212,15 +216,20 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
             dtype: of the output: bf16, fp16 or fp32; None for bf16.
             alpha, beta: only 1 and 0.
             bpreshuffle: whether B is shuffled, by `shuffle_weight` or `as_shuffled`.
+            apreshuffle: only False.
+            global_A_scale, global_B_scale: only None: they belong to nvfp4.
 
         Returns:
             A new tensor [..., N].
 
         Raises:
-            OperandError: shapes, dtypes, layouts or devices that do not fit each other, or another *alpha* or *beta*.
+            OperandError: shapes, dtypes, layouts or devices that do not fit each other, or an argument of another value than it may have.
         """
         if alpha not in (1.0, None) or beta not in (0.0, None):
             raise OperandError(f"{NAME}: alpha and beta are only taken as 1 and 0 (got alpha={alpha}, beta={beta}); scale the output")
+        if apreshuffle or global_A_scale is not None or global_B_scale is not None:
+            name = "apreshuffle" if apreshuffle else "global_A_scale" if global_A_scale is not None else "global_B_scale"
+            raise OperandError(f"{NAME}: {name} is not taken: activations are plain, and mxfp4 has no scale of the whole tensor")
         if isinstance(B, ShuffledWeight) is not bool(bpreshuffle):
             raise OperandError(
                 f"{NAME}: bpreshuffle={bpreshuffle}, but the weight has layout {getattr(B, 'layout_name', 'row')}; pass "
@@ -250,7 +259,7 @@ op = Op(
     shape_of=_shape_of,
     make_inputs=_make_inputs,
     reference=_reference,
-    tolerance=quantised.tolerance,
+    tolerance=tolerance,
     flops=quantised.flops,
     bytes_moved=_bytes_moved,
     fake=quantised.fake,

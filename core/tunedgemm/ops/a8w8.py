@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm.ops import quantised, scaled_rows
 from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.layout import plain_layout
 from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.product import tolerance
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +27,7 @@ def _layout(dtype: str) -> str:
 
 
 def _layout_of(weight: torch.Tensor) -> str:
-    return quantised.plain_layout(NAME, weight, "gemm_a8w8_bpreshuffle")
+    return plain_layout(NAME, weight, "gemm_a8w8_bpreshuffle")
 
 
 def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
@@ -84,7 +86,7 @@ op = Op(
     shape_of=scaled_rows.shaper(NAME, _layout_of),
     make_inputs=scaled_rows.make_inputs,
     reference=scaled_rows.reference,
-    tolerance=quantised.tolerance,
+    tolerance=tolerance,
     flops=quantised.flops,
     bytes_moved=scaled_rows.bytes_moved,
     fake=quantised.fake,

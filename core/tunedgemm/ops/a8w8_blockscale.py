@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_blocks
 from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.layout import plain_layout
 from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.product import tolerance
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ def _shape_of(
 ) -> Shape:
     """The shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
-    layout = quantised.plain_layout(NAME, weight, "gemm_a8w8_blockscale_bpreshuffle")
+    layout = plain_layout(NAME, weight, "gemm_a8w8_blockscale_bpreshuffle")
     return scaled_blocks.shape_of(NAME, layout, (x, weight, x_scale, w_scale), otype)
 
 
@@ -91,7 +93,7 @@ op = Op(
     shape_of=_shape_of,
     make_inputs=scaled_blocks.make_inputs,
     reference=scaled_blocks.reference,
-    tolerance=quantised.tolerance,
+    tolerance=tolerance,
     flops=quantised.flops,
     bytes_moved=scaled_blocks.bytes_moved,
     fake=quantised.fake,

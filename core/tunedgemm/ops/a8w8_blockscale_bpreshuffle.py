@@ -2,7 +2,7 @@
 
 AITER's ``gemm_a8w8_blockscale_bpreshuffle``; its table is ``a8w8_blockscale_bpreshuffle_tuned_gemm.csv``. ``x_scale`` has the shape
 [M, ceil(K/128)] and is contiguous, but its memory holds the transpose, [ceil(K/128), M] row by row: what
-`tunedgemm.quant.transposed_scale` gives (AITER's quantisation with ``transpose_scale=True``).
+`transposed_scale` gives (AITER's quantisation with ``transpose_scale=True``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_blocks
 from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.layout import shuffled_layout
 from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.product import tolerance
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def _shape_of(
 ) -> Shape:
     """The shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
-    layout = quantised.shuffled_layout(NAME, weight, "(16, 16)", "gemm_a8w8_blockscale")
+    layout = shuffled_layout(NAME, weight, "(16, 16)", "gemm_a8w8_blockscale")
     shape = scaled_blocks.shape_of(NAME, layout, (x, weight, x_scale, w_scale), otype)
     if not x_scale.is_contiguous():
         raise OperandError(
@@ -40,28 +42,24 @@ def _shape_of(
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Tensor, ...]:
     """As for a8w8_blockscale; then the weight is shuffled and the scales of x are transposed."""
-    from tunedgemm.quant import transposed_scale
     from tunedgemm.weights import shuffle_weight
 
     x, weight, x_scale, w_scale = scaled_blocks.make_inputs(shape, device, seed)
-    return x, shuffle_weight(weight, shape.layout), transposed_scale(x_scale), w_scale
+    return x, shuffle_weight(weight, shape.layout), scaled_blocks.transposed_scale(x_scale), w_scale
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     """[m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
-    from tunedgemm.quant import untransposed_scale
     from tunedgemm.weights import unshuffled
 
     x, weight, x_scale, w_scale = operands
-    return scaled_blocks.reference(shape, (x, unshuffled(weight), untransposed_scale(x_scale), w_scale))
+    return scaled_blocks.reference(shape, (x, unshuffled(weight), scaled_blocks.untransposed_scale(x_scale), w_scale))
 
 
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
-    from tunedgemm.quant import transposed_scale, untransposed_scale
-
     x, weight, x_scale, w_scale = operands
-    scales = untransposed_scale(x_scale).reshape(shape.m, scaled_blocks.blocks(shape.k))[:m]
-    return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, transposed_scale(scales), w_scale
+    scales = scaled_blocks.untransposed_scale(x_scale).reshape(shape.m, scaled_blocks.blocks(shape.k))[:m]
+    return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, scaled_blocks.transposed_scale(scales), w_scale
 
 
 def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
@@ -82,7 +80,8 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
         Args:
             XQ: activations in fp8 e4m3, any leading dimensions (M rows in all).
             WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels want (16, 16).
-            x_scale: float32 [M, ceil(K/128)], contiguous, its memory holding the transpose; see `transposed_scale`.
+            x_scale: float32 [M, ceil(K/128)], its memory holding the transpose: contiguous, as `transposed_scale` gives it, or with the
+                strides (1, M).
             w_scale: float32 [ceil(N/128), ceil(K/128)].
             dtype: of the output: bf16, fp16 or fp32; None for bf16.
             out: only None: the output is always new.
@@ -95,6 +94,8 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
         """
         if out is not None:
             raise OperandError(f"{NAME}: out is not taken, the output is a new tensor; call out.copy_(…) with it")
+        if isinstance(x_scale, torch.Tensor) and not x_scale.is_contiguous() and x_scale.dim() == 2 and x_scale.t().is_contiguous():
+            x_scale = x_scale.t().view(x_scale.shape)  # the strides (1, M) say what the memory is
         return scaled(XQ, WQ, x_scale, w_scale, None, dtype)
 
     return {"gemm_a8w8_blockscale_bpreshuffle": gemm_a8w8_blockscale_bpreshuffle}
@@ -120,7 +121,7 @@ op = Op(
     shape_of=_shape_of,
     make_inputs=_make_inputs,
     reference=_reference,
-    tolerance=quantised.tolerance,
+    tolerance=tolerance,
     flops=quantised.flops,
     bytes_moved=scaled_blocks.bytes_moved,
     fake=quantised.fake,

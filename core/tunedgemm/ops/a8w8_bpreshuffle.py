@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm.ops import quantised, scaled_rows
 from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.layout import shuffled_layout
 from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.product import tolerance
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +28,7 @@ def _layout(dtype: str) -> str:
 
 def _layout_of(weight: torch.Tensor) -> str:
     sides = "(32, 16)" if str(weight.dtype) == "torch.int8" else "(16, 16)"
-    return quantised.shuffled_layout(NAME, weight, sides, "gemm_a8w8")
+    return shuffled_layout(NAME, weight, sides, "gemm_a8w8")
 
 
 def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
@@ -86,7 +88,7 @@ op = Op(
     shape_of=scaled_rows.shaper(NAME, _layout_of),
     make_inputs=scaled_rows.make_inputs,
     reference=scaled_rows.reference,
-    tolerance=quantised.tolerance,
+    tolerance=tolerance,
     flops=quantised.flops,
     bytes_moved=scaled_rows.bytes_moved,
     fake=quantised.fake,

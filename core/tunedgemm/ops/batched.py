@@ -9,20 +9,17 @@ import attrs
 
 from tunedgemm.dtype import dtype_bits, short_dtype, table_text
 from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops import quantised
 from tunedgemm.ops.cells import dtype, flag, size
+from tunedgemm.ops.layout import plain_layout
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
 KEY = ("B", "M", "N", "K")
-VALUES = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
 #: Columns of ours: AITER's key knows only the default dtype, bf16 out and no bias.
 OWN = ("dtype", "outdtype", "bias")
-
-#: Dtypes of the output; the first is AITER's default.
-OUTDTYPES = ("bf16", "fp16", "fp32")
-_BIAS_DTYPES = ("bf16", "fp16", "fp32")
 
 
 def parser(op: str, dtypes: tuple[str, ...], scale: str = "none") -> Callable[[Mapping[str, str]], Shape]:
@@ -38,7 +35,7 @@ def parser(op: str, dtypes: tuple[str, ...], scale: str = "none") -> Callable[[M
             n=size(row, "N"),
             k=size(row, "K"),
             dtype=dtype(row, "dtype", dtypes[0], dtypes),
-            outdtype=dtype(row, "outdtype", OUTDTYPES[0], OUTDTYPES),
+            outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
             epilogue="bias" if flag(row, "bias") else "none",
             scale=scale,
             extra={"B": batches},  # type: ignore[arg-type]
@@ -57,7 +54,7 @@ def formatter(default: str) -> Callable[[Shape], dict[str, str]]:
             "N": str(shape.n),
             "K": str(shape.k),
             "dtype": "" if shape.dtype == default else table_text(shape.dtype),
-            "outdtype": "" if shape.outdtype == OUTDTYPES[0] else table_text(shape.outdtype),
+            "outdtype": quantised.outdtype_cell(shape),
             "bias": "True" if shape.bias else "",
         }
 
@@ -68,29 +65,20 @@ def kin_of(default: str) -> Callable[[Shape], tuple[Shape, ...]]:
     """`Op.kin`: the shape, then as AITER's key knows it, which has neither dtypes nor a bias."""
 
     def kin(shape: Shape) -> tuple[Shape, ...]:
-        known = attrs.evolve(shape, dtype=default, outdtype=OUTDTYPES[0], epilogue="none", bias_dtype="")
+        known = attrs.evolve(shape, dtype=default, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="")
         return (shape,) if known == shape else (shape, known)
 
     return kin
-
-
-def seen(operand: Any) -> str:
-    """An operand in a message: sizes, dtype and device."""
-    import torch
-
-    return f"{tuple(operand.shape)} {operand.dtype} on {operand.device}" if isinstance(operand, torch.Tensor) else type(operand).__name__
 
 
 def checked(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int, int, str]:
     """(B, M, N, K, dtype) of x [B, M, K] and weight [B, N, K]; raises OperandError where they do not fit each other."""
     import torch
 
-    given = f"x {seen(x)}, weight {seen(weight)}"
+    given = f"x {quantised.seen(x)}, weight {quantised.seen(weight)}"
     if not isinstance(x, torch.Tensor) or not isinstance(weight, torch.Tensor):
         raise OperandError(f"{op}: x and weight must be tensors ({given})")
-    layout = getattr(weight, "layout_name", "row")
-    if layout != "row":
-        raise OperandError(f"{op}: the weight must be plain (got layout {layout}); pass unshuffle_weight(weight)")
+    plain_layout(op, weight)
     if x.dim() != 3 or weight.dim() != 3:
         raise OperandError(f"{op}: x must be 3-D [B, M, K] and the weight 3-D [B, N, K] ({given})")
     if x.shape[0] != weight.shape[0] or x.shape[0] == 0:
@@ -113,19 +101,19 @@ def bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, devi
         return ""
     import torch
 
-    allowed = [table_text(short) for short in _BIAS_DTYPES]
+    allowed = [table_text(short) for short in quantised.BIAS_DTYPES]
     fits = isinstance(bias, torch.Tensor) and tuple(bias.shape) in ((batches, n), (batches, 1, n)) and bias.device == device
     if not fits or str(bias.dtype) not in allowed:
         wanted = f"[{batches}, {n}] or [{batches}, 1, {n}] on {device}, {', '.join(allowed)}"
-        raise OperandError(f"{op}: bias must be {wanted} (got {seen(bias)})")
+        raise OperandError(f"{op}: bias must be {wanted} (got {quantised.seen(bias)})")
     return short_dtype(bias.dtype)
 
 
 def outdtype_of(op: str, otype: torch.dtype | None, default: str) -> str:
     """The short dtype of the output, *default* where none is asked for; raises OperandError for one that the op does not give."""
     found = default if otype is None else short_dtype(otype)
-    if found not in OUTDTYPES:
-        raise OperandError(f"{op}: the output must be one of {', '.join(map(table_text, OUTDTYPES))} (got {otype})")
+    if found not in quantised.OUTDTYPES:
+        raise OperandError(f"{op}: the output must be one of {', '.join(map(table_text, quantised.OUTDTYPES))} (got {otype})")
     return found
 
 

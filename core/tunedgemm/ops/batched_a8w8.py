@@ -15,7 +15,7 @@ from tunedgemm.ops import batched, quantised
 from tunedgemm.ops.entry import scaled_entry
 from tunedgemm.ops.ladder import exact
 from tunedgemm.ops.op import Columns, Op
-from tunedgemm.ops.product import exact_dtype, exact_product
+from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _check_scale(name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], 
     if not one or tuple(scale.shape) not in shapes or scale.dtype != torch.float32 or scale.device != device:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         hint = "; one value for all rows must be expanded" if one and scale.numel() == 1 else ""
-        raise OperandError(f"{NAME}: {name} must be {wanted}, torch.float32 on {device} (got {batched.seen(scale)}){hint}")
+        raise OperandError(f"{NAME}: {name} must be {wanted}, torch.float32 on {device} (got {quantised.seen(scale)}){hint}")
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
@@ -151,7 +151,7 @@ op = Op(
         untuned_file="a8w8_untuned_batched_gemm.csv",
         variable="AITER_CONFIG_A8W8_BATCHED_GEMM",
         key=batched.KEY,
-        values=batched.VALUES,
+        values=quantised.VALUES,
         parse=_parse,
         format=batched.formatter(_DTYPES[0]),
         own=batched.OWN,
@@ -159,7 +159,7 @@ op = Op(
     shape_of=_shape_of,
     make_inputs=_make_inputs,
     reference=_reference,
-    tolerance=quantised.tolerance,
+    tolerance=tolerance,
     flops=batched.flops,
     bytes_moved=batched.bytes_moved,
     fake=_fake,

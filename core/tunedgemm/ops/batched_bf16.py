@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.ops import batched
+from tunedgemm.ops import batched, quantised
 from tunedgemm.ops.ladder import exact
-from tunedgemm.ops.op import Columns, Op, Tolerance
-from tunedgemm.ops.product import exact_dtype, exact_product
+from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
 NAME = "batched_bf16"
 _DTYPES = ("bf16", "fp16")
-
-#: As a16w16, whose sums these are: isclose bounds of AITER's tuner; row bounds are the rounding of the output dtype
-#: (2^-9, 2^-12) with head room for the order of summation.
-_TOLERANCES = {
-    "bf16": Tolerance(5e-2, 5e-2, 2.0**-6),
-    "fp16": Tolerance(1e-2, 1e-2, 2.0**-9),
-    "fp32": Tolerance(1e-2, 1e-2, 2.0**-12),
-}
 
 
 def _shape_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, otype: torch.dtype | None = None) -> Shape:
@@ -141,7 +133,7 @@ op = Op(
         untuned_file="bf16_untuned_batched_gemm.csv",
         variable="AITER_CONFIG_BF16_BATCHED_GEMM",
         key=batched.KEY,
-        values=batched.VALUES,
+        values=quantised.VALUES,
         parse=_parse,
         format=batched.formatter(_DTYPES[0]),
         own=batched.OWN,
@@ -149,7 +141,7 @@ op = Op(
     shape_of=_shape_of,
     make_inputs=_make_inputs,
     reference=_reference,
-    tolerance=lambda shape: _TOLERANCES[shape.outdtype],
+    tolerance=tolerance,
     flops=batched.flops,
     bytes_moved=batched.bytes_moved,
     fake=_fake,

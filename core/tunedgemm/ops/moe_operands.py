@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.dtype import short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import moe
+from tunedgemm.ops.layout import layout_of
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def shape_of(
         k=inter,
         dtype=dtype,
         outdtype=outdtype,
-        layout=getattr(w1, "layout_name", "row"),
+        layout=layout_of(moe.NAME, w1),
         extra={  # type: ignore[arg-type]
             "expert": experts,
             "topk": _topk(hidden, topk_weight, topk_ids),
@@ -80,7 +81,7 @@ def _weights(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str
         raise OperandError(f"fmoe: with QuantType.{kind} w1 and w2 must both be {' or '.join(texts)} ({given})")
     if w1.device != hidden.device or w2.device != hidden.device:
         raise OperandError(f"fmoe: hidden is on {hidden.device}, w1 on {w1.device} and w2 on {w2.device}")
-    layouts = [getattr(weight, "layout_name", "row") for weight in (w1, w2)]
+    layouts = [layout_of(moe.NAME, weight) for weight in (w1, w2)]
     if layouts[0] != layouts[1]:
         raise OperandError(f"fmoe: w1 and w2 must lie alike (got layouts {layouts[0]} and {layouts[1]}); see shuffle_weight")
     packed = 2 if kind == "per_1x32" else 1

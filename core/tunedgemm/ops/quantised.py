@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
-from tunedgemm.ops.op import Tolerance
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -17,26 +16,10 @@ if TYPE_CHECKING:
 FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 #: Dtypes of the output; the first is AITER's default.
 OUTDTYPES = ("bf16", "fp16", "fp32")
-_BIAS_DTYPES = ("bf16", "fp16", "fp32")
+BIAS_DTYPES = ("bf16", "fp16", "fp32")
 
 #: AITER's columns after the key of its 8- and 4-bit families, behind ``libtype`` in those that have it.
 VALUES = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
-
-#: By the dtype of the output. The operands are taken as they are, so only the order of a float32 sum and the rounding of the output
-#: remain: AITER's bounds of one element; a row may be off by the rounding of the output (2^-9, 2^-12) with head room.
-#: fp8 in float32 has the bound 2^-11: tensor cores of Hopper add fp8 products up in less than float32, however the kernel is
-#: written. Measured on an H200: 3.5e-4 of a row with one scale a tensor, 1.5e-4 with one a row or block, 3e-7 of bf16 products.
-_TOLERANCES = {
-    "bf16": Tolerance(5e-2, 5e-2, 2.0**-6),
-    "fp16": Tolerance(1e-2, 1e-2, 2.0**-9),
-    "fp32": Tolerance(1e-2, 1e-2, 2.0**-12),
-}
-_FP8_IN_FP32 = Tolerance(1e-2, 1e-2, 2.0**-11)
-
-
-def tolerance(shape: Shape) -> Tolerance:
-    """`Op.tolerance`: bounds by the dtype of the output, and of the operands."""
-    return _FP8_IN_FP32 if shape.outdtype == "fp32" and shape.dtype in FP8 else _TOLERANCES[shape.outdtype]
 
 
 def flops(shape: Shape) -> int:
@@ -80,9 +63,11 @@ def example_of(parse: Callable[[Mapping[str, str]], Shape]) -> Callable[..., Sha
     return example
 
 
-def seen(tensor: torch.Tensor) -> str:
-    """An operand in a message: sizes, dtype and device."""
-    return f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}"
+def seen(operand: Any) -> str:
+    """An operand in a message: sizes, dtype and device; of something else its type."""
+    import torch
+
+    return f"{tuple(operand.shape)} {operand.dtype} on {operand.device}" if isinstance(operand, torch.Tensor) else type(operand).__name__
 
 
 def check_tensors(op: str, **operands: Any) -> None:
@@ -134,33 +119,6 @@ def check_dtypes(op: str, x: torch.Tensor, weight: torch.Tensor, dtypes: tuple[s
     return short_dtype(x.dtype)
 
 
-def plain_layout(op: str, weight: torch.Tensor, other: str) -> str:
-    """``row``; raises OperandError for a shuffled weight, naming the function *other* that takes one."""
-    layout = getattr(weight, "layout_name", "row")
-    if layout != "row":
-        raise OperandError(f"{op}: the weight must be plain (got layout {layout}); call {other}, or pass unshuffle_weight(weight)")
-    return "row"
-
-
-def shuffled_layout(op: str, weight: torch.Tensor, sides: str, other: str) -> str:
-    """The layout of a shuffled weight.
-
-    Args:
-        sides: the layout that AITER's kernels want, for the message.
-        other: the function that takes a plain weight.
-
-    Raises:
-        OperandError: the weight is plain.
-    """
-    layout: str = getattr(weight, "layout_name", "row")
-    if layout == "row":
-        raise OperandError(
-            f"{op}: the weight must be shuffled (got a plain tensor); pass shuffle_weight(weight, {sides}), as_shuffled(weight, {sides}) "
-            f"if its bytes are shuffled already, or call {other}"
-        )
-    return layout
-
-
 def check_scale(
     op: str, name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], device: torch.device
 ) -> None:
@@ -195,8 +153,8 @@ def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.devi
     """
     if bias is None:
         return ""
-    if tuple(bias.shape) not in ((n,), (1, n)) or bias.device != device or str(bias.dtype) not in map(table_text, _BIAS_DTYPES):
-        raise OperandError(f"{op}: bias must be [{n}] or [1, {n}], {names_of(_BIAS_DTYPES)} on {device} (got {seen(bias)})")
+    if tuple(bias.shape) not in ((n,), (1, n)) or bias.device != device or str(bias.dtype) not in map(table_text, BIAS_DTYPES):
+        raise OperandError(f"{op}: bias must be [{n}] or [1, {n}], {names_of(BIAS_DTYPES)} on {device} (got {seen(bias)})")
     return short_dtype(bias.dtype)
 
 

@@ -1,0 +1,60 @@
+"""How a weight lies in memory: `Shape.layout` from a weight, and what the ops say of one that lies otherwise; imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tunedgemm.errors import OperandError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def layout_of(op: str, weight: torch.Tensor) -> str:
+    """``row`` for a plain weight, else the layout that its type names.
+
+    Raises:
+        OperandError: the weight is plain by its type, but AITER's ``shuffle_weight`` has marked it as shuffled.
+    """
+    layout: str = getattr(weight, "layout_name", "row")
+    if layout == "row" and getattr(weight, "is_shuffled", False) is True:
+        raise OperandError(
+            f"{op}: the weight was shuffled by another library, which marks it with an attribute is_shuffled; pass as_shuffled(weight, "
+            "layout) with the layout that it was given, such as (16, 16)"
+        )
+    return layout
+
+
+def plain_layout(op: str, weight: torch.Tensor, other: str = "") -> str:
+    """``row``.
+
+    Args:
+        other: the function that takes a shuffled weight, for the message.
+
+    Raises:
+        OperandError: the weight is shuffled.
+    """
+    layout = layout_of(op, weight)
+    if layout != "row":
+        call = f"call {other}, or " if other else ""
+        raise OperandError(f"{op}: the weight must be plain (got layout {layout}); {call}pass unshuffle_weight(weight)")
+    return layout
+
+
+def shuffled_layout(op: str, weight: torch.Tensor, sides: str, other: str) -> str:
+    """The layout of a shuffled weight.
+
+    Args:
+        sides: the layout that AITER's kernels want, for the message.
+        other: the function that takes a plain weight.
+
+    Raises:
+        OperandError: the weight is plain.
+    """
+    layout = layout_of(op, weight)
+    if layout == "row":
+        raise OperandError(
+            f"{op}: the weight must be shuffled (got a plain tensor); pass shuffle_weight(weight, {sides}), as_shuffled(weight, {sides}) "
+            f"if its bytes are shuffled already, or call {other}"
+        )
+    return layout

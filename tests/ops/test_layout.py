@@ -1,0 +1,51 @@
+"""layout: how a weight lies, and what is said of one that lies otherwise."""
+
+import pytest
+import torch
+import tunedgemm
+from tunedgemm.errors import OperandError
+from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.layout import layout_of, plain_layout, shuffled_layout
+from tunedgemm.shape import Shape
+from tunedgemm.weights import as_shuffled, plain_weight, shuffle_weight
+
+WEIGHT = torch.randn(32, 64).bfloat16()
+
+
+def test_the_type_tells():
+    """A plain weight is of layout row, a shuffled one of the layout in its type."""
+    assert layout_of("a16w16", WEIGHT) == "row"
+    assert layout_of("a16w16", shuffle_weight(WEIGHT)) == "aiter16x16"
+
+
+def test_the_other_kind_is_refused():
+    """The message says what was given and what would fit."""
+    assert plain_layout("a8w8", WEIGHT, "other") == "row"
+    with pytest.raises(OperandError, match=r"a8w8: .*plain .got layout aiter16x16.; call other, or pass unshuffle_weight"):
+        plain_layout("a8w8", shuffle_weight(WEIGHT), "other")
+    assert shuffled_layout("a8w8", shuffle_weight(WEIGHT, (32, 16)), "(16, 16)", "other") == "aiter32x16"
+    with pytest.raises(OperandError, match=r"a8w8: .*shuffled .got a plain tensor.; pass shuffle_weight.weight, .16, 16.*or call other"):
+        shuffled_layout("a8w8", WEIGHT, "(16, 16)", "other")
+
+
+@pytest.mark.parametrize("name", sorted(ops()))
+def test_a_weight_that_another_library_shuffled_is_not_taken_for_a_plain_one(name):
+    """AITER marks the tensors that its function has shuffled; multiplied as they are, they would give wrong numbers without a word."""
+    op = op_named(name)
+    shape = next((shape for shape in op.examples if shape.m), Shape(name, 4, 32, 64))
+    operands = list(op.make_inputs(shape, torch.device("cpu"), 0))
+    operands[1] = plain_weight(operands[1]).view(torch.uint8).clone().view(operands[1].dtype)
+    operands[1].is_shuffled = True
+    with pytest.raises(OperandError, match="is_shuffled; pass as_shuffled"):
+        op.shape_of(*operands, **op.fields(shape))
+
+
+def test_the_weight_that_is_declared_runs():
+    """What the message names is taken."""
+    shuffled = shuffle_weight(WEIGHT)
+    theirs = shuffled.plain.clone()
+    theirs.is_shuffled = True
+    x = torch.randn(3, 64).bfloat16()
+    with pytest.raises(OperandError, match="is_shuffled"):
+        tunedgemm.gemm_a16w16(x, theirs)
+    assert torch.equal(tunedgemm.gemm_a16w16(x, as_shuffled(theirs, (16, 16))), tunedgemm.gemm_a16w16(x, shuffled))
