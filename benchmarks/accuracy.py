@@ -32,7 +32,7 @@ from tunedgemm import quant, torch_backend
 from tunedgemm.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
 from tunedgemm.device import Device, current_device
 from tunedgemm.launcher import Launcher
-from tunedgemm.ops import moe, op_named
+from tunedgemm.ops import moe, op_named, scaled_blocks
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.weights import plain_weight, shuffle_weight
@@ -118,7 +118,7 @@ def by_block(dtype: torch.dtype, layout: str = "") -> Callable[[Draw], Case]:
         x, weight = draw.activations(), draw.weights()
         (xq, x_scale), (wq, w_scale) = quant.per_1x128_quant(x, dtype), quant.per_block_quant(weight, dtype)
         if layout:
-            return (xq, shuffle_weight(wq, layout), quant.transposed_scale(x_scale), w_scale), exact(x, weight), {}
+            return (xq, shuffle_weight(wq, layout), scaled_blocks.transposed_scale(x_scale), w_scale), exact(x, weight), {}
         return (xq, wq, x_scale, w_scale), exact(x, weight), {}
 
     return case

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tunedgemm import quant
 from tunedgemm.errors import OperandError
+from tunedgemm.ops.scaled_blocks import transposed_scale, untransposed_scale
 from tunedgemm.quant import (
     as_fp4,
     dequant_blocks,
@@ -22,9 +23,7 @@ from tunedgemm.quant import (
     per_tensor_quant,
     pertoken_quant,
     shuffle_scale,
-    transposed_scale,
     unshuffle_scale,
-    untransposed_scale,
 )  # fmt: skip
 from tunedgemm.weights import shuffle_weight
 
@@ -86,9 +85,9 @@ def test_a_scale_that_is_given_is_used_and_what_exceeds_it_saturates(dtype: torc
     top = LARGEST[dtype]
     x = torch.tensor([[1.0, -2.0, 3 * top, -math.inf, math.inf, math.nan, 0.0, 0.5]])
     for q, scale in (
-        per_tensor_quant(x, torch.tensor(0.5), dtype),
-        pertoken_quant(x, torch.tensor([0.5]), dtype),
-        pertoken_quant(x, torch.tensor([[0.5]]), dtype),
+        per_tensor_quant(x, torch.tensor(0.5), quant_dtype=dtype),
+        pertoken_quant(x, torch.tensor([0.5]), quant_dtype=dtype),
+        pertoken_quant(x, torch.tensor([[0.5]]), quant_dtype=dtype),
     ):
         assert scale.flatten().tolist() == [0.5]
         expected = [2.0, -4.0, top, -top, top, 0.0 if dtype is torch.int8 else math.nan, 0.0, 1.0]
@@ -318,6 +317,18 @@ def test_strided_and_empty_inputs_are_taken():
         assert not any(t.requires_grad for t in quantise(x.clone().requires_grad_()))
 
 
+def test_the_arguments_are_aiters():
+    """Smooth scales are multiplied in first, scales come in the dtype asked for, and AITER's positions and keywords hold."""
+    x, smooth = normal(6, 64), torch.rand(64) + 0.5
+    for got in (pertoken_quant(x, x_scale=smooth), pertoken_quant(x, None, smooth, torch.float32, torch.int8)):
+        for one, other in zip(got, pertoken_quant(x.float() * smooth), strict=True):
+            assert torch.equal(one, other)
+    assert pertoken_quant(x, scale_dtype=torch.bfloat16)[1].dtype == torch.bfloat16
+    assert per_tensor_quant(x, None, torch.float16, torch.int8)[1].dtype == torch.float16
+    plain_scales, shuffled = per_1x32_f4_quant(x)[1], per_1x32_f4_quant(x, None, torch.float4_e2m1fn_x2, True)[1]
+    assert torch.equal(plain(unshuffle_scale(shuffled, 6, 2)), plain(plain_scales))
+
+
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "dtype of x": (lambda: pertoken_quant(torch.ones(2, 2, dtype=torch.int32)), r"takes bf16, fp16, fp32 or fp64 \(got torch.int32\)"),
     "quant_dtype": (lambda: pertoken_quant(torch.ones(2, 2), quant_dtype=torch.uint8), r"are int8 and float8_e4m3fn.*got torch.uint8"),
@@ -326,6 +337,9 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "one dimension": (lambda: per_block_quant(torch.ones(128)), r"2 or more dimensions .*got \(128,\)"),
     "scale of rows": (lambda: pertoken_quant(torch.ones(4, 2), torch.ones(3)), r"row of \(4, 2\) has 4 values \(got shape \(3,\)\)"),
     "scale of a tensor": (lambda: per_tensor_quant(torch.ones(4, 2), torch.ones(4)), r"one value \(got shape \(4,\)\); pertoken_quant"),
+    "smooth scale": (lambda: pertoken_quant(torch.ones(4, 2), x_scale=torch.ones(4)), r"2 values, one a column \(got shape \(4,\)\)"),
+    "scale of fp4": (lambda: per_1x32_f4_quant(torch.ones(2, 32), torch.ones(2, 1)), "takes its scales from the values"),
+    "dtype of fp4": (lambda: per_1x32_f4_quant(torch.ones(2, 32), quant_dtype=torch.int8), "quant_dtype torch.int8"),
     "K of fp4": (lambda: per_1x32_f4_quant(torch.ones(2, 48)), r"K must be a multiple of 32 \(got K=48\)"),
     "dequant rows": (lambda: dequant_rows(torch.ones(4, 2, dtype=torch.int8), torch.ones(3)), "has 4 values"),
     "dequant dtype": (lambda: dequant_rows(torch.ones(4, 2), torch.ones(4)), "got torch.float32"),

@@ -135,6 +135,15 @@ def test_what_does_not_fit_is_refused_with_its_sizes(x: torch.Tensor, layout: An
         as_shuffled(x, layout)
 
 
+@pytest.mark.parametrize(("argument", "value"), [("use_int4", True), ("is_guinterleave", True), ("pad_k_to", 128)])
+def test_aiters_other_orders_are_refused_by_name(argument: str, value: object):
+    """An argument that asks for an order or a padding that is not made raises and names itself; AITER's defaults do not."""
+    weight = torch.zeros(64, 64)
+    with pytest.raises(OperandError, match=f"{argument}={value} is not made here"):
+        shuffle_weight(weight, **{argument: value})  # type: ignore[arg-type]
+    assert shuffle_weight(weight, (16, 16), False, False, True, 0).layout_name == "aiter16x16"
+
+
 def test_shuffling_twice_or_under_another_name_is_refused(weight: ShuffledWeight):
     """A typed weight is not shuffled again, not declared to be of another layout, and not unshuffled from one."""
     with pytest.raises(OperandError, match="shuffled already, to aiter16x16"):

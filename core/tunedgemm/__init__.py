@@ -20,10 +20,11 @@ _HOME = {
     **dict.fromkeys(
         (
             "as_fp4", "dequant_blocks", "dequant_fp4", "dequant_rows", "per_1x128_quant", "per_1x32_f4_quant", "per_block_quant",
-            "per_tensor_quant", "pertoken_quant", "shuffle_scale", "transposed_scale", "unshuffle_scale", "untransposed_scale",
+            "per_tensor_quant", "pertoken_quant", "shuffle_scale", "unshuffle_scale",
         ),
         "tunedgemm.quant",
     ),
+    **dict.fromkeys(("transposed_scale", "untransposed_scale"), "tunedgemm.ops.scaled_blocks"),
     **dict.fromkeys(("ActivationType", "QuantType"), "tunedgemm.ops.fmoe"),
     **dict.fromkeys(("linear", "patched"), "tunedgemm.integrations.linear"),
     "tune": "tunedgemm.tuner",

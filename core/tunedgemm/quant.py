@@ -35,46 +35,59 @@ _ONE = 127
 
 
 def pertoken_quant(
-    x: torch.Tensor, scale: torch.Tensor | None = None, quant_dtype: torch.dtype = torch.int8
+    x: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    x_scale: torch.Tensor | None = None,
+    scale_dtype: torch.dtype = torch.float32,
+    quant_dtype: torch.dtype = torch.int8,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise with one scale a row.
+    """Quantise with one scale a row; the arguments are AITER's, in its order.
 
     Args:
         x: [..., K] of a float dtype of 16 bits or more.
         scale: one float32 value a row, [..., 1] or [...]; by default amax of the row / largest value of quant_dtype.
+        x_scale: [K], what x is multiplied by first, as in smooth quantisation.
+        scale_dtype: of the scales that are returned.
         quant_dtype: torch.int8 or a torch.float8.
 
     Returns:
-        (q [..., K] of quant_dtype, scale [..., 1] float32)
+        (q [..., K] of quant_dtype, scale [..., 1] of scale_dtype)
 
     Raises:
-        OperandError: x or quant_dtype is none of these, or scale does not fit.
+        OperandError: x or quant_dtype is none of these, or a scale does not fit.
     """
     rows, limit = _rows(x), _limit(quant_dtype)
+    smooth = None if x_scale is None else _per_column(x_scale, x)
     given = None if scale is None else _per_row(scale, x)
     scales = torch.empty(rows.shape[0], 1, dtype=torch.float32, device=x.device) if given is None else given
     q = torch.empty(x.shape, dtype=quant_dtype, device=x.device)
     flat = q.view(rows.shape)
     for part in _slices(*rows.shape):
         values = rows[part].to(torch.float32, copy=True)
+        if smooth is not None:
+            values *= smooth
         if given is None:
             scales[part] = _scale(values.abs().amax(-1, keepdim=True), limit)
         flat[part] = _cast(values, scales[part], quant_dtype, own=given is None)
-    return q, scales.view(*x.shape[:-1], 1)
+    return q, scales.view(*x.shape[:-1], 1).to(scale_dtype)
 
 
 def per_tensor_quant(
-    x: torch.Tensor, scale: torch.Tensor | None = None, quant_dtype: torch.dtype = torch.int8
+    x: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    scale_dtype: torch.dtype = torch.float32,
+    quant_dtype: torch.dtype = torch.int8,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise with one scale.
+    """Quantise with one scale; the arguments are AITER's, in its order.
 
     Args:
         x: [..., K] of a float dtype of 16 bits or more.
         scale: one float32 value; by default amax / largest value of quant_dtype.
+        scale_dtype: of the scale that is returned.
         quant_dtype: torch.int8 or a torch.float8.
 
     Returns:
-        (q [..., K] of quant_dtype, scale [1] float32)
+        (q [..., K] of quant_dtype, scale [1] of scale_dtype)
 
     Raises:
         OperandError: x or quant_dtype is none of these, or scale is not one value.
@@ -92,7 +105,7 @@ def per_tensor_quant(
     flat = q.view(rows.shape)
     for part in _slices(*rows.shape):
         flat[part] = _cast(rows[part].to(torch.float32, copy=True), one, quant_dtype, own=scale is None)
-    return q, one
+    return q, one.to(scale_dtype)
 
 
 def per_1x128_quant(x: torch.Tensor, quant_dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,13 +158,16 @@ def per_block_quant(
     return q, scale
 
 
-def per_1x32_f4_quant(x: torch.Tensor, shuffle: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def per_1x32_f4_quant(
+    x: torch.Tensor, scale: torch.Tensor | None = None, quant_dtype: torch.dtype = FP4, shuffle: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise to mxfp4: e2m1 values, ties to even, with one power of two for each 32 elements of a row.
 
     The scale is amax / 6 rounded up to a power of two (AITER's RoundUp, torchao's RCEIL), so nothing saturates.
 
     Args:
         x: [..., K] of a float dtype of 16 bits or more; K a multiple of 32.
+        scale, quant_dtype: AITER's arguments: None, the scales being taken from the values, and torch.float4_e2m1fn_x2.
         shuffle: give the scales as `shuffle_scale` does, over all rows of x.
 
     Returns:
@@ -159,8 +175,11 @@ def per_1x32_f4_quant(x: torch.Tensor, shuffle: bool = False) -> tuple[torch.Ten
         scale [..., K/32] torch.float8_e8m0fnu, or shuffled [ceil256(rows), ceil8(K/32)])
 
     Raises:
-        OperandError: x is none of these.
+        OperandError: x is none of these, or a scale or another dtype is given.
     """
+    if scale is not None or quant_dtype is not FP4:
+        given = f"scale {type(scale).__name__}, quant_dtype {quant_dtype}"
+        raise OperandError(f"per_1x32_f4_quant takes its scales from the values and gives {FP4} (got {given})")
     rows = _rows(x)
     k = x.shape[-1]
     if k % _MX:
@@ -231,28 +250,6 @@ def unshuffle_scale(scale: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
         )
     tiles = plain.reshape(plain.shape[0] // 32, plain.shape[1] // 8, 4, 16, 2, 2)
     return tiles.permute(0, 5, 3, 1, 4, 2).reshape(plain.shape)[:rows, :cols].contiguous().view(scale.dtype)
-
-
-def transposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
-    """The 1x128 scales as AITER's blockscale_bpreshuffle takes them: the shape [..., ceil(K/128)] stays, the memory holds the transpose.
-
-    Raises:
-        OperandError: x_scale has less than two dimensions.
-    """
-    rows = _matrix(x_scale)
-    return rows.t().contiguous().view(x_scale.shape)
-
-
-def untransposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
-    """The inverse of `transposed_scale`: row-major scales [..., ceil(K/128)].
-
-    Raises:
-        OperandError: x_scale has less than two dimensions, or is not contiguous.
-    """
-    if not x_scale.is_contiguous():
-        raise OperandError(f"a transposed scale is contiguous (got {tuple(x_scale.shape)} with strides {x_scale.stride()})")
-    rows = _matrix(x_scale)
-    return rows.view(rows.shape[1], rows.shape[0]).t().contiguous().view(x_scale.shape)
 
 
 def dequant_rows(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -379,6 +376,12 @@ def _per_row(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     if scale.numel() != rows:
         raise OperandError(f"a scale a row of {tuple(x.shape)} has {rows} values (got shape {tuple(scale.shape)})")
     return scale.detach().to(torch.float32).reshape(rows, 1)
+
+
+def _per_column(x_scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    if x_scale.numel() != x.shape[-1]:
+        raise OperandError(f"x_scale of {tuple(x.shape)} has {x.shape[-1]} values, one a column (got shape {tuple(x_scale.shape)})")
+    return x_scale.detach().to(torch.float32).reshape(1, -1)
 
 
 def _slices(rows: int, width: int) -> Iterator[slice]:

@@ -76,19 +76,33 @@ def _blocks(weight: torch.Tensor, name: str) -> tuple[int, int, int, int]:
     return n // rows, rows, k // pack, pack
 
 
-def shuffle_weight(x: torch.Tensor, layout: tuple[int, int] | str = (16, 16)) -> ShuffledWeight:
+def shuffle_weight(
+    x: torch.Tensor,
+    layout: tuple[int, int] | str = (16, 16),
+    use_int4: bool = False,
+    is_guinterleave: bool = False,
+    gate_up: bool = False,
+    pad_k_to: int = 0,
+) -> ShuffledWeight:
     """Shuffle a weight into one of AITER's layouts.
 
     Args:
         x: [..., N, K], contiguous; any dtype of 1, 2 or 4 bytes, two 4-bit values counting as one element.
         layout: (IN, IK): N must be divisible by IN and K by 2 * IK. ``"tn"`` is (16, 16).
+        use_int4, is_guinterleave, pad_k_to: AITER's other orders and its padding: only False, False and 0.
+        gate_up: of no effect without is_guinterleave, as in AITER.
 
     Returns:
         A new tensor of the same shape and dtype whose type names the layout.
 
     Raises:
-        OperandError: x is not contiguous, is shuffled already, or does not divide.
+        OperandError: x is not contiguous, is shuffled already, or does not divide; or an order or a padding is not made here.
     """
+    del gate_up
+    for argument, value in (("use_int4", use_int4), ("is_guinterleave", is_guinterleave), ("pad_k_to", pad_k_to)):
+        if value:
+            hint = "pad x and the weight with zeros before it is shuffled" if argument == "pad_k_to" else "leave it out"
+            raise OperandError(f"shuffle_weight: {argument}={value!r} is not made here; {hint}")
     name = layout_name(layout)
     if isinstance(x, ShuffledWeight):
         raise OperandError(f"the weight is shuffled already, to {x.layout_name}")

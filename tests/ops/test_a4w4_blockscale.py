@@ -199,6 +199,9 @@ class TestFunction:
         [
             ("aiter16x16", {"alpha": 2.0}, "alpha and beta are only taken as 1 and 0 (got alpha=2.0, beta=0.0)"),
             ("aiter16x16", {"beta": 1.0}, "alpha and beta are only taken as 1 and 0 (got alpha=1.0, beta=1.0)"),
+            ("aiter16x16", {"apreshuffle": True}, "apreshuffle is not taken"),
+            ("aiter16x16", {"global_A_scale": torch.ones(1)}, "global_A_scale is not taken"),
+            ("aiter16x16", {"global_B_scale": torch.ones(1)}, "global_B_scale is not taken"),
             ("aiter16x16", {"bpreshuffle": False}, "bpreshuffle=False, but the weight has layout aiter16x16"),
             ("row", {}, "bpreshuffle=True, but the weight has layout row; pass shuffle_weight(B), as_shuffled(B) if"),
         ],

@@ -7,7 +7,7 @@ from tunedgemm.accuracy import worst_row_error
 from tunedgemm.dispatch import TunedGemm
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
-from tunedgemm.quant import transposed_scale
+from tunedgemm.ops.scaled_blocks import transposed_scale
 from tunedgemm.shape import Shape
 from tunedgemm.weights import ShuffledWeight, shuffle_weight
 
@@ -99,6 +99,9 @@ class TestFunction:
         out = call(x.view(2, 3, 288), shuffle_weight(weight), transposed_scale(plain_scale), w_scale, torch.float16)
         assert (out.shape, out.dtype) == ((2, 3, 144), torch.float16)
         assert worst_row_error(out, reference) <= OP.tolerance(attrs.evolve(SHAPE, outdtype="fp16")).row_error
+        # The same memory by the strides (1, M), as AITER's own test passes it, too.
+        strided = call(x, shuffle_weight(weight), plain_scale.t().contiguous().t(), w_scale, torch.float16)
+        assert torch.equal(strided, out.view(6, 144))
 
     def test_an_output_to_write_into_is_refused(self):
         """out= is refused by name."""

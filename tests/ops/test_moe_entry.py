@@ -142,7 +142,8 @@ class TestFunction:
         shape, operands = inputs(**PLAIN)
         with pytest.raises(OperandError, match=f"fmoe: {argument} is not computed here"):
             self.call(Dispatcher(OP), shape, operands, **{argument: value})
-        defaults = {"bias1": None, "bias2": None, "hidden_pad": 0, "swiglu_limit": None, "gate_mode": "separated", "shared_expert_id": -1}
+        defaults = {"bias1": None, "bias2": None, "hidden_pad": 0, "swiglu_limit": None, "gate_mode": "separated", "splitk": 2}
+        defaults["shared_expert_id"] = -1
         assert self.call(Dispatcher(OP), shape, operands, **defaults).shape == (4, 128)
 
     def test_mistakes(self):

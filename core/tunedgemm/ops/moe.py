@@ -169,7 +169,7 @@ def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtyp
         return quant.dequant_blocks(*quant.per_1x128_quant(x, q_dtype), dtype, (1, 128))
     if kind == "per_Token":
         return quant.dequant_rows(*quant.pertoken_quant(x, quant_dtype=q_dtype), dtype)
-    return quant.dequant_rows(*quant.per_tensor_quant(x, scale, q_dtype), dtype)
+    return quant.dequant_rows(*quant.per_tensor_quant(x, scale, quant_dtype=q_dtype), dtype)
 
 
 def plain_scale(scale: torch.Tensor | None, shape: Shape, rows: int, cols: int) -> torch.Tensor | None:

@@ -26,7 +26,8 @@ def _refuse(arguments: Mapping[str, Any]) -> None:
         if name not in _UNSUPPORTED:
             raise TypeError(f"fused_moe() got an unexpected keyword argument {name!r}")
         if not any(value is nothing or (isinstance(value, int | str) and value == nothing) for nothing in _UNSUPPORTED[name]):
-            raise OperandError(f"fmoe: {name} is not computed here (got {type(value).__name__}); leave it out")
+            given = repr(value) if isinstance(value, int | float | str) else type(value).__name__
+            raise OperandError(f"fmoe: {name} is not computed here (got {given}); leave it out")
 
 
 def routed_entry(dispatcher: Any) -> Callable[..., torch.Tensor]:
@@ -106,6 +107,7 @@ def entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
         intermediate_pad: int = 0,
         bias1: torch.Tensor | None = None,
         bias2: torch.Tensor | None = None,
+        splitk: int = 0,
         **others: Any,
     ) -> torch.Tensor:
         """A fused mixture of experts by the solution that the tables choose for this shape.
@@ -125,7 +127,7 @@ def entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
             a1_scale, a2_scale: one float32 value for per_Tensor; taken from the values where absent.
             num_local_tokens: one value: rows of the output from there on are zero.
             dtype: of the output, bf16 or fp16; None for that of hidden_states.
-            block_size_M, moe_sorting_dispatch_policy: accepted as AITER does and not used: the table decides.
+            block_size_M, moe_sorting_dispatch_policy, splitk: accepted as AITER does and not used: the table decides.
             hidden_pad, intermediate_pad, bias1, bias2, others: AITER's further arguments, not computed here.
 
         Returns:
@@ -134,7 +136,7 @@ def entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
         Raises:
             OperandError: shapes, dtypes or devices that do not fit each other, or an argument that is not computed here.
         """
-        del block_size_M, moe_sorting_dispatch_policy
+        del block_size_M, moe_sorting_dispatch_policy, splitk
         if others or hidden_pad or intermediate_pad or bias1 is not None or bias2 is not None:
             pads = {"hidden_pad": hidden_pad, "intermediate_pad": intermediate_pad, "bias1": bias1, "bias2": bias2}
             _refuse({**pads, **others})

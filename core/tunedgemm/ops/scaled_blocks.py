@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from tunedgemm.dtype import dtype_bits, table_text, torch_dtype
+from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
 from tunedgemm.ops.cells import dtype, size
 from tunedgemm.ops.product import exact_dtype, exact_product
@@ -111,3 +112,30 @@ def bytes_moved(shape: Shape) -> int:
     bits = (shape.m + shape.n) * shape.k * dtype_bits(shape.dtype)
     bits += 32 * (shape.m + blocks(shape.n)) * blocks(shape.k)
     return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
+
+
+def transposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
+    """The 1x128 scales as AITER's blockscale_bpreshuffle takes them: the shape [..., ceil(K/128)] stays, the memory holds the transpose.
+
+    Raises:
+        OperandError: x_scale is a scalar.
+    """
+    return _rows(x_scale).t().contiguous().view(x_scale.shape)
+
+
+def untransposed_scale(x_scale: torch.Tensor) -> torch.Tensor:
+    """The inverse of `transposed_scale`: row-major scales [..., ceil(K/128)].
+
+    Raises:
+        OperandError: x_scale is a scalar, or is not contiguous.
+    """
+    if not x_scale.is_contiguous():
+        raise OperandError(f"a transposed scale is contiguous (got {tuple(x_scale.shape)} with strides {x_scale.stride()})")
+    rows = _rows(x_scale)
+    return rows.view(rows.shape[1], rows.shape[0]).t().contiguous().view(x_scale.shape)
+
+
+def _rows(x_scale: torch.Tensor) -> torch.Tensor:
+    if not x_scale.dim():
+        raise OperandError("scales have one or more dimensions (got a scalar)")
+    return x_scale.detach().reshape(x_scale.shape[:-1].numel(), x_scale.shape[-1])

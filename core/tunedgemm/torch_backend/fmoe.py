@@ -312,7 +312,7 @@ def _fp8_rows(shape: Shape, x: torch.Tensor, scale: torch.Tensor | None) -> tupl
     if shape["q_type"] == "per_Token":
         values, by_row = pertoken_quant(x, quant_dtype=dtype)
         return values, by_row.view(-1)
-    values, one = per_tensor_quant(x, scale, dtype)
+    values, one = per_tensor_quant(x, scale, quant_dtype=dtype)
     return values, one.view(1).expand(len(x)).contiguous()
 
 
