@@ -25,7 +25,7 @@ from tunedgemm.columns import (
 )
 from tunedgemm.errors import TableError, TunedGemmError, UserError
 from tunedgemm.folders import is_table_name
-from tunedgemm.ops import op_named, ops
+from tunedgemm.ops import DEFAULT_OP, op_named, ops
 from tunedgemm.row import Row, Untuned, blank, key_of, key_shape, reason, record_of, rows_of, sort_key, untuned_of
 from tunedgemm.sheet import Record, Sheet, locked, present, read_sheet, replace_text
 
@@ -48,9 +48,6 @@ __all__ = [
     "upsert",
     "write_rows",
 ]
-
-#: the op of a file whose columns leave it open
-_DEFAULT_OP = "a16w16"
 
 
 @attrs.frozen
@@ -293,14 +290,14 @@ def infer_op(paths: Iterable[Path]) -> Op:
         loose = not is_tuned(columns) or not any(is_of_aiter(columns, ops()[name]) for name in alike)
         if len(named or alike) == 1:
             found.setdefault((named or alike)[0], path)
-        elif not alike or (loose and not set(foreign_columns(op_named(_DEFAULT_OP))) & set(columns)):
-            found.setdefault(_DEFAULT_OP, path)
+        elif not alike or (loose and not set(foreign_columns(op_named(DEFAULT_OP))) & set(columns)):
+            found.setdefault(DEFAULT_OP, path)
         else:
             raise UserError(f"{path}: the columns are those of {' and of '.join(alike)}; name one with --op")
     if len(found) > 1:
         told = ", ".join(f"{path} of {name}" for name, path in found.items())
         raise UserError(f"these are files of several ops ({told}): give those of one, or name it with --op")
-    return op_named(next(iter(found), _DEFAULT_OP))
+    return op_named(next(iter(found), DEFAULT_OP))
 
 
 def _require(path: Path, op: Op, columns: Sequence[str], missing: Sequence[str]) -> None:

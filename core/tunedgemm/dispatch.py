@@ -24,7 +24,7 @@ from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.launcher import Launcher
 from tunedgemm.libtypes import BUILTIN
-from tunedgemm.ops import functions, op_named, ops
+from tunedgemm.ops import DEFAULT_OP, functions, op_named, ops
 from tunedgemm.ops.op import Op
 from tunedgemm.registry import Backend, Registry
 from tunedgemm.settings import Settings
@@ -268,10 +268,6 @@ class Dispatcher:
                 f"captured in a graph before prewarm()), and torch has none: {launcher.reason}"
             )
         return launcher.call
-
-
-#: The op of AITER's ``TunedGemm``, and of questions that name none.
-DEFAULT_OP = "a16w16"
 
 
 class TunedGemm:

@@ -7,14 +7,11 @@ from pathlib import Path
 
 from tunedgemm.csvfile import infer_op
 from tunedgemm.errors import TableError, UserError
-from tunedgemm.ops import op_named
+from tunedgemm.ops import DEFAULT_OP, op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.row import shape_of
 from tunedgemm.shape import Shape
 from tunedgemm.sheet import read_sheet
-
-#: The op of sizes alone, and of a file that cannot be read.
-DEFAULT_OP = "a16w16"
 
 
 def op_of_file(path: Path) -> Op:

@@ -142,9 +142,9 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _op(arguments: argparse.Namespace, source: Path | None) -> str:
     """The op that is meant: said, else told by the columns of what is read."""
-    from tunedgemm.families import DEFAULT_OP, op_of_file
+    from tunedgemm.families import op_of_file
     from tunedgemm.folders import named_file
-    from tunedgemm.ops import ops
+    from tunedgemm.ops import DEFAULT_OP, ops
 
     read = source or (named_file(arguments.run_config) if arguments.run_config else None)
     name: str = arguments.op or (op_of_file(read).name if read else DEFAULT_OP)

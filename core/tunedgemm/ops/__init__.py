@@ -14,6 +14,8 @@ from tunedgemm.errors import UnknownOpError
 from tunedgemm.ops.op import Op
 
 GROUP = "tunedgemm.ops"
+#: The op of sizes alone, of AITER's ``TunedGemm``, and of questions and files that name none.
+DEFAULT_OP = "a16w16"
 _log = logging.getLogger("tunedgemm")
 
 
