@@ -104,11 +104,11 @@ def test_rows_of_others_are_kept(path):
     call(capture, 7, 2)
     capture.flush()
     assert path.read_text().splitlines() == [
-        "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count,note",
-        "5,64,64,,,,,,4,mine",
-        "6,64,64,,,,,,,also",
-        "x,64,64,,,,,,,odd",
-        "7,64,64,False,torch.bfloat16,torch.bfloat16,False,False,2,",
+        "K,N,M,note,bias,dtype,outdtype,scaleAB,bpreshuffle,count",
+        "64,64,5,mine,,,,,,4",
+        "64,64,6,also,,,,,,",
+        "64,64,x,odd,,,,,,",
+        "64,64,7,,False,torch.bfloat16,torch.bfloat16,False,False,2",
     ]
 
 

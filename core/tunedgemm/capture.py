@@ -112,7 +112,8 @@ class Capture:
             cells = rows[shape].cells
             cells["count"] = str(untuned_of(rows[shape], self.op)[1] + delta)
         used = (column for record in sheet.records for column in record.cells)
-        sheet.columns = list(dict.fromkeys((*self.op.columns.key, "count", *sheet.columns, *used)))
+        # Those of a file that is there lead in their order, so that its lines keep their text.
+        sheet.columns = list(dict.fromkeys((*sheet.columns, *self.op.columns.key, "count", *used)))
         return sheet
 
     def _shape_of(self, record: Record) -> Shape | None:

@@ -39,7 +39,10 @@ def enumerate_solutions(shape: Shape, device: Device) -> Iterable[Solution]:
 
 @hookspec
 def run(solution: Solution, operands: tuple[Any, ...]) -> Any:
-    """Launch a solution in the plain way and return the output tensor."""
+    """Launch a solution in the plain way and return the output tensor.
+
+    It is not told the shape, so a shuffled weight comes in its own type (`ShuffledWeight`), which names the layout.
+    """
 
 
 @hookspec
@@ -49,7 +52,10 @@ def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
 
 @hookspec
 def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-    """Do everything slow once, before any graph capture, and return the launcher for exactly this shape."""
+    """Do everything slow once, before any graph capture, and return the launcher for exactly this shape.
+
+    The launcher gets plain tensors: a weight in another ``shape.layout`` than ``row`` as its bytes lie.
+    """
 
 
 @hookspec
