@@ -32,7 +32,7 @@ def test_the_hooks_are_these():
 def test_hooks_are_documented_and_typed(hook):
     """Each hook says what it answers, and its arguments and answer have types."""
     function = getattr(hookspecs, hook)
-    assert function.__doc__.endswith(".")
+    assert inspect.getdoc(function).endswith(".")
     assert "return" in function.__annotations__
     assert set(function.__annotations__) == {*SIGNATURES[hook], "return"}
     assert all(parameter.default is parameter.empty for parameter in inspect.signature(function).parameters.values())
