@@ -21,8 +21,21 @@ ALIASES = {"hipblast": "hipblaslt"}
 #: gradlib's rocblas is what torch runs where nothing is tuned.
 STAND_INS = {"rocblas": (BUILTIN, "native")}
 
-#: What AITER's own tables may name.
-AITER = ("asm", "ck", "cktile", "flydsl", "hipblaslt", "opus", "skinny", BUILTIN, "triton")
+#: What AITER's own tables may name, by op; its dispatch stops at others.
+OF_AITERS_OPS = {
+    "a16w16": ("asm", "flydsl", "hipblaslt", "opus", "skinny", BUILTIN, "triton"),
+    "a8w8": ("ck",),
+    "a8w8_bpreshuffle": ("asm", "ck", "cktile", "flydsl"),
+    "a8w8_blockscale": ("ck", "cktile"),
+    "a8w8_blockscale_bpreshuffle": ("asm", "ck", "cktile", "flydsl", "opus", "triton"),
+    "a4w4_blockscale": ("asm", "ck"),
+    "batched_bf16": ("ck",),
+    "batched_a8w8": ("ck",),
+    "fmoe": ("asm", "ck", "flydsl"),
+}
+
+#: All of them.
+AITER = tuple(sorted({libtype for libtypes in OF_AITERS_OPS.values() for libtype in libtypes}))
 
 #: Those of them whose kernels only AITER has.
 AITERS_OWN = ("flydsl", "opus")

@@ -11,7 +11,7 @@ import attrs
 import pytest
 from tunedgemm.cli import main
 from tunedgemm.csvfile import Row, read_rows, write_rows
-from tunedgemm.libtypes import AITER
+from tunedgemm.libtypes import AITER, OF_AITERS_OPS
 from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -288,9 +288,10 @@ class TestExport:
         for name, op in ops().items():
             path, out = tmp_path / op.columns.tuned_file, tmp_path / f"for_aiter_{op.columns.tuned_file}"
             shapes = op.examples or (Shape(name, 4, 32, 64), Shape(name, 4, 32, 64, epilogue="bias"))
+            kernel = "flydsl_n" if name == "fmoe" else "n"
             places = [("gfx942", 304, "a"), ("gfx942", 304, "b"), ("gfx950", 256, "")]
             made = [
-                Row(shape=each, gfx=gfx, cu_num=units, device=slug, solution=Solution("torch", "n"), us=2.0)
+                Row(shape=each, gfx=gfx, cu_num=units, device=slug, solution=Solution(OF_AITERS_OPS.get(name, AITER)[-1], kernel), us=2.0)
                 for each in shapes
                 for gfx, units, slug in places
             ]
@@ -300,6 +301,31 @@ class TestExport:
             keys = ["gfx", "cu_num", *op.columns.key]
             assert list(frame.columns) == [*keys, *op.columns.values]
             assert len(frame) > 0 and not frame.duplicated(keys).any(), name
+
+    def test_a_family_has_the_libtypes_that_aiter_runs_in_it(self, tmp_path, capsys):
+        """Torch's rows are AITER's for a16w16 alone, and where no column tells the libtype the kernel's name must tell the row's."""
+        for name, solution, why in (
+            ("a8w8", Solution("torch", "native"), "libtype torch is not AITER's for a8w8"),
+            ("a8w8_blockscale", Solution("triton", "t"), "libtype triton is not AITER's for a8w8_blockscale"),
+            ("a4w4_blockscale", Solution("asm", "unlike_asm"), "no column of AITER's tells libtype asm"),
+        ):
+            op = ops()[name]
+            path, out = tmp_path / op.columns.tuned_file, tmp_path / f"for_aiter_{name}.csv"
+            shape = op.columns.parse({"M": "16", "N": "256", "K": "512", "q_dtype_w": "torch.int8"})
+            places = {"gfx": "gfx942", "cu_num": 304, "device": ""}
+            write_rows(path, op, [Row(shape=shape, solution=made, us=2.0, **places) for made in (solution, Solution("ck", "k"))])
+            assert main(["table", "export", "--op", name, "--aiter", str(out), str(path)]) == 0
+            assert [found.solution.libtype for found in read_rows(out, op)[0]] == ["ck"]
+            assert f"left out: 1 rows: {why}" in capsys.readouterr().out
+
+    def test_lines_that_are_no_rows_are_named(self, tables, tmp_path, capsys):
+        """What could not be read is said, and the exit code is 1; the rows are exported."""
+        [path] = tables([row(1), row(2)])
+        with Path(path).open("a") as file:
+            file.write("<<<<<<< HEAD\n")
+        out = tmp_path / "aiter.csv"
+        assert main(["table", "export", "--aiter", str(out), path]) == 1
+        assert len(read_rows(out, OP)[0]) == 2 and f"left out: {path}:4: is no line of a CSV file" in capsys.readouterr().out
 
     def test_higher_layers_win(self, tables, tmp_path, monkeypatch, capsys):
         """Without files the layers that dispatch uses are exported: the higher one wins whatever the times, as there."""

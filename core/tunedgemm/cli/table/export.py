@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from tunedgemm.cli.table.files import op_of
-from tunedgemm.csvfile import read_rows
+from tunedgemm.csvfile import Problem, read_rows
 from tunedgemm.errors import TableError
 from tunedgemm.folders import named_file, table_layers
-from tunedgemm.libtypes import AITER, JOINT
+from tunedgemm.libtypes import AITER, JOINT, OF_AITERS_OPS, libtype_of_kernel
 from tunedgemm.ops.op import Op
 from tunedgemm.row import Row, record_of, sort_key
 from tunedgemm.sheet import Record, Sheet, locked, present, replace_text
@@ -23,7 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise TableError(f"{out} exists: name a new file, or delete that one")
     files = [named_file(text) for text in arguments.inputs]
     op = op_of(arguments, files)
-    layers = [[row for file in files for row in read_rows(file, op)[0]]] if files else list(_layers(op))
+    unread: list[Problem] = []
+    layers = [_read(files, op, unread)] if files else list(_layers(op, unread))
     columns = ["gfx", "cu_num", *op.columns.key, *op.columns.values]
     kept: dict[tuple[str, ...], Record] = {}
     left: Counter[str] = Counter()
@@ -41,16 +43,29 @@ def run(arguments: argparse.Namespace) -> int:
     records = sorted(kept.values(), key=lambda record: sort_key(record, op))
     with locked(out):
         replace_text(out, Sheet(columns, records).text())
+    for problem in unread:
+        print(f"left out: {problem}")
     print(f"{out}: {len(kept)} rows of {op.name}")
     for why, count in left.most_common():
         print(f"left out: {count} rows: {why}")
-    return 0
+    return 1 if unread else 0
 
 
-def _layers(op: Op) -> Iterator[Sequence[Row]]:
+def _read(paths: Iterable[Path], op: Op, unread: list[Problem]) -> list[Row]:
+    """The rows of files; lines that are none go to *unread*. A row whose time never wins is a row, and counted as one."""
+    rows: list[Row] = []
+    for path in paths:
+        found, problems = read_rows(path, op)
+        lines = {row.line for row in found}
+        rows += found
+        unread += [problem for problem in problems if problem.line not in lines]
+    return rows
+
+
+def _layers(op: Op, unread: list[Problem]) -> Iterator[Sequence[Row]]:
     """The rows of each layer that dispatch uses, highest first."""
     for layer in table_layers(op):
-        yield [row for path in layer.paths if layer.asked_for or present(path) for row in read_rows(path, op)[0]]
+        yield _read([path for path in layer.paths if layer.asked_for or present(path)], op, unread)
 
 
 def _unfit(row: Row, op: Op) -> str:
@@ -61,9 +76,19 @@ def _unfit(row: Row, op: Op) -> str:
         return "M=0 pins every M"
     if not row.gfx or not row.cu_num:
         return "no device is named"
-    foreign = [part for part in row.solution.libtype.split(JOINT) if part not in AITER]
+    libtypes = OF_AITERS_OPS.get(op.name, AITER)
+    foreign = [part for part in row.solution.libtype.split(JOINT) if part not in libtypes]
     if foreign:
-        return f"libtype {foreign[0]} is not AITER's"
+        return f"libtype {foreign[0]} is not AITER's" + (f" for {op.name}" if foreign[0] in AITER else "")
+    if "libtype" not in op.columns.values and _told_by_names(row, op) != row.solution.libtype:
+        return f"no column of AITER's tells libtype {row.solution.libtype}, and the kernel's name tells another"
     told = op.columns.format(row.shape)
     own = [column for column in op.columns.own if told.get(column, "")]
     return f"AITER's key does not tell {' and '.join(own)}" if own else ""
+
+
+def _told_by_names(row: Row, op: Op) -> str:
+    """The libtype that AITER takes a row to be of where no column tells."""
+    cells = {column: text for column, text in record_of(row, op).cells.items() if column in op.columns.values}
+    told = op.columns.read(cells)
+    return told.get("libtype", "") or libtype_of_kernel(told.get("kernelName", cells.get("kernelName", "")))
