@@ -108,3 +108,15 @@ def test_two_files_in_one(tmp_path):
 
     assert [row.shape.m for row in rows] == [1, 2]
     assert problem.line == 3 and "repeats the line of column names" in problem.reason
+
+
+def test_a_file_of_another_op_behind(tmp_path):
+    """A line of another op's column names is told as one, too, though it is longer than the first."""
+    path = tmp_path / "t.csv"
+    line = "gfx942,304,1,64,64,asm,1"
+    path.write_text("\n".join(["gfx,cu_num,M,N,K,libtype,us", line, "cu_num,token,model_dim,inter_dim,expert,topk,act_type,dtype", ""]))
+
+    rows, [problem] = read_rows(path, OP)
+
+    assert len(rows) == 1
+    assert problem.line == 3 and "is a line of column names, of another table" in problem.reason

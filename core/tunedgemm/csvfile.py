@@ -110,7 +110,9 @@ def rows_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Row], list[Pro
             continue
         rows += found
         if not found[0].valid:
-            problems.append(Problem(path, record.line, f"'us' must be above 0 (got {found[0].us}): the row is never chosen"))
+            problems.append(
+                Problem(path, record.line, f"'us' must be a finite number above 0 (got {found[0].us}): the row is never chosen")
+            )
     return rows, problems
 
 
@@ -121,6 +123,7 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
         TableError: the file cannot be read, has a column that means nothing here, or a line that is no shape.
     """
     sheet = read_sheet(path)
+    _refuse_other_separators(path, sheet.columns)
     known = tuple(dict.fromkeys((*op.columns.key, *op.columns.own, *UNTUNED_EXTRA)))
     unknown = [column for column in sheet.columns if column not in known]
     if is_tuned(unknown):
@@ -247,6 +250,7 @@ def read_tuned(path: Path, op: Op) -> Sheet:
 def _know_columns(path: Path, op: Op, sheet: Sheet) -> None:
     """Call a tuned file's columns as the op does; raises TableError where they are not such a file's."""
     own, columns = own_names(op.columns), sheet.columns
+    _refuse_other_separators(path, columns)
     renamed = {column: own.get(SYNONYMS.get(column, column), SYNONYMS.get(column, column)) for column in sheet.columns}
     taken = (*op.columns.key, *op.columns.values, *appended(op))
     renamed = {old: new for old, new in renamed.items() if old != new and new in taken and new not in sheet.columns}
@@ -303,9 +307,16 @@ def infer_op(paths: Iterable[Path]) -> Op:
 def _require(path: Path, op: Op, columns: Sequence[str], missing: Sequence[str]) -> None:
     if missing:
         raise TableError(
-            f"{path}: lacks the column {', '.join(map(repr, missing))} (its first line reads {', '.join(columns)[:200]}); "
+            f"{path}: lacks the column{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))} "
+            f"(its first line reads {', '.join(columns)[:200]}); "
             f"is it a file of another op than {op.name}?{told_alike(op, columns)}"
         )
+
+
+def _refuse_other_separators(path: Path, columns: Sequence[str]) -> None:
+    """Raise TableError for a file whose fields tabs or the like part."""
+    if mark := next((mark for mark in "\t;|" if len(columns) == 1 and mark in columns[0]), ""):
+        raise TableError(f"{path}: its fields are parted by {mark!r}; a table is a CSV file, whose fields are parted by commas")
 
 
 def _widened(op: Op, columns: Sequence[str], records: Iterable[Record]) -> list[str]:

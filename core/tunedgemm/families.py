@@ -52,7 +52,8 @@ def shape_of_texts(op: Op, sizes: Iterable[str], said: Mapping[str, str]) -> Sha
         return op.columns.parse(texts)
     except UserError as error:
         taken = f"the sizes were taken for {', '.join(free[: len(given)])}; " if given else ""
-        raise UserError(f"{op.name}: {error}; {taken}say more with --set COLUMN=TEXT of {', '.join(known)}") from None
+        whose = "" if str(error).startswith(f"{op.name}: ") else f"{op.name}: "
+        raise UserError(f"{whose}{error}; {taken}say more with --set COLUMN=TEXT of {', '.join(known)}") from None
 
 
 def shape_of_line(op: Op, path: Path, line: int) -> Shape:

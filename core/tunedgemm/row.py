@@ -40,6 +40,9 @@ _ANY = {"bias": ("False", "True"), "dtype": ("bf16", "fp16")}
 #: column and word of AITER's rows that it looks up for nobody: what it runs in their place where flydsl is absent
 UNUSED = ("_tag", "flydsl_fallback")
 
+#: columns of which every file has one; as a text they stand in a second line of column names alone
+_HEADS = {"M", "token", "cu_num"}
+
 #: what a kernel's name holds in the short form where it wants shuffled weights
 _SHUFFLED = "bshuffle"
 
@@ -229,6 +232,8 @@ def _texts(record: Record, op: Op) -> dict[str, str]:
         raise TableError(f"has {len(record.raw)} characters, more than the {LONGEST} of the longest line that is read")
     if record.raw:
         raise TableError(f"is no line of a CSV file (unclosed quote, or left by a version control merge): {record.raw[:60]!r}")
+    if _HEADS & {*cells.values()} and cells.get(first) != first:
+        raise TableError("is a line of column names, of another table: are these several files in one?")
     if record.surplus:
         raise TableError(f"has fields beyond the last column: {', '.join(record.surplus)[:60]!r}")
     if cells.get(first) == first:

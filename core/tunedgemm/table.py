@@ -133,7 +133,8 @@ class Table:
                 problems += source.problems
                 if faults := source.problems:
                     more = f" (and {len(faults) - 1} more; `tunedgemm table check` lists them)" if len(faults) > 1 else ""
-                    _log.warning("table left out: %s%s", faults[0], more)
+                    what = "a row that is not used" if faults[0].line else "a table that is not used"
+                    _log.warning("%s: %s%s", what, faults[0], more)
             layers.append(sources)
         return cls(op, problems=problems, index=Index(layers))
 

@@ -164,8 +164,8 @@ class TestCheck:
         ("bad", "says"),
         [
             (["<<<<<<< HEAD"], ["2: is no line of a CSV file (unclosed quote, or left by a version control merge): '<<<<<<< HEAD'"]),
-            ([line(us=0)], ["2: 'us' must be above 0 (got 0.0): the row is never chosen"]),
-            ([line(us="inf")], ["2: 'us' must be above 0 (got inf): the row is never chosen"]),
+            ([line(us=0)], ["2: 'us' must be a finite number above 0 (got 0.0): the row is never chosen"]),
+            ([line(us="inf")], ["2: 'us' must be a finite number above 0 (got inf): the row is never chosen"]),
             ([line(err=0.21)], ["2: err_ratio 0.21 is over 0.2"]),
             ([line(err="30%")], ["2: err_ratio 0.3 is over 0.2"]),
             ([line(err="nan")], []),

@@ -163,7 +163,7 @@ class TestColumns:
                 {"act_type": "ActivationType.Situv2"},
                 "'act_type' has the unknown word 'ActivationType.Situv2'; known: ActivationType.Silu, ",
             ),
-            ({"act_type": ""}, "'act_type' has the unknown word ''"),
+            ({"act_type": ""}, "'act_type' is empty; known"),
             ({"q_type": "QuantType.per_256x128"}, "'q_type' has the unknown word .*known: QuantType.No, QuantType.per_Tensor"),
             ({"q_dtype_w": "torch.int8"}, "both factors must have one dtype"),
             ({"q_dtype_w": ""}, "'q_dtype_w' must be one of"),

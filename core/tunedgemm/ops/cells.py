@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from tunedgemm.dtype import parse_dtype
 from tunedgemm.errors import ShapeError
+from tunedgemm.shape import MAX_SIZE
 
 _TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0", "")
 
@@ -23,10 +24,10 @@ def flag(row: Mapping[str, str], column: str) -> bool:
 
 
 def size(row: Mapping[str, str], column: str) -> int:
-    """A whole number; pandas writes 16.0 where a column has gaps.
+    """A whole number below `MAX_SIZE`; pandas writes 16.0 where a column has gaps.
 
     Raises:
-        ShapeError: the column is absent, or no whole number.
+        ShapeError: the column is absent, or no such number.
     """
     text = row.get(column, "").strip()
     try:
@@ -35,6 +36,8 @@ def size(row: Mapping[str, str], column: str) -> int:
         number = 0.5
     if not number.is_integer():
         raise ShapeError(f"column {column!r} must be a whole number (got {text[:40]!r})")
+    if not 0 <= number < MAX_SIZE:
+        raise ShapeError(f"column {column!r} must be a whole number from 0 to {MAX_SIZE - 1} (got {text[:40]!r})")
     return int(number)
 
 

@@ -99,7 +99,8 @@ def cell_word(column: str, text: str, words: dict[str, str]) -> str:
     """
     found = words.get(text) or {known.partition(".")[2]: word for known, word in words.items()}.get(text)
     if found is None:
-        raise ShapeError(f"column {column!r} has the unknown word {text[:60]!r}; known: {', '.join(words)}")
+        given = f"has the unknown word {text[:60]!r}" if text else "is empty"
+        raise ShapeError(f"column {column!r} {given}; known: {', '.join(words)}")
     return found
 
 
