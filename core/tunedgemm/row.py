@@ -232,12 +232,12 @@ def _texts(record: Record, op: Op) -> dict[str, str]:
         raise TableError(f"has {len(record.raw)} characters, more than the {LONGEST} of the longest line that is read")
     if record.raw:
         raise TableError(f"is no line of a CSV file (unclosed quote, or left by a version control merge): {record.raw[:60]!r}")
-    if _HEADS & {*cells.values()} and cells.get(first) != first:
+    if cells.get(first) == first:
+        raise TableError("repeats the line of column names: are these several files in one?")
+    if _HEADS & {*cells.values()}:
         raise TableError("is a line of column names, of another table: are these several files in one?")
     if record.surplus:
         raise TableError(f"has fields beyond the last column: {', '.join(record.surplus)[:60]!r}")
-    if cells.get(first) == first:
-        raise TableError("repeats the line of column names: are these several files in one?")
     if cells.get(UNUSED[0]) == UNUSED[1]:
         raise TableError(f"is tagged {UNUSED[1]!r}: AITER looks up no such row, nor does this")
     if stray := [column for column in foreign_columns(op) if _ours(cells, column)]:
