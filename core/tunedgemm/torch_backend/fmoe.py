@@ -20,7 +20,7 @@ from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import moe
 from tunedgemm.shape import Shape
 from tunedgemm.torch_backend.blockscale import spread, times_blocks
-from tunedgemm.torch_backend.product import capability
+from tunedgemm.torch_backend.product import aligned, capability
 from tunedgemm.torch_backend.route import Family, Route
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def _grouped_mm(call: _Call) -> Stage:
 
     def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
         rows = call.quantised(x, scale)[groups.places(x)]
-        return groups.put_back(torch._grouped_mm(rows, call.matrices(which).transpose(1, 2), offs=groups.ends))
+        return groups.put_back(torch._grouped_mm(rows, aligned(call.matrices(which)).transpose(1, 2), offs=groups.ends))
 
     return stage
 

@@ -36,9 +36,9 @@ def cublas_scales(device: Device) -> bool:
     return capability(device) == 90 and (found is None or (int(found[1]), int(found[2])) >= (12, 9))
 
 
-def aligned(scale: torch.Tensor) -> torch.Tensor:
-    """A vector of scales that begins at a multiple of 16 bytes, as cuBLASLt needs: a copy where this one does not."""
-    return scale if scale.dim() == 0 or scale.data_ptr() % 16 == 0 else scale.clone()
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Scales or matrices that begin at a multiple of 16 bytes, as cuBLASLt and grouped products need: a copy where these do not."""
+    return tensor if tensor.dim() == 0 or tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def scaled_float32(m: int, n: int, device: Device) -> Callable[..., torch.Tensor]:
