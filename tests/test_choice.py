@@ -133,6 +133,15 @@ def test_a_plugin_of_aiters_own_libtype_is_asked():
     assert chosen(registry, row(Solution("flydsl", "k"), gfx="gfx942", cu_num=304)).libtype == "flydsl"
 
 
+def test_nothing_runs_what_torch_has_not():
+    """Of an op that no backend covers it is not said that torch runs it."""
+    shape = attrs.evolve(SHAPE, op="nobodys")
+    found = offers(shape, MI300X, Table(OP, [[]]), Registry(()), ())
+    explanation = choose(found, shape, MI300X, Registry(()), lambda _: "")[0]
+    assert "op nobodys is not covered" in explanation.refused and not explanation.tuned
+    assert "  nothing runs: op nobodys is not covered" in str(explanation) and "  runs " not in str(explanation)
+
+
 def test_examine_says_what_a_backend_says():
     """A refusal of the backend is passed on."""
     registry = fake_registry(fake_backend("mine", supports=lambda shape, device: Unsupported("K is odd")))

@@ -60,6 +60,8 @@ class Explanation:
     device: Device
     offer: Offer
     passed_over: tuple[tuple[Offer, str], ...] = ()
+    #: why not even the last offer can run, and so nothing does; "" where *offer* runs
+    refused: str = ""
 
     @property
     def libtype(self) -> str:
@@ -72,7 +74,8 @@ class Explanation:
         return self.offer.origin == "table"
 
     def __str__(self) -> str:
-        lines = [f"{self.shape} on {self.device}", f"  runs {self.offer.solution}: {self.offer.why}"]
+        runs = f"  nothing runs: {self.refused}" if self.refused else f"  runs {self.offer.solution}: {self.offer.why}"
+        lines = [f"{self.shape} on {self.device}", runs]
         lines += [f"  not {offer.solution}: {reason} ({offer.why})" for offer, reason in self.passed_over]
         return "\n".join(lines)
 
@@ -158,7 +161,7 @@ def choose(
         passed.append((last, reason))
     if last is None:
         raise AssertionError("offers() yields at least the built-in backend")
-    return Explanation(shape, device, last, tuple(passed[:-1])), None
+    return Explanation(shape, device, last, tuple(passed[:-1]), passed[-1][1]), None
 
 
 _told: set[tuple[str, str]] = set()

@@ -141,3 +141,20 @@ def test_broken_ops_of_others_are_skipped_with_a_warning(monkeypatch, caplog):
         "op 'gone' from module:gone cannot be loaded: ImportError: no module",
         "op 'seven' from module:seven skipped: not an Op",
     ]
+
+
+def test_an_op_that_builds_on_ours(importable, caplog):
+    """Another's module that asks for our ops while it is imported gets them, is found, and nothing is said."""
+    (importable / "built_op.py").write_text(
+        "import attrs\nfrom tunedgemm.plugin import ops\nop = attrs.evolve(ops()['a16w16'], name='built', functions=(), entry=None)\n"
+    )
+    info = importable / "built-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: built\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[tunedgemm.ops]\nbuilt = built_op:op\n")
+    ops.cache_clear()
+    try:
+        assert "built" in ops() and op_named("built").columns is op_named("a16w16").columns
+        assert not caplog.records
+    finally:
+        ops.cache_clear()

@@ -6,6 +6,7 @@ import functools
 import importlib
 import logging
 import pkgutil
+import threading
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from types import MappingProxyType
@@ -17,22 +18,31 @@ GROUP = "tunedgemm.ops"
 #: The op of sizes alone, of AITER's ``TunedGemm``, and of questions and files that name none.
 DEFAULT_OP = "a16w16"
 _log = logging.getLogger("tunedgemm")
+_others = threading.local()
 
 
 @functools.cache
 def ops() -> Mapping[str, Op]:
-    """All ops by name: those of this folder, then third parties', of which a broken one is skipped with a warning."""
+    """All ops by name: those of this folder, then third parties', of which a broken one is skipped with a warning.
+
+    A third party's op that builds on ours asks while it is imported, and gets those of this folder.
+    """
     found: dict[str, Op] = {}
     for module in pkgutil.iter_modules(__path__):
         op = getattr(importlib.import_module(f"{__name__}.{module.name}"), "op", None)
         if isinstance(op, Op):
             found[op.name] = op
+    if getattr(_others, "loading", False):
+        return MappingProxyType(found)
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+        _others.loading = True
         try:
             op = entry.load()
         except Exception as error:  # a third party's import may raise anything
             _log.warning("op %r from %s cannot be loaded: %s: %s", entry.name, entry.value, type(error).__name__, error)
             continue
+        finally:
+            _others.loading = False
         if not isinstance(op, Op) or op.name in found:
             _log.warning("op %r from %s skipped: %s", entry.name, entry.value, "its name is taken" if isinstance(op, Op) else "not an Op")
             continue
