@@ -286,6 +286,37 @@ def test_torchs_products_of_bytes_get_dense_operands(monkeypatch: pytest.MonkeyP
     assert seen == [[True] * 4] * 3
 
 
+@pytest.mark.parametrize(
+    ("name", "example", "place"),
+    [("fmoe", {"q_type": "per_Token"}, 0), ("fmoe", {"q_type": "per_1x32"}, 0), ("fmoe", {"q_type": "per_1x128"}, 5)],
+)
+def test_a_gradient_that_would_be_lost_is_an_error(name: str, example: dict[str, str], place: int) -> None:
+    """An operand that requires one is never detached without a word; without gradients the call is as ever."""
+    op = op_named(name)
+    shape = next(shape for shape in op.examples if shape.m and example.items() <= dict(shape.extra).items())
+    operands = op.make_inputs(shape, torch.device("cpu"), 0)
+    gemm = TunedGemm(fake_registry(), settings=Settings())
+    wanted = gemm.call(name, *operands, **op.fields(shape))
+    operands[place].requires_grad_()
+    for _ in range(2):
+        with pytest.raises(OperandError, match=rf"{name}: an operand requires a gradient, and .*torch.no_grad"):
+            gemm.call(name, *operands, **op.fields(shape))
+    with torch.no_grad():
+        assert torch.equal(gemm.call(name, *operands, **op.fields(shape)), wanted)
+
+
+@pytest.mark.parametrize("place", [2, 3, 4])
+def test_a_gradient_that_torch_has_is_kept(place: int) -> None:
+    """That of scales and of a bias, by torch's own call."""
+    op = op_named("a8w8")
+    shape = Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "fp32", "bias", scale="row")
+    operands = op.make_inputs(shape, torch.device("cpu"), 0)
+    operands[place].requires_grad_()
+    gemm = TunedGemm(fake_registry(fake_backend("turbo", ops=("a8w8",), heuristic="fake")), settings=Settings(untuned=("turbo",)))
+    gemm.gemm_a8w8(*operands, torch.float32).sum().backward()
+    assert operands[place].grad is not None and operands[place].grad.any()
+
+
 def test_a_launcher_that_spoils_captures_is_kept_out_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it was bound before and serves the calls outside of graphs."""
     capturing = []

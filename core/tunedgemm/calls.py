@@ -71,6 +71,19 @@ def eager_only(call: Call, native: Call) -> Call:
     return eager
 
 
+def with_gradient(op: str, call: Call) -> Call:
+    """Torch's own call for operands of which one requires a gradient; an OperandError where it would be lost."""
+    hint = "call it under torch.no_grad(), or make parameters with requires_grad=False"
+
+    def differentiable(*operands: torch.Tensor | None) -> torch.Tensor:
+        out = call(*operands)
+        if not out.requires_grad:
+            raise OperandError(f"{op}: an operand requires a gradient, and this op gives none for it; {hint}")
+        return out
+
+    return differentiable
+
+
 def counted(call: Call, counter: list[int]) -> Call:
     """The launcher with a count of its calls, used while shapes are captured."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
-from tunedgemm.calls import Call, call_key, copying, counted, dense, eager_only
+from tunedgemm.calls import Call, call_key, copying, counted, dense, eager_only, with_gradient
 from tunedgemm.capture import Capture, recorder
 from tunedgemm.choice import NATIVE, Explanation, Offer, choose, examine, offers
 from tunedgemm.device import Device, current_device, device_of
@@ -234,7 +234,8 @@ class Dispatcher:
         plain = all(operand is None or type(operand) in _PLAIN or isinstance(operand, ShuffledWeight) for operand in operands)
         grad = is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
         if not plain or grad or shape.m == 0:
-            return self._torch(shape, device), NATIVE
+            call = self._torch(shape, device)
+            return with_gradient(self.op.name, call) if grad and shape.m else call, NATIVE
         capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
         if capturing and (shape, device.index) not in self._bound:
             _log.info("%s met first while a graph is captured: torch serves it there; prewarm() avoids that", shape)
@@ -243,13 +244,15 @@ class Dispatcher:
         solution = explanation.offer.solution
         if capturing and not launcher.graph_safe:
             return self._torch(shape, device), None
+        all_dense, spoils = all(map(dense, operands)), x.is_cuda and not launcher.graph_safe and solution != NATIVE
+        if all_dense and not spoils:
+            return launcher.call, solution
         covered = isinstance(examine(_TORCHS, shape, device, self.registry), Backend)
-        call = launcher.call
-        if x.is_cuda and not launcher.graph_safe and covered and solution != NATIVE:
-            call = eager_only(call, self._torch(shape, device))  # a later call of the same key may be captured
-        if all(map(dense, operands)):
-            return call, solution
         native = self._torch(shape, device) if covered else None
+        # A later call of the same key may be captured.
+        call = eager_only(launcher.call, native) if spoils and native is not None else launcher.call
+        if all_dense:
+            return call, solution
         if native is not None and any(operand is not None and operand.element_size() == 1 for operand in operands):
             native = copying(native, None, ())  # torch's products of bytes want them contiguous and aligned, too
         return native if native and solution.libtype == BUILTIN else copying(call, native, self.op.weights), solution
