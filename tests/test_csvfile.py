@@ -364,3 +364,15 @@ def test_valid_rows():
     """Only a finite time above 0 may win."""
     assert row(us=0.1).valid
     assert not any(row(us=us).valid for us in (0.0, -1.0, math.inf, math.nan))
+
+
+def test_filler_in_the_columns_of_other_ops_says_nothing(tmp_path):
+    """AITER's merge of several files writes 0 where a file had no such column: rows are told by what they say."""
+    op, path = op_named("batched_bf16"), tmp_path / "bf16_tuned_batched_gemm.csv"
+    head, body = "gfx,cu_num,B,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio,q_type", "gfx942,304,8,16,64,32,1,0,5.0,k,1,1,0.0"
+    for filler in ("0", "nan", ""):
+        path.write_text(f"{head}\n{body},{filler}\n")
+        assert len(read_rows(path, op)[0]) == 1
+    path.write_text(f"{head}\n{body},QuantType.No\n")
+    with pytest.raises(TableError, match="is no table of batched_bf16, which has no 'q_type'"):
+        read_rows(path, op)

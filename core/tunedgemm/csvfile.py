@@ -26,7 +26,7 @@ from tunedgemm.columns import (
 from tunedgemm.errors import TableError, TunedGemmError, UserError
 from tunedgemm.folders import is_table_name
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
-from tunedgemm.row import Row, Untuned, blank, key_of, key_shape, reason, record_of, rows_of, sort_key, untuned_of
+from tunedgemm.row import Row, Untuned, blank, key_of, key_shape, reason, record_of, rows_of, sort_key, stray_columns, untuned_of
 from tunedgemm.sheet import Record, Sheet, locked, present, read_sheet, replace_text
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def _judge_rows(path: Path, op: Op, sheet: Sheet, columns: Sequence[str]) -> Non
     if not foreign or op.name in look_alikes(columns):
         return
     lines = [record for record in sheet.records if record.cells and not blank(record)]
-    if lines and all(any(record.cells.get(column, "") for column in foreign) for record in lines):
+    if lines and all(stray_columns(record, op) for record in lines):
         raise TableError(f"{path}: is no table of {op.name}, which has no {', '.join(map(repr, foreign))}{told_alike(op, columns)}")
 
 

@@ -240,12 +240,17 @@ def _texts(record: Record, op: Op) -> dict[str, str]:
         raise TableError(f"has fields beyond the last column: {', '.join(record.surplus)[:60]!r}")
     if cells.get(UNUSED[0]) == UNUSED[1]:
         raise TableError(f"is tagged {UNUSED[1]!r}: AITER looks up no such row, nor does this")
-    if stray := [column for column in foreign_columns(op) if _ours(cells, column)]:
+    if stray := stray_columns(record, op):
         having = [other.name for other in ops().values() if {*stray} <= {*other.columns.key} and {*sizes(other)} <= {*cells}]
         told = f" ({' or '.join(having)})" if having else ""
         raise TableError(f"is a row of another op{told} than {op.name}, which has no {', '.join(map(repr, stray))}")
     texts = {column: text for column in op.columns.key if (text := _get(cells, column))}
     return texts | {column: text for column in op.columns.own if (text := _ours(cells, column))}
+
+
+def stray_columns(record: Record, op: Op) -> list[str]:
+    """The columns of other ops in which a line says something, which makes it a row of theirs."""
+    return [column for column in foreign_columns(op) if _ours(record.cells, column)]
 
 
 def key_of(record: Record, op: Op) -> tuple[str, int, str, Shape] | None:
