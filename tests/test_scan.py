@@ -77,6 +77,34 @@ def same(path: Path, op=OP) -> int:
     return len(rows)
 
 
+@pytest.mark.parametrize("name", sorted(ops()))
+def test_odd_texts_in_any_column_of_any_op(tmp_path, monkeypatch, name):
+    """Also in columns of other ops and in those that mean nothing here, whatever their order."""
+    monkeypatch.setattr(module, "_WORTH", 0)
+    op, draw, file = op_named(name), random.Random(name), tmp_path / "t.csv"
+    texts = ["flydsl_fallback", "tensor", "aiter16x16", "row", "asm+ck", "\x85", "\u2028", *(text for odd in ODD.values() for text in odd)]
+    told = {"gfx": "gfx942", "cu_num": "304", "us": "5.0", "libtype": "ck", "kernelName": "k", "kernelName1": "k", "splitK": "0"}
+    known = op.columns.format(op.examples[0]) if op.examples else dict(zip(HEADER.split(","), GOOD.split(","), strict=True))
+    for _ in range(60):
+        columns = list(dict.fromkeys(["gfx", "cu_num", *op.columns.key, *op.columns.values]))
+        more = ["libtype", "device", "libver", *op.columns.own, "_tag", "note", "q_type", "token", "B", "dtype"]
+        columns += [column for column in more if column not in columns and draw.random() < 0.3]
+        draw.shuffle(columns)
+        body = []
+        for _ in range(draw.randint(1, 30)):
+            cells = {**known, **told, **{size: str(32 * draw.randint(1, 9)) for size in "MNK" if draw.random() < 0.7}}
+            cells |= {draw.choice(columns): draw.choice(texts) for _ in range(draw.choice([0, 0, 0, 1, 2]))}
+            body.append(",".join(cells.get(column, "") for column in columns))
+        file.write_text("\n".join([",".join(columns), *body, ""]), encoding="utf-8")
+        outcomes = []
+        for read in (lambda: read_rows(file, op), lambda: (list(source := open_source(file, op)), source.problems)):
+            try:
+                outcomes.append(repr(read()))
+            except TableError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
 def test_a_scan_finds_what_reading_finds(tmp_path, seed, newline):
