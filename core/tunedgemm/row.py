@@ -40,7 +40,7 @@ _ANY = {"bias": ("False", "True"), "dtype": ("bf16", "fp16")}
 #: column and word of AITER's rows that it looks up for nobody: what it runs in their place where flydsl is absent
 UNUSED = ("_tag", "flydsl_fallback")
 
-#: columns of which every file has one; as a text they stand in a second line of column names alone
+#: columns of which every file has one; as texts in a line without sizes they tell a second line of column names
 _HEADS = {"M", "token", "cu_num"}
 
 #: what a kernel's name holds in the short form where it wants shuffled weights
@@ -234,7 +234,7 @@ def _texts(record: Record, op: Op) -> dict[str, str]:
         raise TableError(f"is no line of a CSV file (unclosed quote, or left by a version control merge): {record.raw[:60]!r}")
     if cells.get(first) == first:
         raise TableError("repeats the line of column names: are these several files in one?")
-    if _HEADS & {*cells.values()}:
+    if _HEADS & {*cells.values()} and not any(cells.get(column, "").isdecimal() for column in sizes(op)):
         raise TableError("is a line of column names, of another table: are these several files in one?")
     if record.surplus:
         raise TableError(f"has fields beyond the last column: {', '.join(record.surplus)[:60]!r}")
