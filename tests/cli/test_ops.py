@@ -127,3 +127,18 @@ def test_the_profile_tells_shapes_in_their_ops_columns(tmp_path: Path) -> None:
         cells = dict(zip(head, line, strict=True))
         assert op.columns.parse({column: cells[column] for column in (*op.columns.key, *op.columns.own) if cells[column]}) == shape
     assert lines
+
+
+def test_captured_shapes_of_other_ops_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --op and -i one op is tuned; of the others whose captured shapes wait it is said how to tune them."""
+    monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path))
+    (tmp_path / "untuned_fmoe.csv").write_text("token\n")
+    (tmp_path / "a8w8_blockscale_untuned_gemm.csv").write_text("M,N,K\n4,32,64\n")
+    code, _, err = run(capsys, "tune", *QUICK)
+    assert code == 2 and "; those of a8w8_blockscale, fmoe are captured: name one with --op" in err
+
+    (tmp_path / "bf16_untuned_gemm.csv").write_text("M,N,K\n4,32,64\n")
+    code, out, err = run(capsys, "tune", *QUICK)
+    assert (code, err) == (0, "") and "captured, too, and not tuned by this: shapes of a8w8_blockscale, fmoe; name one with --op" in out
+    code, out, err = run(capsys, "tune", "--op", "a8w8_blockscale", *QUICK)
+    assert (code, err) == (0, "") and "captured, too" not in out

@@ -120,6 +120,7 @@ def _run(arguments: argparse.Namespace) -> int:
     options = Options(**{name: getattr(arguments, name) for name in _SAME}, profile=profile)
     _check(arguments)
     source = _existing(arguments.input, "-i takes a CSV with the columns of the op's key: M,N,K (bias, dtype, outdtype ... may follow)")
+    arguments.op_said = bool(arguments.op)
     arguments.op = _op(arguments, source)
     progress = Progress(verbose=arguments.verbose, budget=options.budget)
     work = _run_config if arguments.run_config is not None else _compare if arguments.compare else _tune
@@ -166,13 +167,17 @@ def _existing(text: str | None, hint: str) -> Path | None:
 
 
 def _tune(arguments: argparse.Namespace, source: Path | None, options: Options, progress: Progress) -> int:
+    from tunedgemm.ops import op_named
     from tunedgemm.report import summary
     from tunedgemm.tuner import tune
+    from tunedgemm.tuner.plan import captured_ops
 
     with progress:
         report = tune(arguments.op, source, arguments.output, options, progress=progress)
     with _giving_up():
         summary(report, arguments.verbose, stale=options.stale)
+        if source is None and not arguments.op_said and (others := captured_ops(op_named(arguments.op))):
+            print(f"captured, too, and not tuned by this: shapes of {', '.join(others)}; name one with --op")
     return 1 if report.failed or report.lost else 0
 
 

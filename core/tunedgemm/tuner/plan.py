@@ -12,6 +12,7 @@ from tunedgemm.csvfile import Row, key_shape, read_rows, read_untuned
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError
 from tunedgemm.folders import untuned_path
+from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.sheet import present
@@ -44,8 +45,14 @@ def requested(op: Op, source: Path | None, stale: Path | None = None) -> list[tu
         rows = read_rows(stale, op)[0]
         return [(shape, captured.get(shape, 1)) for shape in dict.fromkeys(row.shape for row in rows if row.shape.m)]
     if source is None and not present(path):
-        raise TableError(f"no shapes to tune: {path} does not exist; capture them with AITER_TUNE_GEMM=1, or name a file with -i")
+        others = f"; those of {others} are captured: name one with --op" if (others := ", ".join(captured_ops(op))) else ""
+        raise TableError(f"no shapes to tune: {path} does not exist; capture them with AITER_TUNE_GEMM=1, or name a file with -i{others}")
     return list(captured.items())
+
+
+def captured_ops(op: Op) -> list[str]:
+    """The other ops of which captured shapes are there."""
+    return [other.name for other in ops().values() if other.name != op.name and present(untuned_path(other))]
 
 
 def plan(
