@@ -21,7 +21,6 @@ LAYERS = {
         "columns",
         "folders",
         "row",
-        "families",
         "csvfile",
         "index",
         "scan",
@@ -33,7 +32,7 @@ LAYERS = {
         "dispatch",
         "tuner",
     ),
-    "edge": ("cli", "integrations", "compare", "report", "online", "models", "testing", "__init__", "__main__"),
+    "edge": ("cli", "asked", "integrations", "compare", "report", "online", "models", "testing", "__init__", "__main__"),
 }
 PLACE = {module: place for place, layer in enumerate(LAYERS.values()) for module in layer}
 

@@ -48,7 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _asked(arguments: argparse.Namespace) -> tuple[Op, Shape]:
     """The op and the shape that are meant."""
-    from tunedgemm.families import op_of_file, shape_of_line, shape_of_texts
+    from tunedgemm.asked import op_of_file, shape_of_line, shape_of_texts
     from tunedgemm.folders import named_file
     from tunedgemm.ops import DEFAULT_OP, op_named
 

@@ -143,7 +143,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _op(arguments: argparse.Namespace, source: Path | None) -> str:
     """The op that is meant: said, else told by the columns of what is read."""
-    from tunedgemm.families import op_of_file
+    from tunedgemm.asked import op_of_file
     from tunedgemm.folders import named_file
     from tunedgemm.ops import DEFAULT_OP, ops
 

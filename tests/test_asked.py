@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tunedgemm.asked import op_of_file, shape_of_line, shape_of_texts
 from tunedgemm.errors import UserError
-from tunedgemm.families import op_of_file, shape_of_line, shape_of_texts
 from tunedgemm.ops import op_named, ops
 from tunedgemm.sheet import Record, Sheet
 from tunedgemm.testing.shapes import shapes_of
