@@ -186,13 +186,21 @@ def tuner(faulty_plugin: Path, tmp_path: Path) -> Iterator[Callable[..., Tuner]]
         one.process.wait()
 
 
-@pytest.mark.parametrize(("number", "group", "code"), [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143)], ids=["ctrl-c", "sigterm"])
-def test_a_stopped_tuner_keeps_everything_and_goes_on(tuner: Callable[..., Tuner], number: signal.Signals, group: bool, code: int) -> None:
-    """Ctrl-C (which reaches the workers, too) and SIGTERM: the rows are kept, no process stays, the same command does the rest."""
+@pytest.mark.parametrize(
+    ("number", "sends", "code"),
+    [(signal.SIGINT, (os.killpg,), 130), (signal.SIGTERM, (os.kill,), 143), (signal.SIGTERM, (os.kill, os.killpg), 143)],
+    ids=["ctrl-c", "sigterm", "timeout"],
+)
+def test_a_stopped_tuner_keeps_everything_and_goes_on(
+    tuner: Callable[..., Tuner], number: signal.Signals, sends: tuple[Callable[[int, int], None], ...], code: int
+) -> None:
+    """Ctrl-C (which reaches the workers, too), SIGTERM, and two at once as ``timeout`` sends them: the rows are kept, no process
+    stays, the same command does the rest."""
     arguments = ("--libtype", "torch", "--iters", "11", "--cache", "hot")
     first = tuner(*arguments)
     until(lambda: first.rows >= 2, 60, "two rows")
-    (os.killpg if group else os.kill)(first.process.pid, number)
+    for send in sends:
+        send(first.process.pid, number)
     exit_code, _, err = first.finish(15)
     kept = first.rows
 

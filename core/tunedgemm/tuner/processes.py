@@ -52,13 +52,17 @@ class Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def stopped_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end what is inside as Ctrl-C does, where this is the main thread.
+    """Let SIGTERM end what is inside as Ctrl-C does, where this is the main thread; a second one changes nothing.
+
+    coreutils' ``timeout`` sends two at once, to the process and to its group: raised while the first is on its way out, the
+    second would break the locks that are being let go.
 
     Raises:
         Terminated: it came.
     """
 
     def stop(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated("SIGTERM")
 
     if threading.current_thread() is not threading.main_thread():

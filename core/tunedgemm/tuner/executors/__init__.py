@@ -22,7 +22,7 @@ from tunedgemm.tuner.trial import Event, Place, Task, Trials
 _log = logging.getLogger("tunedgemm")
 
 #: What lanes tell: an event, what went wrong in them, or None once they have nothing left to do.
-Events = queue.Queue[tuple[Place, Event | Exception | None]]
+Events = queue.SimpleQueue[tuple[Place, Event | Exception | None]]
 
 
 class Lanelike(Protocol):
@@ -158,7 +158,7 @@ def work(crews: Sequence[Crew]) -> Generator[tuple[Place, Event]]:
     Raises:
         Exception: what went wrong in a lane that was nobody's fault but ours.
     """
-    events: Events = queue.Queue()
+    events: Events = queue.SimpleQueue()
     busy = sum(crew.run(events) for crew in crews)
     try:
         while busy:
