@@ -76,6 +76,7 @@ class TestShapeOf:
             ((int8(2, 8), int8(4, 8), scale(1), scale(1, dtype=torch.float64)), "w_scale must be torch.float32 (got torch.float64)"),
             ((int8(2, 8), int8(4, 8), scale(2, device="meta"), scale(4)), "x_scale must be on cpu, as x"),
             ((int8(2, 8), int8(4, 8), scale(2), scale(4), scale(2)), "bias must be [4] or [1, 4]"),
+            ((int8(2, 8), int8(4, 8), scale(2), scale(4), [1.0]), "(got list)"),
             (
                 (int8(2, 8), int8(4, 8), scale(2), scale(4), int8(4)),
                 "torch.bfloat16, torch.float16, torch.float32 on cpu (got (4,) torch.int8",

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised
-from tunedgemm.ops.cells import dtype, flag, size
+from tunedgemm.ops.cells import dtype, flag, size, text
 from tunedgemm.ops.entry import scaled_entry
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Columns, Op
@@ -51,7 +49,7 @@ def _parse(row: Mapping[str, str]) -> Shape:
         outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
         epilogue="bias" if flag(row, "bias") else "none",
         scale="block",
-        layout=_LAYOUT if row.get("layout", "").strip() in ("", "0") else row["layout"].strip(),
+        layout=text(row, "layout", _LAYOUT),
     )
 
 
@@ -68,8 +66,7 @@ def _format(shape: Shape) -> dict[str, str]:
 
 def _kin(shape: Shape) -> tuple[Shape, ...]:
     """The shape, then as AITER's key knows it: shuffled weight, bf16 out, no bias."""
-    known = attrs.evolve(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout=_LAYOUT)
-    return (shape,) if known == shape else (shape, known)
+    return quantised.kin_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout=_LAYOUT)
 
 
 def _scale_shapes(layout: str, rows: int, groups: int) -> tuple[int, int]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from tunedgemm.dtype import dtype_bits, short_dtype, table_text
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised
@@ -65,8 +63,7 @@ def kin_of(default: str) -> Callable[[Shape], tuple[Shape, ...]]:
     """`Op.kin`: the shape, then as AITER's key knows it, which has neither dtypes nor a bias."""
 
     def kin(shape: Shape) -> tuple[Shape, ...]:
-        known = attrs.evolve(shape, dtype=default, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="")
-        return (shape,) if known == shape else (shape, known)
+        return quantised.kin_as(shape, dtype=default, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="")
 
     return kin
 
@@ -107,14 +104,6 @@ def bias_dtype_of(op: str, bias: torch.Tensor | None, batches: int, n: int, devi
         wanted = f"[{batches}, {n}] or [{batches}, 1, {n}] on {device}, {', '.join(allowed)}"
         raise OperandError(f"{op}: bias must be {wanted} (got {quantised.seen(bias)})")
     return short_dtype(bias.dtype)
-
-
-def outdtype_of(op: str, otype: torch.dtype | None, default: str) -> str:
-    """The short dtype of the output, *default* where none is asked for; raises OperandError for one that the op does not give."""
-    found = default if otype is None else short_dtype(otype)
-    if found not in quantised.OUTDTYPES:
-        raise OperandError(f"{op}: the output must be one of {', '.join(map(table_text, quantised.OUTDTYPES))} (got {otype})")
-    return found
 
 
 def first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:

@@ -45,7 +45,7 @@ def _shape_of(
         n=n,
         k=k,
         dtype=dtype,
-        outdtype=batched.outdtype_of(NAME, otype, "bf16"),
+        outdtype=quantised.outdtype_of(NAME, otype, "bf16"),
         epilogue="bias" if bias_dtype else "none",
         bias_dtype=bias_dtype,
         scale="row",
@@ -136,11 +136,7 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
 
 
 _parse = batched.parser(NAME, _DTYPES, "row")
-
-
-def _example(sizes: tuple[int, int, int, int], **cells: str) -> Shape:
-    return _parse({**dict(zip(batched.KEY, map(str, sizes), strict=True)), **cells})
-
+_example = quantised.example_of(_parse, batched.KEY)
 
 op = Op(
     name=NAME,
@@ -167,21 +163,21 @@ op = Op(
     ladder=exact,
     first_rows=batched.first_rows,
     examples=(
-        _example((16, 1, 128, 256)),
-        _example((1, 33, 130, 72)),
-        _example((3, 17, 64, 99)),  # an odd K: rows that are not 16-byte aligned
-        _example((2, 64, 192, 128), bias="True"),
-        _example((4, 5, 96, 64), bias="True", outdtype="fp32"),
-        _example((8, 24, 80, 160), outdtype="fp16"),
-        _example((5, 7, 48, 64), dtype="fp8_e4m3fn"),
-        _example((2, 31, 64, 128), dtype="fp8_e4m3fn", bias="True", outdtype="fp16"),
-        _example((3, 8, 32, 96), dtype="fp8_e4m3fnuz"),
-        _example((4, 0, 64, 128)),
+        _example(16, 1, 128, 256),
+        _example(1, 33, 130, 72),
+        _example(3, 17, 64, 99),  # an odd K: rows that are not 16-byte aligned
+        _example(2, 64, 192, 128, bias="True"),
+        _example(4, 5, 96, 64, bias="True", outdtype="fp32"),
+        _example(8, 24, 80, 160, outdtype="fp16"),
+        _example(5, 7, 48, 64, dtype="fp8_e4m3fn"),
+        _example(2, 31, 64, 128, dtype="fp8_e4m3fn", bias="True", outdtype="fp16"),
+        _example(3, 8, 32, 96, dtype="fp8_e4m3fnuz"),
+        _example(4, 0, 64, 128),
     ),
     large=(
-        _example((16, 512, 1280, 8192)),
-        _example((16, 4099, 2048, 576)),  # a prime M beyond one wave of tiles
-        _example((8, 1024, 4096, 4096), dtype="fp8_e4m3fn"),
+        _example(16, 512, 1280, 8192),
+        _example(16, 4099, 2048, 576),  # a prime M beyond one wave of tiles
+        _example(8, 1024, 4096, 4096, dtype="fp8_e4m3fn"),
     ),
     functions=("batched_gemm_a8w8", "batched_gemm_a8w8_CK"),
     entry=_entry,

@@ -32,7 +32,7 @@ def _shape_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None =
         n=n,
         k=k,
         dtype=dtype,
-        outdtype=batched.outdtype_of(NAME, otype, dtype),
+        outdtype=quantised.outdtype_of(NAME, otype, dtype),
         epilogue="bias" if bias_dtype else "none",
         bias_dtype=bias_dtype,
         extra={"B": batches},  # type: ignore[arg-type]
@@ -118,11 +118,7 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
 
 
 _parse = batched.parser(NAME, _DTYPES)
-
-
-def _example(sizes: tuple[int, int, int, int], **cells: str) -> Shape:
-    return _parse({**dict(zip(batched.KEY, map(str, sizes), strict=True)), **cells})
-
+_example = quantised.example_of(_parse, batched.KEY)
 
 op = Op(
     name=NAME,
@@ -149,19 +145,19 @@ op = Op(
     ladder=exact,
     first_rows=batched.first_rows,
     examples=(
-        _example((16, 1, 128, 256)),
-        _example((1, 33, 130, 72)),
-        _example((3, 17, 64, 99)),  # an odd K: rows that are not 16-byte aligned
-        _example((2, 64, 192, 128), bias="True"),
-        _example((4, 5, 96, 64), bias="True", outdtype="fp32"),
-        _example((8, 24, 80, 160), dtype="fp16", outdtype="fp16"),
-        _example((5, 7, 48, 64), dtype="fp16"),
-        _example((4, 0, 64, 128)),
+        _example(16, 1, 128, 256),
+        _example(1, 33, 130, 72),
+        _example(3, 17, 64, 99),  # an odd K: rows that are not 16-byte aligned
+        _example(2, 64, 192, 128, bias="True"),
+        _example(4, 5, 96, 64, bias="True", outdtype="fp32"),
+        _example(8, 24, 80, 160, dtype="fp16", outdtype="fp16"),
+        _example(5, 7, 48, 64, dtype="fp16"),
+        _example(4, 0, 64, 128),
     ),
     large=(
-        _example((16, 512, 1280, 8192)),
-        _example((128, 1024, 512, 128)),  # DeepSeek V3: the absorbed projection of each head
-        _example((16, 4099, 2048, 576)),  # a prime M beyond one wave of tiles
+        _example(16, 512, 1280, 8192),
+        _example(128, 1024, 512, 128),  # DeepSeek V3: the absorbed projection of each head
+        _example(16, 4099, 2048, 576),  # a prime M beyond one wave of tiles
     ),
     functions=("batched_gemm_bf16", "batched_gemm_bf16_CK"),
     entry=_entry,

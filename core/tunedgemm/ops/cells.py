@@ -41,6 +41,12 @@ def size(row: Mapping[str, str], column: str) -> int:
     return int(number)
 
 
+def text(row: Mapping[str, str], column: str, default: str) -> str:
+    """The text of a column; *default* where it is absent or holds AITER's filler 0."""
+    said = row.get(column, "").strip()
+    return default if said in ("", "0") else said
+
+
 def dtype(row: Mapping[str, str], column: str, default: str, allowed: tuple[str, ...] = ()) -> str:
     """The short text of a dtype; *default* where the column is absent or holds AITER's filler 0.
 
@@ -50,10 +56,10 @@ def dtype(row: Mapping[str, str], column: str, default: str, allowed: tuple[str,
     Raises:
         DtypeError, ShapeError: an unknown dtype, or one that the op does not take.
     """
-    text = row.get(column, "").strip()
-    found = parse_dtype(text) if text not in ("", "0") else default
+    said = text(row, column, "")
+    found = parse_dtype(said) if said else default
     if allowed and found not in allowed:
-        raise ShapeError(f"column {column!r} must be one of {', '.join(allowed)} (got {text[:40]!r})")
+        raise ShapeError(f"column {column!r} must be one of {', '.join(allowed)} (got {said[:40]!r})")
     return found
 
 
@@ -63,8 +69,7 @@ def word(row: Mapping[str, str], column: str, default: str, allowed: tuple[str, 
     Raises:
         ShapeError: another word.
     """
-    text = row.get(column, "").strip()
-    found = default if text in ("", "0") else text
+    found = text(row, column, default)
     if found not in allowed:
-        raise ShapeError(f"column {column!r} must be one of {', '.join(allowed)} (got {text[:40]!r})")
+        raise ShapeError(f"column {column!r} must be one of {', '.join(allowed)} (got {found[:40]!r})")
     return found

@@ -51,7 +51,7 @@ def _parse(row: Mapping[str, str]) -> Shape:
         k=cells.size(row, "inter_dim"),
         dtype=dtype,
         outdtype=cells.dtype(row, "outdtype", dtype, DTYPES),
-        layout=_LAYOUT if row.get("layout", "") in ("", "0") else row["layout"],
+        layout=cells.text(row, "layout", _LAYOUT),
         extra={  # type: ignore[arg-type]
             "expert": cells.size(row, "expert"),
             "topk": cells.size(row, "topk"),

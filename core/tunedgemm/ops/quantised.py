@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from tunedgemm.dtype import short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops.cells import text
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -38,10 +41,10 @@ def shuffled_cell(row: Mapping[str, str], usual: str) -> str:
     Raises:
         ShapeError: it names the plain layout.
     """
-    text = row.get("layout", "").strip()
-    if text == "row":
+    layout = text(row, "layout", usual)
+    if layout == "row":
         raise ShapeError(f"column 'layout' must name a shuffled layout such as {usual} (got 'row')")
-    return usual if text in ("", "0") else text
+    return layout
 
 
 def outdtype_cell(shape: Shape) -> str:
@@ -54,11 +57,17 @@ def names_of(dtypes: tuple[str, ...]) -> str:
     return ", ".join(map(table_text, dtypes))
 
 
-def example_of(parse: Callable[[Mapping[str, str]], Shape]) -> Callable[..., Shape]:
-    """From M, N, K and cells of other columns to the shape of such a row."""
+def kin_as(shape: Shape, **known: Any) -> tuple[Shape, ...]:
+    """`Op.kin` of an op whose rows of AITER's have these fields: the shape, then as AITER's key knows it."""
+    other = attrs.evolve(shape, **known)
+    return (shape,) if other == shape else (shape, other)
 
-    def example(*sizes: int, **cells: str) -> Shape:
-        return parse({**dict(zip("MNK", map(str, sizes), strict=True)), **cells})
+
+def example_of(parse: Callable[[Mapping[str, str]], Shape], sizes: Sequence[str] = "MNK") -> Callable[..., Shape]:
+    """From the numbers of the columns *sizes* and cells of other columns to the shape of such a row."""
+
+    def example(*numbers: int, **cells: str) -> Shape:
+        return parse({**dict(zip(sizes, map(str, numbers), strict=True)), **cells})
 
     return example
 
@@ -149,24 +158,27 @@ def bias_dtype_of(op: str, bias: torch.Tensor | None, n: int, device: torch.devi
     """The short dtype of a bias [N] or [1, N] on *device*, "" for none.
 
     Raises:
-        OperandError: another bias.
+        OperandError: another bias, or something else.
     """
     if bias is None:
         return ""
-    if tuple(bias.shape) not in ((n,), (1, n)) or bias.device != device or str(bias.dtype) not in map(table_text, BIAS_DTYPES):
+    import torch
+
+    fits = isinstance(bias, torch.Tensor) and tuple(bias.shape) in ((n,), (1, n)) and bias.device == device
+    if not fits or str(bias.dtype) not in map(table_text, BIAS_DTYPES):
         raise OperandError(f"{op}: bias must be [{n}] or [1, {n}], {names_of(BIAS_DTYPES)} on {device} (got {seen(bias)})")
     return short_dtype(bias.dtype)
 
 
-def outdtype_of(op: str, otype: torch.dtype | None) -> str:
-    """The short dtype of the output, bf16 where none is asked for.
+def outdtype_of(op: str, otype: torch.dtype | None, default: str = OUTDTYPES[0]) -> str:
+    """The short dtype of the output, *default* where none is asked for.
 
     Raises:
         OperandError: the op does not give that dtype.
     """
     if otype is not None and str(otype) not in map(table_text, OUTDTYPES):
         raise OperandError(f"{op}: the output must be one of {names_of(OUTDTYPES)} (got {otype})")
-    return OUTDTYPES[0] if otype is None else short_dtype(otype)
+    return default if otype is None else short_dtype(otype)
 
 
 def rows_of(x: torch.Tensor) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-import attrs
-
 from tunedgemm.dtype import dtype_bits, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
@@ -68,8 +66,7 @@ def kin_of(layout: str) -> Callable[[Shape], tuple[Shape, ...]]:
     """`Op.kin`: the shape, then as AITER's key knows it, which has neither dtypes nor a layout."""
 
     def kin(shape: Shape) -> tuple[Shape, ...]:
-        known = attrs.evolve(shape, dtype=quantised.FP8[0], outdtype=quantised.OUTDTYPES[0], layout=layout)
-        return (shape,) if known == shape else (shape, known)
+        return quantised.kin_as(shape, dtype=quantised.FP8[0], outdtype=quantised.OUTDTYPES[0], layout=layout)
 
     return kin
 

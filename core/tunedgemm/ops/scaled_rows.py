@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from tunedgemm.dtype import dtype_bits, table_text, torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised
@@ -79,7 +77,7 @@ def kin_of(layout: Callable[[str], str]) -> Callable[[Shape], tuple[Shape, ...]]
     """`Op.kin`: the shape, then as AITER's key knows it: AITER's layout, scales by row, bf16 out, no bias."""
 
     def kin(shape: Shape) -> tuple[Shape, ...]:
-        known = attrs.evolve(
+        return quantised.kin_as(
             shape,
             outdtype=quantised.OUTDTYPES[0],
             epilogue="none",
@@ -87,7 +85,6 @@ def kin_of(layout: Callable[[str], str]) -> Callable[[Shape], tuple[Shape, ...]]
             scale=_KINDS[0],
             layout=layout(shape.dtype),
         )
-        return (shape,) if known == shape else (shape, known)
 
     return kin
 
