@@ -110,7 +110,7 @@ class Capture:
                 rows[shape] = Record(cells={**cells, "count": "0"})
                 sheet.records.append(rows[shape])
             cells = rows[shape].cells
-            cells["count"] = str(untuned_of(rows[shape], self.op)[1] + delta)
+            cells["count"] = str(untuned_of(rows[shape], self.op).count + delta)
         used = (column for record in sheet.records for column in record.cells)
         # Those of a file that is there lead in their order, so that its lines keep their text.
         sheet.columns = list(dict.fromkeys((*sheet.columns, *self.op.columns.key, "count", *used)))
@@ -123,7 +123,7 @@ class Capture:
             return None
         if texts not in self._parsed:
             try:
-                self._parsed[texts] = untuned_of(Record(cells=dict(texts)), self.op)[0]
+                self._parsed[texts] = untuned_of(Record(cells=dict(texts)), self.op).shape
             except (TunedGemmError, ValueError):
                 self._parsed[texts] = None
         return self._parsed[texts]

@@ -17,8 +17,8 @@ SYNONYMS = {
     "lib": "libtype", "kernel_name": "kernelName", "bandwidth_gb_s": "bw",
 }  # fmt: skip
 
-#: columns of an untuned file beyond its op's key and its columns of ours
-UNTUNED_EXTRA = ("count", "graph")
+#: columns of an untuned file beyond its op's key and its columns of ours: how often, recorded into graphs how often, and by what
+UNTUNED_EXTRA = ("count", "graph", "layer")
 
 #: key columns that a file may lack, as AITER's older files do; the op's parser knows their defaults
 _DEFAULTED = ("bias", "dtype", "outdtype", "scaleAB", "bpreshuffle")

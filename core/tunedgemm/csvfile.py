@@ -134,16 +134,17 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
             f"{told_alike(op, sheet.columns)}"
         )
     _require(path, op, sheet.columns, [column for column in sizes(op) if column not in sheet.columns])
-    counts: dict[Shape, int] = {}
+    folded: dict[Shape, Untuned] = {}
     for record in sheet.records:
         if blank(record):
             continue
         try:
-            shape, count = untuned_of(record, op)
+            line = untuned_of(record, op)
         except (TunedGemmError, ValueError) as error:
             raise TableError(f"{path}:{record.line}: {reason(error)}") from None
-        counts[shape] = counts.get(shape, 0) + count
-    return [Untuned(shape, count) for shape, count in counts.items()]
+        known = folded.get(line.shape)
+        folded[line.shape] = line if known is None else Untuned(line.shape, known.count + line.count, known.graph + line.graph)
+    return list(folded.values())
 
 
 def write_rows(path: Path, op: Op, rows: Iterable[Row]) -> None:

@@ -101,24 +101,37 @@ class Row:
 
 @attrs.frozen
 class Untuned:
-    """A shape to tune, and how often it was met."""
+    """A shape to tune, and how often it was met.
+
+    Attributes:
+        shape: the shape.
+        count: calls that ran at once.
+        graph: calls that were recorded into graphs, each of which runs at every replay of its graph.
+    """
 
     shape: Shape
     count: int = 1
+    graph: int = 0
+
+    @property
+    def calls(self) -> int:
+        """Calls of both kinds, a recorded one for each replay that is known of: one."""
+        return self.count + self.graph
 
 
-def untuned_of(record: Record, op: Op) -> tuple[Shape, int]:
-    """The shape and the count of one line of an untuned file; a line without a count stands for one call.
+def untuned_of(record: Record, op: Op) -> Untuned:
+    """One line of an untuned file; a line without a count stands for one call.
 
     Raises:
         UserError: the line is no shape that can be tuned.
     """
-    shape, count = shape_of(record, op), _whole(record.cells, "count", 1)
-    if shape.m < 1:
+    found = Untuned(shape_of(record, op), _whole(record.cells, "count", 1), _whole(record.cells, "graph", 0))
+    if found.shape.m < 1:
         raise TableError("'M' must be at least 1 (got 0): there is nothing to tune in an empty batch")
-    if count < 0:
-        raise TableError(f"'count' must not be negative (got {count})")
-    return shape, count
+    for column, number in (("count", found.count), ("graph", found.graph)):
+        if number < 0:
+            raise TableError(f"{column!r} must not be negative (got {number})")
+    return found
 
 
 def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -> list[Row]:

@@ -40,7 +40,7 @@ def requested(op: Op, source: Path | None, stale: Path | None = None) -> list[tu
     if stale is not None and not present(stale):
         raise TableError(f"--stale tunes rows of a table again, and there is no {stale}; leave --stale out, or name the table with -o")
     path = source or untuned_path(op)
-    captured = {untuned.shape: untuned.count for untuned in read_untuned(path, op)} if source or present(path) else {}
+    captured = {untuned.shape: untuned.calls for untuned in read_untuned(path, op)} if source or present(path) else {}
     if source is None and stale is not None:
         rows = read_rows(stale, op)[0]
         return [(shape, captured.get(shape, 1)) for shape in dict.fromkeys(row.shape for row in rows if row.shape.m)]
