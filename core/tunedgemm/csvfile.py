@@ -142,8 +142,8 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
             line = untuned_of(record, op)
         except (TunedGemmError, ValueError) as error:
             raise TableError(f"{path}:{record.line}: {reason(error)}") from None
-        known = folded.get(line.shape)
-        folded[line.shape] = line if known is None else Untuned(line.shape, known.count + line.count, known.graph + line.graph)
+        earlier = folded.get(line.shape)
+        folded[line.shape] = line if earlier is None else Untuned(line.shape, earlier.count + line.count, earlier.graph + line.graph)
     return list(folded.values())
 
 
