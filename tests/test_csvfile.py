@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from tunedgemm.csvfile import Row, Untuned, read_rows, read_untuned, upsert, write_rows
+from tunedgemm.csvfile import Row, Untuned, read_rows, read_untuned, upsert, write_rows, write_untuned
 from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
@@ -376,3 +376,16 @@ def test_filler_in_the_columns_of_other_ops_says_nothing(tmp_path):
     path.write_text(f"{head}\n{body},QuantType.No\n")
     with pytest.raises(TableError, match="is no table of batched_bf16, which has no 'q_type'"):
         read_rows(path, op)
+
+
+def test_a_list_of_shapes_that_is_written_reads_the_same(path):
+    """Counts, calls in graphs and layers come back; a column in which nobody says anything is not written."""
+    plain = [Untuned(Shape("a16w16", 1, 64, 128), 3)]
+    write_untuned(path, OP, plain)
+    assert path.read_text().splitlines() == [
+        "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count",
+        "1,64,128,False,torch.bfloat16,torch.bfloat16,False,False,3",
+    ]
+    more = [*plain, Untuned(Shape("a16w16", 2, 64, 128, epilogue="bias", layout="aiter16x16"), 0, 7, "o_proj")]
+    write_untuned(path, OP, more)
+    assert read_untuned(path, OP) == more

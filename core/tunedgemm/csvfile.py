@@ -26,7 +26,20 @@ from tunedgemm.columns import (
 from tunedgemm.errors import TableError, TunedGemmError, UserError
 from tunedgemm.folders import is_table_name
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
-from tunedgemm.row import Row, Untuned, blank, key_of, key_shape, reason, record_of, rows_of, sort_key, stray_columns, untuned_of
+from tunedgemm.row import (
+    Row,
+    Untuned,
+    blank,
+    key_of,
+    key_shape,
+    reason,
+    record_of,
+    record_of_untuned,
+    rows_of,
+    sort_key,
+    stray_columns,
+    untuned_of,
+)
 from tunedgemm.sheet import Record, Sheet, locked, present, read_sheet, replace_text
 
 if TYPE_CHECKING:
@@ -47,6 +60,7 @@ __all__ = [
     "rows_of_sheet",
     "upsert",
     "write_rows",
+    "write_untuned",
 ]
 
 
@@ -143,8 +157,22 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
         except (TunedGemmError, ValueError) as error:
             raise TableError(f"{path}:{record.line}: {reason(error)}") from None
         earlier = folded.get(line.shape)
-        folded[line.shape] = line if earlier is None else Untuned(line.shape, earlier.count + line.count, earlier.graph + line.graph)
+        calls = (line.count, line.graph) if earlier is None else (earlier.count + line.count, earlier.graph + line.graph)
+        folded[line.shape] = attrs.evolve(earlier or line, count=calls[0], graph=calls[1])
     return list(folded.values())
+
+
+def write_untuned(path: Path, op: Op, rows: Iterable[Untuned]) -> None:
+    """Write a list of shapes to tune in their order, replacing the file; a column in which nobody says anything is left out.
+
+    Raises:
+        TableError: the folder cannot be written.
+    """
+    records = [record_of_untuned(row, op) for row in rows]
+    said = {column for record in records for column in record.cells}
+    columns = [*op.columns.key, *(column for column in (*op.columns.own, *UNTUNED_EXTRA) if column in said)]
+    with locked(path):
+        replace_text(path, Sheet(columns, records).text())
 
 
 def write_rows(path: Path, op: Op, rows: Iterable[Row]) -> None:

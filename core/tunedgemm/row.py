@@ -107,11 +107,13 @@ class Untuned:
         shape: the shape.
         count: calls that ran at once.
         graph: calls that were recorded into graphs, each of which runs at every replay of its graph.
+        layer: what multiplies so, in words; "" where nobody said.
     """
 
     shape: Shape
     count: int = 1
     graph: int = 0
+    layer: str = attrs.field(default="", validator=_one_line)
 
     @property
     def calls(self) -> int:
@@ -125,13 +127,21 @@ def untuned_of(record: Record, op: Op) -> Untuned:
     Raises:
         UserError: the line is no shape that can be tuned.
     """
-    found = Untuned(shape_of(record, op), _whole(record.cells, "count", 1), _whole(record.cells, "graph", 0))
+    count, graph = _whole(record.cells, "count", 1), _whole(record.cells, "graph", 0)
+    found = Untuned(shape_of(record, op), count, graph, _ours(record.cells, "layer"))
     if found.shape.m < 1:
         raise TableError("'M' must be at least 1 (got 0): there is nothing to tune in an empty batch")
     for column, number in (("count", found.count), ("graph", found.graph)):
         if number < 0:
             raise TableError(f"{column!r} must not be negative (got {number})")
     return found
+
+
+def record_of_untuned(untuned: Untuned, op: Op) -> Record:
+    """A shape to tune as texts: the op's key, what its other columns say, and how often it was met."""
+    cells = {column: text for column, text in op.columns.format(untuned.shape).items() if text or column in op.columns.key}
+    cells |= {"count": str(untuned.count), "graph": str(untuned.graph) if untuned.graph else "", "layer": untuned.layer}
+    return Record(cells={column: text for column, text in cells.items() if text or column in op.columns.key})
 
 
 def rows_of(path: Path, record: Record, op: Op, unknown: tuple[str, ...] = ()) -> list[Row]:
