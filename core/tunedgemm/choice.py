@@ -20,7 +20,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 
 if TYPE_CHECKING:
-    from tunedgemm.table import Table
+    from tunedgemm.table import Match, Table
 
 _log = logging.getLogger("tunedgemm")
 
@@ -42,6 +42,7 @@ class Offer:
         us: the row's time in microseconds, else 0.
         libver: the library version that the row was tuned with, else "".
         partial: whether the kernel's name may be a part of one, as in a row that names no device; see `resolve`.
+        match: the row, how its M relates to the one asked for, and whether its device is of this name; None where it is no row.
     """
 
     solution: Solution
@@ -50,6 +51,7 @@ class Offer:
     us: float = 0.0
     libver: str = ""
     partial: bool = False
+    match: Match | None = None
 
 
 @attrs.frozen
@@ -86,7 +88,7 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
         row = match.row
         other = "" if match.same_device else f", measured on {row.device}"
         why = f"{row.source}:{row.line}, {row.us:.2f} us, {match.granularity} M={row.shape.m}{other}"
-        yield Offer(row.solution, "table", why, row.us, row.libver, partial=not (row.gfx or row.cu_num))
+        yield Offer(row.solution, "table", why, row.us, row.libver, partial=not (row.gfx or row.cu_num), match=match)
     for libtype in untuned:
         backend = registry.get(libtype) if libtype in registry.libtypes else None
         solution = backend.heuristic_fallback(shape, device) if isinstance(backend, Backend) else None

@@ -54,10 +54,12 @@ __all__ = [
     "fold",
     "infer_op",
     "key_shape",
+    "read_listed",
     "read_rows",
     "read_tuned",
     "read_untuned",
     "rows_of_sheet",
+    "untuned_text",
     "upsert",
     "write_rows",
     "write_untuned",
@@ -136,7 +138,25 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
     Raises:
         TableError: the file cannot be read, has a column that means nothing here, or a line that is no shape.
     """
-    sheet = read_sheet(path)
+    found, problems = _untuned_of_sheet(path, op, read_sheet(path))
+    if problems:
+        raise TableError(str(problems[0]))
+    return found
+
+
+def read_listed(path: Path, op: Op) -> tuple[list[Untuned], list[Problem]]:
+    """`read_untuned` of a file some of whose lines may be broken, the last one cut off: each is a problem, the others are read.
+
+    Raises:
+        TableError: the file cannot be read, or has a column that means nothing here.
+    """
+    sheet = read_sheet(path, whole=False)
+    found, problems = _untuned_of_sheet(path, op, sheet)
+    return found, problems + ([Problem(path, *sheet.cut)] if sheet.cut else [])
+
+
+def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Untuned], list[Problem]]:
+    """The shapes of a sheet, folded, and the lines that are none."""
     _refuse_other_separators(path, sheet.columns)
     known = tuple(dict.fromkeys((*op.columns.key, *op.columns.own, *UNTUNED_EXTRA)))
     unknown = [column for column in sheet.columns if column not in known]
@@ -149,17 +169,31 @@ def read_untuned(path: Path, op: Op) -> list[Untuned]:
         )
     _require(path, op, sheet.columns, [column for column in sizes(op) if column not in sheet.columns])
     folded: dict[Shape, Untuned] = {}
+    problems: list[Problem] = []
     for record in sheet.records:
         if blank(record):
             continue
         try:
             line = untuned_of(record, op)
         except (TunedGemmError, ValueError) as error:
-            raise TableError(f"{path}:{record.line}: {reason(error)}") from None
+            problems.append(Problem(path, record.line, reason(error)))
+            continue
         earlier = folded.get(line.shape)
         calls = (line.count, line.graph) if earlier is None else (earlier.count + line.count, earlier.graph + line.graph)
         folded[line.shape] = attrs.evolve(earlier or line, count=calls[0], graph=calls[1])
-    return list(folded.values())
+    return list(folded.values()), problems
+
+
+def untuned_text(op: Op, listed: Iterable[Untuned]) -> str:
+    """Shapes as the text of an untuned CSV: the op's key columns, and ours and the calls where they say anything."""
+    listed = list(listed)
+    said = [name for name, default in (("count", 1), ("graph", 0)) if any(getattr(one, name) != default for one in listed)]
+    records = []
+    for one in listed:
+        cells = {column: text for column, text in op.columns.format(one.shape).items() if text or column in op.columns.key}
+        records.append(Record(cells=cells | {name: str(getattr(one, name)) for name in said}))
+    own = [column for column in op.columns.own if any(column in record.cells for record in records)]
+    return Sheet([*op.columns.key, *own, *said], records).text()
 
 
 def write_untuned(path: Path, op: Op, rows: Iterable[Untuned]) -> None:
@@ -317,7 +351,7 @@ def infer_op(paths: Iterable[Path]) -> Op:
     """
     found: dict[str, Path] = {}
     for path in paths:
-        columns = read_sheet(path).columns
+        columns = read_sheet(path, whole=False).columns
         alike = look_alikes(columns)
         named = [name for name in alike if is_table_name(path.name, ops()[name])]
         loose = not is_tuned(columns) or not any(is_of_aiter(columns, ops()[name]) for name in alike)

@@ -56,12 +56,14 @@ class Sheet:
         records: the lines below the header.
         head: the file up to its line of column names and with it, as it was read; "" for a sheet that was not.
         names: the column of each field of that line, "" for one that is dropped when lines are written anew.
+        cut: the number of a last line that is cut off and is not among *records*, and what to say of it; see `read_sheet`.
     """
 
     columns: list[str]
     records: list[Record]
     head: str = ""
     names: tuple[str, ...] = ()
+    cut: tuple[int, str] | None = None
 
     def rename(self, names: dict[str, str]) -> None:
         """Know columns by other names than the file's line of column names, which keeps its text."""
@@ -112,16 +114,19 @@ def present(path: Path) -> bool:
     return True
 
 
-def read_sheet(path: Path) -> Sheet:
+def read_sheet(path: Path, *, whole: bool = True) -> Sheet:
     """Read a CSV file as texts; columns without a name, or that pandas named ``Unnamed``, have no cells.
+
+    Args:
+        whole: whether a cut off last line is an error; else the lines before it are the sheet, which is not to be written then.
 
     Raises:
         TableError: the file is missing, unreadable, empty, no text, cut off in its last line, or has a column twice.
     """
-    return parse_sheet(path, _read_text(path))
+    return parse_sheet(path, _read_text(path), whole=whole)
 
 
-def parse_sheet(path: Path, text: str) -> Sheet:
+def parse_sheet(path: Path, text: str, *, whole: bool = True) -> Sheet:
     """The content of a file as a sheet; *path* is for messages alone, which are those of `read_sheet`."""
     lines = list(io.StringIO(text, newline=""))  # any of the three line ends, each line with its own
     header = next((number for number, line in enumerate(lines) if line.strip(" \t,\r\n\ufeff")), None)
@@ -135,14 +140,15 @@ def parse_sheet(path: Path, text: str) -> Sheet:
     if twice := sorted({name for name in columns if columns.count(name) > 1}):
         raise TableError(f"{path}: column {twice[0]!r} stands twice in line {header + 1}: is it a line of column names?")
     records = [_record(number, line, names) for number, line in enumerate(lines[header + 1 :], header + 2)]
+    cut = None
     if records and not _ending(lines[-1]):
         last = records[-1]
         if last.cells and len(last.cells) < len(columns):
-            raise TableError(
-                f"{path}: line {last.line}, the last, is cut off after {len(last.cells)} of {len(columns)} fields; "
-                "restore the file, or delete that line"
-            )
-    return Sheet(columns, records, "".join(lines[: header + 1]), names)
+            said = f"the last, is cut off after {len(last.cells)} of {len(columns)} fields; restore the file, or delete that line"
+            if whole:
+                raise TableError(f"{path}: line {last.line}, {said}")
+            cut = records.pop().line, said
+    return Sheet(columns, records, "".join(lines[: header + 1]), names, cut)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from tunedgemm.artifact import cache_folder
 from tunedgemm.compare.measuring import Measuring, measuring
 from tunedgemm.compare.production import Side, rows_for
 from tunedgemm.compare.show import print_checked, print_compared
-from tunedgemm.compare.verdict import Change, Checked, Compared, Served, decide, untuned_text
+from tunedgemm.compare.verdict import Change, Checked, Compared, Served, decide
 from tunedgemm.csvfile import key_shape, read_rows, upsert
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError, UserError
@@ -255,4 +255,4 @@ def _places(rows: Sequence[Row]) -> str:
     return ", ".join(places[:5]) or "no device at all"
 
 
-__all__ = ["Change", "Checked", "Compared", "Served", "compare", "decide", "print_checked", "print_compared", "run_config", "untuned_text"]
+__all__ = ["Change", "Checked", "Compared", "Served", "compare", "decide", "print_checked", "print_compared", "run_config"]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 
+from tunedgemm.csvfile import Untuned, untuned_text
 from tunedgemm.device import Device
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
-from tunedgemm.sheet import Record, Sheet
 from tunedgemm.solution import Solution
 
 #: How far apart times may be that were not taken in the same rounds: clocks fall under load, and with other neighbours.
@@ -77,7 +77,7 @@ class Checked:
     @property
     def repro(self) -> str:
         """The failed shapes as an untuned CSV, to be pasted into a file; "" where none failed."""
-        return untuned_text(self.op, (one.shape for one in self.failed)) if self.failed else ""
+        return untuned_text(op_named(self.op), [Untuned(one.shape) for one in self.failed]) if self.failed else ""
 
 
 @attrs.frozen
@@ -174,11 +174,3 @@ def decide(change: Change, least: float) -> Change:
         reason = "it is slower" if gained < 0 else f"less than {least:g} %"
         return attrs.evolve(change, decision="skip", reason=reason)
     return attrs.evolve(change, decision="threshold_met", reason=f"{gained:.1f} % of at least {least:g} %")
-
-
-def untuned_text(op: str, shapes: Iterable[Shape]) -> str:
-    """Shapes as the text of an untuned CSV: the op's key columns, and ours where they say anything."""
-    columns = op_named(op).columns
-    records = [{name: text for name, text in columns.format(shape).items() if text or name in columns.key} for shape in shapes]
-    names = dict.fromkeys([*columns.key, *(name for record in records for name in record)])
-    return Sheet(list(names), [Record(cells=record) for record in records]).text()
