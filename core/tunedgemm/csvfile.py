@@ -184,29 +184,22 @@ def _untuned_of_sheet(path: Path, op: Op, sheet: Sheet) -> tuple[list[Untuned], 
     return list(folded.values()), problems
 
 
-def untuned_text(op: Op, listed: Iterable[Untuned]) -> str:
-    """Shapes as the text of an untuned CSV: the op's key columns, and ours and the calls where they say anything."""
-    listed = list(listed)
-    said = [name for name, default in (("count", 1), ("graph", 0)) if any(getattr(one, name) != default for one in listed)]
-    records = []
-    for one in listed:
-        cells = {column: text for column, text in op.columns.format(one.shape).items() if text or column in op.columns.key}
-        records.append(Record(cells=cells | {name: str(getattr(one, name)) for name in said}))
-    own = [column for column in op.columns.own if any(column in record.cells for record in records)]
-    return Sheet([*op.columns.key, *own, *said], records).text()
+def untuned_text(op: Op, rows: Iterable[Untuned]) -> str:
+    """A list of shapes to tune as the text of a CSV, in their order; a column in which nobody says anything is left out."""
+    records = [record_of_untuned(row, op) for row in rows]
+    said = {column for record in records for column in record.cells}
+    return Sheet([*op.columns.key, *(column for column in (*op.columns.own, *UNTUNED_EXTRA) if column in said)], records).text()
 
 
 def write_untuned(path: Path, op: Op, rows: Iterable[Untuned]) -> None:
-    """Write a list of shapes to tune in their order, replacing the file; a column in which nobody says anything is left out.
+    """Write a list of shapes to tune, replacing the file; see `untuned_text`.
 
     Raises:
         TableError: the folder cannot be written.
     """
-    records = [record_of_untuned(row, op) for row in rows]
-    said = {column for record in records for column in record.cells}
-    columns = [*op.columns.key, *(column for column in (*op.columns.own, *UNTUNED_EXTRA) if column in said)]
+    text = untuned_text(op, rows)
     with locked(path):
-        replace_text(path, Sheet(columns, records).text())
+        replace_text(path, text)
 
 
 def write_rows(path: Path, op: Op, rows: Iterable[Row]) -> None:
