@@ -1,0 +1,46 @@
+"""Roles: what a linear layer is for, by the names that models give it; torch-free. One fact, here alone."""
+
+from __future__ import annotations
+
+#: role -> last words of the names of modules that have it, in transformers and in checkpoints
+_WORDS = {
+    "q": ("q_proj", "query", "q", "wq", "q_lin", "query_proj", "to_q"),
+    "k": ("k_proj", "key", "k", "wk", "k_lin", "key_proj", "to_k"),
+    "v": ("v_proj", "value", "v", "wv", "v_lin", "value_proj", "to_v"),
+    "qkv": ("qkv_proj", "qkv", "query_key_value", "c_attn", "Wqkv", "attn_qkv"),
+    "o": ("o_proj", "out_proj", "out_lin"),
+    "q_a": ("q_a_proj",),
+    "kv_a": ("kv_a_proj_with_mqa", "kv_a_proj"),
+    "q_b": ("q_b_proj",),
+    "kv_b": ("kv_b_proj",),
+    "gate": ("gate_proj", "w1", "wi_0"),
+    "up": ("up_proj", "w3", "wi_1", "wi", "fc1", "c_fc", "dense_h_to_4h", "linear_fc1", "lin1"),
+    "gate_up": ("gate_up_proj",),
+    "down": ("down_proj", "w2", "fc2", "dense_4h_to_h", "linear_fc2", "lin2"),
+}
+_ROLES = {word: role for role, words in _WORDS.items() for word in words}
+#: names that close an attention where they stand in one, and a feed-forward network elsewhere
+_CLOSING = ("dense", "c_proj", "wo", "proj", "linear_proj")
+_IN_ATTENTION = ("attn", "attention")
+
+#: Megatron's way, which serving engines follow: what opens a block is cut by rows, what closes it by columns.
+SPLIT_BY_ROWS = ("q", "k", "v", "qkv", "q_b", "kv_b", "gate", "up", "gate_up")
+SPLIT_BY_COLUMNS = ("o", "down")
+#: what every rank has whole: the way down to a latent vector, whose parts are no heads
+NEVER_SPLIT = ("q_a", "kv_a")
+
+
+def role_of(name: str) -> str:
+    """The role of the module with this name, "" for an unknown one."""
+    parent, _, word = name.rpartition(".")
+    if word in _CLOSING:
+        above = parent.lower().rpartition(".")[2]
+        if above == "intermediate":  # BERT's way up
+            return "up"
+        return "o" if any(part in parent.lower().rsplit(".", 2)[-1] or part in above for part in _IN_ATTENTION) else "down"
+    return _ROLES.get(word, "")
+
+
+def crosses(name: str) -> bool:
+    """Whether keys and values come from elsewhere than queries: the attention of a decoder to its encoder."""
+    return any(part in name.lower() for part in ("encdecattention", "encoder_attn", "cross_attn", "crossattention"))

@@ -1,0 +1,141 @@
+"""Scheme: how a checkpoint says that its layers are quantised; torch-free.
+
+Read from ``quantization_config`` of ``config.json``, in the spellings of transformers' fp8, FBGEMM, compressed-tensors, Quark,
+ModelOpt and the MXFP4 of gpt-oss.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from tunedgemm.models.layer import Layer
+
+#: schemes of weights and activations -> in words
+SCHEMES = {
+    "fp8_block": "fp8, weights by blocks of 128x128, activations by 1x128",
+    "fp8_row": "fp8, weights by row, activations by token",
+    "fp8_tensor": "fp8, one scale for each operand",
+    "int8_row": "int8, weights by row, activations by token",
+    "mxfp4": "mxfp4, both by groups of 32",
+}
+#: the keys under which quantizers list what they leave alone
+_IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude", "exclude_modules")
+
+
+@attrs.frozen
+class Scheme:
+    """What a checkpoint says of its layers.
+
+    Attributes:
+        name: one of `SCHEMES`, "" where layers are not quantised.
+        refused: why no op has the products of the layers that are quantised, or "".
+        ignored: names of layers that are not, as the checkpoint spells them: whole names, parts of them, patterns.
+        experts_only: whether routed experts alone are.
+    """
+
+    name: str = ""
+    refused: str = ""
+    ignored: tuple[str, ...] = ()
+    experts_only: bool = False
+
+    def covers(self, layer: Layer) -> bool:
+        """Whether a layer is quantised. Routers, and the product for the logits, are not in what engines run."""
+        if not (self.name or self.refused) or layer.kind in ("router", "head", "batched"):
+            return False
+        if self.experts_only and layer.kind != "experts":
+            return False
+        return not any(_names(pattern, layer.name) for pattern in self.ignored)
+
+
+def _names(pattern: str, name: str) -> bool:
+    """Whether an entry of a list of layers means this one, whose name has ``*`` for numbers.
+
+    A layer counts as left alone where the entry names all of its kind or one of them.
+    """
+    if pattern.startswith("re:"):
+        try:
+            return re.match(pattern[3:], name.replace("*", "0")) is not None
+        except re.error:
+            return False
+    generic = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", pattern)
+    words = generic.strip("*.").split(".")
+    inside = any(name.split(".")[place : place + len(words)] == words for place in range(name.count(".") + 2 - len(words)))
+    return inside or fnmatch.fnmatchcase(name, pattern)
+
+
+def scheme_of(raw: Mapping[str, Any]) -> Scheme:
+    """The scheme that ``config.json`` states; what is stated and not known here is refused, never guessed."""
+    stated = raw.get("quantization_config") or raw.get("compression_config")
+    if not isinstance(stated, Mapping):
+        return Scheme()
+    method = str(stated.get("quant_method", "")).lower()
+    ignored = tuple(str(entry) for key in _IGNORED for entry in (stated.get(key) or ()))
+    name, refused = _judge(method, stated)
+    return Scheme(name, refused, ignored, experts_only=method == "mxfp4")
+
+
+def _judge(method: str, stated: Mapping[str, Any]) -> tuple[str, str]:
+    if method == "fp8":
+        block = stated.get("weight_block_size")
+        if block and list(block) != [128, 128]:
+            return "", f"fp8 in blocks of {'x'.join(map(str, block))}; the op of blocks has those of 128x128"
+        return ("fp8_block" if block else "fp8_tensor"), ""
+    if method == "fbgemm_fp8":
+        return "fp8_row", ""
+    if method in ("compressed-tensors", "compressed_tensors"):
+        groups = [group for group in (stated.get("config_groups") or {}).values() if isinstance(group, Mapping)]
+        return _all([_of_group(group.get("weights"), group.get("input_activations")) for group in groups])
+    if method == "quark":
+        whole = stated.get("global_quant_config") or {}
+        return _of_quark(whole.get("weight"), whole.get("input_tensors"))
+    if method == "modelopt":
+        kind = str(stated.get("quant_algo", "")).upper()
+        return ("fp8_tensor", "") if kind == "FP8" else ("", f"modelopt's {kind or 'unnamed algorithm'}")
+    if method == "mxfp4":
+        return "", "mxfp4 weights with activations of 16 bits"
+    return "", f"quant_method {method!r}: weights alone are quantised, or in a way that no op multiplies"
+
+
+def _all(found: list[tuple[str, str]]) -> tuple[str, str]:
+    """One answer for several groups of layers; where they differ no layer's is known by its name alone."""
+    if not found:
+        return "", "compressed-tensors without config_groups"
+    return (
+        found[0] if len(set(found)) == 1 else ("", f"groups of layers in different ways: {', '.join(sorted({a or b for a, b in found}))}")
+    )
+
+
+def _of_group(weights: Any, inputs: Any) -> tuple[str, str]:
+    if not isinstance(weights, Mapping):
+        return "", "activations alone are quantised"
+    bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy")
+    if not isinstance(inputs, Mapping) or inputs.get("num_bits") != bits:
+        return "", f"weights of {bits} bits with wider activations"
+    by = {"tensor": "tensor", "channel": "row", "block": "block"}.get(str(strategy), "")
+    if (bits, kind) == (8, "float") and by:
+        return f"fp8_{by}", ""
+    if (bits, kind, by) == (8, "int", "row"):
+        return "int8_row", ""
+    if (bits, kind, weights.get("group_size")) == (4, "float", 32):
+        return "mxfp4", ""
+    return "", f"{kind} weights of {bits} bits, scaled by {strategy}"
+
+
+def _of_quark(weight: Any, inputs: Any) -> tuple[str, str]:
+    weight = weight[0] if isinstance(weight, list) and weight else weight
+    if not isinstance(weight, Mapping) or not inputs:
+        return "", "Quark with weights alone quantised"
+    dtype, by = str(weight.get("dtype", "")), str(weight.get("qscheme", ""))
+    if dtype.startswith("fp8"):
+        name = {"per_tensor": "fp8_tensor", "per_channel": "fp8_row"}.get(by, "")
+        return (name, "") if name else ("", f"Quark's {dtype} scaled {by}")
+    if dtype == "int8" and by == "per_channel":
+        return "int8_row", ""
+    if dtype == "fp4" and weight.get("group_size") == 32:
+        return "mxfp4", ""
+    return "", f"Quark's {dtype} scaled {by}"

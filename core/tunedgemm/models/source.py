@@ -1,0 +1,198 @@
+"""A model's folder as a module without memory: ``config.json`` through transformers, on the meta device.
+
+Nothing but ``config.json`` is read, no code of the folder runs, and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from tunedgemm.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger("tunedgemm")
+
+#: Fields that decide shapes, by transformers' usual names. A class fills in those that a file leaves out, which may be another model's.
+_DECIDING = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
+    "moe_intermediate_size", "n_routed_experts", "num_experts", "num_local_experts", "num_experts_per_tok",
+    "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+)  # fmt: skip
+
+#: What stands in for a model that transformers does not know.
+_INSTEAD = "capture its shapes while it runs, with AITER_TUNE_GEMM=1, or write the file of shapes by hand"
+
+
+@attrs.frozen
+class Source:
+    """A model as its folder tells it.
+
+    Attributes:
+        folder: where ``config.json`` lies.
+        raw: the file's content.
+        module: the model on the meta device, in its own dtype.
+        settings: transformers' object for the part that makes text, with every field filled in.
+        notes: what the reader of the shapes should know, a sentence each.
+    """
+
+    folder: Path
+    raw: dict[str, Any]
+    module: torch.nn.Module
+    settings: Any
+    notes: tuple[str, ...] = ()
+
+
+def read(folder: Path) -> Source:
+    """Build the model of a folder on the meta device.
+
+    Raises:
+        UserError: no folder, no ``config.json`` in it, no JSON object, an architecture that the installed transformers does not
+            know, fields that it needs and the file lacks, or sizes that contradict each other; transformers is not installed.
+    """
+    raw = _json(folder / "config.json" if folder.is_dir() or not folder.exists() else folder)
+    transformers = _transformers()
+    with _quiet():
+        settings = _settings(transformers, folder, raw)
+        notes = _check_fields(folder, raw, settings)
+        module = _module(transformers, folder, raw, settings)
+    return Source(folder, raw, module, settings.get_text_config(), tuple(notes))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if path.name != "config.json":
+        raise UserError(f"{path}: is no folder of a model; name the folder that holds its config.json")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        what = "has no config.json" if path.parent.is_dir() else "does not exist"
+        raise UserError(f"{path.parent}: {what}; name the folder of a model as Hugging Face lays it out") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is no JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: must hold a JSON object (got {type(raw).__name__})")
+    if not raw.get("model_type"):
+        raise UserError(f"{path}: lacks the field 'model_type', by which transformers knows an architecture; {_INSTEAD}")
+    return raw
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise UserError("shapes from models need transformers: pip install 'tunedgemm[models]'") from None
+    return transformers
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' advice on loading weights, of which there are none."""
+    from transformers.utils import logging as theirs
+
+    level = theirs.get_verbosity()
+    theirs.set_verbosity_error()
+    try:
+        yield
+    finally:
+        theirs.set_verbosity(level)
+
+
+def _settings(transformers: Any, folder: Path, raw: dict[str, Any]) -> Any:
+    fields = {name: value for name, value in raw.items() if name != "quantization_config"}
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if raw["model_type"] not in known:
+        raise UserError(
+            f"{folder}: transformers {transformers.__version__} does not know the architecture {raw['model_type']!r}; "
+            f"a newer one may, or {_INSTEAD}"
+        )
+    try:
+        return known[raw["model_type"]].from_dict(fields)
+    except Exception as error:  # a class of transformers may raise anything
+        raise UserError(f"{folder}/config.json: transformers refuses it: {_first_line(error)}") from None
+
+
+def _check_fields(folder: Path, raw: dict[str, Any], settings: Any) -> list[str]:
+    """Sentences on fields that a part of the file left to transformers' defaults.
+
+    Raises:
+        UserError: the file itself leaves out fields that decide shapes.
+    """
+    notes = []
+    parts = {"": (raw, settings)}
+    for name in getattr(settings, "sub_configs", {}):
+        part, filled = raw.get(name), getattr(settings, name, None)
+        if filled is not None:
+            parts[name] = (part if isinstance(part, dict) else raw, filled)  # older files keep the text's fields at the top
+    for name, (said, filled) in parts.items():
+        missing = _missing(said, filled) if not (name == "" and len(parts) > 1) else []
+        if missing and name == "":
+            raise UserError(f"{folder}/config.json: lacks {', '.join(missing)}, which decide shapes; {_INSTEAD}")
+        if missing:
+            taken = ", ".join(f"{field}={getattr(filled, field)}" for field in missing)
+            notes.append(f"config.json leaves fields of {name} to transformers' defaults: {taken}")
+    return notes
+
+
+def _missing(said: dict[str, Any], filled: Any) -> list[str]:
+    renamed = getattr(filled, "attribute_map", {})
+    keys = {field: renamed.get(field, field) for field in _DECIDING}
+    return [key for field, key in keys.items() if key not in said and field not in said and _own(filled, key)]
+
+
+def _own(filled: Any, field: str) -> bool:
+    """Whether the class has a number of its own for a field."""
+    return isinstance(getattr(filled, field, None), int)
+
+
+def _module(transformers: Any, folder: Path, raw: dict[str, Any], settings: Any) -> torch.nn.Module:
+    import torch
+
+    names = [name for name in raw.get("architectures") or [] if isinstance(name, str)]
+    made = next((found for name in names if (found := getattr(transformers, name, None)) is not None), None)
+    dtype = _dtype(settings)
+    try:
+        with torch.device("meta"):
+            if made is not None:
+                module: torch.nn.Module = made._from_config(settings, dtype=dtype)
+            else:
+                module = _by_type(transformers, settings).from_config(settings, dtype=dtype)
+    except Exception as error:  # the constructor of any model
+        raise UserError(
+            f"{folder}/config.json: transformers cannot build this model: {type(error).__name__}: {_first_line(error)}"
+        ) from None
+    return module.eval()
+
+
+def _dtype(settings: Any) -> torch.dtype:
+    import torch
+
+    for part in (settings, settings.get_text_config()):
+        said = getattr(part, "dtype", None) or getattr(part, "torch_dtype", None)
+        found = getattr(torch, said, None) if isinstance(said, str) else said
+        if isinstance(found, torch.dtype):
+            return found
+    return torch.bfloat16
+
+
+def _by_type(transformers: Any, settings: Any) -> Any:
+    """The class that makes text for this type of model, from images too where only that is there."""
+    names = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM", "AutoModel")
+    for name in names:
+        auto = getattr(transformers, name, None)
+        if auto is not None and type(settings) in auto._model_mapping:
+            return auto
+    raise UserError(f"transformers {transformers.__version__} has no model for the architecture {settings.model_type!r}; {_INSTEAD}")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:300]
