@@ -46,8 +46,7 @@ def fused(layers: Iterable[Layer], latent: Latent | None) -> tuple[Layer, ...]:
         first = waiting.pop(0)
         siblings = [layer for layer in waiting if _alike(first, layer)]
         parts = _joined([first, *siblings])
-        for part in parts[1:]:
-            waiting.remove(part)
+        waiting = [layer for layer in waiting if layer not in parts]
         found.append(_one(parts) if len(parts) > 1 else first)
         if latent is not None and first.role == "kv_b" and first.unit == latent.nope + latent.value:
             found += _absorbed(first, latent)
@@ -61,12 +60,14 @@ def _alike(first: Layer, other: Layer) -> bool:
 
 
 def _joined(layers: list[Layer]) -> list[Layer]:
-    """Those among siblings that are one product with the first, in the order in which engines lay them; else the first alone."""
+    """Those among siblings that are one product with the first, in the order in which engines lay them; else the first alone.
+
+    Queries of a decoder that looks at its encoder have another input than keys and values.
+    """
     by_role = {layer.role: layer for layer in reversed(layers)}
     for roles in _TOGETHER:
-        if layers[0].role != roles[0] or not set(roles) <= set(by_role) or (roles[0] == "q" and crosses(layers[0].name)):
-            continue
-        return [by_role[role] for role in roles]
+        if layers[0].role in roles and set(roles) <= set(by_role) and not ("q" in roles and crosses(layers[0].name)):
+            return [by_role[role] for role in roles]
     return layers[:1]
 
 

@@ -75,6 +75,9 @@ def listed(layers: Iterable[Layer], rows: Iterable[int], formats: Formats) -> tu
     notes: dict[str, None] = {}
     rows = tuple(rows)
     for layer in layers:
+        if layer.experts is not None and layer.bias:
+            notes[f"left out, for no op has experts with a bias: {layer.name}"] = None
+            continue
         name, cells = _cells(layer, formats)
         op = op_named(name)
         column = "token" if layer.kind == "experts" else "M"

@@ -8,15 +8,15 @@ _WORDS = {
     "k": ("k_proj", "key", "k", "wk", "k_lin", "key_proj", "to_k"),
     "v": ("v_proj", "value", "v", "wv", "v_lin", "value_proj", "to_v"),
     "qkv": ("qkv_proj", "qkv", "query_key_value", "c_attn", "Wqkv", "attn_qkv"),
-    "o": ("o_proj", "out_proj", "out_lin"),
+    "o": ("o_proj", "out_proj", "out_lin", "o"),
     "q_a": ("q_a_proj",),
     "kv_a": ("kv_a_proj_with_mqa", "kv_a_proj"),
     "q_b": ("q_b_proj",),
     "kv_b": ("kv_b_proj",),
     "gate": ("gate_proj", "w1", "wi_0"),
-    "up": ("up_proj", "w3", "wi_1", "wi", "fc1", "c_fc", "dense_h_to_4h", "linear_fc1", "lin1"),
+    "up": ("up_proj", "w3", "wi_1", "wi", "fc1", "c_fc", "dense_h_to_4h", "linear_fc1", "lin1", "linear_1"),
     "gate_up": ("gate_up_proj",),
-    "down": ("down_proj", "w2", "fc2", "dense_4h_to_h", "linear_fc2", "lin2"),
+    "down": ("down_proj", "w2", "fc2", "dense_4h_to_h", "linear_fc2", "lin2", "linear_2"),
 }
 _ROLES = {word: role for role, words in _WORDS.items() for word in words}
 #: names that close an attention where they stand in one, and a feed-forward network elsewhere
@@ -34,10 +34,10 @@ def role_of(name: str) -> str:
     """The role of the module with this name, "" for an unknown one."""
     parent, _, word = name.rpartition(".")
     if word in _CLOSING:
-        above = parent.lower().rpartition(".")[2]
-        if above == "intermediate":  # BERT's way up
+        above = parent.lower().split(".")[-2:]
+        if above[-1] == "intermediate":  # BERT's way up
             return "up"
-        return "o" if any(part in parent.lower().rsplit(".", 2)[-1] or part in above for part in _IN_ATTENTION) else "down"
+        return "o" if any(part in step for part in _IN_ATTENTION for step in above) else "down"
     return _ROLES.get(word, "")
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from tunedgemm.dtype import short_dtype
+from tunedgemm.errors import UserError
 from tunedgemm.models.layer import Experts, Layer
 from tunedgemm.models.roles import role_of
 
@@ -162,7 +163,9 @@ def _bank_of_modules(source: Source, name: str, module: torch.nn.Module) -> Laye
 
 def _experts(source: Source, name: str, module: torch.nn.Module, told: tuple[int, int, int, bool, bool, str]) -> Layer:
     count, width, inner, gated, bias, dtype = told
-    topk = next((value for field in _TOPK if isinstance(value := getattr(source.settings, field, None), int) and value > 0), 1)
+    topk = _number(source.settings, *_TOPK)
+    if not topk:
+        raise UserError(f"{source.folder}/config.json: lacks the number of experts that a token goes to, as {' or '.join(_TOPK[:3])}")
     spelled = getattr(source.settings, "hidden_act", None) or getattr(source.settings, "hidden_activation", None) or ""
     act = "swiglu" if hasattr(module, "alpha") and hasattr(module, "limit") else _ACTS.get(str(spelled), "")
     experts = Experts(count, min(topk, count), act, gated)
