@@ -26,19 +26,20 @@ LAYERS = {
         "scan",
         "indexfile",
         "table",
+        "capturefile",
         "capture",
         "choice",
         "calls",
         "dispatch",
         "tuner",
     ),
-    "edge": ("cli", "asked", "integrations", "compare", "report", "online", "models", "testing", "__init__", "__main__"),
+    "edge": ("cli", "asked", "integrations", "compare", "coverage", "report", "online", "models", "testing", "__init__", "__main__"),
 }
 PLACE = {module: place for place, layer in enumerate(LAYERS.values()) for module in layer}
 
 #: importing modules -> what none of them may import, over and above the layers
 NEVER = {
-    ("dispatch", "calls", "choice", "table", "csvfile", "row", "sheet", "folders", "settings", "capture"): (
+    ("dispatch", "calls", "choice", "table", "csvfile", "row", "sheet", "folders", "settings", "capture", "capturefile"): (
         "tuner",
         "report",
         "compare",

@@ -6,12 +6,12 @@ import logging
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections import Counter
 
 import pytest
-from tunedgemm import sheet
 from tunedgemm.capture import Capture, recorder
 from tunedgemm.csvfile import read_untuned
 from tunedgemm.folders import untuned_path
@@ -36,6 +36,12 @@ def call(m, times=1):
 """
 
 
+@pytest.fixture(autouse=True)
+def at_leisure(monkeypatch):
+    """The thread that writes counts leaves the tests alone."""
+    monkeypatch.setattr("tunedgemm.capture._INTERVAL", 3600.0)
+
+
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "new" / "bf16_untuned_gemm.csv"
@@ -55,13 +61,17 @@ def counts(path) -> dict[int, int]:
     return {entry.shape.m: entry.count for entry in read_untuned(path, OP)}
 
 
+def both(path) -> dict[int, tuple[int, int]]:
+    return {entry.shape.m: (entry.count, entry.graph) for entry in read_untuned(path, OP)}
+
+
 def test_a_shape_is_on_disk_when_it_is_met(path):
     """A shape's row is there at once, in AITER's columns and a count; calls after it are added by a flush."""
     capture = Capture(OP, path)
     counter = capture.meet(shape(3, outdtype="fp32", epilogue="bias"))
     assert path.read_text().splitlines() == [
-        "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count",
-        "3,64,64,True,torch.bfloat16,torch.float32,False,False,1",
+        "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count,graph",
+        "3,64,64,True,torch.bfloat16,torch.float32,False,False,1,0",
     ]
     counter[0] += 7
     capture.flush()
@@ -92,7 +102,7 @@ def test_layouts_and_scales_are_kept(path):
     for met in shapes:
         Capture(OP, path).meet(met)
     assert [entry.shape for entry in read_untuned(path, OP)] == shapes
-    assert path.read_text().startswith("M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count,layout")
+    assert path.read_text().startswith("M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count,graph,layout")
 
 
 def test_rows_of_others_are_kept(path):
@@ -104,11 +114,11 @@ def test_rows_of_others_are_kept(path):
     call(capture, 7, 2)
     capture.flush()
     assert path.read_text().splitlines() == [
-        "K,N,M,note,bias,dtype,outdtype,scaleAB,bpreshuffle,count",
-        "64,64,5,mine,,,,,,4",
-        "64,64,6,also,,,,,,",
-        "64,64,x,odd,,,,,,",
-        "64,64,7,,False,torch.bfloat16,torch.bfloat16,False,False,2",
+        "K,N,M,note,bias,dtype,outdtype,scaleAB,bpreshuffle,count,graph",
+        "64,64,5,mine,,,,,,4,",
+        "64,64,6,also,,,,,,,",
+        "64,64,x,odd,,,,,,,",
+        "64,64,7,,False,torch.bfloat16,torch.bfloat16,False,False,2,0",
     ]
 
 
@@ -218,7 +228,7 @@ def test_a_fork_while_a_thread_writes(path):
     holds, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with capture._lock:
+        with capture._writing, capture._lock:
             holds.set()
             go_on.wait(30)
 
@@ -253,22 +263,26 @@ def test_failures_are_logged_once_and_retried(path, caplog):
     assert counts(path) == {1: 10, 2: 20, 3: 30}
 
 
-def test_a_full_disk_is_survived(path, caplog, monkeypatch):
-    """A disk that fills up costs nothing but a line in the log; nothing is counted twice afterwards."""
-    capture = Capture(OP, path)
-    call(capture, 1, 10)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sheet.Path, "replace", full)
-        call(capture, 2, 5)
-        capture.flush()
-    assert "No space left on device" in caplog.text
-    assert counts(path) == {1: 1}
-    capture.flush()
-    assert counts(path) == {1: 10, 2: 5}
+def test_a_full_disk_is_survived(path, child):
+    """A disk that fills up costs a line in the log; nothing is counted twice, and all is written once there is room."""
+    source = SOURCE.format(path=str(path))
+    source += """
+import logging, resource
+logging.basicConfig(stream=sys.stdout)
+call(1, 10)
+resource.setrlimit(resource.RLIMIT_FSIZE, (capture.path.stat().st_size + 20, -1))
+for m in range(2, 50):
+    call(m, 5)
+capture.flush()
+print(capture.path.read_text().count(chr(10)))
+resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+call(50, 2)
+print(capture.path.read_text().count(chr(10)))
+"""
+    told, *lines = child(source).splitlines()
+    assert told.endswith(f"shapes are not captured for now: {path}: cannot be written: File too large")
+    assert lines == ["2", "3"]
+    assert counts(path) == {1: 10, **dict.fromkeys(range(2, 50), 5), 50: 2}
 
 
 def test_a_file_that_is_no_csv_is_left_alone(path, caplog):
@@ -289,11 +303,104 @@ def test_the_recorder_of_an_op():
     assert counts(untuned_path(OP)) == {9: 1}
 
 
-def test_meeting_a_known_shape_writes_nothing(path, monkeypatch):
+def test_meeting_a_known_shape_writes_nothing(path):
     """Only the first meeting of a shape touches the file."""
     capture = Capture(OP, path)
     call(capture, 1)
-    monkeypatch.setattr(capture, "flush", lambda: pytest.fail("wrote again"))
+    path.unlink()
     for _ in range(100):
         call(capture, 1)
-    assert capture.meet(shape(1)) == [101]
+    assert capture.meet(shape(1)) == [101, 0]
+    assert not path.exists()
+
+
+def test_calls_of_two_kinds_are_counted_apart(path):
+    """What was recorded into a graph is no call that ran; a shape first met so has a row that says so at once."""
+    capture = Capture(OP, path)
+    first, second = capture.meet(shape(1), recorded=True), capture.meet(shape(2))
+    assert both(path) == {1: (0, 1), 2: (1, 0)}
+    first[1] += 3
+    second[0] += 1
+    second[1] += 2
+    capture.flush()
+    capture.flush()
+    assert both(path) == {1: (0, 3), 2: (1, 2)}
+
+
+@pytest.mark.parametrize("fork", ["True", "os.fork() == 0"])
+def test_counts_of_a_killed_process_are_there_but_for_the_last_seconds(path, child, fork):
+    """A thread of each process writes counts while it lives, of a forked child, too."""
+    source = SOURCE.format(path=str(path)).replace("import os,", "import tunedgemm.capture; tunedgemm.capture._INTERVAL = 0.05\nimport os,")
+    source += f"""
+call(1, 1)
+if {fork}:
+    call(1, 41)
+    for _ in range(600):
+        time.sleep(0.05)
+        if ",42," in capture.path.read_text():
+            break
+    os.kill(os.getpid(), {int(signal.SIGKILL)})
+os.wait()
+os._exit(0)
+"""
+    if fork == "True":
+        source = f"import os\nif os.fork():\n    os.wait()\n    os._exit(0)\n{source}"
+    child(source)
+    assert counts(path) == {1: 42}
+
+
+def test_the_thread_that_writes_is_one_and_does_not_hold_a_process_up(child, path):
+    """One for all captures of a process, none before a shape is met; a process ends without waiting for it."""
+    source = SOURCE.format(path=str(path))
+    source += """
+import threading
+before = [thread.name for thread in threading.enumerate()]
+for number in range(3):
+    capture = Capture(op_named("a16w16"), Path({path!r} + str(number)))
+    call(number + 1, 2)
+print(before, [(thread.name, thread.daemon) for thread in threading.enumerate()][1:])
+""".replace("{path!r}", repr(str(path)))
+    assert child(source) == "['MainThread'] [('tunedgemm-capture', True)]"
+
+
+def _spawned(path, own: int) -> None:
+    _child(Capture(OP, path), own)
+
+
+def test_spawned_children_add_up(path):
+    """Children that start afresh write what they counted when they end."""
+    context = multiprocessing.get_context("spawn")
+    children = [context.Process(target=_spawned, args=(path, own)) for own in (2, 3)]
+    for process in children:
+        process.start()
+    for process in children:
+        process.join()
+    assert [process.exitcode for process in children] == [0, 0]
+    assert counts(path) == {1: 200, 2: 10, 3: 10}
+
+
+MANY = """
+import sys, threading
+sys.setswitchinterval(1e-4)
+def work(first):
+    for m in range(first, {last}, {step}):
+        call(m, 2)
+threads = [threading.Thread(target=work, args=({first} + {shift} * number,)) for number in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shapes", "own"), [(5000, False), (40_000, True)], ids=["the same", "their own"])
+def test_many_processes_and_threads_meet_many_shapes(path, shapes, own):
+    """8 processes of 4 threads: every shape has one line, and the count is exact; each process its own 5,000, or all the same."""
+    children = []
+    for number in range(8):
+        first, last = (1 + number * 5000, 1 + (number + 1) * 5000) if own else (1, 5001)
+        source = SOURCE.format(path=str(path)) + MANY.format(first=first, last=last, step=4 if own else 1, shift=int(own))
+        children.append(subprocess.Popen([sys.executable, "-c", source], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}))
+    assert [process.wait(timeout=400) for process in children] == [0] * 8
+
+    assert counts(path) == dict.fromkeys(range(1, shapes + 1), 2 if own else 8 * 4 * 2)
+    assert len(path.read_text().splitlines()) == shapes + 1

@@ -84,11 +84,29 @@ def with_gradient(op: str, call: Call) -> Call:
     return differentiable
 
 
-def counted(call: Call, counter: list[int]) -> Call:
-    """The launcher with a count of its calls, used while shapes are captured."""
+def recording(operand: torch.Tensor) -> Callable[[], bool] | None:
+    """How to ask whether a call on this operand is being recorded into a graph; None where no call is."""
+    return torch._C._cuda_isCurrentStreamCapturing if operand.is_cuda else None
+
+
+def counted(call: Call, counter: list[int], recorded: Callable[[], bool] | None) -> Call:
+    """The launcher with a count of its calls, used while shapes are captured.
+
+    Args:
+        call: the launcher.
+        counter: the calls that ran at once, and those that were recorded into graphs.
+        recorded: how to ask which a call is (`recording`).
+    """
 
     def counting(*operands: torch.Tensor | None) -> torch.Tensor:
         counter[0] += 1
         return call(*operands)
 
-    return counting
+    if recorded is None:
+        return counting
+
+    def counting_apart(*operands: torch.Tensor | None) -> torch.Tensor:
+        counter[recorded()] += 1
+        return call(*operands)
+
+    return counting_apart

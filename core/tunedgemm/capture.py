@@ -1,24 +1,28 @@
 """Capture: note every shape a workload meets, tuned or not, with the number of calls; torch-free.
 
-A shape's row is on disk as soon as it is met, so that a process that is killed loses counts, never a shape.
+A shape's row is on disk as soon as it is met, so that a process that is killed loses counts of seconds, never a shape.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import multiprocessing.util
 import os
 import threading
+import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunedgemm.capturefile import Calls, CaptureFile
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.folders import untuned_path
-from tunedgemm.row import key_shape, untuned_of
-from tunedgemm.sheet import Record, Sheet, locked, present, read_sheet, replace_text
+from tunedgemm.row import key_shape
+from tunedgemm.sheet import LOCK_TIMEOUT
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
@@ -26,8 +30,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tunedgemm")
 
-#: Longest wait for other processes' writing, in seconds: a model waits for it. What is not written now is, at the next flush.
+#: Longest wait for others' writing, in seconds, while a model waits. What is not written now is, at the next flush.
 _PATIENCE = 2.0
+
+#: Seconds between two looks whether another thread has written a shape meanwhile.
+_LOOK = 0.01
+
+#: Seconds between two flushes while a process lives, and the share of one core's time that they may take.
+_INTERVAL, _SHARE = 10.0, 0.01
 
 _captures: weakref.WeakSet[Capture] = weakref.WeakSet()
 
@@ -39,99 +49,126 @@ class Capture:
 
     Attributes:
         op: the op whose shapes these are.
-        path: the untuned CSV: the op's key columns and ``count``, the number of calls of all processes so far.
+        path: the untuned CSV: the op's key columns; ``count``, the calls of all processes so far that ran at once; and
+            ``graph``, those that were recorded into graphs.
     """
 
     def __init__(self, op: Op, path: Path | None = None) -> None:
         self.op = op
         self.path = path or untuned_path(op)
         self._counters: dict[Shape, list[int]] = {}
-        self._written: dict[Shape, int] = {}  # of the counters, what the file has
-        self._parsed: dict[tuple[tuple[str, str], ...], Shape | None] = {}
-        self._lock = threading.RLock()
+        self._first: dict[Shape, Calls] = {}  # the call with which a shape was met, which its caller counts only after that
+        self._written: dict[Shape, Calls] = {}  # of the counters, what the file has
+        self._untried: set[Shape] = set()  # those just met
+        self._file = CaptureFile(op, self.path)
+        self._lock = threading.Lock()  # for what stands above, for moments
+        self._writing = threading.RLock()  # for the file, as long as that takes
         self._complained = False
         _captures.add(self)
         _at_exit(self)
         multiprocessing.util.register_after_fork(self, _at_exit)
 
-    def meet(self, shape: Shape) -> list[int]:
-        """Register a shape and return its counter, one integer in a list, which the caller raises by one at each call.
+    def meet(self, shape: Shape, *, recorded: bool = False) -> list[int]:
+        """Register a shape and return its counter: the calls that ran at once, and those that were recorded into graphs.
 
-        A shape that is new in this process gets its row on disk before this returns, with a count of at least 1.
-        Shapes that differ in nothing that a table tells apart share a counter. An empty batch has one, too, but no row.
+        The caller raises one of the two by one at each call. A shape that is new in this process gets its row on disk before
+        this returns, with one call at least. Shapes that differ in nothing that a table tells apart share a counter. An
+        empty batch has one, too, but no row.
+
+        Args:
+            shape: the shape of a call.
+            recorded: whether that call is being recorded.
         """
         shape = key_shape(shape)
         counter = self._counters.get(shape)
-        if counter is not None:
-            return counter
-        with self._lock:
-            fresh = shape not in self._counters
-            counter = self._counters.setdefault(shape, [0])
-        if fresh and shape.m > 0:
-            self.flush()
+        if counter is None:
+            with self._lock:
+                if shape not in self._counters and shape.m > 0:
+                    self._first[shape] = (0, 1) if recorded else (1, 0)
+                    self._untried.add(shape)
+                counter = self._counters.setdefault(shape, [0, 0])
+            _keep_writing()
+        if shape in self._untried:
+            self._write(self._enter, _PATIENCE, shape)
+            self._untried.discard(shape)  # what could not be written is, at the next flush
         return counter
 
-    def flush(self) -> None:
-        """Add to the file what it does not have yet. A failure is logged once and tried again at the next flush."""
-        with self._lock:
-            deltas = {shape: delta for shape, counter in self._counters.items() if (delta := self._unwritten(shape, counter[0])) > 0}
-            if not deltas:
+    def flush(self, patience: float = _PATIENCE) -> None:
+        """Add to the file what it does not have yet. A failure is logged once and tried again at the next flush.
+
+        Args:
+            patience: longest wait for others' writing, in seconds.
+        """
+        if self._unwritten():
+            self._write(self._add, patience)
+
+    def _write(self, write: Callable[[float], None], patience: float, shape: Shape | None = None) -> None:
+        """Write alone among this process's threads, unless another has written this shape meanwhile; no failure is raised."""
+        for _ in range(max(1, round(patience / _LOOK))):
+            if self._writing.acquire(timeout=_LOOK):
+                break
+            if shape in self._written:
                 return
-            try:
-                with locked(self.path, _PATIENCE):
-                    sheet = self._merged(deltas)
-                    replace_text(self.path, sheet.text(), durable=False)  # a power cut ends the workload, too
-            except (TunedGemmError, OSError) as error:
-                if not self._complained:
-                    self._complained = True
-                    _log.warning("shapes are not captured for now: %s", error)
-                return
-            for shape, delta in deltas.items():
-                self._written[shape] = self._written.get(shape, 0) + delta
+        else:
+            self._complain(f"{self.path}: another thread has been writing it for {patience:.0f} s")
+            return
+        try:
+            write(patience)
             self._complained = False
+        except (TunedGemmError, OSError) as error:
+            self._complain(str(error))
+        finally:
+            self._writing.release()
 
-    def _unwritten(self, shape: Shape, count: int) -> int:
-        """Calls that the file does not have; a shape just met counts as one, for its caller raises the counter only after that."""
-        if shape.m == 0:
-            return 0
-        return count - self._written[shape] if shape in self._written else max(1, count)
+    def _complain(self, why: str) -> None:
+        if not self._complained:
+            self._complained = True
+            _log.warning("shapes are not captured for now: %s", why)
 
-    def _merged(self, deltas: dict[Shape, int]) -> Sheet:
-        """The file's content with these counts added; lines that are not understood stay as they are."""
-        sheet = read_sheet(self.path) if present(self.path) else Sheet([], [])
-        rows: dict[Shape, Record] = {}
-        for record in sheet.records:
-            shape = self._shape_of(record)
-            if shape is not None:
-                rows.setdefault(shape, record)
-        for shape, delta in deltas.items():
-            if shape not in rows:
-                cells = {column: text for column, text in self.op.columns.format(shape).items() if text or column in self.op.columns.key}
-                rows[shape] = Record(cells={**cells, "count": "0"})
-                sheet.records.append(rows[shape])
-            cells = rows[shape].cells
-            cells["count"] = str(untuned_of(rows[shape], self.op).count + delta)
-        used = (column for record in sheet.records for column in record.cells)
-        # Those of a file that is there lead in their order, so that its lines keep their text.
-        sheet.columns = list(dict.fromkeys((*sheet.columns, *self.op.columns.key, "count", *used)))
-        return sheet
+    def _enter(self, patience: float) -> None:
+        """Put a line for each shape just met into the file; other threads find theirs written."""
+        with self._lock:
+            fresh = {shape: self._calls(shape) for shape in self._untried if shape not in self._written}
+            self._untried.clear()
+        if not fresh:
+            return
+        entered = self._file.enter(fresh, patience)
+        if entered is None:
+            self._add(patience)
+        else:  # a line that another process put there does not tell of this one's calls
+            self._written |= {shape: fresh[shape] if shape in entered else (0, 0) for shape in fresh}
 
-    def _shape_of(self, record: Record) -> Shape | None:
-        """The shape of a line, remembered by its texts: the whole file is read again for each new shape."""
-        texts = tuple((column, text) for column, text in record.cells.items() if column != "count")
-        if record.raw or record.surplus:
-            return None
-        if texts not in self._parsed:
-            try:
-                self._parsed[texts] = untuned_of(Record(cells=dict(texts)), self.op).shape
-            except (TunedGemmError, ValueError):
-                self._parsed[texts] = None
-        return self._parsed[texts]
+    def _add(self, patience: float) -> None:
+        """Bring the file's counts up to date, and put all shapes there that it lacks."""
+        unwritten = self._unwritten()
+        self._file.add(unwritten, patience)
+        for shape, (count, graph) in unwritten.items():
+            before = self._written.get(shape, (0, 0))
+            self._written[shape] = before[0] + count, before[1] + graph
+
+    def _unwritten(self) -> dict[Shape, Calls]:
+        """The calls that the file does not have, by shape."""
+        unwritten: dict[Shape, Calls] = {}
+        for shape in list(self._counters):
+            count, graph = self._calls(shape)
+            before = self._written.get(shape)
+            missing = (max(0, count - before[0]), max(0, graph - before[1])) if before else (count, graph)
+            if any(missing) and shape.m > 0:
+                unwritten[shape] = missing
+        return unwritten
+
+    def _calls(self, shape: Shape) -> Calls:
+        """The calls of a shape so far, with the one that its caller is about to count."""
+        count, graph = self._counters[shape]
+        return (count, graph) if count or graph else self._first.get(shape, (0, 0))
 
     def _restart(self) -> None:
-        """In a forked child: leave the counts so far to the parent, and drop a lock that one of its threads may hold."""
-        self._lock = threading.RLock()
-        self._written = {shape: counter[0] for shape, counter in self._counters.items()}
+        """In a forked child: leave the counts so far to the parent, and drop locks that its threads may hold."""
+        self._lock, self._writing = threading.Lock(), threading.RLock()
+        self._written = {shape: (counter[0], counter[1]) for shape, counter in self._counters.items()}
+        self._first.clear()
+        self._untried.clear()
+        self._file = CaptureFile(self.op, self.path)
 
 
 @functools.cache
@@ -146,18 +183,57 @@ def recorder(op: Op) -> Capture:
 
 def _at_exit(capture: Capture) -> None:
     """Flush when this process ends; children of multiprocessing end without `atexit` and drop what their parent registered."""
-    multiprocessing.util.Finalize(capture, Capture.flush, (capture,), exitpriority=0)
+    multiprocessing.util.Finalize(capture, Capture.flush, (capture, LOCK_TIMEOUT), exitpriority=0)
 
 
-def _flush_all() -> None:
+def _flush_all(patience: float) -> None:
     for capture in list(_captures):
-        capture.flush()
+        capture.flush(patience)
+
+
+class _Keeper(threading.Thread):
+    """Writes counts while the process lives, for workers of serving engines are killed, or leave without a word."""
+
+    def __init__(self) -> None:
+        super().__init__(name="tunedgemm-capture", daemon=True)
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        """Flush every few seconds, less often where a flush is dear."""
+        pause = _INTERVAL
+        while not self.over.wait(pause):
+            start = time.thread_time()
+            _flush_all(_PATIENCE)
+            pause = max(_INTERVAL, (time.thread_time() - start) / _SHARE)
+
+
+_keeper: _Keeper | None = None
+
+
+def _keep_writing() -> None:
+    """Start the thread that writes counts, unless this process has one."""
+    global _keeper
+    if _keeper is not None:
+        return
+    _keeper = _Keeper()
+    with contextlib.suppress(RuntimeError):  # no thread can be started: counts are written at the end of the process alone
+        _keeper.start()
+
+
+def _end() -> None:
+    if _keeper is not None:
+        _keeper.over.set()
+    _flush_all(LOCK_TIMEOUT)
 
 
 def _restart_all() -> None:
+    global _keeper
     for capture in list(_captures):
         capture._restart()
+    if _keeper is not None:
+        _keeper = None
+        _keep_writing()
 
 
-atexit.register(_flush_all)
+atexit.register(_end)
 os.register_at_fork(after_in_child=_restart_all)

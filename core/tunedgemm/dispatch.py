@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
-from tunedgemm.calls import Call, call_key, copying, counted, dense, eager_only, with_gradient
+from tunedgemm.calls import Call, call_key, copying, counted, dense, eager_only, recording, with_gradient
 from tunedgemm.capture import Capture, recorder
 from tunedgemm.choice import NATIVE, Explanation, Offer, choose, examine, offers
 from tunedgemm.device import Device, current_device, device_of
@@ -153,7 +153,9 @@ class Dispatcher:
         with self._lock:
             call, solution = self._call_for(shape, device, operands)
             if self._capture is not None:
-                call = counted(call, self._capture.meet(shape))
+                recorded = recording(operands[0])
+                counter = self._capture.meet(shape, recorded=recorded is not None and recorded())
+                call = counted(call, counter, recorded)
             # Only a choice that holds for the next call of the key, too, is kept.
             if key is not None and solution is not None:
                 if len(self.launchers) >= MAX_LAUNCHERS:

@@ -152,11 +152,12 @@ def parse_sheet(path: Path, text: str, *, whole: bool = True) -> Sheet:
 
 
 @contextlib.contextmanager
-def locked(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
+def locked(path: Path, timeout: float = LOCK_TIMEOUT, poll: float = 0.01) -> Iterator[None]:
     """Hold the lock beside *path*, across processes and threads; the folder is created.
 
     Args:
         timeout: how long to wait for another process, in seconds.
+        poll: seconds between two looks whether it is free; who looks oftener than the others gets it sooner.
 
     Raises:
         TableError: the folder cannot be written, or another process keeps the lock for longer.
@@ -164,7 +165,7 @@ def locked(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
     lock = filelock.FileLock(path.with_name(f"{path.name}.lock"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=timeout, poll_interval=0.01)
+        lock.acquire(timeout=timeout, poll_interval=poll)
     except filelock.Timeout:
         raise TableError(f"{path}: another process has kept {lock.lock_file} locked for {timeout:.0f} s; end it and try again") from None
     except OSError as error:
@@ -206,6 +207,22 @@ def replace_text(path: Path, text: str, *, durable: bool = True) -> None:
         raise _unwritable(path, error) from error
 
 
+def extend(handle: int, data: bytes) -> None:
+    """Put bytes at the end of a file that was opened for appending: all of them or none. To be called under `locked`.
+
+    Raises:
+        OSError: the disk is full, or the like; the file is as it was.
+    """
+    size = os.fstat(handle).st_size
+    try:
+        while data:  # once, but for a disk that takes a part, and says why at the second attempt
+            data = data[os.write(handle, data) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(handle, size)
+        raise
+
+
 def _sync_folder(folder: Path) -> None:
     with contextlib.suppress(OSError):  # some file systems cannot sync a folder; the content itself is safe
         handle = os.open(folder, os.O_RDONLY)
@@ -231,6 +248,15 @@ def _read_text(path: Path) -> str:
         raise TableError(f"{path}: is a folder; name a CSV file in it") from None
     except OSError as error:
         raise TableError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return as_text(path, content)
+
+
+def as_text(path: Path, content: bytes) -> str:
+    """The bytes of a file, or of some of its lines, as text; *path* is for messages alone.
+
+    Raises:
+        TableError: they are no text.
+    """
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

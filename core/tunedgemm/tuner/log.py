@@ -20,7 +20,7 @@ import attrs
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.shape import Shape
-from tunedgemm.sheet import present
+from tunedgemm.sheet import extend, present
 from tunedgemm.timing import SCHEMA, Timing
 
 _log = logging.getLogger("tunedgemm")
@@ -152,13 +152,7 @@ def _extend(handle: int, data: bytes) -> None:
     size = os.fstat(handle).st_size
     if size and os.pread(handle, 1, size - 1) != b"\n":  # a killed writer's half line must not swallow the next
         data = b"\n" + data
-    try:
-        while data:  # once, but for a disk that takes a part, and says why at the second attempt
-            data = data[os.write(handle, data) :]
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.ftruncate(handle, size)
-        raise
+    extend(handle, data)
 
 
 @attrs.define
