@@ -33,7 +33,20 @@ LAYERS = {
         "dispatch",
         "tuner",
     ),
-    "edge": ("cli", "asked", "integrations", "compare", "coverage", "report", "online", "models", "testing", "__init__", "__main__"),
+    "edge": (
+        "cli",
+        "asked",
+        "integrations",
+        "compare",
+        "coverage",
+        "report",
+        "online",
+        "models",
+        "flags",
+        "testing",
+        "__init__",
+        "__main__",
+    ),
 }
 PLACE = {module: place for place, layer in enumerate(LAYERS.values()) for module in layer}
 

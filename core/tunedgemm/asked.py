@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tunedgemm.csvfile import infer_op
+import attrs
+
+from tunedgemm.csvfile import Untuned, infer_op, read_untuned
+from tunedgemm.device import Device
+from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import TableError, UserError
+from tunedgemm.folders import untuned_path
 from tunedgemm.ops import DEFAULT_OP, op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.row import shape_of
 from tunedgemm.shape import Shape
-from tunedgemm.sheet import read_sheet
+from tunedgemm.sheet import present, read_sheet
 
 
 def op_of_file(path: Path) -> Op:
@@ -66,3 +71,74 @@ def shape_of_line(op: Op, path: Path, line: int) -> Shape:
     if line not in records:
         raise UserError(f"{path} has no shape in line {line}; its lines are {min(records, default=0)} to {max(records, default=0)}")
     return shape_of(records[line], op)
+
+
+
+def changed(op: Op, rows: Iterable[Untuned], changes: Changes) -> tuple[Untuned, ...]:
+    """Shapes as they are changed, in order; of what becomes one shape the counts are added.
+
+    Raises:
+        UserError: the op has no such column, or cannot have the dtype.
+    """
+    said = _said(op, changes)
+    folded: dict[Shape, Untuned] = {}
+    for row in rows:
+        cells = {column: text for column, text in op.columns.format(row.shape).items() if text} | said
+        for bias in ({"bias": "False"}, {"bias": "True"}) if changes.all_bias else ({},):
+            try:
+                shape = op.columns.parse(cells | bias)
+            except UserError as error:
+                told = ", ".join(f"{column}={text}" for column, text in said.items())
+                raise UserError(f"{op.name} cannot have {told}: {error}; --op picks the op that is meant") from None
+            earlier = folded.get(shape)
+            if earlier is None:
+                folded[shape] = attrs.evolve(row, shape=shape)
+            else:
+                names = " ".join(dict.fromkeys(filter(None, (earlier.layer, row.layer))))
+                folded[shape] = attrs.evolve(earlier, count=earlier.count + row.count, graph=earlier.graph + row.graph, layer=names)
+    return tuple(folded.values())
+
+
+def _said(op: Op, changes: Changes) -> dict[str, str]:
+    """The columns of an op that are changed, but for the bias, and their texts."""
+    columns = (*op.columns.key, *op.columns.own)
+    taken = next((column for column in ("dtype", "q_dtype_w") if column in columns), "")
+    asked = {"--indtype": (changes.indtype, taken), "--outdtype": (changes.outdtype, "outdtype"), "--all_bias": (changes.all_bias, "bias")}
+    for flag, (value, column) in asked.items():
+        if value and column not in columns:
+            told = ", ".join(columns)
+            raise UserError(f"{flag}: the shapes of {op.name} have no such column, they are told by {told}; --op picks another op")
+    said = {taken: changes.indtype} if changes.indtype else {}
+    following = changes.indtype if not changes.indtype or dtype_bits(changes.indtype) > 8 else "bf16"
+    outdtype = changes.outdtype or following
+    return said | ({"outdtype": outdtype} if outdtype and "outdtype" in columns else {})
+
+
+def list_paths(names: Iterable[str], target: str) -> dict[str, Path]:
+    """Where the lists of shapes of some ops are to be written, by op: in a folder that there is, or that ends in ``/``, each under
+    AITER's name for it, else to the file itself.
+
+    Raises:
+        UserError: one file for several ops, or a file that is something else, or captured, would be replaced.
+    """
+    path, ops = Path(target).expanduser(), [op_named(name) for name in names]
+    folder = target.endswith("/") or path.is_dir()
+    if len(ops) > 1 and not folder:
+        told = ", ".join(op.name for op in ops)
+        raise UserError(f"{target}: the shapes are of several ops ({told}): name a folder, as {target}/, or one op with --op")
+    found = {op.name: path / op.columns.untuned_file if folder else path for op in ops}
+    for op in ops:
+        _check_replaceable(found[op.name], op)
+    return found
+
+
+def _check_replaceable(path: Path, op: Op) -> None:
+    """Raise UserError for a file that is there and would be missed: captured shapes, or what is no list of this op's shapes."""
+    if not present(path):
+        return
+    if path.resolve() == untuned_path(op).resolve():
+        raise UserError(f"{path}: holds the captured shapes of {op.name}, which would be lost; name another file or folder")
+    try:
+        read_untuned(path, op)
+    except TableError as error:
+        raise UserError(f"{path}: is there and would be lost; name another file or folder ({error})") from None

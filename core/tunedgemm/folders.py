@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from tunedgemm.errors import UserError
 from tunedgemm.ops import ops
 from tunedgemm.sheet import present
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 #: tables that come with the package; those of one model lie in `MODELS` below it
 SHIPPED = Path(__file__).parent / "configs"
 MODELS = "model_configs"
+#: folders below it with the ``config.json`` of models, by name
+MODEL_FOLDERS = "models"
 
 #: the entry of a variable that puts the user's and the shipped tables back underneath
 DEFAULT = "default"
@@ -70,6 +73,22 @@ def named_file(text: str) -> Path:
         shipped = (SHIPPED / text, SHIPPED / MODELS / text)
         return next((file for file in shipped if file.is_file()), path)
     return path
+
+
+def named_model(text: str) -> Path:
+    """The folder of a model that a user means by *text*: a path, or the bare name of a shipped one where no such path exists.
+
+    Raises:
+        UserError: a bare name that is neither; the message lists those that are shipped.
+    """
+    path = Path(text).expanduser()
+    if path.name != text or present(path):
+        return path
+    shipped = sorted(folder.parent for folder in (SHIPPED / MODEL_FOLDERS).glob("*/config.json"))
+    for folder in shipped:
+        if folder.name == text:
+            return folder
+    raise UserError(f"no such folder of a model: {text}; shipped: {', '.join(folder.name for folder in shipped) or 'none'}")
 
 
 def table_layers(op: Op, above: Sequence[Path] = ()) -> list[Layer]:

@@ -7,17 +7,22 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
+
 from tunedgemm.command import Command
 from tunedgemm.errors import UserError
+from tunedgemm.flags import SHUFFLED, add_changes, add_model
 
 if TYPE_CHECKING:
     from tunedgemm.compare import Served
     from tunedgemm.report import Progress
     from tunedgemm.tuner import Options
+    from tunedgemm.tuner.plan import Source
 
 #: Options that are flags of the same name.
 _SAME = (
@@ -25,8 +30,14 @@ _SAME = (
     "batch", "timeout", "kernel_timeout", "all", "stale", "resume", "shard", "sort", "jobs", "mp", "executor", "device", "ray_address",
 )  # fmt: skip
 
-#: How the op for shuffled weights is named after the one for plain ones.
-_SHUFFLED = "_bpreshuffle"
+
+@attrs.frozen
+class _Request:
+    """One run: an op, its shapes, and whether they are all those that were captured of any op."""
+
+    op: str
+    source: Source
+    captured: bool = False
 
 
 def _boolean(text: str) -> bool:
@@ -46,6 +57,8 @@ def _part(text: str) -> tuple[int, int]:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_files(parser.add_argument_group("what to tune, and where it is kept"))
+    add_model(parser.add_argument_group("shapes of a model, in place of -i; every op of it is tuned, one after the other"))
+    add_changes(parser.add_argument_group("what to make of the shapes"))
     _add_choices(parser.add_argument_group("what may win"))
     _add_measure(parser.add_argument_group("how to measure"))
     _add_machines(parser.add_argument_group("where to run"))
@@ -56,8 +69,10 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     captured = "those captured with AITER_TUNE_GEMM=1"
     add("--op", default="", help="op family to tune; default: the one that the columns of -i fit, a16w16 for M,N,K alone and without -i")
-    add("-i", "--untune_file", "--input_file", dest="input", help=f"shapes: a file, or the bare name of a shipped one; default: {captured}")
-    add("-o", "--tune_file", "--tuned_file", dest="output", type=Path, help="table to write; default: the op's in the user folder")
+    shapes = f"shapes: a file, or the bare name of a shipped one; default: GTUNE_INPUT, else {captured}"
+    add("-i", "--untune_file", "--input_file", dest="input", help=shapes)
+    table = "table to write; default: GTUNE_TUNED, else the op's in the user folder"
+    add("-o", "--tune_file", "--tuned_file", dest="output", type=Path, help=table)
     add("-o2", "--profile_file", dest="profile", default="", help="CSV that gets every candidate's result, added to those in it")
     add("--all", action="store_true", help="tune shapes that the table already has, too")
     add("--stale", action="store_true", help="tune only rows of the table whose library has another version now")
@@ -113,22 +128,43 @@ def _add_production(group: argparse._ArgumentGroup) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from tunedgemm.flags import default
     from tunedgemm.report import Progress
     from tunedgemm.tuner import Options, stopped_by_sigterm
 
     profile = Path(arguments.profile) if arguments.profile else None
     options = Options(**{name: getattr(arguments, name) for name in _SAME}, profile=profile)
     _check(arguments)
-    source = _existing(arguments.input, "-i takes a CSV with the columns of the op's key: M,N,K (bias, dtype, outdtype ... may follow)")
-    arguments.op_said = bool(arguments.op)
-    arguments.op = _op(arguments, source)
-    progress = Progress(verbose=arguments.verbose, budget=options.budget)
+    arguments.output = default(arguments.output, "GTUNE_TUNED", Path, None)
+    requests = _requests(arguments)
+    if len(requests) > 1:
+        _check_several(arguments, requests)
     work = _run_config if arguments.run_config is not None else _compare if arguments.compare else _tune
+    progress = Progress()
+    end = time.monotonic() + options.budget
+    code, refused, place = 0, 0, 0
     try:
         with stopped_by_sigterm():
-            return work(arguments, source, options, progress)
+            for place, request in enumerate(requests):
+                if options.budget and len(requests) > 1:
+                    options = attrs.evolve(options, budget=_part_of_budget(end - time.monotonic(), requests[place:]))
+                progress = Progress(verbose=arguments.verbose, budget=options.budget)
+                try:
+                    code = max(code, work(arguments, request, options, progress))
+                except UserError as error:
+                    refused += 1
+                    if refused == len(requests):
+                        raise
+                    print(f"tunedgemm: {request.op} is left out: {error}", file=sys.stderr)
     except KeyboardInterrupt as stop:
-        return _interrupted(stop, arguments, progress)
+        return _interrupted(stop, arguments, progress, [request.op for request in requests[:place]])
+    return max(code, int(refused > 0))
+
+
+def _part_of_budget(left: float, requests: list[_Request]) -> float:
+    """The seconds of the first of some runs: its share of what is left, by the number of its shapes, and never none."""
+    counts = [len(request.source) if isinstance(request.source, Mapping) else 1 for request in requests]
+    return max(left * counts[0] / sum(counts), 0.001)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -137,8 +173,44 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError("--update_improved needs --compare: the comparison is what tells which rows improved")
     if arguments.compare and arguments.run_config is not None:
         raise UserError("--run_config tunes nothing and --compare tunes: choose one of them")
+    if arguments.run_config and arguments.model_dir:
+        raise UserError("--run_config with a table looks at the table's shapes: leave out --model_dir, or the table for its shapes")
     if not arguments.min_improvement_pct >= 0:
         raise UserError(f"--min_improvement_pct must be at least 0 (got {arguments.min_improvement_pct:g})")
+
+
+def _check_several(arguments: argparse.Namespace, requests: list[_Request]) -> None:
+    """Raise UserError for what only one op can have."""
+    told = ", ".join(request.op for request in requests)
+    files = {"-o (or GTUNE_TUNED)": arguments.output, "-o2": arguments.profile}
+    for flag, file in files.items():
+        if file and arguments.run_config is None:
+            raise UserError(f"{flag} {file} is one file, and the shapes are of several ops ({told}): pick one with --op, or leave it out")
+
+
+def _requests(arguments: argparse.Namespace) -> list[_Request]:
+    """What is to be done, op by op: for the shapes of a file, of a model, or those captured."""
+    from tunedgemm.asked import changed
+    from tunedgemm.csvfile import Untuned
+    from tunedgemm.flags import changes_said, default, listed, model_said
+    from tunedgemm.ops import op_named
+    from tunedgemm.tuner.plan import requested
+
+    given = arguments.input or ("" if arguments.model_dir else default(None, "GTUNE_INPUT", str, ""))
+    if model := "" if arguments.run_config else model_said(arguments, given):
+        found = listed(model, arguments)
+        print(found, flush=True)
+        for note in found.notes:
+            print(f"tunedgemm: note: {note}", file=sys.stderr)
+        return [_Request(name, {row.shape: row.calls for row in rows}) for name, rows in found.by_op.items()]
+    source = _existing(given, "-i takes a CSV with the columns of the op's key: M,N,K (bias, dtype, outdtype ... may follow)")
+    name = _op(arguments, source)
+    changes = changes_said(arguments)
+    if changes is None:
+        return [_Request(name, source, captured=source is None and not arguments.op)]
+    op = op_named(name)
+    rows = [Untuned(shape, count) for shape, count in requested(op, source)]
+    return [_Request(name, {row.shape: row.calls for row in changed(op, rows, changes)})]
 
 
 def _op(arguments: argparse.Namespace, source: Path | None) -> str:
@@ -149,10 +221,10 @@ def _op(arguments: argparse.Namespace, source: Path | None) -> str:
 
     read = source or (named_file(arguments.run_config) if arguments.run_config else None)
     name: str = arguments.op or (op_of_file(read).name if read else DEFAULT_OP)
-    if arguments.preshuffle and not name.endswith(_SHUFFLED):
-        if name + _SHUFFLED not in ops():
+    if arguments.preshuffle and not name.endswith(SHUFFLED):
+        if name + SHUFFLED not in ops():
             raise UserError(f"--preshuffle: the op {name} has no twin for shuffled weights; the column layout tells them apart, or --op")
-        name += _SHUFFLED
+        name += SHUFFLED
     return name
 
 
@@ -166,35 +238,37 @@ def _existing(text: str | None, hint: str) -> Path | None:
     return path
 
 
-def _tune(arguments: argparse.Namespace, source: Path | None, options: Options, progress: Progress) -> int:
+def _tune(arguments: argparse.Namespace, request: _Request, options: Options, progress: Progress) -> int:
     from tunedgemm.ops import op_named
     from tunedgemm.report import summary
     from tunedgemm.tuner import tune
     from tunedgemm.tuner.plan import captured_ops
 
     with progress:
-        report = tune(arguments.op, source, arguments.output, options, progress=progress)
+        report = tune(request.op, request.source, arguments.output, options, progress=progress)
     with _giving_up():
         summary(report, arguments.verbose, stale=options.stale)
-        if source is None and not arguments.op_said and (others := captured_ops(op_named(arguments.op))):
+        if request.captured and (others := captured_ops(op_named(request.op))):
             print(f"captured, too, and not tuned by this: shapes of {', '.join(others)}; name one with --op")
     return 1 if report.failed or report.lost else 0
 
 
-def _compare(arguments: argparse.Namespace, source: Path | None, options: Options, progress: Progress) -> int:
+def _compare(arguments: argparse.Namespace, request: _Request, options: Options, progress: Progress) -> int:
     """Tune into a table beside the present one, and time the op with both."""
     from tunedgemm.compare import compare, print_compared
     from tunedgemm.report import console
 
     update, percent = arguments.update_improved, arguments.min_improvement_pct
     with progress:
-        compared = compare(arguments.op, source, arguments.output, options, update=update, min_improvement_pct=percent, progress=progress)
+        compared = compare(
+            request.op, request.source, arguments.output, options, update=update, min_improvement_pct=percent, progress=progress
+        )
     with _giving_up():
         print_compared(compared, console())
     return 1 if compared.failed else 0
 
 
-def _run_config(arguments: argparse.Namespace, source: Path | None, options: Options, progress: Progress) -> int:
+def _run_config(arguments: argparse.Namespace, request: _Request, options: Options, progress: Progress) -> int:
     """Time and check the op as it runs in production; no tuning, and so a line a shape is all its progress."""
     from tunedgemm.compare import print_checked, run_config
     from tunedgemm.report import console
@@ -205,7 +279,7 @@ def _run_config(arguments: argparse.Namespace, source: Path | None, options: Opt
 
     del progress
     table = _existing(arguments.run_config, "--run_config takes a tuned CSV, or nothing for the tables as they are")
-    checked = run_config(arguments.op, source, table, options, progress=told)
+    checked = run_config(request.op, request.source, table, options, progress=told)
     with _giving_up():
         print_checked(checked, console())
     return 1 if checked.failed else 0
@@ -229,16 +303,24 @@ def _giving_up() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _interrupted(stop: KeyboardInterrupt, arguments: argparse.Namespace, progress: Progress) -> int:
-    """Say what is kept and how to go on; the exit code is 128 and the signal, as in a shell."""
+def _interrupted(stop: KeyboardInterrupt, arguments: argparse.Namespace, progress: Progress, before: list[str]) -> int:
+    """Say what is kept and how to go on; the exit code is 128 and the signal, as in a shell.
+
+    Args:
+        before: the ops whose runs had come to their end.
+    """
     from tunedgemm.tuner import Terminated
 
     number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
-    lines = [f"interrupted by {number.name}"]
+    lines = [f"interrupted by {number.name}" + (f" after the runs of {', '.join(before)}" if before else "")]
     if arguments.run_config is not None:
         lines = [f"{lines[0]}; nothing is kept of --run_config, and the tables are as they were"]
     elif progress.planned is None:
-        lines = [f"{lines[0]} before anything was measured" if not arguments.compare else f"{lines[0]}; the table is as it was"]
+        lines = [
+            f"{lines[0]} before anything {'more ' if before else ''}was measured"
+            if not arguments.compare
+            else f"{lines[0]}; the table is as it was"
+        ]
     elif arguments.compare:
         lines = [f"{lines[0]} while tuning into {progress.planned.output}; the table is as it was, and the same command goes on from here"]
     else:

@@ -30,7 +30,7 @@ from tunedgemm.row import Row
 from tunedgemm.shape import Shape
 from tunedgemm.sheet import locked, present, replace_text
 from tunedgemm.tuner import tune
-from tunedgemm.tuner.plan import requested
+from tunedgemm.tuner.plan import Source, requested
 from tunedgemm.tuner.trial import Event, Options, Place, Report, Step, Task
 
 _log = logging.getLogger("tunedgemm")
@@ -41,7 +41,7 @@ PINNED_M = (1, 256)
 
 def run_config(
     op: str,
-    source: Path | None,
+    source: Source,
     table: Path | None,
     options: Options,
     *,
@@ -51,7 +51,7 @@ def run_config(
 
     Args:
         op: name of the op.
-        source: an untuned CSV, used without *table*; None is the file that capture wrote.
+        source: shapes, as `tunedgemm.tune` takes them, used without *table*; None is the file that capture wrote.
         table: a tuned CSV whose rows for the present device are the only table; None leaves the tables as configured.
         options: of a tuning run; errRatio, cache, timing, warmup, iters, seconds and the timeouts hold.
         progress: called with each shape's result.
@@ -83,7 +83,7 @@ def run_config(
 
 def compare(
     op: str,
-    source: Path | None,
+    source: Source,
     output: Path | None,
     options: Options,
     *,
@@ -95,7 +95,7 @@ def compare(
 
     Args:
         op: name of the op.
-        source: an untuned CSV; None is the file that capture wrote.
+        source: shapes, as `tunedgemm.tune` takes them; None is the file that capture wrote.
         output: the tuned CSV to improve; None is the one that `tune` writes by default. Touched only with *update*.
         options: of the tuning run.
         update: replace the rows for which `decide` says so.
@@ -108,6 +108,8 @@ def compare(
     family = op_named(op)
     output = output or tuned_path(family)
     _comparable(options, min_improvement_pct)
+    if source is not None and not isinstance(source, Path):
+        source = dict(requested(family, source))  # it is gone through twice
     counts = {key_shape(shape): count for shape, count in requested(family, source, output if options.stale else None)}
     folder = cache_folder() / "compare" / f"{output.stem}-{hashlib.sha256(str(output.resolve()).encode()).hexdigest()[:12]}"
     with _alone(folder, output):

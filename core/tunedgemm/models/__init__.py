@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,18 +10,32 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from tunedgemm.errors import UserError
+from tunedgemm.folders import named_model
 from tunedgemm.models.fuse import Latent, fused
 from tunedgemm.models.layer import Experts, Layer
 from tunedgemm.models.listing import Formats, listed, rows_of, together
 from tunedgemm.models.parallel import sharded
 from tunedgemm.models.scheme import scheme_of
 from tunedgemm.models.source import Source, read
+from tunedgemm.models.walk import generic
 from tunedgemm.models.walk import layers as walked
 
 if TYPE_CHECKING:
     from tunedgemm.csvfile import Untuned
 
-__all__ = ["NSETS", "Experts", "Formats", "Layer", "ModelShapes", "layers_of_model", "shapes_of_model", "together"]
+__all__ = [
+    "NSETS",
+    "Experts",
+    "Formats",
+    "Layer",
+    "ModelShapes",
+    "layers_of_model",
+    "only",
+    "rows_of",
+    "shapes_of_model",
+    "together",
+    "with_shapes",
+]
 
 #: AITER's default of ``--nsets``.
 NSETS = (1, 512, 1024, 2048, 3072, 4096, 8192, 16384)
@@ -47,8 +62,9 @@ class ModelShapes:
     notes: tuple[str, ...] = ()
 
 
-def layers_of_model(folder: Path, tp: int = 1, *, fuse: bool = True, fuse_shared_experts: bool = False) -> ModelShapes:
+def layers_of_model(folder: Path | str, tp: int = 1, *, fuse: bool = True, fuse_shared_experts: bool = False) -> ModelShapes:
     """The products of a model, whatever their number of rows; the arguments are those of `shapes_of_model`."""
+    folder = named_model(str(folder))
     source = read(folder)
     found, unknown = walked(source)
     scheme = scheme_of(source.raw)
@@ -81,7 +97,7 @@ def shapes_of_model(
     """What one rank multiplies in a forward pass of the model of a folder, as shapes of ops.
 
     Args:
-        folder: holds ``config.json``; nothing else of it is read.
+        folder: holds ``config.json``; nothing else of it is read. A bare name that is no folder here is that of a shipped one.
         tp: ranks of tensor parallelism; the shapes are those of each.
         nsets, batch_size: rows of the activations: each number times the batch size.
         fuse: as serving engines run it: queries, keys and values as one product, gate and up as one, the way down to the latent
@@ -94,9 +110,29 @@ def shapes_of_model(
         UserError: the folder, its ``config.json``, tp or the numbers of rows cannot be used; transformers is not installed.
     """
     rows = rows_of(nsets, batch_size)
-    model = layers_of_model(Path(folder), tp, fuse=fuse, fuse_shared_experts=fuse_shared_experts)
-    by_op, notes = listed(model.layers, rows, formats or Formats())
+    return with_shapes(layers_of_model(folder, tp, fuse=fuse, fuse_shared_experts=fuse_shared_experts), rows, formats or Formats())
+
+
+def with_shapes(model: ModelShapes, rows: Iterable[int], formats: Formats) -> ModelShapes:
+    """A model with the shapes of its layers for these numbers of rows, and notes on what no op has."""
+    by_op, notes = listed(model.layers, rows, formats)
     return attrs.evolve(model, by_op=by_op, notes=(*model.notes, *notes))
+
+
+def only(model: ModelShapes, patterns: Iterable[str]) -> ModelShapes:
+    """A model with those of its layers alone whose names fit a pattern of `fnmatch`; numbers in it stand for all layers.
+
+    Raises:
+        UserError: a pattern that no layer fits; the message lists what there is.
+    """
+    kept: dict[Layer, None] = {}
+    for pattern in patterns:
+        fitting = [layer for layer in model.layers if fnmatch.fnmatchcase(layer.name, generic(pattern))]
+        if not fitting:
+            names = ", ".join(dict.fromkeys(layer.name for layer in model.layers))
+            raise UserError(f"{model.folder}: no layer fits {pattern!r}; there are {names}")
+        kept |= dict.fromkeys(fitting)
+    return attrs.evolve(model, layers=tuple(layer for layer in model.layers if layer in kept))
 
 
 def _model_dtype(layers: Iterable[Layer]) -> str:

@@ -23,7 +23,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.executors import Crew, Lanelike, work
-from tunedgemm.tuner.plan import groups, plan, requested
+from tunedgemm.tuner.plan import Source, groups, plan, requested
 from tunedgemm.tuner.processes import Terminated, stopped_by_sigterm
 from tunedgemm.tuner.select import select_pin
 from tunedgemm.tuner.store import MISSING, Store
@@ -42,7 +42,7 @@ Progress = Callable[[Place | None, Event], None]
 
 def tune(
     op: str = "a16w16",
-    shapes: Iterable[Shape] | Path | None = None,
+    shapes: Source = None,
     output: Path | None = None,
     options: Options | None = None,
     *,
@@ -56,7 +56,8 @@ def tune(
 
     Args:
         op: name of the op.
-        shapes: shapes, or an untuned CSV; without it the file that capture wrote.
+        shapes: shapes, a mapping of them to how often the workload runs each, or an untuned CSV; without it the file that
+            capture wrote.
         output: the tuned CSV; without it the op's table in the user folder (or the first path of its variable).
         options: how; see `Options`.
         registry: other backends than the installed ones; kernels run in this process then.
@@ -70,10 +71,7 @@ def tune(
     options, family = options or Options(), op_named(op)
     output = output or tuned_path(family)
     backends = _usable(registry or Registry(), family, options)
-    if shapes is None or isinstance(shapes, Path):
-        listed = requested(family, shapes, output if options.stale else None)
-    else:
-        listed = [(shape, 1) for shape in shapes]
+    listed = requested(family, shapes, output if options.stale else None)
     store = Store(family, output, options.profile, options.sort)
     # With --stale the table tells what is done: a trial does not say of which library version it is.
     store.open(_identity(options, backends), options.resume and not options.stale)

@@ -28,8 +28,12 @@ class Plan:
     skipped: tuple[Shape, ...]
 
 
-def requested(op: Op, source: Path | None, stale: Path | None = None) -> list[tuple[Shape, int]]:
-    """The shapes of an untuned file with their counts; without one, those that capture wrote.
+#: Shapes as they come in: an untuned CSV, shapes with how often the workload runs them, shapes alone; None is what capture wrote.
+Source = Path | Mapping[Shape, int] | Iterable[Shape] | None
+
+
+def requested(op: Op, source: Source, stale: Path | None = None) -> list[tuple[Shape, int]]:
+    """The shapes of a source with their counts.
 
     Args:
         stale: the output table where its stale rows are to be tuned: without *source* its own shapes are the request.
@@ -39,6 +43,10 @@ def requested(op: Op, source: Path | None, stale: Path | None = None) -> list[tu
     """
     if stale is not None and not present(stale):
         raise TableError(f"--stale tunes rows of a table again, and there is no {stale}; leave --stale out, or name the table with -o")
+    if isinstance(source, Mapping):
+        return list(source.items())
+    if source is not None and not isinstance(source, Path):
+        return [(shape, 1) for shape in source]
     path = source or untuned_path(op)
     captured = {untuned.shape: untuned.calls for untuned in read_untuned(path, op)} if source or present(path) else {}
     if source is None and stale is not None:
