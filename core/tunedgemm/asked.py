@@ -8,7 +8,6 @@ from pathlib import Path
 import attrs
 
 from tunedgemm.csvfile import Untuned, infer_op, read_untuned
-from tunedgemm.device import Device
 from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import TableError, UserError
 from tunedgemm.folders import untuned_path
@@ -72,6 +71,20 @@ def shape_of_line(op: Op, path: Path, line: int) -> Shape:
         raise UserError(f"{path} has no shape in line {line}; its lines are {min(records, default=0)} to {max(records, default=0)}")
     return shape_of(records[line], op)
 
+
+@attrs.frozen
+class Changes:
+    """What is to be made of every shape: AITER's ``--indtype``, ``--outdtype`` and ``--all_bias``.
+
+    Attributes:
+        indtype: dtype of the activations, "" for as it is.
+        outdtype: dtype of the output; "" follows `indtype` where that is said, but 8 bits come out in bf16.
+        all_bias: each shape with a bias and without.
+    """
+
+    indtype: str = ""
+    outdtype: str = ""
+    all_bias: bool = False
 
 
 def changed(op: Op, rows: Iterable[Untuned], changes: Changes) -> tuple[Untuned, ...]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from tunedgemm.errors import UserError
+
 if TYPE_CHECKING:
     import torch
 
@@ -57,6 +59,20 @@ class Device:
         unit = {"amd": "CUs", "nvidia": "SMs", "cpu": "threads"}[self.kind]
         unit = unit.removesuffix("s") if self.cu_num == 1 else unit
         return f"{self.gfx}, {self.cu_num} {unit}" + (f" ({self.name})" if self.name else "")
+
+
+def device_of_text(text: str) -> Device:
+    """A device from GFX:CU, as ``gfx942:304``, or from GFX:CU:NAME, where NAME is what tables call the product.
+
+    Raises:
+        UserError: the text is neither.
+    """
+    gfx, _, rest = text.partition(":")
+    units, _, name = rest.partition(":")
+    try:
+        return Device(gfx, int(units), name)
+    except ValueError:
+        raise UserError(f"expected GFX:CU such as gfx942:304, got {text!r}") from None
 
 
 def device_of(index: int) -> Device:

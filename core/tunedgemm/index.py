@@ -238,6 +238,11 @@ class Index:
             yield from (row for row in source.each(places) if row.cu_num == units)
 
     @property
+    def devices(self) -> tuple[set[str], set[int]]:
+        """Each gfx and each cu_num that rows name; "" and 0 stand for any."""
+        return {gfx for source in self._sources for gfx, _ in source.places}, {units for stamps in self.kinds.values() for units in stamps}
+
+    @property
     def keys(self) -> Iterator[int | list[int]]:
         """The numbers of the rows of each key."""
         for place in range(len(self.parts)):

@@ -147,6 +147,13 @@ class Table:
         """The rows that name this gfx and cu_num, in order of precedence; those of another gfx are not made."""
         return self._index.rows_of(device.gfx, device.cu_num)
 
+    def foreign(self, device: Device) -> str:
+        """Whose rows these are where none can be for *device*: each gfx and cu_num, in words; "" where some may be, or there are none."""
+        gfx, units = self._index.devices
+        if not gfx or (gfx & {"", device.gfx} and units & {0, device.cu_num}):
+            return ""
+        return f"{', '.join(sorted(gfx - {''}) or ['any gfx'])} with cu_num {', '.join(map(str, sorted(units)))}"
+
     def candidates(self, shape: Shape, device: Device) -> Iterator[Match]:
         """The rows that answer for *shape* on *device*, best first; the caller walks on when it cannot use one.
 

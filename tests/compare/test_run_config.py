@@ -146,8 +146,8 @@ def test_results_are_readable_and_shapes_can_be_copied(tmp_path, here, turbo, ro
     print_checked(run_config("a16w16", None, tmp_path / "table.csv", QUICK), Console(file=out, width=40))
 
     lines = out.getvalue().splitlines()
-    assert "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle" in lines
-    assert "2,64,128,False,torch.float32,torch.float32,False,False" in lines
+    assert "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count" in lines
+    assert "2,64,128,False,torch.float32,torch.float32,False,False,1" in lines
     assert lines[-1] == "1 ok, 1 failed"
 
 

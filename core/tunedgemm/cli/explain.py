@@ -10,7 +10,6 @@ from tunedgemm.command import Command
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
-    from tunedgemm.device import Device
     from tunedgemm.ops.op import Op
     from tunedgemm.shape import Shape
 
@@ -35,14 +34,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--outdtype", default="", help="short for --set outdtype=…; default: the op's")
     parser.add_argument("--bias", action="store_true", help="short for --set bias=True")
     parser.add_argument("--layout", default="", help="short for --set layout=…, the layout of the weight; default: the op's")
-    parser.add_argument("--device", default="", metavar="GFX:CU", help="another device, as gfx942:304; default: the present one")
+    parser.add_argument("--device", default="", metavar="GFX:CU[:NAME]", help="another device, as gfx942:304; default: the present one")
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from tunedgemm.device import device_of_text
     from tunedgemm.dispatch import Dispatcher
 
     op, shape = _asked(arguments)
-    print(Dispatcher(op).explain(shape, _device(arguments.device)))
+    print(Dispatcher(op).explain(shape, device_of_text(arguments.device) if arguments.device else None))
     return 0
 
 
@@ -83,18 +83,6 @@ def _said(arguments: argparse.Namespace, op: Op) -> dict[str, str]:
             raise UserError(f"--set takes COLUMN=TEXT, as --set {op.columns.key[-1]}=…; got {text!r}")
         said[column.strip()] = value.strip()
     return said
-
-
-def _device(text: str) -> Device | None:
-    from tunedgemm.device import Device
-
-    if not text:
-        return None
-    gfx, _, units = text.partition(":")
-    try:
-        return Device(gfx, int(units))
-    except ValueError:
-        raise UserError(f"expected GFX:CU such as gfx942:304, got {text!r}") from None
 
 
 command = Command("explain", "say which solution serves a shape, and why not the others", _add_arguments, _run)
