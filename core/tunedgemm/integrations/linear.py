@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_exporting
 
 from tunedgemm.dispatch import tgemm
 from tunedgemm.errors import UserError
+from tunedgemm.integrations.torch_compile import in_transform, opaque
 
 _gemm = tgemm.gemm_a16w16
 _original = torch.nn.functional.linear
@@ -31,10 +32,13 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     """``F.linear`` through the tuned tables; whatever they do not cover runs torch's own, with torch's own errors.
 
     A shuffled weight runs the solutions for its layout. Torch's own answers for other tensor subclasses, meta and fake
-    tensors, integer dtypes, 1-D weights, inputs that need a gradient, calls under autocast, under torch.compile and inside
-    functional transforms.
+    tensors, integer dtypes, 1-D weights, inputs that need a gradient, calls under autocast and inside functional transforms.
+    In a graph of torch.compile it is one op, ``tunedgemm::linear``, which does the same at each call; torch's own is what an
+    exported graph has.
     """
-    if is_compiling() or _calls.inside or _autocast() or input.is_meta:
+    if is_compiling():
+        return _traced(input, weight, bias)
+    if _calls.inside or _autocast() or input.is_meta:
         return _original(input, weight, bias)
     _calls.inside = True
     try:
@@ -43,6 +47,17 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
         return _original(input, weight, bias)
     finally:
         _calls.inside = False
+
+
+_opaque = opaque("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", run=linear, like=_original)
+
+
+def _traced(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    """What stands for a call in a graph that is being traced."""
+    grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad))
+    if grad or _autocast() or is_exporting() or in_transform():
+        return _original(x, weight, bias)
+    return _opaque(x, weight, bias)
 
 
 @contextlib.contextmanager

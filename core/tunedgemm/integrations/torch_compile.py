@@ -1,0 +1,50 @@
+"""Ops of torch that stand for calls of ours in compiled graphs, which trace them as one node each and look no further.
+
+What is inside runs at every call of the compiled graph: tables, capture, fallback to torch, all as in eager mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+#: Kept, for an op lives as long as the library that defines it.
+_library = torch.library.Library("tunedgemm", "FRAGMENT")
+
+
+def opaque(schema: str, run: Callable[..., torch.Tensor], like: Callable[..., torch.Tensor]) -> Any:
+    """Define ``torch.ops.tunedgemm.<name>``, without a gradient.
+
+    Args:
+        schema: the op's signature, as ``linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor``.
+        run: what computes it, on any device.
+        like: a function of torch with the same arguments, from which graphs learn the output's sizes and dtype and what is wrong with
+            the operands. The op's output is contiguous and new, whatever that of *like* is.
+
+    Returns:
+        The op, to be called in its place while `torch.compiler.is_compiling`, but not `in_transform`.
+    """
+    name = schema.partition("(")[0]
+
+    def run_contiguous(*operands: torch.Tensor | None) -> torch.Tensor:
+        return run(*operands).contiguous()  # compiled code takes the strides of the fake for granted
+
+    def fake(*operands: torch.Tensor | None) -> torch.Tensor:
+        out = like(*operands)
+        return out.new_empty(out.shape)
+
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, run_contiguous, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"tunedgemm::{name}", fake, lib=_library)
+    return getattr(torch.ops.tunedgemm, name).default
+
+
+def in_transform() -> bool:
+    """Whether a functional transform (vmap, jvp, grad) is under way, which sees into no op of ours."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+# Asked once while a graph is traced. It is what torch.compiler.assume_constant_result sets, which loads the compiler, too.
+in_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,0 +1,177 @@
+"""torch.compile: routed calls are one op of the graph, run and counted at every call; what torch must see into stays torch's."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import tunedgemm
+from torch.nn import functional
+from tunedgemm.capture import recorder
+from tunedgemm.csvfile import read_untuned
+from tunedgemm.folders import untuned_path
+from tunedgemm.integrations.linear import patched
+from tunedgemm.ops import op_named
+
+OP = op_named("a16w16")
+needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=needs_compiler)])
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
+
+
+@pytest.fixture(autouse=True)
+def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], dict[int, tuple[int, int, int]]]]:
+    """Capture is on; what it has found, (calls, N, K) by M."""
+    monkeypatch.setenv("AITER_TUNE_GEMM", "1")
+    tunedgemm.reload()
+    torch._dynamo.reset()
+
+    def found() -> dict[int, tuple[int, int, int]]:
+        recorder(OP).flush()
+        return {row.shape.m: (row.count, row.shape.n, row.shape.k) for row in read_untuned(untuned_path(OP), OP)}
+
+    yield found
+    monkeypatch.undo()
+    tunedgemm.reload()
+
+
+def graphs_of(function: Callable[..., torch.Tensor], *operands: torch.Tensor) -> list[str]:
+    """The code of the graphs that torch.compile makes of a call under patched()."""
+    graphs: list[str] = []
+
+    def keep(module: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append(module.code)
+        return module.forward
+
+    with patched():
+        torch.compile(function, backend=keep)(*operands)
+    return graphs
+
+
+@BACKENDS
+def test_routed_calls_run_and_count_at_every_call_with_any_m(backend: str, captured) -> None:
+    """One graph for all M, no break; each M that ran is captured, as often as it ran."""
+    layer = torch.nn.Linear(32, 16)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(layer(torch.sin(x))) + 1
+
+    with patched(), torch.no_grad():
+        compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
+        outs = {m: [compiled(torch.ones(m, 32)) for _ in range(times)] for m, times in ((5, 2), (7, 3), (12, 1))}
+
+    assert captured() == {5: (2, 16, 32), 7: (3, 16, 32), 12: (1, 16, 32)}
+    with torch.no_grad():
+        for m, found in outs.items():
+            for out in found:
+                torch.testing.assert_close(out, model(torch.ones(m, 32)))
+
+
+@BACKENDS
+def test_functions_of_ours_in_compiled_code_break_the_graph_and_are_counted(backend: str, captured) -> None:
+    """A direct call runs between two graphs, each time."""
+    weight = torch.randn(16, 32)
+
+    with torch.no_grad():
+        compiled = torch.compile(lambda x: tunedgemm.gemm_a16w16(torch.sin(x), weight).relu(), backend=backend, dynamic=True)
+        for m in (5, 7, 7):
+            torch.testing.assert_close(compiled(torch.ones(m, 32)), functional.linear(torch.ones(m, 32).sin(), weight).relu())
+
+    assert captured() == {5: (1, 16, 32), 7: (2, 16, 32)}
+
+
+def test_a_routed_call_is_one_node_that_knows_its_output() -> None:
+    """The graph has our op in place of torch's; leading dimensions, a bias, and inference mode make no difference."""
+    layer, x = torch.nn.Linear(32, 16), torch.ones(2, 3, 32)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            [code] = graphs_of(layer, x)
+            assert code.count("tunedgemm.linear") == 1 and "nn.functional" not in code and "_nn.linear" not in code
+
+
+@pytest.mark.parametrize(
+    ("x", "weight"),
+    [
+        (torch.randn(4, 32).double(), torch.randn(16, 32).double()),
+        (torch.randn(4, 32), torch.randn(32)),
+        (torch.randn(32), torch.randn(16, 32)),
+        (torch.randn(0, 32), torch.randn(16, 32)),
+        (torch.randn(32, 4).t(), torch.randn(32, 16).t()),
+        (torch.randn(5, 3, 32).transpose(0, 1), torch.randn(16, 32)),
+    ],
+    ids=["float64", "1-D weight", "1-D input", "no rows", "strided", "strided 3-D"],
+)
+def test_whatever_torch_takes_comes_out_compiled(x: torch.Tensor, weight: torch.Tensor) -> None:
+    """The op takes what F.linear takes; its output has the strides that compiled code expects."""
+    with patched(), torch.no_grad():
+        out = torch.compile(functional.linear, backend="aot_eager", fullgraph=True)(x, weight)
+
+    torch.testing.assert_close(out, torch._C._nn.linear(x, weight))
+    assert out.is_contiguous()
+
+
+def test_operands_that_do_not_fit_are_torchs_error() -> None:
+    """They are told while the graph is traced, in torch's words."""
+    with patched(), torch.no_grad(), pytest.raises(RuntimeError, match=r"reduction dim|cannot be multiplied"):
+        torch.compile(functional.linear, backend="aot_eager")(torch.randn(4, 31), torch.randn(16, 32))
+
+
+def test_training_keeps_torchs_own() -> None:
+    """Where a gradient is needed the graph has torch's F.linear, and the gradients are torch's."""
+    layer, x = torch.nn.Linear(32, 16), torch.randn(4, 32, requires_grad=True)
+    with patched():
+        torch.compile(layer, backend="aot_eager", fullgraph=True)(x).square().sum().backward()
+    ours = [x.grad.clone(), layer.weight.grad.clone()]
+    x.grad = layer.weight.grad = None
+    layer(x).square().sum().backward()
+
+    torch.testing.assert_close(ours, [x.grad, layer.weight.grad])
+    assert not any("tunedgemm" in code for code in graphs_of(layer, x))
+
+
+def test_transforms_and_autocast_keep_their_meaning() -> None:
+    """In a compiled function vmap batches, jvp and grad differentiate, and autocast casts, as torch's F.linear does."""
+    weight, x, t = torch.randn(16, 32), torch.randn(4, 32), torch.randn(4, 32)
+
+    def cast(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return functional.linear(x, weight)
+
+    functions = [
+        torch.vmap(lambda row: functional.linear(row, weight)),
+        lambda x: torch.func.jvp(lambda x: functional.linear(x, weight), (x,), (t,))[1],
+        torch.func.grad(lambda x: functional.linear(x, weight).square().sum()),
+        cast,
+    ]
+    with torch.no_grad():
+        for function in functions:
+            with patched():
+                out = torch.compile(function, backend="aot_eager", fullgraph=True)(x)
+            wanted = function(x)
+            assert out.dtype == wanted.dtype
+            torch.testing.assert_close(out, wanted)
+
+
+def test_an_exported_program_is_torchs_alone(tmp_path: Path) -> None:
+    """It is to run where nothing of ours is installed."""
+    with patched(), torch.no_grad():
+        program = torch.export.export(torch.nn.Linear(32, 16), (torch.ones(4, 32),))
+
+    assert "tunedgemm" not in str(program)
+    assert "linear" in str(program)
+
+
+def test_importing_the_package_defines_no_op(child) -> None:
+    """The op is there once routing is asked for; the package itself loads no torch, and routing no compiler."""
+    printed = child(
+        "import sys, tunedgemm\n"
+        "print('torch' in sys.modules)\n"
+        "tunedgemm.patched\n"
+        "import torch\n"
+        "print('torch._dynamo' in sys.modules, torch.ops.tunedgemm.linear.default)"
+    )
+    assert printed.splitlines() == ["False", "False tunedgemm.linear.default"]
