@@ -91,22 +91,23 @@ class Case:
         return self.tax_us("gemm_a16w16") <= BUDGET_US[self.bias]
 
 
-def subjects(x: torch.Tensor, weight: torch.Tensor) -> dict[str, Callable[..., Any]]:
-    """What takes turns, by name."""
+def over_preallocated(x: torch.Tensor, weight: torch.Tensor, *, capture: bool = False) -> tuple[TunedGemm, Callable[..., Any]]:
+    """A TunedGemm over the backend whose launcher does nothing, and that launcher."""
     backend = make_backend("preallocated", Preallocated(torch.empty(*x.shape[:-1], N, dtype=x.dtype, device=x.device)))
     registry = Registry([])
     registry.add(backend)
-    gemm = TunedGemm(registry, settings=Settings(untuned=("preallocated",)))
+    gemm = TunedGemm(registry, settings=Settings(capture=capture, untuned=("preallocated",)))
     shape = gemm.dispatcher.op.shape_of(x, weight)
     chosen = gemm.dispatcher.explain(shape, device_of(x.get_device()))
     if chosen.libtype != "preallocated":
         raise RuntimeError(f"the backend under test is not what dispatch chose:\n{chosen}")
-    return {
-        "launcher": backend.bind(chosen.offer.solution, shape, chosen.device).call,
-        "gemm_a16w16": gemm.gemm_a16w16,
-        "tgemm.mm": gemm.mm,
-        "F.linear": torch.nn.functional.linear,
-    }
+    return gemm, backend.bind(chosen.offer.solution, shape, chosen.device).call
+
+
+def subjects(x: torch.Tensor, weight: torch.Tensor) -> dict[str, Callable[..., Any]]:
+    """What takes turns, by name."""
+    gemm, launcher = over_preallocated(x, weight)
+    return {"launcher": launcher, "gemm_a16w16": gemm.gemm_a16w16, "tgemm.mm": gemm.mm, "F.linear": torch.nn.functional.linear}
 
 
 def measure(device: str, *, dimensions: int, bias: bool, rounds: int, calls: int) -> Case:

@@ -217,3 +217,16 @@ def test_dispatch_tax(tmp_path):
     found = [case for case in json.loads(kept.read_text())["cases"] if case["device"] == "cpu"]
     assert {(case["dimensions"], case["bias"]) for case in found} == {(2, False), (2, True), (3, False), (3, True)}
     assert all(len(samples) == 3 and min(samples) > 0 for case in found for samples in case["samples"].values())
+
+
+def test_capture_tax(tmp_path):
+    """It measures calls with a bias and without on the CPU, and keeps all samples."""
+    kept = tmp_path / "tax.json"
+
+    subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "capture_tax.py", "--rounds", "3", "--calls", "20", "--json", kept], check=True, timeout=300
+    )
+
+    found = [case for case in json.loads(kept.read_text())["cases"] if case["device"] == "cpu"]
+    assert [case["bias"] for case in found] == [False, True]
+    assert all(len(samples) == 3 and min(samples) > 0 for case in found for samples in case["samples"].values())

@@ -84,8 +84,10 @@ def test_captured_shapes_are_tuned_and_their_calls_find_the_rows(
         for shape, given in zip(shapes, operands, strict=True):
             check(op, shape, given, called(workload, shape, given))
     workload.of(name)._capture.flush()
-    captured = read_untuned(tmp_path / "home" / op.columns.untuned_file, op)
-    assert [(found.shape, found.count) for found in captured] == [(key_shape(shape), 2) for shape in shapes]
+    file = tmp_path / "home" / op.columns.untuned_file
+    assert file.read_text().startswith(",".join((*op.columns.key, "count", "graph")))
+    captured = read_untuned(file, op)
+    assert [(found.shape, found.count, found.graph) for found in captured] == [(key_shape(shape), 2, 0) for shape in shapes]
 
     table = tmp_path / "table.csv"
     report = tune(name, None, table, OPTIONS, registry=Registry())

@@ -135,7 +135,7 @@ class CaptureFile:
         lines = _lines(text[len(head) :])
         shapes = self._shapes_of(lines, sheet) if head else []
         fresh = {shape: self._line(shape, calls) for shape, calls in rows.items()}
-        needed = dict.fromkeys((*self.op.columns.key, *(column for record in fresh.values() for column in record.cells)))
+        needed = dict.fromkeys((*self.op.columns.key, "count", "graph", *(column for record in fresh.values() for column in record.cells)))
         wider = not set(needed) <= set(sheet.columns)
         # Of a line that stays as it is, the text is all there is to know.
         touched = [wider or shape in rows for shape in shapes]

@@ -155,7 +155,7 @@ class Dispatcher:
             if self._capture is not None:
                 recorded = recording(operands[0])
                 counter = self._capture.meet(shape, recorded=recorded is not None and recorded())
-                call = counted(call, counter, recorded)
+                call = counted(call, counter, recorded, len(operands))
             # Only a choice that holds for the next call of the key, too, is kept.
             if key is not None and solution is not None:
                 if len(self.launchers) >= MAX_LAUNCHERS:

@@ -1,0 +1,132 @@
+"""What capture costs: host time of gemm_a16w16 while shapes are captured (AITER_TUNE_GEMM=1) over the same call without.
+
+Both stand over the backend of dispatch_tax.py, whose launcher returns a tensor made beforehand, and take turns within every
+round after their first calls; the tax is the median over the rounds of their difference. On a GPU the calls are timed a second
+time while a graph is captured, which counts them apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import timeit
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from dispatch_tax import K, M, N, over_preallocated
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+#: Nanoseconds that capture may cost a call.
+BUDGET_NS = 300.0
+
+WITHOUT, WITH = "without capture", "with capture"
+
+
+@attrs.frozen
+class Case:
+    """One line of the result: where, whether into a graph, with a bias or not; nanoseconds a call by subject, one per round."""
+
+    device: str
+    graph: bool
+    bias: bool
+    samples: dict[str, list[float]]
+
+    @property
+    def tax_ns(self) -> float:
+        """The median over the rounds of what capture adds to a call, in nanoseconds."""
+        pairs = zip(self.samples[WITH], self.samples[WITHOUT], strict=True)
+        return statistics.median(ours - bare for ours, bare in pairs)
+
+
+@contextlib.contextmanager
+def recording(x: torch.Tensor) -> Iterator[None]:
+    """Capture a graph, of one small kernel lest it be empty."""
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x + 1
+        yield
+
+
+def measure(device: str, *, graph: bool, bias: bool, rounds: int, calls: int) -> Case:
+    """Time both subjects in each round, in random order, with gradients off as in serving."""
+    x = torch.randn(M, K, dtype=torch.bfloat16, device=device)
+    weight = torch.nn.Parameter(torch.randn(N, K, dtype=torch.bfloat16, device=device))
+    operands = {"x": x, "w": weight, "b": torch.randn(N, dtype=torch.bfloat16, device=device)}
+    statement = "f(x, w, b)" if bias else "f(x, w)"
+    functions = {name: over_preallocated(x, weight, capture=name == WITH)[0].gemm_a16w16 for name in (WITHOUT, WITH)}
+    timers = {name: timeit.Timer(statement, globals={**operands, "f": f}) for name, f in functions.items()}
+    samples: dict[str, list[float]] = {name: [] for name in timers}
+    order = list(timers)
+    with torch.no_grad():
+        for timer in timers.values():
+            timer.timeit(calls)
+        with recording(x) if graph else contextlib.nullcontext():
+            for _ in range(rounds):
+                random.shuffle(order)
+                for name in order:
+                    samples[name].append(timers[name].timeit(calls) / calls * 1e9)
+    return Case(device, graph, bias, samples)
+
+
+def cases(rounds: int, calls: int) -> Iterator[Case]:
+    """Every case on the devices that are present."""
+    for device, graph in (("cpu", False), ("cuda", False), ("cuda", True)) if torch.cuda.is_available() else (("cpu", False),):
+        for bias in (False, True):
+            yield measure(device, graph=graph, bias=bias, rounds=rounds, calls=calls)
+
+
+def show(found: list[Case]) -> None:
+    """Print one line a case."""
+    table = Table(title=f"Host time of one call, median, ns (x [{M}, {K}], weight [{N}, {K}], bf16)", box=SIMPLE_HEAD, padding=0)
+    table.add_column("device")
+    table.add_column("call")
+    for column in (WITHOUT, WITH, "tax / budget"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for case in found:
+        times = (f"{statistics.median(case.samples[name]):.0f}" for name in (WITHOUT, WITH))
+        verdict = f"{case.tax_ns:.0f} / {BUDGET_NS:.0f}{'' if case.tax_ns <= BUDGET_NS else ' over'}"
+        call = f"{'into a graph' if case.graph else 'at once'}{' + bias' if case.bias else ''}"
+        table.add_row(case.device, call, *times, verdict)
+    Console().print(table)
+
+
+def report(found: list[Case]) -> dict[str, Any]:
+    """The results with all samples, for --json."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    about = {"python": platform.python_version(), "torch": torch.__version__, "gpu": gpu, "machine": platform.machine()}
+    lines = [{**attrs.asdict(case), "tax_ns": case.tax_ns, "budget_ns": BUDGET_NS} for case in found]
+    return {**about, "unit": "ns a call, one sample a round", "cases": lines}
+
+
+def main() -> int:
+    """Measure, print, and with --json keep every sample."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=201, help="rounds in which the two take turns")
+    parser.add_argument("--calls", type=int, default=1000, help="calls of each in a round")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a case is over its budget")
+    arguments = parser.parse_args()
+    for name in [name for name in os.environ if name.startswith("AITER_CONFIG_")]:
+        del os.environ[name]  # no table may answer for the backend under test
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["TUNEDGEMM_HOME"] = home
+        found = list(cases(arguments.rounds, arguments.calls))
+    show(found)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report(found), indent=1) + "\n")
+    return 1 if arguments.check and not all(case.tax_ns <= BUDGET_NS for case in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
