@@ -16,7 +16,7 @@ from tunedgemm.models.layer import Experts, Layer
 from tunedgemm.models.listing import Formats, listed, rows_of, together
 from tunedgemm.models.parallel import sharded
 from tunedgemm.models.scheme import scheme_of
-from tunedgemm.models.source import Source, read
+from tunedgemm.models.source import Source, number_of, read
 from tunedgemm.models.walk import generic
 from tunedgemm.models.walk import layers as walked
 
@@ -142,8 +142,7 @@ def _model_dtype(layers: Iterable[Layer]) -> str:
 
 
 def _latent(settings: Any) -> Latent | None:
-    widths = (getattr(settings, name, None) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
-    rank, nope, value = (width if isinstance(width, int) else 0 for width in widths)
+    rank, nope, value = (number_of(settings, name) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
     return Latent(rank, nope, value) if rank and nope and value else None
 
 

@@ -42,7 +42,7 @@ class Layer:
         kind: one of `KINDS`.
         n, k: rows and columns of the weight. Of experts n is the model's width (model_dim) and k that between both
             products (inter_dim).
-        count: how many a forward pass runs.
+        count: how many a forward pass runs, a module that it runs more than once counted once.
         bias: whether a bias [n] is added.
         dtype: of activations and output, as a short text; what is quantised says `scheme`.
         role: what it is for (`tunedgemm.models.roles`), "" where its name does not tell.
@@ -52,6 +52,7 @@ class Layer:
         batch: products of kind ``batched`` in one call.
         experts: of kind ``experts``, else None.
         scheme: how weights and activations are quantised (`tunedgemm.models.scheme`), "" for not at all.
+        tower: whether it stands outside of the part that makes text, as an encoder of images does.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Layer:
     batch: int = 0
     experts: Experts | None = None
     scheme: str = ""
+    tower: bool = False
 
     @property
     def own_name(self) -> str:

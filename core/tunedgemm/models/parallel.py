@@ -38,15 +38,35 @@ def sharded(layers: tuple[Layer, ...], tp: int, plan: Mapping[str, str], *, engi
     if not 1 <= tp <= MOST_RANKS:
         raise UserError(f"tp must be in 1..{MOST_RANKS} (got {tp})")
     planned = any(_planned(layer, plan) is not None for layer in layers if layer.kind in ("linear", "experts"))
-    cut: list[Layer] = []
-    whole: dict[str, None] = {}
-    for layer in layers:
-        by_plan = _planned(layer, plan)
-        split = (by_plan or "") if planned and not engine else _by_role(layer, by_plan or "")
-        cut.append(_of_rank(layer, tp, split, engine=engine))
-        if tp > 1 and not split and layer.kind == "linear" and not layer.role and by_plan is None:
-            whole[layer.name] = None
-    return tuple(cut), (f"not split over ranks, as their names tell no role: {', '.join(whole)}",) if whole else ()
+    plans = [(layer, _planned(layer, plan)) for layer in layers]
+    splits = [(layer, (told or "") if planned and not engine else _by_role(layer, told or "")) for layer, told in plans]
+    notes = []
+    reason = _uncut([pair for pair in splits if pair[0].tower], tp, engine=engine)
+    if reason:
+        parts = dict.fromkeys(_tower(layer) for layer in layers if layer.tower)
+        notes.append(f"left whole on every rank: {', '.join(parts)}, as {reason}")
+    cut = tuple(layer if layer.tower and reason else _of_rank(layer, tp, split, engine=engine) for layer, split in splits)
+    nameless = [layer for (layer, split), (_, told) in zip(splits, plans, strict=True) if not (split or layer.role) and told is None]
+    whole = dict.fromkeys(layer.name for layer in nameless if layer.kind in ("linear", "batched"))
+    if whole and tp > 1 and (engine or not planned):
+        notes.append(f"not split over ranks, as their names tell no role: {', '.join(whole)}")
+    return cut, tuple(notes)
+
+
+def _uncut(towers: list[tuple[Layer, str]], tp: int, *, engine: bool) -> str:
+    """Why parts outside of the text's cannot be split, which engines then run whole on each rank; "" where they can."""
+    try:
+        for layer, split in towers:
+            _of_rank(layer, tp, split, engine=engine)
+    except UserError as error:
+        return str(error).partition(";")[0]
+    return ""
+
+
+def _tower(layer: Layer) -> str:
+    """The part of the model that a layer outside of the text's stands in."""
+    words = layer.name.split(".")
+    return ".".join(words[: 2 if words[0] == "model" and len(words) > 2 else 1])
 
 
 def _of_rank(layer: Layer, tp: int, split: str, *, engine: bool) -> Layer:

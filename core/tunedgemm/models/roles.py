@@ -44,3 +44,9 @@ def role_of(name: str) -> str:
 def crosses(name: str) -> bool:
     """Whether keys and values come from elsewhere than queries: the attention of a decoder to its encoder."""
     return any(part in name.lower() for part in ("encdecattention", "encoder_attn", "cross_attn", "crossattention"))
+
+
+def chooses_experts(name: str) -> bool:
+    """Whether the linear layer with this name gives each expert's score, whatever stands beside it."""
+    parent, _, word = name.rpartition(".")
+    return word in ("router", "shared_expert_gate") or parent.rpartition(".")[2] == "router"

@@ -32,6 +32,10 @@ _DECIDING = (
 _INSTEAD = "capture its shapes while it runs, with AITER_TUNE_GEMM=1, or write the file of shapes by hand"
 
 
+#: More layers than any model has: building them would take minutes.
+MOST_LAYERS = 2048
+
+
 @attrs.frozen
 class Source:
     """A model as its folder tells it.
@@ -62,9 +66,22 @@ def read(folder: Path) -> Source:
     transformers = _transformers()
     with _quiet():
         settings = _settings(transformers, folder, raw)
+        _check_depth(folder, raw)
         notes = _check_fields(folder, raw, settings)
         module = _module(transformers, folder, raw, settings)
-    return Source(folder, raw, module, settings.get_text_config(), tuple(notes))
+    return Source(folder, raw, module, _of_text(settings), tuple(notes))
+
+
+def number_of(owner: Any, *names: str) -> int:
+    """The first of some attributes of a model's part, or of its settings, that is a positive number, else 0."""
+    for name in names:
+        try:
+            value = getattr(owner, name, None)
+        except Exception:  # settings that differ from layer to layer refuse to answer for all
+            continue
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return 0
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -121,6 +138,19 @@ def _settings(transformers: Any, folder: Path, raw: dict[str, Any]) -> Any:
         raise UserError(f"{folder}/config.json: transformers refuses it: {_first_line(error)}") from None
 
 
+def _check_depth(folder: Path, part: dict[str, Any]) -> None:
+    """Refuse, in the file and in its parts, more layers than are built in a sensible time.
+
+    Raises:
+        UserError: there are more.
+    """
+    for name, value in part.items():
+        if isinstance(value, dict):
+            _check_depth(folder, value)
+        elif name.endswith(("layers", "n_layer", "depth")) and isinstance(value, int) and value > MOST_LAYERS:
+            raise UserError(f"{folder}/config.json: {name} is {value}; at most {MOST_LAYERS} layers are built")
+
+
 def _check_fields(folder: Path, raw: dict[str, Any], settings: Any) -> list[str]:
     """Sentences on fields that a part of the file left to transformers' defaults.
 
@@ -150,8 +180,8 @@ def _missing(said: dict[str, Any], filled: Any) -> list[str]:
 
 
 def _own(filled: Any, field: str) -> bool:
-    """Whether the class has a number of its own for a field."""
-    return isinstance(getattr(filled, field, None), int)
+    """Whether the class keeps a number of its own for a field; one that it computes from others is none."""
+    return isinstance(vars(filled).get(field), int)
 
 
 def _module(transformers: Any, folder: Path, raw: dict[str, Any], settings: Any) -> torch.nn.Module:
@@ -160,12 +190,10 @@ def _module(transformers: Any, folder: Path, raw: dict[str, Any], settings: Any)
     names = [name for name in raw.get("architectures") or [] if isinstance(name, str)]
     made = next((found for name in names if (found := getattr(transformers, name, None)) is not None), None)
     dtype = _dtype(settings)
+    build = _by_type(transformers, settings).from_config if made is None else made._from_config
     try:
         with torch.device("meta"):
-            if made is not None:
-                module: torch.nn.Module = made._from_config(settings, dtype=dtype)
-            else:
-                module = _by_type(transformers, settings).from_config(settings, dtype=dtype)
+            module: torch.nn.Module = build(settings, dtype=dtype)
     except Exception as error:  # the constructor of any model
         raise UserError(
             f"{folder}/config.json: transformers cannot build this model: {type(error).__name__}: {_first_line(error)}"
@@ -173,10 +201,18 @@ def _module(transformers: Any, folder: Path, raw: dict[str, Any], settings: Any)
     return module.eval()
 
 
+def _of_text(settings: Any) -> Any:
+    """The settings of the part that makes text; those of the whole where several parts might."""
+    try:
+        return settings.get_text_config()
+    except ValueError:
+        return settings
+
+
 def _dtype(settings: Any) -> torch.dtype:
     import torch
 
-    for part in (settings, settings.get_text_config()):
+    for part in (settings, _of_text(settings)):
         said = getattr(part, "dtype", None) or getattr(part, "torch_dtype", None)
         found = getattr(torch, said, None) if isinstance(said, str) else said
         if isinstance(found, torch.dtype):
@@ -195,4 +231,5 @@ def _by_type(transformers: Any, settings: Any) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:300]
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), "no reason given")[:300]

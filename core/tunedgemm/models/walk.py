@@ -7,6 +7,7 @@ multiplies.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +17,8 @@ import attrs
 from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.models.layer import Experts, Layer
-from tunedgemm.models.roles import role_of
+from tunedgemm.models.roles import chooses_experts, role_of
+from tunedgemm.models.source import number_of
 
 if TYPE_CHECKING:
     import torch
@@ -31,14 +33,18 @@ _ACTS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "
 _OF_AN_EXPERT = ({"w1", "w2", "w3"}, {"gate_proj", "up_proj", "down_proj"}, {"up_proj", "down_proj"}, {"wi", "wo"}, {"fc1", "fc2"})
 _DOWN = ("w2", "down_proj", "wo", "fc2")
 
+#: parts of the names of weights that are looked up or added, not multiplied
+_NO_PRODUCT = ("embed", "pos_", "position", "token", "bias", "a_log")
+
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def layers(source: Source) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     """The layers of a model in the order of its modules, equal ones counted; and notes on weights that are none."""
     found: dict[Layer, int] = {}
-    notes: dict[str, None] = {}
+    left: dict[type, dict[str, None]] = {}
     head = cast("Any", source.module).get_output_embeddings()
+    text = _of_text(source)
     taken: tuple[torch.nn.Module, ...] = ()
     for name, module in source.module.named_modules():
         if any(module is part for part in taken):
@@ -46,11 +52,23 @@ def layers(source: Source) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
         bank = _bank(source, name, module)
         if bank is not None:
             taken = tuple(module.modules())
-        for layer in (bank,) if bank is not None else _of_module(source, name, module, module is head):
-            found[layer] = found.get(layer, 0) + 1
-        if bank is None and (note := _unknown(name, module)):
-            notes[note] = None
-    return tuple(attrs.evolve(layer, count=count) for layer, count in found.items()), tuple(notes)
+        own = (bank,) if bank is not None else tuple(_of_module(source, name, module, module is head))
+        for layer in own:
+            placed = attrs.evolve(layer, tower=bool(text) and module is not head and module not in text)
+            found[placed] = found.get(placed, 0) + 1
+        if not own:
+            kind = type(module) if _is_convolution(module) else object
+            left.setdefault(kind, {}).update(dict.fromkeys(_unknown(name, module)))
+    return tuple(attrs.evolve(layer, count=count) for layer, count in found.items()), _told(left)
+
+
+def _of_text(source: Source) -> set[torch.nn.Module]:
+    """The modules of the part that makes text, where the model has others, too; else none."""
+    kind = type(source.settings)
+    if kind is type(getattr(source.module, "config", None)):
+        return set()
+    parts = (part for part in source.module.modules() if type(getattr(part, "config", None)) is kind)
+    return {module for part in parts for module in part.modules()}
 
 
 def generic(name: str) -> str:
@@ -66,22 +84,31 @@ def _of_module(source: Source, name: str, module: torch.nn.Module, is_head: bool
     if not isinstance(weight, torch.Tensor) or weight.dim() != 2 or isinstance(module, torch.nn.Embedding):
         return
     dtype = short_dtype(weight.dtype)
+    parent = source.module.get_submodule(name.rpartition(".")[0])
     if isinstance(module, torch.nn.Linear) or _is_conv1d(module):
         n, k = weight.shape if isinstance(module, torch.nn.Linear) else weight.shape[::-1]
         bias = getattr(module, "bias", None) is not None
         layer = Layer(generic(name), "head" if is_head else "linear", n, k, bias=bias, dtype=dtype, role=role_of(name))
-        yield layer if is_head else _with_heads(layer, source.module.get_submodule(name.rpartition(".")[0]))
+        groups = number_of(module, "n_groups")
+        if is_head:
+            yield layer
+        elif groups > 1 and type(module) is not torch.nn.Linear and n % groups == 0:  # one product for each group of inputs
+            yield attrs.evolve(layer, kind="batched", n=n // groups, batch=groups)
+        elif chooses_experts(name) or (layer.own_name == "gate" and hasattr(parent, "experts")):
+            yield attrs.evolve(layer, kind="router", role="")
+        else:
+            yield _with_heads(layer, parent)
         return
-    seen = _seen(module, weight)
+    seen = _seen(module, weight, parent)
     if seen is not None:
         yield Layer(generic(name), "router", weight.shape[0], weight.shape[1], bias=seen[1], dtype=seen[0])
 
 
 def _with_heads(layer: Layer, attention: torch.nn.Module) -> Layer:
     """The layer with the width of a head, as the attention that it stands in tells it."""
-    width = _number(attention, "head_dim", "attention_head_size")
-    nope, value = _number(attention, "qk_nope_head_dim"), _number(attention, "v_head_dim")
-    latent = {"q": _number(attention, "qk_head_dim"), "q_b": _number(attention, "qk_head_dim"), "kv_b": nope + value, "o": value}
+    width = number_of(attention, "head_dim", "attention_head_size")
+    nope, value = number_of(attention, "qk_nope_head_dim"), number_of(attention, "v_head_dim")
+    latent = {"q": number_of(attention, "qk_head_dim"), "q_b": number_of(attention, "qk_head_dim"), "kv_b": nope + value, "o": value}
     unit = latent.get(layer.role, 0) if nope and value else width
     size = layer.k if layer.role == "o" else layer.n
     if layer.role not in ("q", "k", "v", "qkv", "q_b", "kv_b", "o") or not unit or size % unit:
@@ -91,16 +118,11 @@ def _with_heads(layer: Layer, attention: torch.nn.Module) -> Layer:
         return attrs.evolve(layer, unit=unit, kv_units=heads, kv_heads=heads)
     if layer.role != "qkv":
         return attrs.evolve(layer, unit=unit)
-    told = _number(attention, "num_key_value_heads", "num_kv_heads") or _number(getattr(attention, "config", None), "num_key_value_heads")
-    queries = _number(attention, "num_heads", "num_attention_heads") or _number(getattr(attention, "config", None), "num_attention_heads")
+    settings = getattr(attention, "config", None)
+    told = number_of(attention, "num_key_value_heads", "num_kv_heads") or number_of(settings, "num_key_value_heads")
+    queries = number_of(attention, "num_heads", "num_attention_heads") or number_of(settings, "num_attention_heads")
     kv_heads = told if told and queries + 2 * told == heads else heads // 3
     return attrs.evolve(layer, unit=unit, kv_units=2 * kv_heads, kv_heads=kv_heads)
-
-
-def _number(owner: Any, *names: str) -> int:
-    """The first of some attributes that is a positive number, else 0."""
-    found = (getattr(owner, name, None) for name in names)
-    return next((value for value in found if isinstance(value, int) and value > 0), 0)
 
 
 def _is_conv1d(module: torch.nn.Module) -> bool:
@@ -108,8 +130,17 @@ def _is_conv1d(module: torch.nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
-def _seen(module: torch.nn.Module, weight: torch.Tensor) -> tuple[str, bool] | None:
-    """The dtype in which a module multiplies by its weight [N, K], and whether it adds a bias; None where it does not."""
+def _is_convolution(module: torch.nn.Module) -> bool:
+    import torch
+
+    return isinstance(module, torch.nn.modules.conv._ConvNd)
+
+
+def _seen(module: torch.nn.Module, weight: torch.Tensor, parent: torch.nn.Module) -> tuple[str, bool] | None:
+    """The dtype in which a module multiplies by its weight [N, K], and whether it adds a bias; None where it does not.
+
+    What the module wants beside the activations is what its parent has by that name.
+    """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -123,9 +154,15 @@ def _seen(module: torch.nn.Module, weight: torch.Tensor) -> tuple[str, bool] | N
                 seen.append((short_dtype(args[-1].dtype), function.overloadpacket is torch.ops.aten.addmm))
             return function(*args, **(kwargs or {}))
 
+    wanted = list(inspect.signature(module.forward).parameters.values())[1:]
+    others = {
+        each.name: getattr(parent, each.name, None)
+        for each in wanted
+        if each.default is each.empty and each.kind == each.POSITIONAL_OR_KEYWORD
+    }
     try:
         with Watch(), torch.no_grad():
-            module(torch.empty(2, k, dtype=weight.dtype, device="meta"))
+            module(torch.empty(2, k, dtype=weight.dtype, device="meta"), **others)
     except Exception:  # what else it wants is not known; what it multiplied until then counts
         return seen[0] if seen else None
     return seen[0] if seen else None
@@ -133,11 +170,16 @@ def _seen(module: torch.nn.Module, weight: torch.Tensor) -> tuple[str, bool] | N
 
 def _bank(source: Source, name: str, module: torch.nn.Module) -> Layer | None:
     """All experts of a layer, where this module holds them."""
-    weights = {key: weight for key, weight in module.named_parameters(recurse=False) if weight.dim() == 3}
-    down = next((weight for key, weight in weights.items() if key in ("down_proj", "w2", "w2_weight")), None)
+    import torch
+
+    weights: dict[str, torch.Tensor] = {key: weight for key, weight in module.named_parameters(recurse=False) if weight.dim() == 3}
+    sides: list[Any] = [getattr(getattr(module, side, None), "weight", None) for side in ("input_linear", "output_linear")]
+    if all(isinstance(side, torch.Tensor) and side.dim() == 3 for side in sides) and sides[0].shape[1] == 2 * sides[1].shape[2]:
+        weights = dict(zip(("input_linear", "output_linear"), sides, strict=True))  # Granite's way: a module with the weights of all
+    down = next((weight for key, weight in weights.items() if key in ("down_proj", "w2", "w2_weight", "output_linear")), None)
     up = next((weight for key, weight in weights.items() if weight is not down), None)
     if down is not None and up is not None:
-        transposed = bool(getattr(module, "is_transposed", up.shape[1] == down.shape[2] and up.shape[1] != down.shape[1] // 2))
+        transposed = bool(getattr(module, "is_transposed", up.shape[1] == down.shape[2] and up.shape[2] != down.shape[1]))
         width, inner = (down.shape[2], down.shape[1]) if transposed else (down.shape[1], down.shape[2])
         gated = bool(getattr(module, "has_gate", max(up.shape[1:]) == 2 * inner or len(weights) == 3))
         bias = any("bias" in key for key, _ in module.named_parameters(recurse=False))
@@ -163,7 +205,7 @@ def _bank_of_modules(source: Source, name: str, module: torch.nn.Module) -> Laye
 
 def _experts(source: Source, name: str, module: torch.nn.Module, told: tuple[int, int, int, bool, bool, str]) -> Layer:
     count, width, inner, gated, bias, dtype = told
-    topk = _number(source.settings, *_TOPK)
+    topk = number_of(source.settings, *_TOPK)
     if not topk:
         raise UserError(f"{source.folder}/config.json: lacks the number of experts that a token goes to, as {' or '.join(_TOPK[:3])}")
     spelled = getattr(source.settings, "hidden_act", None) or getattr(source.settings, "hidden_activation", None) or ""
@@ -172,10 +214,28 @@ def _experts(source: Source, name: str, module: torch.nn.Module, told: tuple[int
     return Layer(generic(name), "experts", width, inner, bias=bias, dtype=dtype, experts=experts)
 
 
-def _unknown(name: str, module: torch.nn.Module) -> str:
-    """A sentence about a weight that multiplies something and is no layer here, or ""."""
-    own = {key: weight for key, weight in module.named_parameters(recurse=False) if weight.dim() >= 3}
-    if not own:
-        return ""
-    told = ", ".join(f"{key} {list(weight.shape)}" for key, weight in own.items())
-    return f"{generic(name)} ({type(module).__name__}) multiplies by {told}: no op has this product"
+def _unknown(name: str, module: torch.nn.Module) -> Iterator[str]:
+    """The weights of a module that is no layer here which may multiply something: no embeddings, and nothing learnt but vectors."""
+    import torch
+
+    if isinstance(module, torch.nn.Embedding):
+        return
+    for key, weight in module.named_parameters(recurse=False):
+        told = f"{generic(name)}.{key}".lstrip(".")
+        sizes = [size for size in weight.shape if size > 1]
+        if _is_convolution(module) and key == "weight":
+            yield generic(name)
+        elif len(sizes) >= 2 and weight.shape[0] > 1 and not any(word in ".".join(told.split(".")[-2:]).lower() for word in _NO_PRODUCT):
+            yield f"{told} {list(weight.shape)}"
+
+
+def _told(left: dict[type, dict[str, None]]) -> tuple[str, ...]:
+    """A sentence on weights of unknown use, one on convolutions."""
+    unknown = left.pop(object, {})
+    convolutions = dict.fromkeys(name for names in left.values() for name in names)
+    notes = []
+    if unknown:
+        notes.append(f"left out, for it is not known how these weights multiply, if they do: {', '.join(unknown)}")
+    if convolutions:
+        notes.append(f"left out, for no op has convolutions: {', '.join(convolutions)}")
+    return tuple(notes)

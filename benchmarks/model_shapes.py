@@ -1,0 +1,216 @@
+"""What a forward pass really multiplies, against the shapes that tunedgemm reads from ``config.json``.
+
+``python benchmarks/model_shapes.py --models DIR`` runs each model of a folder in a process of its own, with real numbers, full width
+and few layers, and prints the table of ``results/model-shapes.md``. The tests run tiny models through the same functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from tunedgemm.dtype import short_dtype
+from tunedgemm.models import Layer, layers_of_model
+from tunedgemm.models.source import read
+from tunedgemm.models.walk import generic
+
+#: product -> the place of its operand [K, N]; the other, [M, K], stands before
+_WEIGHT_AT = {"mm": 1, "addmm": 2, "bmm": 1, "baddbmm": 2, "_grouped_mm": 1}
+#: those of the pass that is watched
+TOKENS = 5
+#: what gives the same weight in another dtype or place
+_COPIES = ("_to_copy", "clone", "index", "index_select", "contiguous")
+
+
+@attrs.frozen
+class Product:
+    """``out[M, n] = x[M, k] @ weight[n, k].T`` as it was seen.
+
+    Attributes:
+        name: of the parameter, with ``*`` for numbers and without a last ``weight``.
+        bias: whether it was added in the same call.
+        topk: of experts, those that a token went to; else 0.
+    """
+
+    name: str
+    n: int
+    k: int
+    dtype: str
+    bias: bool = False
+    topk: int = 0
+
+
+class Products(TorchDispatchMode):
+    """Records every product by a parameter of a module; those of two activations are none of them.
+
+    Attributes:
+        calls, rows: of each product, over the whole pass.
+        places: the full names of its parameters.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.calls: Counter[Product] = Counter()
+        self.rows: Counter[Product] = Counter()
+        self.places: defaultdict[Product, set[str]] = defaultdict(set)
+        self._kept: list[torch.Tensor] = []  # a copy whose memory is free again would lend its place to another tensor
+        self._names: dict[int, str] = {}
+        embeddings = {name for name, part in module.named_modules() if isinstance(part, torch.nn.Embedding)}
+        every = list(module.named_parameters(remove_duplicate=False))
+        for name, parameter in sorted(every, key=lambda item: item[0].rpartition(".")[0] not in embeddings):
+            self._names[_storage(parameter)] = name.removesuffix(".weight")
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        word = function.overloadpacket.__name__
+        if word in _WEIGHT_AT:
+            self._note(args, _WEIGHT_AT[word], biased=word == "addmm")
+        elif word in _COPIES and isinstance(out, torch.Tensor) and (name := self._name(args[0])):
+            self._names[_storage(out)] = name
+            self._kept.append(out)
+        return out
+
+    def _name(self, tensor: Any) -> str:
+        return self._names.get(_storage(tensor), "") if isinstance(tensor, torch.Tensor) else ""
+
+    def _note(self, args: Any, place: int, *, biased: bool) -> None:
+        x, weight = args[place - 1], args[place]
+        name = self._name(weight)
+        if name:
+            n, k = weight.shape[-1], weight.shape[-2]
+        else:
+            name, (n, k) = self._name(x), x.shape[-2:]  # the weight may stand first: weight[N, K] @ x[K, M]
+            x = weight.mT
+        if name:
+            product = Product(generic(name), n, k, short_dtype(weight.dtype), biased)
+            self.calls[product] += 1
+            self.rows[product] += x.shape[-2]
+            self.places[product].add(name)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """What all views of one memory have in common, on the meta device, too."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return int(local.untyped_storage()._cdata)
+
+
+def expected(layers: tuple[Layer, ...]) -> Counter[Product]:
+    """The products of layers, unfused; of experts those of one layer each, once."""
+    found: Counter[Product] = Counter()
+    for layer in layers:
+        if layer.experts is None:
+            found[Product(layer.name, layer.n, layer.k, layer.dtype, layer.bias)] += layer.count
+        else:
+            for n, k in ((layer.k * (2 if layer.experts.gated else 1), layer.n), (layer.n, layer.k)):
+                found[Product(layer.name, n, k, layer.dtype, topk=layer.experts.topk)] += layer.count
+    return found
+
+
+def seen(products: Products, layers: tuple[Layer, ...], tokens: int) -> Counter[Product]:
+    """What was recorded; of experts how many layers have them, and to how many a token went."""
+    banks = [layer.name for layer in layers if layer.experts is not None]
+    found: Counter[Product] = Counter()
+    of_banks: defaultdict[tuple[str, int, int, str], list[Product]] = defaultdict(list)
+    for product, calls in products.calls.items():
+        bank = next((name for name in banks if product.name.startswith(f"{name}.")), "")
+        if bank:
+            of_banks[bank, product.n, product.k, product.dtype].append(product)
+        else:
+            found[product] += calls
+    for (bank, n, k, dtype), parts in of_banks.items():
+        depth = bank.count(".") + 1
+        places = {".".join(name.split(".")[:depth]) for part in parts for name in products.places[part]}
+        for name in {part.name for part in parts if "*" not in part.name[len(bank) :]} or {""}:  # gate and up may be two
+            rows = sum(products.rows[part] for part in parts if not name or part.name == name)
+            found[Product(bank, n, k, dtype, topk=rows // tokens // len(places))] += len(places)
+    return found
+
+
+def disagreements(products: Products, layers: tuple[Layer, ...], tokens: int) -> list[str]:
+    """A line for each product that only one side has, or another number of."""
+    real, ours = seen(products, layers, tokens), expected(layers)
+    return [
+        f"{product}: multiplied {real[product]} times, listed {ours[product]}"
+        for product in sorted({*real, *ours}, key=attrs.astuple)
+        if real[product] != ours[product]
+    ]
+
+
+def shrunk(raw: dict[str, Any], layers: int = 2) -> dict[str, Any]:
+    """A model of full width with few layers, one of them dense where it has such, and no more experts than a token goes to."""
+    small = copy.deepcopy(raw)
+    small.pop("quantization_config", None)  # the products of transformers, which those of quantised layers stand for
+    small["num_hidden_layers"] = layers
+    if "first_k_dense_replace" in small:
+        small["first_k_dense_replace"] = 1
+    if "n_routed_experts" in small:
+        small |= {"n_routed_experts": small["num_experts_per_tok"], "n_group": 1, "topk_group": 1}
+    return small
+
+
+def ran(folder: Path, tokens: int = TOKENS) -> tuple[Products, int]:
+    """The products of one forward pass of the model of a folder, with real numbers; and its parameters."""
+    source = read(folder)
+    module = source.module.to_empty(device="cpu")
+    for parameter in module.parameters():
+        parameter.data.fill_(0.01)
+    for buffer in module.buffers():
+        buffer.zero_()
+    products = Products(module)
+    with torch.no_grad(), products:
+        module(input_ids=torch.arange(tokens).reshape(1, tokens), use_cache=False)
+    return products, sum(parameter.numel() for parameter in module.parameters())
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """One model: what its row of the table says."""
+    raw = shrunk(json.loads((folder / "config.json").read_text()))
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / "config.json").write_text(json.dumps(raw))
+        layers = layers_of_model(Path(place), fuse=False).layers
+        products, parameters = ran(Path(place))
+    return {
+        "model": folder.name,
+        "layers": raw["num_hidden_layers"],
+        "parameters": parameters,
+        "products": sum(products.calls.values()),
+        "kinds": len(products.calls),
+        "wrong": disagreements(products, layers, TOKENS),
+    }
+
+
+def main() -> int:
+    """Print the table; 1 where a product disagrees."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, help="a folder of models' folders")
+    parser.add_argument("--one", type=Path, help="one model's folder: its row as JSON")
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(check(asked.one)))
+        return 0
+    print("| model | layers | parameters | products by a weight | kinds | disagree |\n|---|---|---|---|---|---|")
+    wrong = 0
+    for folder in sorted(path.parent for path in asked.models.glob("*/config.json")):
+        done = subprocess.run([sys.executable, __file__, "--one", folder], capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(done.stderr, file=sys.stderr)
+            return 1
+        row = json.loads(done.stdout.splitlines()[-1])
+        wrong += len(row["wrong"])
+        sizes = f"{row['layers']} | {row['parameters'] / 1e9:.1f} G | {row['products']} | {row['kinds']}"
+        print(f"| {row['model']} | {sizes} | {'; '.join(row['wrong']) or 'none'} |", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
