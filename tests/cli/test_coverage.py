@@ -70,6 +70,17 @@ def test_what_is_printed_tells_everything_at_80_columns(folder: Path, capsys: py
     assert tables and all(len(line) <= 80 for line in tables)
 
 
+def test_shapes_are_told_one_by_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By shape each has its answer and the time of a call; what a single call has is said in the singular."""
+    (folder / "in.csv").write_text(HEAD + "8,96,128,False,fp32,fp32,1,0\n16,64,128,False,fp32,fp32,2,0\n")
+    _, out, _ = run(capsys, "in.csv", "--table", "t.csv", "--by", "shape", "--next", "0")
+
+    [line] = [line for line in out.splitlines() if "a16w16 M=16" in line]
+    assert [cell.strip() for cell in line.strip("│").split("│")][1::2] == ["2", "exact"] and "10.00" in line
+    assert "1 call (" in out and " has a row of asm that is not used" in out
+    assert "what to tune next" not in out and "tunedgemm tune" not in out
+
+
 def test_the_commands_that_are_printed_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first writes the shapes and prints the second, which tunes them: then every call has a row of its own."""
     _, out, _ = run(capsys, "in.csv", "--table", "t.csv", "--next", "5")

@@ -138,7 +138,9 @@ def _unused(found: Coverage, verbose: bool) -> Iterator[str]:
     unused = found.unused()
     for one in unused[: None if verbose else _MOST_LINES]:
         share = percent(one.time / found.time if found.time else 0.0)
-        yield f"{_number(one.calls)} calls ({share} of the time) have a row of {one.libtype} that is not used: {_line(one.reason)}"
+        calls = "1 call" if one.calls == 1 else f"{_number(one.calls)} calls"
+        verb = "has" if one.calls == 1 else "have"
+        yield f"{calls} ({share} of the time) {verb} a row of {one.libtype} that is not used: {_line(one.reason)}"
     if len(unused) > _MOST_LINES and not verbose:
         yield f"and {len(unused) - _MOST_LINES} more reasons why rows are not used; -v lists them"
     if unused:
@@ -147,15 +149,19 @@ def _unused(found: Coverage, verbose: bool) -> Iterator[str]:
 
 
 def _print_groups(found: Coverage, by: str, console: Console, verbose: bool) -> None:
+    """A line a group with the shares of its time; of a single shape how it is answered, and the time of a call."""
     groups = found.by(by)
+    headings = ("answered by", "us") if by == "shape" else ("exact", "padded", "other")
     grid = Grid(title=Text(f"by {by}"), title_justify="left")
-    for heading in (by, "calls", "% time", "exact", "padded", "other"):
-        grid.add_column(heading, justify="left" if heading == by else "right", overflow="fold")
+    for heading in (by, "calls", "% time", *headings):
+        grid.add_column(heading, justify="left" if heading in (by, "answered by") else "right", overflow="fold")
     shown = groups if verbose else groups[:_MOST_GROUPS]
     for group in shown:
-        shares = [group.share(*TUNED), group.share(*PADDED), group.share(*UNTUNED, "refused")]
         of_all = percent(group.time / found.time if found.time else 0.0).removesuffix(" %")
-        grid.add_row(Text(group.name), _number(group.calls), of_all, *(percent(share).removesuffix(" %") for share in shares))
+        shares = [group.share(*words) for words in (TUNED, PADDED, (*UNTUNED, "refused"))]
+        one = group.entries[0]
+        cells = (one.how, f"{one.us:.2f}") if by == "shape" else (percent(share).removesuffix(" %") for share in shares)
+        grid.add_row(Text(group.name), _number(group.calls), of_all, *cells)
     console.print(grid)
     if len(shown) < len(groups):
         _say(console, f"and {len(groups) - len(shown)} more; -v lists them")
