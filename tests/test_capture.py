@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -17,6 +18,7 @@ from tunedgemm.csvfile import read_untuned
 from tunedgemm.folders import untuned_path
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
+from tunedgemm.sheet import locked
 
 # Forking is what these tests are about; the parent may have threads of libraries.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
@@ -263,6 +265,20 @@ def test_failures_are_logged_once_and_retried(path, caplog):
     assert counts(path) == {1: 10, 2: 20, 3: 30}
 
 
+def test_a_file_that_stays_locked_holds_a_model_up_once(path, caplog, monkeypatch):
+    """Another process that hangs with the lock costs one wait, not one for each new shape; what was met is written after it."""
+    monkeypatch.setattr("tunedgemm.capture._PATIENCE", 0.5)
+    capture = Capture(OP, path)
+    with locked(path), caplog.at_level(logging.WARNING, "tunedgemm"):
+        start = time.monotonic()
+        for m in range(1, 21):
+            call(capture, m, 2)
+        assert time.monotonic() - start < 5
+    assert len(caplog.messages) == 1 and "has kept" in caplog.text
+    capture.flush()
+    assert counts(path) == dict.fromkeys(range(1, 21), 2)
+
+
 def test_a_full_disk_is_survived(path, child):
     """A disk that fills up costs a line in the log; nothing is counted twice, and all is written once there is room."""
     source = SOURCE.format(path=str(path))
@@ -270,12 +286,13 @@ def test_a_full_disk_is_survived(path, child):
 import logging, resource
 logging.basicConfig(stream=sys.stdout)
 call(1, 10)
-resource.setrlimit(resource.RLIMIT_FSIZE, (capture.path.stat().st_size + 20, -1))
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (capture.path.stat().st_size + 20, hard))
 for m in range(2, 50):
     call(m, 5)
 capture.flush()
 print(capture.path.read_text().count(chr(10)))
-resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 call(50, 2)
 print(capture.path.read_text().count(chr(10)))
 """

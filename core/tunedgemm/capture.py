@@ -89,7 +89,8 @@ class Capture:
                 counter = self._counters.setdefault(shape, [0, 0])
             _keep_writing()
         if shape in self._untried:
-            self._write(self._enter, _PATIENCE, shape)
+            # Who has waited once in vain does not wait for each further shape.
+            self._write(self._enter, 0.0 if self._complained else _PATIENCE, shape)
             self._untried.discard(shape)  # what could not be written is, at the next flush
         return counter
 
@@ -207,31 +208,30 @@ class _Keeper(threading.Thread):
             pause = max(_INTERVAL, (time.thread_time() - start) / _SHARE)
 
 
-_keeper: _Keeper | None = None
+_keepers: dict[int, _Keeper] = {}  # by the id of their process
 
 
 def _keep_writing() -> None:
     """Start the thread that writes counts, unless this process has one."""
-    global _keeper
-    if _keeper is not None:
+    if os.getpid() in _keepers:
         return
-    _keeper = _Keeper()
-    with contextlib.suppress(RuntimeError):  # no thread can be started: counts are written at the end of the process alone
-        _keeper.start()
+    keeper = _Keeper()
+    if _keepers.setdefault(os.getpid(), keeper) is keeper:
+        with contextlib.suppress(RuntimeError):  # no thread can be started: counts are written at the end of the process alone
+            keeper.start()
 
 
 def _end() -> None:
-    if _keeper is not None:
-        _keeper.over.set()
+    for keeper in _keepers.values():
+        keeper.over.set()
     _flush_all(LOCK_TIMEOUT)
 
 
 def _restart_all() -> None:
-    global _keeper
     for capture in list(_captures):
         capture._restart()
-    if _keeper is not None:
-        _keeper = None
+    if _keepers:
+        _keepers.clear()
         _keep_writing()
 
 

@@ -44,7 +44,7 @@ class _Read:
     inode: tuple[int, int]
     offset: int
     sheet: Sheet
-    bytes: tuple[bytes, bytes]
+    ends: tuple[bytes, bytes]
 
 
 class CaptureFile:
@@ -183,7 +183,7 @@ class CaptureFile:
         """Read what was put into the file since the last time; None where it has no line of column names or no last line end."""
         status, read = os.fstat(file.fileno()), self._read
         if read is not None and (
-            read.inode != (status.st_dev, status.st_ino) or status.st_size < read.offset or read.bytes != _ends(file, read.offset)
+            read.inode != (status.st_dev, status.st_ino) or status.st_size < read.offset or read.ends != _ends(file, read.offset)
         ):
             read = self._read = None
             self._shapes = set()
