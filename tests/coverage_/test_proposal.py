@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tunedgemm.coverage import coverage, propose, write_next
+from tunedgemm.coverage import coverage, write_next
 from tunedgemm.coverage.proposal import rung_of
 from tunedgemm.csvfile import read_untuned
 from tunedgemm.errors import UserError
@@ -35,20 +35,20 @@ class TestNext:
         lines = [(16, 64, 9), (48, 64, 9), (16, 128, 100), (16, 192, 1)]
         path.write_text(HEAD + "".join(f"{m},{n},128,False,fp32,fp32,{count},0\n" for m, n, count in lines))
         found = coverage(path, tables=[table(row(16))])
-        first, second, third = propose(found.entries, 10)
+        first, second, third = found.next()
 
         assert (first.layer.n, second.layer.n, third.layer.n) == (128, 64, 192)
         assert [(one.shape.m, one.calls) for one in second.listed] == [(48, 9)]
-        assert propose(found.entries, 1) == [first]
+        assert found.next(1) == [first]
         other = table(row(16, 1e-3, n=128), name="other.csv")
         trial(other, 16, NATIVE, 1e-3)
         known = coverage(path, tables=[table(row(16))], against=[other])
-        assert propose(known.entries, 10)[0].layer.n == 64
+        assert known.next()[0].layer.n == 64
 
     def test_a_ragged_rest_is_folded_into_its_rungs(self, listed):
         """Thousands of prefill lengths become as many rows as they would share; M with a share of their own stay."""
         found = coverage(listed((1, 90_000), (6, 90_000), *((m, 1) for m in range(1025, 2049))))
-        [one] = propose(found.entries, 10)
+        [one] = found.next()
 
         ms = [found.shape.m for found in one.listed]
         assert ms == [1, 6, *range(1088, 2049, 64)]
@@ -60,7 +60,7 @@ class TestNext:
         found = coverage(listed((1, 90_000), *((m, 1) for m in range(1025, 2049))), tables=[table(row(1), *rows)])
 
         assert found.share("fine", by="calls") > 0.01
-        assert propose(found.entries, 10) == []
+        assert found.next() == []
 
     @pytest.mark.parametrize("name", sorted(ops()))
     @pytest.mark.parametrize("n", [64, 8192])
@@ -76,7 +76,7 @@ class TestNext:
         """A batched product looks up exactly its M, so folding would tune what nobody asks for."""
         path = tmp_path / "bf16_untuned_batched_gemm.csv"
         path.write_text("B,M,N,K,count\n" + "".join(f"2,{m},32,64,1\n" for m in range(1025, 1425)))
-        [one] = propose(coverage(path).entries, 10)
+        [one] = coverage(path).next()
 
         assert [found.shape.m for found in one.listed] == list(range(1025, 1425))
 
@@ -87,7 +87,7 @@ class TestNext:
         (tmp_path / "folder").mkdir()
         captured = listed((6, 2, 3), name="folder/bf16_untuned_gemm.csv")
         found = coverage([captured, batched], replays=10)
-        following = propose(found.entries, 10)
+        following = found.next()
 
         paths = write_next(following, f"{tmp_path}/next/", found.paths)
         assert {op: path.name for op, path in paths.items()} == {
@@ -102,10 +102,10 @@ class TestNext:
                 write_next(following, target, found.paths)
         assert captured.read_text().count("\n") == 2
 
-    def test_tuning_what_is_proposed_covers_it(self, listed, tmp_path):
+    def test_tuning_what_is_proposed_covers_it(self, listed, tmp_path, one_thread):
         """The whole way round: propose, write, tune, and every call has a row."""
         shapes = listed((6, 2), (20, 3))
-        following = propose(coverage(shapes).entries, 10)
+        following = coverage(shapes).next()
         [path] = write_next(following, tmp_path / "next.csv", [shapes]).values()
         tune("a16w16", path, None, Options(libtype="torch", device="cpu", iters=3, warmup=1, seconds=0.1))
 

@@ -41,7 +41,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.coverage import BY, coverage, propose
+    from tunedgemm.coverage import BY, coverage
     from tunedgemm.coverage.show import print_coverage, print_next, write_entries
     from tunedgemm.device import device_of_text
     from tunedgemm.report import console
@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
         against=arguments.against,
         measure=arguments.measure,
     )
-    following = propose(found.entries, arguments.next)
+    following = found.next(arguments.next)
     if arguments.csv is not None:
         write_entries(found, arguments.csv)
     lines = _commands(arguments, found, following)

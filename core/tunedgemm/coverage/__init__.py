@@ -18,8 +18,9 @@ from tunedgemm.coverage.answers import described, entry_of
 from tunedgemm.coverage.captured import Captured, Replays, captured
 from tunedgemm.coverage.known import known_times
 from tunedgemm.coverage.measured import measure_all
-from tunedgemm.coverage.proposal import Next, propose, write_next
-from tunedgemm.coverage.result import BY, PADDED, SOURCES, TUNED, UNTUNED, WORDS, Coverage, Entry, Group, Passed, Regret, Unused
+from tunedgemm.coverage.proposal import Next, write_next
+from tunedgemm.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, WORDS, Entry, Group, Passed, Regret, Unused
+from tunedgemm.coverage.whole import BY, Coverage
 from tunedgemm.device import Device, current_device
 from tunedgemm.dispatch import Dispatcher
 from tunedgemm.errors import UserError
@@ -116,5 +117,5 @@ def _said_of_graphs(calls: Captured, replays: Replays) -> list[str]:
 
 __all__ = [
     "BY", "PADDED", "SOURCES", "TUNED", "UNTUNED", "WORDS", "Coverage", "Entry", "Group", "Next", "Passed", "Regret", "Replays", "Unused",
-    "coverage", "propose", "write_next",
+    "coverage", "write_next",
 ]  # fmt: skip

@@ -25,6 +25,8 @@ _log = logging.getLogger("tunedgemm")
 
 #: Of one shape: most rounds, and device seconds; a median of so many is within a few per cent.
 _ROUNDS, _SECONDS = 31, 0.25
+#: Seconds until calls count as hung, beside what slow ones take, and until binding does: there are other shapes to time.
+_HUNG, _BINDING = 10.0, 300.0
 
 
 def measure_all(
@@ -48,7 +50,7 @@ def measure_all(
     if not seconds > 0 or math.isnan(seconds):
         raise UserError(f"--measure takes seconds, more than 0 (got {seconds:g})")
     where = "cpu" if device.kind == "cpu" else str(max(device.index, 0))
-    options = Options(device=where, iters=_ROUNDS, seconds=_SECONDS)
+    options = Options(device=where, iters=_ROUNDS, seconds=_SECONDS, kernel_timeout=_HUNG, timeout=_BINDING)
     asks: dict[str, Measuring] = {}
     found: dict[int, Entry] = {}
     deadline = time.monotonic() + seconds

@@ -11,7 +11,8 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from tunedgemm.coverage.proposal import Next
-from tunedgemm.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, WORDS, Coverage, Entry, Group
+from tunedgemm.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, WORDS, Entry, Group
+from tunedgemm.coverage.whole import Coverage
 from tunedgemm.errors import UserError
 from tunedgemm.report import sizes
 from tunedgemm.sheet import Record, Sheet, locked, present, read_sheet, replace_text
