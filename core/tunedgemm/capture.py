@@ -22,7 +22,6 @@ from tunedgemm.capturefile import Calls, CaptureFile
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.folders import untuned_path
 from tunedgemm.row import key_shape
-from tunedgemm.sheet import LOCK_TIMEOUT
 
 if TYPE_CHECKING:
     from tunedgemm.ops.op import Op
@@ -32,6 +31,9 @@ _log = logging.getLogger("tunedgemm")
 
 #: Longest wait for others' writing, in seconds, while a model waits. What is not written now is, at the next flush.
 _PATIENCE = 2.0
+
+#: The same at the end of a process, after which there is no next flush.
+_LAST_PATIENCE = 20.0
 
 #: Seconds between two looks whether another thread has written a shape meanwhile.
 _LOOK = 0.01
@@ -184,7 +186,7 @@ def recorder(op: Op) -> Capture:
 
 def _at_exit(capture: Capture) -> None:
     """Flush when this process ends; children of multiprocessing end without `atexit` and drop what their parent registered."""
-    multiprocessing.util.Finalize(capture, Capture.flush, (capture, LOCK_TIMEOUT), exitpriority=0)
+    multiprocessing.util.Finalize(capture, Capture.flush, (capture, _LAST_PATIENCE), exitpriority=0)
 
 
 def _flush_all(patience: float) -> None:
@@ -224,7 +226,7 @@ def _keep_writing() -> None:
 def _end() -> None:
     for keeper in _keepers.values():
         keeper.over.set()
-    _flush_all(LOCK_TIMEOUT)
+    _flush_all(_LAST_PATIENCE)
 
 
 def _restart_all() -> None:
