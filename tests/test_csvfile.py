@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from tunedgemm.csvfile import Row, Untuned, read_rows, read_untuned, upsert, write_rows, write_untuned
+from tunedgemm.csvfile import Row, Untuned, read_listed, read_rows, read_untuned, upsert, write_rows, write_untuned
 from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
@@ -389,3 +389,18 @@ def test_a_list_of_shapes_that_is_written_reads_the_same(path):
     more = [*plain, Untuned(Shape("a16w16", 2, 64, 128, epilogue="bias", layout="aiter16x16"), 0, 7, "o_proj")]
     write_untuned(path, OP, more)
     assert read_untuned(path, OP) == more
+
+
+def test_broken_lines_of_a_list_of_shapes_are_told_apart(path):
+    """`read_listed` gives the good lines and names the others, the last one cut off; `read_untuned` refuses the file."""
+    path.write_text("M,N,K,count\n1,64,128,2\nx,64,128,2\n2,64,128,-1\n1,64,128,3\n4,6")
+    listed, problems = read_listed(path, OP)
+
+    assert listed == [Untuned(Shape("a16w16", 1, 64, 128), 5)]
+    assert [problem.line for problem in problems] == [3, 4, 6]
+    assert str(problems[-1]) == f"{path}:6: the last, is cut off after 2 of 4 fields; restore the file, or delete that line"
+    with pytest.raises(TableError, match="line 6, the last, is cut off"):
+        read_untuned(path, OP)
+    path.write_text("M,N,K,count\n1,64,128,2\nx,64,128,2\n")
+    with pytest.raises(TableError, match=rf"{path.name}:3: "):
+        read_untuned(path, OP)

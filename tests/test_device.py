@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tunedgemm import device as device_module
-from tunedgemm.device import Device, current_device, device_of, slug
+from tunedgemm.device import Device, current_device, device_of, device_of_text, slug
+from tunedgemm.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -111,3 +112,12 @@ def test_slugs():
 def test_a_device_in_words():
     """One thread is singular."""
     assert str(Device("cpu-avx512", 1)) == "cpu-avx512, 1 thread" and str(Device("sm_90", 132, "h200")) == "sm_90, 132 SMs (h200)"
+
+
+def test_a_device_from_a_users_text():
+    """GFX:CU, with the product's name as its maker writes it or as tables do; else a mistake that says what is expected."""
+    assert device_of_text("gfx942:304") == Device("gfx942", 304)
+    assert device_of_text("sm_90:132:NVIDIA H200") == device_of_text("sm_90:132:nvidia-h200") == Device("sm_90", 132, "nvidia-h200")
+    for text in ("gfx942", "gfx942:", ":304", "gfx942:many", "gfx942:-1", "H200:132"):
+        with pytest.raises(UserError, match="expected GFX:CU such as gfx942:304"):
+            device_of_text(text)

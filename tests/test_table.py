@@ -284,3 +284,14 @@ def test_a_frame_holds_every_row_with_numbers_as_numbers(tmp_path):
     assert frame.N.sum() == 192
     assert frame.us.dtype.kind == "f"
     assert set(frame.source) == {str(file)}
+
+
+def test_a_table_of_other_devices_says_whose_it_is():
+    """No row can be for 304 CUs where all name 80 or 132; one that holds for any may be, and an empty table is nobody's."""
+    rows = [row("k"), row("k", gfx="gfx942", cu_num=80)]
+    table = Table(OP, [rows])
+
+    assert table.foreign(Device("gfx950", 256)) == table.foreign(Device("gfx942", 304)) == "gfx942, sm_90 with cu_num 80, 132"
+    assert table.foreign(H200) == table.foreign(Device("gfx942", 80)) == ""
+    assert Table(OP, [[*rows, row("k", gfx="", cu_num=0)]]).foreign(Device("gfx942", 304)) == ""
+    assert Table(OP, [[]]).foreign(H200) == ""

@@ -62,7 +62,7 @@ class Device:
 
 
 def device_of_text(text: str) -> Device:
-    """A device from GFX:CU, as ``gfx942:304``, or from GFX:CU:NAME, where NAME is what tables call the product.
+    """A device from GFX:CU, as ``gfx942:304``, or from GFX:CU:NAME, where NAME is the product's, as ``NVIDIA H200`` or as its slug.
 
     Raises:
         UserError: the text is neither.
@@ -70,7 +70,7 @@ def device_of_text(text: str) -> Device:
     gfx, _, rest = text.partition(":")
     units, _, name = rest.partition(":")
     try:
-        return Device(gfx, int(units), name)
+        return Device(gfx, int(units), slug(name))
     except ValueError:
         raise UserError(f"expected GFX:CU such as gfx942:304, got {text!r}") from None
 
