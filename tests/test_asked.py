@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tunedgemm.asked import op_of_file, shape_of_line, shape_of_texts
+from tunedgemm.asked import Changes, changed, op_of_file, shape_of_line, shape_of_texts
+from tunedgemm.csvfile import Untuned, key_shape
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named, ops
 from tunedgemm.sheet import Record, Sheet
@@ -78,3 +79,21 @@ def test_what_an_op_does_not_know_is_named_with_what_it_does() -> None:
         shape_of_texts(op_named("a16w16"), ["1", "2", "3"], {"expert": "8"})
     with pytest.raises(UserError, match="5 sizes for batched_bf16, whose key is B, M, N, K"):
         shape_of_texts(op_named("batched_bf16"), ["1", "2", "3", "4", "5"], {})
+
+
+@pytest.mark.parametrize("name", sorted(ops()))
+def test_changes_keep_all_else_of_a_shape(name: str) -> None:
+    """What is said of dtype, output and bias changes in every op that has such columns; sizes, layout, scale and experts stay."""
+    op = ops()[name]
+    columns = (*op.columns.key, *op.columns.own)
+    for shape in shapes_of(name):
+        row = Untuned(key_shape(shape), 3, graph=2, layer="some layer")
+        assert changed(op, [row], Changes()) == (row,)
+        if "bias" in columns:
+            pair = changed(op, [row], Changes(all_bias=True))
+            assert {(found.shape.bias, found.calls, found.layer) for found in pair} == {(False, 5, "some layer"), (True, 5, "some layer")}
+            assert all(op.columns.format(found.shape) | {"bias": ""} == op.columns.format(shape) | {"bias": ""} for found in pair)
+        if "outdtype" in columns:
+            (found,) = changed(op, [row], Changes(outdtype="f16"))
+            assert found.shape.outdtype == "fp16"
+            assert op.columns.format(found.shape) | {"outdtype": ""} == op.columns.format(shape) | {"outdtype": ""}

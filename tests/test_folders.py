@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm import folders
+from tunedgemm.errors import UserError
 from tunedgemm.folders import home_folder, is_table_name, named_file, table_layers, tuned_path, untuned_path
 from tunedgemm.ops import op_named, ops
 
@@ -94,6 +95,20 @@ def test_a_bare_name_finds_a_shipped_file(shipped, tmp_path, monkeypatch):
     assert named_file("nowhere.csv") == Path("nowhere.csv")
     (tmp_path / model).write_text("")
     assert named_file(model) == Path(model)
+
+
+def test_a_bare_name_finds_a_shipped_model(shipped, tmp_path, monkeypatch):
+    """A bare name is a folder here, else a shipped model; a path is only itself; what is neither is told with what is shipped."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("small", "large"):
+        (shipped / folders.MODEL_FOLDERS / name).mkdir(parents=True)
+        (shipped / folders.MODEL_FOLDERS / name / "config.json").write_text("{}")
+    assert folders.named_model("small") == shipped / folders.MODEL_FOLDERS / "small"
+    assert folders.named_model("./small") == Path("small")
+    with pytest.raises(UserError, match="no such folder of a model: medium; shipped: large, small"):
+        folders.named_model("medium")
+    (tmp_path / "small").mkdir()
+    assert folders.named_model("small") == Path("small")
 
 
 @pytest.mark.parametrize("name", sorted(ops()))

@@ -88,6 +88,15 @@ class TestCompare:
         assert "1 threshold_met, 1 no_baseline, 1 skip" in text
         assert "was not touched" in text
 
+    @pytest.mark.parametrize("source", [{wide(1): 61}, iter([wide(1)])], ids=["counts", "shapes"])
+    def test_shapes_need_no_file(self, tables, here, turbo, source):
+        """Shapes with counts, or shapes alone that can be gone through once, are compared like a file's."""
+        here(turbo("fast", "slow"))
+
+        (change,) = self.compared(tables(), source).changes
+
+        assert (change.shape.m, change.decision, change.count) == (1, "threshold_met", 61 if isinstance(source, dict) else 1)
+
     def test_real_times(self, tmp_path, here, turbo, row):
         """A kernel that sleeps three times as long is found out by measuring."""
         here(turbo("fast", "slow", sleep={"slow": 6e-4, "fast": 1e-4}), bench=None)

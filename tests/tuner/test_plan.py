@@ -127,6 +127,15 @@ def test_stale_without_a_list_asks_for_the_tables_own_shapes(table: Path, tmp_pa
         requested(OP, None)
 
 
+def test_shapes_come_in_with_counts_or_alone(table: Path) -> None:
+    """A mapping tells how often each runs; alone each counts once; with --stale they are obeyed like a list that is given."""
+    assert requested(OP, {SHAPES[0]: 61, SHAPES[1]: 3}) == [(SHAPES[0], 61), (SHAPES[1], 3)]
+    assert requested(OP, iter(SHAPES[:2])) == [(SHAPES[0], 1), (SHAPES[1], 1)]
+    assert requested(OP, {SHAPES[5]: 2}, table) == [(SHAPES[5], 2)]
+    with pytest.raises(TableError, match="--stale"):
+        requested(OP, {SHAPES[0]: 1}, table.parent / "absent.csv")
+
+
 def test_a_budget_goes_first_where_most_time_is_spent(tmp_path: Path) -> None:
     """Ordered by count x the larger of memory and arithmetic time; without a budget by N, K, M."""
     listed = [(SHAPES[0], 1), (SHAPES[8], 1), (SHAPES[6], 100), (SHAPES[3], 1)]

@@ -1,0 +1,237 @@
+"""``tunedgemm shapes``: what is listed and written, and what users get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tunedgemm.cli import main
+from tunedgemm.csvfile import Untuned, read_untuned, write_untuned
+from tunedgemm.folders import untuned_path
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+
+A16W16 = op_named("a16w16")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["shapes", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def sizes(rows: list[Untuned]) -> list[tuple[int, int, int, int]]:
+    return sorted((row.shape.m, row.shape.n, row.shape.k, row.calls) for row in rows)
+
+
+def test_a_file_holds_what_a_pass_runs(dense: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fused products of a rank, each M times the batch size, with how many a pass runs and their layers; AITER's columns first."""
+    path = tmp_path / "new" / "list.csv"
+
+    code, out, err = run(capsys, "--model_dir", dense, "--tp", "2", "--nsets", "1,8", "--batch_size", "2", "-o", str(path))
+
+    assert (code, out, err) == (0, f"{path}: 6 shapes of a16w16\n", "")
+    assert path.read_text() == (
+        "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count,layer\n"
+        "2,128,64,False,torch.bfloat16,torch.bfloat16,False,False,3,model.layers.*.self_attn.o_proj\n"
+        "16,128,64,False,torch.bfloat16,torch.bfloat16,False,False,3,model.layers.*.self_attn.o_proj\n"
+        "2,128,128,False,torch.bfloat16,torch.bfloat16,False,False,6,model.layers.*.self_attn.qkv_proj model.layers.*.mlp.down_proj\n"
+        "16,128,128,False,torch.bfloat16,torch.bfloat16,False,False,6,model.layers.*.self_attn.qkv_proj model.layers.*.mlp.down_proj\n"
+        "2,256,128,False,torch.bfloat16,torch.bfloat16,False,False,4,model.layers.*.mlp.gate_up_proj lm_head\n"
+        "16,256,128,False,torch.bfloat16,torch.bfloat16,False,False,4,model.layers.*.mlp.gate_up_proj lm_head\n"
+    )
+
+
+def test_a_folder_gets_a_file_for_each_op(experts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Under AITER's names, whether the folder is there or ends in a slash; written again over lists of shapes, and over nothing else."""
+    folder = tmp_path / "lists"
+    for target in (f"{folder}/", str(folder)):
+        code, out, _ = run(capsys, "--model_dir", experts, "--nsets", "1,16", "-o", target)
+        assert code == 0 and sorted(path.name for path in folder.glob("*.csv")) == ["bf16_untuned_gemm.csv", "untuned_fmoe.csv"]
+    assert out == f"{folder}/bf16_untuned_gemm.csv: 8 shapes of a16w16\n{folder}/untuned_fmoe.csv: 2 shapes of fmoe\n"
+    assert sizes(read_untuned(folder / "untuned_fmoe.csv", op_named("fmoe"))) == [(1, 128, 256, 3), (16, 128, 256, 3)]
+
+    (folder / "untuned_fmoe.csv").write_text("a diary\n")
+    code, out, err = run(capsys, "--model_dir", experts, "--nsets", "1", "-o", str(folder))
+    assert (code, out) == (2, "") and "untuned_fmoe.csv: is there and would be lost" in err
+    assert len(read_untuned(folder / "bf16_untuned_gemm.csv", A16W16)) == 8
+
+
+def test_captured_shapes_are_not_written_over(dense: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a workload ran cannot be listed again from a model."""
+    captured = untuned_path(A16W16)
+    write_untuned(captured, A16W16, [Untuned(Shape("a16w16", 3, 64, 64), 17)])
+
+    code, _, err = run(capsys, "--model_dir", dense, "-o", f"{captured.parent}/")
+
+    assert code == 2 and "holds the captured shapes of a16w16" in err
+    assert sizes(read_untuned(captured, A16W16)) == [(3, 64, 64, 17)]
+
+
+def test_several_tp_are_a_union(dense: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A list of TP gives the shapes of each, once; one that several have counts as often as where it runs most."""
+    for name, tp in (("one", "1"), ("two", "2"), ("both", "2,1,2")):
+        assert run(capsys, "--model_dir", dense, "--tp", tp, "--nsets", "1", "-o", str(tmp_path / name))[0] == 0
+    one, two, both = ({row[:3]: row[3] for row in sizes(read_untuned(tmp_path / n, A16W16))} for n in ("one", "two", "both"))
+
+    assert both == {shape: max(one.get(shape, 0), two.get(shape, 0)) for shape in {**one, **two}}
+    assert (one[1, 128, 128], two[1, 128, 128], both[1, 128, 128]) == (3, 6, 6)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_table_is_readable(experts: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Layers with their op, sizes, how many a pass runs, and TP where there are several; within the width, names unbroken."""
+    monkeypatch.setenv("COLUMNS", str(width))
+
+    code, out, err = run(capsys, "--model_dir", experts, "--tp", "1,2", "--nsets", "1,16")
+
+    lines = out.splitlines()
+    assert code == 0 and err == "" and all(len(line) <= width for line in lines[1:])
+    assert lines[0].endswith("at TP 1, 2, M = 1, 16: shapes of a16w16 10, fmoe 4")
+    cells = [tuple(cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")) for line in lines if line[:1] in "│┃"]
+    if width == 80:
+        assert cells[0] == ("layer", "op", "N", "K", "TP", "a pass")
+        assert ("mlp.gate", "a16w16", "8", "128", "1,2", "3") in cells and (
+            "mlp.experts",
+            "fmoe 8 experts, top 2",
+            "128",
+            "128",
+            "2",
+            "3",
+        ) in cells
+    else:
+        assert ("model.layers.*.self_attn.qkv_proj", "a16w16", "256", "128", "bf16", "1", "3") in cells
+    assert len(cells) == 1 + 9
+
+
+def test_verbose_lists_every_shape(dense: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """-v has a line for each M."""
+    _, out, _ = run(capsys, "--model_dir", dense, "--nsets", "5,77", "-v")
+
+    assert out.count("│  5 │") == out.count("│ 77 │") == 4
+
+
+def test_layers_are_picked_by_pattern(dense: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--layers takes several patterns over names; a layer's number stands for all of its kind; the counts are those of the picked."""
+    path = tmp_path / "l.csv"
+
+    assert run(capsys, "--model_dir", dense, "--nsets", "1", "--layers", "model.layers.0.mlp.down_proj, lm_*", "-o", str(path))[0] == 0
+
+    assert sizes(read_untuned(path, A16W16)) == [(1, 128, 256, 3), (1, 512, 128, 1)]
+
+
+def test_unfused_is_product_for_product(dense: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--no-fuse lists what transformers multiplies, the vocabulary as it is."""
+    path = tmp_path / "l.csv"
+
+    assert run(capsys, "--model_dir", dense, "--nsets", "1", "--no-fuse", "-o", str(path))[0] == 0
+
+    assert sizes(read_untuned(path, A16W16)) == [(1, 64, 128, 6), (1, 128, 128, 6), (1, 128, 256, 3), (1, 256, 128, 6), (1, 500, 128, 1)]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--indtype f16", {("fp16", "fp16", False)}),
+        ("--outdtype f32", {("bf16", "fp32", False)}),
+        ("--indtype fp8", {("fp8_e4m3fn", "bf16", False)}),
+        ("--indtype fp8 --fp8 e4m3fnuz --outdtype f16", {("fp8_e4m3fnuz", "fp16", False)}),
+        ("--all_bias", {("bf16", "bf16", False), ("bf16", "bf16", True)}),
+    ],
+)
+def test_dtypes_and_bias_are_changed(
+    dense: str, words: str, expected: set[tuple[str, str, bool]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """AITER's overrides hold for every shape; the output follows the input unless it is said, 8 bits come out in bf16."""
+    path = tmp_path / "l.csv"
+
+    assert run(capsys, "--model_dir", dense, "--nsets", "1,2", *words.split(), "-o", str(path))[0] == 0
+
+    shapes = [row.shape for row in read_untuned(path, A16W16)]
+    assert {(shape.dtype, shape.outdtype, shape.bias) for shape in shapes} == expected
+    assert len(shapes) == 8 * len(expected)
+
+
+def test_a_quantised_model_with_shuffled_weights(
+    write_model: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--preshuffle lists the twin of each op that has one; --op takes the plain name for it."""
+    block = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    quantised = write_model("q", "llama", quantization_config=block)
+    words = ("--model_dir", quantised, "--nsets", "1", "--preshuffle", "--op", "a8w8_blockscale", "-o", str(tmp_path / "l.csv"))
+
+    code, out, _ = run(capsys, *words)
+
+    assert code == 0 and out.endswith(": 4 shapes of a8w8_blockscale_bpreshuffle\n")
+    assert {row.shape.layout for row in read_untuned(tmp_path / "l.csv", op_named("a8w8_blockscale_bpreshuffle"))} == {"aiter16x16"}
+
+
+def test_notes_are_never_lost(write_model: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What no op has is named on standard error, whether a table or a file is made."""
+    gptq = write_model("gptq", "llama", quantization_config={"quant_method": "gptq", "bits": 4})
+    for words in ((), ("-o", str(tmp_path / "l.csv"))):
+        code, _, err = run(capsys, "--model_dir", gptq, "--nsets", "1", *words)
+        assert code == 0 and err.startswith("tunedgemm: note: left out, for no op has") and "qkv_proj" not in err and "q_proj" in err
+
+
+def test_aiters_variables_are_the_defaults(dense: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """GTUNE_MODEL, GTUNE_TP and GTUNE_BATCH_SIZE stand for their flags, which go before them; a wrong one is named."""
+    for name, text in (("MODEL", dense), ("TP", "2"), ("BATCH_SIZE", "8")):
+        monkeypatch.setenv(f"GTUNE_{name}", text)
+
+    assert "at TP 2, M = 8, 32:" in run(capsys, "--nsets", "1,4")[1]
+    assert "at TP 1, M = 3:" in run(capsys, "--nsets", "1", "--tp", "1", "--batch_size", "3")[1]
+
+    monkeypatch.setenv("GTUNE_TP", "two")
+    code, _, err = run(capsys)
+    assert code == 2 and err == "tunedgemm: error: GTUNE_TP=two: expected whole numbers as 1,2,4, got 'two'\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "name a model with --model_dir"),
+        ("--tp 2", "--tp says something of a model: name it with --model_dir"),
+        ("--model_dir nobodys", "no such folder of a model: nobodys; shipped: dsv3, llama405B, llama70B, llama8B, qwen32B"),
+        ("--model_dir {tmp}/absent", "absent: does not exist"),
+        ("--model_dir {tmp}", "has no config.json"),
+        ("--model_dir {tmp}/unknown", "does not know the architecture 'martian'"),
+        ("--model_dir {tmp}/missing", "lacks intermediate_size"),
+        ("--model_dir {dense} --tp 3", "tp=3 does not divide heads of model.layers.*.self_attn.q_proj: 4"),
+        ("--model_dir {dense} --tp 0", "tp must be in 1.."),
+        ("--model_dir {dense} --tp 1,x", "--tp: expected whole numbers as 1,2,4, got '1,x'"),
+        ("--model_dir {dense} --nsets 1,", "--nsets: expected whole numbers"),
+        ("--model_dir {dense} --nsets 0,1", "a number of rows must be in 1..2147483647 (got 0)"),
+        ("--model_dir {dense} --nsets 1,9999999999999", "(got 9999999999999)"),
+        ("--model_dir {dense} --nsets 1 --batch_size 0", "the batch size must be at least 1"),
+        ("--model_dir {dense} --batch_size -1", "--batch_size: expected a whole number, got '-1'"),
+        ("--model_dir {dense} --op fmoe", "has no products of the op fmoe; those that it has are of a16w16"),
+        ("--model_dir {dense} --op a99", "unknown op 'a99'"),
+        ("--model_dir {dense} --layers *.nothing", "no layer fits '*.nothing'; there are model.layers.*.self_attn.qkv_proj,"),
+        ("--model_dir {dense} --indtype f8", "--indtype: invalid choice: 'f8'"),
+        ("--model_dir {dense} --fuse-shared-experts", "the model has no shared experts"),
+        ("--model_dir {experts} -o {tmp}/one.csv", "the shapes are of several ops (a16w16, fmoe): name a folder, as"),
+        ("--model_dir {experts} --indtype fp8", "fmoe cannot have dtype=fp8_e4m3fn"),
+        ("--model_dir {experts} --all_bias", "--all_bias: the shapes of fmoe have no such column"),
+        ("--model_dir {dense} -o /proc/nobody/list.csv", "/proc/nobody"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(
+    arguments: str,
+    message: str,
+    dense: str,
+    experts: str,
+    write_model: Callable[..., str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 2 and the reason; nothing is printed or written."""
+    write_model("unknown", "martian")
+    write_model("missing", "llama", intermediate_size=None)
+
+    code, out, err = run(capsys, *arguments.format(tmp=tmp_path, dense=dense, experts=experts).split())
+
+    assert (code, out) == (2, "")
+    assert err.startswith("tunedgemm: error: ") and err.count("\n") == 1 and message in err
+    assert not list(tmp_path.glob("*.csv"))
