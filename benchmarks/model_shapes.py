@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,12 @@ def shrunk(raw: dict[str, Any], layers: int = 2) -> dict[str, Any]:
     return small
 
 
-def ran(folder: Path, tokens: int = TOKENS) -> tuple[Products, int]:
-    """The products of one forward pass of the model of a folder, with real numbers; and its parameters."""
+def ran(folder: Path, tokens: int = TOKENS, also: Callable[[torch.nn.Module], object] | None = None) -> tuple[Products, int]:
+    """The products of one forward pass of the model of a folder, with real numbers; and its parameters.
+
+    Args:
+        also: runs what tokens alone do not reach, as an encoder of images.
+    """
     source = read(folder)
     module = source.module.to_empty(device="cpu")
     for parameter in module.parameters():
@@ -167,8 +172,13 @@ def ran(folder: Path, tokens: int = TOKENS) -> tuple[Products, int]:
     for buffer in module.buffers():
         buffer.zero_()
     products = Products(module)
+    inputs = {"input_ids": torch.arange(tokens).reshape(1, tokens)}
+    if source.module.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs["input_ids"]
     with torch.no_grad(), products:
-        module(input_ids=torch.arange(tokens).reshape(1, tokens), use_cache=False)
+        module(**inputs, use_cache=False)
+        if also is not None:
+            also(module)
     return products, sum(parameter.numel() for parameter in module.parameters())
 
 

@@ -74,24 +74,34 @@ def scheme_of(raw: Mapping[str, Any]) -> Scheme:
     if not isinstance(stated, Mapping):
         return Scheme()
     method = str(stated.get("quant_method", "")).lower()
-    ignored = tuple(str(entry) for key in _IGNORED for entry in (stated.get(key) or ()))
+    ignored = tuple(entry for key in _IGNORED for entry in _entries(stated.get(key)))
     name, refused = _judge(method, stated)
     return Scheme(name, refused, ignored, experts_only=method == "mxfp4")
+
+
+def _entries(value: Any) -> tuple[str, ...]:
+    """The names of a list, or of a single one; none of anything else."""
+    return (value,) if isinstance(value, str) else tuple(map(str, value)) if isinstance(value, list | tuple) else ()
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _judge(method: str, stated: Mapping[str, Any]) -> tuple[str, str]:
     if method == "fp8":
         block = stated.get("weight_block_size")
-        if block and list(block) != [128, 128]:
-            return "", f"fp8 in blocks of {'x'.join(map(str, block))}; the op of blocks has those of 128x128"
+        if block and block != [128, 128]:
+            sizes = "x".join(map(str, block)) if isinstance(block, list) else block
+            return "", f"fp8 in blocks of {sizes}; the op of blocks has those of 128x128"
         return ("fp8_block" if block else "fp8_tensor"), ""
     if method == "fbgemm_fp8":
         return "fp8_row", ""
     if method in ("compressed-tensors", "compressed_tensors"):
-        groups = [group for group in (stated.get("config_groups") or {}).values() if isinstance(group, Mapping)]
+        groups = [group for group in _mapping(stated.get("config_groups")).values() if isinstance(group, Mapping)]
         return _all([_of_group(group.get("weights"), group.get("input_activations")) for group in groups])
     if method == "quark":
-        whole = stated.get("global_quant_config") or {}
+        whole = _mapping(stated.get("global_quant_config"))
         return _of_quark(whole.get("weight"), whole.get("input_tensors"))
     if method == "modelopt":
         kind = str(stated.get("quant_algo", "")).upper()

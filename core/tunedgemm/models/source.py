@@ -28,6 +28,9 @@ _DECIDING = (
     "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
 )  # fmt: skip
 
+#: Those without which there is no model.
+_POSITIVE = _DECIDING[:5]
+
 #: What stands in for a model that transformers does not know.
 _INSTEAD = "capture its shapes while it runs, with AITER_TUNE_GEMM=1, or write the file of shapes by hand"
 
@@ -98,7 +101,7 @@ def _json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: is no JSON: {error}") from None
     if not isinstance(raw, dict):
         raise UserError(f"{path}: must hold a JSON object (got {type(raw).__name__})")
-    if not raw.get("model_type"):
+    if not raw.get("model_type") or not isinstance(raw["model_type"], str):
         raise UserError(f"{path}: lacks the field 'model_type', by which transformers knows an architecture; {_INSTEAD}")
     return raw
 
@@ -135,7 +138,7 @@ def _settings(transformers: Any, folder: Path, raw: dict[str, Any]) -> Any:
     try:
         return known[raw["model_type"]].from_dict(fields)
     except Exception as error:  # a class of transformers may raise anything
-        raise UserError(f"{folder}/config.json: transformers refuses it: {_first_line(error)}") from None
+        raise UserError(f"{folder}/config.json: transformers refuses it: {_on_one_line(error)}") from None
 
 
 def _check_depth(folder: Path, part: dict[str, Any]) -> None:
@@ -164,6 +167,7 @@ def _check_fields(folder: Path, raw: dict[str, Any], settings: Any) -> list[str]
         if filled is not None:
             parts[name] = (part if isinstance(part, dict) else raw, filled)  # older files keep the text's fields at the top
     for name, (said, filled) in parts.items():
+        _check_sizes(folder, filled)
         missing = _missing(said, filled) if not (name == "" and len(parts) > 1) else []
         if missing and name == "":
             raise UserError(f"{folder}/config.json: lacks {', '.join(missing)}, which decide shapes; {_INSTEAD}")
@@ -173,10 +177,28 @@ def _check_fields(folder: Path, raw: dict[str, Any], settings: Any) -> list[str]
     return notes
 
 
-def _missing(said: dict[str, Any], filled: Any) -> list[str]:
+def _check_sizes(folder: Path, filled: Any) -> None:
+    """Refuse sizes that no model has, which transformers would only find out about when it runs.
+
+    Raises:
+        UserError: a size is below 1, or keys and values have heads that queries cannot share.
+    """
+    stored = vars(filled)
     renamed = getattr(filled, "attribute_map", {})
-    keys = {field: renamed.get(field, field) for field in _DECIDING}
-    return [key for field, key in keys.items() if key not in said and field not in said and _own(filled, key)]
+    for field in _POSITIVE:
+        value = stored.get(renamed.get(field, field))
+        if isinstance(value, int) and value < 1:
+            raise UserError(f"{folder}/config.json: {renamed.get(field, field)} must be at least 1 (got {value})")
+    heads, shared = (stored.get(renamed.get(field, field)) for field in ("num_attention_heads", "num_key_value_heads"))
+    if isinstance(heads, int) and isinstance(shared, int) and shared > 0 and heads % shared:
+        raise UserError(f"{folder}/config.json: num_key_value_heads ({shared}) must divide num_attention_heads ({heads})")
+
+
+def _missing(said: dict[str, Any], filled: Any) -> list[str]:
+    renamed = getattr(filled, "attribute_map", {})  # what a field is called elsewhere -> what the class calls it
+    known = {renamed.get(name, name) for name in said}
+    keys = dict.fromkeys(renamed.get(field, field) for field in _DECIDING)
+    return [key for key in keys if key not in known and _own(filled, key)]
 
 
 def _own(filled: Any, field: str) -> bool:
@@ -187,8 +209,9 @@ def _own(filled: Any, field: str) -> bool:
 def _module(transformers: Any, folder: Path, raw: dict[str, Any], settings: Any) -> torch.nn.Module:
     import torch
 
-    names = [name for name in raw.get("architectures") or [] if isinstance(name, str)]
-    made = next((found for name in names if (found := getattr(transformers, name, None)) is not None), None)
+    said = raw.get("architectures")
+    classes = (getattr(transformers, name, None) for name in (said if isinstance(said, list) else []) if isinstance(name, str))
+    made = next((found for found in classes if hasattr(found, "_from_config")), None)
     dtype = _dtype(settings)
     build = _by_type(transformers, settings).from_config if made is None else made._from_config
     try:
@@ -196,7 +219,7 @@ def _module(transformers: Any, folder: Path, raw: dict[str, Any], settings: Any)
             module: torch.nn.Module = build(settings, dtype=dtype)
     except Exception as error:  # the constructor of any model
         raise UserError(
-            f"{folder}/config.json: transformers cannot build this model: {type(error).__name__}: {_first_line(error)}"
+            f"{folder}/config.json: transformers cannot build this model: {type(error).__name__}: {_on_one_line(error)}"
         ) from None
     return module.eval()
 
@@ -230,6 +253,5 @@ def _by_type(transformers: Any, settings: Any) -> Any:
     raise UserError(f"transformers {transformers.__version__} has no model for the architecture {settings.model_type!r}; {_INSTEAD}")
 
 
-def _first_line(error: Exception) -> str:
-    lines = (line.strip() for line in str(error).splitlines())
-    return next(filter(None, lines), "no reason given")[:300]
+def _on_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or "no reason given"
