@@ -149,6 +149,8 @@ def _check_replaceable(path: Path, op: Op) -> None:
     """Raise UserError for a file that is there and would be missed: captured shapes, or what is no list of this op's shapes."""
     if not present(path):
         return
+    if not path.is_file():
+        raise UserError(f"{path}: is no regular file; name a file, or a folder as {path}/")
     if path.resolve() == untuned_path(op).resolve():
         raise UserError(f"{path}: holds the captured shapes of {op.name}, which would be lost; name another file or folder")
     try:

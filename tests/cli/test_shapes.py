@@ -215,6 +215,7 @@ def test_aiters_variables_are_the_defaults(dense: str, monkeypatch: pytest.Monke
         ("--model_dir {experts} --indtype fp8", "fmoe cannot have dtype=fp8_e4m3fn"),
         ("--model_dir {experts} --all_bias", "--all_bias: the shapes of fmoe have no such column"),
         ("--model_dir {dense} -o /proc/nobody/list.csv", "/proc/nobody"),
+        ("--model_dir {dense} -o /dev/full", "/dev/full: is no regular file"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(

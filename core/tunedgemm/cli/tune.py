@@ -199,7 +199,8 @@ def _requests(arguments: argparse.Namespace) -> list[_Request]:
     given = arguments.input or ("" if arguments.model_dir else default(None, "GTUNE_INPUT", str, ""))
     if model := "" if arguments.run_config else model_said(arguments, given):
         found = listed(model, arguments)
-        print(found, flush=True)
+        with _giving_up():
+            print(found, flush=True)
         for note in found.notes:
             print(f"tunedgemm: note: {note}", file=sys.stderr)
         return [_Request(name, {row.shape: row.calls for row in rows}) for name, rows in found.by_op.items()]
