@@ -33,7 +33,7 @@ _SAME = (
 
 @attrs.frozen
 class _Request:
-    """One run: an op, its shapes, and whether they are all those that were captured of any op."""
+    """One run: an op, its shapes, and whether nobody named either, so that captured shapes of other ops are worth a word."""
 
     op: str
     source: Source
