@@ -15,7 +15,11 @@ from tunedgemm.integrations.linear import patched
 from tunedgemm.ops import op_named
 from tunedgemm.settings import Settings
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),  # Inductor warms its pool with one
+]
 
 OP = op_named("a16w16")
 N, K = 64, 128

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
-from tunedgemm.calls import Call, call_key, copying, counted, dense, eager_only, recording, with_gradient
+from tunedgemm.calls import Call, call_key, copying, counted, dense, eager_only, recording, watch_graphs, with_gradient
 from tunedgemm.capture import Capture, recorder
 from tunedgemm.choice import NATIVE, Explanation, Offer, choose, examine, offers
 from tunedgemm.device import Device, current_device, device_of
@@ -79,6 +79,8 @@ class Dispatcher:
         self._bound: dict[tuple[Shape, int], tuple[Explanation, Launcher]] = {}
         self._vetoed: dict[tuple[Shape, int, Solution], str] = {}
         self._capture: Capture | None = recorder(self.op) if self.settings.capture else None
+        if self._capture is not None:
+            watch_graphs()
         self.launchers.clear()
 
     def reload(self) -> None:

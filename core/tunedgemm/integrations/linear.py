@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling, is_exporting
+from torch.compiler import is_compiling
 
 from tunedgemm.dispatch import tgemm
 from tunedgemm.errors import UserError
-from tunedgemm.integrations.torch_compile import in_transform, opaque
+from tunedgemm.integrations.torch_compile import opaque, unseen
 
 _gemm = tgemm.gemm_a16w16
 _original = torch.nn.functional.linear
@@ -55,7 +55,7 @@ _opaque = opaque("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", run=
 def _traced(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
     """What stands for a call in a graph that is being traced."""
     grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad))
-    if grad or _autocast() or is_exporting() or in_transform():
+    if grad or _autocast() or unseen():
         return _original(x, weight, bias)
     return _opaque(x, weight, bias)
 

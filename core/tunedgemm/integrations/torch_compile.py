@@ -24,7 +24,7 @@ def opaque(schema: str, run: Callable[..., torch.Tensor], like: Callable[..., to
             the operands. The op's output is contiguous and new, whatever that of *like* is.
 
     Returns:
-        The op, to be called in its place while `torch.compiler.is_compiling`, but not `in_transform`.
+        The op, to be called in its place while `torch.compiler.is_compiling`, unless `unseen`.
     """
     name = schema.partition("(")[0]
 
@@ -41,10 +41,11 @@ def opaque(schema: str, run: Callable[..., torch.Tensor], like: Callable[..., to
     return getattr(torch.ops.tunedgemm, name).default
 
 
-def in_transform() -> bool:
-    """Whether a functional transform (vmap, jvp, grad) is under way, which sees into no op of ours."""
-    return torch._C._functorch.maybe_current_level() is not None
+def unseen() -> bool:
+    """Whether what is under way sees into no op of ours: a functional transform (vmap, jvp, grad), or an export."""
+    return torch._C._functorch.maybe_current_level() is not None or torch.compiler.is_exporting()
 
 
-# Asked once while a graph is traced. It is what torch.compiler.assume_constant_result sets, which loads the compiler, too.
-in_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# Asked once while a graph is traced, of Python itself: Dynamo of torch 2.11 takes is_exporting for true. It is what
+# torch.compiler.assume_constant_result sets, which loads the compiler, too.
+unseen._dynamo_marked_constant = True  # type: ignore[attr-defined]
