@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
@@ -199,14 +201,57 @@ def check(folder: Path) -> dict[str, Any]:
     }
 
 
+def sharded(folder: Path, tp: int) -> dict[str, Any]:
+    """What the first of *tp* ranks multiplies of a tiny model that transformers splits by its own plan: a process each, over gloo."""
+    with tempfile.TemporaryDirectory() as place:
+        module = read(folder).module.to_empty(device="cpu")
+        for parameter in module.parameters():
+            parameter.data.fill_(0.01)
+        module.save_pretrained(place)
+        ranks = [multiprocessing.get_context("fork").Process(target=_rank, args=(place, rank, tp)) for rank in range(tp)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        seen = Path(place) / "row.json"
+        if not seen.exists():
+            raise RuntimeError(f"{folder}: the ranks ended with {[rank.exitcode for rank in ranks]}")
+        return {"model": folder.name, **json.loads(seen.read_text())}
+
+
+def _rank(place: str, rank: int, tp: int) -> None:
+    """One rank: load its part, run a pass; the first writes what disagrees."""
+    import torch.distributed as dist
+    import transformers
+    from transformers.distributed import DistributedConfig
+
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(tp)}
+    dist.init_process_group("gloo", init_method=f"file://{place}/meeting", rank=rank, world_size=tp)
+    module = transformers.AutoModelForCausalLM.from_pretrained(
+        place, dtype=torch.bfloat16, distributed_config=DistributedConfig(tp_size=tp)
+    )
+    products = Products(module)
+    with torch.no_grad(), products:
+        module(input_ids=torch.arange(TOKENS).reshape(1, TOKENS), use_cache=False)
+    if rank == 0:
+        wrong = disagreements(products, layers_of_model(Path(place), tp, fuse=False).layers, TOKENS)
+        row = {"kinds": len(products.calls), "products": sum(products.calls.values()), "wrong": wrong}
+        (Path(place) / "row.json").write_text(json.dumps(row))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def main() -> int:
     """Print the table; 1 where a product disagrees."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, help="a folder of models' folders")
     parser.add_argument("--one", type=Path, help="one model's folder: its row as JSON")
+    parser.add_argument("--tp", type=int, default=1, help="with --one: ranks to split a tiny model over")
     asked = parser.parse_args()
     if asked.one:
-        print(json.dumps(check(asked.one)))
+        print(json.dumps(check(asked.one) if asked.tp == 1 else sharded(asked.one, asked.tp)))
         return 0
     print("| model | layers | parameters | products by a weight | kinds | disagree |\n|---|---|---|---|---|---|")
     wrong = 0
