@@ -12,6 +12,7 @@ import pytest
 import torch
 from tunedgemm.models import layers_of_model
 from tunedgemm.models.layer import Experts
+from tunedgemm.models.scheme import Scheme
 from tunedgemm.models.source import Source
 from tunedgemm.models.walk import layers
 
@@ -70,7 +71,7 @@ def test_full_width(model):
 def walked(module, **settings):
     """The layers and notes of a module of torch alone."""
     module.get_output_embeddings = lambda: None
-    return layers(Source(Path("here"), {}, module.to("meta"), SimpleNamespace(**settings)))
+    return layers(Source(Path("here"), {}, module.to("meta"), SimpleNamespace(**settings)), Scheme())
 
 
 class Expert(torch.nn.Module):

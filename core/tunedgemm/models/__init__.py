@@ -15,7 +15,7 @@ from tunedgemm.models.fuse import Latent, fused
 from tunedgemm.models.layer import Experts, Layer
 from tunedgemm.models.listing import Formats, listed, rows_of, together
 from tunedgemm.models.parallel import sharded
-from tunedgemm.models.scheme import scheme_of
+from tunedgemm.models.scheme import REFUSED, scheme_of
 from tunedgemm.models.source import Source, number_of, read
 from tunedgemm.models.walk import generic
 from tunedgemm.models.walk import layers as walked
@@ -66,14 +66,13 @@ def layers_of_model(folder: Path | str, tp: int = 1, *, fuse: bool = True, fuse_
     """The products of a model, whatever their number of rows; the arguments are those of `shapes_of_model`."""
     folder = named_model(str(folder))
     source = read(folder)
-    found, unknown = walked(source)
     scheme = scheme_of(source.raw)
-    quantised = [layer for layer in found if scheme.covers(layer)]
+    found, unknown = walked(source, scheme)
     notes = [*source.notes, *unknown]
-    if scheme.refused and quantised:
-        notes.append(f"left out, for no op has {scheme.refused}: {', '.join(dict.fromkeys(layer.name for layer in quantised))}")
-        found = tuple(layer for layer in found if layer not in quantised)
-    found = tuple(attrs.evolve(layer, scheme=scheme.name) if layer in quantised else layer for layer in found)
+    refused = dict.fromkeys(layer.name for layer in found if layer.scheme == REFUSED)
+    if refused:
+        notes.append(f"left out, for no op has {scheme.refused}: {', '.join(refused)}")
+        found = tuple(layer for layer in found if layer.scheme != REFUSED)
     if fuse:
         found = tuple(attrs.evolve(layer, dtype=_model_dtype(found)) if layer.kind == "router" else layer for layer in found)
         found = _with_shared_experts(found, source) if fuse_shared_experts else found

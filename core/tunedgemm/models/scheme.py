@@ -23,6 +23,8 @@ SCHEMES = {
     "int8_row": "int8, weights by row, activations by token",
     "mxfp4": "mxfp4, both by groups of 32",
 }
+#: what stands for the scheme of a layer that is quantised in a way that no op has
+REFUSED = "refused"
 #: the keys under which quantizers list what they leave alone
 _IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude", "exclude_modules")
 
@@ -43,29 +45,25 @@ class Scheme:
     ignored: tuple[str, ...] = ()
     experts_only: bool = False
 
-    def covers(self, layer: Layer) -> bool:
-        """Whether a layer is quantised. Routers, and the product for the logits, are not in what engines run."""
+    def covers(self, layer: Layer, name: str) -> bool:
+        """Whether the module of this full name is quantised. Routers, and the product for the logits, are not in what engines run."""
         if not (self.name or self.refused) or layer.kind in ("router", "head", "batched"):
             return False
         if self.experts_only and layer.kind != "experts":
             return False
-        return not any(_names(pattern, layer.name) for pattern in self.ignored)
+        return not any(_names(pattern, name) for pattern in self.ignored)
 
 
 def _names(pattern: str, name: str) -> bool:
-    """Whether an entry of a list of layers means this one, whose name has ``*`` for numbers.
-
-    A layer counts as left alone where the entry names all of its kind or one of them.
-    """
+    """Whether an entry of a list means the module of this full name: as a whole, by some of its words, or by a pattern."""
     if pattern.startswith("re:"):
         try:
-            return re.match(pattern[3:], name.replace("*", "0")) is not None
+            return re.match(pattern[3:], name) is not None
         except re.error:
             return False
-    generic = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", pattern)
-    words = generic.strip("*.").split(".")
-    inside = any(name.split(".")[place : place + len(words)] == words for place in range(name.count(".") + 2 - len(words)))
-    return inside or fnmatch.fnmatchcase(name, pattern)
+    words, own = pattern.strip("*.").split("."), name.split(".")
+    places = range(len(own) + 1 - len(words))
+    return fnmatch.fnmatchcase(name, pattern) or any(all(map(fnmatch.fnmatchcase, own[place:], words)) for place in places)
 
 
 def scheme_of(raw: Mapping[str, Any]) -> Scheme:

@@ -18,11 +18,13 @@ from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.models.layer import Experts, Layer
 from tunedgemm.models.roles import chooses_experts, role_of
+from tunedgemm.models.scheme import REFUSED
 from tunedgemm.models.source import number_of
 
 if TYPE_CHECKING:
     import torch
 
+    from tunedgemm.models.scheme import Scheme
     from tunedgemm.models.source import Source
 
 #: transformers' names of the number of experts that a token goes to
@@ -39,8 +41,12 @@ _NO_PRODUCT = ("embed", "pos_", "position", "token", "bias", "a_log")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def layers(source: Source) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    """The layers of a model in the order of its modules, equal ones counted; and notes on weights that are none."""
+def layers(source: Source, scheme: Scheme) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
+    """The layers of a model in the order of its modules, equal ones counted; and notes on weights that are none.
+
+    Args:
+        scheme: tells for each module whether it is quantised: some of those with one name may be, others not.
+    """
     found: dict[Layer, int] = {}
     left: dict[type, dict[str, None]] = {}
     head = cast("Any", source.module).get_output_embeddings()
@@ -54,7 +60,8 @@ def layers(source: Source) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
             taken = tuple(module.modules())
         own = (bank,) if bank is not None else tuple(_of_module(source, name, module, module is head))
         for layer in own:
-            placed = attrs.evolve(layer, tower=bool(text) and module is not head and module not in text)
+            beside = bool(text) and module is not head and module not in text
+            placed = attrs.evolve(layer, tower=beside, scheme=scheme.name or REFUSED if scheme.covers(layer, name) else "")
             found[placed] = found.get(placed, 0) + 1
         if not own:
             kind = type(module) if _is_convolution(module) else object
