@@ -133,9 +133,9 @@ def seen(products: Products, layers: tuple[Layer, ...], tokens: int) -> Counter[
     for (bank, n, k, dtype), parts in of_banks.items():
         depth = bank.count(".") + 1
         places = {".".join(name.split(".")[:depth]) for part in parts for name in products.places[part]}
-        for name in {part.name for part in parts if "*" not in part.name[len(bank) :]} or {""}:  # gate and up may be two
-            rows = sum(products.rows[part] for part in parts if not name or part.name == name)
-            found[Product(bank, n, k, dtype, topk=rows // tokens // len(places))] += len(places)
+        rows = sum(products.rows[part] for part in parts)
+        sides = len({part.name for part in parts})  # 2 where gate and up are weights of their own
+        found[Product(bank, n * sides, k, dtype, topk=rows // sides // tokens // len(places))] += len(places)
     return found
 
 
@@ -243,13 +243,67 @@ def _rank(place: str, rank: int, tp: int) -> None:
     dist.destroy_process_group()
 
 
+class _Guessing(Products):
+    """On the meta device: where a model asks for a number, it gets one."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.overloadpacket.__name__ == "_local_scalar_dense" and args[0].is_meta:
+            return args[0].dtype is torch.bool or 1
+        return super().__torch_dispatch__(function, types, args, kwargs)
+
+
+def architectures() -> int:
+    """Each of transformers' architectures for text, or images and text, with its default settings: a line each, and what disagrees.
+
+    Products of parts that tokens alone do not reach are left out of the comparison.
+    """
+    import transformers
+    from transformers.models.auto import configuration_auto, modeling_auto
+
+    transformers.utils.logging.set_verbosity_error()
+    text, images = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    told: Counter[str] = Counter()
+    for name in sorted({*text, *images, *modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}):
+        try:
+            raw = {**configuration_auto.CONFIG_MAPPING[name]().to_dict(), "model_type": name}
+            verdict, wrong = _architecture(raw)
+        except Exception as error:  # any class of transformers, with settings that nobody uses
+            verdict, wrong = f"not built: {type(error).__name__}: {' '.join(str(error).split())[:160]}", []
+        told[verdict.partition(":")[0]] += 1
+        print(f"{name}: {verdict}", *wrong, sep="\n    ", flush=True)
+    print(dict(told))
+    return 0
+
+
+def _architecture(raw: dict[str, Any]) -> tuple[str, list[str]]:
+    """How the comparison of one architecture went, and what disagrees."""
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / "config.json").write_text(json.dumps(raw, default=str))
+        layers = layers_of_model(Path(place), fuse=False).layers
+        module = read(Path(place)).module
+    inputs = {"input_ids": torch.zeros(1, TOKENS, dtype=torch.long, device="meta")}
+    if module.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    products = _Guessing(module)
+    try:
+        with torch.no_grad(), products:
+            module(**inputs)
+    except Exception as error:  # wants images, or cannot run without numbers
+        return f"not run: {type(error).__name__}: {' '.join(str(error).split())[:160]}", []
+    wrong = [line for line in disagreements(products, layers, TOKENS) if "multiplied 0 times" not in line]
+    return ("differs" if wrong else "agrees"), wrong
+
+
 def main() -> int:
     """Print the table; 1 where a product disagrees."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, help="a folder of models' folders")
     parser.add_argument("--one", type=Path, help="one model's folder: its row as JSON")
     parser.add_argument("--tp", type=int, default=1, help="with --one: ranks to split a tiny model over")
+    parser.add_argument("--architectures", action="store_true", help="all of transformers' architectures, on the meta device")
     asked = parser.parse_args()
+    if asked.architectures:
+        return architectures()
     if asked.one:
         print(json.dumps(check(asked.one) if asked.tp == 1 else sharded(asked.one, asked.tp)))
         return 0

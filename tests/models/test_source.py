@@ -70,7 +70,7 @@ def test_fields_are_known_by_either_name(folder, one_line):
     assert "lacks n_embd, n_head" in one_line(lambda: read(folder("gpt2", n_embd=..., n_head=...)))
 
 
-@pytest.mark.parametrize("architectures", [["NoSuchClass"], ["pipeline"], "LlamaForCausalLM", None, ...])
+@pytest.mark.parametrize("architectures", [["NoSuchClass"], ["pipeline"], None, ...])
 def test_a_class_that_is_none_is_chosen_by_type(folder, architectures):
     """`architectures` may be missing, unknown, or no class of models."""
     assert type(read(folder(LLAMA, architectures=architectures)).module).__name__ == "LlamaForCausalLM"

@@ -188,7 +188,7 @@ def _bank(source: Source, name: str, module: torch.nn.Module) -> Layer | None:
     if down is not None and up is not None:
         transposed = bool(getattr(module, "is_transposed", up.shape[1] == down.shape[2] and up.shape[2] != down.shape[1]))
         width, inner = (down.shape[2], down.shape[1]) if transposed else (down.shape[1], down.shape[2])
-        gated = bool(getattr(module, "has_gate", max(up.shape[1:]) == 2 * inner or len(weights) == 3))
+        gated = bool(getattr(module, "has_gate", up.shape[2 if transposed else 1] == 2 * inner or len(weights) == 3))
         bias = any("bias" in key for key, _ in module.named_parameters(recurse=False))
         return _experts(source, name, module, (down.shape[0], width, inner, gated, bias, short_dtype(down.dtype)))
     return _bank_of_modules(source, name, module)
