@@ -126,6 +126,18 @@ def test_banks_tell_their_sides_by_their_sizes(up, down, gated):
     assert (found.n, found.k, found.experts) == (16, next((size for size in down[1:] if size != 16), 16), Experts(4, 2, "gelu", gated))
 
 
+def test_experts_in_two_modules_leave_their_router():
+    """Granite's way: a module for each side of all experts; the router beside them is a product of its own."""
+    sides = {"input_linear": holding(), "output_linear": holding()}
+    sides["input_linear"].weight = torch.nn.Parameter(torch.empty(4, 48, 16))
+    sides["output_linear"].weight = torch.nn.Parameter(torch.empty(4, 16, 24))
+    block = holding(**sides, router=holding(layer=torch.nn.Linear(16, 4, bias=False)))
+    (bank, router), notes = walked(holding(mlp=block), num_experts_per_tok=2, activation_function="silu")
+
+    assert (bank.kind, bank.n, bank.k, bank.experts, bank.bias) == ("experts", 16, 24, Experts(4, 2), False)
+    assert (router.kind, router.n, router.k, notes) == ("router", 4, 16, ())
+
+
 def test_weights_of_unknown_use_are_named():
     """Neither listed nor forgotten: a weight whose module cannot be run alone is in the notes."""
     odd = holding()
@@ -162,4 +174,4 @@ def test_a_missing_number_of_experts_is_said(one_line):
     """Without the number of experts that a token goes to there is no shape."""
     experts = torch.nn.ModuleList(Expert(("w1", "w2", "w3")) for _ in range(4))
 
-    assert "lacks the number of experts that a token goes to" in one_line(lambda: walked(holding(experts=experts)))
+    assert "lacks the number of experts that a token goes to: add num_experts_per_tok" in one_line(lambda: walked(holding(experts=experts)))

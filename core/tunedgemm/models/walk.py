@@ -29,10 +29,14 @@ if TYPE_CHECKING:
 
 #: transformers' names of the number of experts that a token goes to
 _TOPK = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "top_k", "moe_top_k")
+#: transformers' names of the activation
+_ACT = ("hidden_act", "hidden_activation", "activation_function")
 #: activations as configurations spell them -> as fmoe does
 _ACTS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "swiglu": "swiglu"}
 #: last words of the linear layers of one expert, where each has modules of its own: gate, up and down
 _OF_AN_EXPERT = ({"w1", "w2", "w3"}, {"gate_proj", "up_proj", "down_proj"}, {"up_proj", "down_proj"}, {"wi", "wo"}, {"fc1", "fc2"})
+#: Granite's names of the modules that hold both products of all experts
+_SIDES = ("input_linear", "output_linear")
 _DOWN = ("w2", "down_proj", "wo", "fc2")
 
 #: parts of the names of weights that are looked up or added, not multiplied
@@ -57,7 +61,7 @@ def layers(source: Source, scheme: Scheme) -> tuple[tuple[Layer, ...], tuple[str
             continue
         bank = _bank(source, name, module)
         if bank is not None:
-            taken = tuple(module.modules())
+            taken = _sides(module) or tuple(module.modules())
         own = (bank,) if bank is not None else tuple(_of_module(source, name, module, module is head))
         for layer in own:
             beside = bool(text) and module is not head and module not in text
@@ -177,12 +181,9 @@ def _seen(module: torch.nn.Module, weight: torch.Tensor, parent: torch.nn.Module
 
 def _bank(source: Source, name: str, module: torch.nn.Module) -> Layer | None:
     """All experts of a layer, where this module holds them."""
-    import torch
-
     weights: dict[str, torch.Tensor] = {key: weight for key, weight in module.named_parameters(recurse=False) if weight.dim() == 3}
-    sides: list[Any] = [getattr(getattr(module, side, None), "weight", None) for side in ("input_linear", "output_linear")]
-    if all(isinstance(side, torch.Tensor) and side.dim() == 3 for side in sides) and sides[0].shape[1] == 2 * sides[1].shape[2]:
-        weights = dict(zip(("input_linear", "output_linear"), sides, strict=True))  # Granite's way: a module with the weights of all
+    if sides := _sides(module):
+        weights = dict(zip(_SIDES, (side.weight for side in sides), strict=True))
     down = next((weight for key, weight in weights.items() if key in ("down_proj", "w2", "w2_weight", "output_linear")), None)
     up = next((weight for key, weight in weights.items() if weight is not down), None)
     if down is not None and up is not None:
@@ -192,6 +193,15 @@ def _bank(source: Source, name: str, module: torch.nn.Module) -> Layer | None:
         bias = any("bias" in key for key, _ in module.named_parameters(recurse=False))
         return _experts(source, name, module, (down.shape[0], width, inner, gated, bias, short_dtype(down.dtype)))
     return _bank_of_modules(source, name, module)
+
+
+def _sides(module: torch.nn.Module) -> tuple[Any, ...]:
+    """Both products of all experts, where each is a module with the weights of all; else none."""
+    import torch
+
+    sides = tuple(getattr(module, side, None) for side in _SIDES)
+    weights = [weight for side in sides if isinstance(weight := getattr(side, "weight", None), torch.Tensor) and weight.dim() == 3]
+    return sides if len(weights) == 2 and weights[0].shape[1] == 2 * weights[1].shape[2] else ()
 
 
 def _bank_of_modules(source: Source, name: str, module: torch.nn.Module) -> Layer | None:
@@ -214,8 +224,8 @@ def _experts(source: Source, name: str, module: torch.nn.Module, told: tuple[int
     count, width, inner, gated, bias, dtype = told
     topk = number_of(source.settings, *_TOPK)
     if not topk:
-        raise UserError(f"{source.folder}/config.json: lacks the number of experts that a token goes to, as {' or '.join(_TOPK[:3])}")
-    spelled = getattr(source.settings, "hidden_act", None) or getattr(source.settings, "hidden_activation", None) or ""
+        raise UserError(f"{source.folder}/config.json: lacks the number of experts that a token goes to: add {_TOPK[0]}")
+    spelled = next(filter(None, (getattr(source.settings, key, None) for key in _ACT)), "")
     act = "swiglu" if hasattr(module, "alpha") and hasattr(module, "limit") else _ACTS.get(str(spelled), "")
     experts = Experts(count, min(topk, count), act, gated)
     return Layer(generic(name), "experts", width, inner, bias=bias, dtype=dtype, experts=experts)
