@@ -223,3 +223,14 @@ def test_a_list_of_some_layers_alone_splits_their_count(folder):
     counts = {op: {row.layer.rpartition(".")[2]: row.count for row in rows} for op, rows in model.by_op.items()}
     assert counts["a8w8"] == {"qkv_proj": 1, "o_proj": 1, "gate_up_proj": 1, "down_proj": 1}
     assert counts["a16w16"] == {**counts["a8w8"], "lm_head": 1}
+
+
+def test_the_text_alone_is_quantised(folder, configs):
+    """Said of the text's part, as some models with images have it: the encoder of images stays as it is."""
+    text = {**configs["qwen2.5-vl"]["text_config"], "quantization_config": STATED["fp8, channel"][0]}
+    model = shapes_of_model(folder("qwen2.5-vl", text_config=text), 1, (4,))
+
+    assert {name for row in model.by_op["a8w8"] for name in row.layer.split()} == {
+        f"model.language_model.layers.*.{name}" for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+    }
+    assert any("model.visual" in row.layer for row in model.by_op["a16w16"])

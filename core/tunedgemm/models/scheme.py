@@ -38,18 +38,20 @@ class Scheme:
         refused: why no op has the products of the layers that are quantised, or "".
         ignored: names of layers that are not, as the checkpoint spells them: whole names, parts of them, patterns.
         experts_only: whether routed experts alone are.
+        text_only: whether parts beside the text's, as an encoder of images, are not.
     """
 
     name: str = ""
     refused: str = ""
     ignored: tuple[str, ...] = ()
     experts_only: bool = False
+    text_only: bool = False
 
     def covers(self, layer: Layer, name: str) -> bool:
         """Whether the module of this full name is quantised. Routers, and the product for the logits, are not in what engines run."""
         if not (self.name or self.refused) or layer.kind in ("router", "head", "batched"):
             return False
-        if self.experts_only and layer.kind != "experts":
+        if (self.experts_only and layer.kind != "experts") or (self.text_only and layer.tower):
             return False
         return not any(_names(pattern, name) for pattern in self.ignored)
 
@@ -68,13 +70,20 @@ def _names(pattern: str, name: str) -> bool:
 
 def scheme_of(raw: Mapping[str, Any]) -> Scheme:
     """The scheme that ``config.json`` states; what is stated and not known here is refused, never guessed."""
-    stated = raw.get("quantization_config") or raw.get("compression_config")
+    stated = _stated(raw)
+    text = _stated(_mapping(raw.get("text_config")))
+    text_only = not isinstance(stated, Mapping) and isinstance(text, Mapping)
+    stated = text if text_only else stated
     if not isinstance(stated, Mapping):
         return Scheme()
     method = str(stated.get("quant_method", "")).lower()
     ignored = tuple(entry for key in _IGNORED for entry in _entries(stated.get(key)))
     name, refused = _judge(method, stated)
-    return Scheme(name, refused, ignored, experts_only=method == "mxfp4")
+    return Scheme(name, refused, ignored, experts_only=method == "mxfp4", text_only=text_only)
+
+
+def _stated(raw: Mapping[str, Any]) -> Any:
+    return raw.get("quantization_config") or raw.get("compression_config")
 
 
 def _entries(value: Any) -> tuple[str, ...]:

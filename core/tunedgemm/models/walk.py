@@ -65,7 +65,8 @@ def layers(source: Source, scheme: Scheme) -> tuple[tuple[Layer, ...], tuple[str
         own = (bank,) if bank is not None else tuple(_of_module(source, name, module, module is head))
         for layer in own:
             beside = bool(text) and module is not head and module not in text
-            placed = attrs.evolve(layer, tower=beside, scheme=scheme.name or REFUSED if scheme.covers(layer, name) else "")
+            placed = attrs.evolve(layer, tower=beside)
+            placed = attrs.evolve(placed, scheme=scheme.name or REFUSED) if scheme.covers(placed, name) else placed
             found[placed] = found.get(placed, 0) + 1
         if not own:
             kind = type(module) if _is_convolution(module) else object
