@@ -157,7 +157,7 @@ def test_a_call_by_name_keeps_the_rules_of_dispatch(flipped: str, tmp_path: Path
 
 
 def test_a_kernel_that_raises_is_demoted_with_its_fields(flipped: str, tmp_path: Path) -> None:
-    """The next offer serves the same shape, field and all."""
+    """The next offer serves the same shape, field and all; it is captured as the one call that it is."""
 
     def call(solution, shape, *operands):
         if solution.kernel_name == "broken":
@@ -165,14 +165,17 @@ def test_a_kernel_that_raises_is_demoted_with_its_fields(flipped: str, tmp_path:
         return exact(solution, shape, *operands)
 
     backend = fake_backend("turbo", ops=("flipped",), solutions=("broken", "fake"), heuristic="fake", call=call)
-    gemm = TunedGemm(fake_registry(backend), settings=Settings(untuned=("turbo",)))
+    gemm = TunedGemm(fake_registry(backend), settings=Settings(capture=True, untuned=("turbo",)))
     gemm.load_config(rows_of(tmp_path / "t.csv", (shape_of(-1), Solution("turbo", "broken"))), flipped)
 
     close(gemm.call(flipped, W, X, sign=-1), -1)
+    gemm.of(flipped)._capture.flush()
 
     explanation = gemm.of(flipped).explain(shape_of(-1))
     assert explanation.offer.solution.kernel_name == "fake"
     assert "illegal instruction" in str(explanation)
+    [captured] = read_untuned(tmp_path / "home" / "flipped_untuned.csv", op_named(flipped))
+    assert captured.calls == 1
 
 
 def test_every_question_goes_to_the_op_of_its_shape(flipped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,8 +85,11 @@ def with_gradient(op: str, call: Call) -> Call:
     return differentiable
 
 
-#: An entry for each graph that torch is capturing. While there is none no call asks the driver, which takes it 0.3 us.
-_captures: list[None] = []
+#: The graphs that torch is capturing, by their ids. While there is none no call asks the driver, which takes it 0.3 us.
+_captures: set[int] = set()
+
+#: Stands among them for a graph whose capture had begun before they were watched.
+_UNSEEN = 0
 
 
 @functools.cache
@@ -100,20 +103,23 @@ def watch_graphs() -> None:
 
     @functools.wraps(begin)
     def capture_begin(self: torch.cuda.CUDAGraph, *args: Any, **kwargs: Any) -> Any:
-        _captures.append(None)
-        return begin(self, *args, **kwargs)
+        _captures.add(id(self))
+        try:
+            return begin(self, *args, **kwargs)
+        except BaseException:
+            _captures.discard(id(self))
+            raise
 
     @functools.wraps(end)
     def capture_end(self: torch.cuda.CUDAGraph, *args: Any, **kwargs: Any) -> Any:
         try:
             return end(self, *args, **kwargs)
         finally:
-            if _captures:
-                _captures.pop()
+            _captures.discard(id(self) if id(self) in _captures else _UNSEEN)
 
     graph.capture_begin, graph.capture_end = capture_begin, capture_end  # type: ignore[method-assign]
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        _captures.append(None)  # begun before; its end is seen
+        _captures.add(_UNSEEN)
 
 
 def recording(operand: torch.Tensor) -> Callable[[], bool] | None:
@@ -121,36 +127,48 @@ def recording(operand: torch.Tensor) -> Callable[[], bool] | None:
     return torch._C._cuda_isCurrentStreamCapturing if operand.is_cuda else None
 
 
-def counted(call: Call, counter: list[int], recorded: Callable[[], bool] | None, operands: int) -> Call:
-    """The launcher with a count of its calls, used while shapes are captured.
+def recorded(ask: Callable[[], bool] | None) -> bool:
+    """Whether a call is being recorded: what `recording` answers, asked only while `watch_graphs` knows of a capture."""
+    return ask is not None and bool(_captures) and ask()
+
+
+def counted(call: Call, counter: list[int], ask: Callable[[], bool] | None, operands: int) -> Call:
+    """The launcher with a count of the calls that it answers, used while shapes are captured.
+
+    One that raises is not counted: whoever serves the call instead counts it.
 
     Args:
         call: the launcher.
         counter: the calls that ran at once, and those that were recorded into graphs.
-        recorded: how to ask which a call is (`recording`); asked only while `watch_graphs` knows of a capture.
+        ask: how to ask which a call is (`recording`); see `recorded`.
         operands: how many each call has.
     """
-    if recorded is None:
+    if ask is None:
 
         def counting(*operands: torch.Tensor | None) -> torch.Tensor:
+            out = call(*operands)
             counter[0] += 1
-            return call(*operands)
+            return out
 
         return counting
 
     captures = _captures
+
     # Operands by name cost 40 ns less than a tuple of them, of the 300 that a call may.
     def of_two(x: torch.Tensor | None, weight: torch.Tensor | None) -> torch.Tensor:
-        counter[1 if captures and recorded() else 0] += 1
-        return call(x, weight)
+        out = call(x, weight)
+        counter[1 if captures and ask() else 0] += 1
+        return out
 
     def of_three(x: torch.Tensor | None, weight: torch.Tensor | None, third: torch.Tensor | None) -> torch.Tensor:
-        counter[1 if captures and recorded() else 0] += 1
-        return call(x, weight, third)
+        out = call(x, weight, third)
+        counter[1 if captures and ask() else 0] += 1
+        return out
 
     def of_any(*operands: torch.Tensor | None) -> torch.Tensor:
-        counter[1 if captures and recorded() else 0] += 1
-        return call(*operands)
+        out = call(*operands)
+        counter[1 if captures and ask() else 0] += 1
+        return out
 
     by_number: dict[int, Call] = {2: of_two, 3: of_three}
     return by_number.get(operands, of_any)

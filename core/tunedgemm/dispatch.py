@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
-from tunedgemm.calls import Call, call_key, copying, counted, dense, eager_only, recording, watch_graphs, with_gradient
+from tunedgemm.calls import Call, call_key, copying, counted, dense, eager_only, recorded, recording, watch_graphs, with_gradient
 from tunedgemm.capture import Capture, recorder
 from tunedgemm.choice import NATIVE, Explanation, Offer, choose, examine, offers
 from tunedgemm.device import Device, current_device, device_of
@@ -155,9 +155,9 @@ class Dispatcher:
         with self._lock:
             call, solution = self._call_for(shape, device, operands)
             if self._capture is not None:
-                recorded = recording(operands[0])
-                counter = self._capture.meet(shape, recorded=recorded is not None and recorded())
-                call = counted(call, counter, recorded, len(operands))
+                ask = recording(operands[0])
+                counter = self._capture.meet(shape, recorded=recorded(ask))
+                call = counted(call, counter, ask, len(operands))
             # Only a choice that holds for the next call of the key, too, is kept.
             if key is not None and solution is not None:
                 if len(self.launchers) >= MAX_LAUNCHERS:
