@@ -32,7 +32,7 @@ _log = logging.getLogger("tunedgemm")
 #: Longest wait for others' writing, in seconds, while a model waits. What is not written now is, at the next flush.
 _PATIENCE = 2.0
 
-#: The same at the end of a process, after which there is no next flush.
+#: The same at the end of a process, after which there is no next flush; of all its captures together.
 _LAST_PATIENCE = 20.0
 
 #: Seconds between two looks whether another thread has written a shape meanwhile.
@@ -107,19 +107,20 @@ class Capture:
 
     def _write(self, write: Callable[[float], None], patience: float, shape: Shape | None = None) -> None:
         """Write alone among this process's threads, unless another has written this shape meanwhile; no failure is raised."""
-        for _ in range(max(1, round(patience / _LOOK))):
-            if self._writing.acquire(timeout=_LOOK):
-                break
+        end = time.monotonic() + patience
+        while not self._writing.acquire(timeout=_LOOK):
             if shape in self._written:
                 return
-        else:
-            self._complain(f"{self.path}: another thread has been writing it for {patience:.0f} s")
-            return
+            if time.monotonic() > end:
+                self._complain(f"{self.path}: another thread has been writing it for {patience:.0f} s")
+                return
         try:
-            write(patience)
+            write(max(0.0, end - time.monotonic()))
             self._complained = False
-        except (TunedGemmError, OSError) as error:
+        except TunedGemmError as error:
             self._complain(str(error))
+        except Exception as error:  # a file system may lack locks, and whatever else is wrong is not the model's concern
+            self._complain(f"{self.path}: {type(error).__name__}: {error}")
         finally:
             self._writing.release()
 
@@ -186,12 +187,16 @@ def recorder(op: Op) -> Capture:
 
 def _at_exit(capture: Capture) -> None:
     """Flush when this process ends; children of multiprocessing end without `atexit` and drop what their parent registered."""
-    multiprocessing.util.Finalize(capture, Capture.flush, (capture, _LAST_PATIENCE), exitpriority=0)
+    multiprocessing.util.Finalize(capture, _flush_last, (capture,), exitpriority=0)
 
 
-def _flush_all(patience: float) -> None:
-    for capture in list(_captures):
-        capture.flush(patience)
+_ends: dict[int, float] = {}  # when a process waits for others no longer at its end, by its id
+
+
+def _flush_last(capture: Capture) -> None:
+    """Flush at the end of this process; what others lock for long holds it up once."""
+    now = time.monotonic()
+    capture.flush(max(0.0, _ends.setdefault(os.getpid(), now + _LAST_PATIENCE) - now))
 
 
 class _Keeper(threading.Thread):
@@ -206,7 +211,8 @@ class _Keeper(threading.Thread):
         pause = _INTERVAL
         while not self.over.wait(pause):
             start = time.thread_time()
-            _flush_all(_PATIENCE)
+            for capture in list(_captures):
+                capture.flush()
             pause = max(_INTERVAL, (time.thread_time() - start) / _SHARE)
 
 
@@ -226,7 +232,8 @@ def _keep_writing() -> None:
 def _end() -> None:
     for keeper in _keepers.values():
         keeper.over.set()
-    _flush_all(_LAST_PATIENCE)
+    for capture in list(_captures):
+        _flush_last(capture)
 
 
 def _restart_all() -> None:
