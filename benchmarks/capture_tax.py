@@ -2,7 +2,8 @@
 
 Both stand over the backend of dispatch_tax.py, whose launcher returns a tensor made beforehand, and take turns within every
 round after their first calls; the tax is the median over the rounds of their difference. On a GPU the calls are timed a second
-time while a graph is captured, which counts them apart.
+time while a graph is captured, which counts them apart and asks the driver of each whether it is recorded: once for every call
+that is recorded, never at a replay, and so without a budget.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-#: Nanoseconds that capture may cost a call.
+#: Nanoseconds that capture may cost a call that runs at once.
 BUDGET_NS = 300.0
 
 WITHOUT, WITH = "without capture", "with capture"
@@ -48,6 +49,16 @@ class Case:
         """The median over the rounds of what capture adds to a call, in nanoseconds."""
         pairs = zip(self.samples[WITH], self.samples[WITHOUT], strict=True)
         return statistics.median(ours - bare for ours, bare in pairs)
+
+    @property
+    def budget_ns(self) -> float | None:
+        """What that may be; None where it is only shown."""
+        return None if self.graph else BUDGET_NS
+
+    @property
+    def within(self) -> bool:
+        """Whether it is no more than that."""
+        return self.budget_ns is None or self.tax_ns <= self.budget_ns
 
 
 @contextlib.contextmanager
@@ -95,9 +106,9 @@ def show(found: list[Case]) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for case in found:
         times = (f"{statistics.median(case.samples[name]):.0f}" for name in (WITHOUT, WITH))
-        verdict = f"{case.tax_ns:.0f} / {BUDGET_NS:.0f}{'' if case.tax_ns <= BUDGET_NS else ' over'}"
+        budget = "" if case.budget_ns is None else f" / {case.budget_ns:.0f}{'' if case.within else ' over'}"
         call = f"{'into a graph' if case.graph else 'at once'}{' + bias' if case.bias else ''}"
-        table.add_row(case.device, call, *times, verdict)
+        table.add_row(case.device, call, *times, f"{case.tax_ns:.0f}{budget}")
     Console().print(table)
 
 
@@ -105,7 +116,7 @@ def report(found: list[Case]) -> dict[str, Any]:
     """The results with all samples, for --json."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     about = {"python": platform.python_version(), "torch": torch.__version__, "gpu": gpu, "machine": platform.machine()}
-    lines = [{**attrs.asdict(case), "tax_ns": case.tax_ns, "budget_ns": BUDGET_NS} for case in found]
+    lines = [{**attrs.asdict(case), "tax_ns": case.tax_ns, "budget_ns": case.budget_ns} for case in found]
     return {**about, "unit": "ns a call, one sample a round", "cases": lines}
 
 
@@ -125,7 +136,7 @@ def main() -> int:
     show(found)
     if arguments.json:
         arguments.json.write_text(json.dumps(report(found), indent=1) + "\n")
-    return 1 if arguments.check and not all(case.tax_ns <= BUDGET_NS for case in found) else 0
+    return 1 if arguments.check and not all(case.within for case in found) else 0
 
 
 if __name__ == "__main__":
