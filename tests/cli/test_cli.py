@@ -200,11 +200,29 @@ def test_plugins_contribute_commands_and_a_broken_one_is_left_out(tmp_path: Path
     assert "'broken'" in done.stderr
 
 
-def test_a_reader_that_goes_away_is_no_error(tmp_path: Path, untuned: Path) -> None:
-    """Output into a closed pipe ends quietly."""
-    done = subprocess.run(f"{sys.executable} -m tunedgemm plugins | true", shell=True, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("command", "where", "unbuffered", "code"),
+    [
+        ("explain 16,1280,8192", "| true", "", 0),
+        ("explain 16,1280,8192", ">&-", "", 0),
+        ("explain 16,1280,8192", ">/dev/full", "", 1),
+        ("explain 16,1280,8192", ">/dev/full", "1", 1),
+        ("table show t.csv", "| true", "", 0),
+        ("table show t.csv", ">/dev/full", "", 1),
+        ("shapes --model_dir llama8B --nsets 1", ">/dev/full", "", 1),
+    ],
+)
+def test_output_that_nobody_takes(tmp_path: Path, command: str, where: str, unbuffered: str, code: int) -> None:
+    """A reader that goes away and a closed output are no errors; a full disk is one line and exit code 1, at whatever moment it shows."""
+    (tmp_path / "t.csv").write_text("gfx,cu_num,M,N,K,libtype,solidx,splitK,us,kernelName\ngfx942,304,16,64,128,asm,1,0,2.5,x\n")
+    shell = f"set -o pipefail; {sys.executable} -m tunedgemm {command} {where}"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
 
-    assert "Traceback" not in done.stderr
+    done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
+
+    assert done.returncode == code, done.stderr
+    told = [line for line in done.stderr.splitlines() if ": note: " not in line]
+    assert told == (["tunedgemm: standard output cannot be written: No space left on device"] if code else [])
 
 
 @pytest.mark.slow

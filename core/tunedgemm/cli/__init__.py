@@ -1,20 +1,23 @@
 """``tunedgemm``: one file a subcommand in this folder, and those of the entry point group ``tunedgemm.commands``.
 
-A command prints its result to standard output. Users' mistakes print one line to standard error, exit code 2.
+A command prints its result to standard output. Users' mistakes print one line to standard error, exit code 2; so does output
+that cannot be written, exit code 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import importlib
 import logging
 import os
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, cast
 
 from tunedgemm import __version__
 from tunedgemm.command import Command
@@ -40,6 +43,45 @@ class _StandardError(logging.StreamHandler[TextIO]):
     @stream.setter
     def stream(self, value: TextIO) -> None:
         pass
+
+
+class _OutputError(OSError):
+    """Standard output cannot be written."""
+
+
+class _Output:
+    """Standard output; its errors are told from those of files and of whatever else a command uses."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, or raise _OutputError."""
+        with self._told():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        """Flush, or raise _OutputError."""
+        with self._told():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise _OutputError(error.errno, error.strerror or str(error)) from error
+
+
+def give_up_output(error: OSError) -> None:
+    """Write to nobody from now on, and name the reason on standard error, unless the reader has gone, as ``head`` does."""
+    if error.errno != errno.EPIPE:
+        print(f"tunedgemm: standard output cannot be written: {error.strerror or error}", file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError):  # what Python still holds back would fail again when it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def commands() -> list[Command]:
@@ -92,7 +134,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         verbose = arguments.verbose
         level = logging.INFO if verbose else logging.WARNING
         logging.basicConfig(level=level, format="tunedgemm: %(message)s", handlers=[_StandardError()])
-        code: int = arguments.run(arguments)
+        with contextlib.redirect_stdout(cast(TextIO, _Output(sys.stdout))):
+            code: int = arguments.run(arguments)
+            sys.stdout.flush()
     except UserError as error:
         if verbose:
             logging.getLogger("tunedgemm").exception("the error came from here")
@@ -101,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("tunedgemm: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone, as in `tunedgemm table show | head`
-        sys.stderr.close()
-        return 0
+    except _OutputError as error:
+        give_up_output(error)
+        return 0 if error.errno == errno.EPIPE else 1
     return code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from tunedgemm.cli import give_up_output
 from tunedgemm.command import Command
 from tunedgemm.errors import UserError
 from tunedgemm.flags import SHUFFLED, add_changes, add_model
@@ -288,20 +288,12 @@ def _run_config(arguments: argparse.Namespace, request: _Request, options: Optio
 
 @contextlib.contextmanager
 def _giving_up() -> Iterator[None]:
-    """Print inside; output that cannot be written any more is given up: the work is done, and its exit code holds.
-
-    A reader that has gone, as ``head`` does, is no error and nothing is said; a full disk is named on standard error.
-    """
+    """Print inside; output that cannot be written any more is given up: the work is done, and its exit code holds."""
     try:
         yield
         sys.stdout.flush()
-    except SystemExit:  # rich's answer to a broken pipe
-        pass
     except OSError as error:
-        if not isinstance(error, BrokenPipeError):
-            print(f"tunedgemm: standard output cannot be written: {error.strerror or error}", file=sys.stderr)
-        with contextlib.suppress(OSError, ValueError):  # what Python still holds back would fail again when it exits
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up_output(error)
 
 
 def _interrupted(stop: KeyboardInterrupt, arguments: argparse.Namespace, progress: Progress, before: list[str]) -> int:
