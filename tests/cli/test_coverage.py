@@ -122,6 +122,8 @@ def test_a_share_that_is_too_small_ends_with_1(folder: Path, capsys: pytest.Capt
     assert code == 0 and "below" not in out
     code, out, _ = run(capsys, "in.csv", "--table", "t.csv", "--replays", "10", "--min-exact", "30.1")
     assert code == 1 and out.splitlines()[-1].startswith("below --min-exact 30.1: 30.0 % of calls")
+    (folder / "in.csv").write_text(HEAD + "16,64,128,False,fp32,fp32,29,0\n15,64,128,False,fp32,fp32,71,0\n")
+    assert run(capsys, "in.csv", "--table", "t.csv", "--min-exact", "29")[0] == 0  # as numbers, 29 of 100 are less than 29 %
 
 
 def test_every_shape_is_written_as_csv(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tunedgemm.coverage import TUNED, Replays, coverage
 from tunedgemm.coverage.answers import entry_of
 from tunedgemm.coverage.known import Known
+from tunedgemm.coverage.measured import measure_all
 from tunedgemm.coverage.proposal import propose
 from tunedgemm.csvfile import write_rows
 from tunedgemm.device import Device, current_device
@@ -185,6 +186,14 @@ class TestTimes:
         assert entries[64].us > 0.1
         assert entries[16].us_from == "row" and status in entries[16].why
         assert any(note.startswith("measured 2 of 3 shapes") for note in found.notes)
+
+    def test_what_ran_when_it_was_timed_is_what_answers(self, listed, table, row, one_thread):
+        """Where binding, or a table written meanwhile, has another answer than was explained, the entry tells of that one."""
+        [entry] = coverage(listed((30, 1))).entries
+        [timed], _ = measure_all([entry], {"a16w16": table(row(32, solution=ONEDNN))}, current_device(), 60.0)
+
+        assert (entry.how, entry.solution, entry.row_m) == ("fallback", NATIVE, -1)
+        assert (timed.how, timed.solution, timed.row_m, timed.us_from) == ("fine", ONEDNN, 32, "measured")
 
     def test_measuring_needs_the_device(self, listed):
         """A device that is only described cannot be timed, nor can a time that is none be spent."""

@@ -94,7 +94,9 @@ class Measuring:
 
     def _judged(self, timing: Timing, choice: Choice) -> Served:
         offer = choice.first.offer
-        served = Served(timing.shape, offer.solution, "ok", err_ratio=timing.err_ratio, origin=offer.origin, why=offer.why)
+        served = Served(
+            timing.shape, offer.solution, "ok", err_ratio=timing.err_ratio, origin=offer.origin, why=offer.why, match=offer.match
+        )
         allowed = max(self.options.errRatio, choice.err_ratio + HEAD_ROOM if choice.first.tuned else 0.0)
         status, detail = "ok", timing.detail
         if timing.status == "wrong" or (timing.status == "ok" and timing.err_ratio > allowed):

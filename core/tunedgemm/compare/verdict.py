@@ -12,6 +12,7 @@ from tunedgemm.device import Device
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table import Match
 
 #: How far apart times may be that were not taken in the same rounds: clocks fall under load, and with other neighbours.
 SEQUENTIAL = 0.10
@@ -31,6 +32,7 @@ class Served:
         err_ratio: share of elements outside the op's tolerance.
         origin: where the choice comes from: ``table``, ``heuristic`` or ``builtin``.
         why: the row's file and line, or whose choice it is.
+        match: the row; None where it is no row's choice.
         detail: more about a status that is not ``ok``.
     """
 
@@ -43,6 +45,7 @@ class Served:
     err_ratio: float = 0.0
     origin: str = ""
     why: str = ""
+    match: Match | None = None
     detail: str = ""
 
     @property

@@ -63,22 +63,21 @@ def coverage(
         raise UserError(f"--measure times what runs on this machine, which is {current_device()}, not {device}: leave one of both out")
     here = device or current_device()
     notes = [*calls.notes, *_said_of_graphs(calls, replays)]
-    dispatchers: dict[str, Dispatcher] = {}
     entries: list[Entry] = []
     for family in map(op_named, calls.ops):
         # Shapes that are looked at here are no shapes of a workload: they are not captured.
         settings = attrs.evolve(Settings.from_environment(), capture=False)
-        dispatchers[family.name] = Dispatcher(family, above=above.get(family.name, ()), settings=settings)
+        dispatcher = Dispatcher(family, above=above.get(family.name, ()), settings=settings)
         listed = calls.of(family)
         files = [path for layer in table_layers(family, above.get(family.name, ())) for path in layer.paths if present(path)]
         known = known_times(family, here, (one.shape for one in listed), files, beside.get(family.name, ()))
         notes += known.notes
-        if whose := dispatchers[family.name].table.foreign(here):
+        if whose := dispatcher.table.foreign(here):
             notes.append(f"no row of the tables of {family.name} is for {here}: theirs are for {whose}")
-        entries += [entry_of(dispatchers[family.name], described(here), one, replays, known) for one in listed]
+        entries += [entry_of(dispatcher, described(here), one, replays, known) for one in listed]
     if measure:
         first = {name: files[0] for name, files in above.items()}
-        entries, said = measure_all(entries, dispatchers, first, here, measure)
+        entries, said = measure_all(entries, first, here, measure)
         notes.append(said)
     entries.sort(key=lambda entry: (-entry.time, str(entry.shape)))
     return Coverage(", ".join(map(str, calls.paths)), tuple(entries), here, calls.paths, calls.problems, tuple(notes))

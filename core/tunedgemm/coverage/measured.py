@@ -17,7 +17,6 @@ from tunedgemm.compare.verdict import Served
 from tunedgemm.coverage.answers import word_of
 from tunedgemm.coverage.result import Entry
 from tunedgemm.device import Device
-from tunedgemm.dispatch import Dispatcher
 from tunedgemm.errors import UserError
 from tunedgemm.tuner.trial import Options
 
@@ -29,14 +28,11 @@ _ROUNDS, _SECONDS = 31, 0.25
 _HUNG, _BINDING = 10.0, 300.0
 
 
-def measure_all(
-    entries: Sequence[Entry], dispatchers: Mapping[str, Dispatcher], tables: Mapping[str, Path], device: Device, seconds: float
-) -> tuple[list[Entry], str]:
+def measure_all(entries: Sequence[Entry], tables: Mapping[str, Path], device: Device, seconds: float) -> tuple[list[Entry], str]:
     """Check and time what runs, in child processes, a worker for each op; a kernel that hangs costs its shape.
 
     Args:
         entries: what was explained.
-        dispatchers: those that explained it, by op.
         tables: the table above the layers, by op, where there is one.
         device: the present device.
         seconds: wall time; what is begun is finished. Infinite for all shapes.
@@ -67,7 +63,7 @@ def measure_all(
                 asks[entry.shape.op] = stack.enter_context(measuring(entry.shape.op, [side], options))
             served = asks[entry.shape.op].served(entry.shape)
             _log.info("%s: %.2f us, %s", served.shape, served.us, served.status)
-            found[place] = _with(entry, served, dispatchers[entry.shape.op], device)
+            found[place] = _with(entry, served)
     timed = [entry for entry in found.values() if entry.us_from == "measured"]
     failed = [entry for place, entry in found.items() if entry.us_from != "measured"]
     said = f"measured {len(timed)} of {len(entries)} shapes"
@@ -75,14 +71,12 @@ def measure_all(
     return [found.get(place, entry) for place, entry in enumerate(entries)], said
 
 
-def _with(entry: Entry, served: Served, dispatcher: Dispatcher, device: Device) -> Entry:
+def _with(entry: Entry, served: Served) -> Entry:
     """The entry with what was timed; what ran instead of the explained solution, as binding may refuse it, is what answers."""
     if not served.ok or not served.us or served.solution is None:
         return attrs.evolve(entry, why=f"{served.status} ({entry.why})")
     entry = attrs.evolve(entry, us=served.us, us_from="measured")
     if served.solution == entry.solution:
         return entry
-    matches = [match for match in dispatcher.table.candidates(entry.shape, device) if match.row.solution == served.solution]
-    match = matches[0] if served.origin == "table" and matches else None
-    how = word_of(served.origin, match)
-    return attrs.evolve(entry, how=how, solution=served.solution, why=served.why, row_m=match.row.shape.m if match else -1)
+    row_m = served.match.row.shape.m if served.match else -1
+    return attrs.evolve(entry, how=word_of(served.origin, served.match), solution=served.solution, why=served.why, row_m=row_m)
