@@ -96,6 +96,18 @@ def test_the_commands_that_are_printed_work(folder: Path, capsys: pytest.Capture
     assert "nothing to tune" in out
 
 
+def test_rows_that_cannot_be_used_are_tuned_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row of an absent backend in the very table that is written: the command does not pass its shape over."""
+    home_folder().mkdir()
+    (folder / "t.csv").rename(home_folder() / "bf16_tuned_gemm.csv")
+    _, out, _ = run(capsys, "in.csv", "-o", "next.csv")
+    [tune] = [line for line in out.splitlines() if line.startswith("tunedgemm ")]
+
+    assert main([*shlex.split(tune)[1:], *QUICK]) == 0
+    capsys.readouterr()
+    assert run(capsys, "in.csv", "--min-exact", "100")[0] == 0
+
+
 def test_several_ops_are_written_into_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each op's file under AITER's name, and a command for each; one file for both is a mistake."""
     (folder / "bf16_untuned_batched_gemm.csv").write_text("B,M,N,K,count\n2,4,32,64,5\n")

@@ -89,7 +89,7 @@ def _commands(arguments: argparse.Namespace, found: Coverage, following: Sequenc
     ops = list(dict.fromkeys(one.layer.op for one in following))
     if arguments.output:
         paths = write_next(following, arguments.output, found.paths)
-        return [_tune(op, path) for op, path in paths.items()]
+        return [_tune(op, path, following) for op, path in paths.items()]
     several = len(ops) > 1
     target = "next/" if several else "next.csv"
     again = ["tunedgemm", "coverage", *arguments.files]
@@ -101,13 +101,16 @@ def _commands(arguments: argparse.Namespace, found: Coverage, following: Sequenc
     again += ["--measure", f"{arguments.measure:g}"] if arguments.measure else []
     again += ["--next", str(arguments.next)] if arguments.next != 10 else []
     lists = [Path(target) / op_named(op).columns.untuned_file if several else Path(target) for op in ops]
-    return [shlex.join([*again, "-o", target]), *(_tune(op, path) for op, path in zip(ops, lists, strict=True))]
+    return [shlex.join([*again, "-o", target]), *(_tune(op, path, following) for op, path in zip(ops, lists, strict=True))]
 
 
-def _tune(op: str, path: Path) -> str:
+def _tune(op: str, path: Path, following: Sequence[Next]) -> str:
+    """The command that tunes a list; rows that are there and cannot be used would keep it from doing so."""
     from tunedgemm.ops import DEFAULT_OP
 
-    return shlex.join(["tunedgemm", "tune", *(["--op", op] if op != DEFAULT_OP else []), "-i", str(path)])
+    unused = any(entry.passed for one in following if one.layer.op == op for entry in one.entries)
+    words = ["tunedgemm", "tune", *(["--op", op] if op != DEFAULT_OP else []), "-i", str(path), *(["--all"] if unused else [])]
+    return shlex.join(words)
 
 
 def _verdict(found: Coverage, least: float | None) -> int:
