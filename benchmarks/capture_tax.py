@@ -8,23 +8,17 @@ that is recorded, never at a replay, and so without a budget.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
-import os
-import platform
 import random
 import statistics
 import sys
-import tempfile
 import timeit
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
-from dispatch_tax import K, M, N, over_preallocated
+from dispatch_tax import K, M, N, over_preallocated, run
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -112,32 +106,10 @@ def show(found: list[Case]) -> None:
     Console().print(table)
 
 
-def report(found: list[Case]) -> dict[str, Any]:
-    """The results with all samples, for --json."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    about = {"python": platform.python_version(), "torch": torch.__version__, "gpu": gpu, "machine": platform.machine()}
-    lines = [{**attrs.asdict(case), "tax_ns": case.tax_ns, "budget_ns": case.budget_ns} for case in found]
-    return {**about, "unit": "ns a call, one sample a round", "cases": lines}
-
-
-def main() -> int:
-    """Measure, print, and with --json keep every sample."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=201, help="rounds in which the two take turns")
-    parser.add_argument("--calls", type=int, default=1000, help="calls of each in a round")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a case is over its budget")
-    arguments = parser.parse_args()
-    for name in [name for name in os.environ if name.startswith("AITER_CONFIG_")]:
-        del os.environ[name]  # no table may answer for the backend under test
-    with tempfile.TemporaryDirectory() as home:
-        os.environ["TUNEDGEMM_HOME"] = home
-        found = list(cases(arguments.rounds, arguments.calls))
-    show(found)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report(found), indent=1) + "\n")
-    return 1 if arguments.check and not all(case.within for case in found) else 0
+def line(case: Case) -> dict[str, Any]:
+    """A case with all samples, for --json."""
+    return {**attrs.asdict(case), "tax_ns": case.tax_ns, "budget_ns": case.budget_ns}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, cases, show, line, rounds=201, calls=1000))

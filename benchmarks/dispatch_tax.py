@@ -155,19 +155,32 @@ def show(found: list[Case]) -> None:
     Console().print(table)
 
 
-def report(found: list[Case]) -> dict[str, Any]:
-    """The results with all samples, for --json."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    about = {"python": platform.python_version(), "torch": torch.__version__, "gpu": gpu, "machine": platform.machine()}
-    lines = [{**attrs.asdict(case), "tax_us": case.tax_us("gemm_a16w16"), "budget_us": BUDGET_US[case.bias]} for case in found]
-    return {**about, "unit": "ns a call, one sample a round", "cases": lines}
+def line(case: Case) -> dict[str, Any]:
+    """A case with all samples, for --json."""
+    return {**attrs.asdict(case), "tax_us": case.tax_us("gemm_a16w16"), "budget_us": BUDGET_US[case.bias]}
 
 
-def main() -> int:
-    """Measure, print, and with --json keep every sample."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=101, help="rounds in which the subjects take turns")
-    parser.add_argument("--calls", type=int, default=400, help="calls of each subject in a round (fewer than a GPU queues)")
+def run(
+    about: str,
+    cases: Callable[[int, int], Iterator[Any]],
+    show: Callable[[list[Any]], None],
+    line: Callable[[Any], dict[str, Any]],
+    *,
+    rounds: int,
+    calls: int,
+) -> int:
+    """The command line of a benchmark of calls: measure, print, and with --json keep every sample.
+
+    Args:
+        about: what it measures, in its first line.
+        cases: the cases, from the numbers of rounds and of calls; each tells by ``within`` whether it is within its budget.
+        show: prints them.
+        line: one of them with all its samples.
+        rounds, calls: the defaults of those numbers.
+    """
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=rounds, help="rounds in which the subjects take turns (default: %(default)s)")
+    parser.add_argument("--calls", type=int, default=calls, help="calls of each subject in a round (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there")
     parser.add_argument("--check", action="store_true", help="exit 1 where a case is over its budget")
     arguments = parser.parse_args()
@@ -178,9 +191,12 @@ def main() -> int:
         found = list(cases(arguments.rounds, arguments.calls))
     show(found)
     if arguments.json:
-        arguments.json.write_text(json.dumps(report(found), indent=1) + "\n")
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        where = {"python": platform.python_version(), "torch": torch.__version__, "gpu": gpu, "machine": platform.machine()}
+        report = {**where, "unit": "ns a call, one sample a round", "cases": [line(case) for case in found]}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     return 1 if arguments.check and not all(case.within for case in found) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, cases, show, line, rounds=101, calls=400))  # fewer calls than a GPU queues

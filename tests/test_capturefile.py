@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -182,25 +181,14 @@ def test_a_file_that_cannot_be_read_is_left_alone(path: Path, content: bytes) ->
     assert path.read_bytes() == content + b"\n"
 
 
-@contextlib.contextmanager
-def _limit(size: int) -> Iterator[None]:
-    """No file of this process grows beyond *size* bytes: writing takes a part and then fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("room", [0, 1, 40])
-def test_nothing_is_left_half_written(path: Path, room: int) -> None:
+def test_nothing_is_left_half_written(path: Path, room: int, file_limit: Callable[[int], contextlib.AbstractContextManager[None]]) -> None:
     """Where a line has no room, or not room enough, the file is as it was, for a rewriting, too; later it goes on."""
     file = CaptureFile(OP, path)
     file.add({shape(1): ONCE}, 2.0)
     before = path.read_bytes()
 
-    with _limit(len(before) + room):
+    with file_limit(len(before) + room):
         for write in (file.enter, file.add):
             with pytest.raises(TableError, match=r"untuned_gemm.csv: cannot be written: File too large"):
                 write({shape(2): ONCE}, 2.0)
