@@ -112,10 +112,14 @@ def changed(op: Op, rows: Iterable[Untuned], changes: Changes) -> tuple[Untuned,
     return tuple(folded.values())
 
 
+def dtype_column(op: Op) -> str:
+    """The column that tells in which dtype an op multiplies; "" where none does."""
+    return next((column for column in ("dtype", "q_dtype_w") if column in (*op.columns.key, *op.columns.own)), "")
+
+
 def _said(op: Op, changes: Changes) -> dict[str, str]:
     """The columns of an op that are changed, but for the bias, and their texts."""
-    columns = (*op.columns.key, *op.columns.own)
-    taken = next((column for column in ("dtype", "q_dtype_w") if column in columns), "")
+    columns, taken = (*op.columns.key, *op.columns.own), dtype_column(op)
     asked = {"--indtype": (changes.indtype, taken), "--outdtype": (changes.outdtype, "outdtype"), "--all_bias": (changes.all_bias, "bias")}
     for flag, (value, column) in asked.items():
         if value and column not in columns:

@@ -94,6 +94,8 @@ def test_the_commands_that_are_printed_work(folder: Path, capsys: pytest.Capture
     code, out, _ = run(capsys, "in.csv", "--table", "t.csv", "--min-exact", "100")
     assert code == 0 and out.startswith("exact 100.0 % of calls, 100.0 % of the time\n")
     assert "nothing to tune" in out
+    assert "none.csv: not written" in run(capsys, "in.csv", "--table", "t.csv", "-o", "none.csv")[1]
+    assert not (folder / "none.csv").exists()
 
 
 def test_rows_that_cannot_be_used_are_tuned_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,6 +191,7 @@ def test_broken_lines_are_listed_and_the_rest_is_judged(folder: Path, capsys: py
         (["in.csv", "--against", "in.csv"], "is a list of shapes, not a tuned table"),
         (["in.csv", "--table", "t.csv", "--table", "real.csv"], "are both tables of a16w16"),
         (["in.csv", "--against", "other/a8w8_tuned_gemm.csv"], "is a table of a8w8, and the calls are of a16w16"),
+        (["in.csv", "-o", "next.csv", "--next", "0"], "leave one of both out"),
         (["in.csv", "-o", "in.csv"], "in.csv: is one of the files with the captured calls"),
         (["in.csv", "-o", "t.csv"], "t.csv: is there and would be lost"),
         (["in.csv", "-o", "empty.csv/x.csv"], "cannot be written"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import attrs
 import pytest
@@ -27,7 +26,6 @@ from tunedgemm.tuner.log import trials_path
 
 OP = op_named("a16w16")
 HEAD = "M,N,K,bias,dtype,outdtype,count,graph\n"
-AITER = Path(__file__).parents[3] / "shared" / "aiter" / "configs"
 MI300X = Device("gfx942", 304)
 #: torch's two ways of a product, which no backend needs to be installed for
 NATIVE, ONEDNN = Solution("torch", "native"), Solution("torch", "onednn")

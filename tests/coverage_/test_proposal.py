@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from tunedgemm.coverage import coverage, write_next
 from tunedgemm.coverage.proposal import rung_of
@@ -17,9 +15,8 @@ from tunedgemm.tuner import Options, tune
 
 OP = op_named("a16w16")
 HEAD = "M,N,K,bias,dtype,outdtype,count,graph\n"
-AITER = Path(__file__).parents[3] / "shared" / "aiter" / "configs"
-#: torch's two ways of a product, which no backend needs to be installed for
-NATIVE, ONEDNN = Solution("torch", "native"), Solution("torch", "onednn")
+#: torch's plain call, which no backend needs to be installed for
+NATIVE = Solution("torch", "native")
 
 
 def product(m: int) -> Shape:

@@ -55,6 +55,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--by takes {', '.join(BY)} (got {arguments.by!r})")
     if arguments.next < 0:
         raise UserError(f"--next must be at least 0 (got {arguments.next})")
+    if arguments.output and not arguments.next:
+        raise UserError("-o writes what to tune next, of which --next 0 wants none: leave one of both out")
     if arguments.measure < 0:
         raise UserError(f"--measure takes seconds, more than 0 (got {arguments.measure:g})")
     found = coverage(
@@ -85,7 +87,7 @@ def _commands(arguments: argparse.Namespace, found: Coverage, following: Sequenc
     from tunedgemm.ops import op_named
 
     if not following:
-        return []
+        return [f"{arguments.output}: not written, there is nothing to tune"] if arguments.output else []
     ops = list(dict.fromkeys(one.layer.op for one in following))
     if arguments.output:
         paths = write_next(following, arguments.output, found.paths)

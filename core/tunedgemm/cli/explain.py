@@ -70,10 +70,12 @@ def _asked(arguments: argparse.Namespace) -> tuple[Op, Shape]:
 
 def _said(arguments: argparse.Namespace, op: Op) -> dict[str, str]:
     """Columns by what was said of them."""
+    from tunedgemm.asked import dtype_column
+
     said = {}
     columns = (*op.columns.key, *op.columns.own)
     if arguments.dtype:
-        said["q_dtype_w" if "dtype" not in columns and "q_dtype_w" in columns else "dtype"] = arguments.dtype
+        said[dtype_column(op) or "dtype"] = arguments.dtype
     said |= {"outdtype": arguments.outdtype} if arguments.outdtype else {}
     said |= {"bias": "True"} if arguments.bias else {}
     said |= {"layout": arguments.layout} if arguments.layout and (arguments.layout != "row" or "layout" in columns) else {}
