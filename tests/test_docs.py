@@ -1,6 +1,7 @@
 """The documents say what there is, and what they show works."""
 
 import argparse
+import configparser
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm import cli
-from tunedgemm.csvfile import write_rows
+from tunedgemm.csvfile import read_untuned, write_rows
 from tunedgemm.ops import ops
 from tunedgemm.registry import HOOKS
 
@@ -157,6 +158,57 @@ def test_python_blocks(page, text, tmp_path):
     )
 
     assert answer.returncode == 0, answer.stderr
+
+
+def found_blocks(page, language):
+    return [text for word, text in BLOCK.findall((ROOT / "docs" / page).read_text()) if word == language]
+
+
+def captured(folder, *command, **environment):
+    """What a command captures into *folder*: the calls of each M, N and K."""
+    home = folder / "home"
+    subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**os.environ, "AITER_TUNE_GEMM": "1", "TUNEDGEMM_HOME": str(home), **environment},
+        check=True,
+        timeout=300,
+    )
+    rows = read_untuned(home / "bf16_untuned_gemm.csv", ops()["a16w16"])
+    return {(row.shape.m, row.shape.n, row.shape.k): row.calls for row in rows}
+
+
+#: a model that knows nothing of tunedgemm
+PLAIN = "import torch\nwith torch.inference_mode(): torch.nn.Linear(64, 32)(torch.randn(3, 64))\n"
+
+
+def test_capturing_block(tmp_path):
+    """The example of docs/which-shapes.md captures the counts that the sentence below it names."""
+    block = next(text for text in found_blocks("which-shapes.md", "python") if "AITER_TUNE_GEMM" in text)
+
+    assert captured(tmp_path, "-c", block) == {(1, 512, 256): 3, (1, 256, 512): 3, (7, 512, 256): 1, (7, 256, 512): 1}
+
+
+def test_vllm_block(tmp_path):
+    """The plugin for vLLM, loaded by its entry point as vLLM does it, captures a model that knows nothing of it."""
+    project = configparser.ConfigParser()  # the block is so plain that it is an INI file, too; Python 3.10 cannot read TOML
+    project.read_string(found_blocks("which-shapes.md", "toml")[0])
+    [(name, quoted)] = project.items('project.entry-points."vllm.general_plugins"')
+    value = json.loads(quoted)
+    module = value.partition(":")[0]
+    source = next(text for text in found_blocks("which-shapes.md", "python") if text.startswith(f"# {module}.py"))
+    (tmp_path / f"{module}.py").write_text(source)
+    load = f"from importlib.metadata import EntryPoint\nEntryPoint({name!r}, {value!r}, 'vllm.general_plugins').load()()\n"
+
+    assert captured(tmp_path, "-c", load + PLAIN) == {(3, 32, 64): 1}
+
+
+def test_sglang_block(tmp_path):
+    """The `sitecustomize` for SGLang captures a model that knows nothing of it, in a new process."""
+    source = next(text for text in found_blocks("which-shapes.md", "python") if "sitecustomize" in text)
+    (tmp_path / "sitecustomize.py").write_text(source)
+
+    assert captured(tmp_path, "-c", PLAIN, PYTHONPATH=str(tmp_path)) == {(3, 32, 64): 1}
 
 
 @pytest.mark.parametrize("words", shell_lines())
