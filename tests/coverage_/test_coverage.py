@@ -111,6 +111,15 @@ class TestAnswers:
             [entry] = coverage(listed((16, 1)), tables=[path], device=device).entries
             assert (entry.how, entry.solution) == (how, NATIVE)
 
+    def test_a_device_without_a_name_is_asked_for_one(self, listed, table, row):
+        """Which of the devices of a kind is meant decides whether a row is its own; one that has a name is not asked."""
+        path = table(row(16, gfx="sm_90", cu_num=132, device="nvidia-h200"))
+        nameless, named = (coverage(listed((16, 1)), tables=[path], device=Device("sm_90", 132, name)) for name in ("", "nvidia-h200"))
+
+        assert [entry.how for entry in nameless.entries] == ["other device"]
+        assert any("--device sm_90:132:NAME" in note for note in nameless.notes)
+        assert not any("NAME" in note for note in named.notes)
+
     def test_ten_thousand_shapes_take_seconds(self, tmp_path, table, row):
         """A captured file of a serving engine's prefills is judged in less than 15 s."""
         path = tmp_path / "many.csv"

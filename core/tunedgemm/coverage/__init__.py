@@ -75,6 +75,8 @@ def coverage(
         if whose := dispatcher.table.foreign(here):
             notes.append(f"no row of the tables of {family.name} is for {here}: theirs are for {whose}")
         entries += [entry_of(dispatcher, described(here), one, replays, known) for one in listed]
+    if not here.name and any(entry.how == "other device" for entry in entries):
+        notes.append(f"rows that name their device count as another one's: --device {here.gfx}:{here.cu_num}:NAME says which this is")
     if measure:
         first = {name: files[0] for name, files in above.items()}
         entries, said = measure_all(entries, first, here, measure)
