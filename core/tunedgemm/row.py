@@ -43,6 +43,9 @@ UNUSED = ("_tag", "flydsl_fallback")
 #: columns of which every file has one; as texts in a line without sizes they tell a second line of column names
 _HEADS = {"M", "token", "cu_num"}
 
+#: calls of a shape that a list may tell of: one each microsecond for 285 years, and as many as are counted without rounding
+MOST_CALLS = 1 << 53
+
 #: what a kernel's name holds in the short form where it wants shuffled weights
 _SHUFFLED = "bshuffle"
 
@@ -134,6 +137,8 @@ def untuned_of(record: Record, op: Op) -> Untuned:
     for column, number in (("count", found.count), ("graph", found.graph)):
         if number < 0:
             raise TableError(f"{column!r} must not be negative (got {number})")
+        if number > MOST_CALLS:
+            raise TableError(f"{column!r} must be at most {MOST_CALLS} (got {number:.3g}): nothing runs so often")
     return found
 
 

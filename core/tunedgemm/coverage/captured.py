@@ -13,7 +13,7 @@ from tunedgemm.errors import UserError
 from tunedgemm.folders import home_folder, named_file, untuned_path
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.op import Op
-from tunedgemm.row import Untuned
+from tunedgemm.row import MOST_CALLS, Untuned
 from tunedgemm.shape import Shape
 from tunedgemm.sheet import present, read_sheet
 
@@ -35,10 +35,11 @@ class Replays:
 
     def __attrs_post_init__(self) -> None:
         if not _positive(self.each):
-            raise UserError(f"--replays is a whole number of at least 1, or M:N,M:N (got {self.each!r})")
+            raise UserError(f"--replays is a whole number of at least 1 and at most {MOST_CALLS}, or M:N,M:N (got {self.each!r})")
         for m, times in self.by_m.items():
             if not (_positive(m) and _positive(times)):
-                raise UserError(f"--replays: an M and the replays of its graphs are whole numbers of at least 1 (got {m!r}:{times!r})")
+                told = f"are whole numbers of at least 1 and at most {MOST_CALLS}"
+                raise UserError(f"--replays: an M and the replays of its graphs {told} (got {m!r}:{times!r})")
 
     @classmethod
     def of(cls, said: Replays | int | Mapping[int, int] | str) -> Replays:
@@ -70,7 +71,7 @@ class Replays:
 
 
 def _positive(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+    return isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= MOST_CALLS
 
 
 def _whole(text: str, said: str) -> int:
@@ -117,11 +118,14 @@ def captured(paths: Sequence[str | Path] | None, op: str = "") -> Captured:
         UserError: a file is missing, is no list of shapes, or nothing is called.
     """
     said = op_named(op) if op else None
-    files = [named_file(str(path)) for path in paths] if paths else _of_user_folder(said)
+    distinct: dict[Path, Path] = {}
+    for path in [named_file(str(path)) for path in paths] if paths else _of_user_folder(said):
+        distinct.setdefault(path.resolve(), path)  # the calls of a link are those of its file
+    files = tuple(distinct.values())
     folded: dict[Shape, Untuned] = {}
     problems: list[Problem] = []
     notes: list[str] = []
-    for path in dict.fromkeys(files):
+    for path in files:
         family = said or op_of_file(path)
         listed, faults = read_listed(path, family)
         problems += faults
@@ -132,7 +136,7 @@ def captured(paths: Sequence[str | Path] | None, op: str = "") -> Captured:
             earlier = folded.get(shape, Untuned(shape, 0, 0, one.layer))
             folded[shape] = attrs.evolve(earlier, count=earlier.count + one.count, graph=earlier.graph + one.graph)
     _called(files, folded.values(), problems)
-    return Captured(tuple(dict.fromkeys(files)), tuple(folded.values()), tuple(problems), tuple(notes))
+    return Captured(files, tuple(folded.values()), tuple(problems), tuple(notes))
 
 
 def _of_user_folder(op: Op | None) -> list[Path]:
@@ -150,4 +154,4 @@ def _called(files: Iterable[Path], listed: Iterable[Untuned], problems: Sequence
         return
     told = "; ".join(map(str, problems[:_NAMED]))
     more = f" ({told}{f'; and {len(problems) - _NAMED} more' if len(problems) > _NAMED else ''})" if told else ""
-    raise UserError(f"{', '.join(map(str, dict.fromkeys(files)))}: no calls are listed{more}")
+    raise UserError(f"{', '.join(map(str, files))}: no calls are listed{more}")
