@@ -31,7 +31,7 @@ class TestCalls:
         assert any("M=2 count once" in note for note in coverage(path, replays={1: 100}).notes)
         assert not any("count once" in note for note in coverage(path, replays="1:100,2:10").notes)
 
-    @pytest.mark.parametrize("said", [0, -1, 1.5, True, "x", "0", "1:0", "1:2,3", "1:2,1:3", "9:2", {9: 2}, {1: -4}, "1:2:3", ""])
+    @pytest.mark.parametrize("said", [0, -1, 1.5, True, "x", "0", "1:0", "1:2,3", "1:2,1:3", "9:2", {9: 2}, {1: -4}, "1:2:3", "", "9" * 30])
     def test_replays_that_make_no_sense(self, listed, said):
         """Each is a mistake that names the flag."""
         with pytest.raises(UserError, match="--replays"):
@@ -47,6 +47,14 @@ class TestCalls:
             ("a16w16", 1): 3 + 2, ("a16w16", 2): 1, ("batched_bf16", 4): 5,
         }  # fmt: skip
         assert sorted(group.name for group in found.by("op")) == ["a16w16", "batched_bf16"]
+
+    def test_a_file_counts_once_by_whatever_names(self, listed, tmp_path):
+        """Its calls are not those of a second workload because a link, or another way to its folder, leads there, too."""
+        path = listed((1, 2))
+        (tmp_path / "link.csv").symlink_to(path)
+
+        found = coverage([path, tmp_path / "link.csv", tmp_path / "x" / ".." / path.name])
+        assert found.calls == 2 and found.paths == (path,)
 
     def test_without_files_all_captured_ones_are_judged(self, tmp_path):
         """Those of the user folder, of every op or of the one that is named; none there is a mistake."""
@@ -76,6 +84,7 @@ class TestCalls:
             ("4,64,128,False,fp32,fp32,x,0\n", "'count' must be a number"),
             ("4,64,128,False,fp32,fp32,-3,0\n", "'count' must not be negative"),
             ("4,64,128,False,fp32,fp32,3,-1\n", "'graph' must not be negative"),
+            ("4,64,128,False,fp32,fp32,1e300,0\n", "'count' must be at most"),
             ("-4,64,128,False,fp32,fp32,3,0\n", "'M' must be a whole number from 0"),
             ("0,64,128,False,fp32,fp32,3,0\n", "'M' must be at least 1"),
             ("4,64,128,False,fp99,fp32,3,0\n", "fp99"),
