@@ -118,8 +118,8 @@ class Listed:
     def __str__(self) -> str:
         first = self.models[0]
         ranks = ", ".join(str(model.tp) for model in self.models)
-        counts = ", ".join(f"{name} {len(rows)}" for name, rows in self.by_op.items())
-        return f"{first.architecture} of {first.folder} at TP {ranks}, {_of_rows(self.rows)}: shapes of {counts}"
+        counts = ", ".join(f"{len(rows)} of {name}" for name, rows in self.by_op.items())
+        return f"{first.architecture} of {first.folder} at TP {ranks}, {_of_rows(self.rows)}; shapes: {counts}"
 
 
 def _of_rows(rows: tuple[int, ...]) -> str:

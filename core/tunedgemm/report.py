@@ -204,7 +204,7 @@ def _table(report: Report, width: int) -> Table:
     devices = Counter(str(place.device) for place in report.places)
     named = ", ".join(f"{count} x {device}" if count > 1 else device for device, count in devices.items())
     op = report.outcomes[0].task.shape.op
-    table = Table(title=Text(f"{op}: {_number(len(report.outcomes), 'shape')} on {named}"), title_justify="left")
+    table = Table(title=Text(f"{op}: {number_of(len(report.outcomes), 'shape')} on {named}"), title_justify="left")
     headings = ["shape", "winner", "us", "± %", "torch us", "gain", "tied"]
     shown = headings if width >= 100 else ["shape", "winner", "us", "gain"]
     for heading in shown:
@@ -351,8 +351,9 @@ def sizes(shape: Shape) -> str:
     return str(shape).removeprefix(f"{shape.op} ").replace(f"{shape.dtype}->{shape.dtype}", shape.dtype)
 
 
-def _number(count: int, thing: str) -> str:
-    return f"{count} {thing}" + ("" if count == 1 else "s")
+def number_of(count: int, thing: str) -> str:
+    """A count of things, in words."""
+    return f"{count:,} {thing}" + ("" if count == 1 else "s")
 
 
 def _key(place: Place) -> tuple[str, int]:

@@ -88,7 +88,7 @@ def test_the_table_is_readable(experts: str, width: int, monkeypatch: pytest.Mon
 
     lines = out.splitlines()
     assert code == 0 and err == "" and all(len(line) <= width for line in lines[1:])
-    assert lines[0].endswith("at TP 1, 2, M = 1, 16: shapes of a16w16 10, fmoe 4")
+    assert lines[0].endswith("at TP 1, 2, M = 1, 16; shapes: 10 of a16w16, 4 of fmoe")
     cells = [tuple(cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")) for line in lines if line[:1] in "│┃"]
     if width == 80:
         assert cells[0] == ("layer", "op", "N", "K", "TP", "a pass")
@@ -180,8 +180,8 @@ def test_aiters_variables_are_the_defaults(dense: str, monkeypatch: pytest.Monke
     for name, text in (("MODEL", dense), ("TP", "2"), ("BATCH_SIZE", "8")):
         monkeypatch.setenv(f"GTUNE_{name}", text)
 
-    assert "at TP 2, M = 8, 32:" in run(capsys, "--nsets", "1,4")[1]
-    assert "at TP 1, M = 3:" in run(capsys, "--nsets", "1", "--tp", "1", "--batch_size", "3")[1]
+    assert "at TP 2, M = 8, 32;" in run(capsys, "--nsets", "1,4")[1]
+    assert "at TP 1, M = 3;" in run(capsys, "--nsets", "1", "--tp", "1", "--batch_size", "3")[1]
 
     monkeypatch.setenv("GTUNE_TP", "two")
     code, _, err = run(capsys)

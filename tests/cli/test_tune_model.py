@@ -74,7 +74,7 @@ def test_every_op_of_a_model_gets_its_table(experts: str, capsys: pytest.Capture
     assert main(words) == 0
 
     out = capsys.readouterr().out
-    assert out.splitlines()[0] == f"MixtralForCausalLM of {experts} at TP 1, M = 1: shapes of a16w16 1, fmoe 1"
+    assert out.splitlines()[0] == f"MixtralForCausalLM of {experts} at TP 1, M = 1; shapes: 1 of a16w16, 1 of fmoe"
     dense_rows, expert_rows = (read_rows(home_folder() / op.columns.tuned_file, op)[0] for op in (A16W16, FMOE))
     assert sorted((row.shape.n, row.shape.k) for row in dense_rows) == [(8, 128)]
     assert [(row.shape.n, row.shape.k, row.shape["expert"]) for row in expert_rows] == [(128, 256, 8)]

@@ -31,6 +31,12 @@ class TestCalls:
         assert any("M=2 count once" in note for note in coverage(path, replays={1: 100}).notes)
         assert not any("count once" in note for note in coverage(path, replays="1:100,2:10").notes)
 
+    def test_replays_without_graphs(self, listed):
+        """Replays where nothing was recorded count nothing, and that is said."""
+        found = coverage(listed((1, 2, 0)), replays=10)
+
+        assert found.calls == 2 and "--replays changes nothing: no call was recorded into a graph" in found.notes
+
     @pytest.mark.parametrize("said", [0, -1, 1.5, True, "x", "0", "1:0", "1:2,3", "1:2,1:3", "9:2", {9: 2}, {1: -4}, "1:2:3", "", "9" * 30])
     def test_replays_that_make_no_sense(self, listed, said):
         """Each is a mistake that names the flag."""

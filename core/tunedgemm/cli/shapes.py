@@ -36,7 +36,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.csvfile import write_untuned
     from tunedgemm.flags import listed, model_said
     from tunedgemm.ops import op_named
-    from tunedgemm.report import console
+    from tunedgemm.report import console, number_of
 
     model = model_said(arguments)
     if not model:
@@ -50,7 +50,7 @@ def _run(arguments: argparse.Namespace) -> int:
     paths = list_paths(found.by_op, arguments.output)
     for name, path in paths.items():
         write_untuned(path, op_named(name), found.by_op[name])
-        print(f"{path}: {len(found.by_op[name])} shapes of {name}")
+        print(f"{path}: {number_of(len(found.by_op[name]), 'shape')} of {name}")
     return 0
 
 

@@ -109,6 +109,8 @@ def _said_of_graphs(calls: Captured, replays: Replays) -> list[str]:
     if strange := [m for m in replays.by_m if m not in recorded]:
         told = f"those of M={', '.join(map(str, recorded))} were" if recorded else "none were"
         raise UserError(f"--replays: no calls with M={strange[0]} were recorded into graphs; {told}")
+    if not recorded and replays.each > 1:
+        return ["--replays changes nothing: no call was recorded into a graph"]
     silent = [m for m in recorded if m not in replays.by_m]
     if not silent or replays.each > 1:
         return []

@@ -14,7 +14,7 @@ from tunedgemm.coverage.proposal import Next
 from tunedgemm.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, WORDS, Entry, Group
 from tunedgemm.coverage.whole import Coverage
 from tunedgemm.errors import UserError
-from tunedgemm.report import sizes
+from tunedgemm.report import number_of, sizes
 from tunedgemm.sheet import Record, Sheet, locked, present, read_sheet, replace_text
 
 #: Groups of `--by`, reasons and broken lines that are shown, unless it is to be verbose.
@@ -47,7 +47,7 @@ def print_coverage(found: Coverage, console: Console, *, by: str = "", verbose: 
     """Print the result in a sentence, what answers, what that costs, which rows are not used, and what could not be read."""
     _say(console, headline(found))
     where = found.name if len(found.paths) <= _MOST_LINES else f"{len(found.paths)} files"
-    _say(console, f"{_number(found.calls)} calls of {_number(len(found.entries))} shapes in {where}, on {found.device}")
+    _say(console, f"{number_of(found.calls, 'call')} of {number_of(len(found.entries), 'shape')} in {where}, on {found.device}")
     _say(console, f"their time is {_duration(found.time)}: {_sources(found)}")
     console.print(_ways(found))
     for line in (*_costs(found), *_unused(found, verbose)):
@@ -129,7 +129,7 @@ def _costs(found: Coverage) -> Iterator[str]:
             taken = worst.us_from if worst.row_m < 0 or worst.us_from != "padded row" else f"row at M={worst.row_m}"
             yield f"  the worst: {worst.shape}: {worst.solution} {worst.us:.2f} us ({taken}), {worst.best_us:.2f} us with {worst.best}"
         elif asked:
-            yield f"regret of {name}: not known of any call; --against TABLE and the trials beside tables tell"
+            yield f"regret of {name}: not known of any call; tune these shapes into a table of its own, and name it with --against"
     for entry in (entry for entry in found.entries if entry.how == "refused"):
         yield f"refused: {_number(entry.calls)} calls of {entry.shape}: {_line(entry.why)}"
 
