@@ -255,6 +255,7 @@ def test_main_job(tmp_path):
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "9 tuned, 0 failed" in answer.stdout
     assert "Outputs agree" in answer.stdout
+    assert [line.split()[3] for line in answer.stdout.splitlines() if line.startswith("The table answers")] == ["0%", "100%"]
     assert len((tmp_path / "bf16_tuned_gemm.csv").read_text().splitlines()) == 10
 
 

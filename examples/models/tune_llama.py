@@ -4,6 +4,7 @@ The three steps are those of any workload. Capturing and tuning run in processes
 
     AITER_TUNE_GEMM=1 python workload.py      # notes the shapes of every F.linear under tunedgemm.patched()
     tunedgemm tune                            # times every solution of every backend, writes the table
+    tunedgemm coverage                        # says how many of the captured calls the table answers
     python workload.py                        # dispatches through the table
 """
 
@@ -25,6 +26,7 @@ import torch
 import tunedgemm
 from rich.console import Console
 from rich.table import Table
+from tunedgemm.coverage import coverage
 from tunedgemm.plugin import Shape
 
 console = Console()
@@ -173,6 +175,13 @@ def step(title: str, command: list[str], **environment: str) -> None:
     subprocess.run(command, check=True, env={**os.environ, **environment})
 
 
+def covered(captured: Path) -> str:
+    """How much of the captured calls rows of exactly their M answer, in a sentence."""
+    found = coverage(captured)
+    calls, time_of_all = found.share("exact", by="calls"), found.share("exact", by="time")
+    return f"The table answers {calls:.0%} of {found.calls} calls exactly, {time_of_all:.0%} of their time"
+
+
 def main() -> int:
     """Capture, tune, run again."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -196,7 +205,9 @@ def main() -> int:
         captured, tuned = folder / "bf16_untuned_gemm.csv", folder / "bf16_tuned_gemm.csv"
         step("1. Capture the shapes", [sys.executable, __file__, "--only-capture", "--size", size], AITER_TUNE_GEMM="1")
         console.print(f"{sum(1 for _ in captured.open()) - 1} shapes in {captured}")
+        console.print(covered(captured))
         step("2. Tune them", [sys.executable, "-m", "tunedgemm", "tune", "--libtype", arguments.libtype, "--iters", arguments.iters])
+        console.print(covered(captured))
         console.rule(f"3. Run again through {tuned.name}", align="left")
         fine = timed(SIZES[size], device, arguments.rounds)
         workload = SIZES[size]
