@@ -235,11 +235,13 @@ def _segfaults_later(x: Any, weight: Any, state: dict) -> Any:
 
 
 def _wrong_later(x: Any, weight: Any, state: dict) -> Any:
-    """Right, then wrong, and quicker than what computes."""
-    if state["calls"] <= LATE:
-        state["last"] = _product(x, weight)
-        return state["last"].clone()
-    return state["last"] + 1
+    """Right, and as quick as any; then wrong, and quicker than what computes."""
+    if state["calls"] > LATE:
+        return state["last"] + 1
+    out = _product(x, weight)
+    if "last" not in state:
+        state["last"] = out.clone()
+    return out
 
 
 def _raises_later(x: Any, weight: Any, state: dict) -> Any:
