@@ -202,7 +202,7 @@ def test_aiters_variables_are_the_defaults(dense: str, monkeypatch: pytest.Monke
         ("--model_dir {dense} --tp 0", "tp must be in 1.."),
         ("--model_dir {dense} --tp 1,x", "--tp: expected whole numbers as 1,2,4, got '1,x'"),
         ("--model_dir {dense} --nsets 1,", "--nsets: expected whole numbers"),
-        ("--model_dir {dense} --nsets 0,1", "a number of rows must be in 1..2147483647 (got 0)"),
+        ("--model_dir {dense} --nsets 0,1", "a number of rows (--nsets, times --batch_size) must be in 1..2147483647 (got 0)"),
         ("--model_dir {dense} --nsets 1,9999999999999", "(got 9999999999999)"),
         ("--model_dir {dense} --nsets 1 --batch_size 0", "the batch size must be at least 1"),
         ("--model_dir {dense} --batch_size -1", "--batch_size: expected a whole number, got '-1'"),

@@ -306,7 +306,7 @@ def test_experts_with_a_bias_are_named(folder):
     ("asked", "says"),
     [
         ({"nsets": ()}, "no numbers of rows: name some"),
-        ({"nsets": (0,)}, "a number of rows must be in 1.."),
+        ({"nsets": (0,)}, "a number of rows (--nsets, times --batch_size) must be in 1.."),
         ({"nsets": (4, -1)}, "(got -1)"),
         ({"nsets": (2**40,)}, f"(got {2**40})"),
         ({"nsets": range(1, 100_001)}, "100000 numbers of rows, more than 4096"),

@@ -56,7 +56,7 @@ def rows_of(sets: Iterable[int], batch_size: int = 1) -> tuple[int, ...]:
         raise UserError("no numbers of rows: name some, as --nsets 1,16,256,4096")
     if rows[0] < 1 or rows[-1] >= MAX_SIZE:
         wrong = rows[0] if rows[0] < 1 else rows[-1]
-        raise UserError(f"a number of rows must be in 1..{MAX_SIZE - 1} (got {wrong})")
+        raise UserError(f"a number of rows (--nsets, times --batch_size) must be in 1..{MAX_SIZE - 1} (got {wrong})")
     if len(rows) > MOST_ROWS:
         raise UserError(
             f"{len(rows)} numbers of rows, more than {MOST_ROWS}: a table pads to the next one it has; see docs/which-shapes.md"

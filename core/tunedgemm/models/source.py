@@ -94,7 +94,7 @@ def _json(path: Path) -> dict[str, Any]:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         what = "has no config.json" if path.parent.is_dir() else "does not exist"
-        raise UserError(f"{path.parent}: {what}; name the folder of a model as Hugging Face lays it out") from None
+        raise UserError(f"{path.parent}: {what}; name the folder of a model as Hugging Face lays it out (nothing is fetched)") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
