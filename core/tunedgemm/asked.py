@@ -103,12 +103,7 @@ def changed(op: Op, rows: Iterable[Untuned], changes: Changes) -> tuple[Untuned,
             except UserError as error:
                 told = ", ".join(f"{column}={text}" for column, text in said.items())
                 raise UserError(f"{op.name} cannot have {told}: {error}; --op picks the op that is meant") from None
-            earlier = folded.get(shape)
-            if earlier is None:
-                folded[shape] = attrs.evolve(row, shape=shape)
-            else:
-                names = " ".join(dict.fromkeys(filter(None, (earlier.layer, row.layer))))
-                folded[shape] = attrs.evolve(earlier, count=earlier.count + row.count, graph=earlier.graph + row.graph, layer=names)
+            folded[shape] = folded[shape].joined(row) if shape in folded else attrs.evolve(row, shape=shape)
     return tuple(folded.values())
 
 

@@ -17,7 +17,7 @@ import attrs
 
 from tunedgemm.columns import UNTUNED_EXTRA
 from tunedgemm.errors import TableError, TunedGemmError
-from tunedgemm.row import untuned_of
+from tunedgemm.row import Untuned, record_of_untuned, untuned_of
 from tunedgemm.sheet import Record, Sheet, as_text, extend, locked, parse_sheet, replace_text
 
 if TYPE_CHECKING:
@@ -206,9 +206,9 @@ class CaptureFile:
 
     def _line(self, shape: Shape, calls: Calls) -> Record:
         """The line of a shape that the file does not have; columns of ours in which it says nothing are left out."""
-        key = self.op.columns.key
-        cells = {column: text for column, text in self.op.columns.format(shape).items() if text or column in key}
-        return Record(cells={**cells, "count": str(calls[0]), "graph": str(calls[1])})
+        record = record_of_untuned(Untuned(shape, *calls), self.op)
+        record.cells["graph"] = str(calls[1])
+        return record
 
     def _shapes_of(self, lines: Sequence[str], sheet: Sheet) -> list[Shape | None]:
         """The shape of each line below the heading, None for one that is not understood.

@@ -123,6 +123,17 @@ class Untuned:
         """Calls of both kinds, a recorded one for each replay that is known of: one."""
         return self.count + self.graph
 
+    def joined(self, other: Untuned) -> Untuned:
+        """This shape with the calls and the layers of another listing of it, too."""
+        return attrs.evolve(
+            self, count=self.count + other.count, graph=self.graph + other.graph, layer=layers_of_both(self.layer, other.layer)
+        )
+
+
+def layers_of_both(first: str, second: str) -> str:
+    """The names of layers in two texts, each once."""
+    return " ".join(dict.fromkeys((*first.split(), *second.split())))
+
 
 def untuned_of(record: Record, op: Op) -> Untuned:
     """One line of an untuned file; a line without a count stands for one call.

@@ -12,6 +12,7 @@ from tunedgemm.errors import UserError
 from tunedgemm.models.layer import Layer
 from tunedgemm.ops import op_named
 from tunedgemm.ops.moe import ACTIVATIONS
+from tunedgemm.row import layers_of_both
 from tunedgemm.shape import MAX_SIZE, Shape
 
 #: More numbers of rows than anybody tunes for.
@@ -88,7 +89,8 @@ def listed(layers: Iterable[Layer], rows: Iterable[int], formats: Formats) -> tu
                 notes[f"{layer.name}: {op.name} cannot have it: {error}"] = None
                 break
             found.setdefault(name, {})
-            found[name][shape] = _more(found[name].get(shape), Untuned(shape, layer.count, layer=layer.name))
+            row = Untuned(shape, layer.count, layer=layer.name)
+            found[name][shape] = found[name][shape].joined(row) if shape in found[name] else row
     return {name: tuple(shapes.values()) for name, shapes in found.items()}, tuple(notes)
 
 
@@ -100,22 +102,14 @@ def together(lists: Iterable[Mapping[str, tuple[Untuned, ...]]]) -> dict[str, tu
             shapes = found.setdefault(name, {})
             for row in rows:
                 earlier = shapes.get(row.shape, row)
-                shapes[row.shape] = attrs.evolve(earlier, count=max(earlier.count, row.count), layer=_names(earlier.layer, row.layer))
+                shapes[row.shape] = attrs.evolve(
+                    earlier, count=max(earlier.count, row.count), layer=layers_of_both(earlier.layer, row.layer)
+                )
     return {name: tuple(sorted(shapes.values(), key=_place)) for name, shapes in found.items()}
 
 
 def _place(row: Untuned) -> tuple[int, int, int]:
     return row.shape.n, row.shape.k, row.shape.m
-
-
-def _more(earlier: Untuned | None, row: Untuned) -> Untuned:
-    if earlier is None:
-        return row
-    return attrs.evolve(earlier, count=earlier.count + row.count, layer=_names(earlier.layer, row.layer))
-
-
-def _names(first: str, second: str) -> str:
-    return " ".join(dict.fromkeys((*first.split(), *second.split())))
 
 
 def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
