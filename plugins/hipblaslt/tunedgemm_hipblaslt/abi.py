@@ -1,0 +1,122 @@
+"""What differs between the two libraries: names, numbers and sizes, as data.
+
+Sources: cublasLt.h, cublas_api.h and library_types.h of CUDA 12.9 to 13.1; hipblaslt.h, hipblas-common.h and
+library_types.h of ROCm 6.2 to 7.1. The functions are parallel, with the same arguments in the same order, where both
+have them; the numbers of nearly all enumerations differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import attrs
+
+
+def _numbers(**values: int) -> Mapping[str, int]:
+    return MappingProxyType(values)
+
+
+@attrs.frozen(eq=False)
+class Abi:
+    """One library's names and numbers.
+
+    Attributes:
+        libtype: what the backend over it is called.
+        prefix: what its functions' names start with.
+        libraries: its file names, newest first.
+        algo_bytes: size of ``MatmulAlgo_t``.
+        result_bytes: size of ``MatmulHeuristicResult_t``: the algorithm, then workspace (size_t), status (int), waves (float), 4 ints.
+        dtypes: by our short name, and ``int32``.
+        compute: the computation types ``32f`` and ``32i``.
+        operation: ``n`` as stored, ``t`` transposed.
+        layout: attributes of a matrix layout.
+        order: orders of a matrix in memory; beyond ``col`` those of shuffled weights, by the bits of an element.
+        desc: attributes of a matmul descriptor.
+        epilogue: ``none`` and ``bias``.
+        scale: what the scales of a matrix belong to: ``tensor``, ``row``, ``block`` of 1x128 and ``square`` of 128x128.
+        preference: attributes of a search preference.
+        config: attributes of an algorithm that can be set; empty where algorithms are opaque.
+        capability: attributes of an algorithm that can be asked.
+        statuses: names of the status codes.
+    """
+
+    libtype: str
+    prefix: str
+    libraries: tuple[str, ...]
+    algo_bytes: int
+    result_bytes: int
+    dtypes: Mapping[str, int]
+    compute: Mapping[str, int]
+    operation: Mapping[str, int]
+    layout: Mapping[str, int]
+    order: Mapping[str, int]
+    desc: Mapping[str, int]
+    epilogue: Mapping[str, int]
+    scale: Mapping[str, int]
+    preference: Mapping[str, int]
+    config: Mapping[str, int]
+    capability: Mapping[str, int]
+    statuses: Mapping[str, int]
+
+    def status(self, code: int) -> str:
+        """The name of a status code."""
+        return next((name for name, number in self.statuses.items() if number == code), f"status {code}")
+
+
+_EPILOGUE = _numbers(none=1, bias=4)
+_SCALE = _numbers(tensor=0, row=3, block=4, square=5)
+_PREFERENCE = _numbers(search_mode=0, max_workspace=1)
+_DTYPES = {"fp32": 0, "fp16": 2, "bf16": 14, "int8": 3, "int32": 10, "fp8_e4m3fn": 28, "fp8_e5m2": 29}
+
+CUBLASLT = Abi(
+    libtype="cublaslt",
+    prefix="cublasLt",
+    libraries=("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"),
+    algo_bytes=64,
+    result_bytes=96,
+    dtypes=_numbers(**_DTYPES),
+    compute=_numbers(**{"32f": 68, "32i": 72}),
+    operation=_numbers(n=0, t=1),
+    layout=_numbers(dtype=0, order=1, rows=2, cols=3, ld=4, batch_count=5, batch_offset=6),
+    order=_numbers(col=0),
+    desc=_numbers(
+        pointer_mode=2, transpose_a=3, transpose_b=4, epilogue=7, bias=8, a_scale=17, b_scale=18, fast_accum=25, bias_dtype=26,
+        a_scale_mode=31, b_scale_mode=32,
+    ),  # fmt: skip
+    epilogue=_EPILOGUE,
+    scale=_SCALE,
+    preference=_PREFERENCE,
+    config=_numbers(id=0, tile=1, split_k=2, reduction=3, swizzle=4, option=5, stages=6, inner=7, cluster=8),
+    capability=_numbers(split_k=0, reductions=1, swizzle=2, tiles=6, options=7, stages=13),
+    statuses=_numbers(
+        SUCCESS=0, NOT_INITIALIZED=1, ALLOC_FAILED=3, INVALID_VALUE=7, ARCH_MISMATCH=8, MAPPING_ERROR=11, EXECUTION_FAILED=13,
+        INTERNAL_ERROR=14, NOT_SUPPORTED=15, LICENSE_ERROR=16,
+    ),  # fmt: skip
+)
+
+HIPBLASLT = Abi(
+    libtype="hipblaslt",
+    prefix="hipblasLt",
+    libraries=("libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"),
+    algo_bytes=24,
+    result_bytes=56,
+    dtypes=_numbers(**_DTYPES, fp8_e4m3fnuz=1000, fp8_e5m2fnuz=1001),
+    compute=_numbers(**{"32f": 2, "32i": 9}),
+    operation=_numbers(n=111, t=112),
+    layout=_numbers(batch_count=0, batch_offset=1, dtype=2, order=3, rows=4, cols=5, ld=6),
+    order=_numbers(col=0, shuffled8=100, shuffled16=101),
+    desc=_numbers(
+        transpose_a=0, transpose_b=1, epilogue=2, bias=3, bias_dtype=4, a_scale=5, b_scale=6, pointer_mode=13, a_scale_mode=31,
+        b_scale_mode=32,
+    ),  # fmt: skip
+    epilogue=_EPILOGUE,
+    scale=_SCALE,
+    preference=_PREFERENCE,
+    config=_numbers(),
+    capability=_numbers(),
+    statuses=_numbers(
+        SUCCESS=0, NOT_INITIALIZED=1, ALLOC_FAILED=2, INVALID_VALUE=3, MAPPING_ERROR=4, EXECUTION_FAILED=5, INTERNAL_ERROR=6,
+        NOT_SUPPORTED=7, ARCH_MISMATCH=8, HANDLE_IS_NULLPTR=9, INVALID_ENUM=10, UNKNOWN=11,
+    ),  # fmt: skip
+)
