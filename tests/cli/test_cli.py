@@ -210,6 +210,10 @@ def test_plugins_contribute_commands_and_a_broken_one_is_left_out(tmp_path: Path
         ("table show t.csv", "| true", "", 0),
         ("table show t.csv", ">/dev/full", "", 1),
         ("shapes --model_dir llama8B --nsets 1", ">/dev/full", "", 1),
+        ("tune --help", "| true", "", 0),
+        ("tune --help", ">/dev/full", "", 1),
+        ("tune --help", ">/dev/full", "1", 1),
+        ("--version", ">/dev/full", "", 1),
     ],
 )
 def test_output_that_nobody_takes(tmp_path: Path, command: str, where: str, unbuffered: str, code: int) -> None:

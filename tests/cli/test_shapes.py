@@ -90,19 +90,27 @@ def test_the_table_is_readable(experts: str, width: int, monkeypatch: pytest.Mon
     assert code == 0 and err == "" and all(len(line) <= width for line in lines[1:])
     assert lines[0].endswith("at TP 1, 2, M = 1, 16; shapes: 10 of a16w16, 4 of fmoe")
     cells = [tuple(cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")) for line in lines if line[:1] in "│┃"]
-    if width == 80:
-        assert cells[0] == ("layer", "op", "N", "K", "TP", "a pass")
-        assert ("mlp.gate", "a16w16", "8", "128", "1,2", "3") in cells and (
-            "mlp.experts",
-            "fmoe 8 experts, top 2",
-            "128",
-            "128",
-            "2",
-            "3",
-        ) in cells
-    else:
-        assert ("model.layers.*.self_attn.qkv_proj", "a16w16", "256", "128", "bf16", "1", "3") in cells
-    assert len(cells) == 1 + 9
+    layers, dtype = ("", ()) if width == 80 else ("model.layers.*.", ("bf16",))
+    assert cells[0] == ("layer", "op", "N", "K", *(["dtype"] if dtype else []), "TP", "a pass") and len(cells) == 1 + 9
+    assert (f"{layers}self_attn.qkv_proj", "a16w16", "256", "128", *dtype, "1", "3") in cells
+    assert (f"{layers}mlp.gate", "a16w16", "8", "128", *dtype, "1,2", "3") in cells
+    assert (f"{layers}mlp.experts", "fmoe 8 experts, top 2", "128", "128", *dtype, "2", "3") in cells
+
+
+@pytest.mark.parametrize("flags", ["--tp 8", "--tp 8 --preshuffle", "--tp 1,8 -v", "--tp 1,2,4,8 -v --preshuffle"])
+def test_long_names_are_whole_in_80_columns(flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The names of layers and ops that are longest are broken at dots and spaces at most, and no column is cut off."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    code, out, _ = run(capsys, "--model_dir", "dsv3", "--nsets", "16384", *flags.split())
+
+    lines = out.splitlines()[1:]
+    assert code == 0 and all(len(line) <= 80 for line in lines)
+    words = {part for line in lines for word in line.strip("│").split() for part in word.split(".")}
+    wanted = {"self_attn", "fused_qkv_a_proj", "shared_experts", "gate_up_proj", "batched_bf16", "experts,", "pass"}
+    wanted |= {"a8w8_blockscale_bpreshuffle", "aiter16x16"} if "--preshuffle" in flags else {"a8w8_blockscale"}
+    wanted |= {"16384", "129280"} if "-v" in flags else {"61"}
+    assert wanted <= words
 
 
 def test_verbose_lists_every_shape(dense: str, capsys: pytest.CaptureFixture[str]) -> None:

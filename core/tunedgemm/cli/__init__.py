@@ -54,6 +54,7 @@ class _Output:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._error: _OutputError | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -68,12 +69,19 @@ class _Output:
         with self._told():
             self._stream.flush()
 
+    def settle(self) -> None:
+        """Flush, or raise the _OutputError of that or of an earlier write, which argparse drops."""
+        self.flush()
+        if self._error:
+            raise self._error
+
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise _OutputError(error.errno, error.strerror or str(error)) from error
+            self._error = _OutputError(error.errno, error.strerror or str(error))
+            raise self._error from error
 
 
 def give_up_output(error: OSError) -> None:
@@ -130,11 +138,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbose = False
     try:
         _open_streams()
-        arguments = _parsed(argv)
-        verbose = arguments.verbose
-        level = logging.INFO if verbose else logging.WARNING
-        logging.basicConfig(level=level, format="tunedgemm: %(message)s", handlers=[_StandardError()])
-        with contextlib.redirect_stdout(cast(TextIO, _Output(sys.stdout))):
+        output = _Output(sys.stdout)
+        with contextlib.redirect_stdout(cast(TextIO, output)):
+            try:
+                arguments = _parsed(argv)
+            except SystemExit:  # of --help and --version
+                output.settle()
+                raise
+            verbose = arguments.verbose
+            level = logging.INFO if verbose else logging.WARNING
+            logging.basicConfig(level=level, format="tunedgemm: %(message)s", handlers=[_StandardError()])
             code: int = arguments.run(arguments)
             sys.stdout.flush()
     except UserError as error:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+import attrs
 
 from tunedgemm.command import Command
 from tunedgemm.errors import UserError
@@ -12,12 +15,10 @@ from tunedgemm.flags import add_changes, add_model
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table as Grid
 
     from tunedgemm.csvfile import Untuned
     from tunedgemm.flags import Listed
-
-#: From this width on there is a column of dtypes, and names of layers are whole.
-_WIDE = 100
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,24 +55,75 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@attrs.frozen
+class _Form:
+    """The table as it is laid out.
+
+    Attributes:
+        headings: of the columns.
+        cells: of each line, by heading.
+        breaks: the columns whose cells may be broken at spaces.
+        framed: with lines around cells.
+    """
+
+    headings: tuple[str, ...]
+    cells: tuple[Mapping[str, str], ...]
+    breaks: tuple[str, ...] = ("layer",)
+    framed: bool = True
+
+    def widths(self, room: int) -> list[int]:
+        """The columns of text that each column of the table gets of *room*; none where a word would be broken."""
+        texts = [[heading, *(line[heading] for line in self.cells)] for heading in self.headings]
+        whole = [max(map(len, column)) for column in texts]
+        words = [max(len(word) for text in column for word in text.split()) for column in texts]
+        widths = [least if heading in self.breaks else most for heading, least, most in zip(self.headings, words, whole, strict=True)]
+        spare = room - sum(widths) - (3 * len(widths) + 1 if self.framed else 2 * len(widths) - 1)
+        for place in reversed(range(len(widths))) if spare >= 0 else ():
+            more = min(spare, whole[place] - widths[place])
+            widths[place] += more
+            spare -= more
+        return widths if spare >= 0 else []
+
+    def grid(self, widths: list[int]) -> Grid:
+        """The table with columns so wide; without *widths*, as it comes."""
+        from rich import box
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        grid = Grid() if self.framed else Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+        for place, heading in enumerate(self.headings):
+            left = heading in ("layer", "op", "dtype", "TP")
+            grid.add_column(heading, justify="left" if left else "right", overflow="fold", width=widths[place] if widths else None)
+        for line in self.cells:
+            grid.add_row(*(Text(line[heading]) for heading in self.headings))
+        return grid
+
+
 def _show(found: Listed, output: Console, *, verbose: bool) -> None:
-    """Print the products, one line for all their M, or with *verbose* every shape."""
-    from rich.table import Table as Grid
+    """Print the products, one line for all their M, or with *verbose* every shape, in the fullest form that breaks no word."""
     from rich.text import Text
 
     output.print(Text(str(found)), soft_wrap=True)
-    headings = ["layer", "op", *(["M"] if verbose else []), "N", "K", "dtype", "TP", "a pass"]
-    left_out = {"dtype"} if output.width < _WIDE else set()
-    left_out |= {"TP"} if len(found.models) == 1 else set()
-    shown = [heading for heading in headings if heading not in left_out]
-    grid = Grid()
-    for heading in shown:
-        grid.add_column(heading, justify="left" if heading in ("layer", "op", "dtype", "TP") else "right", overflow="fold")
-    for cells in _lines(found, every=verbose):
-        if output.width < _WIDE:
-            cells["layer"] = " ".join(".".join(name.split(".")[-2:]) for name in cells["layer"].split())
-        grid.add_row(*(Text(cells[heading]) for heading in shown))
-    output.print(grid)
+    forms = _forms(found, verbose=verbose)
+    form = next((form for form in forms if form.widths(output.width)), forms[-1])
+    output.print(form.grid(form.widths(output.width)))
+
+
+def _forms(found: Listed, *, verbose: bool) -> list[_Form]:
+    """The fullest first; then layers by the last two parts of their names, no dtypes, no lines around cells, and broken cells."""
+    cells = tuple(_lines(found, every=verbose))
+    headings = ("layer", "op", *(("M",) if verbose else ()), "N", "K", "dtype", *(("TP",) if len(found.models) > 1 else ()), "a pass")
+    short = tuple({**line, "layer": " ".join(".".join(name.split(".")[-2:]) for name in line["layer"].split())} for line in cells)
+    broken = tuple({**line, "layer": line["layer"].replace(".", ".\n"), "TP": line["TP"].replace(",", ", ")} for line in short)
+    fewer = tuple(heading for heading in headings if heading != "dtype")
+    return [
+        _Form(headings, cells),
+        _Form(headings, short),
+        _Form(fewer, short),
+        _Form(fewer, short, framed=False),
+        _Form(fewer, short, breaks=("layer", "op"), framed=False),
+        _Form(fewer, broken, breaks=("layer", "op", "TP", "a pass"), framed=False),
+    ]
 
 
 def _lines(found: Listed, *, every: bool) -> list[dict[str, str]]:
