@@ -1,0 +1,218 @@
+"""The fake Lt libraries: compiles them, and drives them by ctypes with numbers of its own.
+
+The C source is in ``fake/``. Its checks, its algorithms and its settings (``FAKE_LT_*``) are described where they are.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SOURCES = Path(__file__).with_name("fake")
+FLAGS = ("-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden")
+
+
+class NoCompilerError(RuntimeError):
+    """There is no C compiler, or it cannot compile the fake libraries."""
+
+
+@functools.cache
+def _folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="tunedgemm-fake-lt-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def build(libtype: str, folder: Path | None = None) -> Path:
+    """The fake library of ``cublaslt`` or ``hipblaslt``, compiled once for a source and a folder.
+
+    Args:
+        libtype: which of the two.
+        folder: where it goes; by default one of this process that goes with it.
+
+    Raises:
+        NoCompilerError: ``cc`` is missing or refuses the source, with what it said.
+    """
+    files = sorted(SOURCES.glob("*.[ch]"))
+    text = "".join([*FLAGS, *(file.read_text() for file in files)])
+    target = (folder or _folder()) / hashlib.sha256(text.encode()).hexdigest()[:16] / f"libfake_{libtype}.so"
+    if target.exists():
+        return target
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise NoCompilerError("the fake Lt libraries are compiled with `cc`, which is not on PATH; install a C compiler (gcc or clang)")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch, target.name)
+        sources = [str(file) for file in files if file.suffix == ".c"]
+        command = [compiler, *FLAGS, f"-DFAKE_{libtype.upper()}", *sources, "-o", str(made), "-lm", "-lpthread"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise NoCompilerError(f"{compiler} cannot compile the fake {libtype}: {done.stderr[-2000:]}")
+        made.replace(target)  # at once, so that another process never loads half a library
+    return target
+
+
+#: Numbers of the data types in both libraries.
+TYPES = {
+    torch.float32: 0, torch.float16: 2, torch.int8: 3, torch.int32: 10, torch.bfloat16: 14, torch.float8_e4m3fn: 28,
+    torch.float8_e4m3fnuz: 1000,
+}  # fmt: skip
+#: name -> (number in cuBLASLt, number in hipBLASLt, bytes); None where a library has no such attribute.
+LAYOUT = {"order": (1, 3, 4), "batch": (5, 0, 4), "stride": (6, 1, 8)}
+DESC = {
+    "pointer_mode": (2, 13, 4), "op_a": (3, 0, 4), "op_b": (4, 1, 4), "epilogue": (7, 2, 4), "bias": (8, 3, 8), "bias_type": (26, 4, 4),
+    "scale_a": (17, 5, 8), "scale_b": (18, 6, 8), "scale_d": (20, 8, 8), "mode_a": (31, 31, 4), "mode_b": (32, 32, 4),
+}  # fmt: skip
+OPS = {"n": (0, 111), "t": (1, 112), "c": (2, 113)}
+#: Operands in the order of the library's arguments.
+OPERANDS = ("a", "b", "c", "d")
+
+
+class Library:
+    """A fake library and its handle.
+
+    Attributes:
+        libtype: ``cublaslt`` or ``hipblaslt``.
+        algo_bytes, result_bytes: sizes of an algorithm and of a heuristic's result.
+        status: numbers of the statuses by name.
+    """
+
+    def __init__(self, libtype: str) -> None:
+        self.libtype = libtype
+        self.amd = int(libtype == "hipblaslt")
+        self.algo_bytes, self.result_bytes = (24, 56) if self.amd else (64, 96)
+        names = ("SUCCESS", "NOT_INITIALIZED", "ALLOC_FAILED", "INVALID_VALUE", "EXECUTION_FAILED", "NOT_SUPPORTED")
+        self.status = dict(zip(names, (0, 1, 2, 3, 5, 7) if self.amd else (0, 1, 3, 7, 13, 15), strict=True))
+        self.compute = {"32f": 2, "32i": 9} if self.amd else {"32f": 68, "32i": 72}
+        self.native = ctypes.CDLL(str(build(libtype)))
+        self.native.fake_last_reason.restype = ctypes.c_char_p
+        self.native.fake_calls.restype = self.native.fake_live.restype = ctypes.c_long
+        self.native.fake_cost_us.restype = ctypes.c_double
+        self.prefix = "hipblasLt" if self.amd else "cublasLt"
+        self.handle = ctypes.c_void_p()
+        self.check(self.call("Create", ctypes.byref(self.handle)))
+
+    def call(self, function: str, *arguments: Any) -> int:
+        """Status of a function named without its prefix."""
+        return int(self.native[self.prefix + function](*arguments))
+
+    def check(self, status: int) -> None:
+        """Fail with the library's reason."""
+        assert status == 0, f"{self.named(status)}: {self.reason()}"
+
+    def named(self, status: int) -> str:
+        """The name of a status."""
+        return next(name for name, number in self.status.items() if number == status)
+
+    def reason(self) -> str:
+        """Why the last call was refused."""
+        return self.native.fake_last_reason().decode()
+
+    def counted(self, function: str) -> int:
+        """Calls of a function since the last reset."""
+        return int(self.native.fake_calls(function.encode()))
+
+    def live(self) -> int:
+        """Objects that were created and not destroyed."""
+        return int(self.native.fake_live())
+
+    def cost(self, algo: Any) -> float:
+        """Microseconds of an algorithm beyond the product."""
+        return float(self.native.fake_cost_us(algo))
+
+    def set(self, kind: str, thing: Any, attribute: tuple[int, int, int], value: int) -> int:
+        """Status of setting an attribute of `LAYOUT` or `DESC`."""
+        size = attribute[2]
+        return self.call(
+            f"{kind}SetAttribute", thing, attribute[self.amd], value.to_bytes(size, "little", signed=True), ctypes.c_size_t(size)
+        )
+
+
+class Product:
+    """One product ``d = op(a) op(b)``, every argument open to change before it is run.
+
+    Attributes:
+        layouts: operand -> [type, rows, cols, ld].
+        of_layout: operand -> attributes to set, by their names in `LAYOUT`.
+        desc: attributes to set, by their names in `DESC`.
+        pointers: operand -> address; None for a null pointer.
+        arguments: replacements of arguments of the last call: ``handle``, ``desc``, ``algo``, ``workspace``, ``workspace_bytes``.
+    """
+
+    def __init__(self, library: Library, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, *, ops: str = "tn", **desc: int) -> None:
+        """Operands are row-major tensors: [..., cols, rows] of a column-major matrix; more than two dimensions are a batch."""
+        self.library = library
+        self.tensors = {"a": a, "b": b, "c": d, "d": d}
+        self.layouts = {name: [TYPES[x.dtype], x.shape[-1], x.shape[-2], x.stride(-2)] for name, x in self.tensors.items()}
+        self.of_layout: dict[str, dict[str, int]] = {name: {} for name in OPERANDS}
+        for name, x in self.tensors.items():
+            if x.dim() > 2:
+                self.of_layout[name] |= {"batch": x.shape[0], "stride": x.stride(0)}
+        self.desc = {"op_a": OPS[ops[0]][library.amd], "op_b": OPS[ops[1]][library.amd], **desc}
+        self.pointers: dict[str, int | None] = {name: x.data_ptr() for name, x in self.tensors.items()}
+        whole = a.dtype is torch.int8
+        self.compute, self.scale_type = library.compute["32i" if whole else "32f"], TYPES[torch.int32 if whole else torch.float32]
+        number: Any = ctypes.c_int32 if whole else ctypes.c_float
+        self.alpha, self.beta = number(1), number(0)
+        self.arguments: dict[str, Any] = {}
+        self.max_workspace = 32 << 20
+
+    @contextmanager
+    def descriptors(self) -> Iterator[tuple[Any, list[Any]]]:
+        """The matmul descriptor and the four layouts."""
+        lib, made = self.library, []
+        try:
+            desc = ctypes.c_void_p()
+            lib.check(lib.call("MatmulDescCreate", ctypes.byref(desc), self.compute, self.scale_type))
+            made.append(("MatmulDesc", desc))
+            for name, value in self.desc.items():
+                lib.check(lib.set("MatmulDesc", desc, DESC[name], value))
+            for operand in OPERANDS:
+                dtype, rows, cols, ld = self.layouts[operand]
+                layout = ctypes.c_void_p()
+                sizes = (ctypes.c_uint64(rows), ctypes.c_uint64(cols), ctypes.c_int64(ld))
+                lib.check(lib.call("MatrixLayoutCreate", ctypes.byref(layout), dtype, *sizes))
+                made.append(("MatrixLayout", layout))
+                for name, value in self.of_layout[operand].items():
+                    lib.check(lib.set("MatrixLayout", layout, LAYOUT[name], value))
+            yield desc, [layout for _, layout in made[1:]]
+        finally:
+            for kind, thing in made:
+                lib.check(lib.call(f"{kind}Destroy", thing))
+
+    def heuristic(self, count: int = 8) -> tuple[int, list[tuple[bytes, int]]]:
+        """Status, and the algorithms with their workspaces, best guess first."""
+        lib, preference, returned = self.library, ctypes.c_void_p(), ctypes.c_int()
+        results = ctypes.create_string_buffer(count * lib.result_bytes)
+        lib.check(lib.call("MatmulPreferenceCreate", ctypes.byref(preference)))
+        lib.check(lib.set("MatmulPreference", preference, (1, 1, 8), self.max_workspace))
+        with self.descriptors() as (desc, layouts):
+            given = (self.arguments.get("handle", lib.handle), self.arguments.get("desc", desc), *layouts, preference)
+            status = lib.call("MatmulAlgoGetHeuristic", *given, count, results, ctypes.byref(returned))
+        lib.check(lib.call("MatmulPreferenceDestroy", preference))
+        parts = [results.raw[i * lib.result_bytes : (i + 1) * lib.result_bytes] for i in range(returned.value)]
+        return status, [(x[: lib.algo_bytes], int.from_bytes(x[lib.algo_bytes : lib.algo_bytes + 8], "little")) for x in parts]
+
+    def run(self, algo: bytes | None = None, workspace: torch.Tensor | None = None) -> int:
+        """Status of the product by an algorithm; None leaves the choice to the library."""
+        lib = self.library
+        size = 0 if workspace is None else workspace.nbytes
+        with self.descriptors() as (desc, layouts):
+            a, b, c, d = ((ctypes.c_void_p(self.pointers[name]), layout) for name, layout in zip(OPERANDS, layouts, strict=True))
+            given = {"handle": lib.handle, "desc": desc, "alpha": ctypes.byref(self.alpha), "d_layout": d[1]} | self.arguments
+            given.setdefault("workspace", None if workspace is None else workspace.data_ptr())
+            front = (given["handle"], given["desc"], given["alpha"], *a, *b, ctypes.byref(self.beta), *c, d[0], given["d_layout"])
+            space = (ctypes.c_void_p(given["workspace"]), ctypes.c_size_t(given.get("workspace_bytes", size)))
+            return lib.call("Matmul", *front, algo, *space, None)

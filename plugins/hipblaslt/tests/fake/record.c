@@ -1,0 +1,94 @@
+/* What was called how often, and why the last refused call was refused. */
+#include "fake.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const FUNCTIONS[] = {
+    PREFIX "Create", PREFIX "Destroy", PREFIX "GetVersion", PREFIX "GetGitRevision", PREFIX "GetArchName",
+    PREFIX "MatrixLayoutCreate", PREFIX "MatrixLayoutDestroy", PREFIX "MatrixLayoutSetAttribute", PREFIX "MatrixLayoutGetAttribute",
+    PREFIX "MatmulDescCreate", PREFIX "MatmulDescDestroy", PREFIX "MatmulDescSetAttribute", PREFIX "MatmulDescGetAttribute",
+    PREFIX "MatmulPreferenceCreate", PREFIX "MatmulPreferenceDestroy", PREFIX "MatmulPreferenceSetAttribute",
+    PREFIX "MatmulPreferenceGetAttribute", PREFIX "MatmulAlgoGetHeuristic", PREFIX "Matmul", PREFIX "MatmulAlgoGetIds",
+    PREFIX "MatmulAlgoInit", PREFIX "MatmulAlgoCheck", PREFIX "MatmulAlgoCapGetAttribute", PREFIX "MatmulAlgoConfigSetAttribute",
+    PREFIX "MatmulAlgoConfigGetAttribute", PREFIX "GetStatusString", PREFIX "GetStatusName",
+};
+enum { FUNCTION_COUNT = sizeof FUNCTIONS / sizeof *FUNCTIONS };
+
+static atomic_long counts[FUNCTION_COUNT];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char reason[512];
+static _Thread_local const char *current = "";
+static _Thread_local int quiet;
+
+void lt_quiet(int on) { quiet = on; }
+
+void lt_enter(const char *function) {
+    current = function;
+    for (int i = 0; i < FUNCTION_COUNT; i++) {
+        if (!strcmp(FUNCTIONS[i], function)) {
+            atomic_fetch_add(&counts[i], 1);
+        }
+    }
+}
+
+int lt_refuse(int status, const char *format, ...) {
+    if (quiet) {
+        return status;
+    }
+    char text[400];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    pthread_mutex_lock(&lock);
+    snprintf(reason, sizeof reason, "%s: %s", current, text);
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+double lt_setting(const char *name, double otherwise) {
+    const char *text = getenv(name);
+    return text && *text ? atof(text) : otherwise;
+}
+
+uint64_t lt_hash(const void *bytes, size_t size, uint64_t seed) { /* FNV-1a */
+    uint64_t hash = seed ^ 0xcbf29ce484222325u;
+    for (size_t i = 0; i < size; i++) {
+        hash = (hash ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3u;
+    }
+    return hash;
+}
+
+/* The reason of the last refusal in any thread since the last reset, "" where there was none. */
+EXPORT const char *fake_last_reason(void) {
+    static _Thread_local char copy[sizeof reason];
+    pthread_mutex_lock(&lock);
+    memcpy(copy, reason, sizeof copy);
+    pthread_mutex_unlock(&lock);
+    return copy;
+}
+
+/* Calls of a function, named with or without the prefix; -1 for a name that is not known. */
+EXPORT long fake_calls(const char *function) {
+    for (int i = 0; i < FUNCTION_COUNT; i++) {
+        if (!strcmp(FUNCTIONS[i], function) || !strcmp(FUNCTIONS[i] + strlen(PREFIX), function)) {
+            return atomic_load(&counts[i]);
+        }
+    }
+    return -1;
+}
+
+/* Zero the counts and forget the reason; live objects stay. */
+EXPORT void fake_reset(void) {
+    for (int i = 0; i < FUNCTION_COUNT; i++) {
+        atomic_store(&counts[i], 0);
+    }
+    pthread_mutex_lock(&lock);
+    reason[0] = 0;
+    pthread_mutex_unlock(&lock);
+}
