@@ -37,6 +37,15 @@ def test_a_fresh_session_answers_as_one_that_was_led_there() -> None:
     assert session().check_again(SHAPE, GOOD).status == "ok"
 
 
+def test_only_the_first_guesses_are_listed_where_few_are_wanted() -> None:
+    """`candidates` cuts each backend's list from its end; torch's own call is beside it as always."""
+    found, yardstick = session(candidates=1).list(SHAPE)
+
+    assert found == (GOOD,)
+    assert yardstick is not None and yardstick.libtype == "torch"
+    assert session().list(SHAPE)[0] == (GOOD, BAD)
+
+
 def test_what_fails_in_a_round_costs_itself() -> None:
     """Samples of the others come back beside the Timing that says what happened."""
     answers = session().sample(SHAPE, (BAD, GOOD, GONE), 2)

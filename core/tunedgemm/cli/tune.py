@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 #: Options that are flags of the same name.
 _SAME = (
     "libtype", "errRatio", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "candidates", "topk", "seconds",
-    "budget", "batch", "timeout", "kernel_timeout", "all", "stale", "resume", "shard", "sort", "jobs", "mp", "executor", "device", "ray_address",
+    "budget", "batch", "timeout", "kernel_timeout", "all", "stale", "resume", "shard", "sort", "jobs", "mp", "executor", "device",
+    "ray_address",
 )  # fmt: skip
 
 
@@ -99,7 +100,7 @@ def _add_measure(group: argparse._ArgumentGroup) -> None:
     add("--timing", default="graph", metavar="graph|eager", help="replay captured calls, or launch them one by one (default: graph)")
     add("--warmup", type=int, default=5, help="rounds that are not counted (default: %(default)s)")
     add("--iters", type=int, default=101, help="most rounds that a solution is timed in (default: %(default)s)")
-    add("--candidates", type=int, default=0, help="solutions of each libtype to try, its best guesses first; 0 is all (default: %(default)s)")
+    add("--candidates", type=int, default=0, help="solutions of each libtype to try, best guesses first; 0 is all (default: %(default)s)")
     add("--topk", type=int, default=20, help="solutions of each libtype in the accurate phase (default: %(default)s)")
     add("--seconds", type=float, default=4.0, help="device seconds that the accurate phase may spend on a shape (default: %(default)g)")
     add("--budget", type=float, default=0.0, metavar="SECONDS", help="wall time of the whole run; the costliest shapes come first")

@@ -15,8 +15,12 @@ from tunedgemm.solution import Solution
 _log = logging.getLogger("tunedgemm")
 
 
-def candidates(shape: Shape, device: Device, backends: Sequence[Backend]) -> list[Solution]:
-    """Ask each backend in turn; one that does not support the shape, or breaks the contract, is left out and logged."""
+def candidates(shape: Shape, device: Device, backends: Sequence[Backend], most: int = 0) -> list[Solution]:
+    """Ask each backend in turn; one that does not support the shape, or breaks the contract, is left out and logged.
+
+    Args:
+        most: how many of each backend, which lists its best guesses first; 0 is all.
+    """
     found: list[Solution] = []
     for backend in backends:
         answer = backend.supports(shape, device)
@@ -24,7 +28,7 @@ def candidates(shape: Shape, device: Device, backends: Sequence[Backend]) -> lis
             _log.info("%s: %s does not take it: %s", shape, backend.libtype, answer)
             continue
         try:
-            found += backend.solutions(shape, device)
+            found += backend.solutions(shape, device)[: most or None]
         except PluginError as error:
             _log.warning("%s: %s left out: %s", shape, backend.libtype, error)
     return found

@@ -72,7 +72,8 @@ class Session:
     def list(self, shape: Shape) -> tuple[tuple[Solution, ...], Solution | None]:
         """Every solution that the chosen backends offer, and torch's own call."""
         backends = self.registry.select(self.options.libtype)
-        return tuple(dict.fromkeys(candidates(shape, self.device, backends))), reference(shape, self.device, self.registry)
+        found = candidates(shape, self.device, backends, self.options.candidates)
+        return tuple(dict.fromkeys(found)), reference(shape, self.device, self.registry)
 
     def refusals(self, shape: Shape) -> str:
         """Why the chosen backends offer nothing for a shape."""

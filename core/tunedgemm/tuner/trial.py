@@ -58,6 +58,7 @@ class Options:
         timing: ``graph`` replays captured calls, ``eager`` launches them.
         warmup: rounds that are run and not counted.
         iters: most rounds that a solution is timed in.
+        candidates: most solutions of each libtype that are tried, its best guesses and their neighbours; 0 is all.
         topk: solutions of each libtype that reach the accurate phase.
         seconds: device seconds that the accurate phase may spend on one shape.
         budget: wall seconds of the whole run, spent first where count times time is largest; 0 is no limit.
@@ -85,6 +86,7 @@ class Options:
     timing: str = attrs.field(default="graph", validator=_one_of("graph", "eager"))
     warmup: int = attrs.field(default=5, validator=_at_least(0))
     iters: int = attrs.field(default=101, validator=_at_least(1))
+    candidates: int = attrs.field(default=0, validator=_at_least(0))
     topk: int = attrs.field(default=20, validator=_at_least(1))
     seconds: float = attrs.field(default=4.0, validator=_at_least(0.0))
     budget: float = attrs.field(default=0.0, validator=_at_least(0.0))
