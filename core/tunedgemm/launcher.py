@@ -1,7 +1,8 @@
-"""Launcher: the bound function that runs one solution on one shape; what dispatch caches."""
+"""Launcher: the bound function that runs one solution on one shape; what dispatch caches. And the device that it launches on."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,3 +25,30 @@ class Launcher:
     call: Callable[..., Any] = attrs.field(validator=attrs.validators.is_callable())
     graph_safe: bool = True
     workspace_bytes: int = 0
+
+
+def on_device(call: Callable[..., Any], index: int) -> Callable[..., Any]:
+    """A call for operands on the device with this CUDA or HIP index, which is made the current one where it is not.
+
+    Without several devices, and for the CPU (-1), this is the call itself.
+    """
+    if index < 0 or _devices() < 2:
+        return call
+    import torch
+
+    current, device = torch._C._cuda_getDevice, torch.cuda.device
+
+    def guarded(*operands: Any) -> Any:
+        if current() == index:
+            return call(*operands)
+        with device(index):
+            return call(*operands)
+
+    return guarded
+
+
+@functools.cache
+def _devices() -> int:
+    import torch
+
+    return torch.cuda.device_count()

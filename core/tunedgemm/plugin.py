@@ -14,7 +14,7 @@ from tunedgemm.device import Device, device_of
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.errors import LaunchError, OutOfResources, PluginError, UserError
 from tunedgemm.hookspecs import CONTRACT, hookimpl
-from tunedgemm.launcher import Launcher
+from tunedgemm.launcher import Launcher, on_device
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Columns, Op, Tolerance
 from tunedgemm.shape import Shape
@@ -41,6 +41,7 @@ __all__ = [
     "device_of",
     "dtype_bits",
     "hookimpl",
+    "on_device",
     "ops",
     "parse_dtype",
     "plain_weight",  # noqa: F822 - by __getattr__, like those below

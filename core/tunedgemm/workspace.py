@@ -23,10 +23,9 @@ def _place(device: torch.device) -> tuple[int, int] | None:
         import threading
 
         return -1, threading.get_ident()
-    if torch.cuda.is_current_stream_capturing():
-        return None
-    stream = torch.cuda.current_stream(device)
-    return stream.device_index, stream.cuda_stream
+    index = torch.cuda.current_device() if device.index is None else device.index
+    # Torch's own functions of these names make an object each time.
+    return None if torch._C._cuda_isCurrentStreamCapturing() else (index, torch._C._cuda_getCurrentRawStream(index))
 
 
 def workspace(nbytes: int, device: torch.device) -> torch.Tensor:

@@ -13,7 +13,18 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, LaunchError, OutOfResources, PluginError, Shape, Solution, Unsupported, torch_dtype
+from tunedgemm.plugin import (
+    Device,
+    Launcher,
+    LaunchError,
+    OutOfResources,
+    PluginError,
+    Shape,
+    Solution,
+    Unsupported,
+    on_device,
+    torch_dtype,
+)
 
 from tunedgemm_triton.compile import Build, build_of, compiled, our_cache
 from tunedgemm_triton.counters import counters_of
@@ -91,7 +102,7 @@ def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsuppo
         call = _with_descriptors(loaded, grid, nbytes, shape, device)
     else:
         call = _split(loaded, grid, nbytes, shape, device) if nbytes else _plain(loaded, grid, shape, device)
-    return Launcher(_on_device(call, device.index), workspace_bytes=nbytes)
+    return Launcher(on_device(call, device.index), workspace_bytes=nbytes)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -227,27 +238,3 @@ def _descriptor(meta: dict[str, Any], rows: int, k: int) -> Callable[[int], Any]
         return found
 
     return describe
-
-
-@functools.cache
-def _devices() -> int:
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def _on_device(call: Callable[..., Any], index: int) -> Callable[..., Any]:
-    """The call itself, or with several devices one that makes its device current where it is not."""
-    import torch
-
-    if _devices() < 2:
-        return call
-    current, device = torch._C._cuda_getDevice, torch.cuda.device
-
-    def guarded(*operands: Any) -> Any:
-        if current() == index:
-            return call(*operands)
-        with device(index):
-            return call(*operands)
-
-    return guarded

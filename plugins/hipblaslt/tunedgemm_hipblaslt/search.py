@@ -1,0 +1,104 @@
+"""Search: what lies around a good configuration of cuBLASLt. Which of all its attributes to try, and what not to.
+
+One kind of matrix product has some ten million combinations, of which the library accepts tens of thousands; nearly all are slow.
+So the library's own answers come first, and around the best one attribute is changed at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator
+
+import attrs
+
+from tunedgemm_hipblaslt.descriptors import Capabilities, Described, Found
+from tunedgemm_hipblaslt.names import Algorithm
+from tunedgemm_hipblaslt.tiles import clusters, tiles
+
+#: Neighbouring tiles have sides of at most so many times those of the tile, either way.
+_NEAR = 2.0
+#: Tiles nearest in their sides that are tried.
+_TILES = 24
+#: Blocks of a cluster at most: more are not portable, and rarely pay.
+_CLUSTER = 4
+#: Parts of K at most, and elements of K that each keeps at least.
+_PARTS, _PART = 32, 256
+#: Values of a custom option that are all tried; of more, those nearby.
+_OPTIONS = 8
+#: A change that leaves this share of the last wave's multiprocessors idle more than before is not tried.
+_IDLE = 0.35
+
+
+def neighbours(described: Described, algorithm: Algorithm, workspace: int) -> Iterator[tuple[Algorithm, Found]]:
+    """Configurations one step away that the library accepts within *workspace* bytes and whose waves make sense."""
+    here = described.check(algorithm)
+    idle = _idle(here.waves) if isinstance(here, Found) else 1.0
+    for candidate in around(algorithm, described.capabilities(algorithm.id), described.problem.sizes):
+        found = described.check(candidate)
+        if isinstance(found, Found) and found.workspace <= workspace and _idle(found.waves) <= idle + _IDLE:
+            yield candidate, found
+
+
+def _idle(waves: float) -> float:
+    """The share of the device's time that the last wave leaves unused; 0 where the library does not tell."""
+    return 1 - waves / math.ceil(waves) if waves > 0 else 0.0
+
+
+def around(algorithm: Algorithm, able: Capabilities, sizes: tuple[int, int, int]) -> Iterable[Algorithm]:
+    """Configurations with one attribute changed, each once, without asking the library.
+
+    Args:
+        algorithm: where to start.
+        able: what can be configured.
+        sizes: rows and columns of D, and K.
+    """
+    changed = functools.partial(attrs.evolve, algorithm)
+    found = [changed(tile=tile) for tile in near_tiles(algorithm.tile, able.tiles, sizes)]
+    found += [changed(stages=stages) for stages in able.stages]
+    found += [changed(cluster=number) for number, (rows, columns) in clusters().items() if rows * columns <= _CLUSTER]
+    found += list(_splits(algorithm, able, sizes[2]))
+    found += [changed(swizzle=swizzle) for swizzle in range(able.swizzles + 1)]
+    found += [changed(option=option) for option in near_options(algorithm.option, able.options)]
+    return [each for each in dict.fromkeys(found) if each != algorithm]
+
+
+def near_tiles(tile: int, possible: Iterable[int], sizes: tuple[int, int, int]) -> list[int]:
+    """Tiles whose sides differ least from this one's, none with a side that the output would leave half empty."""
+    known = tiles()
+    if tile not in known:
+        return list(possible)[:_TILES]
+    rows, columns = known[tile]
+
+    def distance(number: int) -> float:
+        other_rows, other_columns = known[number]
+        return abs(math.log2(other_rows / rows)) + abs(math.log2(other_columns / columns))
+
+    def sensible(number: int) -> bool:
+        sides = zip(known[number], (rows, columns), sizes[:2], strict=True)
+        return all(before / _NEAR <= side <= before * _NEAR and (side <= before or side < 2 * size) for side, before, size in sides)
+
+    return sorted((number for number in possible if number in known and sensible(number)), key=distance)[: _TILES + 1]
+
+
+def _splits(algorithm: Algorithm, able: Capabilities, k: int) -> Iterator[Algorithm]:
+    """Other numbers of parts of K, each with every way to sum them up; one part needs none."""
+    if not able.split_k:
+        return
+    parts = algorithm.split_k
+    for number in dict.fromkeys((1, parts - 1, parts, parts + 1, 2 * parts, parts // 2, 3 * parts)):
+        if number == 1:
+            yield attrs.evolve(algorithm, split_k=1, reduction=0)
+        elif 1 < number <= min(_PARTS, k // _PART):
+            for way in (1, 2, 4):
+                if able.reductions & way:
+                    yield attrs.evolve(algorithm, split_k=number, reduction=way)
+
+
+def near_options(option: int, largest: int) -> list[int]:
+    """Values of the custom option to try: all of few, else those a step of one or of a power of two away."""
+    if largest <= _OPTIONS:
+        return list(range(largest + 1))
+    steps = (1, 2, 4, 8, 16)
+    near = [option + sign * step for step in steps for sign in (-1, 1)]
+    return [0, *(value for value in near if 0 < value <= largest)]
