@@ -34,7 +34,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep each test away from the user's tables, captured shapes and compiled kernels."""
     monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "cache"))
-    for variable in [name for name in os.environ if name.startswith(("AITER_", "GTUNE_"))]:
+    for variable in [name for name in os.environ if name.startswith(("AITER_", "GTUNE_", "HIP_ONLINE_"))]:
         monkeypatch.delenv(variable)
 
 
@@ -117,6 +117,12 @@ def file_limit() -> Callable[[int], contextlib.AbstractContextManager[None]]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     return limit
+
+
+@pytest.fixture
+def no_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that writes captured counts leaves the test alone."""
+    monkeypatch.setattr("tunedgemm.capture._INTERVAL", 3600.0)
 
 
 @pytest.fixture

@@ -15,13 +15,9 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.sheet import locked
 
+pytestmark = pytest.mark.usefixtures("no_writer")
+
 OP = op_named("a16w16")
-
-
-@pytest.fixture(autouse=True)
-def at_leisure(monkeypatch):
-    """The thread that writes counts leaves the tests alone."""
-    monkeypatch.setattr("tunedgemm.capture._INTERVAL", 3600.0)
 
 
 @pytest.fixture

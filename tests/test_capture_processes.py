@@ -17,7 +17,7 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 
 # Forking is what these tests are about; the parent may have threads of libraries.
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+pytestmark = [pytest.mark.usefixtures("no_writer"), pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")]
 
 OP = op_named("a16w16")
 SOURCE = """
@@ -32,12 +32,6 @@ def call(m, times=1):
     for _ in range(times):
         counter[0] += 1
 """
-
-
-@pytest.fixture(autouse=True)
-def at_leisure(monkeypatch):
-    """The thread that writes counts leaves the tests alone."""
-    monkeypatch.setattr("tunedgemm.capture._INTERVAL", 3600.0)
 
 
 @pytest.fixture
