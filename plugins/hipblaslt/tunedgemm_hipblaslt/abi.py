@@ -39,6 +39,7 @@ class Abi:
         config: attributes of an algorithm that can be set; empty where algorithms are opaque.
         capability: attributes of an algorithm that can be asked.
         statuses: names of the status codes.
+        workspace: bytes of scratch that an algorithm may want.
     """
 
     libtype: str
@@ -58,6 +59,7 @@ class Abi:
     config: Mapping[str, int]
     capability: Mapping[str, int]
     statuses: Mapping[str, int]
+    workspace: int
 
     def status(self, code: int) -> str:
         """The name of a status code."""
@@ -110,6 +112,7 @@ CUBLASLT = Abi(
         NOT_SUPPORTED=15,
         LICENSE_ERROR=16,
     ),
+    workspace=32 << 20,  # what torch gives it on Hopper
 )
 
 HIPBLASLT = Abi(
@@ -154,4 +157,5 @@ HIPBLASLT = Abi(
         INVALID_ENUM=10,
         UNKNOWN=11,
     ),
+    workspace=76 << 20,  # what torch gives it on an MI300X
 )

@@ -20,8 +20,6 @@ from tunedgemm_hipblaslt.library import Created, Library, StatusError, current, 
 from tunedgemm_hipblaslt.names import Algorithm
 from tunedgemm_hipblaslt.problem import Matrix, Problem
 
-#: Bytes of scratch that an algorithm may want: what torch gives cuBLASLt on Hopper, and hipBLASLt on an MI300X.
-WORKSPACE = MappingProxyType({"cublaslt": 32 << 20, "hipblaslt": 76 << 20})
 #: Operands are at least so aligned, outputs and workspace more.
 ALIGNMENT = 16
 #: Stands for a bias or for scales while algorithms are sought: the library reads its alignment only.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.plugin import Device, Launcher, Shape, Unsupported, UserError, device_of, short_dtype
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, UserError, device_of, short_dtype
 
-from tunedgemm_hipblaslt import hipblaslt, launch, solutions
+from tunedgemm_hipblaslt import hipblaslt, launch
 from tunedgemm_hipblaslt.library import current, handle, revision, version
 from tunedgemm_hipblaslt.limits import LAYOUT
 from tunedgemm_hipblaslt.names import FIRST, Numbered
@@ -115,7 +115,7 @@ def _launcher(lt: Any, shape: Shape, device: Device, number: int) -> Launcher:
     with current(device.index):
         present = (version(library, device.index), revision(library, device.index))
     name = FIRST if number < 0 else str(Numbered(number, *present))
-    bound = lt.bind(solutions.Solution(lt.abi.libtype, name), shape, device)
+    bound = lt.bind(Solution(lt.abi.libtype, name), shape, device)
     if isinstance(bound, Unsupported):
         raise UserError(f"hipb_mm: {shape}: {bound.reason}")
     return bound  # type: ignore[no-any-return]

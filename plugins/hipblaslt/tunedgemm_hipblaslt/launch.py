@@ -9,7 +9,7 @@ from typing import Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, on_device, torch_dtype, workspace
 
-from tunedgemm_hipblaslt.descriptors import WORKSPACE, Described, Found, asking
+from tunedgemm_hipblaslt.descriptors import Described, Found, asking
 from tunedgemm_hipblaslt.library import Library, current, revision, version
 from tunedgemm_hipblaslt.names import Algorithm, Name, Numbered, parse
 from tunedgemm_hipblaslt.native import Launch, launch_of
@@ -42,7 +42,7 @@ def algorithm_of(library: Library, name: Name, problem: Problem, index: int) -> 
 
     Nothing is launched that this library did not just accept: a configuration is checked, a number must be among its answers.
     """
-    limit, chosen = WORKSPACE[library.abi.libtype], name.chosen
+    limit, chosen = library.abi.workspace, name.chosen
     if chosen is None:
         with asking(library, problem, index) as described:
             answers = described.answers(1, limit)
@@ -78,7 +78,7 @@ def _numbered(library: Library, chosen: Numbered, problem: Problem, index: int) 
 def answers_by_number(library: Library, problem: Problem, index: int, count: int) -> Mapping[int, Found]:
     """The first *count* answers of hipBLASLt, best guesses first, by the number that each holds in its first four bytes."""
     with asking(library, problem, index) as described:
-        return {struct.unpack_from("i", found.algo)[0]: found for found in described.answers(count, WORKSPACE[library.abi.libtype])}
+        return {struct.unpack_from("i", found.algo)[0]: found for found in described.answers(count, library.abi.workspace)}
 
 
 #: (x, weight, bias, scales of x, scales of the weight, sizes of the output) -> the output

@@ -9,7 +9,7 @@ from tunedgemm_hipblaslt.problem import quantised
 
 _OPS = ("a16w16", "a8w8", "batched_bf16", "batched_a8w8")
 #: Those of one library alone: it reads shuffled weights, or takes scales of blocks.
-_OWN_OPS = {"hipblaslt": ("a8w8_bpreshuffle",), "cublaslt": ("a8w8_blockscale",)}
+_OWN_OPS = {"hipblasLt": ("a8w8_bpreshuffle",), "cublasLt": ("a8w8_blockscale",)}
 
 FLOATS = ("bf16", "fp16", "fp32")
 #: Alignment of the rows of 8-bit operands in bytes, which is that of K.
@@ -28,7 +28,7 @@ LAYOUT = "aiter16x16"
 
 def ops_of(abi: Abi) -> tuple[str, ...]:
     """The ops that a library has something of."""
-    return _OPS + _OWN_OPS[abi.libtype]
+    return _OPS + _OWN_OPS[abi.prefix]
 
 
 def supports(shape: Shape, device: Device, abi: Abi) -> bool | Unsupported:

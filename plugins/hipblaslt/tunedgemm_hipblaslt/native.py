@@ -11,9 +11,9 @@ from tunedgemm_hipblaslt.descriptors import Described, Found
 from tunedgemm_hipblaslt.library import Library
 
 try:
-    from tunedgemm_hipblaslt import _shim
+    from tunedgemm_hipblaslt import _shim as _extension
 except ImportError:  # installed without a C compiler
-    _shim = None  # type: ignore[assignment]
+    _extension = None
 
 #: (stream, d, a, b, workspace, bias, a_scale, b_scale) as addresses -> the library's status
 Launch = Callable[[int, int, int, int, int, int, int, int], int]
@@ -31,7 +31,7 @@ def launch_of(described: Described, found: Found) -> Launch:
     library, problem = described.library, described.problem
     present = (problem.bias_dtype, problem.a_scale, problem.b_scale)
     attributes = tuple(library.abi.desc[name] if used else -1 for name, used in zip(_POINTERS, present, strict=True))
-    if _shim is None:
+    if _extension is None:
         return by_ctypes(described, found, attributes)
     return by_extension(described, found, attributes)
 
@@ -40,7 +40,7 @@ def by_extension(described: Described, found: Found, attributes: tuple[int, ...]
     """Through `shim.c`."""
     library = described.library
     handle, desc, a, b, d, _ = described.addresses
-    made = _shim.Launch(
+    made = _extension.Launch(
         library.address("Matmul"), library.address("MatmulDescSetAttribute"), handle, desc, a, b, d, found.algo, found.workspace,
         described.problem.compute == "32i", attributes, described,
     )  # fmt: skip

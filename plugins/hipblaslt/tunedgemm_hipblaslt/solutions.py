@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, dtype_bits
 
-from tunedgemm_hipblaslt.descriptors import WORKSPACE, Found, asking
+from tunedgemm_hipblaslt.descriptors import Found, asking
 from tunedgemm_hipblaslt.launch import ALL, LIKED, answers_by_number
 from tunedgemm_hipblaslt.library import Library, current, revision, version
 from tunedgemm_hipblaslt.names import Algorithm, Name, Numbered, parse
@@ -46,7 +46,7 @@ def refine(library: Library, solution: Solution, shape: Shape, device: Device) -
         return
     problem = problem_of(shape, after=name.after, fast=name.fast)
     with asking(library, problem, device.index) as described:
-        found = list(neighbours(described, name.chosen, WORKSPACE[library.abi.libtype]))
+        found = list(neighbours(described, name.chosen, library.abi.workspace))
     for algorithm, _ in found:
         yield solution_of(library, attrs.evolve(name, chosen=algorithm))
 
@@ -71,7 +71,7 @@ def _answers(library: Library, problem: Problem, index: int) -> list[Algorithm |
         with current(index):
             present = (version(library, index), revision(library, index))
         return [Numbered(number, *present) for number in answers_by_number(library, problem, index, ALL)]
-    limit = WORKSPACE[library.abi.libtype]
+    limit = library.abi.workspace
     with asking(library, problem, index) as described:
         # Without scratch it answers with kernels that it otherwise ranks behind those that divide K.
         found = [*described.answers(LIKED, limit), *described.answers(LIKED, 0)]
