@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -28,3 +29,19 @@ def fake() -> ModuleType:
 def fake_library(fake: ModuleType) -> Callable[[str], Path]:
     """Path of the fake library of a libtype, ``cublaslt`` or ``hipblaslt``, compiled at the first call of the session."""
     return fake.build
+
+
+@pytest.fixture(scope="session")
+def fakes(fake: ModuleType) -> dict[str, Any]:
+    """Both fake libraries, each with a handle."""
+    return {libtype: fake.Library(libtype) for libtype in ("cublaslt", "hipblaslt")}
+
+
+@pytest.fixture
+def library(fakes: dict[str, Any], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The fake library of the libtype that is the test's parameter, nothing counted; launches last as long as the product alone."""
+    monkeypatch.setenv("FAKE_LT_COST", "0")
+    found = fakes[request.param]
+    found.native.fake_reset()
+    yield found
+    assert found.live() == 1, "the handle alone"

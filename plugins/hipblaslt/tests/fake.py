@@ -96,7 +96,9 @@ class Library:
         names = ("SUCCESS", "NOT_INITIALIZED", "ALLOC_FAILED", "INVALID_VALUE", "EXECUTION_FAILED", "NOT_SUPPORTED")
         self.status = dict(zip(names, (0, 1, 2, 3, 5, 7) if self.amd else (0, 1, 3, 7, 13, 15), strict=True))
         self.compute = {"32f": 2, "32i": 9} if self.amd else {"32f": 68, "32i": 72}
-        self.native = ctypes.CDLL(str(build(libtype)))
+        # A copy has its own counts and objects, whoever else has loaded the library.
+        copied = Path(tempfile.mkdtemp(dir=_folder()), f"lib{libtype}.so")
+        self.native = ctypes.CDLL(str(shutil.copy(build(libtype), copied)))
         self.native.fake_last_reason.restype = ctypes.c_char_p
         self.native.fake_calls.restype = self.native.fake_live.restype = ctypes.c_long
         self.native.fake_cost_us.restype = ctypes.c_double
@@ -216,3 +218,23 @@ class Product:
             front = (given["handle"], given["desc"], given["alpha"], *a, *b, ctypes.byref(self.beta), *c, d[0], given["d_layout"])
             space = (ctypes.c_void_p(given["workspace"]), ctypes.c_size_t(given.get("workspace_bytes", size)))
             return lib.call("Matmul", *front, algo, *space, None)
+
+
+def drawn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Normal numbers, or whole ones from -127 to 127."""
+    return torch.randint(-127, 128, shape, dtype=dtype) if dtype is torch.int8 else torch.randn(shape).to(dtype)
+
+
+def aligned(size: int) -> torch.Tensor:
+    """Zeroed bytes at a multiple of 256."""
+    content = torch.zeros(size + 256, dtype=torch.uint8)
+    return content[-content.data_ptr() % 256 :][:size]
+
+
+def linear(
+    library: Library, dtype: torch.dtype, out: torch.dtype | None = None, m: int = 5, n: int = 48, k: int = 64, **desc: int
+) -> Product:
+    """``x[m, k] @ w[n, k].T`` as every linear layer is asked for: the weight is A."""
+    x, w = drawn(m, k, dtype=dtype), drawn(n, k, dtype=dtype)
+    stored = torch.int32 if dtype is torch.int8 else out or (torch.bfloat16 if dtype.itemsize == 1 else dtype)
+    return Product(library, w, x, torch.empty(m, n, dtype=stored), **desc)
