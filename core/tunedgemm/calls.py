@@ -9,11 +9,16 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
+from tunedgemm.capture import Capture
 from tunedgemm.contents import duplicate
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.op import Op
+from tunedgemm.shape import Shape
+from tunedgemm.weights import ShuffledWeight
 
 Call = Callable[..., torch.Tensor]
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -40,6 +45,28 @@ def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, field
     except TypeError:
         return None
     return tuple(key)
+
+
+def plain(operands: tuple[Any, ...]) -> bool:
+    """Whether operands are tensors as launchers know them, and no subclass of another's making."""
+    return all(operand is None or type(operand) in _PLAIN or isinstance(operand, ShuffledWeight) for operand in operands)
+
+
+def needs_gradient(operands: tuple[Any, ...]) -> bool:
+    """Whether a gradient is to be kept for one of the operands."""
+    return is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
+
+
+def may_wait(operands: tuple[Any, ...]) -> bool:
+    """Whether a call is one for launchers that runs now, and so may wait while its shape is tuned: neither traced nor captured."""
+    if not plain(operands) or needs_gradient(operands) or operands[0].is_meta or torch.compiler.is_compiling():
+        return False
+    return not (operands[0].is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether a call failed for want of memory, which no solution is to blame for."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def dense(operand: torch.Tensor | None) -> bool:
@@ -130,6 +157,12 @@ def recording(operand: torch.Tensor) -> Callable[[], bool] | None:
 def recorded(ask: Callable[[], bool] | None) -> bool:
     """Whether a call is being recorded: what `recording` answers, asked only while `watch_graphs` knows of a capture."""
     return ask is not None and bool(_captures) and ask()
+
+
+def noted(call: Call, capture: Capture, shape: Shape, operands: tuple[Any, ...]) -> Call:
+    """The launcher of a call whose shape is captured, with a count of the calls that it answers."""
+    ask = recording(operands[0])
+    return counted(call, capture.meet(shape, recorded=recorded(ask)), ask, len(operands))
 
 
 def counted(call: Call, counter: list[int], ask: Callable[[], bool] | None, operands: int) -> Call:

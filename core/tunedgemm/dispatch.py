@@ -7,6 +7,7 @@ raises is demoted once for its shape and the next offer takes over, so every cal
 from __future__ import annotations
 
 import hashlib
+import importlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -14,9 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
 
-from tunedgemm.calls import Call, call_key, copying, counted, dense, eager_only, recorded, recording, watch_graphs, with_gradient
+from tunedgemm.calls import (
+    Call,
+    call_key,
+    copying,
+    dense,
+    eager_only,
+    may_wait,
+    needs_gradient,
+    noted,
+    out_of_memory,
+    plain,
+    watch_graphs,
+    with_gradient,
+)
 from tunedgemm.capture import Capture, recorder
 from tunedgemm.choice import NATIVE, Explanation, Offer, choose, examine, offers
 from tunedgemm.device import Device, current_device, device_of
@@ -31,7 +44,6 @@ from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table import Table
-from tunedgemm.weights import ShuffledWeight
 
 _log = logging.getLogger("tunedgemm")
 
@@ -39,11 +51,8 @@ _log = logging.getLogger("tunedgemm")
 MAX_LAUNCHERS = 65_536
 
 _TORCHS = Offer(NATIVE, "builtin", "torch's own call")
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError)
+#: What fills `Dispatcher.on_miss`: above dispatch, and so loaded by its name, where the environment asks for it.
+_ONLINE = "tunedgemm.online"
 
 
 class Dispatcher:
@@ -54,6 +63,10 @@ class Dispatcher:
         registry, settings: other backends and settings than the installed ones and the environment's.
         above: tuned files that rank above all layers.
         table: the table to use in place of the layers.
+
+    Attributes:
+        on_miss: asked about a shape and a device that no row serves, before their call: whether a table has a row now. None unless
+            online tuning is asked for.
     """
 
     def __init__(
@@ -81,6 +94,9 @@ class Dispatcher:
         self._capture: Capture | None = recorder(self.op) if self.settings.capture else None
         if self._capture is not None:
             watch_graphs()
+        self.on_miss: Callable[[Shape, Device], bool] | None = None
+        if self._table is None and self.settings.tunes_online(self.op.name):  # no row gets into a table that was given
+            self.on_miss = importlib.import_module(_ONLINE).Online(self.op, self.settings)
         self.launchers.clear()
 
     def reload(self) -> None:
@@ -152,12 +168,12 @@ class Dispatcher:
         while operands[-1] is None:
             operands = operands[:-1]
         device = device_of(operands[0].get_device())
+        if self.on_miss is not None and shape.m and may_wait(operands):
+            self._missed(self.on_miss, shape, device)
         with self._lock:
             call, solution = self._call_for(shape, device, operands)
             if self._capture is not None:
-                ask = recording(operands[0])
-                counter = self._capture.meet(shape, recorded=recorded(ask))
-                call = counted(call, counter, ask, len(operands))
+                call = noted(call, self._capture, shape, operands)
             # Only a choice that holds for the next call of the key, too, is kept.
             if key is not None and solution is not None:
                 if len(self.launchers) >= MAX_LAUNCHERS:
@@ -169,6 +185,13 @@ class Dispatcher:
         except Exception as error:  # a kernel of a plugin may raise anything
             return self.demote(error, key, operands, otype, **fields)
 
+    def _missed(self, on_miss: Callable[[Shape, Device], bool], shape: Shape, device: Device) -> None:
+        """Ask about a shape that no row answers for, usable or not, and read the tables again where one does now."""
+        if next(self.table.candidates(shape, device), None) is None and on_miss(shape, device):
+            with self._lock:  # what is bound for other shapes stays
+                self._table = Table.load(self.op, above=self._above)
+                self._bound.pop((shape, device.index), None)
+
     def demote(
         self, error: Exception, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
     ) -> torch.Tensor:
@@ -177,7 +200,7 @@ class Dispatcher:
         device = device_of(operands[0].get_device())
         with self._lock:
             _, solution = self._call_for(shape, device, operands)
-            if solution in (None, NATIVE) or _out_of_memory(error):
+            if solution in (None, NATIVE) or out_of_memory(error):
                 raise error
             self._vetoed[shape, device.index, solution] = f"failed in this process: {type(error).__name__}: {error}"
             self._bound.pop((shape, device.index), None)
@@ -235,9 +258,8 @@ class Dispatcher:
     def _call_for(self, shape: Shape, device: Device, operands: tuple[Any, ...]) -> tuple[Call, Solution | None]:
         """The function for these operands, and the solution it belongs to, None where it serves this one call only."""
         x = operands[0]
-        plain = all(operand is None or type(operand) in _PLAIN or isinstance(operand, ShuffledWeight) for operand in operands)
-        grad = is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
-        if not plain or grad or shape.m == 0:
+        grad = needs_gradient(operands)
+        if not plain(operands) or grad or shape.m == 0:
             call = self._torch(shape, device)
             return with_gradient(self.op.name, call) if grad and shape.m else call, NATIVE
         capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -242,7 +242,7 @@ def _verdict(report: Report, verbose: bool) -> Iterator[str]:
         told = [f"{t.solution} on {t.shape}: {_short(t.detail)}" for t in timings if t.status == status and status not in HEALTHY]
         yield from _listed(f"{status} ({STATUSES[status]})", told, some)
     for outcome in report.failed:
-        yield f"failed: {outcome.task.shape}: {_why(outcome)}"
+        yield f"failed: {outcome.task.shape}: {why_failed(outcome)}"
         bad = [timing for timing in outcome.timings if timing.status != "ok"]
         reasons = sorted({f"  {timing.solution.libtype}: {timing.status}: {_short(timing.detail)}" for timing in bad})
         yield from reasons[: None if verbose else 10]
@@ -285,7 +285,7 @@ def _counts(timings: Iterable[Timing]) -> str:
     return ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
 
 
-def _why(outcome: Outcome) -> str:
+def why_failed(outcome: Outcome) -> str:
     """Why a shape failed: how many solutions ended how, or what kept it from being tried."""
     told = [_short(outcome.reason), _counts(timing for timing in outcome.timings if timing.status != "ok")]
     if right := sorted({timing.solution.libtype for timing in outcome.timings if timing.status == "ok"}):
@@ -315,7 +315,7 @@ def _line(outcome: Outcome) -> str:
     """One line of what became of a shape."""
     winner = outcome.winner
     if winner is None:
-        return f"{outcome.task.shape}: nothing passed ({_why(outcome)})"
+        return f"{outcome.task.shape}: nothing passed ({why_failed(outcome)})"
     gain = f", {outcome.gain:.2f}x torch" if outcome.gain else ""
     return f"{outcome.task.shape}: {winner.solution} {winner.us:.2f} us{gain}" + (f", {outcome.tied} tied" if outcome.tied else "")
 

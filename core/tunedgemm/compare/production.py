@@ -176,9 +176,8 @@ class _Dispatched:
 
     def _for(self, device: Device) -> Dispatcher:
         if self._dispatcher is None:
-            # Shapes that are looked at here are no shapes of the user's workload: they are not captured.
-            settings = attrs.evolve(Settings.from_environment(), capture=False)
-            self._dispatcher = Dispatcher(self._op, self._installed, settings=settings, table=self._side.table(self._op, device))
+            settings, table = Settings.from_environment().passive, self._side.table(self._op, device)
+            self._dispatcher = Dispatcher(self._op, self._installed, settings=settings, table=table)
         return self._dispatcher
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import attrs
-
 from tunedgemm.asked import op_of_file
 from tunedgemm.coverage.answers import described, entry_of
 from tunedgemm.coverage.captured import Captured, Replays, captured
@@ -65,9 +63,7 @@ def coverage(
     notes = [*calls.notes, *_said_of_graphs(calls, replays)]
     entries: list[Entry] = []
     for family in map(op_named, calls.ops):
-        # Shapes that are looked at here are no shapes of a workload: they are not captured.
-        settings = attrs.evolve(Settings.from_environment(), capture=False)
-        dispatcher = Dispatcher(family, above=above.get(family.name, ()), settings=settings)
+        dispatcher = Dispatcher(family, above=above.get(family.name, ()), settings=Settings.from_environment().passive)
         listed = calls.of(family)
         files = [path for layer in table_layers(family, above.get(family.name, ())) for path in layer.paths if present(path)]
         known = known_times(family, here, (one.shape for one in listed), files, beside.get(family.name, ()))
