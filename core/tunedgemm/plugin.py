@@ -40,11 +40,12 @@ __all__ = [
     "cache_folder",
     "device_of",
     "dtype_bits",
+    "home_folder",  # noqa: F822 - by __getattr__, like those below
     "hookimpl",
     "on_device",
     "ops",
     "parse_dtype",
-    "plain_weight",  # noqa: F822 - by __getattr__, like those below
+    "plain_weight",  # noqa: F822
     "semaphores",
     "short_dtype",
     "shuffle_weight",  # noqa: F822
@@ -54,9 +55,10 @@ __all__ = [
     "workspace",
 ]
 
-#: Lazily: the tuner stands above the contract, and weights load torch.
+#: Lazily: the tuner and the folders of tables stand above the contract, and weights load torch.
 _LATE = {
     "tune": "tunedgemm.tuner",
+    "home_folder": "tunedgemm.folders",
     **dict.fromkeys(("plain_weight", "shuffle_weight", "unshuffle_weight"), "tunedgemm.weights"),
 }
 

@@ -5,6 +5,7 @@ gradlib's functions are here under their names: `hipb_create_extension`, `hipb_d
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -44,10 +45,7 @@ class Lt:
         """``cublaslt 130100``, or ``hipblaslt 100200 a1b2c3d4``; for absent devices empty."""
         if not self._present(device):
             return ""
-        library = self.load(self.abi)
-        with current(device.index):
-            parts = (self.abi.libtype, version(library, device.index), revision(library, device.index))
-        return " ".join(str(part) for part in parts if part)
+        return " ".join(str(part) for part in (self.abi.libtype, *self._versions(device)) if part)
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
@@ -66,7 +64,8 @@ class Lt:
     @hookimpl
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
         """The solution of an untuned call, if any."""
-        return heuristic.heuristic_fallback(shape, self._seen(device), self.abi)
+        present = functools.partial(self._versions, device) if self._present(device) else None
+        return heuristic.heuristic_fallback(shape, self._seen(device), self.abi, present)
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
@@ -85,6 +84,11 @@ class Lt:
         from tunedgemm_hipblaslt import solutions
 
         return solutions.refine(self.load(self.abi), solution, shape, self._seen(device)) if self._present(device) else ()
+
+    def _versions(self, device: Device) -> tuple[int, str]:
+        library = self.load(self.abi)
+        with current(device.index):
+            return version(library, device.index), revision(library, device.index)
 
     def _present(self, device: Device) -> bool:
         return device.index >= 0 or (self.host is not None and device.kind == "cpu")

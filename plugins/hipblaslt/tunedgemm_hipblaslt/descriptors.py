@@ -11,7 +11,6 @@ import functools
 import struct
 import threading
 from collections.abc import Iterator
-from types import MappingProxyType
 
 import attrs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +11,15 @@ from typing import Any
 from tunedgemm_hipblaslt.descriptors import Described, Found
 from tunedgemm_hipblaslt.library import Library
 
-try:
-    from tunedgemm_hipblaslt import _shim as _extension
-except ImportError:  # installed without a C compiler
-    _extension = None
+
+def _loaded() -> Any:
+    try:
+        return importlib.import_module("tunedgemm_hipblaslt._shim")
+    except ImportError:  # installed without a C compiler
+        return None
+
+
+_extension = _loaded()
 
 #: (stream, d, a, b, workspace, bias, a_scale, b_scale) as addresses -> the library's status
 Launch = Callable[[int, int, int, int, int, int, int, int], int]
