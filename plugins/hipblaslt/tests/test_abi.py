@@ -1,0 +1,239 @@
+"""The plugin's names and numbers against the vendors' own: AMD's Python bindings, and NVIDIA's headers, where they are installed."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
+from tunedgemm_hipblaslt.library import bind_functions
+
+#: Our name of a number -> the vendors' name of it; {lt}, {blas} and {data} start theirs.
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "dtypes": {
+        "fp32": "{data}_R_32F", "fp16": "{data}_R_16F", "bf16": "{data}_R_16BF", "int8": "{data}_R_8I", "int32": "{data}_R_32I",
+        "fp8_e4m3fn": "{data}_R_8F_E4M3", "fp8_e5m2": "{data}_R_8F_E5M2", "fp8_e4m3fnuz": "{data}_R_8F_E4M3_FNUZ",
+        "fp8_e5m2fnuz": "{data}_R_8F_E5M2_FNUZ",
+    },
+    "compute": {"32f": "{blas}_COMPUTE_32F", "32i": "{blas}_COMPUTE_32I"},
+    "operation": {"n": "{blas}_OP_N", "t": "{blas}_OP_T"},
+    "layout": {
+        "dtype": "{lt}_MATRIX_LAYOUT_TYPE", "order": "{lt}_MATRIX_LAYOUT_ORDER", "rows": "{lt}_MATRIX_LAYOUT_ROWS",
+        "cols": "{lt}_MATRIX_LAYOUT_COLS", "ld": "{lt}_MATRIX_LAYOUT_LD", "batch_count": "{lt}_MATRIX_LAYOUT_BATCH_COUNT",
+        "batch_offset": "{lt}_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET",
+    },
+    "order": {"col": "{lt}_ORDER_COL", "shuffled8": "{lt}_ORDER_COL16_4R16", "shuffled16": "{lt}_ORDER_COL16_4R8"},
+    "desc": {
+        "pointer_mode": "{lt}_MATMUL_DESC_POINTER_MODE", "transpose_a": "{lt}_MATMUL_DESC_TRANSA", "transpose_b": "{lt}_MATMUL_DESC_TRANSB",
+        "epilogue": "{lt}_MATMUL_DESC_EPILOGUE", "bias": "{lt}_MATMUL_DESC_BIAS_POINTER", "bias_dtype": "{lt}_MATMUL_DESC_BIAS_DATA_TYPE",
+        "a_scale": "{lt}_MATMUL_DESC_A_SCALE_POINTER", "b_scale": "{lt}_MATMUL_DESC_B_SCALE_POINTER",
+        "fast_accum": "{lt}_MATMUL_DESC_FAST_ACCUM", "a_scale_mode": "{lt}_MATMUL_DESC_A_SCALE_MODE",
+        "b_scale_mode": "{lt}_MATMUL_DESC_B_SCALE_MODE",
+    },
+    "epilogue": {"none": "{lt}_EPILOGUE_DEFAULT", "bias": "{lt}_EPILOGUE_BIAS"},
+    "scale": {
+        "tensor": "{lt}_MATMUL_MATRIX_SCALE_SCALAR_32F", "row": "{lt}_MATMUL_MATRIX_SCALE_OUTER_VEC_32F",
+        "block": "{lt}_MATMUL_MATRIX_SCALE_VEC128_32F", "square": "{lt}_MATMUL_MATRIX_SCALE_BLK128x128_32F",
+    },
+    "preference": {
+        "search_mode": "{lt}_MATMUL_PREF_SEARCH_MODE", "max_workspace": "{lt}_MATMUL_PREF_MAX_WORKSPACE_BYTES",
+        **{f"align_{x}": f"{{lt}}_MATMUL_PREF_MIN_ALIGNMENT_{x.upper()}_BYTES" for x in "abcd"},
+    },
+    "config": {
+        "id": "{lt}_ALGO_CONFIG_ID", "tile": "{lt}_ALGO_CONFIG_TILE_ID", "split_k": "{lt}_ALGO_CONFIG_SPLITK_NUM",
+        "reduction": "{lt}_ALGO_CONFIG_REDUCTION_SCHEME", "swizzle": "{lt}_ALGO_CONFIG_CTA_SWIZZLING",
+        "option": "{lt}_ALGO_CONFIG_CUSTOM_OPTION", "stages": "{lt}_ALGO_CONFIG_STAGES_ID", "inner": "{lt}_ALGO_CONFIG_INNER_SHAPE_ID",
+        "cluster": "{lt}_ALGO_CONFIG_CLUSTER_SHAPE_ID",
+    },
+    "capability": {
+        "split_k": "{lt}_ALGO_CAP_SPLITK_SUPPORT", "reductions": "{lt}_ALGO_CAP_REDUCTION_SCHEME_MASK",
+        "swizzle": "{lt}_ALGO_CAP_CTA_SWIZZLING_SUPPORT", "tiles": "{lt}_ALGO_CAP_TILE_IDS", "options": "{lt}_ALGO_CAP_CUSTOM_OPTION_MAX",
+        "stages": "{lt}_ALGO_CAP_STAGES_IDS",
+    },
+}  # fmt: skip
+PREFIXES = {
+    "cublaslt": {"lt": "CUBLASLT", "blas": "CUBLAS", "data": "CUDA"},
+    "hipblaslt": {"lt": "HIPBLASLT", "blas": "HIPBLAS", "data": "HIP"},
+}
+FUNCTIONS = (
+    "Create", "Destroy", "MatrixLayoutCreate", "MatrixLayoutDestroy", "MatrixLayoutSetAttribute", "MatmulDescCreate", "MatmulDescDestroy",
+    "MatmulDescSetAttribute", "MatmulPreferenceCreate", "MatmulPreferenceDestroy", "MatmulPreferenceSetAttribute", "MatmulAlgoGetHeuristic",
+    "Matmul",
+)  # fmt: skip
+#: The first cuBLAS whose header has all that is used: scales of blocks.
+COMPLETE = (12, 9)
+
+
+def ours(abi: Abi) -> dict[str, int]:
+    """Every number of a library's tables by the vendor's name of it."""
+    prefixes = PREFIXES[abi.libtype]
+    found = {f"{prefixes['blas']}_STATUS_{name}": number for name, number in abi.statuses.items()}
+    for table, names in NAMES.items():
+        for name, number in getattr(abi, table).items():
+            found[names[name].format(**prefixes)] = number
+    return found
+
+
+def width(declared: str) -> tuple[bool, int]:
+    """(whether a pointer, bytes) of an argument as a header declares it, its name last."""
+    kind = declared.replace("const", "").strip()
+    opaque = re.match(r"\w+(Handle_t|MatmulDesc_t|MatrixLayout_t|MatmulPreference_t|Stream_t)\b", kind)
+    if "*" in kind or "[" in kind or opaque:
+        return True, 8
+    return False, 8 if re.match(r"(size_t|u?int64_t)\b", kind) else 4
+
+
+def passed(function: Any) -> list[tuple[bool, int]]:
+    """The same of the arguments that ctypes passes."""
+    return [(not issubclass(x, ctypes._SimpleCData) or x is ctypes.c_void_p, ctypes.sizeof(x)) for x in function.argtypes]
+
+
+@pytest.fixture(scope="module")
+def bindings() -> Any:
+    """AMD's module; it needs no GPU and no ROCm."""
+    return pytest.importorskip("rocm.bindings.hipblaslt")
+
+
+@pytest.fixture(scope="module")
+def amds(bindings: Any) -> dict[str, int]:
+    """Every number of AMD's enumerations."""
+    modules = [bindings, pytest.importorskip("rocm.bindings.hip"), pytest.importorskip("rocm.bindings.hipblas")]
+    kinds = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, IntEnum)]
+    return {member.name: int(member) for kind in kinds for member in kind}
+
+
+class TestAmd:
+    """hipBLASLt, by the package hip-python, which AMD generates from its headers."""
+
+    def test_numbers(self, amds: dict[str, int]) -> None:
+        """Each number is AMD's."""
+        mine = ours(HIPBLASLT)
+        assert mine == {name: amds[name] for name in mine}
+
+    def test_every_status_has_its_name(self, amds: dict[str, int]) -> None:
+        """No status of AMD's is without a name here."""
+        assert {f"HIPBLAS_STATUS_{name}" for name in HIPBLASLT.statuses} == {name for name in amds if name.startswith("HIPBLAS_STATUS_")}
+
+    def test_structures(self, bindings: Any) -> None:
+        """Sizes of algorithm and result, and where workspace, status and waves lie."""
+        assert bindings.hipblasLtMatmulAlgo_t.allocate(1).c_sizeof() == HIPBLASLT.algo_bytes
+        memory = ctypes.create_string_buffer(HIPBLASLT.result_bytes)
+        result = bindings.hipblasLtMatmulHeuristicResult_t.fromObj(ctypes.addressof(memory))
+        assert result.c_sizeof() == HIPBLASLT.result_bytes
+        result.set_workspaceSize(0, 0x1122334455667788)
+        result.set_state(0, bindings.hipblasStatus_t.HIPBLAS_STATUS_NOT_SUPPORTED)
+        result.set_wavesCount(0, 0.5)
+        written = memory.raw[HIPBLASLT.algo_bytes : HIPBLASLT.algo_bytes + 16]
+        assert written == 0x1122334455667788.to_bytes(8, "little") + (7).to_bytes(4, "little") + bytes(ctypes.c_float(0.5))
+
+    def test_arguments(self, bindings: Any, fake_library: Callable[[str], Path]) -> None:
+        """Pointers and numbers are passed to each function in AMD's order and widths."""
+        library = bind_functions(HIPBLASLT, str(fake_library("hipblaslt")))
+        for name in FUNCTIONS:
+            declared = re.search(rf"hipblasStatus_t hipblasLt{name}\((.*)\)", getattr(bindings, f"hipblasLt{name}").__doc__)
+            assert declared, name
+            assert passed(library.functions[name]) == [width(argument) for argument in declared[1].split(",")], name
+
+
+def _folders() -> Iterator[Path]:
+    """Where headers of CUDA may be: a toolkit, the wheels of NVIDIA, and Triton's copy of the toolkit's own."""
+    toolkits = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
+    yield from (Path(folder, "include") for folder in toolkits if folder)
+    for place in sys.path:
+        for inside in ("nvidia/cu13", "nvidia/cublas", "nvidia/cuda_runtime", "triton/backends/nvidia"):
+            yield Path(place, inside, "include")
+
+
+def _header(name: str) -> Path | None:
+    return next((folder / name for folder in _folders() if (folder / name).is_file()), None)
+
+
+@functools.cache
+def _text() -> str:
+    """The headers of cuBLASLt without their comments, "" where one is missing."""
+    files = [_header(name) for name in ("cublasLt.h", "cublas_api.h", "library_types.h")]
+    if None in files:
+        return ""
+    text = "\n".join(file.read_text() for file in files if file)
+    return re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    """The headers, where they are installed."""
+    return _text() or pytest.skip("no headers of cuBLASLt: neither a CUDA toolkit nor the wheel nvidia-cublas")
+
+
+@pytest.fixture(scope="module")
+def nvidias(text: str) -> dict[str, int]:
+    """Every enumerator that is given a plain number."""
+    return {name: int(number, 0) for name, number in re.findall(r"\b(CU\w+)\s*=\s*(-?\w+)\s*[,}]", text) if number.strip("-")[0].isdigit()}
+
+
+class TestNvidia:
+    """cuBLASLt, by its headers."""
+
+    def test_numbers(self, text: str, nvidias: dict[str, int]) -> None:
+        """Each number is NVIDIA's; a header of before the scales of blocks may lack some."""
+        mine = ours(CUBLASLT)
+        version = tuple(int(x) for x in re.findall(r"#define CUBLAS_VER_(?:MAJOR|MINOR) (\d+)", text))
+        known = mine if version >= COMPLETE else {name: number for name, number in mine.items() if name in nvidias}
+        assert len(known) > 0.9 * len(mine)
+        assert known == {name: nvidias[name] for name in known}
+
+    def test_every_status_has_its_name(self, nvidias: dict[str, int]) -> None:
+        """No status of NVIDIA's is without a name here."""
+        assert {f"CUBLAS_STATUS_{name}" for name in CUBLASLT.statuses} == {name for name in nvidias if name.startswith("CUBLAS_STATUS_")}
+
+    def test_structures(self, text: str, tmp_path: Path) -> None:
+        """A compiler with the header finds the same sizes, and workspace, status and waves at the same places."""
+        compiler = shutil.which("cc") or pytest.skip("no C compiler")
+        result = "cublasLtMatmulHeuristicResult_t"
+        asked = [
+            "sizeof(cublasLtMatmulAlgo_t)",
+            f"sizeof({result})",
+            *(f"offsetof({result}, {x})" for x in ("workspaceSize", "state", "wavesCount")),
+        ]
+        source = tmp_path / "sizes.c"
+        shown = ", ".join(f"(int){expression}" for expression in asked)
+        source.write_text(f'#include <cublasLt.h>\n#include <stdio.h>\nint main(void) {{ printf("%d %d %d %d %d", {shown}); return 0; }}\n')
+        folders = [f"-I{folder}" for folder in _folders() if folder.is_dir()]
+        done = subprocess.run([compiler, *folders, source, "-o", tmp_path / "sizes"], capture_output=True, text=True)
+        if done.returncode and "No such file" in done.stderr:
+            pytest.skip(f"cublasLt.h includes headers that are not installed: {done.stderr[:200]}")
+        assert done.returncode == 0, done.stderr
+        sizes = [int(x) for x in subprocess.run([tmp_path / "sizes"], capture_output=True, text=True, check=True).stdout.split()]
+        bytes_of_algo = CUBLASLT.algo_bytes
+        assert sizes == [bytes_of_algo, CUBLASLT.result_bytes, bytes_of_algo, bytes_of_algo + 8, bytes_of_algo + 12]
+
+    def test_arguments(self, text: str, fake_library: Callable[[str], Path]) -> None:
+        """Pointers and numbers are passed to each function in NVIDIA's order and widths."""
+        library = bind_functions(CUBLASLT, str(fake_library("cublaslt")))
+        own = [name for name in library.functions if name.startswith("MatmulAlgo")]
+        for name in dict.fromkeys([*FUNCTIONS, *own]):
+            declared = re.search(rf"cublasLt{name}\(([^)]*)\)\s*;", text)
+            assert declared, name
+            assert passed(library.functions[name]) == [width(argument) for argument in declared[1].split(",")], name
+
+
+def test_both_libraries_have_the_same_tables() -> None:
+    """A name that both libraries need is in both tables, whatever its number; what one has alone is known."""
+    alone = {
+        "dtypes": {"fp8_e4m3fnuz", "fp8_e5m2fnuz"}, "order": {"shuffled8", "shuffled16"}, "desc": {"fast_accum"},
+        "preference": {"align_a", "align_b", "align_c", "align_d"},
+    }  # fmt: skip
+    for table in NAMES:
+        if table in ("config", "capability"):
+            assert not getattr(HIPBLASLT, table), "algorithms of hipBLASLt are opaque"
+        else:
+            assert set(getattr(CUBLASLT, table)) ^ set(getattr(HIPBLASLT, table)) == alone.get(table, set())
