@@ -14,20 +14,19 @@ from pathlib import Path
 
 import pytest
 import torch
-import tunedgemm
 from attrs import evolve
+from tunedgemm.accuracy import MAX_ERROR_RATIO, error_ratio
 from tunedgemm.csvfile import Row, read_rows, read_untuned, write_rows
-from tunedgemm.device import Device, device_of
-from tunedgemm.dispatch import Dispatcher, TunedGemm
-from tunedgemm.errors import UserError
+from tunedgemm.device import device_of
+from tunedgemm.dispatch import TunedGemm
+from tunedgemm.dtype import torch_dtype
 from tunedgemm.online import MOST_M, Online
 from tunedgemm.ops import op_named
-from tunedgemm.registry import Registry
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.table import Table
 from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.shapes import shapes_of
 
 OP = op_named("a16w16")
 SHAPE = Shape("a16w16", 4, 32, 64, "fp32")
@@ -88,7 +87,6 @@ print(tunedgemm.explain(x, weight).offer.solution, sorted({"tunedgemm.tuner", "p
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operands of these tests are on the CPU, so that is the default device of questions, too."""
     monkeypatch.setattr("tunedgemm.dispatch.current_device", lambda: device_of(-1))
-    monkeypatch.delenv("HIP_ONLINE_TUNING", raising=False)
 
 
 @pytest.fixture
@@ -186,6 +184,23 @@ def test_two_processes_at_once_tune_once(notes: Path, home: Path, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_aiters_variable_tunes_fmoe_into_the_table_of_its_own_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AITER_ONLINE_TUNE a mixture of experts gets its row, in the first file that the op's variable names; a16w16 gets none."""
+    monkeypatch.setenv("AITER_CONFIG_FMOE", str(tmp_path / "moe.csv"))
+    settings = Settings.from_environment({"AITER_ONLINE_TUNE": "1", "TUNEDGEMM_ONLINE_LIBTYPE": "torch", "TUNEDGEMM_ONLINE_SECONDS": "120"})
+    moe, shape = op_named("fmoe"), shapes_of("fmoe")[0]
+    gemm, given = TunedGemm(settings=settings), moe.make_inputs(shape, torch.device("cpu"), 0)
+
+    out = gemm.call("fmoe", *given, otype=torch_dtype(shape.outdtype), **moe.fields(shape))
+    gemm.gemm_a16w16(*operands())
+
+    assert error_ratio(out, moe.reference(shape, given), moe.tolerance(shape)) <= MAX_ERROR_RATIO
+    assert [row.shape for row in read_rows(tmp_path / "moe.csv", moe)[0]] == [shape]
+    assert gemm.of("fmoe").explain(shape, device_of(-1)).tuned
+    assert not (tmp_path / "home" / "bf16_tuned_gemm.csv").exists()
+
+
+@pytest.mark.slow
 def test_a_tune_that_gives_nothing_is_one_warning_and_not_tried_again(
     notes: Path, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,131 +232,6 @@ def test_a_kernel_that_hangs_costs_the_bound_at_most(
     torch.testing.assert_close(out, LINEAR(x, weight))
     assert len(warnings(caplog)) == 1
     assert descendants(home) == []
-
-
-@pytest.mark.parametrize("m", [4, 3], ids=["exact", "padded"])
-def test_a_row_means_no_tuning_and_no_lock(m: int, home: Path) -> None:
-    """A shape that a row serves, be it for a padded M, is no miss: nothing is asked, nothing is written beside the table."""
-    put(home / "bf16_tuned_gemm.csv", SHAPE, Solution("turbo", "a"))
-    before = sorted(home.iterdir())
-    gemm, (x, weight) = TunedGemm(fake_registry(fake_backend("turbo", solutions=("a",))), settings=ONLINE), operands(m)
-
-    torch.testing.assert_close(gemm.gemm_a16w16(x, weight), LINEAR(x, weight))
-
-    assert gemm.dispatcher.explain(Shape("a16w16", m, 32, 64, "fp32"), device_of(-1)).tuned
-    assert sorted(home.iterdir()) == before
-
-
-def test_a_row_that_cannot_be_used_here_is_no_miss(home: Path) -> None:
-    """It is in the table's way: tuning would leave it there, and so is not begun."""
-    put(home / "bf16_tuned_gemm.csv", SHAPE, Solution("asm", "absent"))
-    before = sorted(home.iterdir())
-    gemm, (x, weight) = TunedGemm(fake_registry(), settings=ONLINE), operands()
-
-    torch.testing.assert_close(gemm.gemm_a16w16(x, weight), LINEAR(x, weight))
-
-    assert sorted(home.iterdir()) == before
-
-
-def asking(answer: Callable[[Shape, Device], bool], registry: Registry | None = None) -> tuple[Dispatcher, list[Shape]]:
-    """A dispatcher with *answer* in its slot, and the shapes that it is asked about."""
-    dispatcher, asked = Dispatcher(OP, registry or fake_registry(), settings=Settings()), []
-
-    def on_miss(shape: Shape, device: Device) -> bool:
-        asked.append(shape)
-        return answer(shape, device)
-
-    dispatcher.on_miss = on_miss
-    return dispatcher, asked
-
-
-class Tagged(torch.Tensor):
-    """A subclass that launchers do not know."""
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda gemm: gemm(torch.randn(4, 64, requires_grad=True), torch.randn(32, 64)),
-        lambda gemm: gemm(torch.randn(4, 64).as_subclass(Tagged), torch.randn(32, 64)),
-        lambda gemm: gemm(torch.randn(0, 64), torch.randn(32, 64)),
-        lambda gemm: gemm(torch.empty(4, 64, device="meta"), torch.empty(32, 64, device="meta")),
-    ],
-    ids=["gradient", "subclass", "empty", "meta"],
-)
-def test_calls_that_launchers_do_not_serve_are_not_tuned(call: Callable) -> None:
-    """Gradients, subclasses, empty inputs and traces: nobody is asked."""
-    dispatcher, asked = asking(lambda shape, device: False)
-
-    call(dispatcher.call)
-
-    assert asked == []
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
-def test_a_compiled_call_is_tuned_when_it_runs_and_not_when_it_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trace, whose tensors are fake, asks nobody; the first run of what was compiled does."""
-    asked: list[tuple[Shape, bool]] = []
-
-    def on_miss(shape: Shape, device: Device) -> bool:
-        asked.append((shape, torch.compiler.is_compiling()))
-        return False
-
-    monkeypatch.setattr(tunedgemm.dispatcher(), "on_miss", on_miss)
-    tunedgemm.dispatcher().launchers.clear()
-    torch._dynamo.reset()
-    compiled = torch.compile(tunedgemm.linear, backend="aot_eager", fullgraph=True)
-    x, weight = operands()
-
-    torch.testing.assert_close(compiled(x, weight), LINEAR(x, weight))
-
-    assert asked == [(SHAPE, False)]
-
-
-@pytest.mark.gpu
-def test_a_call_that_is_recorded_into_a_graph_is_not_tuned() -> None:
-    """Torch serves it there; the same call outside is asked about."""
-    dispatcher, asked = asking(lambda shape, device: False)
-    x, weight = (one.cuda() for one in operands())
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        LINEAR(x, weight)  # torch's own handles are made before the capture
-    torch.cuda.synchronize()
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
-        dispatcher.call(x, weight)
-    assert asked == []
-
-    dispatcher.call(x, weight)
-
-    assert asked == [SHAPE]
-
-
-def test_a_new_row_is_taken_in_and_what_is_bound_stays(home: Path) -> None:
-    """Where the slot answers that a row is there, the tables are read again for this call; other shapes keep their launchers."""
-
-    def tuned(shape: Shape, device: Device) -> bool:
-        if shape == SHAPE:
-            put(home / "bf16_tuned_gemm.csv", shape, Solution("turbo", "b"))
-        return shape == SHAPE
-
-    calls: list[str] = []
-
-    def noting(solution: Solution, shape: Shape, *given: torch.Tensor) -> torch.Tensor:
-        calls.append(solution.kernel_name)
-        return LINEAR(*given)
-
-    dispatcher, asked = asking(tuned, fake_registry(fake_backend("turbo", solutions=("a", "b"), call=noting)))
-    other, here = operands(n=48), operands()
-    dispatcher.call(*other)
-    before = dict(dispatcher.launchers)
-
-    dispatcher.call(*here)
-    dispatcher.call(*here)
-    dispatcher.call(*other)
-
-    assert calls == ["b", "b"]
-    assert [shape.n for shape in asked] == [48, 32]
-    assert len(before) == 1 and all(dispatcher.launchers[key] is call for key, call in before.items())
 
 
 @pytest.mark.parametrize("stores", [False, True], ids=["no row", "a row"])
@@ -438,42 +328,6 @@ def test_large_m_is_for_the_variable_of_fmoe_alone(
     assert not Online(op_named(op), settings)(Shape(op, m, 32, 64), device_of(-1))
 
     assert bool(warnings(caplog)) is tried
-
-
-@pytest.mark.parametrize(
-    ("environment", "ops"),
-    [
-        ({}, ()),
-        ({"HIP_ONLINE_TUNING": "0", "AITER_ONLINE_TUNE": ""}, ()),
-        ({"HIP_ONLINE_TUNING": "1"}, ("a16w16", "fmoe")),
-        ({"HIP_ONLINE_TUNING": "true"}, ("a16w16", "fmoe")),
-        ({"AITER_ONLINE_TUNE": "1"}, ("fmoe",)),
-    ],
-    ids=str,
-)
-def test_the_variables_say_which_ops(environment: dict[str, str], ops: tuple[str, ...]) -> None:
-    """Off unless asked for; AITER_ONLINE_TUNE is for fmoe alone; looking on tunes nothing."""
-    settings = Settings.from_environment(environment)
-
-    assert [op for op in ("a16w16", "fmoe") if settings.tunes_online(op)] == list(ops)
-    assert [op for op in ("a16w16", "fmoe") if Dispatcher(op_named(op), settings=settings).on_miss] == list(ops)
-    assert not any(settings.passive.tunes_online(op) for op in ops)
-    assert (settings.online_seconds, settings.online_libtype) == (30.0, "all")
-
-
-def test_a_given_table_gets_no_rows() -> None:
-    """A dispatcher over a table of its own has nowhere to take a row from, and tunes nothing."""
-    assert Dispatcher(OP, settings=ONLINE, table=Table(OP)).on_miss is None
-
-
-@pytest.mark.parametrize("text", ["soon", "0", "-3", "inf", "nan"])
-def test_seconds_are_a_number_above_0(text: str) -> None:
-    """A mistake in the variable is named."""
-    with pytest.raises(UserError, match=f"TUNEDGEMM_ONLINE_SECONDS must be a number of seconds above 0 .got '{text}'"):
-        Settings.from_environment({"TUNEDGEMM_ONLINE_SECONDS": text})
-
-    settings = Settings.from_environment({"TUNEDGEMM_ONLINE_SECONDS": "2.5", "TUNEDGEMM_ONLINE_LIBTYPE": "triton,torch"})
-    assert (settings.online_seconds, settings.online_libtype) == (2.5, "triton,torch")
 
 
 def test_nothing_is_imported_unless_it_is_asked_for(child: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
