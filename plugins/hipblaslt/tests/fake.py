@@ -69,11 +69,12 @@ TYPES = {
     torch.float32: 0, torch.float16: 2, torch.int8: 3, torch.int32: 10, torch.bfloat16: 14, torch.float8_e4m3fn: 28,
     torch.float8_e4m3fnuz: 1000,
 }  # fmt: skip
-#: name -> (number in cuBLASLt, number in hipBLASLt, bytes); None where a library has no such attribute.
-LAYOUT = {"order": (1, 3, 4), "batch": (5, 0, 4), "stride": (6, 1, 8)}
+#: name -> (number in cuBLASLt, number in hipBLASLt, bytes, bytes in hipBLASLt where they are others)
+LAYOUT = {"order": (1, 3, 4), "batch": (5, 0, 4), "stride": (6, 1, 8), "batch_mode": (8, 7, 4)}
 DESC = {
     "pointer_mode": (2, 13, 4), "op_a": (3, 0, 4), "op_b": (4, 1, 4), "epilogue": (7, 2, 4), "bias": (8, 3, 8), "bias_type": (26, 4, 4),
     "scale_a": (17, 5, 8), "scale_b": (18, 6, 8), "scale_d": (20, 8, 8), "mode_a": (31, 31, 4), "mode_b": (32, 32, 4),
+    "bias_stride": (10, 23, 8, 4),
 }  # fmt: skip
 OPS = {"n": (0, 111), "t": (1, 112), "c": (2, 113)}
 #: Operands in the order of the library's arguments.
@@ -134,9 +135,9 @@ class Library:
         """Microseconds of an algorithm beyond the product."""
         return float(self.native.fake_cost_us(algo))
 
-    def set(self, kind: str, thing: Any, attribute: tuple[int, int, int], value: int) -> int:
+    def set(self, kind: str, thing: Any, attribute: tuple[int, ...], value: int) -> int:
         """Status of setting an attribute of `LAYOUT` or `DESC`."""
-        size = attribute[2]
+        size = attribute[-1 if self.amd else 2]
         return self.call(
             f"{kind}SetAttribute", thing, attribute[self.amd], value.to_bytes(size, "little", signed=True), ctypes.c_size_t(size)
         )

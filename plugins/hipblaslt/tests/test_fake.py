@@ -97,10 +97,54 @@ def test_alpha_beta_and_c(fake: Any, library: Any) -> None:
 
 
 @both
+def test_a_bias_for_each_matrix_of_a_batch(fake: Any, library: Any) -> None:
+    """Biases of a batch lie a stride apart; without a stride all matrices share one."""
+    x, w, bias = fake.drawn(3, 4, 32, dtype=BF16), fake.drawn(3, 16, 32, dtype=BF16), fake.drawn(3, 20, dtype=BF16)
+    for stride, expected in ((20, bias[:, None, :16]), (0, bias[0, :16])):
+        product = fake.Product(library, w, x, torch.empty(3, 4, 16, dtype=BF16), epilogue=BIAS, bias=bias.data_ptr(), bias_stride=stride)
+        expect(fake, library, product, x.double() @ w.double().mT + expected.double())
+    product.desc["bias_stride"] = 15
+    assert library.named(product.run()) == "INVALID_VALUE"
+    assert "biases 15 apart" in library.reason()
+
+
+@both
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+def test_rounding(fake: Any, library: Any, dtype: torch.dtype) -> None:
+    """Results are rounded to nearest even, below the normal numbers and above the greatest too, as torch does."""
+    powers = torch.exp2(torch.arange(-24.0, 16.0)).to(dtype)
+    w, x = torch.zeros(40, 8, dtype=dtype), torch.zeros(1, 8, dtype=dtype)
+    w[:, 0], x[0, 0] = powers, 1
+    product = fake.Product(library, w, x, torch.empty(1, 40, dtype=dtype))
+    numbers = [
+        0.0,
+        -1.5,
+        2.0,
+        0.4999,
+        1 + 2.0**-11,
+        1 + 3 * 2.0**-11,
+        1 + 2.0**-8,
+        1 + 3 * 2.0**-8,
+        1.9999,
+        1e38,
+        float("nan"),
+        float("inf"),
+    ]
+    for number in [*numbers, *torch.randn(50).tolist()]:
+        product.alpha = ctypes.c_float(number)
+        library.check(product.run())
+        expected = (powers.float() * number).to(dtype)
+        assert torch.equal(product.tensors["d"][0].nan_to_num(nan=-3), expected.nan_to_num(nan=-3)), number
+
+
+@both
 def test_int8_is_exact(fake: Any, library: Any) -> None:
     """int8 products are summed without any rounding."""
     product = fake.linear(library, INT8, m=9, n=20, k=4096)
     expect(fake, library, product, reference(product))
+    product.beta = ctypes.c_int32(-1)
+    library.check(product.run(workspace=fake.aligned(MAX_WORKSPACE)))
+    assert not product.tensors["d"].any(), "the product less itself"
 
 
 FP8 = [("cublaslt", FN), ("hipblaslt", FN), ("hipblaslt", FNUZ)]
@@ -135,7 +179,7 @@ def test_scales(fake: Any, library: Any, dtype: torch.dtype, out: torch.dtype, m
 def test_scales_of_blocks(fake: Any, library: Any, dtype: torch.dtype, modes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of K have scales of their own: 1x128 with the rows innermost, 128x128 with K innermost and padded to fours."""
     monkeypatch.setenv("FAKE_LT_BLOCKSCALES", "1")
-    m, n, k, blocks = 131, 272, 5 * 128 + 64, 6
+    m, n, k, blocks = 132, 272, 5 * 128 + 64, 6
     factors, memory = [], []
     for mode, rows in zip(modes, (n, m), strict=True):
         if mode == VEC128:
@@ -218,6 +262,7 @@ REFUSALS: list[tuple[tuple[str, ...], torch.dtype, Callable[[Any], None], str, s
     (BOTH, BF16, _of_layout("a", batch=2), "INVALID_VALUE", "A has 2 matrices, D 1"),
     (BOTH, BF16, lambda product: [_of_layout(x, batch=2)(product) for x in "abcd"], "INVALID_VALUE", "in D"),
     (BOTH, BF16, lambda product: [_of_layout(x, batch=2, stride=24)(product) for x in "abcd"], "INVALID_VALUE", "in A"),
+    (BOTH, BF16, _of_layout("d", batch_mode=1), "NOT_SUPPORTED", "of the D matrix layout"),
     (BOTH, BF16, _desc(op_a=7), "INVALID_VALUE", "operation 7 of A"),
     (BOTH, BF16, _desc(epilogue=2), "NOT_SUPPORTED", "epilogue 2"),
     (BOTH, BF16, _desc(epilogue=BIAS), "INVALID_VALUE", "there is none"),
@@ -242,6 +287,7 @@ REFUSALS: list[tuple[tuple[str, ...], torch.dtype, Callable[[Any], None], str, s
     (("cublaslt",), FNUZ, lambda product: None, "NOT_SUPPORTED", "type 1000"),
     (("cublaslt",), FN, _desc(epilogue=BIAS, bias=4096, bias_type=0), "NOT_SUPPORTED", "wanted 14"),
     (("cublaslt",), FN, _layout("b", 3, 72), "NOT_SUPPORTED", "leading dimensions of 16 bytes"),
+    (("cublaslt",), FN, _desc(mode_a=BLK128, mode_b=VEC128, scale_a=64, scale_b=64), "NOT_SUPPORTED", "come in fours"),
     (("cublaslt",), INT8, _layout("b", 3, 66), "NOT_SUPPORTED", "divisible by 4"),
 ]
 
@@ -255,6 +301,26 @@ def test_refusals(fake: Any, library: Any, case: tuple[Any, torch.dtype, Callabl
     found = product.run(workspace=fake.aligned(MAX_WORKSPACE))
     assert (library.named(found), reason in library.reason()) == (status, True), library.reason()
     assert library.reason().startswith(f"{library.prefix}Matmul: ")
+
+
+@fp8
+def test_scales_of_batches_are_whole(fake: Any, library: Any, dtype: torch.dtype) -> None:
+    """One scale a matrix goes with a batch, which shares it; scales of rows do not."""
+    x, w, scale = fake.drawn(2, 4, 32, dtype=dtype), fake.drawn(2, 16, 32, dtype=dtype), torch.rand(64) + 0.5
+    product = fake.Product(library, w, x, torch.empty(2, 4, 16, dtype=BF16), scale_a=scale.data_ptr())
+    expect(fake, library, product, x.double() @ w.double().mT * scale[0].double())
+    product.desc |= {"mode_a": OUTER, "mode_b": OUTER, "scale_b": scale.data_ptr()}
+    assert library.named(product.run()) == "NOT_SUPPORTED"
+    assert "goes with batches" in library.reason()
+
+
+@amd
+def test_8_bit_operands_are_aligned(fake: Any, library: Any) -> None:
+    """Operands of 8 bits lie at multiples of 16 bytes."""
+    product = fake.linear(library, FNUZ)
+    product.pointers["b"] += 8
+    assert library.named(product.run()) == "NOT_SUPPORTED"
+    assert "wants B at a multiple of 16" in library.reason()
 
 
 @nvidia

@@ -96,8 +96,8 @@ def test_attributes_have_their_sizes(fake: Any, library: Any) -> None:
         created[kind] = ctypes.c_void_p()
         library.check(library.call(f"{kind}Create", ctypes.byref(created[kind]), *arguments))
     attributes = [("MatrixLayout", *x) for x in fake.LAYOUT.values()] + [("MatmulDesc", *x) for x in fake.DESC.values()]
-    for kind, *numbers, size in attributes:
-        attribute, thing = numbers[library.amd], created[kind]
+    for kind, *numbers in attributes:
+        attribute, size, thing = numbers[library.amd], numbers[-1 if library.amd else 2], created[kind]
         value = bytes(range(1, size + 1))
         for wrong in {1, 2, 4, 8, 0, 16} - {size}:
             status = library.call(f"{kind}SetAttribute", thing, attribute, bytes(16), ctypes.c_size_t(wrong))
@@ -160,6 +160,41 @@ def test_workspace(fake: Any, library: Any) -> None:
     assert (content[size:] == 0).all()
     product.max_workspace = 0
     assert not [size for _, size in product.heuristic(100)[1] if size]
+
+
+@both
+def test_a_shared_workspace_is_noticed(fake: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls at once with one workspace spoil each other, and at least one of them says so."""
+    product = fake.linear(library, BF16, m=64, n=256, k=1024)
+    _, found = product.heuristic(100)
+    algo = next(algo for algo, size in found if size)
+    content, statuses = fake.aligned(MIB * 2), []
+
+    def work() -> None:
+        mine = fake.linear(library, BF16, m=64, n=256, k=1024)
+        statuses.extend(mine.run(algo, content) for _ in range(8))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert library.status["EXECUTION_FAILED"] in statuses
+    assert "workspace changed" in library.reason()
+
+
+@both
+def test_bad_questions_to_the_heuristic(fake: Any, library: Any) -> None:
+    """No room for results, no preference, a problem that is refused: a status, and no result."""
+    product = fake.linear(library, BF16)
+    assert library.named(product.heuristic(0)[0]) == "INVALID_VALUE"
+    with product.descriptors() as (desc, layouts):
+        content, returned = ctypes.create_string_buffer(library.result_bytes), ctypes.c_int(7)
+        status = library.call("MatmulAlgoGetHeuristic", library.handle, desc, *layouts, None, 1, content, ctypes.byref(returned))
+    assert (library.named(status), returned.value) == ("INVALID_VALUE", 0)
+    product.layouts["a"][3] = 1
+    status, found = product.heuristic()
+    assert (library.named(status), found) == ("INVALID_VALUE", [])
 
 
 @amd
@@ -238,8 +273,8 @@ def test_the_winner_of_cublaslt_is_some_steps_away(fake: Any, library: Any, dtyp
     """From the first answer, tile, stages, swizzle and option, in any order, make it faster; no configuration beats the end."""
     product = fake.linear(library, dtype)
     here = Configured(product, product.heuristic(1)[1][0][0])
-    assert (here.get(ID), here.get(TILE), here.get(STAGES), here.get(SWIZZLE), here.get(OPTION)) == (66, 18, 15, 0, 0)
-    steps = [(TILE, 20), (STAGES, 16), (SWIZZLE, 1), (OPTION, 1), (OPTION, 2)]
+    assert (here.get(ID), here.get(TILE), here.get(STAGES), here.get(SWIZZLE), here.get(OPTION)) == (66, 20, 15, 0, 0)
+    steps = [(TILE, 18), (STAGES, 16), (SWIZZLE, 1), (OPTION, 1), (OPTION, 2)]
     for order in ([0, 1, 2, 3, 4], [3, 4, 2, 1, 0], [2, 3, 0, 4, 1]):
         there = here
         for attribute, value in (steps[i] for i in order):

@@ -170,6 +170,11 @@ static int scales(const Problem *p) {
     if (p->batch > 1) {
         return lt_refuse(NOT_SUPPORTED, "only one scale for a whole matrix goes with batches (modes %d, %d)", a, b);
     }
+#ifdef FAKE_CUBLASLT /* cuBLAS manual, 128-element scaling factors */
+    if ((a == SCALE_VEC128 && p->m % 4) || (b == SCALE_VEC128 && p->n % 4)) {
+        return lt_refuse(NOT_SUPPORTED, "rows with scales of 1x128 come in fours (m %lld, n %lld)", (long long)p->m, (long long)p->n);
+    }
+#endif
 #ifdef FAKE_HIPBLASLT
     if (blocks && lt_setting("FAKE_LT_BLOCKSCALES", 0) == 0) { /* hipblaslt.h says so of both modes */
         return lt_refuse(NOT_SUPPORTED, "scales of blocks (modes %d, %d) are not supported yet", a, b);

@@ -1,0 +1,23 @@
+"""The plugin's own backends over the fake libraries, as a distribution that the tuner's processes find; ``FAKE_LT_FOLDER`` holds them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+import attrs
+from tunedgemm.plugin import Device
+from tunedgemm_hipblaslt import Lt
+from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
+from tunedgemm_hipblaslt.library import Library, bind_functions
+
+
+@functools.cache
+def _load(abi: Abi) -> Library:
+    [path] = Path(os.environ["FAKE_LT_FOLDER"]).rglob(f"libfake_{abi.prefix.lower()}.so")
+    return bind_functions(abi, str(path))
+
+
+hip = Lt(attrs.evolve(HIPBLASLT, libtype="fakehip"), load=_load, host=Device("gfx942", 304, "amd-instinct-mi300x"))
+cu = Lt(attrs.evolve(CUBLASLT, libtype="fakecu"), load=_load, host=Device("sm_90", 132, "nvidia-h200"))
