@@ -140,16 +140,16 @@ def test_an_algorithm_is_the_library_s_own(fake: Any, library: Any, monkeypatch:
 
 
 @both
-def test_workspace(fake: Any, library: Any) -> None:
+def test_workspace(fake: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An algorithm that wants scratch writes all of it, and no byte more; too little, none or an odd address is refused."""
     product = fake.linear(library, BF16)
     _, found = product.heuristic(100)
     algo, size = next((algo, size) for algo, size in found if size)
-    content = fake.aligned(size + 64)
+    content, align = fake.aligned(size + 64), 16 if library.amd else 256
     for change, reason in (
         ({"workspace_bytes": size - 1}, "wants a workspace of"),
-        ({"workspace": None}, "not at a multiple of 256"),
-        ({"workspace": content.data_ptr() + 16}, "not at a multiple of 256"),
+        ({"workspace": None}, f"not at a multiple of {align}"),
+        ({"workspace": content.data_ptr() + align // 2}, f"not at a multiple of {align}"),
     ):
         product.arguments = change
         assert library.named(product.run(algo, content)) == "INVALID_VALUE"
@@ -158,6 +158,9 @@ def test_workspace(fake: Any, library: Any) -> None:
     library.check(product.run(algo, content))
     assert (content[:size] == 0xA5).all()
     assert (content[size:] == 0).all()
+    monkeypatch.setenv("FAKE_LT_WORKSPACE_ALIGN", "64")
+    library.check(product.run(algo, content[64:]))
+    assert (content == 0xA5).all()
     product.max_workspace = 0
     assert not [size for _, size in product.heuristic(100)[1] if size]
 

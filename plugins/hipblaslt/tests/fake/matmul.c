@@ -66,12 +66,19 @@ static int aligned(const Operands *operands, int bytes) {
     return SUCCESS;
 }
 
+#ifdef FAKE_CUBLASLT
+enum { WORKSPACE_ALIGN = 256 }; /* cuBLAS manual, cublasLtMatmul */
+#else
+enum { WORKSPACE_ALIGN = 16 }; /* hipblaslt.h, hipblasLtMatmul */
+#endif
+
 static int room(const Plan *plan, const void *workspace, size_t size) {
+    int align = (int)lt_setting("FAKE_LT_WORKSPACE_ALIGN", WORKSPACE_ALIGN); /* torch's allocator on a CPU gives 64 */
     if (size < plan->workspace) {
         return lt_refuse(INVALID_VALUE, "the algorithm wants a workspace of %zu bytes (got %zu)", plan->workspace, size);
     }
-    if (plan->workspace && (!workspace || (uintptr_t)workspace % 256)) {
-        return lt_refuse(INVALID_VALUE, "the workspace %p is null or not at a multiple of 256 bytes", workspace);
+    if (plan->workspace && (!workspace || (uintptr_t)workspace % (uintptr_t)align)) {
+        return lt_refuse(INVALID_VALUE, "the workspace %p is null or not at a multiple of %d bytes", workspace, align);
     }
     return SUCCESS;
 }
