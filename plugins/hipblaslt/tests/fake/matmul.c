@@ -72,9 +72,6 @@ enum { WORKSPACE_ALIGN = 256 }; /* cuBLAS manual, cublasLtMatmul */
 enum { WORKSPACE_ALIGN = 16 }; /* hipblaslt.h, hipblasLtMatmul */
 #endif
 
-/* torch puts host memory at multiples of 64; the manual asks for 256 of device memory, whose allocators give 512. */
-enum { WORKSPACE_ALIGNMENT = 64 };
-
 static int room(const Plan *plan, const void *workspace, size_t size) {
     int align = (int)lt_setting("FAKE_LT_WORKSPACE_ALIGN", WORKSPACE_ALIGN); /* torch's allocator on a CPU gives 64 */
     if (size < plan->workspace) {
