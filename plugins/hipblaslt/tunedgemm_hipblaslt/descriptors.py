@@ -182,10 +182,10 @@ def desc_values(abi: Abi, problem: Problem) -> dict[str, int]:
     values = {"transpose_a": abi.operation["t"], "transpose_b": abi.operation["n"]}
     if problem.bias_dtype:
         values |= {"epilogue": abi.epilogue["bias"], "bias_dtype": abi.dtypes[problem.bias_dtype], "bias": _SOME_ADDRESS}
-    if problem.a_scale:
-        values |= {"a_scale": _SOME_ADDRESS, "b_scale": _SOME_ADDRESS}
-    if problem.a_scale not in ("", "tensor"):  # the mode of a whole tensor is the default, and older libraries have no other
-        values |= {"a_scale_mode": abi.scale[problem.a_scale], "b_scale_mode": abi.scale[problem.b_scale]}
+    for name, kind in (("a_scale", problem.a_scale), ("b_scale", problem.b_scale)):
+        values |= {name: _SOME_ADDRESS} if kind else {}
+        if kind not in ("", "tensor"):  # the mode of a whole tensor is the default, and older libraries have no other
+            values[f"{name}_mode"] = abi.scale[kind]
     if problem.fast:
         values["fast_accum"] = 1
     return values

@@ -23,16 +23,19 @@ _AFTER = 3
 def enumerate_solutions(library: Library, shape: Shape, device: Device) -> Iterator[Solution]:
     """The library's answers on the present device: all that hipBLASLt has, the few that cuBLASLt guesses.
 
-    An answer is listed with the bias within the product, and the first few also with the bias after it.
+    An answer is listed with the bias within the product, and the first few also with the bias after it; all of those where the
+    library does not add a bias of that dtype.
     """
     problem = problem_of(shape)
-    for chosen in _answers(library, problem, device.index):
+    within = _answers(library, problem, device.index)
+    for chosen in within:
         yield solution_of(library, Name(chosen))
     if sums_fast(library, shape, device):
         for chosen in _answers(library, problem_of(shape, fast=True), device.index):
             yield solution_of(library, Name(chosen, fast=True))
     if problem.bias_dtype:
-        for chosen in _answers(library, problem_of(shape, after=True), device.index)[:_AFTER]:
+        after = _answers(library, problem_of(shape, after=True), device.index)
+        for chosen in after[:_AFTER] if within else after:
             yield solution_of(library, Name(chosen, after=True))
 
 
