@@ -27,6 +27,8 @@ WORTHWHILE = 0.01
 NEAR_FLOOR = 0.03
 #: Finalists are at most so much slower than the best; narrower, down to the first, where the rounds agree.
 NARROWEST, WIDEST = 0.06, 0.15
+#: Clocks change times by so much at most between two rounds (10 to 20 % on an H200); an anchor that differs more was disturbed.
+DRIFT = 1.25
 #: The band is this many times the typical spread of a solution's rounds, beyond `NARROWEST`.
 SPREADS = 3.0
 
@@ -120,6 +122,7 @@ class _Screen:
         answers = self.sample([*solutions, *([anchor] if anchor else [])], rounds)
         now = answers.get(anchor) if anchor else None
         factor = before[anchor] / min(now.us) if anchor and isinstance(now, Samples) else 1.0
+        factor = min(max(factor, 1 / DRIFT), DRIFT)
         for solution in solutions:
             answer = answers[solution]
             if isinstance(answer, Samples):
