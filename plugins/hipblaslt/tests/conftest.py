@@ -1,4 +1,4 @@
-"""What the tests of this plugin share: the fake Lt libraries, and the module that drives them by ctypes."""
+"""What the tests of this plugin share: the fake Lt libraries, driven by ctypes or by the plugin's backends."""
 
 from __future__ import annotations
 
@@ -12,17 +12,42 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(scope="session")
-def fake() -> ModuleType:
-    """The module beside this file: pytest imports tests by path, so they cannot import their siblings by name."""
-    name = "tunedgemm_hipblaslt_tests_fake"
+def _module(stem: str) -> ModuleType:
+    """A module beside this file: pytest imports tests by path, so they cannot import their siblings by name."""
+    name = f"tunedgemm_hipblaslt_tests_{stem}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("fake.py"))
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
         assert spec is not None
         assert spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def fake() -> ModuleType:
+    """The module that drives the fake libraries by ctypes."""
+    return _module("fake")
+
+
+@pytest.fixture
+def over(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module with the plugin's backends over the fakes, whose launches last as long as the product alone."""
+    monkeypatch.setenv("FAKE_LT_COST", "0")
+    monkeypatch.setenv("FAKE_LT_WORKSPACE_ALIGN", "64")  # as torch gives host memory
+    return _module("over")
+
+
+@pytest.fixture(scope="session")
+def backends(fake_library: Callable[[str], Path]) -> dict[str, Any]:
+    """Both backends over the fakes: a CPU that stands for an H200, and one that stands for an MI300X."""
+    return {libtype: _module("over").backend(fake_library(libtype), libtype) for libtype in ("cublaslt", "hipblaslt")}
+
+
+@pytest.fixture
+def lt(backends: dict[str, Any], over: ModuleType, request: pytest.FixtureRequest) -> Any:
+    """The backend of the libtype that is the test's parameter."""
+    return backends[request.param]
 
 
 @pytest.fixture(scope="session")

@@ -92,6 +92,8 @@ class Described:
             return self.checked(self.initialised(algorithm))
         except StatusError as error:
             return str(error)
+        except struct.error as error:  # a name may hold any number
+            return f"no attribute of an algorithm has such a value: {error}"
 
     def checked(self, algo: bytes) -> Found:
         """Ask the library about a configured algorithm.
@@ -110,6 +112,7 @@ class Described:
 
         Raises:
             StatusError: there is no such algorithm, or it takes no such value.
+            struct.error: a number is wider than its attribute.
         """
         abi = self.library.abi
         content = ctypes.create_string_buffer(self._initial(algorithm.id), abi.algo_bytes)

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, on_device, torch_dtype, workspace
 
 from tunedgemm_hipblaslt.descriptors import Described, Found, asking
@@ -30,6 +31,8 @@ def bind(library: Library, solution: Solution, shape: Shape, device: Device) -> 
     problem = problem_of(shape, after=name.after, fast=name.fast)
     found = algorithm_of(library, name, problem, device.index)
     if isinstance(found, Unsupported):
+        if name.chosen is None and problem.bias_dtype:  # it adds no bias of this dtype
+            return bind(library, attrs.evolve(solution, kernel_name=str(attrs.evolve(name, after=True))), shape, device)
         return found
     with current(device.index):
         launch = launch_of(Described(library, problem, device.index), found)
@@ -95,9 +98,13 @@ def _product(library: Library, problem: Problem, launch: Launch, nbytes: int, de
     def product(x: Any, weight: Any, bias: Any, x_scale: Any, w_scale: Any, sizes: tuple[int, ...]) -> Any:
         out = empty(sizes, dtype=dtype, device=where)
         scratch = workspace(nbytes, where) if nbytes else None
-        place = 0 if scratch is None else scratch.data_ptr()
-        pointers = [0 if each is None else each.data_ptr() for each in (bias, w_scale, x_scale)]
-        status = launch(stream(index), out.data_ptr(), weight.data_ptr(), x.data_ptr(), place, *pointers)
+        status = launch(
+            stream(index), out.data_ptr(), weight.data_ptr(), x.data_ptr(),
+            0 if scratch is None else scratch.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            0 if w_scale is None else w_scale.data_ptr(),
+            0 if x_scale is None else x_scale.data_ptr(),
+        )  # fmt: skip
         if status:
             raise LaunchError(f"{library.abi.libtype}: {library.abi.prefix}Matmul: {library.abi.status(status)}")
         return out
