@@ -8,6 +8,7 @@ import tunedgemm
 LATE = ("torch", "pandas", "numpy", "triton", "pluggy", "attr", "rich", "tunedgemm.registry", "tunedgemm_triton")
 
 
+@pytest.mark.timing
 def test_importing_the_package_loads_nothing(child):
     """`import tunedgemm` loads neither torch nor pandas nor pluggy nor a plugin, in a few milliseconds."""
     source = (

@@ -112,6 +112,7 @@ def check(op: Op, layers: Sequence[Sequence[Row]], table: Table, shapes: Sequenc
     return count
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("op", "shapes"), [(OP, plain), (WITH_KIN, plain), *((op, of_an_op) for op in ops().values() if op.examples)])
 def test_candidates_are_those_of_a_search(seed: int, op: Op, shapes: Callable[[Op], list[Shape]]):
@@ -154,6 +155,7 @@ def test_many_answers_are_made_one_by_one():
     assert [match.row.us for match in table.candidates(Shape("a16w16", 16, 64, 128), DEVICES[0])] == [1.0 + n for n in range(2000)]
 
 
+@pytest.mark.no_cover
 def test_keys_of_one_hash_are_told_apart(monkeypatch):
     """Where all kinds of shapes have one stamp, so that their keys collide, look-ups still find their own rows alone."""
     monkeypatch.setattr(index, "stamp_of", lambda units, kind: 7)
@@ -197,6 +199,7 @@ def quickest(call: Callable[[], object], times: int = 3) -> float:
     return best
 
 
+@pytest.mark.timing
 def test_a_scan_costs_a_fraction_of_reading(tmp_path):
     """10,000 rows are scanned in less than a third of the time of reading them, with less than a fifth of the memory."""
     file = tmp_path / "t.csv"
@@ -212,6 +215,7 @@ def test_a_scan_costs_a_fraction_of_reading(tmp_path):
     assert peaks[0] < peaks[1] / 5
 
 
+@pytest.mark.timing
 def test_the_cache_costs_a_fraction_of_a_scan(tmp_path, monkeypatch):
     """60,000 rows from the cache take less than half the time of scanning them."""
     file = tmp_path / "t.csv"
@@ -222,6 +226,7 @@ def test_the_cache_costs_a_fraction_of_a_scan(tmp_path, monkeypatch):
     assert quickest(lambda: open_source(file, OP)) < quickest(lambda: scan(file, OP, content)) / 2  # about a sixth
 
 
+@pytest.mark.timing
 def test_look_ups_do_not_grow_with_the_table(tmp_path):
     """A look-up in a table of 40,000 rows takes no longer than twice that in one of 400, found or not, first or again."""
     times = []
@@ -244,6 +249,7 @@ def test_look_ups_do_not_grow_with_the_table(tmp_path):
     assert all(many < 2 * few + 1e-3 for few, many in zip(*times, strict=True))
 
 
+@pytest.mark.timing
 def test_the_benchmark_runs(tmp_path):
     """The benchmark of a million rows runs with few, checks what it finds, and writes every figure."""
     script, out = Path(__file__).parents[1] / "benchmarks" / "table_index.py", tmp_path / "out.json"

@@ -39,6 +39,7 @@ def written(path: Path, *lines: str) -> Path:
     return path
 
 
+@pytest.mark.timing
 def test_a_line_of_ten_megabytes(path):
     """A line that is far too long is told with its length, at once, and the others load; so is a head of that length."""
     for long in ("x" * (10 << 20), '"' * (10 << 20), "1," * (5 << 20)):

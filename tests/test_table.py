@@ -243,6 +243,7 @@ print(json.dumps([found, sorted({{"torch", "pandas", "pluggy"}} & set(sys.module
     assert json.loads(child(source)) == [["exact"], []]
 
 
+@pytest.mark.timing
 def test_a_large_table_is_quick(tmp_path):
     """50,000 rows load in seconds, and a look-up takes microseconds, about as many as in a table of 100 rows."""
 

@@ -369,15 +369,18 @@ def test_it_prints_its_type_and_not_its_values(weight: ShuffledWeight):
     assert "layout=aiter16x16" in repr(nn.Parameter(weight))
 
 
+@pytest.mark.timing
 def test_attributes_and_plain_are_quick(weight: ShuffledWeight):
-    """What dispatch reads in each call costs well below a microsecond: no Python runs for it but that of .plain."""
+    """What dispatch reads in each call costs as little as of a plain tensor: no Python runs for it but that of .plain."""
 
-    def us(read: Callable[[], object]) -> float:
-        return min(timeit.repeat(read, number=2000, repeat=7)) / 2000 * 1e6
+    def seconds(read: Callable[[], object]) -> float:
+        return min(timeit.repeat(read, number=200, repeat=100))
 
-    assert us(lambda: weight.plain) < 2  # about 0.3 on a quiet machine
+    plain = weight.plain
+    bare = seconds(lambda: plain.shape)  # about 0.05 us a call; a call that goes through Python's dispatch takes 50 times that
+    assert seconds(lambda: weight.plain) < 10 * bare  # about 3.5
     for read in (lambda: weight.shape, lambda: weight.dtype, weight.data_ptr, weight.is_contiguous, weight.get_device):
-        assert us(read) < 1  # about 0.13
+        assert seconds(read) < 6 * bare  # about 2.5
 
 
 def _read_in_child(weight: torch.Tensor, answers: Any) -> None:

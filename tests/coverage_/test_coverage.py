@@ -120,6 +120,7 @@ class TestAnswers:
         assert any("--device sm_90:132:NAME" in note for note in nameless.notes)
         assert not any("NAME" in note for note in named.notes)
 
+    @pytest.mark.timing
     def test_ten_thousand_shapes_take_seconds(self, tmp_path, table, row):
         """A captured file of a serving engine's prefills is judged in less than 15 s."""
         path = tmp_path / "many.csv"

@@ -23,6 +23,17 @@ OTHERS = {"sm_80": Device("sm_80", 108), "sm_86": Device("sm_86", 84), "gfx90a":
 INSTRUCTION = {"gfx942": "v_mfma_f32_", "gfx90a": "v_mfma_f32_", "gfx950": "v_mfma_f32_", "gfx1100": "v_wmma_f32_"}
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(autouse=True)
+def compiled_once(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first guesses are part of the whole space: what one test has compiled the others find."""
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(compiled))
+
+
 def _cases(device: Device, rows: tuple[int, ...], limit: int, bias: bool = False) -> list[dict[str, Any]]:
     cases = []
     for m in rows:
