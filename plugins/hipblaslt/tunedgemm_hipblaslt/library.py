@@ -24,7 +24,7 @@ _HANDLES = ctypes.POINTER(ctypes.c_void_p)
 _INTS = ctypes.POINTER(ctypes.c_int)
 
 #: Arguments of the functions that are called from here, after their prefix; all return a status.
-_ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
+ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
     "Create": (_HANDLES,),
     "Destroy": (_POINTER,),
     "MatrixLayoutCreate": (_HANDLES, _INT, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64),
@@ -123,7 +123,7 @@ def bind_functions(abi: Abi, path: str) -> Library:
     try:
         loaded = ctypes.CDLL(path)
         functions = {}
-        for name, arguments in {**_ARGUMENTS, **(_OWN_ARGUMENTS if abi.config else {})}.items():
+        for name, arguments in {**ARGUMENTS, **(_OWN_ARGUMENTS if abi.config else {})}.items():
             function = getattr(loaded, f"{abi.prefix}{name}")
             function.argtypes, function.restype = arguments, ctypes.c_int
             functions[name] = function
