@@ -35,6 +35,7 @@ from tunedgemm.tuner.trial import Options, Outcome, Samples
 from tunedgemm.tuner.workload import Workload
 from tunedgemm_hipblaslt.abi import CUBLASLT
 from tunedgemm_hipblaslt.descriptors import Described, Found, asking
+from tunedgemm_hipblaslt.launch import LIKED
 from tunedgemm_hipblaslt.library import loaded
 from tunedgemm_hipblaslt.names import Algorithm, Name
 from tunedgemm_hipblaslt.problem import problem_of
@@ -103,11 +104,18 @@ def record_of(shape: Shape, registry: Registry, device: Device, checks: Checks) 
     names |= {"winner": outcome.winner.solution} if outcome.winner else {}
     samples = compared(backend, shape, device, names)
     return {
-        "kind": "search", "shape": shape.to_dict(), "checks": asked, "tried": len(outcome.timings), "answers": len(answers),
+        "kind": "search", "shape": shape.to_dict(), "checks": asked, "same_bytes": same_bytes(shape, device), "tried": len(outcome.timings), "answers": len(answers),
         "seconds": seconds, "device_s": dict(outcome.seconds).get("device", 0.0),
         "solutions": {name: solution.to_dict() for name, solution in names.items()},
         "outside": "winner" in names and names["winner"] not in answers, "samples": samples,
     }  # fmt: skip
+
+
+def same_bytes(shape: Shape, device: Device) -> tuple[int, int]:
+    """How many of the library's answers their names make again byte for byte, and how many there are."""
+    with asking(loaded(CUBLASLT), problem_of(shape), device.index) as described:
+        answers = described.answers(LIKED, CUBLASLT.workspace)
+        return sum(described.initialised(described.configured(answer.algo)) == answer.algo for answer in answers), len(answers)
 
 
 def drawn(described: Described, count: int, dice: random.Random) -> list[Algorithm]:

@@ -91,7 +91,7 @@ class Lt:
             return version(library, device.index), revision(library, device.index)
 
     def _present(self, device: Device) -> bool:
-        return device.index >= 0 or (self.host is not None and device.kind == "cpu")
+        return (device.index >= 0 and device.kind == self.abi.kind) or (self.host is not None and device.kind == "cpu")
 
     def _seen(self, device: Device) -> Device:
         """The device whose limits count."""

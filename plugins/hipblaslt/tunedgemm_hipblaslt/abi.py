@@ -23,6 +23,7 @@ class Abi:
 
     Attributes:
         libtype: what the backend over it is called.
+        kind: whose devices it drives, as `Device.kind`.
         prefix: what its functions' names start with.
         libraries: its file names, newest first.
         algo_bytes: size of ``MatmulAlgo_t``.
@@ -43,6 +44,7 @@ class Abi:
     """
 
     libtype: str
+    kind: str
     prefix: str
     libraries: tuple[str, ...]
     algo_bytes: int
@@ -73,6 +75,7 @@ _DTYPES = {"fp32": 0, "fp16": 2, "bf16": 14, "int8": 3, "int32": 10, "fp8_e4m3fn
 
 CUBLASLT = Abi(
     libtype="cublaslt",
+    kind="nvidia",
     prefix="cublasLt",
     libraries=("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"),
     algo_bytes=64,
@@ -117,6 +120,7 @@ CUBLASLT = Abi(
 
 HIPBLASLT = Abi(
     libtype="hipblaslt",
+    kind="amd",
     prefix="hipblasLt",
     libraries=("libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"),
     algo_bytes=24,

@@ -33,8 +33,8 @@ def ops_of(abi: Abi) -> tuple[str, ...]:
 
 def supports(shape: Shape, device: Device, abi: Abi) -> bool | Unsupported:
     """True, or why the library has no product for the shape on the architecture."""
-    amd = not abi.config
-    if device.kind != ("amd" if amd else "nvidia"):
+    amd = abi.kind == "amd"
+    if device.kind != abi.kind:
         return Unsupported(f"{abi.libtype} is {'AMD' if amd else 'NVIDIA'}'s library; this device is {device.gfx}")
     if shape.m == 0:
         return Unsupported("an empty batch needs no kernel")
