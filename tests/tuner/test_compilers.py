@@ -74,7 +74,9 @@ def test_a_compiler_that_dies_idle_costs_no_candidate(brittle: Registry) -> None
     idle, fine = Solution("brittle", "dies idle"), Solution("brittle", "fine")
     compilers = Compilers(jobs=1, timeout=20, registry=brittle)
     assert compilers.finish(shape, [idle], device) == []
-    time.sleep(1.5)
+    deadline = time.monotonic() + 60
+    while compilers._pool is not None and compilers._pool.active and time.monotonic() < deadline:
+        time.sleep(0.05)
 
     assert compilers.finish(shape, [fine], device) == []
     compilers.stop()

@@ -135,7 +135,7 @@ def test_without_lanes_tasks_are_left() -> None:
 
 def test_nothing_is_begun_after_the_deadline() -> None:
     """A budget ends the run between two shapes."""
-    crew = Crew([Hand("one", seconds=0.05)], deque(TASKS), deadline=time.monotonic() + 0.3)
+    crew = Crew([Hand("one", seconds=0.1)], deque(TASKS), deadline=time.monotonic() + 1.0)
 
     done = outcomes(crew)
 

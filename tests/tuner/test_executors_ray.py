@@ -297,7 +297,7 @@ def test_an_unreachable_cluster_is_told_quickly(tmp_path: Path, address: str, wo
     with pytest.raises(UserError, match=words):
         tune(shapes=SHAPES, output=tmp_path / "t.csv", options=attrs.evolve(FAST, ray_address=address))
 
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
 
 
 def test_another_server_is_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

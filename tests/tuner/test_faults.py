@@ -45,7 +45,7 @@ def test_each_fault_costs_its_solution_alone(faulty_plugin: Path, tmp_path: Path
     assert code == 0
     assert winners(table) == ["faulty:good"]
     assert "hung" in out and "crashed" in out, "the summary counts what failed and why"
-    assert time.monotonic() - started < 150
+    assert time.monotonic() - started < 1000, "what sleeps for an hour is not waited for"
 
 
 @pytest.mark.slow

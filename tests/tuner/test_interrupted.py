@@ -30,8 +30,8 @@ UNTUNED = "M,N,K,bias,dtype,outdtype\n" + "".join(f"{m},{n},256,False,fp32,fp32\
 
 def trials(table: Path) -> list[Timing]:
     """The trial lines of a log, of all runs; a line that a kill has torn off is none."""
-    found = []
-    for line in table.with_suffix(".trials.jsonl").read_text().splitlines():
+    found, log = [], table.with_suffix(".trials.jsonl")
+    for line in log.read_text().splitlines() if log.exists() else ():
         try:
             fields = json.loads(line)
         except ValueError:
@@ -106,12 +106,13 @@ def test_killed_at_random_moments_the_table_is_as_if_undisturbed(replayed: Modul
     seconds, dice = time.monotonic() - started, random.Random(1)
     assert len(read_rows(calm, op_named("a16w16"))[0]) == len(replayed.SHAPES)
 
-    kills, tables = 0, []
+    kills, late, tables = 0, 0, []
     while kills < KILLS:
         table = tmp_path / f"killed{len(tables)}.csv"
         tables.append(table)
         finished = False
         while not finished:
+            before = len(trials(table))
             process = forks.Process(target=replayed.run, args=(table, log))
             process.start()
             process.join(dice.uniform(0.1, 0.8) * seconds if kills < KILLS else None)
@@ -120,6 +121,9 @@ def test_killed_at_random_moments_the_table_is_as_if_undisturbed(replayed: Modul
             finished = process.exitcode == 0
             assert finished or process.exitcode == -signal.SIGKILL
             kills += not finished
+            late += len(trials(table)) > before
+            if kills > 3 * late:  # the machine is busier than it was when the undisturbed run was timed
+                seconds *= 1.1
 
     for table in tables:
         assert table.read_text() == calm.read_text()
@@ -164,10 +168,10 @@ class Tuner:
     def rows(self) -> int:
         return len(read_rows(self.table, op_named("a16w16"))[0]) if self.table.exists() else 0
 
-    def finish(self, seconds: float = 60.0) -> tuple[int, str, str]:
+    def finish(self, seconds: float = 120.0) -> tuple[int, str, str]:
         """(exit code, stdout, stderr); nothing of it may run any longer."""
         out, err = self.process.communicate(timeout=seconds)
-        until(lambda: not processes(self.process.pid), 10, f"{processes(self.process.pid)} to end")
+        until(lambda: not processes(self.process.pid), 60, f"{processes(self.process.pid)} to end")
         return self.process.returncode, out, err
 
 
@@ -198,10 +202,10 @@ def test_a_stopped_tuner_keeps_everything_and_goes_on(
     stays, the same command does the rest."""
     arguments = ("--libtype", "torch", "--iters", "11", "--cache", "hot")
     first = tuner(*arguments)
-    until(lambda: first.rows >= 2, 60, "two rows")
+    until(lambda: first.rows >= 2, 120, "two rows")
     for send in sends:
         send(first.process.pid, number)
-    exit_code, _, err = first.finish(15)
+    exit_code, _, err = first.finish()
     kept = first.rows
 
     assert exit_code == code, err
@@ -220,8 +224,8 @@ def test_a_hanging_kernel_outlives_no_tuner(tuner: Callable[..., Tuner], tmp_pat
     """With no limit on kernels a hang lasts for ever; when the tuner goes, the process that hangs goes, too."""
     mark = tmp_path / "hangs"
     hanging = tuner("--libtype", "faulty", "--kernel_timeout", "0", FAULTY_KINDS="hangs", FAULTY_MARK=str(mark))
-    until(mark.exists, 60, "the hang")
+    until(mark.exists, 120, "the hang")
 
     os.kill(hanging.process.pid, number)
 
-    assert hanging.finish(15)[0] == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    assert hanging.finish()[0] == (130 if number == signal.SIGINT else -signal.SIGKILL)

@@ -74,7 +74,7 @@ def test_killed_at_random_moments_nothing_is_lost_or_done_twice(tmp_path):
 random.seed(3)
 killed = 0
 for _ in range(20):
-    child = start(folder / "killed.csv", 1, 121, 0.01)
+    child = start(folder / "killed.csv", 1, 121, 0.03)
     time.sleep(random.uniform(0.005, 0.06))
     os.kill(child, signal.SIGKILL)
     killed += os.WIFSIGNALED(end(child))

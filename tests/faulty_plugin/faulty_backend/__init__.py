@@ -252,7 +252,7 @@ def _nondeterministic(x: Any, weight: Any, state: dict) -> Any:
     import torch
 
     out = _product(x, weight)
-    return out * (1 + random.randrange(-2, 3) * torch.finfo(x.dtype).eps)
+    return out * (1 + state["calls"] % 5 * torch.finfo(x.dtype).eps)
 
 
 def _batch_variant(x: Any, weight: Any, state: dict) -> Any:
