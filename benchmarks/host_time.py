@@ -1,4 +1,4 @@
-"""Host time of the launchers behind a table, and of binding a known solution at another M.
+"""Host time of the launchers behind a table, of whole calls through dispatch, and of binding a known solution at another M.
 
     python benchmarks/host_time.py --table tuned.csv --json host.json
 
@@ -21,6 +21,7 @@ import attrs
 import torch
 from tunedgemm.csvfile import read_rows
 from tunedgemm.device import current_device
+from tunedgemm.dispatch import TunedGemm
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named
 from tunedgemm.registry import Registry
@@ -43,8 +44,8 @@ def host_us(call: Callable[..., Any], *operands: Any) -> float:
     return statistics.median(samples)
 
 
-def measured(row: Row, registry: Registry) -> dict[str, Any]:
-    """Host times of one row's solution."""
+def measured(row: Row, registry: Registry, gemm: TunedGemm) -> dict[str, Any]:
+    """Host times of one row's solution, alone and through dispatch."""
     device, backend = current_device(), registry.get(row.solution.libtype)
     launcher = backend.bind(row.solution, row.shape, device)
     operands = OP.make_inputs(row.shape, device.torch_device, 0)
@@ -56,7 +57,7 @@ def measured(row: Row, registry: Registry) -> dict[str, Any]:
             bindings.append((time.perf_counter_ns() - start) / 1e3)
     return {
         "M": row.shape.m, "N": row.shape.n, "K": row.shape.k, "solution": str(row.solution),
-        "launch_us": host_us(launcher.call, *operands), "linear_us": host_us(torch.nn.functional.linear, *operands),
+        "launch_us": host_us(launcher.call, *operands), "dispatch_us": host_us(gemm.gemm_a16w16, *operands), "linear_us": host_us(torch.nn.functional.linear, *operands),
         "empty_us": host_us(lambda: torch.empty((row.shape.m, row.shape.n), dtype=torch.bfloat16, device=device.torch_device)),
         "bind_us": statistics.median(bindings),
     }  # fmt: skip
@@ -67,10 +68,11 @@ if __name__ == "__main__":
     parser.add_argument("--table", type=Path, required=True)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    results = []
+    results, gemm = [], TunedGemm()
+    gemm.load_config(arguments.table)
     for entry in read_rows(arguments.table, OP)[0]:
         if entry.solution.libtype != "torch" and entry.us < 40:  # longer kernels fill the queue, and the host waits for them
-            results.append(measured(entry, Registry()))
+            results.append(measured(entry, Registry(), gemm))
             print({name: round(value, 1) if isinstance(value, float) else value for name, value in results[-1].items()}, flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(results))

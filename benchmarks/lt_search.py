@@ -104,7 +104,8 @@ def record_of(shape: Shape, registry: Registry, device: Device, checks: Checks) 
     names |= {"winner": outcome.winner.solution} if outcome.winner else {}
     samples = compared(backend, shape, device, names)
     return {
-        "kind": "search", "shape": shape.to_dict(), "checks": asked, "same_bytes": same_bytes(shape, device), "tried": len(outcome.timings), "answers": len(answers),
+        "kind": "search", "shape": shape.to_dict(), "checks": asked, "same_bytes": same_bytes(shape, device),
+        "tried": len(outcome.timings), "answers": len(answers),
         "seconds": seconds, "device_s": dict(outcome.seconds).get("device", 0.0),
         "solutions": {name: solution.to_dict() for name, solution in names.items()},
         "outside": "winner" in names and names["winner"] not in answers, "samples": samples,

@@ -1,8 +1,10 @@
 """Compare the table's winners with F.linear: interleaved rounds, cold weights, an A/A control, raw samples kept.
 
     python benchmarks/speed.py --table tuned.csv --subset llama70b-tp8 --json speed.json
+    python benchmarks/speed.py --op a8w8 --table tuned.csv --subset layers
 
-A gain is the median of the per-round ratios, F.linear over the winner, with its 95 % interval by order statistics.
+A gain is the median of the per-round ratios, F.linear over the winner, with its 95 % interval by order statistics. For a quantised op
+torch's own call for the shape takes the place of F.linear: `torch._scaled_mm` where it has one.
 "slower" means that the whole interval lies below 0.98. Run it twice, in two processes: the second confirms the first.
 """
 
@@ -17,6 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from tunedgemm.device import current_device
 from tunedgemm.dispatch import TunedGemm
@@ -30,15 +33,22 @@ from tunedgemm.tuner.workload import Workload
 
 HERE = Path(__file__).parent
 OP = op_named("a16w16")
+#: Fields beside M, N and K of the shapes of an op.
+FIELDS: dict[str, dict[str, str]] = {
+    "a16w16": {},
+    "a8w8": {"dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "row"},
+    "a8w8_blockscale": {"dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "block"},
+}
 DEFAULT, AGAIN = Solution("torch", "native"), Solution("torch", "native-again")
 SLOWER = 0.98
 
 
-def shapes_of(subset: str, path: Path) -> list[tuple[str, Shape]]:
-    """(layer, shape) of each row of the shapes file that belongs to the subset, each shape once."""
+def shapes_of(subset: str, path: Path, op: str = OP.name) -> list[tuple[str, Shape]]:
+    """(layer, shape of the op) of each row of the shapes file that belongs to the subset, each shape once."""
     with path.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if not subset or subset in row["subsets"].split(";")]
-    named = {Shape("a16w16", int(row["M"]), int(row["N"]), int(row["K"])): row["layer"] for row in reversed(rows)}
+    sizes = {(int(row["M"]), int(row["N"]), int(row["K"])): row["layer"] for row in reversed(rows)}
+    named = {Shape(op, *size, **FIELDS[op]): layer for size, layer in sizes.items()}  # type: ignore[arg-type]
     return sorted(((layer, shape) for shape, layer in named.items()), key=lambda pair: (pair[1].n, pair[1].k, pair[1].m))
 
 
@@ -75,17 +85,17 @@ def ceilings() -> dict[str, float]:
 
 
 def compare(gemm: TunedGemm, layer: str, shape: Shape, rounds: int) -> dict[str, Any]:
-    """Time the table's solution, F.linear, and F.linear again on one shape."""
-    device = current_device()
-    explanation = gemm.dispatcher.explain(shape)
+    """Time the table's solution, the default, and the default again on one shape."""
+    device, dispatcher = current_device(), gemm.of(shape.op)
+    explanation = dispatcher.explain(shape)
     solution = explanation.offer.solution
-    backend = gemm.dispatcher.registry.get(solution.libtype)
-    ours = backend.bind(solution, shape, device)
-    plain = Launcher(torch.nn.functional.linear)
-    launchers = {DEFAULT: plain, AGAIN: Launcher(torch.nn.functional.linear)}
+    ours = dispatcher.registry.get(solution.libtype).bind(solution, shape, device)
+    own = dispatcher.registry.get(DEFAULT.libtype).bind(DEFAULT, shape, device)
+    plain = Launcher(torch.nn.functional.linear) if shape.op == OP.name else own
+    launchers = {DEFAULT: plain, AGAIN: attrs.evolve(plain)}
     if solution != DEFAULT:
         launchers[solution] = ours
-    workload = Workload(OP, shape, device, seed=1)
+    workload = Workload(op_named(shape.op), shape, device, seed=1)
     workload(launchers, 5)
     answers = workload(launchers, rounds)
     samples = {key: answer.us for key, answer in answers.items() if isinstance(answer, Samples)}
@@ -122,21 +132,22 @@ def main() -> int:
     """Compare and print; exit 1 if a shape is slower."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, required=True, help="the tuned CSV to judge")
+    parser.add_argument("--op", default=OP.name, choices=FIELDS)
     parser.add_argument("--shapes", type=Path, default=HERE / "shapes.csv")
     parser.add_argument("--subset", default="llama70b-tp8", help="subset of the shapes file; empty for all")
     parser.add_argument("--rounds", type=int, default=51)
     parser.add_argument("--json", type=Path, help="write everything, raw samples included")
     arguments = parser.parse_args()
     gemm = TunedGemm(settings=Settings())
-    gemm.load_config(arguments.table)
+    gemm.load_config(arguments.table, arguments.op)
     device = current_device()
     head = {
         "date": datetime.now(timezone.utc).date().isoformat(), "device": str(device), "versions": dict(device.versions),
-        "subset": arguments.subset, "rounds": arguments.rounds, "ceilings": ceilings(),
+        "op": arguments.op, "subset": arguments.subset, "rounds": arguments.rounds, "ceilings": ceilings(),
     }  # fmt: skip
     print(json.dumps(head))
     results = []
-    for layer, shape in shapes_of(arguments.subset, arguments.shapes):
+    for layer, shape in shapes_of(arguments.subset, arguments.shapes, arguments.op):
         found = compare(gemm, layer, shape, arguments.rounds)
         results.append(found)
         band = f"[{found['low']:.3f}, {found['high']:.3f}]"

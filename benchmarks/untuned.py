@@ -1,16 +1,16 @@
-"""Write one subset of shapes.csv as an untuned file for ``tunedgemm tune -i``: ``python benchmarks/untuned.py SUBSET FILE``."""
+"""Write a subset of shapes.csv as an untuned file for ``tunedgemm tune -i``: ``python benchmarks/untuned.py SUBSET FILE [OP]``."""
 
 from __future__ import annotations
 
-import csv
 import sys
 from pathlib import Path
 
+from speed import HERE, OP, shapes_of
+from tunedgemm.csvfile import write_untuned
+from tunedgemm.ops import op_named
+from tunedgemm.row import Untuned
+
 if __name__ == "__main__":
-    subset, target = sys.argv[1], Path(sys.argv[2])
-    with (Path(__file__).parent / "shapes.csv").open(newline="") as file:
-        rows = {(row["M"], row["N"], row["K"]) for row in csv.DictReader(file) if subset in row["subsets"].split(";")}
-    with target.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("M", "N", "K"))
-        writer.writerows(sorted(rows, key=lambda row: tuple(map(int, row))))
+    subset, target, op = (*sys.argv[1:], OP.name)[:3]
+    shapes = sorted((shape for _, shape in shapes_of(subset, HERE / "shapes.csv", op)), key=lambda shape: (shape.m, shape.n, shape.k))
+    write_untuned(Path(target), op_named(op), [Untuned(shape) for shape in shapes])
