@@ -57,7 +57,8 @@ def measured(row: Row, registry: Registry, gemm: TunedGemm) -> dict[str, Any]:
             bindings.append((time.perf_counter_ns() - start) / 1e3)
     return {
         "M": row.shape.m, "N": row.shape.n, "K": row.shape.k, "solution": str(row.solution),
-        "launch_us": host_us(launcher.call, *operands), "dispatch_us": host_us(gemm.gemm_a16w16, *operands), "linear_us": host_us(torch.nn.functional.linear, *operands),
+        "launch_us": host_us(launcher.call, *operands), "dispatch_us": host_us(gemm.gemm_a16w16, *operands),
+        "linear_us": host_us(torch.nn.functional.linear, *operands),
         "empty_us": host_us(lambda: torch.empty((row.shape.m, row.shape.n), dtype=torch.bfloat16, device=device.torch_device)),
         "bind_us": statistics.median(bindings),
     }  # fmt: skip
