@@ -31,11 +31,16 @@ def fake() -> ModuleType:
 
 
 @pytest.fixture
-def over(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def over(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The module with the plugin's backends over the fakes, whose launches last as long as the product alone."""
+    import torch
+
     monkeypatch.setenv("FAKE_LT_COST", "0")
     monkeypatch.setenv("FAKE_LT_WORKSPACE_ALIGN", "64")  # as torch gives host memory
-    return _module("over")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several take longer over what is so small
+    yield _module("over")
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ HOSTS = {"cublaslt": H200, "hipblaslt": MI300}
 #: The heuristic's first answer, asked at each bind.
 FIRST = "heuristic"
 #: Bytes around an operand that hold no number, and by which its address is no multiple of more than 16.
-ROOM, ODD = 1 << 16, 16
+ROOM, ODD = 48 << 10, 16
 #: Two roundings of an output of this dtype, or of the product before scales and bias.
 ROUNDING = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-19}
 
@@ -52,10 +52,17 @@ def cost(lt: Lt, algo: bytes) -> float:
     return float(tell(algo))
 
 
-def roomy(operand: torch.Tensor) -> torch.Tensor:
-    """The same numbers at an address that is a multiple of 16 and no more, with bytes 0xFF on either side."""
+def calls(lt: Lt, function: str) -> int:
+    """How often a function of the fake library was called."""
+    count = ctypes.CDLL(lt.load(lt.abi).path).fake_calls
+    count.restype = ctypes.c_long
+    return int(count(function.encode()))
+
+
+def roomy(operand: torch.Tensor, odd: int = ODD) -> torch.Tensor:
+    """The same numbers at an address that is a multiple of *odd* and no more, with bytes 0xFF on either side."""
     buffer = torch.full((operand.nbytes + 2 * ROOM + 64,), 0xFF, dtype=torch.uint8)
-    start = ROOM + -buffer.data_ptr() % 64 + ODD
+    start = ROOM + -buffer.data_ptr() % 64 + odd
     return buffer[start : start + operand.nbytes].view(operand.dtype).view(operand.shape).copy_(operand)
 
 

@@ -82,7 +82,8 @@ class Described:
             library.call("MatmulAlgoGetHeuristic", *self.addresses, preference.address, count, results, ctypes.byref(given))
         except StatusError:  # NOT_SUPPORTED or, from some versions, INVALID_VALUE: the same as none
             return []
-        parts = (results.raw[start : start + abi.result_bytes] for start in range(0, given.value * abi.result_bytes, abi.result_bytes))
+        content, size = bytes(memoryview(results)[: given.value * abi.result_bytes]), abi.result_bytes
+        parts = (content[start : start + size] for start in range(0, len(content), size))
         found = [result for part in parts if (result := _result(abi, part)) is not None]
         return [result for result in found if result.workspace <= workspace]
 

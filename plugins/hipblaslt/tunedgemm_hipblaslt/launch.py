@@ -31,7 +31,7 @@ def bind(library: Library, solution: Solution, shape: Shape, device: Device) -> 
     problem = problem_of(shape, after=name.after, fast=name.fast)
     found = algorithm_of(library, name, problem, device.index)
     if isinstance(found, Unsupported):
-        if name.chosen is None and problem.bias_dtype:  # it adds no bias of this dtype
+        if name.chosen is None and problem.bias_dtype and not name.after:  # it adds no bias of this dtype
             return bind(library, attrs.evolve(solution, kernel_name=str(attrs.evolve(name, after=True))), shape, device)
         return found
     with current(device.index):

@@ -26,7 +26,7 @@ static const Family FAMILIES[] = {
     {11, 0, {11, 15, 17, 18}, {0}, 1, 7, 0, 0, 0, 15, 0, 750},
     {21, 4, {15, 17, 18, 20}, {8, 9}, 1, 6, 1, 2, 0, 18, 9, 550},
     {66, 16, {15, 17, 18, 20, 23, 24}, {14, 15, 16, 21}, 1, 6, 1, 3, 0, 18, 16, 150},
-    {71, 16, {18, 20, 23, 24}, {35, 36}, 0, 0, 1, 5, 1, 18, 36, 350},
+    {71, 16, {18, 20, 23, 24}, {35, 36}, 0, 6, 1, 5, 1, 18, 36, 350},
 };
 
 /* The 64 bytes of cublasLtMatmulAlgo_t. */
@@ -34,7 +34,8 @@ typedef struct {
     int32_t id, split_k;
     uint32_t tile, reduction, swizzle, option, stages;
     uint16_t inner, cluster;
-    int16_t types[6]; /* computation, scale, A, B, C, D */
+    int16_t types[6];    /* computation, scale, A, B, C, D */
+    uint16_t aligned[4]; /* bytes at whose multiples A, B, C and D must lie; 0: as the algorithm itself wants */
     uint32_t version;
     uint64_t check;
 } Config;
@@ -168,7 +169,17 @@ int lt_plan(const Problem *p, const Algo *algo, Plan *plan) {
         .workspace = c.split_k > 1 ? (size_t)partial : 0, .align = align, .fails = c.cluster == 6,
         .waves = (float)(tiles * c.split_k) / MULTIPROCESSORS, .cost_us = cost(&c),
     };
+    for (int i = 0; i < 4; i++) {
+        plan->aligned[i] = c.aligned[i];
+    }
     return SUCCESS;
+}
+
+/* With FAKE_LT_ALIGNED an answer makes use of all the alignment that the preference promises. */
+static void use_alignment(const Object *preference, Config *config) {
+    for (int i = 0; preference && lt_setting("FAKE_LT_ALIGNED", 0) > 0 && i < 4; i++) {
+        config->aligned[i] = (uint16_t)lt_get(preference, F_ALIGN_A + i);
+    }
 }
 
 /* What the heuristic looks at, best guess first: id, tile, stages, split K, reduction, cluster. */
@@ -220,6 +231,7 @@ int lt_heuristic(const Problem *p, const Object *preference, size_t max_workspac
         config.split_k = guess[3];
         config.reduction = (uint32_t)guess[4];
         config.cluster = (uint16_t)guess[5];
+        use_alignment(preference, &config);
         Result result = {.state = SUCCESS};
         Plan plan;
         seal(&config, &result.algo);

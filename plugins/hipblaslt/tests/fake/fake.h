@@ -99,6 +99,7 @@ int lt_is_fp8(int type);
 typedef struct {
     size_t workspace;   /* bytes */
     int align;          /* bytes, of pointers, leading dimensions and strides */
+    int aligned[4];     /* bytes, of the pointers of A, B, C and D alone; 0: no more than that */
     int fails, wrong;   /* at the launch */
     float waves;
     double cost_us;

@@ -56,9 +56,10 @@ static int pointers(const Problem *p, const void *alpha, const void *beta, const
     return SUCCESS;
 }
 
-static int aligned(const Operands *operands, int bytes) {
+static int aligned(const Operands *operands, const Plan *plan) {
     const void *all[] = {operands->a, operands->b, operands->c, operands->d};
     for (int i = 0; i < 4; i++) {
+        int bytes = plan->aligned[i] > plan->align ? plan->aligned[i] : plan->align;
         if ((uintptr_t)all[i] % (uintptr_t)bytes) {
             return lt_refuse(NOT_SUPPORTED, "the algorithm wants %c at a multiple of %d bytes", "ABCD"[i], bytes);
         }
@@ -123,7 +124,7 @@ EXPORT int P(Matmul)(const Object *handle, const Object *desc, const void *alpha
     }
     status = status ? status : lt_plan(&problem, algo, &plan);
     status = status ? status : room(&plan, workspace, workspace_bytes);
-    status = status ? status : aligned(&operands, plan.align);
+    status = status ? status : aligned(&operands, &plan);
     if (status) {
         return status;
     }
