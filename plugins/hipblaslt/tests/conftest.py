@@ -56,6 +56,18 @@ def lt(backends: dict[str, Any], over: ModuleType, request: pytest.FixtureReques
 
 
 @pytest.fixture(scope="session")
+def headers() -> ModuleType:
+    """The module that finds the headers of cuBLASLt."""
+    return _module("headers")
+
+
+@pytest.fixture(scope="session")
+def text(headers: ModuleType) -> str:
+    """The headers of cuBLASLt; skips where there are none."""
+    return headers.text() or pytest.skip("no headers of cuBLASLt: neither a CUDA toolkit nor the wheel nvidia-cublas")
+
+
+@pytest.fixture(scope="session")
 def fake_library(fake: ModuleType) -> Callable[[str], Path]:
     """Path of the fake library of a libtype, ``cublaslt`` or ``hipblaslt``, compiled at the first call of the session."""
     return fake.build

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -145,35 +142,6 @@ class TestAmd:
             assert passed(library.functions[name]) == [width(argument) for argument in declared[1].split(",")], name
 
 
-def _folders() -> Iterator[Path]:
-    """Where headers of CUDA may be: a toolkit, the wheels of NVIDIA, and Triton's copy of the toolkit's own."""
-    toolkits = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
-    yield from (Path(folder, "include") for folder in toolkits if folder)
-    for place in sys.path:
-        for inside in ("nvidia/cu13", "nvidia/cublas", "nvidia/cuda_runtime", "triton/backends/nvidia"):
-            yield Path(place, inside, "include")
-
-
-def _header(name: str) -> Path | None:
-    return next((folder / name for folder in _folders() if (folder / name).is_file()), None)
-
-
-@functools.cache
-def _text() -> str:
-    """The headers of cuBLASLt without their comments, "" where one is missing."""
-    files = [_header(name) for name in ("cublasLt.h", "cublas_api.h", "library_types.h")]
-    if None in files:
-        return ""
-    text = "\n".join(file.read_text() for file in files if file)
-    return re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
-
-
-@pytest.fixture(scope="module")
-def text() -> str:
-    """The headers, where they are installed."""
-    return _text() or pytest.skip("no headers of cuBLASLt: neither a CUDA toolkit nor the wheel nvidia-cublas")
-
-
 @pytest.fixture(scope="module")
 def nvidias(text: str) -> dict[str, int]:
     """Every enumerator that is given a plain number."""
@@ -195,7 +163,7 @@ class TestNvidia:
         """No status of NVIDIA's is without a name here."""
         assert {f"CUBLAS_STATUS_{name}" for name in CUBLASLT.statuses} == {name for name in nvidias if name.startswith("CUBLAS_STATUS_")}
 
-    def test_structures(self, text: str, tmp_path: Path) -> None:
+    def test_structures(self, text: str, headers: Any, tmp_path: Path) -> None:
         """A compiler with the header finds the same sizes, and workspace, status and waves at the same places."""
         compiler = shutil.which("cc") or pytest.skip("no C compiler")
         result = "cublasLtMatmulHeuristicResult_t"
@@ -207,7 +175,7 @@ class TestNvidia:
         source = tmp_path / "sizes.c"
         shown = ", ".join(f"(int){expression}" for expression in asked)
         source.write_text(f'#include <cublasLt.h>\n#include <stdio.h>\nint main(void) {{ printf("%d %d %d %d %d", {shown}); return 0; }}\n')
-        folders = [f"-I{folder}" for folder in _folders() if folder.is_dir()]
+        folders = [f"-I{folder}" for folder in headers.folders() if folder.is_dir()]
         done = subprocess.run([compiler, *folders, source, "-o", tmp_path / "sizes"], capture_output=True, text=True)
         if done.returncode and "No such file" in done.stderr:
             pytest.skip(f"cublasLt.h includes headers that are not installed: {done.stderr[:200]}")
