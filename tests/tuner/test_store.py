@@ -432,3 +432,21 @@ def _full(*_: object, **__: object) -> None:
 
 def _row(shape: Shape, name: str, us: float) -> Row:
     return Row(shape, H200.gfx, H200.cu_num, H200.name, Solution("turbo", name), us)
+
+
+@pytest.mark.parametrize(("versions", "kept"), [({"turbo": "3"}, True), ({"turbo": "4"}, False)], ids=["the same", "another"])
+def test_trials_of_another_version_of_a_library_are_measured_again(
+    begin: Callable[..., Store], versions: dict[str, str], kept: bool
+) -> None:
+    """What an interrupted run measured with another version of a library is forgotten, on that kind of device alone."""
+    first = begin()
+    first.use(H200, {"turbo": "3", "torch": ""})
+    first.log(PLACE, [timing(SHAPES[1], "half", 4.0)])
+    first.record(outcome(SHAPES[0]))
+    assert {entry.get("libver") for entry in lines(first) if entry["kind"] == "trial"} == {"3"}
+    first.close()
+    again = begin()
+    again.use(attrs.evolve(H200, name="another"), {"turbo": "5"})
+    again.use(H200, versions)
+    assert bool(again.known(H200, SHAPES[1])) is kept
+    assert (again.done(H200, SHAPES[0]) is not MISSING) is kept

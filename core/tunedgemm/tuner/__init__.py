@@ -73,7 +73,7 @@ def tune(
     backends = _usable(registry or Registry(), family, options)
     listed = requested(family, shapes, output if options.stale else None)
     store = Store(family, output, options.profile, options.sort)
-    # With --stale the table tells what is done: a trial does not say of which library version it is.
+    # With --stale the table tells what is done.
     store.open(_identity(options, backends), options.resume and not options.stale)
     executor = importlib.import_module(f"{__name__}.executors.{options.executor}")
     places = order(backends, options.libtype)
@@ -101,6 +101,7 @@ class _Run:
         skipped: list[Shape] = []
         work_of: list[tuple[list[Lanelike], list[Task]]] = []
         for device, lanes in self._kinds().items():
+            self.store.use(device, lanes[0].versions)
             planned = plan(self.op, listed, output, device, self.options, lanes[0].versions)
             skipped += planned.skipped
             work_of.append((lanes, list(planned.tasks)))

@@ -75,6 +75,8 @@ class Store:
     _trials: dict[tuple[Device, Shape], dict[Solution, Timing]] = attrs.field(factory=dict, init=False)
     _outcomes: dict[tuple[Device, Shape], Timing | None] = attrs.field(factory=dict, init=False)
     _waiting: list[Row] = attrs.field(factory=list, init=False)
+    _libvers: dict[tuple[Device, Shape], dict[Solution, str]] = attrs.field(factory=dict, init=False)
+    _versions: dict[Device, dict[str, str]] = attrs.field(factory=dict, init=False)
     _alive: filelock.BaseFileLock | None = attrs.field(default=None, init=False)
     _mutex: threading.RLock = attrs.field(factory=threading.RLock, init=False)
 
@@ -114,6 +116,25 @@ class Store:
             except BaseException:
                 self._release()
                 raise
+
+    def use(self, device: Device, versions: Mapping[str, str]) -> None:
+        """Say which version the library of each libtype has on a kind of device; adopted trials of other versions are forgotten.
+
+        A shape of which any is forgotten is tuned anew, with what is left of its trials.
+        """
+        with self._mutex:
+            self._versions[device] = dict(versions)
+            for where, libvers in self._libvers.items():
+                if where[0] != device:
+                    continue
+                others = [solution for solution, libver in libvers.items() if versions.get(solution.libtype, libver) != libver]
+                for solution in others:
+                    self._trials.get(where, {}).pop(solution, None)
+                if others:
+                    self._outcomes.pop(where, None)
+                    _log.info(
+                        "%s: %d trials of other versions of their libraries are not reused for %s", self.trials, len(others), where[1]
+                    )
 
     def known(self, device: Device, shape: Shape) -> tuple[Timing, ...]:
         """The trials that need not be done again: adopted ones and those that this run has logged."""
@@ -261,6 +282,8 @@ class Store:
         for subject in reusable.subjects:
             where, timings = subject[0].where(), [entry.timing() for entry in subject if entry.kind == "trial"]
             trials = {timing.solution: timing for timing in timings}
+            told = [entry.fields.get("libver") for entry in subject if entry.kind == "trial"]
+            self._libvers[where] = {timing.solution: text for timing, text in zip(timings, told, strict=True) if isinstance(text, str)}
             outcome = next((entry for entry in reversed(subject) if entry.kind == "shape"), None)
             if outcome is None:
                 self._trials[where] = trials
@@ -283,7 +306,10 @@ class Store:
             for timing in timings
             if timing.solution not in self._trials.get((place.device, timing.shape), ())
         }
-        lines = [line("trial", self.run, **_written(place), **_fields_of(timing)) for timing in fresh.values()]
+        versions = self._versions.get(place.device, {})
+        libvers = [{"libver": text} if (text := versions.get(timing.solution.libtype)) else {} for timing in fresh.values()]
+        of_trials = zip(fresh.values(), libvers, strict=True)
+        lines = [line("trial", self.run, **_written(place), **_fields_of(timing), **libver) for timing, libver in of_trials]
         if not lines and not ending:
             return
         with locked(self.trials):
