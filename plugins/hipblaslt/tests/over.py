@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, device_of, ops, torch_dtype
-from tunedgemm.tuner.verify import Poisoned
+from tunedgemm.testing.conformance import Poisoned
 from tunedgemm_hipblaslt import Lt
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
 from tunedgemm_hipblaslt.library import bind_functions
