@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, UserError, device_of, short_dtype
 
 from tunedgemm_hipblaslt import hipblaslt, launch
+from tunedgemm_hipblaslt.descriptors import ALIGNMENT
 from tunedgemm_hipblaslt.library import current, handle, revision, version
 from tunedgemm_hipblaslt.limits import LAYOUT
 from tunedgemm_hipblaslt.names import FIRST, Numbered
@@ -57,7 +58,7 @@ def hipb_findallsols(  # noqa: PLR0913, PLR0917 - gradlib's
         UserError: the library has no such product.
     """
     del scaleC
-    shape, device = _shape(mat1, mat2, bias, out_dtype, (scaleA, scaleB), bpreshuffle, use_gelu), _device()
+    shape, device = _shape(mat1, mat2, bias, out_dtype, (scaleA, scaleB), bpreshuffle, use_gelu), _device(mat1)
     _check(shape, device)
     problem = problem_of(shape)
     return list(launch.answers_by_number(backend.load(backend.abi), problem, device.index, launch.ALL))
@@ -94,18 +95,25 @@ def hipb_mm(  # noqa: PLR0913, PLR0917 - gradlib's
     Raises:
         UserError: the library has no such product, or does not list the algorithm for it.
     """
-    shape, device = _shape(mat1, mat2, bias, out_dtype, (scaleA, scaleB), bool(bpreshuffle), bool(use_gelu)), _device()
+    shape, device = _shape(mat1, mat2, bias, out_dtype, (scaleA, scaleB), bool(bpreshuffle), bool(use_gelu)), _device(mat1)
     call = _launcher(backend, shape, device, solution_index).call
-    x, weight = mat1.contiguous(), mat2.t().contiguous()
-    scales = () if shape.scale == "none" else (scaleA, scaleB)
+    x, weight = _aligned(mat1), _aligned(mat2.t())
+    added = None if bias is None else bias.contiguous()
+    scales = [scale.contiguous() for scale in (scaleA, scaleB) if scale is not None]
     if shape.op == "a16w16":
-        operands: tuple[Any, ...] = (x, weight, bias, *scales)
+        operands: tuple[Any, ...] = (x, weight, added, *scales)
         while operands[-1] is None:
             operands = operands[:-1]
     else:
-        operands = (x, weight, *scales, *(() if bias is None else (bias,)))
+        operands = (x, weight, *scales, *(() if added is None else (added,)))
     out: torch.Tensor = call(*operands)
     return out if scaleOut is None else out.mul_(scaleOut)
+
+
+def _aligned(matrix: torch.Tensor) -> torch.Tensor:
+    """As launchers take it: contiguous, at a multiple of 16 bytes."""
+    whole = matrix.contiguous()
+    return whole.clone() if whole.data_ptr() % ALIGNMENT else whole
 
 
 @functools.lru_cache(maxsize=4096)
@@ -127,9 +135,12 @@ def _check(shape: Shape, device: Device) -> None:
         raise UserError(f"hipb_mm: {shape}: {answer.reason}")
 
 
-def _device() -> Device:
+def _device(tensor: torch.Tensor | None = None) -> Device:
+    """The device of a tensor, or the current one."""
     import torch
 
+    if tensor is not None:
+        return device_of(tensor.get_device())
     return device_of(torch.cuda.current_device() if torch.cuda.is_available() else -1)
 
 
@@ -150,10 +161,9 @@ def _shape(
             f"hipb_mm: mat1 [M, K] and mat2 [K, N] of one dtype are multiplied (got {tuple(mat1.shape)} {mat1.dtype}, "
             f"{tuple(mat2.shape)} {mat2.dtype})"
         )
-    if (scales[0] is None) != (scales[1] is None):
-        raise UserError("hipb_mm: scaleA and scaleB are given together, or neither")
+    _check_vectors(mat1, mat2, bias, scales)
     dtype = short_dtype(mat1.dtype)
-    by_row = scales[0] is not None and scales[1] is not None and scales[0].numel() * scales[1].numel() > 1
+    by_row = any(scale is not None and scale.numel() > 1 for scale in scales)
     scale = "none" if scales[0] is None else "row" if by_row else "tensor"
     op = "a16w16" if not quantised(dtype) or scale == "none" else "a8w8_bpreshuffle" if shuffled else "a8w8"
     return Shape(
@@ -168,3 +178,22 @@ def _shape(
         scale=scale,
         layout=LAYOUT if shuffled else "row",
     )
+
+
+def _check_vectors(
+    mat1: torch.Tensor, mat2: torch.Tensor, bias: torch.Tensor | None, scales: tuple[torch.Tensor | None, torch.Tensor | None]
+) -> None:
+    """That bias and scales have as many values as are read of them, on the device of *mat1*; raises UserError."""
+    m, n = mat1.shape[0], mat2.shape[1]
+    given = {"mat2": mat2, "bias": bias, "scaleA": scales[0], "scaleB": scales[1]}
+    if elsewhere := [name for name, tensor in given.items() if tensor is not None and tensor.device != mat1.device]:
+        raise UserError(f"hipb_mm: {', '.join(elsewhere)} must be on {mat1.device}, as mat1")
+    if bias is not None and bias.numel() != n:
+        raise UserError(f"hipb_mm: bias must be [{n}] (got {tuple(bias.shape)})")
+    found = [scale for scale in scales if scale is not None]
+    if len(found) == 1:
+        raise UserError("hipb_mm: scaleA and scaleB are given together, or neither")
+    sizes = tuple(scale.numel() for scale in found)
+    if found and (sizes not in ((1, 1), (m, n)) or any(str(scale.dtype) != "torch.float32" for scale in found)):
+        got = ", ".join(f"{tuple(scale.shape)} {scale.dtype}" for scale in found)
+        raise UserError(f"hipb_mm: scaleA and scaleB must be float32 with one value each, or [{m}, 1] and [1, {n}] (got {got})")

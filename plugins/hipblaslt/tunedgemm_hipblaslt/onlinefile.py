@@ -7,7 +7,6 @@ column of that name in our own tables; the others are counted and left alone.
 
 from __future__ import annotations
 
-import csv
 import functools
 import logging
 import os
@@ -67,10 +66,10 @@ def read(path: Path) -> Mapping[tuple[str, tuple[str, ...]], int]:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
         return found
-    for row in csv.reader(line for line in lines if line.strip() and not line.startswith("#")):
-        cells = [cell.strip() for cell in row]
-        if cells[0] in ("preshuffle", "bpreshuffle") or len(cells) < _COLUMNS or not cells[_KEY_COLUMNS].isdecimal():
-            continue
+    for line in lines:
+        cells = [cell.strip() for cell in line.split(",")]  # as AITER does: no cell is quoted
+        if line.startswith("#") or len(cells) < _COLUMNS or not cells[_KEY_COLUMNS].isdecimal():
+            continue  # the header, too
         if len(cells) == _COLUMNS or not cells[_COLUMNS]:
             unversioned += 1
             continue
