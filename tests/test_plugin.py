@@ -8,8 +8,8 @@ from tunedgemm import plugin
 #: What `CONTRACT` = 1 promises. Taking a name away is a new contract.
 WORDS = """
 CONTRACT Columns Command Device LaunchError Launcher Op OutOfResources PluginError Shape Solution Tolerance Unsupported UserError
-artifact cache_folder device_of dtype_bits home_folder hookimpl on_device ops parse_dtype plain_weight semaphores short_dtype shuffle_weight torch_dtype tune
-unshuffle_weight workspace
+artifact cache_folder device_of dtype_bits home_folder hookimpl on_device ops parse_dtype plain_weight semaphores short_dtype
+shuffle_weight torch_dtype tune unshuffle_weight workspace
 """
 MENU = set(WORDS.split())
 

@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import tunedgemm
 from torch.nn.functional import linear
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.plugin import Launcher, Shape, Solution, device_of
-from tunedgemm.registry import Registry
 from tunedgemm_hipblaslt import cublaslt
 from tunedgemm_hipblaslt.descriptors import asking
 from tunedgemm_hipblaslt.launch import LIKED
@@ -62,7 +61,7 @@ def test_views_at_an_offset_are_served() -> None:
     """Operands that begin 16 or 2 bytes into their memory give the right numbers through dispatch."""
     for offset in (8, 1):
         x, weight = draw(16 * 512 + offset)[offset:].view(16, 512), draw(256 * 512 + offset)[offset:].view(256, 512)
-        assert close(TunedGemm(Registry()).gemm_a16w16(x, weight), x, weight)
+        assert close(tunedgemm.TunedGemm().gemm_a16w16(x, weight), x, weight)
     shape = Shape("a16w16", 16, 256, 512)
     x, weight = draw(16 * 512 + 8)[8:].view(16, 512), draw(256 * 512 + 8)[8:].view(256, 512)
     assert close(bound(shape).call(x, weight), x, weight)
@@ -145,7 +144,7 @@ def test_two_graphs_share_nothing() -> None:
 
 def test_a_graph_right_after_prewarm() -> None:
     """The first call that a process makes of a shape may be the one that is captured, after prewarm."""
-    gemm, shape = TunedGemm(Registry()), Shape("a16w16", 8, 384, 640, epilogue="bias")
+    gemm, shape = tunedgemm.TunedGemm(), Shape("a16w16", 8, 384, 640, epilogue="bias")
     gemm.dispatcher.prewarm([shape])
     x, weight, bias = draw(8, 640), draw(384, 640), draw(384)
     graph, out = captured(lambda: gemm.gemm_a16w16(x, weight, bias))
