@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, device_of, ops, torch_dtype
+from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of, ops, torch_dtype
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm_hipblaslt import Lt
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
@@ -118,3 +120,24 @@ def refused(lt: Lt, name: str, shape: Shape, split_k: int = 0) -> str:
     answer = lt.bind(Solution(lt.abi.libtype, name, split_k=split_k), shape, CPU)
     assert isinstance(answer, Unsupported), f"{shape}: {name} binds"
     return answer.reason
+
+
+same = functools.cache(case)
+
+
+def fault(lt: Lt, shape: Shape, name: str = FIRST, split_k: int = 0, operands: Case | None = None) -> str:
+    """What is wrong with a solution: why it is refused, at the bind or at the launch, or its output."""
+    answer = lt.bind(Solution(lt.abi.libtype, name, split_k=split_k), shape, CPU)
+    if not isinstance(answer, Launcher):
+        return str(answer.reason)
+    try:
+        return (operands or same(shape)).launched(answer)
+    except LaunchError as error:
+        return str(error)
+
+
+def message(launcher: Launcher, *operands: Any) -> str:
+    """What a launch with wrong operands raises."""
+    with pytest.raises(LaunchError) as error:
+        launcher.call(*operands)
+    return str(error.value)

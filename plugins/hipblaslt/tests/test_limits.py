@@ -52,6 +52,8 @@ REFUSED = [
     (HIPBLASLT, MI300, attrs.evolve(INT8, layout=LAYOUT), "not int8"),
     (CUBLASLT, H200, attrs.evolve(PLAIN, dtype="fp64", outdtype="fp64"), "operands must be bf16, fp16, fp32"),
     (CUBLASLT, H200, attrs.evolve(FN, k=72), "K divisible by 16 (K=72)"),
+    (CUBLASLT, H200, attrs.evolve(BLOCKS, k=8190), "K divisible by 16 (K=8190)"),
+    (HIPBLASLT, MI300, attrs.evolve(FNUZ, k=8190), "K divisible by 16 (K=8190)"),
     (CUBLASLT, H200, attrs.evolve(INT8, k=40), "K divisible by 16 (K=40)"),
     (CUBLASLT, H200, attrs.evolve(FN, n=50), "N divisible by 16 (N=50)"),
     (CUBLASLT, H200, attrs.evolve(INT8, n=50), "N divisible by 4 (N=50)"),

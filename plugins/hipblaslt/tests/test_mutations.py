@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Launcher, LaunchError, PluginError, Shape, Solution
+from tunedgemm.plugin import PluginError, Shape, Solution
 from tunedgemm_hipblaslt import descriptors, launch, library, limits, native
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
 from tunedgemm_hipblaslt.names import parse
@@ -112,34 +113,15 @@ def careful(over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tunedgemm.tuner.verify._GUARD", 1 << 14)
 
 
-_cases: dict[Shape, Any] = {}
-
-
-def case(over: Any, shape: Shape) -> Any:
-    """The shape's operands, the same each time."""
-    return _cases.get(shape) or _cases.setdefault(shape, over.case(shape))
-
-
-def fault(lt: Any, over: Any, shape: Shape, name: str = "heuristic", split_k: int = 0, operands: Any = None) -> str:
-    """What is wrong with a solution: why it is refused, at the bind or at the launch, or its output."""
-    answer = lt.bind(Solution(lt.abi.libtype, name, split_k=split_k), shape, over.CPU)
-    if not isinstance(answer, Launcher):
-        return str(answer.reason)
-    try:
-        return str((operands or case(over, shape)).launched(answer))
-    except LaunchError as error:
-        return str(error)
-
-
 def multiplied(lt: Any, over: Any) -> Iterator[Any]:
     """What is wrong with the products of all shapes."""
     libtype = lt.abi.libtype
     for shape in SHAPES[libtype]:
-        yield fault(lt, over, shape)
+        yield over.fault(lt, shape)
     # Outputs lie where torch puts them, at multiples of 64: of several at once not all are at multiples of 256.
-    first, operands = over.bound(lt, "heuristic", SHAPES[libtype][0]), case(over, SHAPES[libtype][0])
+    first, operands = over.bound(lt, "heuristic", SHAPES[libtype][0]), over.same(SHAPES[libtype][0])
     yield [operands.wrong(out) for out in [first.call(*operands.plain) for _ in range(8)]]
-    yield fault(lt, over, *SCRATCH[libtype])
+    yield over.fault(lt, *SCRATCH[libtype])
 
 
 def told(lt: Any, over: Any) -> Iterator[Any]:
@@ -147,18 +129,11 @@ def told(lt: Any, over: Any) -> Iterator[Any]:
     libtype = lt.abi.libtype
     biased, scaled = SHAPES[libtype][0], SHAPES[libtype][4]
     yield [[str(solution) for solution in lt.enumerate_solutions(shape, over.CPU)] for shape in (biased, scaled)]
-    yield fault(lt, over, SHAPES[libtype][3], FAILING[libtype])
-    yield [fault(lt, over, biased, name, 1) for name in FOREIGN[libtype]]
-    yield message(over.bound(lt, "heuristic", biased), *case(over, biased).plain[:2])
-    x, *rest = case(over, scaled).plain
-    yield message(over.bound(lt, "heuristic", scaled), over.roomy(x, 8), *rest)
-
-
-def message(launcher: Launcher, *operands: Any) -> str:
-    """What a launch with wrong operands raises."""
-    with pytest.raises(LaunchError) as error:
-        launcher.call(*operands)
-    return str(error.value)
+    yield over.fault(lt, SHAPES[libtype][3], FAILING[libtype])
+    yield [over.fault(lt, biased, name, 1) for name in FOREIGN[libtype]]
+    yield over.message(over.bound(lt, "heuristic", biased), *over.same(biased).plain[:2])
+    x, *rest = over.same(scaled).plain
+    yield over.message(over.bound(lt, "heuristic", scaled), over.roomy(x, 8), *rest)
 
 
 def searched(lt: Any, over: Any) -> Iterator[Any]:
@@ -282,6 +257,47 @@ def test_a_size_of_a_structure(libtype: str, name: str, over: Any, fake_library:
         assert shows(lt, over, baseline(over, libtype, fake_library)), more
 
 
+#: Attributes that are set -> the formats of 32 bits and of others, where they are not of 32 bits.
+WIDTHS = {
+    "cublaslt": [
+        *(name for name in CUBLASLT.desc if name not in UNUSED["cublaslt"]["desc"]), "batch_count", "batch_offset", "max_workspace",
+        "align_a", "align_b", "align_c", "align_d",
+    ],
+    "hipblaslt": [
+        *(name for name in HIPBLASLT.desc if name not in UNUSED["hipblaslt"]["desc"]), "batch_count", "batch_offset", "max_workspace",
+        "order",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("libtype", "name"), [(libtype, name) for libtype, names in WIDTHS.items() for name in names])
+def test_a_width_of_an_attribute(libtype: str, name: str, over: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attribute has its bytes: more or fewer of them show."""
+    own = struct.calcsize(library._FORMATS.get(name, "i"))
+    for form in ("b", "i", "q"):
+        monkeypatch.setattr(library, "_FORMATS", {**library._FORMATS, name: form})
+        differs = shows(over.backend(fake_library(libtype), libtype), over, baseline(over, libtype, fake_library))
+        assert differs == (struct.calcsize(form) != own), form
+
+
+@pytest.mark.parametrize("name", list(CUBLASLT.config))
+def test_a_width_of_a_configuration(name: str, over: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So has each attribute of an algorithm."""
+    own = struct.calcsize(descriptors._CONFIG_FORMATS.get(name, "i"))
+    for form in ("H", "i", "q"):
+        monkeypatch.setattr(descriptors, "_CONFIG_FORMATS", {**descriptors._CONFIG_FORMATS, name: form})
+        differs = shows(over.backend(fake_library("cublaslt"), "cublaslt"), over, baseline(over, "cublaslt", fake_library), "told")
+        assert differs == (struct.calcsize(form) != own), form
+
+
+def test_the_standard_fp8_of_hipblaslt(over: Any, fake_library: Any) -> None:
+    """On a gfx950 the number of the standard fp8 matters, too."""
+    shape = Shape("a8w8", 5, 48, 64, dtype="fp8_e4m3fn", outdtype="bf16", scale="row")
+    for number in (28, 27, 29, 1000, 1001, 0, 14):
+        lt = over.backend(fake_library("hipblaslt"), "hipblaslt", over.MI350, changed(HIPBLASLT, "dtypes", "fp8_e4m3fn", number))
+        assert bool(over.fault(lt, shape)) == (number != 28), number
+
+
 def _of_matrix(matrix: Matrix, batch: int) -> Iterator[Matrix]:
     """A matrix with one thing changed."""
     names = ("rows", "columns", "ld", "stride") if batch > 1 else ("rows", "columns", "ld")
@@ -317,11 +333,11 @@ def _of_problem(problem: Problem) -> Iterator[Problem]:
 def test_a_part_of_a_problem(libtype: str, shape: Shape, over: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each size, order, dtype, batch, computation, kind of scale and bias of a problem matters for the numbers."""
     lt, right, unseen = over.backend(fake_library(libtype), libtype), problem_of(shape), []
-    assert fault(lt, over, shape) == ""
+    assert over.fault(lt, shape) == ""
     for problem in _of_problem(right):
         monkeypatch.setattr(launch, "problem_of", lambda shape, problem=problem, **_: problem)
         try:
-            unseen += [] if fault(lt, over, shape) else [problem]
+            unseen += [] if over.fault(lt, shape) else [problem]
         except (KeyError, TypeError, ValueError, AssertionError, PluginError):
             continue  # another name than those of the tables, or operands that are missing
     assert not unseen, [attrs.asdict(problem, filter=lambda field, value: value != getattr(right, field.name)) for problem in unseen]
@@ -363,7 +379,7 @@ def test_the_order_of_pointers(libtype: str, over: Any, fake_library: Any, monke
 
     def seen(change: Callable[..., tuple[Any, ...]]) -> list[str]:
         lt = by_ctypes(plain, over, change)
-        return [fault(lt, over, shape, name, operands=over.case(shape)) for shape, name in asked]
+        return [over.fault(lt, shape, name, operands=over.case(shape)) for shape, name in asked]
 
     wanted = seen(lambda *given: given)
     assert wanted == ["", "", f"{libtype}: {ABIS[libtype].prefix}Matmul: EXECUTION_FAILED"]
@@ -386,6 +402,21 @@ def test_the_order_of_pointers(libtype: str, over: Any, fake_library: Any, monke
 
 
 @both
+@pytest.mark.parametrize(("place", "number"), [(2, 2), (2, 0), (7, 1000)], ids=["alpha-2", "alpha-0", "beta-1000"])
+def test_alpha_and_beta(libtype: str, place: int, number: int, over: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another alpha, or a beta that is not 0, gives wrong numbers, of floats and of whole numbers; so does one of the other kind."""
+    monkeypatch.setattr(native, "_extension", None)
+    plain = over.backend(fake_library(libtype), libtype)
+    for shape, dtype in ((SHAPES[libtype][0], torch.float32), (SHAPES[libtype][6], torch.int32)):
+        value = torch.tensor([number], dtype=dtype)
+        lt = by_ctypes(plain, over, lambda *given, value=value: (*given[:place], value.data_ptr(), *given[place + 1 :]))
+        assert "numbers are wrong" in over.fault(lt, shape)
+        one = torch.tensor([int(place == 2)], dtype=torch.int32 if dtype is torch.float32 else torch.float32)
+        other = by_ctypes(plain, over, lambda *given, one=one: (*given[:place], one.data_ptr(), *given[place + 1 :]))
+        assert bool(over.fault(other, shape)) == (place == 2), "nothing is nothing in both"
+
+
+@both
 @pytest.mark.parametrize("change", [lambda w, n: (0, n), lambda w, n: (w, n - 1), lambda w, n: (w, 0), lambda w, n: (w + 8, n)])
 def test_scratch(
     libtype: str, change: Callable[[int, int], tuple[int, int]], over: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch
@@ -393,9 +424,9 @@ def test_scratch(
     """An algorithm that wants scratch gets all of it, at an address for it."""
     monkeypatch.setattr(native, "_extension", None)
     plain = over.backend(fake_library(libtype), libtype)
-    assert fault(by_ctypes(plain, over, lambda *given: given), over, *SCRATCH[libtype]) == ""
+    assert over.fault(by_ctypes(plain, over, lambda *given: given), *SCRATCH[libtype]) == ""
     other = by_ctypes(plain, over, lambda *given: (*given[:13], *change(*given[13:15]), given[15]))
-    assert "INVALID_VALUE" in fault(other, over, *SCRATCH[libtype])
+    assert "INVALID_VALUE" in over.fault(other, *SCRATCH[libtype])
 
 
 @both
@@ -408,4 +439,4 @@ def test_the_order_of_bias_and_scales(
     for extension in (native._extension, None):
         monkeypatch.setattr(native, "_extension", extension)
         monkeypatch.setattr(native, "_POINTERS", names)
-        assert fault(lt, over, shape)
+        assert over.fault(lt, shape)

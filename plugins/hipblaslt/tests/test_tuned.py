@@ -25,14 +25,13 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(fake: ModuleType, tmp_path: Path) -> Run:
+def run(fake: ModuleType) -> Run:
     """Python, with the fake backends installed, in a process of its own."""
-    for libtype in ("cublaslt", "hipblaslt"):
-        fake.build(libtype, tmp_path / "libraries")
+    [folder] = {fake.build(libtype).parent for libtype in ("cublaslt", "hipblaslt")}
 
     def start(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join([str(HERE / "installed"), *filter(None, sys.path)])
-        own = {"PYTHONPATH": path, "FAKE_LT_FOLDER": str(tmp_path / "libraries"), "OMP_NUM_THREADS": "1", "FAKE_LT_WORKSPACE_ALIGN": "64"}
+        own = {"PYTHONPATH": path, "FAKE_LT_FOLDER": str(folder), "OMP_NUM_THREADS": "1", "FAKE_LT_WORKSPACE_ALIGN": "64"}
         command = [sys.executable, *arguments]
         return subprocess.run(command, env={**os.environ, **own, **variables}, capture_output=True, text=True, check=False, timeout=300)
 
@@ -73,6 +72,7 @@ def test_shuffled_weights_go_through_the_whole_way(run: Run, tmp_path: Path) -> 
     assert (row["libtype"], row["bpreshuffle"]) == ("fakehip", "True")
 
 
+@pytest.mark.slow
 def test_the_search_goes_beyond_the_heuristic(run: Run, tmp_path: Path) -> None:
     """Neighbours of cuBLASLt's answers are tried beside them."""
     row = tune(run, tmp_path, "fakecu")
@@ -107,6 +107,7 @@ print(gemm.dispatcher.explain(Shape("a16w16", 4, 48, 128, epilogue="bias"), devi
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("libtype", ["fakehip", "fakecu"])
 def test_dispatch_runs_the_row(run: Run, tmp_path: Path, libtype: str) -> None:
     """A biased call runs the tuned solution and is right."""
@@ -116,6 +117,7 @@ def test_dispatch_runs_the_row(run: Run, tmp_path: Path, libtype: str) -> None:
     assert f"{libtype}:{row['kernelName']}" in served.stdout.splitlines()[1]
 
 
+@pytest.mark.slow
 def test_another_version_is_a_miss_and_tuned_again_when_asked(run: Run, tmp_path: Path) -> None:
     """A number of another version of hipBLASLt is never launched: the call is torch's, the reason is told, --stale redoes the row."""
     tune(run, tmp_path, "fakehip", bias=True)
