@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import shutil
 import subprocess
 import sys
@@ -80,11 +81,13 @@ assert loaded(abi) is loaded(abi)
 
 
 def test_the_mapped_file_is_taken(fake_library: Callable[[str], Path], tmp_path: Path) -> None:
-    """The file that is in the process's memory is used, wherever it lies, before the loader is asked for one."""
-    place = tmp_path / "a folder" / "libcublasLtOfMine.so.13.1"
-    place.parent.mkdir()
-    shutil.copy(fake_library("cublaslt"), place)
-    done = subprocess.run([sys.executable, "-c", PROCESS, str(place)], capture_output=True, text=True)
+    """The file that is in the process's memory is used, wherever it lies, before the one that the loader would find."""
+    place, other = tmp_path / "a folder" / "libcublasLtOfMine.so.13.1", tmp_path / "found" / "libcublasLtOfMine.so.13"
+    for file in (place, other):
+        file.parent.mkdir()
+        shutil.copy(fake_library("cublaslt"), file)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(other.parent)}
+    done = subprocess.run([sys.executable, "-c", PROCESS, str(place)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Launcher, Shape, Solution
-from tunedgemm_hipblaslt import Lt
+from tunedgemm_hipblaslt import Lt, launch
 from tunedgemm_hipblaslt.descriptors import Described
 from tunedgemm_hipblaslt.limits import LAYOUT
 from tunedgemm_hipblaslt.names import parse
@@ -149,6 +149,20 @@ def test_what_is_listed_binds(lt: Lt, over: Any, shape: Shape) -> None:
         again = Solution(solution.libtype, solution.kernel_name, solution.split_k)
         assert isinstance(lt.bind(again, shape, over.CPU), Launcher), solution
         assert str(parse(solution.kernel_name, solution.split_k)) == solution.kernel_name
+
+
+@both
+def test_an_answer_that_is_a_refusal(lt: Lt, over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer has a status of its own: one that the library itself calls unsupported is not listed, and the others are."""
+    shape = attrs.evolve(PLAIN, n=80)
+    with_all = listed(lt, over, shape)
+    monkeypatch.setenv("FAKE_LT_REFUSED", "0")
+    launch.answers_by_number.cache_clear()
+    without = listed(lt, over, shape)
+    launch.answers_by_number.cache_clear()
+    assert with_all[0] not in without
+    assert set(without) < set(with_all)
+    assert with_all[1] in without
 
 
 @amd

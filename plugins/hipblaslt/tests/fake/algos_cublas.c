@@ -238,6 +238,7 @@ int lt_heuristic(const Problem *p, const Object *preference, size_t max_workspac
         if (takes(family(config.id), p->a.type) && !lt_plan(p, &result.algo, &plan) && preferred(preference, &plan, &config, max_workspace)) {
             result.workspace = plan.workspace;
             result.waves = plan.waves;
+            result.state = lt_state(*returned);
             results[(*returned)++] = result;
         }
     }

@@ -80,10 +80,11 @@ int lt_heuristic(const Problem *problem, const Object *preference, size_t max_wo
         if (!fits(solution, problem) || workspace_of(solution) > max_workspace) {
             continue;
         }
+        int state = lt_state(*returned);
         Result *result = &results[(*returned)++];
         Inside inside = {.index = FIRST + solution, .problem = signature(problem)};
         inside.check = check(&inside, max_workspace);
-        *result = (Result){.algo = {.max_workspace = max_workspace}, .workspace = workspace_of(solution), .state = SUCCESS, .waves = 1.0f};
+        *result = (Result){.algo = {.max_workspace = max_workspace}, .workspace = workspace_of(solution), .state = state, .waves = 1.0f};
         memcpy(result->algo.data, &inside, sizeof inside);
     }
     return *returned ? SUCCESS : lt_refuse(NOT_SUPPORTED, "no solution");

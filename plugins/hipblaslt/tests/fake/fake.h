@@ -76,6 +76,7 @@ void lt_enter(const char *function);
 int lt_refuse(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void lt_quiet(int on); /* refusals of this thread are answers to our own questions, and not recorded */
 double lt_setting(const char *name, double otherwise); /* a number from the environment */
+int lt_state(int place); /* of an answer of the heuristic: its own status, which the caller has to look at */
 uint64_t lt_hash(const void *bytes, size_t size, uint64_t seed);
 #define ENTER(name) lt_enter(PREFIX #name)
 

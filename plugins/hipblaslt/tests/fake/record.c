@@ -56,6 +56,8 @@ double lt_setting(const char *name, double otherwise) {
     return text && *text ? atof(text) : otherwise;
 }
 
+int lt_state(int place) { return place == (int)lt_setting("FAKE_LT_REFUSED", -1) ? NOT_SUPPORTED : SUCCESS; }
+
 uint64_t lt_hash(const void *bytes, size_t size, uint64_t seed) { /* FNV-1a */
     uint64_t hash = seed ^ 0xcbf29ce484222325u;
     for (size_t i = 0; i < size; i++) {
