@@ -19,31 +19,29 @@ from tunedgemm_hipblaslt.library import bind_functions
 NAMES: Mapping[str, Mapping[str, str]] = {
     "dtypes": {
         "fp32": "{data}_R_32F", "fp16": "{data}_R_16F", "bf16": "{data}_R_16BF", "int8": "{data}_R_8I", "int32": "{data}_R_32I",
-        "fp8_e4m3fn": "{data}_R_8F_E4M3", "fp8_e5m2": "{data}_R_8F_E5M2", "fp8_e4m3fnuz": "{data}_R_8F_E4M3_FNUZ",
-        "fp8_e5m2fnuz": "{data}_R_8F_E5M2_FNUZ",
+        "fp8_e4m3fn": "{data}_R_8F_E4M3", "fp8_e4m3fnuz": "{data}_R_8F_E4M3_FNUZ",
     },
     "compute": {"32f": "{blas}_COMPUTE_32F", "32i": "{blas}_COMPUTE_32I"},
     "operation": {"n": "{blas}_OP_N", "t": "{blas}_OP_T"},
     "layout": {
-        "dtype": "{lt}_MATRIX_LAYOUT_TYPE", "order": "{lt}_MATRIX_LAYOUT_ORDER", "rows": "{lt}_MATRIX_LAYOUT_ROWS",
-        "cols": "{lt}_MATRIX_LAYOUT_COLS", "ld": "{lt}_MATRIX_LAYOUT_LD", "batch_count": "{lt}_MATRIX_LAYOUT_BATCH_COUNT",
+        "order": "{lt}_MATRIX_LAYOUT_ORDER", "batch_count": "{lt}_MATRIX_LAYOUT_BATCH_COUNT",
         "batch_offset": "{lt}_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET",
     },
-    "order": {"col": "{lt}_ORDER_COL", "shuffled8": "{lt}_ORDER_COL16_4R16", "shuffled16": "{lt}_ORDER_COL16_4R8"},
+    "order": {"shuffled8": "{lt}_ORDER_COL16_4R16", "shuffled16": "{lt}_ORDER_COL16_4R8"},
     "desc": {
-        "pointer_mode": "{lt}_MATMUL_DESC_POINTER_MODE", "transpose_a": "{lt}_MATMUL_DESC_TRANSA", "transpose_b": "{lt}_MATMUL_DESC_TRANSB",
+        "transpose_a": "{lt}_MATMUL_DESC_TRANSA", "transpose_b": "{lt}_MATMUL_DESC_TRANSB",
         "epilogue": "{lt}_MATMUL_DESC_EPILOGUE", "bias": "{lt}_MATMUL_DESC_BIAS_POINTER", "bias_dtype": "{lt}_MATMUL_DESC_BIAS_DATA_TYPE",
         "a_scale": "{lt}_MATMUL_DESC_A_SCALE_POINTER", "b_scale": "{lt}_MATMUL_DESC_B_SCALE_POINTER",
         "fast_accum": "{lt}_MATMUL_DESC_FAST_ACCUM", "a_scale_mode": "{lt}_MATMUL_DESC_A_SCALE_MODE",
         "b_scale_mode": "{lt}_MATMUL_DESC_B_SCALE_MODE",
     },
-    "epilogue": {"none": "{lt}_EPILOGUE_DEFAULT", "bias": "{lt}_EPILOGUE_BIAS"},
+    "epilogue": {"bias": "{lt}_EPILOGUE_BIAS"},
     "scale": {
-        "tensor": "{lt}_MATMUL_MATRIX_SCALE_SCALAR_32F", "row": "{lt}_MATMUL_MATRIX_SCALE_OUTER_VEC_32F",
+        "row": "{lt}_MATMUL_MATRIX_SCALE_OUTER_VEC_32F",
         "block": "{lt}_MATMUL_MATRIX_SCALE_VEC128_32F", "square": "{lt}_MATMUL_MATRIX_SCALE_BLK128x128_32F",
     },
     "preference": {
-        "search_mode": "{lt}_MATMUL_PREF_SEARCH_MODE", "max_workspace": "{lt}_MATMUL_PREF_MAX_WORKSPACE_BYTES",
+        "max_workspace": "{lt}_MATMUL_PREF_MAX_WORKSPACE_BYTES",
         **{f"align_{x}": f"{{lt}}_MATMUL_PREF_MIN_ALIGNMENT_{x.upper()}_BYTES" for x in "abcd"},
     },
     "config": {
@@ -197,8 +195,8 @@ class TestNvidia:
 def test_both_libraries_have_the_same_tables() -> None:
     """A name that both libraries need is in both tables, whatever its number; what one has alone is known."""
     alone = {
-        "dtypes": {"fp8_e4m3fnuz", "fp8_e5m2fnuz"}, "order": {"shuffled8", "shuffled16"}, "desc": {"fast_accum"},
-        "preference": {"align_a", "align_b", "align_c", "align_d"},
+        "dtypes": {"fp8_e4m3fnuz"}, "order": {"shuffled8", "shuffled16"}, "layout": {"order"}, "desc": {"fast_accum"},
+        "scale": {"block", "square"}, "preference": {"align_a", "align_b", "align_c", "align_d"},
     }  # fmt: skip
     for table in NAMES:
         if table in ("config", "capability"):

@@ -31,11 +31,11 @@ class Abi:
         dtypes: by our short name, and ``int32``.
         compute: the computation types ``32f`` and ``32i``.
         operation: ``n`` as stored, ``t`` transposed.
-        layout: attributes of a matrix layout.
-        order: orders of a matrix in memory; beyond ``col`` those of shuffled weights, by the bits of an element.
+        layout: attributes of a matrix layout beside those that it is created with.
+        order: orders of a matrix in memory other than column by column: those of shuffled weights, by the bits of an element.
         desc: attributes of a matmul descriptor.
-        epilogue: ``none`` and ``bias``.
-        scale: what the scales of a matrix belong to: ``tensor``, ``row``, ``block`` of 1x128 and ``square`` of 128x128.
+        epilogue: ``bias``; none is the default.
+        scale: what the scales of a matrix belong to where that is not the whole: ``row``, ``block`` of 1x128, ``square`` of 128x128.
         preference: attributes of a search preference.
         config: attributes of an algorithm that can be set; empty where algorithms are opaque.
         capability: attributes of an algorithm that can be asked.
@@ -68,10 +68,9 @@ class Abi:
         return next((name for name, number in self.statuses.items() if number == code), f"status {code}")
 
 
-_EPILOGUE = _numbers(none=1, bias=4)
-_SCALE = _numbers(tensor=0, row=3, block=4, square=5)
-_PREFERENCE = _numbers(search_mode=0, max_workspace=1)
-_DTYPES = {"fp32": 0, "fp16": 2, "bf16": 14, "int8": 3, "int32": 10, "fp8_e4m3fn": 28, "fp8_e5m2": 29}
+_EPILOGUE = _numbers(bias=4)
+_PREFERENCE = _numbers(max_workspace=1)
+_DTYPES = {"fp32": 0, "fp16": 2, "bf16": 14, "int8": 3, "int32": 10, "fp8_e4m3fn": 28}
 
 CUBLASLT = Abi(
     libtype="cublaslt",
@@ -83,10 +82,9 @@ CUBLASLT = Abi(
     dtypes=_numbers(**_DTYPES),
     compute=_numbers(**{"32f": 68, "32i": 72}),
     operation=_numbers(n=0, t=1),
-    layout=_numbers(dtype=0, order=1, rows=2, cols=3, ld=4, batch_count=5, batch_offset=6),
-    order=_numbers(col=0),
+    layout=_numbers(batch_count=5, batch_offset=6),
+    order=_numbers(),
     desc=_numbers(
-        pointer_mode=2,
         transpose_a=3,
         transpose_b=4,
         epilogue=7,
@@ -99,7 +97,7 @@ CUBLASLT = Abi(
         b_scale_mode=32,
     ),
     epilogue=_EPILOGUE,
-    scale=_SCALE,
+    scale=_numbers(row=3, block=4, square=5),
     preference=_numbers(**_PREFERENCE, align_a=5, align_b=6, align_c=7, align_d=8),
     config=_numbers(id=0, tile=1, split_k=2, reduction=3, swizzle=4, option=5, stages=6, inner=7, cluster=8),
     capability=_numbers(split_k=0, reductions=1, swizzle=2, tiles=6, options=7, stages=13),
@@ -125,11 +123,11 @@ HIPBLASLT = Abi(
     libraries=("libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"),
     algo_bytes=24,
     result_bytes=56,
-    dtypes=_numbers(**_DTYPES, fp8_e4m3fnuz=1000, fp8_e5m2fnuz=1001),
+    dtypes=_numbers(**_DTYPES, fp8_e4m3fnuz=1000),
     compute=_numbers(**{"32f": 2, "32i": 9}),
     operation=_numbers(n=111, t=112),
-    layout=_numbers(batch_count=0, batch_offset=1, dtype=2, order=3, rows=4, cols=5, ld=6),
-    order=_numbers(col=0, shuffled8=100, shuffled16=101),
+    layout=_numbers(batch_count=0, batch_offset=1, order=3),
+    order=_numbers(shuffled8=100, shuffled16=101),
     desc=_numbers(
         transpose_a=0,
         transpose_b=1,
@@ -138,12 +136,11 @@ HIPBLASLT = Abi(
         bias_dtype=4,
         a_scale=5,
         b_scale=6,
-        pointer_mode=13,
         a_scale_mode=31,
         b_scale_mode=32,
     ),
     epilogue=_EPILOGUE,
-    scale=_SCALE,
+    scale=_numbers(row=3),
     preference=_PREFERENCE,
     config=_numbers(),
     capability=_numbers(),

@@ -58,7 +58,7 @@ def named_for(problem: Problem, libver: str) -> int | None:
 def read(path: Path) -> Mapping[tuple[str, tuple[str, ...]], int]:
     """(version of the library, key) -> number of the algorithm, from a file that need not exist; read once.
 
-    Lines that are cut off or hold something else are left out, as are those without a version; a later line wins.
+    Lines that are cut off or hold something else are left out, as are those without a version; of several the first wins, as in AITER.
     """
     found: dict[tuple[str, tuple[str, ...]], int] = {}
     unversioned = 0
@@ -73,7 +73,7 @@ def read(path: Path) -> Mapping[tuple[str, tuple[str, ...]], int]:
         if len(cells) == _COLUMNS or not cells[_COLUMNS]:
             unversioned += 1
             continue
-        found[cells[_COLUMNS], tuple(cells[:_KEY_COLUMNS])] = int(cells[_KEY_COLUMNS])
+        found.setdefault((cells[_COLUMNS], tuple(cells[:_KEY_COLUMNS])), int(cells[_KEY_COLUMNS]))
     if unversioned:
         _log.warning(
             "%s: %d rows name an algorithm by its number without a version of hipBLASLt and are not used; tune those shapes instead",
