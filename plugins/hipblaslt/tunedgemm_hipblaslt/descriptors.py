@@ -21,8 +21,8 @@ from tunedgemm_hipblaslt.problem import Matrix, Problem
 
 #: Operands are at least so aligned, outputs and workspace more.
 ALIGNMENT = 16
-#: Stands for a bias or for scales while algorithms are sought: the library reads its alignment only.
-_SOME_ADDRESS = 1 << 20
+#: Stands for a bias or for scales while algorithms are sought: the library reads its alignment only, which is the least that there is.
+_SOME_ADDRESS = (1 << 20) + ALIGNMENT
 
 #: ``struct`` formats of the attributes of an algorithm (cublasLt.h).
 _CONFIG_FORMATS = {"inner": "H", "cluster": "H"}

@@ -18,8 +18,11 @@ from tunedgemm_hipblaslt.tiles import clusters, tiles
 
 #: Neighbouring tiles have sides of at most so many times those of the tile, either way.
 _NEAR = 2.0
-#: Tiles nearest in their sides that are tried.
-_TILES = 24
+#: Tiles that are tried, of so many nearest in their sides that the library is asked about: Hopper has a tile every 8 elements, so
+#: that the nearest few alone lead nowhere, and which of them leaves the last wave full is what they differ in.
+_TILES, _ASKED = 24, 256
+#: Octaves of wasted time that count as much as an octave between the sides of two tiles.
+_OCTAVE = 0.5
 #: Blocks of a cluster at most: more are not portable, and rarely pay.
 _CLUSTER = 4
 #: Parts of K at most, and elements of K that each keeps at least.
@@ -32,12 +35,31 @@ _IDLE = 0.35
 
 def neighbours(described: Described, algorithm: Algorithm, workspace: int) -> Iterator[tuple[Algorithm, Found]]:
     """Configurations one step away that the library accepts within *workspace* bytes and whose waves make sense."""
-    here = described.check(algorithm)
+    here, sizes = described.check(algorithm), described.problem.sizes
     idle = _idle(here.waves) if isinstance(here, Found) else 1.0
-    for candidate in around(algorithm, described.capabilities(algorithm.id), described.problem.sizes):
+    taken: dict[Algorithm, Found] = {}
+    for candidate in around(algorithm, described.capabilities(algorithm.id), sizes):
         found = described.check(candidate)
         if isinstance(found, Found) and found.workspace <= workspace and _idle(found.waves) <= idle + _IDLE:
-            yield candidate, found
+            taken[candidate] = found
+    others = [candidate for candidate in taken if candidate.tile != algorithm.tile]
+    others.sort(key=lambda other: _OCTAVE * _distance(other.tile, algorithm.tile) + _wasted(other.tile, taken[other].waves, sizes))
+    dropped = set(others[_TILES:])
+    yield from ((candidate, found) for candidate, found in taken.items() if candidate not in dropped)
+
+
+def _distance(tile: int, other: int) -> float:
+    """Octaves between the sides of two tiles, both sides' together; 0 where their sides are not known."""
+    known = tiles()
+    if tile not in known or other not in known:
+        return 0.0
+    return sum(abs(math.log2(mine / yours)) for mine, yours in zip(known[tile], known[other], strict=True))
+
+
+def _wasted(tile: int, waves: float, sizes: tuple[int, int, int]) -> float:
+    """Octaves of time that go to the idle part of the last wave and to tiles that stand out over the edges of D."""
+    sides = zip(sizes[:2], tiles().get(tile, sizes[:2]), strict=True)
+    return math.log2(math.prod(math.ceil(size / side) * side / size for size, side in sides)) - math.log2(1 - _idle(waves))
 
 
 def _idle(waves: float) -> float:
@@ -54,7 +76,7 @@ def around(algorithm: Algorithm, able: Capabilities, sizes: tuple[int, int, int]
         sizes: rows and columns of D, and K.
     """
     changed = functools.partial(attrs.evolve, algorithm)
-    found = [changed(tile=tile) for tile in near_tiles(algorithm.tile, able.tiles, sizes)]
+    found = [changed(tile=tile) for tile in near_tiles(algorithm.tile, able.tiles, sizes, _ASKED)]
     found += [changed(stages=stages) for stages in able.stages]
     found += [changed(cluster=number) for number, (rows, columns) in clusters().items() if rows * columns <= _CLUSTER]
     found += list(_splits(algorithm, able, sizes[2]))
@@ -63,22 +85,19 @@ def around(algorithm: Algorithm, able: Capabilities, sizes: tuple[int, int, int]
     return [each for each in dict.fromkeys(found) if each != algorithm]
 
 
-def near_tiles(tile: int, possible: Iterable[int], sizes: tuple[int, int, int]) -> list[int]:
-    """Tiles whose sides differ least from this one's, none with a side that the output would leave half empty."""
+def near_tiles(tile: int, possible: Iterable[int], sizes: tuple[int, int, int], most: int = _TILES) -> list[int]:
+    """Tiles whose sides differ least from this one's, *most* beside itself, none with a side that the output would leave half empty."""
     known = tiles()
     if tile not in known:
-        return list(possible)[:_TILES]
+        return list(possible)[:most]
     rows, columns = known[tile]
-
-    def distance(number: int) -> float:
-        other_rows, other_columns = known[number]
-        return abs(math.log2(other_rows / rows)) + abs(math.log2(other_columns / columns))
 
     def sensible(number: int) -> bool:
         sides = zip(known[number], (rows, columns), sizes[:2], strict=True)
         return all(before / _NEAR <= side <= before * _NEAR and (side <= before or side < 2 * size) for side, before, size in sides)
 
-    return sorted((number for number in possible if number in known and sensible(number)), key=distance)[: _TILES + 1]
+    found = [number for number in possible if number in known and sensible(number)]
+    return sorted(found, key=lambda number: _distance(number, tile))[: most + 1]
 
 
 def _splits(algorithm: Algorithm, able: Capabilities, k: int) -> Iterator[Algorithm]:
