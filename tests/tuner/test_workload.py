@@ -186,6 +186,15 @@ def test_a_launcher_that_cannot_be_captured_is_an_answer_and_not_the_end() -> No
 
 
 @pytest.mark.gpu
+def test_others_are_timed_after_all_were_forgotten() -> None:
+    """Graphs that are all dropped leave nothing behind that keeps the next ones from being captured."""
+    workload = Workload(OP, Shape("a16w16", 16, 512, 512), current_device())
+    for _ in range(3):
+        assert isinstance(workload({NATIVE: LINEAR}, 1)[NATIVE], Samples)
+        workload.forget({})
+
+
+@pytest.mark.gpu
 def test_a_hot_weight_is_read_faster_than_a_cold_one() -> None:
     """20 MB fit the last-level cache of a large GPU; from memory they take longer."""
     device, shape = current_device(), Shape("a16w16", 1, 1280, 8192)

@@ -193,6 +193,8 @@ class Workload:
         """Drop the captured graphs of all but these solutions, to free their memory."""
         self._graphs = {solution: graph for solution, graph in self._graphs.items() if solution in keep}
         self._launched &= set(keep)
+        if not self._graphs:
+            self._pool = None  # torch lets nobody capture into a pool whose graphs are all gone
 
     def _timer(self, solution: Solution, launcher: Launcher) -> Start:
         """How one sample of a solution is taken; its first calls, alone, are done here."""
