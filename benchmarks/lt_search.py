@@ -8,12 +8,15 @@ library's first answer, the best of its answers, F.linear, and F.linear again ar
 With ``--random`` small shapes are searched once more: as many configurations as the search timed, ten times over, drawn at random
 from all that the library accepts, and the best of them timed against the winner.
 
-A run goes on where its log ends. Run it in a second process with another log to confirm.
+A run goes on where its log ends; shapes come in a random order, the same each time, so that what is done is a fair part. A shape that
+was begun twice and ended neither time is left out: a configuration of its may end the process. Run it in a second process with
+another log to confirm.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import sys
@@ -36,8 +39,8 @@ from tunedgemm.tuner.workload import Workload
 from tunedgemm_hipblaslt.abi import CUBLASLT
 from tunedgemm_hipblaslt.descriptors import Described, Found, asking
 from tunedgemm_hipblaslt.launch import LIKED
-from tunedgemm_hipblaslt.library import loaded
-from tunedgemm_hipblaslt.names import Algorithm, Name
+from tunedgemm_hipblaslt.library import StatusError, loaded
+from tunedgemm_hipblaslt.names import FIRST, Algorithm, Name
 from tunedgemm_hipblaslt.problem import problem_of
 from tunedgemm_hipblaslt.solutions import solution_of
 
@@ -47,6 +50,8 @@ GOAL_GAIN, GOAL_SECONDS, GOAL_RANDOM = 1.05, 4.0, 1.01
 CHECK = "MatmulAlgoCheck"
 #: Draws after which the library accepts too few to go on.
 MAX_DRAWS = 1_000_000
+#: Kinds of records, what stands before the kind of one that is begun, and times that one is begun.
+KINDS, BEGUN, ATTEMPTS = ("search", "random"), "begun ", 2
 
 
 class Checks:
@@ -100,7 +105,8 @@ def record_of(shape: Shape, registry: Registry, device: Device, checks: Checks) 
     seconds, asked = time.perf_counter() - started, checks.count
     answers = backend.solutions(shape, device)
     us = {timing.solution: timing.us for timing in outcome.timings if timing.us and timing.solution in answers}
-    names = {"first": answers[0], "best_answer": min(us, key=us.__getitem__, default=answers[0])}
+    # Not by its configuration, which need not be all that an answer holds.
+    names = {"first": Solution(LIBTYPE, FIRST), "best_answer": min(us, key=us.__getitem__, default=answers[0])}
     names |= {"winner": outcome.winner.solution} if outcome.winner else {}
     samples = compared(backend, shape, device, names)
     return {
@@ -122,12 +128,15 @@ def same_bytes(shape: Shape, device: Device) -> tuple[int, int]:
 def drawn(described: Described, count: int, dice: random.Random) -> list[Algorithm]:
     """So many different configurations, drawn at random from all that the library accepts."""
     limit, numbers = described.library.abi.workspace, described.numbers()
-    able = {number: described.capabilities(number) for number in numbers}
+    able = {}
+    for number in numbers:
+        with contextlib.suppress(StatusError):  # an algorithm that does not tell what it can
+            able[number] = described.capabilities(number)
     found: dict[Algorithm, None] = {}
     for _ in range(MAX_DRAWS):
         if len(found) >= count:
             break
-        number = dice.choice(numbers)
+        number = dice.choice(list(able))
         one = able[number]
         parts = dice.choice((1, 1, 2, 3, 4, 6, 8, 12, 16)) if one.split_k else 1
         ways = [way for way in (1, 2, 4) if one.reductions & way] or [0]
@@ -163,13 +172,15 @@ def random_record(record: dict[str, Any], registry: Registry, device: Device) ->
 
 def read_log(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Records by kind and shape."""
-    found: dict[str, dict[str, dict[str, Any]]] = {"search": {}, "random": {}}
+    found: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in (*KINDS, *(BEGUN + kind for kind in KINDS))}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             record = json.loads(line)
         except ValueError:
             continue  # torn when the last run was stopped
-        found[record["kind"]][json.dumps(record["shape"], sort_keys=True)] = record
+        kind, key = record["kind"], json.dumps(record["shape"], sort_keys=True)
+        times = found[kind].get(key, {}).get("times", 0) + 1
+        found[kind][key] = {**record, "times": times} if kind.startswith(BEGUN) else record
     return found
 
 
@@ -184,7 +195,7 @@ def row_of(record: dict[str, Any]) -> dict[str, Any]:
         "M": shape["m"], "N": shape["n"], "K": shape["k"], "winner": str(Solution.from_dict(record["solutions"]["winner"])),
         "over_linear": gain("default", "winner"), "over_first": gain("first", "winner"), "over_answers": gain("best_answer", "winner"),
         "control": gain("default", "again"), "outside": record["outside"], "checks": record["checks"], "tried": record["tried"],
-        "device_s": record["device_s"], "seconds": record["seconds"],
+        "device_s": record["device_s"], "seconds": record["seconds"], "same_bytes": record["same_bytes"],
     }  # fmt: skip
 
 
@@ -204,9 +215,12 @@ def summarise(rows: list[dict[str, Any]], randoms: list[dict[str, Any]]) -> list
     share = sum(row["outside"] for row in rows) / len(rows)
     most, checks = max(row["device_s"] for row in rows), sorted(row["checks"] for row in rows)
     lines.append(
-        f"winners outside the answers {share:.0%}; checks a shape {checks[len(checks) // 2]} (most {checks[-1]}); device seconds a shape "
-        f"{sum(row['device_s'] for row in rows) / len(rows):.2f} (most {most:.2f}, goal {GOAL_SECONDS:g})"
+        f"winners outside the answers {share:.0%}; checks a shape {checks[len(checks) // 2]} (most {checks[-1]}); seconds in samples "
+        f"a shape {sum(row['device_s'] for row in rows) / len(rows):.2f} (most {most:.2f}, goal {GOAL_SECONDS:g}), seconds in all "
+        f"{sum(row['seconds'] for row in rows) / len(rows):.2f} (most {max(row['seconds'] for row in rows):.2f})"
     )
+    same, answers = (sum(row["same_bytes"][place] for row in rows) for place in (0, 1))
+    lines.append(f"answers that their names make again byte for byte: {same} of {answers}")
     if randoms:
         worst = max(record["ratio"][0] for record in randoms)
         lines.append(f"against {TIMES} times as many at random on {len(randoms)} shapes: at worst {worst:.3f} (goal {GOAL_RANDOM})")
@@ -225,7 +239,9 @@ def main() -> int:
     arguments = parser.parse_args()
     until = time.monotonic() + (arguments.minutes * 60 or float("inf"))
     device, registry, checks = current_device(), Registry(), Checks()
-    shapes = {json.dumps(shape.to_dict(), sort_keys=True): shape for _, shape in shapes_of(arguments.subset, arguments.shapes)}
+    listed = shapes_of(arguments.subset, arguments.shapes)
+    random.Random(0).shuffle(listed)
+    shapes = {json.dumps(shape.to_dict(), sort_keys=True): shape for _, shape in listed}
 
     def keep(record: dict[str, Any]) -> None:
         with arguments.log.open("a") as file:
@@ -234,19 +250,23 @@ def main() -> int:
 
     def left(kind: str) -> list[str]:
         done = read_log(arguments.log)
-        if kind == "search":
-            return [key for key in shapes if key not in done[kind]]
-        small = sorted(done["search"], key=lambda key: shapes[key].n * shapes[key].k * max(shapes[key].m, 64))[: arguments.random]
-        return [key for key in small if key not in done["random"] and "winner" in done["search"][key]["solutions"]]
+        wanted = list(shapes)
+        if kind == "random":
+            found = [key for key in shapes if "winner" in done["search"].get(key, {}).get("solutions", {})]
+            wanted = sorted(found, key=lambda key: shapes[key].n * shapes[key].k * max(shapes[key].m, 64))[: arguments.random]
+        begun = done[BEGUN + kind]
+        return [key for key in wanted if key not in done[kind] and begun.get(key, {}).get("times", 0) < ATTEMPTS]
 
-    while time.monotonic() < until and left("search"):
-        keep(record_of(shapes[left("search")[0]], registry, device, checks))
-    while time.monotonic() < until and left("random"):
-        keep(random_record(read_log(arguments.log)["search"][left("random")[0]], registry, device))
+    while time.monotonic() < until and (keys := left("search")):
+        keep({"kind": BEGUN + "search", "shape": shapes[keys[0]].to_dict()})
+        keep(record_of(shapes[keys[0]], registry, device, checks))
+    while time.monotonic() < until and (keys := left("random")):
+        keep({"kind": BEGUN + "random", "shape": shapes[keys[0]].to_dict()})
+        keep(random_record(read_log(arguments.log)["search"][keys[0]], registry, device))
     done = read_log(arguments.log)
     rows = [row_of(done["search"][key]) for key in shapes if "winner" in done["search"].get(key, {}).get("solutions", {})]
     randoms = list(done["random"].values())
-    lines = summarise(rows, randoms) if rows else ["nothing is done"]
+    lines = [f"{len(rows)} of {len(shapes)} shapes", *(summarise(rows, randoms) if rows else [])]
     print("\n".join(lines))
     if arguments.json:
         versions = {**dict(device.versions), LIBTYPE: registry.get(LIBTYPE).library_version(device)}
