@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,9 @@ from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 
 HERE = Path(__file__).parent
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what goes on in the background so, and children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

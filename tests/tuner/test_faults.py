@@ -30,6 +30,7 @@ def statuses(table: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 def test_each_fault_costs_its_solution_alone(faulty_plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Hangs, crashes, wrong results, leaks and broken compilers: the run ends with exit code 0 and the good one in the table."""
     from faulty_backend import EXPECTED

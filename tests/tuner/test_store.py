@@ -435,9 +435,7 @@ def _row(shape: Shape, name: str, us: float) -> Row:
 
 
 @pytest.mark.parametrize(("versions", "kept"), [({"turbo": "3"}, True), ({"turbo": "4"}, False)], ids=["the same", "another"])
-def test_trials_of_another_version_of_a_library_are_measured_again(
-    begin: Callable[..., Store], versions: dict[str, str], kept: bool
-) -> None:
+def test_trials_of_another_version_are_measured_again(begin: Callable[..., Store], versions: dict[str, str], kept: bool) -> None:
     """What an interrupted run measured with another version of a library is forgotten, on that kind of device alone."""
     first = begin()
     first.use(H200, {"turbo": "3", "torch": ""})
@@ -446,7 +444,7 @@ def test_trials_of_another_version_of_a_library_are_measured_again(
     assert {entry.get("libver") for entry in lines(first) if entry["kind"] == "trial"} == {"3"}
     first.close()
     again = begin()
-    again.use(attrs.evolve(H200, name="another"), {"turbo": "5"})
-    again.use(H200, versions)
+    for device, found in ((attrs.evolve(H200, name="another"), {"turbo": "5"}), (H200, versions)):
+        again.use(device, found)
     assert bool(again.known(H200, SHAPES[1])) is kept
     assert (again.done(H200, SHAPES[0]) is not MISSING) is kept
