@@ -31,8 +31,8 @@ _POINTERS = ("bias", "a_scale", "b_scale")
 def launch_of(described: Described, found: Found) -> Launch:
     """The launch of an algorithm on descriptors that nobody else uses; safe to call from several threads.
 
-    The pointers of bias and scales lie in the descriptor, so that setting them and launching are one step: the extension
-    holds the interpreter's lock meanwhile, ctypes a lock of its own.
+    The pointers of bias and scales lie in the descriptor, so that setting them and launching are one step under a lock of the
+    launch's own. Other threads of the interpreter run meanwhile, both ways.
     """
     library, problem = described.library, described.problem
     present = (problem.bias_dtype, problem.a_scale, problem.b_scale)
