@@ -120,7 +120,7 @@ class Store:
     def use(self, device: Device, versions: Mapping[str, str]) -> None:
         """Say which version the library of each libtype has on a kind of device; adopted trials of other versions are forgotten.
 
-        A shape of which any is forgotten is tuned anew, with what is left of its trials.
+        A shape of which any is forgotten does not count as done, and is gone on with from what is left of its trials.
         """
         with self._mutex:
             self._versions[device] = dict(versions)

@@ -150,15 +150,17 @@ def test_launchers_leave_nothing(abi: Abi, copy: Callable[[Abi], Any], over: Any
     found = copy(abi)
     lt = tunedgemm_hipblaslt.Lt(abi, load=lambda _: found, host=over.HOSTS[abi.libtype])
     launchers = [over.bound(lt, over.FIRST, SHAPE) for _ in range(3)]
-    assert live(found) == 1 + 4 + 3 * 4
+    assert live(found) == 1 + 3 * 4
     launchers[0].call(*over.case(SHAPE).plain)
     call = launchers.pop().call
     launchers.clear()
     gc.collect()
-    assert live(found) == 1 + 4 + 4, "the call alone keeps what it needs"
+    assert live(found) == 1 + 4, "the call alone keeps what it needs"
     del call
     gc.collect()
-    assert live(found) == 1 + 4
+    assert live(found) == 1
+    assert list(lt.enumerate_solutions(SHAPE, over.CPU))
+    assert live(found) == 1 + 2 * 4, "with the bias within the product and after it"
     launch.answers_by_number.cache_clear()
     descriptors._described.cache_clear()
     assert live(found) == 1

@@ -127,14 +127,14 @@ def told(lt: Any, over: Any) -> Iterator[Any]:
 
 def searched(lt: Any, over: Any) -> Iterator[Any]:
     """What the search around each of `STARTS` finds, at which costs, and how many questions it asks."""
-    listed = list(lt.enumerate_solutions(SEARCHED, over.CPU))
+    listed = [solution for solution in lt.enumerate_solutions(SEARCHED, over.CPU) if solution.kernel_name != over.FIRST]
     for start in (listed[0], *(Solution(lt.abi.libtype, name, split_k=1) for name in STARTS[lt.abi.libtype])):
         before = over.calls(lt, "MatmulAlgoCheck")
         found = [start, *lt.refine(start, SEARCHED, over.CPU)]
         yield [str(solution) for solution in found], over.calls(lt, "MatmulAlgoCheck") - before
         for solution in found:
             name = parse(solution.kernel_name, solution.split_k)
-            answer = launch.algorithm_of(lt.load(lt.abi), name, problem_of(SEARCHED), -1)
+            answer = launch.algorithm_of(descriptors.Described(lt.load(lt.abi), problem_of(SEARCHED), -1), name, -1)
             yield over.cost(lt, answer.algo), answer.workspace
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sysconfig
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -212,3 +213,25 @@ def test_each_part_of_the_extension_matters(
         assert text or not found
         unseen += [(text, other)] if text and not found else []
     assert not unseen
+
+
+def test_other_threads_run_while_a_launch_waits() -> None:
+    """A launch that waits, here for a fifth of a second in place of a full queue, does not hold the interpreter up."""
+    libc = ctypes.CDLL(None)
+    wait = ctypes.cast(libc.usleep, ctypes.c_void_p).value  # takes what is the handle for microseconds
+    launch = native._extension.Launch(wait, wait, 200_000, 0, 0, 0, 0, b"", 0, False, (-1, -1, -1), None).launch
+    ticks, span = [], []
+
+    def work() -> None:
+        span.append(time.perf_counter())
+        assert launch(*[0] * 8) == 0
+        span.append(time.perf_counter())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while thread.is_alive():
+        ticks.append(time.perf_counter())
+        time.sleep(0.005)
+    thread.join()
+    assert span[1] - span[0] >= 0.2
+    assert sum(span[0] < tick < span[1] for tick in ticks) >= 3

@@ -8,7 +8,7 @@ import attrs
 import pytest
 from tunedgemm.plugin import Launcher, Shape, Solution
 from tunedgemm_hipblaslt import launch
-from tunedgemm_hipblaslt.descriptors import Capabilities, Found, asking
+from tunedgemm_hipblaslt.descriptors import Capabilities, Described, Found, asking
 from tunedgemm_hipblaslt.names import Algorithm, parse
 from tunedgemm_hipblaslt.problem import problem_of
 from tunedgemm_hipblaslt.search import _idle, around, near_options, near_tiles, neighbours
@@ -161,7 +161,7 @@ def test_following_the_best_leads_to_the_fastest(lt: Any, over: Any, shape: Shap
     """From the first answer, the best neighbour of the best neighbour and so on is the fake's cheapest configuration of all."""
 
     def cost(solution: Solution) -> float:
-        found = launch.algorithm_of(lt.load(lt.abi), parse(solution.kernel_name, solution.split_k), problem_of(shape), -1)
+        found = launch.algorithm_of(Described(lt.load(lt.abi), problem_of(shape), -1), parse(solution.kernel_name, solution.split_k), -1)
         assert isinstance(found, Found)
         return float(over.cost(lt, found.algo))
 

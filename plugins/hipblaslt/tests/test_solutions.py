@@ -179,3 +179,24 @@ def test_solutions_claim_no_more_than_they_keep(lt: Lt, over: Any) -> None:
     assert answer == (Solution("hipblaslt", "heuristic") if lt.abi.libtype == "hipblaslt" else None)
     assert lt.heuristic_fallback(PLAIN, over.CPU) is None
     assert lt.heuristic_fallback(attrs.evolve(PLAIN, layout=LAYOUT), over.MI350) is None
+
+
+def test_what_names_lose_is_listed_as_the_first_answer(over: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an answer holds more than its name says, the library's own first answer is listed before all, and binds."""
+    lt, shape = over.backend(fake_library("cublaslt"), "cublaslt"), Shape("a16w16", 16, 256, 512)
+    assert over.FIRST not in {solution.kernel_name for solution in lt.enumerate_solutions(shape, over.CPU)}
+    monkeypatch.setenv("FAKE_LT_ALIGNED", "1")
+    first, *others = lt.enumerate_solutions(shape, over.CPU)
+    assert first.kernel_name == over.FIRST
+    assert others
+    assert not over.case(shape).launched(over.bound(lt, first.kernel_name, shape))
+
+
+def test_answers_for_other_numbers_of_rows_are_listed_where_they_fit(over: Any, fake_library: Any) -> None:
+    """The library is asked about half, twice and four times the rows, too; what it says there comes last and fits."""
+    lt, shape = over.backend(fake_library("cublaslt"), "cublaslt"), Shape("a16w16", 16, 256, 512)
+    before = over.calls(lt, "MatmulAlgoGetHeuristic")
+    found = list(lt.enumerate_solutions(shape, over.CPU))
+    assert over.calls(lt, "MatmulAlgoGetHeuristic") - before == 2 + 3
+    for solution in found:
+        over.bound(lt, solution.kernel_name, shape, split_k=solution.split_k)

@@ -115,18 +115,10 @@ class Described:
             StatusError: there is no such algorithm, or it takes no such value.
             struct.error: a number is wider than its attribute.
         """
-        abi = self.library.abi
-        content = ctypes.create_string_buffer(self._initial(algorithm.id), abi.algo_bytes)
-        for name, attribute in abi.config.items():
-            if name != "id":
-                value = struct.pack(_CONFIG_FORMATS.get(name, "i"), getattr(algorithm, name))
-                self.library.call("MatmulAlgoConfigSetAttribute", content, attribute, value, len(value))
-        return content.raw
+        return _initialised(self.library, self.handle, self._types(), algorithm)
 
     def _initial(self, number: int) -> bytes:
-        content = ctypes.create_string_buffer(self.library.abi.algo_bytes)
-        self.library.call("MatmulAlgoInit", self.handle.address, *self._types(), number, content)
-        return content.raw
+        return _initial(self.library, self.handle, self._types(), number)
 
     def _types(self) -> tuple[int, ...]:
         abi, problem = self.library.abi, self.problem
@@ -174,6 +166,23 @@ class Described:
         if count:
             self.library.call("MatmulAlgoCapGetAttribute", algo, attribute, values, 4 * count, ctypes.byref(written))
         return tuple(values[:count])
+
+
+def _initial(library: Library, handle: Created, types: tuple[int, ...], number: int) -> bytes:
+    content = ctypes.create_string_buffer(library.abi.algo_bytes)
+    library.call("MatmulAlgoInit", handle.address, *types, number, content)
+    return content.raw
+
+
+@functools.lru_cache(maxsize=4096)
+def _initialised(library: Library, handle: Created, types: tuple[int, ...], algorithm: Algorithm) -> bytes:
+    """See `Described.initialised`: of the types and the device alone, so that another M need not make it again."""
+    content = ctypes.create_string_buffer(_initial(library, handle, types, algorithm.id), library.abi.algo_bytes)
+    for name, attribute in library.abi.config.items():
+        if name != "id":
+            value = struct.pack(_CONFIG_FORMATS.get(name, "i"), getattr(algorithm, name))
+            library.call("MatmulAlgoConfigSetAttribute", content, attribute, value, len(value))
+    return content.raw
 
 
 def scale_type(problem: Problem) -> str:

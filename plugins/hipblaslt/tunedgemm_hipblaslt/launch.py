@@ -29,43 +29,41 @@ def bind(library: Library, solution: Solution, shape: Shape, device: Device) -> 
     except PluginError as error:
         return Unsupported(str(error))
     problem = problem_of(shape, after=name.after, fast=name.fast)
-    found = algorithm_of(library, name, problem, device.index)
-    if isinstance(found, Unsupported):
-        if name.chosen is None and problem.bias_dtype and not name.after:  # it adds no bias of this dtype
-            return bind(library, attrs.evolve(solution, kernel_name=str(attrs.evolve(name, after=True))), shape, device)
-        return found
     with current(device.index):
-        launch = launch_of(Described(library, problem, device.index), found)
-    product = _product(library, problem, launch, found.workspace, device)
-    return Launcher(on_device(_CALLS[shape.op](shape, problem, product), device.index), workspace_bytes=found.workspace)
+        described = Described(library, problem, device.index)
+        found = algorithm_of(described, name, device.index)
+        if isinstance(found, Found):
+            product = _product(library, problem, launch_of(described, found), found.workspace, device)
+            return Launcher(on_device(_CALLS[shape.op](shape, problem, product), device.index), workspace_bytes=found.workspace)
+    if name.chosen is None and problem.bias_dtype and not name.after:  # it adds no bias of this dtype
+        return bind(library, attrs.evolve(solution, kernel_name=str(attrs.evolve(name, after=True))), shape, device)
+    return found
 
 
-def algorithm_of(library: Library, name: Name, problem: Problem, index: int) -> Found | Unsupported:
-    """The algorithm of a name, as this library has it for the problem, or why it has not.
+def algorithm_of(described: Described, name: Name, index: int) -> Found | Unsupported:
+    """The algorithm of a name, as the library has it for the problem, or why it has not; the device is the current one.
 
     Nothing is launched that this library did not just accept: a configuration is checked, a number must be among its answers.
     """
-    limit, chosen = library.abi.workspace, name.chosen
+    library, chosen = described.library, name.chosen
+    limit = library.abi.workspace
     if chosen is None:
-        with asking(library, problem, index) as described:
-            answers = described.answers(1, limit)
+        answers = described.answers(1, limit)
         return answers[0] if answers else Unsupported("the library knows no algorithm for it")
     if isinstance(chosen, Algorithm):
         if not library.abi.config:
             return Unsupported(f"{name} is a configuration of cuBLASLt; {library.abi.libtype} numbers its algorithms")
-        with asking(library, problem, index) as described:
-            found = described.check(chosen)
+        found = described.check(chosen)
         if isinstance(found, str):
             return Unsupported(found)
         return found if found.workspace <= limit else Unsupported(f"wants {found.workspace} bytes of workspace, more than {limit}")
-    return _numbered(library, chosen, problem, index)
+    return _numbered(library, chosen, described.problem, index)
 
 
 def _numbered(library: Library, chosen: Numbered, problem: Problem, index: int) -> Found | Unsupported:
     if library.abi.config:
         return Unsupported(f"{chosen} is a number of hipBLASLt; {library.abi.libtype} configures its algorithms")
-    with current(index):
-        present = (version(library, index), revision(library, index))
+    present = (version(library, index), revision(library, index))
     if (chosen.version, chosen.revision) != present:
         return Unsupported(
             f"algorithm {chosen.index} is of hipBLASLt {chosen.version} ({chosen.revision}), this is {present[0]} ({present[1]}), whose "

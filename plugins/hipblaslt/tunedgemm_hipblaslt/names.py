@@ -8,6 +8,7 @@ after the product.
 
 from __future__ import annotations
 
+import functools
 import re
 
 import attrs
@@ -71,6 +72,7 @@ class Name:
         return "_".join([FIRST if self.chosen is None else str(self.chosen), *endings])
 
 
+@functools.lru_cache(maxsize=4096)
 def parse(text: str, split_k: int) -> Name:
     """A name from the columns kernelName and splitK; `str` is its inverse.
 
@@ -89,4 +91,4 @@ def parse(text: str, split_k: int) -> Name:
     if len(rest.split("_")) != len(PARTS) or not all(parts):
         raise PluginError(f"kernelName {text!r} is none of an Lt library: {FIRST}, sol… or id…_tile…_… is")
     numbers = {name: int(part[1]) for name, part in zip(PARTS.values(), parts, strict=True) if part}
-    return Name(Algorithm(**numbers, split_k=max(split_k, 1)), **found)
+    return Name(Algorithm(**numbers, split_k=split_k or 1), **found)

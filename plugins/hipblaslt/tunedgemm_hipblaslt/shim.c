@@ -69,9 +69,10 @@ static int launch_init(Launch *self, PyObject *args, PyObject *kwargs) {
         self->alpha.real = 1.0f;
         self->beta.real = 0.0f;
     }
+    PyObject *before = self->owner;
     Py_INCREF(owner);
-    Py_XDECREF(self->owner);
     self->owner = owner;
+    Py_XDECREF(before);
     return 0;
 }
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, dtype_bits
 
-from tunedgemm_hipblaslt.descriptors import Found, asking
+from tunedgemm_hipblaslt.descriptors import Described, Found, asking
 from tunedgemm_hipblaslt.launch import ALL, LIKED, answers_by_number
 from tunedgemm_hipblaslt.library import Library, current, revision, version
 from tunedgemm_hipblaslt.names import Algorithm, Name, Numbered, parse
@@ -16,6 +16,8 @@ from tunedgemm_hipblaslt.search import neighbours
 
 #: Where fp8 products can be summed in fewer bits, and the outputs that this is exact enough for.
 _FAST_GFX, _FAST_OUTPUTS = ("sm_89", "sm_90"), ("bf16",)
+#: Rows beyond which no other number of them is asked about.
+_MOST_ROWS = 1 << 20
 #: Answers that are also offered with the bias added after.
 _AFTER = 3
 
@@ -26,15 +28,14 @@ def enumerate_solutions(library: Library, shape: Shape, device: Device) -> Itera
     An answer is listed with the bias within the product, and the first few also with the bias after it; all of those where the
     library does not add a bias of that dtype.
     """
-    problem = problem_of(shape)
-    within = _answers(library, problem, device.index)
+    within = _answers(library, _problems(shape), device.index)
     for chosen in within:
         yield solution_of(library, Name(chosen))
     if sums_fast(library, shape, device):
-        for chosen in _answers(library, problem_of(shape, fast=True), device.index):
+        for chosen in _answers(library, _problems(shape, fast=True), device.index):
             yield solution_of(library, Name(chosen, fast=True))
-    if problem.bias_dtype:
-        after = _answers(library, problem_of(shape, after=True), device.index)
+    if problem_of(shape).bias_dtype:
+        after = _answers(library, _problems(shape, after=True), device.index)
         for chosen in after[:_AFTER] if within else after:
             yield solution_of(library, Name(chosen, after=True))
 
@@ -68,8 +69,18 @@ def solution_of(library: Library, name: Name) -> Solution:
     return Solution(library.abi.libtype, str(name), split_k=parts, solidx=number)
 
 
-def _answers(library: Library, problem: Problem, index: int) -> list[Algorithm | Numbered]:
-    """The library's answers for a problem, best guesses first."""
+def _problems(shape: Shape, **how: bool) -> list[Problem]:
+    """The problem of a shape, and of as many rows halved, doubled and doubled again: what the library answers there may suit here."""
+    rows = dict.fromkeys((shape.m, shape.m // 2, 2 * shape.m, 4 * shape.m))
+    return [problem_of(attrs.evolve(shape, m=m), **how) for m in rows if m == shape.m or 0 < m <= _MOST_ROWS]
+
+
+def _answers(library: Library, problems: Sequence[Problem], index: int) -> list[Algorithm | Numbered | None]:
+    """The library's answers for the first of some problems, best guesses first; then those for the others that fit it.
+
+    None stands for its first answer where its name would not make it again.
+    """
+    problem, *others = problems
     if not library.abi.config:
         with current(index):
             present = (version(library, index), revision(library, index))
@@ -78,6 +89,11 @@ def _answers(library: Library, problem: Problem, index: int) -> list[Algorithm |
     with asking(library, problem, index) as described:
         # Without scratch it answers with kernels that it otherwise ranks behind those that divide K.
         found = [*described.answers(LIKED, limit), *described.answers(LIKED, 0)]
+        for other in others if found else ():
+            found += Described(library, other, index).answers(LIKED, limit)
         algorithms = dict.fromkeys(described.configured(each.algo) for each in found)
-        # Whatever an answer holds beside its attributes is lost by its name: only what comes back right is listed.
-        return [algorithm for algorithm in algorithms if isinstance(described.check(algorithm), Found)]
+        # Whatever an answer holds beside its attributes is lost by its name.
+        checked = {algorithm: described.check(algorithm) for algorithm in algorithms}
+        named = [algorithm for algorithm, answer in checked.items() if isinstance(answer, Found) and answer.workspace <= limit]
+        lost = bool(found) and described.initialised(next(iter(algorithms))) != found[0].algo
+    return [*((None,) if lost else ()), *named]
