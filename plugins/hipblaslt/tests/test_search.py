@@ -195,3 +195,13 @@ def test_neighbours_keep_endings(lt: Any, over: Any) -> None:
     found = list(lt.refine(after, shape, over.CPU))
     assert found
     assert all(solution.kernel_name.endswith("_after") for solution in found)
+
+
+@nvidia
+def test_a_larger_tile_has_other_stages_where_its_own_do_not_fit(lt: Any, over: Any) -> None:
+    """Tiles that are refused with as many stages are tried with the nearest others; those that fit keep theirs."""
+    start = Solution(lt.abi.libtype, "id66_tile20_stages21_reduce0_swizzle0_option0_inner0_cluster0", split_k=1)
+    found = {solution.kernel_name.split("_reduce")[0] for solution in lt.refine(start, Shape("a16w16", 200, 256, 512), over.CPU)}
+    assert {"id66_tile23_stages16", "id66_tile17_stages21"} <= found
+    assert "id66_tile23_stages21" not in found
+    assert "id66_tile17_stages16" not in found

@@ -21,6 +21,8 @@ _NEAR = 2.0
 #: Tiles that are tried, of so many nearest in their sides that the library is asked about: Hopper has a tile every 8 elements, so
 #: that the nearest few alone lead nowhere, and which of them leaves the last wave full is what they differ in.
 _TILES, _ASKED = 24, 256
+#: Other stages that a tile is tried with whose own are refused.
+_STAGES = 3
 #: Octaves of wasted time that count as much as an octave between the sides of two tiles.
 _OCTAVE = 0.5
 #: Blocks of a cluster at most: more are not portable, and rarely pay.
@@ -37,15 +39,31 @@ def neighbours(described: Described, algorithm: Algorithm, workspace: int) -> It
     """Configurations one step away that the library accepts within *workspace* bytes and whose waves make sense."""
     here, sizes = described.check(algorithm), described.problem.sizes
     idle = _idle(here.waves) if isinstance(here, Found) else 1.0
-    taken: dict[Algorithm, Found] = {}
-    for candidate in around(algorithm, described.capabilities(algorithm.id), sizes):
-        found = described.check(candidate)
+    able, taken = described.capabilities(algorithm.id), dict[Algorithm, Found]()
+    for changed in around(algorithm, able, sizes):
+        candidate, found = _accepted(described, changed, able if changed.tile != algorithm.tile else None)
         if isinstance(found, Found) and found.workspace <= workspace and _idle(found.waves) <= idle + _IDLE:
             taken[candidate] = found
     others = [candidate for candidate in taken if candidate.tile != algorithm.tile]
     others.sort(key=lambda other: _OCTAVE * _distance(other.tile, algorithm.tile) + _wasted(other.tile, taken[other].waves, sizes))
     dropped = set(others[_TILES:])
     yield from ((candidate, found) for candidate, found in taken.items() if candidate not in dropped)
+
+
+def _accepted(described: Described, algorithm: Algorithm, able: Capabilities | None) -> tuple[Algorithm, Found | str]:
+    """A configuration and the library's answer; with the nearest other stages where *able* is given and its own are refused.
+
+    A larger tile with as many stages does not fit into shared memory.
+    """
+    found = described.check(algorithm)
+    if isinstance(found, Found) or able is None or algorithm.stages not in able.stages:
+        return algorithm, found
+    place = able.stages.index(algorithm.stages)
+    for stages in sorted(able.stages, key=lambda each: abs(able.stages.index(each) - place))[1 : _STAGES + 1]:
+        other = attrs.evolve(algorithm, stages=stages)
+        if isinstance(answer := described.check(other), Found):
+            return other, answer
+    return algorithm, found
 
 
 def _distance(tile: int, other: int) -> float:
