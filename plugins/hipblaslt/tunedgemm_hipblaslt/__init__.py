@@ -14,7 +14,7 @@ from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hoo
 
 from tunedgemm_hipblaslt import heuristic, limits
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
-from tunedgemm_hipblaslt.library import Library, current, loaded, revision, version
+from tunedgemm_hipblaslt.library import Library, build, loaded
 from tunedgemm_hipblaslt.names import FIRST
 
 _GRADLIB = ("hipb_create_extension", "hipb_destroy_extension", "hipb_findallsols", "hipb_mm")
@@ -86,9 +86,7 @@ class Lt:
         return solutions.refine(self.load(self.abi), solution, shape, self._seen(device)) if self._present(device) else ()
 
     def _versions(self, device: Device) -> tuple[int, str]:
-        library = self.load(self.abi)
-        with current(device.index):
-            return version(library, device.index), revision(library, device.index)
+        return build(self.load(self.abi), device.index)
 
     def _present(self, device: Device) -> bool:
         return (device.index >= 0 and device.kind == self.abi.kind) or (self.host is not None and device.kind == "cpu")

@@ -13,7 +13,7 @@ from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, Use
 
 from tunedgemm_hipblaslt import hipblaslt, launch
 from tunedgemm_hipblaslt.descriptors import ALIGNMENT
-from tunedgemm_hipblaslt.library import current, handle, revision, version
+from tunedgemm_hipblaslt.library import build, current, handle
 from tunedgemm_hipblaslt.limits import LAYOUT
 from tunedgemm_hipblaslt.names import FIRST, Numbered
 from tunedgemm_hipblaslt.problem import problem_of, quantised
@@ -120,9 +120,7 @@ def _aligned(matrix: torch.Tensor) -> torch.Tensor:
 def _launcher(lt: Any, shape: Shape, device: Device, number: int) -> Launcher:
     _check(shape, device)
     library = lt.load(lt.abi)
-    with current(device.index):
-        present = (version(library, device.index), revision(library, device.index))
-    name = FIRST if number < 0 else str(Numbered(number, *present))
+    name = FIRST if number < 0 else str(Numbered(number, *build(library, device.index)))
     bound = lt.bind(Solution(lt.abi.libtype, name), shape, device)
     if isinstance(bound, Unsupported):
         raise UserError(f"hipb_mm: {shape}: {bound.reason}")

@@ -11,7 +11,7 @@ import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, on_device, torch_dtype, workspace
 
 from tunedgemm_hipblaslt.descriptors import Described, Found, asking
-from tunedgemm_hipblaslt.library import Library, current, revision, version
+from tunedgemm_hipblaslt.library import Library, build, current
 from tunedgemm_hipblaslt.names import Algorithm, Name, Numbered, parse
 from tunedgemm_hipblaslt.native import Launch, launch_of
 from tunedgemm_hipblaslt.problem import BLOCK, Problem, problem_of, quantised
@@ -63,7 +63,7 @@ def algorithm_of(described: Described, name: Name, index: int) -> Found | Unsupp
 def _numbered(library: Library, chosen: Numbered, problem: Problem, index: int) -> Found | Unsupported:
     if library.abi.config:
         return Unsupported(f"{chosen} is a number of hipBLASLt; {library.abi.libtype} configures its algorithms")
-    present = (version(library, index), revision(library, index))
+    present = build(library, index)
     if (chosen.version, chosen.revision) != present:
         return Unsupported(
             f"algorithm {chosen.index} is of hipBLASLt {chosen.version} ({chosen.revision}), this is {present[0]} ({present[1]}), whose "

@@ -202,3 +202,9 @@ def revision(library: Library, index: int) -> str:
     library.functions["GetGitRevision"].argtypes = (_POINTER, ctypes.c_char_p)
     library.call("GetGitRevision", handle(library, index).address, text)
     return text.value.decode(errors="replace").strip() or "unknown"
+
+
+def build(library: Library, index: int) -> tuple[int, str]:
+    """Version and revision of the library on the device with this index: what a hipBLASLt's numbers of algorithms hold for."""
+    with current(index):
+        return version(library, index), revision(library, index)

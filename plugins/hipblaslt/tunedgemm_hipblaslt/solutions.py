@@ -9,7 +9,7 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution, dtype_bits
 
 from tunedgemm_hipblaslt.descriptors import Described, Found, asking
 from tunedgemm_hipblaslt.launch import ALL, LIKED, answers_by_number
-from tunedgemm_hipblaslt.library import Library, current, revision, version
+from tunedgemm_hipblaslt.library import Library, build
 from tunedgemm_hipblaslt.names import Algorithm, Name, Numbered, parse
 from tunedgemm_hipblaslt.problem import Problem, problem_of
 from tunedgemm_hipblaslt.search import neighbours
@@ -82,8 +82,7 @@ def _answers(library: Library, problems: Sequence[Problem], index: int) -> list[
     """
     problem, *others = problems
     if not library.abi.config:
-        with current(index):
-            present = (version(library, index), revision(library, index))
+        present = build(library, index)
         return [Numbered(number, *present) for number in answers_by_number(library, problem, index, ALL)]
     limit = library.abi.workspace
     with asking(library, problem, index) as described:
