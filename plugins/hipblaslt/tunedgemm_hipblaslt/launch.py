@@ -87,11 +87,12 @@ Product = Callable[[Any, Any, Any, Any, Any, tuple[int, ...]], Any]
 
 
 def _product(library: Library, problem: Problem, launch: Launch, nbytes: int, device: Device) -> Product:
-    """The library's product as a function of tensors."""
+    """The library's product as a function of tensors, with the bias within it or after it."""
     import torch
 
     empty, where, index, dtype = torch.empty, device.torch_device, device.index, torch_dtype(problem.d.dtype)
     stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if index >= 0 else lambda _: 0
+    after = problem.remainder == "bias"
 
     def product(x: Any, weight: Any, bias: Any, x_scale: Any, w_scale: Any, sizes: tuple[int, ...]) -> Any:
         out = empty(sizes, dtype=dtype, device=where)
@@ -99,25 +100,24 @@ def _product(library: Library, problem: Problem, launch: Launch, nbytes: int, de
         status = launch(
             stream(index), out.data_ptr(), weight.data_ptr(), x.data_ptr(),
             0 if scratch is None else scratch.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
+            0 if bias is None or after else bias.data_ptr(),
             0 if w_scale is None else w_scale.data_ptr(),
             0 if x_scale is None else x_scale.data_ptr(),
         )  # fmt: skip
         if status:
             raise LaunchError(f"{library.abi.libtype}: {library.abi.prefix}Matmul: {library.abi.status(status)}")
-        return out
+        return out.add_(bias) if after else out
 
     return product
 
 
 def _plain(shape: Shape, problem: Problem, product: Product) -> Callable[..., Any]:
     """x [..., K] and weight [N, K], or both with their batches first; bias [N] or absent."""
-    n, after = shape.n, problem.remainder == "bias"
+    del problem
+    n = shape.n
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
-        if not after:
-            return product(x, weight, bias, None, None, (*x.shape[:-1], n))
-        return product(x, weight, None, None, None, (*x.shape[:-1], n)).add_(bias)
+        return product(x, weight, bias, None, None, (*x.shape[:-1], n))
 
     return call
 
@@ -128,8 +128,7 @@ def _batched(shape: Shape, problem: Problem, product: Product) -> Callable[..., 
     n = shape.n
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
-        out = product(x, weight, None, None, None, (*x.shape[:-1], n))
-        return out if bias is None else out.add_(bias.view(-1, 1, n))
+        return product(x, weight, None if bias is None else bias.view(-1, 1, n), None, None, (*x.shape[:-1], n))
 
     return call
 
@@ -155,12 +154,10 @@ def _scaled(shape: Shape, problem: Problem, product: Product) -> Callable[..., A
     """x, weight, their scales, and bias [N] or absent; scales that the library does not multiply in are multiplied in float32 after."""
     if problem.remainder == "scales":
         return _scaled_after(shape, product)
-    n, after = shape.n, problem.remainder == "bias"
+    n = shape.n
 
     def call(x: Any, weight: Any, x_scale: Any, w_scale: Any, bias: Any = None) -> Any:
-        if not after:
-            return product(x, weight, bias, x_scale, w_scale, (*x.shape[:-1], n))
-        return product(x, weight, None, x_scale, w_scale, (*x.shape[:-1], n)).add_(bias)
+        return product(x, weight, bias, x_scale, w_scale, (*x.shape[:-1], n))
 
     return call
 
