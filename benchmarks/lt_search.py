@@ -17,15 +17,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from speed import AGAIN, DEFAULT, HERE, OP, SLOWER, ceilings, geometric_mean, interval, shapes_of
 from tunedgemm.device import Device, current_device
@@ -37,7 +40,7 @@ from tunedgemm.tuner import tune
 from tunedgemm.tuner.trial import Options, Outcome, Samples
 from tunedgemm.tuner.workload import Workload
 from tunedgemm_hipblaslt.abi import CUBLASLT
-from tunedgemm_hipblaslt.descriptors import Described, Found, asking
+from tunedgemm_hipblaslt.descriptors import Capabilities, Described, Found, asking
 from tunedgemm_hipblaslt.launch import LIKED
 from tunedgemm_hipblaslt.library import StatusError, loaded
 from tunedgemm_hipblaslt.names import FIRST, Algorithm, Name
@@ -49,7 +52,7 @@ WARMUP, ROUNDS, TIMES = 5, 51, 10
 GOAL_GAIN, GOAL_SECONDS, GOAL_RANDOM = 1.05, 4.0, 1.01
 CHECK = "MatmulAlgoCheck"
 #: Draws after which the library accepts too few to go on.
-MAX_DRAWS = 1_000_000
+MAX_DRAWS = 200_000
 #: Kinds of records, what stands before the kind of one that is begun, and times that one is begun.
 KINDS, BEGUN, ATTEMPTS = ("search", "random"), "begun ", 2
 
@@ -113,7 +116,7 @@ def record_of(shape: Shape, registry: Registry, device: Device, checks: Checks) 
     return {
         "kind": "search", "shape": shape.to_dict(), "checks": asked, "same_bytes": same_bytes(shape, device),
         "tried": len(outcome.timings), "answers": len(answers),
-        "seconds": seconds, "device_s": dict(outcome.seconds).get("device", 0.0),
+        "seconds": seconds, "stages_s": dict(outcome.seconds), "device_s": dict(outcome.seconds).get("device", 0.0),
         "solutions": {name: solution.to_dict() for name, solution in names.items()},
         "outside": "winner" in names and names["winner"] not in answers, "samples": samples,
     }  # fmt: skip
@@ -126,24 +129,38 @@ def same_bytes(shape: Shape, device: Device) -> tuple[int, int]:
         return sum(described.initialised(described.configured(answer.algo)) == answer.algo for answer in answers), len(answers)
 
 
+def fitting(described: Described, number: int, able: Capabilities) -> Iterator[Algorithm]:
+    """Every tile with every stages that the library accepts by themselves; Hopper's algorithms want a cluster named, if of one block."""
+    for tile, stages in itertools.product(able.tiles, able.stages):
+        for cluster in (0, 2):
+            plain = Algorithm(id=number, tile=tile, stages=stages, cluster=cluster)
+            if isinstance(described.check(plain), Found):
+                yield plain
+                break
+
+
 def drawn(described: Described, count: int, dice: random.Random) -> list[Algorithm]:
-    """So many different configurations, drawn at random from all that the library accepts."""
-    limit, numbers = described.library.abi.workspace, described.numbers()
-    able = {}
-    for number in numbers:
+    """So many different configurations, drawn at random from all that the library accepts.
+
+    Tile and stages come from the pairs that it accepts by themselves: of any two drawn at random it accepts one in hundreds.
+    """
+    limit, able, pairs = described.library.abi.workspace, {}, {}
+    for number in described.numbers():
         with contextlib.suppress(StatusError):  # an algorithm that does not tell what it can
-            able[number] = described.capabilities(number)
+            able[number] = one = described.capabilities(number)
+            pairs[number] = list(fitting(described, number, one))
+    numbers = [number for number, found in pairs.items() if found]
     found: dict[Algorithm, None] = {}
     for _ in range(MAX_DRAWS):
         if len(found) >= count:
             break
-        number = dice.choice(list(able))
-        one = able[number]
+        start = dice.choice(pairs[dice.choice(numbers)])
+        one = able[start.id]
         parts = dice.choice((1, 1, 2, 3, 4, 6, 8, 12, 16)) if one.split_k else 1
         ways = [way for way in (1, 2, 4) if one.reductions & way] or [0]
-        algorithm = Algorithm(
-            id=number, tile=dice.choice(one.tiles), stages=dice.choice(one.stages), split_k=parts, swizzle=dice.randint(0, one.swizzles),
-            reduction=dice.choice(ways) if parts > 1 else 0, option=dice.randint(0, one.options), cluster=dice.choice((0, *range(2, 10))),
+        algorithm = attrs.evolve(
+            start, split_k=parts, reduction=dice.choice(ways) if parts > 1 else 0, swizzle=dice.randint(0, one.swizzles),
+            option=dice.randint(0, one.options), cluster=dice.choice((0, *range(2, 10))),
         )  # fmt: skip
         answer = described.check(algorithm)
         if isinstance(answer, Found) and answer.workspace <= limit:

@@ -17,56 +17,57 @@ if TYPE_CHECKING:
 #: The share of elements outside tolerance that passes unless asked otherwise: AITER's ``--errRatio``.
 MAX_ERROR_RATIO = 0.05
 
+#: Bounds that nothing is outside of.
+_ANY = Tolerance(math.inf, 0.0, math.inf)
 #: Elements compared at a time: 128 MiB of float64.
 _CHUNK = 1 << 24
 
 
-def error_ratio(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> float:
-    """The share of elements with ``|out - ref| > atol + rtol * |ref|``.
+def errors(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> tuple[float, float]:
+    """Both figures, over one pass: what `error_ratio` and `worst_row_error` say.
 
     Args:
         out: [..., N], any dtype that converts to float64.
         ref: the reference with as many elements and the same N, float32 or float64, on the same device.
         tolerance: the op's bounds of one element.
+    """
+    import torch
+
+    chunks = _chunks(out, ref)
+    if chunks is None:
+        return 1.0, math.inf
+    if ref.numel() == 0:
+        return 0.0, 0.0
+    parts = []
+    for found, wanted in chunks:
+        difference = found - wanted  # not finite where either is not, and then its row's error is not either
+        error, norm = difference.norm(dim=-1), wanted.norm(dim=-1)
+        ratio = (error / norm).masked_fill_(error == 0, 0.0)  # 0 / 0 is a row of zeros that came out right
+        outside = (difference.abs_() > wanted.abs().mul_(tolerance.rtol).add_(tolerance.atol)).sum()
+        worst = ratio.nan_to_num_(nan=math.inf, posinf=math.inf).max()
+        parts.append(torch.stack([outside.double(), worst, error.isfinite().all().double()]))
+    outsides, worsts, finite = zip(*torch.stack(parts).tolist(), strict=True)  # the device is waited for once
+    return sum(outsides) / ref.numel() if all(finite) else 1.0, max(worsts) if all(finite) else math.inf
+
+
+def error_ratio(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> float:
+    """The share of elements with ``|out - ref| > atol + rtol * |ref|``; arguments as in `errors`.
 
     Returns:
         0.0 for an empty output; 1.0 where either holds a value that is not finite or where their sizes differ.
     """
-    outside = 0
-    chunks = _chunks(out, ref)
-    if chunks is None:
-        return 1.0
-    for found, wanted in chunks:
-        if not _finite(found, wanted):
-            return 1.0
-        bound = wanted.abs().mul_(tolerance.rtol).add_(tolerance.atol)
-        outside += int(((found - wanted).abs_() > bound).sum())
-    return outside / ref.numel() if outside else 0.0
+    return errors(out, ref, tolerance)[0]
 
 
 def worst_row_error(out: torch.Tensor, ref: torch.Tensor) -> float:
-    """The largest ``norm(out - ref) / norm(ref)`` over the rows (the last dimension).
+    """The largest ``norm(out - ref) / norm(ref)`` over the rows (the last dimension); arguments as in `errors`.
 
-    Arguments as in `error_ratio`. A row whose reference is all zeros must be all zeros.
+    A row whose reference is all zeros must be all zeros.
 
     Returns:
         0.0 for an empty output; infinity where a value is not finite, where a row of zeros is not, or where sizes differ.
     """
-    worst = 0.0
-    chunks = _chunks(out, ref)
-    if chunks is None:
-        return math.inf
-    for found, wanted in chunks:
-        if not _finite(found, wanted):
-            return math.inf
-        error, norm = (found - wanted).norm(dim=-1), wanted.norm(dim=-1)
-        ratio = (error / norm).masked_fill_(error == 0, 0.0)  # 0 / 0 is a row of zeros that came out right
-        worst = max(worst, float(ratio.max()))
-    return worst
-
-
-def _finite(*tensors: torch.Tensor) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+    return errors(out, ref, _ANY)[1]
 
 
 def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from tunedgemm.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
+from tunedgemm.accuracy import MAX_ERROR_RATIO, errors
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
@@ -34,7 +34,7 @@ class Case:
     def fault(self, out: Any, reference: Any = None) -> str:
         """What is wrong with the numbers of an output; "" for a right one."""
         tolerance, wanted = self.op.tolerance(self.shape), self.reference if reference is None else reference
-        ratio, row = error_ratio(out, wanted, tolerance), worst_row_error(out, wanted)
+        ratio, row = errors(out, wanted, tolerance)
         if ratio <= MAX_ERROR_RATIO and row <= tolerance.row_error:
             return ""
         return f"error ratio {ratio:.3g} (bound {MAX_ERROR_RATIO}), worst row error {row:.3g} (bound {tolerance.row_error:.3g})"

@@ -110,9 +110,10 @@ class _Run:
     _yardstick: Solution | None = attrs.field(default=None, init=False)
     _torch_us: float = attrs.field(default=0.0, init=False)
     _reason: str = attrs.field(default="", init=False)
+    _wholly: set[Solution] = attrs.field(factory=set, init=False)
 
     def run(self, known: Sequence[Timing]) -> None:
-        """List, compile, check, screen, measure, check again, select."""
+        """List, compile, check, screen, check wholly, measure, check again, select."""
         self._timings.update({timing.solution: timing for timing in known})
         offered = self._offered()
         yardstick = self._yardstick
@@ -166,18 +167,24 @@ class _Run:
             return False
         return True
 
-    def _checked(self, fresh: Sequence[Solution]) -> list[Solution]:
-        """Bind and verify each; what fails is final, what is right comes back."""
+    def _checked(self, fresh: Sequence[Solution], wholly: bool = False) -> list[Solution]:
+        """Bind and verify each; what fails is final, what is right comes back.
+
+        Most are dropped after a rough timing, for which one right call is enough; what goes on, or must be more than right, is
+        checked *wholly*.
+        """
         right = []
+        wholly = wholly or bool(self.task.only) or self.lane.options.deterministic or self.lane.options.batch_invariant
         with self._clock("check"):
             for solution in fresh:
                 self._step("check", solution)
-                timing = self.lane.remote.verdict("check", self.task.shape, solution)
+                timing = self.lane.remote.verdict("check" if wholly else "check_first", self.task.shape, solution)
                 if timing.status == "ok":
                     self._timings[solution] = timing
                     right.append(solution)
                 else:
                     self._final([timing])
+        self._wholly |= set(right if wholly else ())
         return right
 
     def _sample(self, solutions: Sequence[Solution], rounds: int) -> Mapping[Solution, Samples | Timing]:
@@ -206,14 +213,17 @@ class _Run:
         return self._checked(self._compiled(fresh))
 
     def _finalists(self, right: Sequence[Solution]) -> list[Solution]:
-        """Screen, race and check again; once more without those that failed late, for others were dropped because of them."""
+        """Screen, check wholly, race and check again; once more without those that failed late, for others were dropped because of them."""
         while True:
             finalists, slow = (list(right), []) if self.task.only else self._screened(right)
             racing = tuple(finalists)
             with contextlib.suppress(Died):
                 self.lane.remote.ask("forget", self.task.shape, racing)
-            self._raced(finalists)
-            self._checked_again(finalists)
+            self._checked([solution for solution in finalists if solution not in self._wholly], wholly=True)
+            finalists = [solution for solution in finalists if solution in self._wholly]
+            if len(finalists) == len(racing):
+                self._raced(finalists)
+                self._checked_again(finalists)
             if self.task.only or len(finalists) == len(racing):
                 self._final(slow)
                 return finalists

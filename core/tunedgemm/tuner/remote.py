@@ -102,7 +102,7 @@ class Remote:
         return refusal
 
     def verdict(self, method: str, shape: Shape, solution: Solution) -> Timing:
-        """What ``check`` or ``check_again`` says of one solution, bound first, under the deadline of kernels."""
+        """What ``check_first``, ``check`` or ``check_again`` says of one solution, bound first, under the deadline of kernels."""
         refusal = self.bind(shape, solution)
         if refusal is not None:
             return refusal

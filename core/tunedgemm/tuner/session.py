@@ -117,6 +117,15 @@ class Session:
         status = "out_of_resources" if "OutOfResources" in answer.reason else "unsupported"
         return Timing(shape, solution, status, detail=answer.reason[:500])
 
+    def check_first(self, shape: Shape, solution: Solution) -> Timing:
+        """One call of a solution: whether it is worth a rough timing."""
+        refusal = self.bind(shape, solution)
+        if refusal is not None:
+            return refusal
+        verifier, launcher = self._checks, self._launchers[solution]
+        timing: Timing = self._guarded(lambda: verifier.check_first(solution, launcher))
+        return timing
+
     def check(self, shape: Shape, solution: Solution) -> Timing:
         """Verify a solution; what `Options` restricts to is part of it."""
         refusal = self.bind(shape, solution)
