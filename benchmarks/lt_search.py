@@ -2,6 +2,7 @@
 
     python benchmarks/lt_search.py --log lt.jsonl --minutes 9 --json lt.json
     python benchmarks/lt_search.py --log lt.jsonl --random 10 --minutes 9 --json lt.json
+    python benchmarks/lt_search.py --log lt.jsonl --again --json lt.json
 
 Each shape is tuned with cuBLASLt alone, in this process, so that the questions to the library can be counted. Then its winner, the
 library's first answer, the best of its answers, F.linear, and F.linear again are timed against each other in interleaved rounds.
@@ -9,8 +10,8 @@ With ``--random`` small shapes are searched once more: as many configurations as
 from all that the library accepts, and the best of them timed against the winner.
 
 A run goes on where its log ends; shapes come in a random order, the same each time, so that what is done is a fair part. A shape that
-was begun twice and ended neither time is left out: a configuration of its may end the process. Run it in a second process with
-another log to confirm.
+was begun twice and ended neither time is left out: a configuration of its may end the process. ``--again`` confirms, in a process
+that searched nothing: what was found is timed once more.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ CHECK = "MatmulAlgoCheck"
 #: Draws after which the library accepts too few to go on.
 MAX_DRAWS = 200_000
 #: Kinds of records, what stands before the kind of one that is begun, and times that one is begun.
-KINDS, BEGUN, ATTEMPTS = ("search", "random"), "begun ", 2
+KINDS, BEGUN, ATTEMPTS = ("search", "random", "again"), "begun ", 2
 
 
 class Checks:
@@ -188,6 +189,16 @@ def random_record(record: dict[str, Any], registry: Registry, device: Device) ->
     return {"kind": "random", "shape": record["shape"], "timed": len(us), "best": best.to_dict(), "ratio": ratio}
 
 
+def again_record(record: dict[str, Any], registry: Registry, device: Device) -> dict[str, Any]:
+    """What a search found, timed once more."""
+    shape, backend = Shape.from_dict(record["shape"]), registry.get(LIBTYPE)
+    assert isinstance(backend, Backend), backend
+    names = {name: Solution.from_dict(solution) for name, solution in record["solutions"].items()}
+    samples = compared(backend, shape, device, names)
+    gain = interval([a / b for a, b in zip(samples["default"], samples["winner"], strict=True)])
+    return {"kind": "again", "shape": record["shape"], "over_linear": gain}
+
+
 def read_log(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Records by kind and shape."""
     found: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in (*KINDS, *(BEGUN + kind for kind in KINDS))}
@@ -217,7 +228,7 @@ def row_of(record: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def summarise(rows: list[dict[str, Any]], randoms: list[dict[str, Any]]) -> list[str]:
+def summarise(rows: list[dict[str, Any]], randoms: list[dict[str, Any]], agains: list[dict[str, Any]]) -> list[str]:
     """The lines that are printed and that the committed result carries."""
     lines = []
     for m in sorted({row["M"] for row in rows}):
@@ -242,6 +253,13 @@ def summarise(rows: list[dict[str, Any]], randoms: list[dict[str, Any]]) -> list
     if randoms:
         worst = max(record["ratio"][0] for record in randoms)
         lines.append(f"against {TIMES} times as many at random on {len(randoms)} shapes: at worst {worst:.3f} (goal {GOAL_RANDOM})")
+    if agains:
+        gains = [record["over_linear"][0] for record in agains if 16 <= record["shape"]["m"] <= 1024]
+        slower = sum(record["over_linear"][2] < SLOWER for record in agains)
+        mean = geometric_mean(gains)
+        lines.append(
+            f"in a second process, {len(agains)} shapes: {mean:.3f} over F.linear for 16 <= M <= 1024; slower than F.linear: {slower}"
+        )
     return lines
 
 
@@ -253,6 +271,7 @@ def main() -> int:
     parser.add_argument("--shapes", type=Path, default=HERE / "shapes.csv")
     parser.add_argument("--subset", default="layers", help="subset of the shapes file; empty for all")
     parser.add_argument("--random", type=int, default=0, help="search the smallest so many shapes at random, too")
+    parser.add_argument("--again", action="store_true", help="search nothing: time once more what was found")
     parser.add_argument("--minutes", type=float, default=0.0, help="begin nothing after this time; 0 is no limit")
     arguments = parser.parse_args()
     until = time.monotonic() + (arguments.minutes * 60 or float("inf"))
@@ -269,28 +288,33 @@ def main() -> int:
     def left(kind: str) -> list[str]:
         done = read_log(arguments.log)
         wanted = list(shapes)
+        if kind != "search":
+            wanted = [key for key in shapes if "winner" in done["search"].get(key, {}).get("solutions", {})]
         if kind == "random":
-            found = [key for key in shapes if "winner" in done["search"].get(key, {}).get("solutions", {})]
-            wanted = sorted(found, key=lambda key: shapes[key].n * shapes[key].k * max(shapes[key].m, 64))[: arguments.random]
+            wanted = sorted(wanted, key=lambda key: shapes[key].n * shapes[key].k * max(shapes[key].m, 64))[: arguments.random]
         begun = done[BEGUN + kind]
         return [key for key in wanted if key not in done[kind] and begun.get(key, {}).get("times", 0) < ATTEMPTS]
 
-    while time.monotonic() < until and (keys := left("search")):
-        keep({"kind": BEGUN + "search", "shape": shapes[keys[0]].to_dict()})
-        keep(record_of(shapes[keys[0]], registry, device, checks))
-    while time.monotonic() < until and (keys := left("random")):
-        keep({"kind": BEGUN + "random", "shape": shapes[keys[0]].to_dict()})
-        keep(random_record(read_log(arguments.log)["search"][keys[0]], registry, device))
+    kinds = ("again",) if arguments.again else ("search", "random")
+    for kind in kinds:
+        while time.monotonic() < until and (keys := left(kind)):
+            keep({"kind": BEGUN + kind, "shape": shapes[keys[0]].to_dict()})
+            if kind == "search":
+                keep(record_of(shapes[keys[0]], registry, device, checks))
+                continue
+            record = read_log(arguments.log)["search"][keys[0]]
+            keep((random_record if kind == "random" else again_record)(record, registry, device))
     done = read_log(arguments.log)
     rows = [row_of(done["search"][key]) for key in shapes if "winner" in done["search"].get(key, {}).get("solutions", {})]
-    randoms = list(done["random"].values())
-    lines = [f"{len(rows)} of {len(shapes)} shapes", *(summarise(rows, randoms) if rows else [])]
+    randoms, agains = (list(done[kind].values()) for kind in ("random", "again"))
+    lines = [f"{len(rows)} of {len(shapes)} shapes", *(summarise(rows, randoms, agains) if rows else [])]
     print("\n".join(lines))
     if arguments.json:
         versions = {**dict(device.versions), LIBTYPE: registry.get(LIBTYPE).library_version(device)}
         head = {"date": datetime.now(timezone.utc).date().isoformat(), "device": str(device), "versions": versions}
-        arguments.json.write_text(json.dumps({**head, "ceilings": ceilings(), "summary": lines, "rows": rows, "random": randoms}, indent=1))
-    return 3 if left("search") or left("random") else 0
+        content = {**head, "ceilings": ceilings(), "summary": lines, "rows": rows, "random": randoms, "again": agains}
+        arguments.json.write_text(json.dumps(content))
+    return 3 if any(left(kind) for kind in kinds) else 0
 
 
 if __name__ == "__main__":
