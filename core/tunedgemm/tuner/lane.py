@@ -28,6 +28,8 @@ Tell = Callable[[Event], None]
 
 #: A difference that no duel turns round.
 CLEAR = 0.15
+#: Finalists that meet once more, alone: this many of the fastest, and each libtype's first guess, within this of the fastest.
+FEW, NEAR = 3, 0.1
 
 
 class Lane:
@@ -111,6 +113,7 @@ class _Run:
     _torch_us: float = attrs.field(default=0.0, init=False)
     _reason: str = attrs.field(default="", init=False)
     _wholly: set[Solution] = attrs.field(factory=set, init=False)
+    _last: tuple[Solution, ...] = attrs.field(default=(), init=False)
 
     def run(self, known: Sequence[Timing]) -> None:
         """List, compile, check, screen, check wholly, measure, check again, select."""
@@ -223,6 +226,7 @@ class _Run:
             finalists = [solution for solution in finalists if solution in self._wholly]
             if len(finalists) == len(racing):
                 self._raced(finalists)
+                self._met_alone(finalists, right)
                 self._checked_again(finalists)
             if self.task.only or len(finalists) == len(racing):
                 self._final(slow)
@@ -258,6 +262,28 @@ class _Run:
             self._retime(solution, answer)
         finalists[:] = [solution for solution in finalists if self._timings[solution].ok]
 
+    def _met_alone(self, finalists: list[Solution], guesses: Sequence[Solution]) -> None:
+        """Time the few that may be selected without the many: who dropped out of the race early did so beside all of them.
+
+        Args:
+            guesses: in their backends' order, best guesses first.
+        """
+        self._last = ()
+        may = sorted((s for s in finalists if s.libtype in self.lane.places), key=lambda solution: self._timings[solution].us)
+        if self.task.only or len(may) < 2:
+            return
+        first = {solution.libtype: solution for solution in reversed(guesses)}
+        limit = self._timings[may[0]].us * (1 + NEAR)
+        few = [s for s in dict.fromkeys([*may[:FEW], *first.values()]) if s in may and self._timings[s].us <= limit]
+        for solution, answer in self._alone(few).items():
+            self._retime(solution, answer)
+        finalists[:] = [solution for solution in finalists if self._timings[solution].ok]
+        self._last = tuple(few)
+
+    def _alone(self, few: Sequence[Solution]) -> Mapping[Solution, Samples | Timing]:
+        options = self.lane.options
+        return duel(few, self._sample, Effort(options.warmup, options.iters, options.seconds, self.deadline))
+
     def _retime(self, solution: Solution, answer: Samples | Timing) -> None:
         if isinstance(answer, Timing):
             self._final([answer])
@@ -288,7 +314,8 @@ class _Run:
         The fastest of the race has to beat, in a duel, what serves the shape now: the row of the table, else torch's call.
         """
         places, yardstick = self.lane.places, self._yardstick
-        challenger, tied = select(tuple(self._timings.values()), None, places, tuple(places))
+        last = [timing for solution, timing in self._timings.items() if solution in self._last and timing.ok]
+        challenger, tied = select(last or tuple(self._timings.values()), None, places, tuple(places))
         if challenger is None:
             return None, 0
         chosen = challenger.solution
@@ -314,8 +341,7 @@ class _Run:
             return challenger
         if first.us > second.us * (1 + CLEAR):
             return holder
-        options = self.lane.options
-        answers = duel((challenger, holder), self._sample, Effort(options.warmup, options.iters, options.seconds, self.deadline))
+        answers = self._alone((challenger, holder))
         for solution, answer in answers.items():
             self._retime(solution, answer)
         mine, theirs = answers[challenger], answers[holder]

@@ -94,9 +94,9 @@ def race(
         effort = attrs.evolve(effort, warmup=0, seconds=effort.seconds - run.seconds)
 
 
-def duel(pair: Sequence[Solution], sample: Sample, effort: Effort) -> dict[Solution, Samples | Timing]:
-    """The last comparison, of two alone: beside many candidates the chip runs hotter than beside one."""
-    run = _Race(sample, effort, frozenset(pair), list(dict.fromkeys(pair)))
+def duel(few: Sequence[Solution], sample: Sample, effort: Effort) -> dict[Solution, Samples | Timing]:
+    """The last comparison, of a few alone, none of which drops out: beside many candidates the chip runs hotter than beside one."""
+    run = _Race(sample, effort, frozenset(few), list(dict.fromkeys(few)))
     run.run(min(effort.iters, DUEL_ROUNDS))
     return run.answers()
 
