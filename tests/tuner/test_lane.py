@@ -96,7 +96,7 @@ def never(method: str, arguments: Sequence[Any]) -> str:
 
 @pytest.mark.parametrize(("method", "status", "wanted"), [
     ("bind", "crashed", "crashed"), ("bind", "hung", "compile_timeout"), ("check", "hung", "hung"), ("check", "fault", "fault"),
-    ("sample", "crashed", "crashed"), ("check_again", "crashed", "crashed"),
+    ("check_first", "fault", "fault"), ("sample", "crashed", "crashed"), ("check_again", "crashed", "crashed"),
 ])  # fmt: skip
 def test_a_death_is_blamed_on_the_one_that_was_run(method: str, status: str, wanted: str) -> None:
     """Wherever "two" ends the worker, it alone has the status, and the others are measured as if nothing had been."""
@@ -107,6 +107,64 @@ def test_a_death_is_blamed_on_the_one_that_was_run(method: str, status: str, wan
     assert set(found.values()) <= {"ok", "screened"}
     assert outcome.winner is not None
     assert outcome.winner.solution.kernel_name in ("one", "three")
+
+
+def asked_of(made: Lane, method: str) -> list[str]:
+    worker: Any = made.remote.worker
+    return [arguments[1].kernel_name for asked, arguments in worker.asked if asked == method]
+
+
+def test_only_what_goes_on_is_checked_wholly() -> None:
+    """One right call is enough for a rough timing; what is slow there costs no more, and nothing is timed accurately unchecked."""
+    made = lane(never, bench=clock(three=20.0))
+    outcome, _ = tuned(made)
+
+    assert set(asked_of(made, "check_first")) == {"native", "one", "two", "three"}
+    assert sorted(asked_of(made, "check")) == ["native", "one", "two"]
+    assert statuses(outcome)["three"] == "screened"
+
+
+@pytest.mark.parametrize("how", [{"deterministic": True}, {"batch_invariant": True}], ids=str)
+def test_what_must_be_more_than_right_is_checked_wholly_at_once(how: dict[str, bool]) -> None:
+    """Else all that goes on might be of the wrong kind, and nothing of the right kind be left."""
+    options = attrs.evolve(QUICK, **how)
+    made = lane(never, options, bench=clock(three=20.0))
+    tuned(made)
+
+    assert set(asked_of(made, "check")) == {"native", "one", "two", "three"}
+    assert not asked_of(made, "check_first")
+
+
+def test_what_is_wrong_only_when_checked_wholly_has_made_nobody_slow() -> None:
+    """The fastest is right once and wrong on other operands: what seemed hopeless beside it is timed again, and wins."""
+    bench = clock(one=1.0, two=20.0, three=25.0)
+    found = lane(lambda asked, arguments: "crashed" if asked == "check" and among("one", arguments) else "", bench=bench)
+    outcome, told = tuned(found)
+
+    assert outcome.winner is not None
+    assert (outcome.winner.solution.kernel_name, statuses(outcome)["one"]) == ("two", "crashed")
+    final = [timing.solution for event in told if isinstance(event, Trials) for timing in event.timings]
+    assert len(set(final)) == len(final)
+
+
+def test_the_few_that_lead_meet_alone_and_the_first_guess_with_them() -> None:
+    """Who dropped out of the race beside many may be the fastest beside few: then it wins."""
+
+    def bench(op: Any, shape: Shape, device: Any) -> Any:
+        def sampled(launchers: Any, rounds: int) -> Any:
+            many = len(launchers) > 4
+            us = {"one": 10.8 if many else 9.5, "two": 10.0, "three": 10.1, "four": 10.2, "five": 10.3, "native": 30.0}
+            return {solution: Samples((us[solution.kernel_name],) * rounds) for solution in launchers}
+
+        return sampled
+
+    backend = fake_backend("turbo", solutions=("one", "two", "three", "four", "five"), call=linear)
+    made = lane(never)
+    made.remote.worker = Mortal(fake_registry(backend), QUICK, never, bench=bench)  # type: ignore[assignment]
+    outcome, _ = tuned(made)
+
+    assert outcome.winner is not None
+    assert (outcome.winner.solution.kernel_name, outcome.winner.us) == ("one", 9.5)
 
 
 def test_what_fails_late_has_made_nobody_slow() -> None:

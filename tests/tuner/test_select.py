@@ -49,6 +49,21 @@ def test_ties_go_to_the_incumbent_then_by_rank() -> None:
     assert chosen(*tied) == "asm:k"
 
 
+def test_among_ties_of_a_libtype_its_first_guess_is_taken() -> None:
+    """What is as fast within noise as the guess is luck; what is clearly faster is not, and a libtype of a better rank goes first."""
+    tied = (timing("triton", 10.0, name="lucky"), timing("triton", 10.03, name="guess"))
+    guesses = {Solution("triton", "guess"), Solution("torch", "k")}
+
+    def winner(*timings: Timing) -> str:
+        found, _ = select(timings, None, ORDER, ("asm", "triton", "torch"), guesses=guesses)
+        assert found is not None
+        return str(found.solution)
+
+    assert winner(*tied) == "triton:guess"
+    assert winner(*tied, timing("triton", 9.9, name="faster")) == "triton:faster"
+    assert winner(*tied, timing("asm", 10.03), timing("torch", 10.0)) == "asm:k"
+
+
 def test_torchs_own_call_keeps_a_shape_that_is_won_by_less_than_a_percent() -> None:
     """Without a row the default is the incumbent, and only a clear gain displaces it."""
     default = timing("torch", 10.0)

@@ -114,6 +114,7 @@ class _Run:
     _reason: str = attrs.field(default="", init=False)
     _wholly: set[Solution] = attrs.field(factory=set, init=False)
     _last: tuple[Solution, ...] = attrs.field(default=(), init=False)
+    _guesses: frozenset[Solution] = attrs.field(default=frozenset(), init=False)
 
     def run(self, known: Sequence[Timing]) -> None:
         """List, compile, check, screen, check wholly, measure, check again, select."""
@@ -278,7 +279,7 @@ class _Run:
         for solution, answer in self._alone(few).items():
             self._retime(solution, answer)
         finalists[:] = [solution for solution in finalists if self._timings[solution].ok]
-        self._last = tuple(few)
+        self._last, self._guesses = tuple(few), frozenset(first.values())
 
     def _alone(self, few: Sequence[Solution]) -> Mapping[Solution, Samples | Timing]:
         options = self.lane.options
@@ -315,7 +316,7 @@ class _Run:
         """
         places, yardstick = self.lane.places, self._yardstick
         last = [timing for solution, timing in self._timings.items() if solution in self._last and timing.ok]
-        challenger, tied = select(last or tuple(self._timings.values()), None, places, tuple(places))
+        challenger, tied = select(last or tuple(self._timings.values()), None, places, tuple(places), guesses=self._guesses)
         if challenger is None:
             return None, 0
         chosen = challenger.solution

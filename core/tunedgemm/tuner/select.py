@@ -1,4 +1,5 @@
-"""Stage 6, select: the fastest right one; what is as fast within noise goes to the incumbent where one is given, then by rank.
+"""Stage 6, select: the fastest right one; what is as fast within noise goes to the incumbent where one is given, then by rank, then to
+a backend's first guess.
 
 The lane gives none: whom select chooses meets what serves the shape now in a duel.
 """
@@ -6,7 +7,7 @@ The lane gives none: whom select chooses meets what serves the shape now in a du
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -24,7 +25,12 @@ MAX_NOISE = 0.03
 
 
 def select(
-    timings: Sequence[Timing], incumbent: Solution | None, order: Mapping[str, int], eligible: Sequence[str], keep: float = TIE
+    timings: Sequence[Timing],
+    incumbent: Solution | None,
+    order: Mapping[str, int],
+    eligible: Sequence[str],
+    keep: float = TIE,
+    guesses: Collection[Solution] = (),
 ) -> tuple[Timing | None, int]:
     """Choose the row of the table.
 
@@ -34,6 +40,8 @@ def select(
         order: libtype to its place for ties.
         eligible: the libtypes that may be stored.
         keep: how much slower than the fastest the incumbent may be and still stay.
+        guesses: what its backend would have taken untimed. A device's memory is faster at one time than at another, by 8 % on an
+            H200; what ties in a slow one is told apart in a fast one, and then a guess is the better bet than the luck of a tie.
 
     Returns:
         The winner, None where nothing passed, and how many others tied with it.
@@ -46,9 +54,9 @@ def select(
         timing for timing in passed if timing.us <= fastest.us * (1 + max(margin(fastest, timing), keep * (timing.solution == incumbent)))
     ]
 
-    def preference(timing: Timing) -> tuple[bool, int, float]:
+    def preference(timing: Timing) -> tuple[bool, int, bool, float]:
         libtype = timing.solution.libtype
-        return timing.solution != incumbent, order.get(libtype, len(order)), timing.us
+        return timing.solution != incumbent, order.get(libtype, len(order)), timing.solution not in guesses, timing.us
 
     return min(tied, key=preference), len(tied) - 1
 
