@@ -161,33 +161,36 @@ DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, va
 DEVICE float as_float(u32 bits) { return __uint_as_float(bits); }
 DEVICE u32 as_bits(float value) { return __float_as_uint(value); }
 
-// What nobody writes while the kernel runs: x is read again and again, from L1; each element of the weight once, past it.
+// What nobody writes while the kernel runs: x is read again and again, from L1; each element of the weight once, past it. They are
+// volatile to stay in their order: else each load would sink to its use, and a warp would wait for one at a time.
 template <int BYTES> struct Loads;
 template <> struct Loads<16> {
     static __device__ __forceinline__ void cached(u32 *to, const void *from) {
-        asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
+        asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
     }
     static __device__ __forceinline__ void once(u32 *to, const void *from) {
-        asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-            : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
+        asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
     }
 };
 template <> struct Loads<8> {
     static __device__ __forceinline__ void cached(u32 *to, const void *from) {
-        asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+        asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
     }
     static __device__ __forceinline__ void once(u32 *to, const void *from) {
-        asm("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+        asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
     }
 };
-template <> struct Loads<4> {
-    static __device__ __forceinline__ void cached(u32 *to, const void *from) { asm("ld.global.nc.u32 %0, [%1];" : "=r"(to[0]) : "l"(from)); }
+template <> struct Loads<4> {  // neighbours come from L1, here and below
+    static __device__ __forceinline__ void cached(u32 *to, const void *from) {
+        asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+    }
     static __device__ __forceinline__ void once(u32 *to, const void *from) { cached(to, from); }
 };
-template <> struct Loads<2> {  // two halves of a word, one after the other: neighbours come from L1
+template <> struct Loads<2> {
     static __device__ __forceinline__ void cached(u32 *to, const void *from) {
         u16 half;
-        asm("ld.global.nc.u16 %0, [%1];" : "=h"(half) : "l"(from));
+        asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(half) : "l"(from));
         *(u16 *)to = half;
     }
     static __device__ __forceinline__ void once(u32 *to, const void *from) { cached(to, from); }
@@ -224,11 +227,11 @@ DEVICE void multiply(float *c, const u32 *a, const u32 *b) {
 
 #endif  // -----------------------------------------------------------------------------------------------------------------------------
 
-// The eight elements from `k` on of the row that begins at `row`, zeros from `end` on; `k` and `end` are multiples of VEC.
-template <bool ONCE> DEVICE Eight eight_at(const u16 *row, long long k, long long end) {
+// The eight elements from `k` on of the row that begins at `row`; zeros from `end` on where it is not WHOLE. `k` and `end` are multiples of VEC.
+template <bool ONCE, bool WHOLE> DEVICE Eight eight_at(const u16 *row, long long k, long long end) {
     Eight found = {{0u, 0u, 0u, 0u}};
     UNROLLED for (int piece = 0; piece < 8; piece += VEC) {
-        if (k + piece < end) {
+        if (WHOLE || k + piece < end) {
             u16 *to = (u16 *)found.word + piece;
             if (ONCE)
                 load_once<2 * VEC>(to, row + k + piece);

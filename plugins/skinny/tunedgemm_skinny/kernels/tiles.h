@@ -16,46 +16,59 @@
 #define LANE_GROUP (lane / 16)
 #endif
 
+// What a lane works on: its rows of the weight and of x, from its group's elements on, and where they end.
+struct Work {
+    const u16 *rows[N_EACH][HELD], *xs[SHORT];
+    long long end;
+};
+
+// STEPS steps from `k` on, by all lanes of the warp.
+template <int STEPS, bool WHOLE> DEVICE void advance(const Work &work, long long k, float (*sum)[SHORT][4]) {
+    Eight weight[STEPS][N_EACH][HELD];
+    UNROLLED for (int u = 0; u < STEPS; u++)
+        UNROLLED for (int t = 0; t < N_EACH; t++)
+            UNROLLED for (int h = 0; h < HELD; h++) weight[u][t][h] = eight_at<true, WHOLE>(work.rows[t][h], k + u * STEP, work.end);
+    UNROLLED for (int u = 0; u < STEPS; u++) {
+        UNROLLED for (int s = 0; s < SHORT; s++) {
+            const Eight x = eight_at<false, WHOLE>(work.xs[s], k + u * STEP, work.end);
+            UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int half = 0; half < 2; half++) {
+#if HELD == 2
+                const u32 *low = weight[u][t][0].word + 2 * half, *high = weight[u][t][1].word + 2 * half;
+                const u32 left[4] = {low[0], high[0], low[1], high[1]};
+#else
+                const u32 left[2] = {weight[u][t][0].word[2 * half], weight[u][t][0].word[2 * half + 1]};
+#endif
+                multiply(sum[t][s], left, x.word + 2 * half);
+            }
+        }
+    }
+}
+
 extern "C" KERNEL void skinny(Args args) {
     SHARED;
     const u32 lane = thread() % WAVE, warp = thread() / WAVE, along_k = warp % WARPS_K, along_n = warp / WARPS_K;
     const long long first = (long long)block_x() * ROWS + along_n * EACH + LANE_ROW;
     const long long begin = block_y() * args.per_split, limit = begin + args.per_split, end = limit < args.k ? limit : args.k;
     float *sums = (float *)shared;
-
-    const u16 *rows[N_EACH][HELD], *xs[SHORT];  // beyond the last row the last one again: its products go nowhere
+    Work work;  // beyond the last row the last one again: its products go nowhere
+    work.end = end - 8 * LANE_GROUP;
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) {
         const long long row = first + 16 * t + 8 * h;
-        rows[t][h] = (const u16 *)args.weight + (row < args.n ? row : args.n - 1) * args.k + 8 * LANE_GROUP;
+        work.rows[t][h] = (const u16 *)args.weight + (row < args.n ? row : args.n - 1) * args.k + 8 * LANE_GROUP;
     }
     UNROLLED for (int s = 0; s < SHORT; s++) {
         const int row = COLUMNS * s + (int)LANE_ROW;
-        xs[s] = (const u16 *)args.x + (row < args.m ? row : args.m - 1) * args.k + 8 * LANE_GROUP;
+        work.xs[s] = (const u16 *)args.x + (row < args.m ? row : args.m - 1) * args.k + 8 * LANE_GROUP;
     }
 
     float sum[N_EACH][SHORT][4];
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) sum[t][s][i] = 0.0f;
-
-    const long long stop = end - 8 * LANE_GROUP;  // of the lane's own k, which counts from its group
-    for (long long k = begin + along_k * UNROLL * STEP; k < end; k += WARPS_K * UNROLL * STEP) {
-        Eight weight[UNROLL][N_EACH][HELD];
-        UNROLLED for (int u = 0; u < UNROLL; u++)
-            UNROLLED for (int t = 0; t < N_EACH; t++)
-                UNROLLED for (int h = 0; h < HELD; h++) weight[u][t][h] = eight_at<true>(rows[t][h], k + u * STEP, stop);
-        UNROLLED for (int u = 0; u < UNROLL; u++) {
-            UNROLLED for (int s = 0; s < SHORT; s++) {
-                const Eight x = eight_at<false>(xs[s], k + u * STEP, stop);
-                UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int half = 0; half < 2; half++) {
-#if HELD == 2
-                    const u32 *low = weight[u][t][0].word + 2 * half, *high = weight[u][t][1].word + 2 * half;
-                    const u32 left[4] = {low[0], high[0], low[1], high[1]};
-#else
-                    const u32 left[2] = {weight[u][t][0].word[2 * half], weight[u][t][0].word[2 * half + 1]};
-#endif
-                    multiply(sum[t][s], left, x.word + 2 * half);
-                }
-            }
-        }
+    const long long span = UNROLL * STEP;
+    for (long long k = begin + along_k * span; k < end; k += WARPS_K * span) {
+        if (k + span <= end)
+            advance<UNROLL, true>(work, k, sum);
+        else
+            for (long long tail = k; tail < end; tail += STEP) advance<1, false>(work, tail, sum);
     }
 
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) {
