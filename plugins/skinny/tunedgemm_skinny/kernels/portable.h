@@ -18,6 +18,9 @@ struct alignas(16) Eight {
 };
 
 #define THREADS (WAVE * WARPS_N * WARPS_K)
+#ifndef STAGES
+#define STAGES 0
+#endif
 #ifdef FAMILY_tiles
 #define EACH (16 * N_EACH)  // rows of the weight that a warp has
 #else
@@ -47,6 +50,14 @@ DEVICE float load_fresh(const float *from) {
     host_load(&value, from, sizeof value);
     return value;
 }
+template <int BYTES> DEVICE void copy_async(void *shared, const void *from, bool there) {
+    if (there)
+        host_load(shared, from, BYTES);
+    else
+        __builtin_memset(shared, 0, BYTES);
+}
+DEVICE void commit_copies() {}
+template <int LEFT> DEVICE void await_copies() {}
 template <typename T> DEVICE void store(T *to, T value) { host_store(to, &value, sizeof value); }
 
 DEVICE float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
@@ -202,6 +213,18 @@ DEVICE float load_fresh(const float *from) {  // written by other multiprocessor
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
     return value;
 }
+
+// From memory to shared memory past the registers; zeros where it is not `there`. A lane reads what it copied itself, so it waits for
+// nobody else.
+template <int BYTES> DEVICE void copy_async(void *shared, const void *from, bool there) {
+    const u32 to = (u32)__cvta_generic_to_shared(shared), bytes = there ? BYTES : 0;
+    if (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" : : "r"(to), "l"(from), "r"(bytes) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" : : "r"(to), "l"(from), "r"(bytes), "n"(BYTES) : "memory");
+}
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+template <int LEFT> DEVICE void await_copies() { asm volatile("cp.async.wait_group %0;" : : "n"(LEFT) : "memory"); }
 template <typename T> DEVICE void store(T *to, T value) { *to = value; }
 
 DEVICE float float_of_half(u16 half) {
@@ -241,6 +264,16 @@ template <bool ONCE, bool WHOLE> DEVICE Eight eight_at(const u16 *row, long long
     }
     return found;
 }
+
+#if STAGES
+#if VEC == 1 || COLUMNS == 16 && !defined(SKINNY_HOST)
+#error "copies go 4, 8 or 16 bytes at a time, and AMD has none"
+#endif
+// The eight elements from `k` on, zeros from `end` on, on their way into a slot of the lane's own.
+DEVICE void begin_eight(unsigned char *slot, const u16 *row, long long k, long long end) {
+    UNROLLED for (int piece = 0; piece < 8; piece += VEC) copy_async<2 * VEC>(slot + 2 * piece, row + k + piece, k + piece < end);
+}
+#endif
 
 // Elements 2i and 2i + 1 of eight, exactly.
 DEVICE float first_of(u32 word) { return DTYPE == 0 ? as_float(word << 16) : float_of_half((u16)word); }

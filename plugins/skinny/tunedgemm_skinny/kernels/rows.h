@@ -1,7 +1,7 @@
 // Family `rows`, for few rows of x: each warp multiplies N_EACH rows of the weight with all M rows of x by fused multiply-adds.
 //
-// A step is eight elements of K for each lane. All loads of UNROLL steps are issued before the first is used; the steps of a warp lie side by side,
-// so that DRAM pages are read whole. x comes from L1, or, with X_SHARED, from shared memory.
+// A step is eight elements of K for each lane, UNROLL of them lie side by side. The weight comes through a ring of STAGES slots in shared
+// memory, filled by asynchronous copies, or through registers, loads of UNROLL steps at once (STAGES 0). x comes from L1, or, with X_SHARED, from shared memory.
 
 #define STEP (WAVE * 8)
 
@@ -22,23 +22,26 @@ template <bool WHOLE> DEVICE Eight x_at(const Work &work, int row, long long k) 
 #endif
 }
 
-// STEPS steps from a lane's `k` on.
+// One step at a lane's `k`.
+template <bool WHOLE> DEVICE void multiply_step(const Work &work, const Eight *weight, long long k, float (*sum)[N_EACH]) {
+    UNROLLED for (int m = 0; m < M; m++) {
+        const Eight x = x_at<WHOLE>(work, m, k);
+        UNROLLED for (int i = 0; i < 4; i++) {
+            const float one = first_of(x.word[i]), two = second_of(x.word[i]);
+            UNROLLED for (int r = 0; r < N_EACH; r++) {
+                sum[m][r] = __builtin_fmaf(first_of(weight[r].word[i]), one, sum[m][r]);
+                sum[m][r] = __builtin_fmaf(second_of(weight[r].word[i]), two, sum[m][r]);
+            }
+        }
+    }
+}
+
+// STEPS steps from a lane's `k` on, through registers.
 template <int STEPS, bool WHOLE> DEVICE void advance(const Work &work, long long k, float (*sum)[N_EACH]) {
     Eight weight[STEPS][N_EACH];
     UNROLLED for (int u = 0; u < STEPS; u++)
         UNROLLED for (int r = 0; r < N_EACH; r++) weight[u][r] = eight_at<true, WHOLE>(work.rows[r], k + u * STEP, work.end);
-    UNROLLED for (int u = 0; u < STEPS; u++) {
-        UNROLLED for (int m = 0; m < M; m++) {
-            const Eight x = x_at<WHOLE>(work, m, k + u * STEP);
-            UNROLLED for (int i = 0; i < 4; i++) {
-                const float one = first_of(x.word[i]), two = second_of(x.word[i]);
-                UNROLLED for (int r = 0; r < N_EACH; r++) {
-                    sum[m][r] = __builtin_fmaf(first_of(weight[u][r].word[i]), one, sum[m][r]);
-                    sum[m][r] = __builtin_fmaf(second_of(weight[u][r].word[i]), two, sum[m][r]);
-                }
-            }
-        }
-    }
+    UNROLLED for (int u = 0; u < STEPS; u++) multiply_step<WHOLE>(work, weight[u], k + u * STEP, sum);
 }
 
 // The sums of a warp's lanes: each step halves the values that a lane has while there are several, then adds them up.
@@ -81,12 +84,41 @@ extern "C" KERNEL void skinny(Args args) {
     float sum[M][N_EACH];
     UNROLLED for (int m = 0; m < M; m++) UNROLLED for (int r = 0; r < N_EACH; r++) sum[m][r] = 0.0f;
     const long long span = UNROLL * STEP;
+#if STAGES
+    // `at` and `ahead`: the steps that are multiplied, and those whose copies begin, STAGES - 1 turns before.
+    unsigned char *const ring = (unsigned char *)(shared_x + (X_SHARED ? M * work.length : 0)) + 16 * thread();
+    long long ahead = work.begin + along_k * span + 8 * lane;
+    int filled = 0;
+    const auto fill = [&] {
+        unsigned char *slot = ring + filled * (UNROLL * N_EACH * THREADS * 16);
+        if (ahead - 8 * lane < work.end)
+            UNROLLED for (int u = 0; u < UNROLL; u++) UNROLLED for (int r = 0; r < N_EACH; r++)
+                begin_eight(slot + (u * N_EACH + r) * (THREADS * 16), work.rows[r], ahead + u * STEP, work.end);
+        commit_copies();
+        ahead += WARPS_K * span;
+        filled = filled == STAGES - 1 ? 0 : filled + 1;
+    };
+    for (int stage = 0; stage < STAGES - 1; stage++) fill();
+    int used = 0;
+    for (long long at = work.begin + along_k * span; at < work.end; at += WARPS_K * span) {
+        fill();
+        await_copies<STAGES - 1>();
+        const unsigned char *slot = ring + used * (UNROLL * N_EACH * THREADS * 16);
+        UNROLLED for (int u = 0; u < UNROLL; u++) {
+            Eight weight[N_EACH];
+            UNROLLED for (int r = 0; r < N_EACH; r++) weight[r] = *(const Eight *)(slot + (u * N_EACH + r) * (THREADS * 16));
+            multiply_step<false>(work, weight, at + 8 * lane + u * STEP, sum);
+        }
+        used = used == STAGES - 1 ? 0 : used + 1;
+    }
+#else
     for (long long k = work.begin + along_k * span; k < work.end; k += WARPS_K * span) {
         if (k + span <= work.end)
             advance<UNROLL, true>(work, k + 8 * lane, sum);
         else
             for (long long tail = k; tail < work.end; tail += STEP) advance<1, false>(work, tail + 8 * lane, sum);
     }
+#endif
     UNROLLED for (int m = 0; m < M; m++) gather(sum[m], lane, sums + (along_k * M + m) * ROWS + along_n * N_EACH);
     finish(args, sums);
 }

@@ -1,7 +1,8 @@
 // Family `tiles`, for up to 64 rows of x: each warp multiplies N_EACH tiles of 16 rows of the weight with all of x by matrix instructions.
 //
 // The weight is the left operand, so that the long side of the instruction lies along N and x fills its short side. A step is 32 elements
-// of K: four groups of lanes with eight each, which make two instructions. Both operands go from memory to the registers as they lie.
+// of K: four groups of lanes with eight each, which make two instructions. Both operands go to the registers as they lie in memory: x from L1,
+// the weight through a ring of STAGES slots in shared memory, filled by asynchronous copies, or directly, loads of UNROLL steps at once (STAGES 0).
 
 #define STEP 32
 #define SHORT (M / COLUMNS)  // tiles along the rows of x
@@ -22,26 +23,29 @@ struct Work {
     long long end;
 };
 
-// STEPS steps from `k` on, by all lanes of the warp.
+// One step at `k`, by all lanes of the warp.
+template <bool WHOLE> DEVICE void multiply_step(const Work &work, const Eight (*weight)[HELD], long long k, float (*sum)[SHORT][4]) {
+    UNROLLED for (int s = 0; s < SHORT; s++) {
+        const Eight x = eight_at<false, WHOLE>(work.xs[s], k, work.end);
+        UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int half = 0; half < 2; half++) {
+#if HELD == 2
+            const u32 *low = weight[t][0].word + 2 * half, *high = weight[t][1].word + 2 * half;
+            const u32 left[4] = {low[0], high[0], low[1], high[1]};
+#else
+            const u32 left[2] = {weight[t][0].word[2 * half], weight[t][0].word[2 * half + 1]};
+#endif
+            multiply(sum[t][s], left, x.word + 2 * half);
+        }
+    }
+}
+
+// STEPS steps from `k` on, through registers.
 template <int STEPS, bool WHOLE> DEVICE void advance(const Work &work, long long k, float (*sum)[SHORT][4]) {
     Eight weight[STEPS][N_EACH][HELD];
     UNROLLED for (int u = 0; u < STEPS; u++)
         UNROLLED for (int t = 0; t < N_EACH; t++)
             UNROLLED for (int h = 0; h < HELD; h++) weight[u][t][h] = eight_at<true, WHOLE>(work.rows[t][h], k + u * STEP, work.end);
-    UNROLLED for (int u = 0; u < STEPS; u++) {
-        UNROLLED for (int s = 0; s < SHORT; s++) {
-            const Eight x = eight_at<false, WHOLE>(work.xs[s], k + u * STEP, work.end);
-            UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int half = 0; half < 2; half++) {
-#if HELD == 2
-                const u32 *low = weight[u][t][0].word + 2 * half, *high = weight[u][t][1].word + 2 * half;
-                const u32 left[4] = {low[0], high[0], low[1], high[1]};
-#else
-                const u32 left[2] = {weight[u][t][0].word[2 * half], weight[u][t][0].word[2 * half + 1]};
-#endif
-                multiply(sum[t][s], left, x.word + 2 * half);
-            }
-        }
-    }
+    UNROLLED for (int u = 0; u < STEPS; u++) multiply_step<WHOLE>(work, weight[u], k + u * STEP, sum);
 }
 
 extern "C" KERNEL void skinny(Args args) {
@@ -64,12 +68,43 @@ extern "C" KERNEL void skinny(Args args) {
     float sum[N_EACH][SHORT][4];
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) sum[t][s][i] = 0.0f;
     const long long span = UNROLL * STEP;
+#if STAGES
+    // `at` and `ahead`: the steps that are multiplied, and those whose copies begin, STAGES - 1 turns before.
+    const int slot_bytes = UNROLL * N_EACH * HELD * THREADS * 16;
+    unsigned char *const ring = shared + (4 * WARPS_K * M * ROWS + 15) / 16 * 16 + 16 * thread();
+    long long ahead = begin + along_k * span;
+    int filled = 0;
+    const auto fill = [&] {
+        unsigned char *slot = ring + filled * slot_bytes;
+        if (ahead < end)
+            UNROLLED for (int u = 0; u < UNROLL; u++) UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++)
+                begin_eight(slot + ((u * N_EACH + t) * HELD + h) * (THREADS * 16), work.rows[t][h], ahead + u * STEP, work.end);
+        commit_copies();
+        ahead += WARPS_K * span;
+        filled = filled == STAGES - 1 ? 0 : filled + 1;
+    };
+    for (int stage = 0; stage < STAGES - 1; stage++) fill();
+    int used = 0;
+    for (long long at = begin + along_k * span; at < end; at += WARPS_K * span) {
+        fill();
+        await_copies<STAGES - 1>();
+        const unsigned char *slot = ring + used * slot_bytes;
+        UNROLLED for (int u = 0; u < UNROLL; u++) {
+            Eight weight[N_EACH][HELD];
+            UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++)
+                weight[t][h] = *(const Eight *)(slot + ((u * N_EACH + t) * HELD + h) * (THREADS * 16));
+            multiply_step<false>(work, weight, at + u * STEP, sum);
+        }
+        used = used == STAGES - 1 ? 0 : used + 1;
+    }
+#else
     for (long long k = begin + along_k * span; k < end; k += WARPS_K * span) {
         if (k + span <= end)
             advance<UNROLL, true>(work, k, sum);
         else
             for (long long tail = k; tail < end; tail += STEP) advance<1, false>(work, tail, sum);
     }
+#endif
 
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) {
 #if COLUMNS == 8
