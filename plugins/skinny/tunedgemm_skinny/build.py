@@ -1,0 +1,104 @@
+"""Build: one kernel for one class of shapes, from its source to a code object in the artifact cache, without a device.
+
+A build depends on M, and of K on what divides it; on N and on the number of splits it does not.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import attrs
+from tunedgemm.plugin import LaunchError, Shape, artifact
+
+from tunedgemm_skinny.fit import compiled_rows, vec_of
+from tunedgemm_skinny.limits import ARCHITECTURES, INPUTS, OUTPUTS
+from tunedgemm_skinny.names import Kernel
+from tunedgemm_skinny.rtc import Compiler, RefusedError
+
+#: The function of every program.
+ENTRY = "skinny"
+
+_KERNELS = Path(__file__).with_name("kernels")
+#: Lines of a compiler's log that an error tells.
+_LINES = 8
+
+
+@attrs.frozen(cache_hash=True)
+class Build:
+    """Everything that a compile depends on.
+
+    Attributes:
+        kernel: the parameters.
+        gfx: the architecture.
+        dtype, outdtype, bias_dtype: short texts; bias_dtype is "" without a bias.
+        rows: rows of x that the program serves.
+        vec: elements of one load.
+    """
+
+    kernel: Kernel
+    gfx: str = attrs.field(validator=attrs.validators.in_(ARCHITECTURES))
+    dtype: str = attrs.field(validator=attrs.validators.in_(INPUTS))
+    outdtype: str = attrs.field(validator=attrs.validators.in_(OUTPUTS))
+    bias_dtype: str = attrs.field(validator=attrs.validators.in_(("", *OUTPUTS)))
+    rows: int
+    vec: int
+
+
+def build_of(kernel: Kernel, shape: Shape, gfx: str) -> Build:
+    """The build that serves the shape."""
+    rows = compiled_rows(kernel, shape.m, gfx)
+    return Build(kernel, gfx, shape.dtype, shape.outdtype, shape.bias_dtype, rows, vec_of(shape.k))
+
+
+@functools.cache
+def source(family: str) -> str:
+    """The program of a family: one text that includes nothing."""
+    return "\n".join((_KERNELS / f"{part}.h").read_text() for part in ("portable", "finish", family))
+
+
+def defines(build: Build) -> dict[str, int]:
+    """The macros that make a program of a family's source."""
+    kernel = build.kernel
+    return {
+        f"FAMILY_{kernel.family}": 1,
+        "DTYPE": INPUTS.index(build.dtype),
+        "OUT": OUTPUTS.index(build.outdtype),
+        "BIAS": ("", *OUTPUTS).index(build.bias_dtype),
+        "M": build.rows,
+        "N_EACH": kernel.n_each,
+        "WARPS_N": kernel.warps_n,
+        "WARPS_K": kernel.warps_k,
+        "UNROLL": kernel.unroll,
+        "VEC": build.vec,
+        "WAVE": ARCHITECTURES[build.gfx].wave,
+        "X_SHARED": int(kernel.x_shared),
+    }
+
+
+def options(build: Build) -> list[str]:
+    """The compiler's options."""
+    if build.gfx.startswith("sm_"):
+        target = [f"--gpu-architecture={build.gfx}", "--std=c++17", "-default-device"]
+    else:
+        target = [f"--offload-arch={build.gfx}", "-std=c++17", "-O3"]
+    return target + [f"-D{name}={value}" for name, value in defines(build).items()]
+
+
+def code(build: Build, compiler: Compiler) -> bytes:
+    """The code object of a build, from the artifact cache where it is there.
+
+    Raises:
+        LaunchError: it does not compile; the message ends with the first lines of the compiler's log.
+    """
+    text, flags = source(build.kernel.family), options(build)
+
+    def compiled() -> bytes:
+        try:
+            return compiler.compile(text, f"{build.kernel.name}.cpp", flags)
+        except RefusedError as error:
+            lines = [line for line in error.log.splitlines() if line.strip()][:_LINES]
+            told = "\n".join([str(error), *lines])
+            raise LaunchError(f"skinny {build.kernel.name} for {build.gfx} did not compile by {compiler.version}: {told}") from error
+
+    return artifact("\n".join(("skinny", compiler.version, *flags, text)), compiled)

@@ -1,0 +1,93 @@
+"""Fit: how a kernel lies on a shape and an architecture: its grid, its memory, its registers, and why it cannot serve."""
+
+from __future__ import annotations
+
+from tunedgemm.plugin import Shape
+
+from tunedgemm_skinny.limits import ARCHITECTURES, MAX_SPLITS, MAX_THREADS
+from tunedgemm_skinny.names import Kernel, Rows
+
+#: Rows of x that the family `rows` is made for: one accumulator each, for every row of the weight that a warp has.
+MAX_ROWS = 8
+#: Elements of K that a lane has of each row in one step.
+EIGHT = 8
+
+
+def ceil_div(size: int, step: int) -> int:
+    """Steps that cover a size."""
+    return -(-size // step)
+
+
+def vec_of(k: int) -> int:
+    """Elements of one load: as many as divide K, so that each row begins at a multiple of them; 16 bytes at most."""
+    return next(vec for vec in (8, 4, 2, 1) if k % vec == 0)
+
+
+def compiled_rows(kernel: Kernel, m: int, gfx: str) -> int:
+    """Rows of x that a program serves: M itself, or for matrix instructions what they have in wholes."""
+    columns = ARCHITECTURES[gfx].columns
+    return m if isinstance(kernel, Rows) else ceil_div(m, columns) * columns
+
+
+def threads_of(kernel: Kernel, gfx: str) -> int:
+    """Threads of a block."""
+    return kernel.warps * ARCHITECTURES[gfx].wave
+
+
+def grid_of(kernel: Kernel, splits: int, shape: Shape) -> tuple[int, int, int]:
+    """Blocks along the three axes."""
+    return ceil_div(shape.n, kernel.per_block), splits, 1
+
+
+def span_of(kernel: Kernel, gfx: str) -> int:
+    """Elements of K that a warp has in flight: `unroll` steps of 8 for each lane, in tiles for each of its groups of four lanes."""
+    groups = ARCHITECTURES[gfx].wave if isinstance(kernel, Rows) else 4
+    return kernel.unroll * EIGHT * groups
+
+
+def per_split(kernel: Kernel, splits: int, k: int, gfx: str) -> int:
+    """Elements of K that each split but the last has: whole spans, so that only the last has a ragged end."""
+    span = span_of(kernel, gfx)
+    return k if splits == 1 else ceil_div(ceil_div(k, splits), span) * span
+
+
+def shared_bytes(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> int:
+    """Dynamic shared memory of a block: the sums of its warps, float32 [warps_k][M][per_block], then x where that lies there."""
+    rows = compiled_rows(kernel, shape.m, gfx)
+    sums = 4 * kernel.warps_k * rows * kernel.per_block
+    if not kernel.x_shared:
+        return sums
+    length = ceil_div(per_split(kernel, splits, shape.k, gfx), EIGHT) * EIGHT
+    return ceil_div(sums, 16) * 16 + 2 * rows * length
+
+
+def partial_bytes(splits: int, shape: Shape) -> int:
+    """Bytes of the float32 sums of all splits, [splits][M][N]; none without a split."""
+    return 4 * splits * shape.m * shape.n if splits > 1 else 0
+
+
+def registers(kernel: Kernel, m: int, gfx: str) -> int:
+    """Estimate of the 32-bit registers a thread: sums, loads in flight, addresses."""
+    architecture, rows = ARCHITECTURES[gfx], compiled_rows(kernel, m, gfx)
+    loads = 4 * kernel.unroll * kernel.n_each
+    if isinstance(kernel, Rows):
+        return rows * kernel.n_each + loads + 2 * kernel.n_each + 32
+    tiles, held = rows // architecture.columns, 16 // architecture.columns if architecture.columns == EIGHT else 1
+    return 4 * kernel.n_each * tiles + held * (loads + 2 * kernel.n_each) + 2 * tiles + 32
+
+
+def refusal(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> str:
+    """Why the kernel cannot serve the shape on the architecture, or an empty text."""
+    architecture = ARCHITECTURES[gfx]
+    if isinstance(kernel, Rows) and shape.m > MAX_ROWS:
+        return f"{kernel.name} is for M <= {MAX_ROWS} (M={shape.m})"
+    if threads_of(kernel, gfx) > MAX_THREADS:
+        return f"{kernel.name} has blocks of {threads_of(kernel, gfx)} threads on {gfx}; {MAX_THREADS} are the most"
+    if not 1 <= splits <= MAX_SPLITS:
+        return f"splitK must be in 0..{MAX_SPLITS} (got {splits})"
+    if (splits - 1) * per_split(kernel, splits, shape.k, gfx) >= shape.k:
+        return f"K={shape.k} has fewer than splitK={splits} parts of whole steps of {span_of(kernel, gfx)}"
+    wanted = shared_bytes(kernel, splits, shape, gfx)
+    if wanted > architecture.shared_bytes:
+        return f"{kernel.name} needs {wanted} bytes of shared memory; {gfx} has {architecture.shared_bytes}"
+    return ""

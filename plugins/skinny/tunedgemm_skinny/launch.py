@@ -1,0 +1,164 @@
+"""Launch: a solution bound to a shape becomes one call of the driver with everything but addresses fixed before."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.plugin import (
+    Device,
+    Launcher,
+    LaunchError,
+    OutOfResources,
+    PluginError,
+    Shape,
+    Solution,
+    Unsupported,
+    on_device,
+    semaphores,
+    torch_dtype,
+    workspace,
+)
+
+from tunedgemm_skinny import driver, rtc
+from tunedgemm_skinny.build import ENTRY, build_of, code
+from tunedgemm_skinny.fit import grid_of, partial_bytes, per_split, refusal, shared_bytes, threads_of
+from tunedgemm_skinny.limits import supports
+from tunedgemm_skinny.names import Kernel, kernel_of
+from tunedgemm_skinny.native import Launch, Plan, launch_of
+from tunedgemm_skinny.solutions import choices
+
+if TYPE_CHECKING:
+    import torch
+
+#: Names of AITER's rows, which say no more than that a kernel for few rows is meant; they stand for the first guess.
+ALIASES = ("", "auto", "sol0", "sol1", "sol2")
+
+
+def resolve(solution: Solution, shape: Shape, device: Device) -> tuple[Kernel, int]:
+    """The kernel of a solution and the number of splits; of an alias, those of the first guess.
+
+    Raises:
+        PluginError: no kernel has that name, or it cannot serve the shape on the device.
+    """
+    if solution.kernel_name in ALIASES:
+        first = next(choices(shape, device), None)
+        if first is None:
+            raise PluginError(f"skinny lists no kernel for {shape} on {device}")
+        return first
+    kernel, splits = kernel_of(solution.kernel_name), solution.split_k or 1
+    if refused := refusal(kernel, splits, shape, device.gfx):
+        raise PluginError(refused)
+    return kernel, splits
+
+
+def prepare(compiler: Callable[[rtc.Interface], rtc.Compiler], solution: Solution, shape: Shape, device: Device) -> None:
+    """Compile into the artifact cache; needs no device.
+
+    Raises:
+        LaunchError: it does not compile. PluginError: there is no compiler.
+    """
+    if not supports(shape, device):
+        return
+    try:
+        kernel, _ = resolve(solution, shape, device)
+    except PluginError:  # bind says why
+        return
+    code(build_of(kernel, shape, device.gfx), compiler(rtc.INTERFACES[device.kind]))
+
+
+def bind(
+    compiler: Callable[[rtc.Interface], rtc.Compiler],
+    drivers: Callable[[driver.Interface], driver.Driver],
+    solution: Solution,
+    shape: Shape,
+    device: Device,
+    where: torch.device,
+) -> Launcher | Unsupported:
+    """The launcher of a solution for exactly this shape.
+
+    Args:
+        compiler, drivers: give the libraries for the device's kind.
+        device: whose limits count; its index is -1 where host memory stands for it.
+        where: the operands' device.
+
+    Raises:
+        OutOfResources: it needs more threads or shared memory than the device gives it. LaunchError: it does not compile or load.
+    """
+    try:
+        kernel, splits = resolve(solution, shape, device)
+        compiled = code(build_of(kernel, shape, device.gfx), compiler(rtc.INTERFACES[device.kind]))
+        loaded = drivers(driver.INTERFACES[device.kind])
+    except PluginError as error:
+        return Unsupported(str(error))
+    plan = Plan(
+        grid=grid_of(kernel, splits, shape),
+        threads=threads_of(kernel, device.gfx),
+        shared=shared_bytes(kernel, splits, shape, device.gfx),
+        n=shape.n,
+        k=shape.k,
+        m=shape.m,
+        splits=splits,
+        per_split=per_split(kernel, splits, shape.k, device.gfx),
+    )
+    try:
+        function = driver.function_of(loaded, compiled, ENTRY, device.index)
+        function.allow(plan.threads, plan.shared)
+    except OutOfResources as error:
+        raise OutOfResources(f"skinny {kernel.name} on {device.gfx} needs {error}") from error
+    except LaunchError as error:
+        raise LaunchError(f"skinny {kernel.name} on {device.gfx}: {error}") from error
+    nbytes, launch = partial_bytes(splits, shape), checked(launch_of(function, plan), function, kernel.name)
+    make = functools.partial(_split, count=plan.grid[0], nbytes=nbytes) if nbytes else _plain
+    return Launcher(on_device(make(launch, shape, device.index, where), device.index), workspace_bytes=nbytes)
+
+
+def checked(launch: Launch, function: driver.Function, name: str) -> Callable[..., None]:
+    """The launch as a function that raises LaunchError on a status."""
+    loaded, index = function.driver, function.index
+
+    def launched(*addresses: int) -> None:
+        status = launch(*addresses)
+        if status and loaded.entered(status, index):
+            status = launch(*addresses)
+        if status:
+            raise LaunchError(f"skinny {name}: {loaded.interface.functions['launch'][0]}: {loaded.text(status)}")
+
+    return launched
+
+
+def _stream(index: int) -> Callable[[int], int]:
+    import torch
+
+    return torch._C._cuda_getCurrentRawStream if index >= 0 else lambda _: 0
+
+
+def _plain(launch: Callable[..., None], shape: Shape, index: int, where: torch.device) -> Callable[..., Any]:
+    """One launch, nothing but the output allocated."""
+    import torch
+
+    empty, stream, dtype, n = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n
+
+    def call(x: Any, weight: Any, bias: Any = None) -> Any:
+        out = empty((*x.shape[:-1], n), dtype=dtype, device=where)
+        launch(stream(index), x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), 0, 0)
+        return out
+
+    return call
+
+
+def _split(launch: Callable[..., None], shape: Shape, index: int, where: torch.device, *, count: int, nbytes: int) -> Callable[..., Any]:
+    """One launch whose blocks share columns of the output through partial sums and counters."""
+    import torch
+
+    empty, stream, dtype, n = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n
+
+    def call(x: Any, weight: Any, bias: Any = None) -> Any:
+        out = empty((*x.shape[:-1], n), dtype=dtype, device=where)
+        partial, counters = workspace(nbytes, where), semaphores(count, where)
+        added = 0 if bias is None else bias.data_ptr()
+        launch(stream(index), x.data_ptr(), weight.data_ptr(), added, out.data_ptr(), partial.data_ptr(), counters.data_ptr())
+        return out
+
+    return call

@@ -1,0 +1,137 @@
+"""Kernel parameters and their names, both ways: a name alone says what to compile, in any process, on any day.
+
+``rows_r1_n4w2x2u4_s``: family, revision of the sources, rows of the weight a warp (n), warps of a block along N and along K (w, x),
+steps whose loads are in flight together (u); ``s`` keeps x in shared memory. ``tiles_r1_n1w2x4u2``: n is 16-row tiles a warp.
+How many rows x has is no part of a name: that follows from the shape. So does the width of a load, from K.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any, ClassVar
+
+import attrs
+from tunedgemm.plugin import PluginError
+
+#: Raise it whenever the sources in ``kernels/`` change what a name means or how quick it is.
+REVISION = 1
+
+#: Warps of a block at most: 1024 threads of 32, which no architecture exceeds.
+MAX_WARPS = 32
+
+
+def _among(*values: int) -> Any:
+    def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
+        if value not in values:
+            raise PluginError(f"skinny {instance.family}: {attribute.name} must be one of {', '.join(map(str, values))} (got {value})")
+
+    return attrs.field(validator=check, metadata={"ladder": values})
+
+
+def _warps(instance: Any) -> None:
+    if instance.warps > MAX_WARPS:
+        raise PluginError(f"skinny {instance.family}: a block has {MAX_WARPS} warps at most (got {instance.warps})")
+
+
+@attrs.frozen(cache_hash=True)
+class Rows:
+    """Multiply and sum on the vector units: every lane has a piece of K of *n_each* rows of the weight, for all rows of x.
+
+    Attributes:
+        n_each: rows of the weight that a warp has.
+        warps_n, warps_k: warps of a block along N, and along K.
+        unroll: steps along K whose loads are in flight together.
+        x_shared: whether x is copied to shared memory first.
+    """
+
+    family: ClassVar[str] = "rows"
+    n_each: int = _among(1, 2, 4, 8)
+    warps_n: int = _among(1, 2, 4, 8, 16)
+    warps_k: int = _among(1, 2, 4, 8, 16)
+    unroll: int = _among(1, 2, 4, 8)
+    x_shared: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        _warps(self)
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.warps_n * self.warps_k
+
+    @property
+    def per_block(self) -> int:
+        """Rows of the weight that a block has."""
+        return self.n_each * self.warps_n
+
+    @property
+    def name(self) -> str:
+        """The text of ``kernelName``."""
+        return _name(self) + "_s" * self.x_shared
+
+
+@attrs.frozen(cache_hash=True)
+class Tiles:
+    """Products of the matrix units: the rows of the weight take the long side of the instruction.
+
+    Attributes:
+        n_each: tiles of 16 rows of the weight that a warp has.
+        warps_n, warps_k, unroll: as `Rows`.
+    """
+
+    family: ClassVar[str] = "tiles"
+    n_each: int = _among(1, 2, 4)
+    warps_n: int = _among(1, 2, 4, 8, 16)
+    warps_k: int = _among(1, 2, 4, 8, 16)
+    unroll: int = _among(1, 2, 4, 8)
+    x_shared: ClassVar[bool] = False
+
+    def __attrs_post_init__(self) -> None:
+        _warps(self)
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.warps_n * self.warps_k
+
+    @property
+    def per_block(self) -> int:
+        """Rows of the weight that a block has."""
+        return 16 * self.n_each * self.warps_n
+
+    @property
+    def name(self) -> str:
+        """The text of ``kernelName``."""
+        return _name(self)
+
+
+Kernel = Rows | Tiles
+
+_PATTERN = r"_n(?P<n_each>\d+)w(?P<warps_n>\d+)x(?P<warps_k>\d+)u(?P<unroll>\d+)"
+_PATTERNS: dict[type[Kernel], str] = {Rows: _PATTERN + r"(?P<x_shared>_s)?", Tiles: _PATTERN}
+
+
+def _name(kernel: Kernel) -> str:
+    return f"{kernel.family}_r{REVISION}_n{kernel.n_each}w{kernel.warps_n}x{kernel.warps_k}u{kernel.unroll}"
+
+
+@functools.lru_cache(maxsize=4096)
+def kernel_of(name: str) -> Kernel:
+    """The parameters behind a kernel name; `Rows.name` and `Tiles.name` are its inverse.
+
+    Raises:
+        PluginError: no kernel of this plugin's present revision has that name; the message says why.
+    """
+    for kind, pattern in _PATTERNS.items():
+        found = re.fullmatch(rf"{kind.family}_r(?P<revision>\d+){pattern}", name)
+        if found:
+            fields = {key: text for key, text in found.groupdict().items() if text is not None}
+            revision = int(fields.pop("revision"))
+            if revision != REVISION:
+                raise PluginError(f"skinny kernel {name!r} is of revision {revision}; this version has {REVISION}: tune again")
+            return kind(**{key: True if text.startswith("_") else int(text) for key, text in fields.items()})
+    raise PluginError(f"skinny has no kernel {name!r}; names look like {EXAMPLES}")
+
+
+EXAMPLES = f"{Rows(4, 2, 2, 4).name}, {Tiles(1, 2, 4, 2).name}"
