@@ -73,6 +73,7 @@ def defines(build: Build) -> dict[str, int]:
         "VEC": build.vec,
         "WAVE": ARCHITECTURES[build.gfx].wave,
         "X_SHARED": int(kernel.x_shared),
+        "STAGES": kernel.stages,
     }
 
 

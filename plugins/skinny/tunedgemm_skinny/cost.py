@@ -32,7 +32,9 @@ def cost_of(kernel: Kernel, splits: int, shape: Shape, device: Device) -> float:
     units, share = max(device.cu_num, 1), per_split(kernel, splits, shape.k, device.gfx)
     blocks, trip = math.prod(grid_of(kernel, splits, shape)), span_of(kernel, device.gfx) * kernel.warps_k
     resident = min(_resident(kernel, splits, shape, device.gfx), ceil_div(blocks, units))
-    in_flight = resident * kernel.warps_n * min(trip, share) * (kernel.per_block // kernel.warps_n) * 2
+    # While one slot of a ring is used, copies into the others are under way; what went to registers is used up before more is loaded.
+    ahead = max(kernel.stages - 1, 1) if kernel.stages else 0.7
+    in_flight = resident * kernel.per_block * min(trip * ahead, share) * 2
     starved = max(1.0, _IN_FLIGHT / in_flight)
     uneven = ceil_div(blocks, units) * units / blocks
     ragged = ceil_div(share, trip) * trip / share if share > trip else 1.0

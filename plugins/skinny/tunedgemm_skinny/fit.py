@@ -51,14 +51,20 @@ def per_split(kernel: Kernel, splits: int, k: int, gfx: str) -> int:
     return k if splits == 1 else ceil_div(ceil_div(k, splits), span) * span
 
 
+def held(kernel: Kernel, gfx: str) -> int:
+    """Rows of the weight that a lane has of each warp's: of a tile of 16, two where the lanes lie in eight groups of four."""
+    columns = ARCHITECTURES[gfx].columns
+    return kernel.n_each * (1 if isinstance(kernel, Rows) else 16 // columns)
+
+
 def shared_bytes(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> int:
-    """Dynamic shared memory of a block: the sums of its warps, float32 [warps_k][M][per_block], then x where that lies there."""
+    """Dynamic shared memory of a block: the sums of its warps, float32 [warps_k][M][per_block], then x and the ring where they are."""
     rows = compiled_rows(kernel, shape.m, gfx)
-    sums = 4 * kernel.warps_k * rows * kernel.per_block
-    if not kernel.x_shared:
-        return sums
     length = ceil_div(per_split(kernel, splits, shape.k, gfx), EIGHT) * EIGHT
-    return ceil_div(sums, 16) * 16 + 2 * rows * length
+    x = 2 * rows * length if kernel.x_shared else 0
+    ring = kernel.stages * kernel.unroll * held(kernel, gfx) * threads_of(kernel, gfx) * 2 * EIGHT
+    sums = 4 * kernel.warps_k * rows * kernel.per_block
+    return ceil_div(sums, 16) * 16 + x + ring if x or ring else sums
 
 
 def partial_bytes(splits: int, shape: Shape) -> int:
@@ -68,12 +74,12 @@ def partial_bytes(splits: int, shape: Shape) -> int:
 
 def registers(kernel: Kernel, m: int, gfx: str) -> int:
     """Estimate of the 32-bit registers a thread: sums, loads in flight, addresses."""
-    architecture, rows = ARCHITECTURES[gfx], compiled_rows(kernel, m, gfx)
-    loads = 4 * kernel.unroll * kernel.n_each
+    architecture, rows, mine = ARCHITECTURES[gfx], compiled_rows(kernel, m, gfx), held(kernel, gfx)
+    loads = 4 * mine * (1 if kernel.stages else kernel.unroll)
     if isinstance(kernel, Rows):
-        return rows * kernel.n_each + loads + 2 * kernel.n_each + 32
-    tiles, held = rows // architecture.columns, 16 // architecture.columns if architecture.columns == EIGHT else 1
-    return 4 * kernel.n_each * tiles + held * (loads + 2 * kernel.n_each) + 2 * tiles + 32
+        return rows * kernel.n_each + loads + 2 * mine + 32
+    tiles = rows // architecture.columns
+    return 4 * kernel.n_each * tiles + loads + 2 * (mine + tiles) + 32
 
 
 def refusal(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> str:
@@ -83,6 +89,10 @@ def refusal(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> str:
         return f"{kernel.name} is for M <= {MAX_ROWS} (M={shape.m})"
     if threads_of(kernel, gfx) > MAX_THREADS:
         return f"{kernel.name} has blocks of {threads_of(kernel, gfx)} threads on {gfx}; {MAX_THREADS} are the most"
+    if kernel.stages and gfx.startswith("gfx"):
+        return f"{kernel.name} copies asynchronously; {gfx} cannot"
+    if kernel.stages and shape.k % 2:
+        return f"asynchronous copies need an even K (K={shape.k})"
     if not 1 <= splits <= MAX_SPLITS:
         return f"splitK must be in 0..{MAX_SPLITS} (got {splits})"
     if (splits - 1) * per_split(kernel, splits, shape.k, gfx) >= shape.k:

@@ -1,7 +1,9 @@
 """Kernel parameters and their names, both ways: a name alone says what to compile, in any process, on any day.
 
 ``rows_r1_n4w2x2u4_s``: family, revision of the sources, rows of the weight a warp (n), warps of a block along N and along K (w, x),
-steps whose loads are in flight together (u); ``s`` keeps x in shared memory. ``tiles_r1_n1w2x4u2``: n is 16-row tiles a warp.
+steps whose loads are in flight together (u); ``s`` keeps x in shared memory. ``tiles_r1_n1w2x4u2a4``: n is 16-row tiles a warp,
+and the weight comes through a ring of four slots of u steps each (a), filled by asynchronous copies.
+
 How many rows x has is no part of a name: that follows from the shape. So does the width of a load, from K.
 """
 
@@ -20,13 +22,15 @@ REVISION = 1
 #: Warps of a block at most: 1024 threads of 32, which no architecture exceeds.
 MAX_WARPS = 32
 
+_STAGES = (0, 2, 3, 4, 6, 8)
 
-def _among(*values: int) -> Any:
+
+def _among(*values: int, default: Any = attrs.NOTHING) -> Any:
     def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
         if value not in values:
             raise PluginError(f"skinny {instance.family}: {attribute.name} must be one of {', '.join(map(str, values))} (got {value})")
 
-    return attrs.field(validator=check, metadata={"ladder": values})
+    return attrs.field(default=default, validator=check, metadata={"ladder": values})
 
 
 def _warps(instance: Any) -> None:
@@ -43,6 +47,7 @@ class Rows:
         warps_n, warps_k: warps of a block along N, and along K.
         unroll: steps along K whose loads are in flight together.
         x_shared: whether x is copied to shared memory first.
+        stages: slots of the ring in shared memory through which the weight comes; 0 loads it into registers.
     """
 
     family: ClassVar[str] = "rows"
@@ -50,7 +55,8 @@ class Rows:
     warps_n: int = _among(1, 2, 4, 8, 16)
     warps_k: int = _among(1, 2, 4, 8, 16)
     unroll: int = _among(1, 2, 4, 8)
-    x_shared: bool = False
+    x_shared: bool = attrs.field(default=False, metadata={"ladder": (False, True)})
+    stages: int = _among(*_STAGES, default=0)
 
     def __attrs_post_init__(self) -> None:
         _warps(self)
@@ -77,7 +83,7 @@ class Tiles:
 
     Attributes:
         n_each: tiles of 16 rows of the weight that a warp has.
-        warps_n, warps_k, unroll: as `Rows`.
+        warps_n, warps_k, unroll, stages: as `Rows`.
     """
 
     family: ClassVar[str] = "tiles"
@@ -85,6 +91,7 @@ class Tiles:
     warps_n: int = _among(1, 2, 4, 8, 16)
     warps_k: int = _among(1, 2, 4, 8, 16)
     unroll: int = _among(1, 2, 4, 8)
+    stages: int = _among(*_STAGES, default=0)
     x_shared: ClassVar[bool] = False
 
     def __attrs_post_init__(self) -> None:
@@ -108,12 +115,13 @@ class Tiles:
 
 Kernel = Rows | Tiles
 
-_PATTERN = r"_n(?P<n_each>\d+)w(?P<warps_n>\d+)x(?P<warps_k>\d+)u(?P<unroll>\d+)"
+_PATTERN = r"_n(?P<n_each>\d+)w(?P<warps_n>\d+)x(?P<warps_k>\d+)u(?P<unroll>\d+)(a(?P<stages>\d+))?"
 _PATTERNS: dict[type[Kernel], str] = {Rows: _PATTERN + r"(?P<x_shared>_s)?", Tiles: _PATTERN}
 
 
 def _name(kernel: Kernel) -> str:
-    return f"{kernel.family}_r{REVISION}_n{kernel.n_each}w{kernel.warps_n}x{kernel.warps_k}u{kernel.unroll}"
+    ring = f"a{kernel.stages}" if kernel.stages else ""
+    return f"{kernel.family}_r{REVISION}_n{kernel.n_each}w{kernel.warps_n}x{kernel.warps_k}u{kernel.unroll}{ring}"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -134,4 +142,4 @@ def kernel_of(name: str) -> Kernel:
     raise PluginError(f"skinny has no kernel {name!r}; names look like {EXAMPLES}")
 
 
-EXAMPLES = f"{Rows(4, 2, 2, 4).name}, {Tiles(1, 2, 4, 2).name}"
+EXAMPLES = f"{Rows(4, 2, 2, 4).name}, {Tiles(1, 2, 4, 2, 4).name}"

@@ -19,6 +19,10 @@ MOST = 60
 
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 
+#: Values of parameters that are listed, where not all are; `refine` goes to the others.
+_LISTED = {"stages": (0, 2, 4)}
+#: Steps from which loads count as deep.
+_DEEP = 4
 #: Warps of a block at most, and of all blocks for each multiprocessor at least and at most; where there are fewer, whatever there is.
 _WARPS = 16
 _FEWEST, _MANY = 4, 512
@@ -33,9 +37,10 @@ def choices(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
         return
     found = [chosen for chosen in _all(shape, device) if fits(*chosen, shape, device)]
     ranked = sorted(found, key=lambda chosen: (cost_of(*chosen, shape, device), chosen[0].name, chosen[1]))
-    groups: dict[tuple[str, int, int, bool], list[tuple[Kernel, int]]] = {}
+    groups: dict[tuple[str, int, bool, bool, bool], list[tuple[Kernel, int]]] = {}
     for kernel, splits in ranked:
-        groups.setdefault((kernel.family, kernel.n_each, kernel.unroll, kernel.x_shared), []).append((kernel, splits))
+        way = (kernel.family, kernel.n_each, kernel.unroll < _DEEP, kernel.x_shared, kernel.stages > 0)
+        groups.setdefault(way, []).append((kernel, splits))
     by_rank = itertools.chain.from_iterable(itertools.zip_longest(*groups.values()))
     yield from itertools.islice((chosen for chosen in by_rank if chosen is not None), MOST)
 
@@ -58,8 +63,7 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
     near: list[tuple[Kernel, int]] = [(kernel, other) for other in _beside(SPLITS, splits)]
     for field in attrs.fields(type(kernel)):
         value = getattr(kernel, field.name)
-        steps = [not value] if isinstance(value, bool) else _beside(field.metadata["ladder"], value)
-        for step in steps:
+        for step in _beside(field.metadata["ladder"], value):
             with contextlib.suppress(PluginError):  # more warps than a block has
                 near.append((attrs.evolve(kernel, **{field.name: step}), splits))
     for changed, parts in near:
@@ -93,8 +97,7 @@ def _all(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
     families: tuple[type[Kernel], ...] = (Rows, Tiles) if shape.m <= MAX_ROWS else (Tiles,)
     for family in families:
         fields = attrs.fields(family)
-        ladders = [(False, True) if field.name == "x_shared" else field.metadata["ladder"] for field in fields]
-        for values in itertools.product(*ladders):
+        for values in itertools.product(*(_LISTED.get(field.name, field.metadata["ladder"]) for field in fields)):
             parameters = dict(zip((field.name for field in fields), values, strict=True))
             if parameters["warps_n"] * parameters["warps_k"] > _WARPS:
                 continue
