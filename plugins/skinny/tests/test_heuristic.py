@@ -1,0 +1,46 @@
+"""The answer to an untuned call: AITER's classes on AMD, and a kernel that is listed."""
+
+from __future__ import annotations
+
+import pytest
+from tunedgemm.plugin import Device, Shape
+from tunedgemm_skinny import skinny
+
+MI300, H200 = Device("gfx942", 304), Device("sm_90", 132)
+
+#: (M, N, K) and whether AITER's rule takes it on 304 units.
+CASES = [
+    ((1, 608, 9216), True),
+    ((1, 609, 9216), False),
+    ((1, 608, 9224), False),
+    ((1, 608, 9212), False),
+    ((2, 304, 9216), True),
+    ((4, 304, 9216), True),
+    ((4, 305, 9216), False),
+    ((5, 304, 5120), True),
+    ((5, 304, 5128), False),
+    ((8, 304, 5120), True),
+    ((9, 304, 256), True),
+    ((9, 304, 264), False),
+    ((16, 304, 256), True),
+    ((17, 304, 256), False),
+]
+
+
+@pytest.mark.parametrize(("sizes", "taken"), CASES, ids=str)
+def test_aiters_classes(sizes: tuple[int, int, int], taken: bool) -> None:
+    """The edges of each class, in rows of x, rows of the weight and K; the first guess answers."""
+    shape = Shape("a16w16", *sizes)
+    found = skinny.heuristic_fallback(shape, MI300)
+    assert (found is not None) == taken
+    assert found in (None, next(iter(skinny.enumerate_solutions(shape, MI300))))
+
+
+def test_other_devices_and_weights_are_left_alone() -> None:
+    """NVIDIA's GPUs, CPUs, and shuffled weights get no answer; the units of the device count."""
+    shape = Shape("a16w16", 1, 256, 4096)
+    assert skinny.heuristic_fallback(shape, MI300) is not None
+    assert skinny.heuristic_fallback(shape, Device("gfx942", 100)) is None
+    assert skinny.heuristic_fallback(shape, H200) is None
+    assert skinny.heuristic_fallback(shape, Device("cpu-avx512", 304)) is None
+    assert skinny.heuristic_fallback(Shape("a16w16", 1, 256, 4096, layout="aiter16x16"), MI300) is None

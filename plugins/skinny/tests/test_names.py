@@ -1,0 +1,86 @@
+"""Names: every parameter there and back, and what is no name of this version."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from itertools import product
+from pathlib import Path
+
+import attrs
+import pytest
+import tunedgemm_skinny
+from tunedgemm.plugin import PluginError
+from tunedgemm_skinny.names import EXAMPLES, MAX_WARPS, REVISION, Kernel, Rows, Tiles, kernel_of
+
+KERNELS = Path(tunedgemm_skinny.__file__).with_name("kernels")
+
+
+def _every(family: type[Kernel]) -> list[Kernel]:
+    ladders = [field.metadata["ladder"] for field in attrs.fields(family)]
+    names = [field.name for field in attrs.fields(family)]
+    found = [dict(zip(names, values, strict=True)) for values in product(*ladders)]
+    return [family(**each) for each in found if each["warps_n"] * each["warps_k"] <= MAX_WARPS]
+
+
+@pytest.mark.parametrize("family", [Rows, Tiles])
+def test_every_kernel_has_a_name_of_its_own(family: type[Kernel]) -> None:
+    """A name alone rebuilds all parameters, and no two kernels share one."""
+    kernels = _every(family)
+    assert len(kernels) > 400
+    assert [kernel_of(kernel.name) for kernel in kernels] == kernels
+    assert len({kernel.name for kernel in kernels}) == len(kernels)
+
+
+def test_names_read_as_they_are_documented() -> None:
+    """The order of parts and the endings; a ring and a shared x are left out where there is none."""
+    assert Rows(4, 2, 2, 4).name == f"rows_r{REVISION}_n4w2x2u4"
+    assert Rows(1, 16, 1, 8, True).name == f"rows_r{REVISION}_n1w16x1u8_s"
+    assert Rows(1, 16, 1, 8, True, stages=3).name == f"rows_r{REVISION}_n1w16x1u8a3_s"
+    assert Tiles(1, 2, 4, 2).name == f"tiles_r{REVISION}_n1w2x4u2"
+    assert Tiles(1, 2, 4, 2, stages=4).name == f"tiles_r{REVISION}_n1w2x4u2a4"
+    assert f"{Rows(4, 2, 2, 4).name}, {Tiles(1, 2, 4, 2, 4).name}" == EXAMPLES
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (f"rows_r{REVISION}_n3w2x2u4", "n_each must be one of 1, 2, 4, 8 (got 3)"),
+        (f"tiles_r{REVISION}_n8w2x2u4", "n_each must be one of 1, 2, 4 (got 8)"),
+        (f"rows_r{REVISION}_n4w2x2u5", "unroll must be one of"),
+        (f"rows_r{REVISION}_n4w0x2u4", "warps_n must be one of"),
+        (f"rows_r{REVISION}_n4w2x2u4a1", "stages must be one of"),
+        (f"rows_r{REVISION}_n4w16x16u4", "32 warps at most (got 256)"),
+        (f"rows_r{REVISION + 1}_n4w2x2u4", f"is of revision {REVISION + 1}; this version has {REVISION}: tune again"),
+        ("rows_r0_n4w2x2u4", "is of revision 0"),
+        (f"rows_r{REVISION}_n4w2x2u4_x", "no kernel"),
+        (f"tiles_r{REVISION}_n4w2x2u4_s", "no kernel"),
+        (f"rows_r{REVISION}_n4w2x2u4 ", "no kernel"),
+        ("sol2", "names look like rows_r"),
+        ("", "names look like"),
+    ],
+)
+def test_a_foreign_name_is_an_error_that_says_why(name: str, reason: str) -> None:
+    """A name of another revision, or one that no kernel has, never runs something else."""
+    with pytest.raises(PluginError, match=re.escape(reason)):
+        kernel_of(name)
+
+
+def test_rows_of_a_block() -> None:
+    """A block has the rows of the weight of its warps along N; those along K share them."""
+    assert (Rows(4, 2, 8, 1).per_block, Rows(4, 2, 8, 1).warps) == (8, 16)
+    assert (Tiles(2, 4, 2, 1).per_block, Tiles(2, 4, 2, 1).warps) == (128, 8)
+
+
+#: SHA-256 of the sources without comments and spacing, by revision.
+DIGESTS = {1: "0"}
+
+
+def _digest() -> str:
+    text = "".join(file.read_text() for file in sorted(KERNELS.glob("*.h")))
+    return hashlib.sha256("".join(re.sub(r"//[^\n]*", "", text).split()).encode()).hexdigest()[:16]
+
+
+def test_changed_sources_have_a_new_revision() -> None:
+    """A tuned row names a revision: the sources behind it may not change under it. Raise REVISION, then note the digest."""
+    assert DIGESTS.get(REVISION) == _digest()
