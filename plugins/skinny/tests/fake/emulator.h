@@ -1,0 +1,62 @@
+// The emulated GPU: runs a program's blocks one after the other in a random order, the threads of a block as fibers in a random order.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "host.h"
+
+// What the kernels' entry takes: sizes and offsets are the C ABI's.
+struct Args {
+    void *x, *weight, *bias, *out, *partial, *counters;
+    long long n, k;
+    int m, splits;
+    long long per_split;
+};
+static_assert(sizeof(Args) == 80, "six pointers, two sizes, two ints, one size");
+
+// Errors as CUDA numbers them; HIP has the same numbers.
+enum Status {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    INVALID_DEVICE_FUNCTION = 98,  // HIP alone
+    INVALID_IMAGE = 200,
+    NO_BINARY = 209,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    ILLEGAL_ADDRESS = 700,
+    OUT_OF_RESOURCES = 701,
+    MISALIGNED_ADDRESS = 716,  // CUDA alone
+    LAUNCH_FAILED = 719,
+};
+
+// An array in global memory of one launch.
+struct Operand {
+    const char *name;
+    char *begin;
+    size_t bytes;
+    bool written;                    // by the kernel
+    bool once;                       // each element at most once, and not read before
+    long long loaded, stored;        // bytes
+    std::vector<unsigned char> seen; // bytes that were stored, where `once`
+};
+
+struct Launch {
+    const HostProgram *program;
+    void (*entry)(Args);
+    Args args;
+    unsigned grid_x, grid_y, threads, shared;
+    unsigned seed;
+    std::vector<Operand> operands;
+};
+
+struct Outcome {
+    Status status;
+    std::string reason;
+};
+
+extern const HostTable EMULATOR;
+
+// The launch's output, partial sums and counters are changed; so are its operands' counts.
+Outcome emulate(Launch &launch);

@@ -1,0 +1,71 @@
+// What an emulated kernel may call. The fake compilers put this file before a program's text, the fake drivers fill in `host_table`.
+//
+// A thread of a block is a fiber; it runs until it must wait for others. Global memory is reached by `host_load` and `host_store` alone.
+#pragma once
+
+struct HostTable {
+    unsigned (*thread)(), (*block_x)(), (*block_y)(), (*grid_y)();
+    unsigned char *(*shared)();
+    void (*sync_block)();
+    float (*shuffle_xor)(float value, int mask);
+    void (*mma)(float *c, const unsigned *a, const unsigned *b, int dtype);
+    unsigned (*atomic_add_one)(unsigned *counter);
+    void (*load)(void *to, const void *from, int bytes);
+    void (*store)(void *to, const void *from, int bytes);
+    void (*copy_async)(void *shared, const void *from, int bytes, bool there);
+    void (*commit_copies)();
+    void (*await_copies)(int groups);
+};
+
+// What a program was compiled for: the fake drivers check launches against it.
+struct HostProgram {
+    const char *arch;
+    int tiles, m, n_each, warps_n, warps_k, vec, wave, x_shared, out, bias;
+};
+
+#ifdef SKINNY_HOST
+#if !defined(FAMILY_rows) == !defined(FAMILY_tiles)
+#error "one of FAMILY_rows and FAMILY_tiles must be defined"
+#endif
+#if WAVE != FAKE_WAVE
+#error "WAVE is not the width of this architecture's warps"
+#endif
+#ifdef FAMILY_tiles
+#define HOST_TILES 1
+#else
+#define HOST_TILES 0
+#endif
+
+extern "C" {
+extern const HostTable *host_table;
+const HostTable *host_table = nullptr;
+extern const HostProgram host_program;
+const HostProgram host_program = {FAKE_ARCH, HOST_TILES, M, N_EACH, WARPS_N, WARPS_K, VEC, WAVE, X_SHARED, OUT, BIAS};
+}
+// Given, though only the text of the kernels uses them.
+static_assert(UNROLL > 0 && (DTYPE == 0 || DTYPE == 1), "UNROLL and DTYPE");
+
+// Threads of the block are numbered from 0; a block's place is (x, y) in a grid of y splits.
+inline unsigned host_thread() { return host_table->thread(); }
+inline unsigned host_block_x() { return host_table->block_x(); }
+inline unsigned host_block_y() { return host_table->block_y(); }
+inline unsigned host_grid_y() { return host_table->grid_y(); }
+// The dynamic shared memory, bytes 0xFF when the block begins.
+inline unsigned char *host_shared() { return host_table->shared(); }
+// Waits for all threads of the block.
+inline void host_sync_block() { host_table->sync_block(); }
+// The value of the lane with number `lane ^ mask`; all lanes of the warp take part.
+inline float host_shuffle_xor(float value, int mask) { return host_table->shuffle_xor(value, mask); }
+// c += a b by the warp's matrix instruction, in its own layout of registers; dtype 0 is bf16, 1 fp16.
+inline void host_mma(float *c, const unsigned *a, const unsigned *b, int dtype) { host_table->mma(c, a, b, dtype); }
+// Returns what was there.
+inline unsigned host_atomic_add_one(unsigned *counter) { return host_table->atomic_add_one(counter); }
+// Both fail on addresses outside the operands, and on those that are no multiple of `bytes`.
+inline void host_load(void *to, const void *from, int bytes) { host_table->load(to, from, bytes); }
+inline void host_store(void *to, const void *from, int bytes) { host_table->store(to, from, bytes); }
+// Copies to shared memory in groups, as cp.async: they arrive when no more than so many groups are awaited, bytes 0xFF lie there until then.
+// Zeros where there is nothing to copy.
+inline void host_copy_async(void *shared, const void *from, int bytes, bool there) { host_table->copy_async(shared, from, bytes, there); }
+inline void host_commit_copies() { host_table->commit_copies(); }
+inline void host_await_copies(int groups) { host_table->await_copies(groups); }
+#endif

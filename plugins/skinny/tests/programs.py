@@ -1,0 +1,239 @@
+"""Programs of the kernels on the fake GPUs: what they are compiled with, how they are launched, and what comes out by definition."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import torch
+import tunedgemm_skinny
+
+KERNELS = Path(tunedgemm_skinny.__file__).with_name("kernels")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+ARCHITECTURES = {32: "sm_90", 64: "gfx942"}
+#: Rows of x that a matrix instruction takes, by the width of a warp.
+COLUMNS = {32: 8, 64: 16}
+MAX_THREADS = 1024
+#: Shared memory of a block in bytes, at its most.
+SHARED = {32: 227 << 10, 64: 64 << 10}
+
+
+def up(size: int, step: int) -> int:
+    """The next multiple of a step."""
+    return -(-size // step) * step
+
+
+@attrs.frozen
+class Program:
+    """What a program is compiled with.
+
+    Attributes:
+        family: ``rows`` or ``tiles``.
+        wave: threads of a warp.
+        m: rows of x that it serves.
+        vec: elements of one load.
+        stages: slots of the ring that the weight comes through; 0: none.
+        The others are as the kernels' names have them, dtypes by their short names.
+    """
+
+    family: str
+    wave: int
+    m: int = 1
+    n_each: int = 1
+    warps_n: int = 1
+    warps_k: int = 1
+    unroll: int = 1
+    vec: int = 8
+    dtype: str = "bf16"
+    out: str = "bf16"
+    bias: str = ""
+    x_shared: bool = False
+    stages: int = 0
+
+    @property
+    def per_block(self) -> int:
+        """Rows of the weight of a block."""
+        return (16 if self.family == "tiles" else 1) * self.n_each * self.warps_n
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.wave * self.warps_n * self.warps_k
+
+    @property
+    def span(self) -> int:
+        """Elements of K that all warps of a block take in one turn."""
+        return self.unroll * self.warps_k * (32 if self.family == "tiles" else 8 * self.wave)
+
+    def source(self) -> str:
+        """The text of the program."""
+        return "\n".join((KERNELS / f"{part}.h").read_text() for part in ("portable", "finish", self.family))
+
+    def defines(self) -> list[str]:
+        """Its macros."""
+        names = list(DTYPES)
+        values = {
+            f"FAMILY_{self.family}": 1, "DTYPE": names.index(self.dtype), "OUT": names.index(self.out),
+            "BIAS": names.index(self.bias) + 1 if self.bias else 0, "M": self.m, "N_EACH": self.n_each, "WARPS_N": self.warps_n,
+            "WARPS_K": self.warps_k, "UNROLL": self.unroll, "VEC": self.vec, "WAVE": self.wave, "X_SHARED": int(self.x_shared),
+            "STAGES": self.stages,
+        }  # fmt: skip
+        return [f"-D{name}={value}" for name, value in values.items()]
+
+    def shared(self, per_split: int) -> int:
+        """Bytes of dynamic shared memory: the sums of all warps, x where it lies there, the ring."""
+        nbytes = up(4 * self.warps_k * self.m * self.per_block, 16)
+        nbytes += 2 * self.m * up(per_split, 8) * self.x_shared
+        held = 2 if self.family == "tiles" and self.wave == 32 else 1  # rows of a tile that a lane has
+        return nbytes + 16 * self.stages * self.unroll * self.n_each * held * self.threads
+
+
+@attrs.frozen(eq=False)
+class Case:
+    """The operands of one product and how K is split.
+
+    Attributes:
+        x, weight, bias: [m, k], [n, k], [n] or None.
+        per_split: elements of K of each split but the last.
+    """
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    per_split: int
+
+    @property
+    def splits(self) -> int:
+        """Splits of K."""
+        return -(-self.x.shape[1] // self.per_split)
+
+    def reference(self) -> torch.Tensor:
+        """The product in float64, [m, n]."""
+        out = self.x.double() @ self.weight.double().mT
+        return out if self.bias is None else out + self.bias.double()
+
+    def size(self) -> torch.Tensor:
+        """The sum of the absolute values of what is added up, [m, n]."""
+        out = self.x.double().abs() @ self.weight.double().abs().mT
+        return out if self.bias is None else out + self.bias.double().abs()
+
+
+def whole(program: Program, m: int, n: int, k: int, splits: int = 1, seed: int = 0) -> Case:
+    """Operands of whole numbers, whose sums float32 has exactly, in any order: every wrong, missing or doubled element shows."""
+    made = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int, dtype: str, most: int) -> torch.Tensor:
+        return torch.randint(-most, most + 1, shape, generator=made).to(DTYPES[dtype])
+
+    bias = drawn(n, dtype=program.bias, most=99) if program.bias else None
+    weight = drawn(n, k, dtype=program.dtype, most=9)
+    return Case(drawn(m, k, dtype=program.dtype, most=9), weight, bias, split(program, k, splits))
+
+
+def normal(program: Program, m: int, n: int, k: int, splits: int = 1, seed: int = 0) -> Case:
+    """Normal numbers."""
+    made = torch.Generator().manual_seed(seed)
+    x, weight = (torch.randn(rows, k, generator=made).to(DTYPES[program.dtype]) for rows in (m, n))
+    bias = torch.randn(n, generator=made).to(DTYPES[program.bias]) if program.bias else None
+    return Case(x, weight, bias, split(program, k, splits))
+
+
+def split(program: Program, k: int, splits: int) -> int:
+    """Elements of K of each of so many splits."""
+    return up(-(-k // splits), program.vec)
+
+
+class Machine:
+    """A fake GPU whose warps have *wave* threads; keeps the programs that it has loaded.
+
+    Attributes:
+        compiler, driver: its fake libraries.
+        poison: what output and partial sums hold before a launch.
+    """
+
+    def __init__(self, fake: ModuleType, wave: int) -> None:
+        self.fake, self.wave = fake, wave
+        self.compiler = fake.Compiler("hiprtc" if wave == 64 else "nvrtc")
+        self.driver = fake.Driver("hip" if wave == 64 else "cuda")
+        self.loaded = functools.cache(self._loaded)
+
+    def options(self, program: Any) -> list[str]:
+        """The compiler's options."""
+        amd = ["--offload-arch=gfx942", "-std=c++17", "-O3"]
+        nvidia = ["--gpu-architecture=sm_90", "--std=c++17", "-default-device"]
+        return [*(amd if self.wave == 64 else nvidia), *program.defines()]
+
+    def _loaded(self, program: Program) -> Any:
+        return self.driver.load(self.compiler.compile(program.source(), self.options(program)))[1]
+
+    def status(self, program: Any, case: Case, out: torch.Tensor, seed: int = 1) -> int:
+        """The status of a launch over poisoned partial sums; *out* is the output."""
+        (m, k), n = case.x.shape, case.weight.shape[0]
+        blocks = -(-n // program.per_block)
+        partial = torch.full((case.splits, m, n), torch.nan) if case.splits > 1 else None
+        counters = torch.zeros(blocks, dtype=torch.int32) if case.splits > 1 else None
+        given = {"x": case.x, "weight": case.weight, "bias": case.bias, "out": out, "partial": partial, "counters": counters}
+        pointers = {name: None if tensor is None else tensor.data_ptr() for name, tensor in given.items()}
+        args = self.fake.Args(**pointers, n=n, k=k, m=m, splits=case.splits, per_split=case.per_split)
+        grid = self.fake.Grid(blocks, case.splits, program.threads, program.shared(case.per_split))
+        function = self.loaded(program)
+        if grid.shared > 48 << 10 and self.wave == 32:
+            assert self.driver.call("FuncSetAttribute", function, self.fake.DYNAMIC_SHARED, grid.shared) == 0, self.driver.reason()
+        self.driver.native.fake_seed(seed)
+        status = self.driver.launch(function, grid, args)
+        assert status or counters is None or not counters.any(), "the counters are not zero again"
+        return status
+
+    def run(self, program: Any, case: Case, seed: int = 1) -> torch.Tensor:
+        """The output of a launch; fails with the emulator's reason."""
+        out = torch.full((case.x.shape[0], case.weight.shape[0]), torch.nan, dtype=DTYPES[program.out])
+        status = self.status(program, case, out, seed)
+        assert status == 0, f"{program} {tuple(case.x.shape)} x {tuple(case.weight.shape)}, splits {case.splits}: {self.driver.reason()}"
+        return out
+
+    def fault(self, program: Program, case: Case, seed: int = 1) -> str:
+        """What is wrong with the output of whole numbers, "" for the right one."""
+        out, wanted = self.run(program, case, seed), case.reference().float().to(DTYPES[program.out])
+        wrong = (out != wanted).nonzero().tolist()
+        if not wrong:
+            return ""
+        row, column = wrong[0]
+        sizes = f"m={case.x.shape[0]} n={case.weight.shape[0]} k={case.x.shape[1]} splits={case.splits} seed={seed}"
+        return f"{program} {sizes}: {len(wrong)} of {out.numel()} wrong, [{row}, {column}] is {out[row, column]}, not {wanted[row, column]}"
+
+
+def drawn(chosen: random.Random, wave: int) -> Program:
+    """A random program that a block can have."""
+    family = chosen.choice(["rows", "tiles"])
+    step = COLUMNS[wave]
+    rows = family == "rows"
+    while True:
+        program = Program(
+            family,
+            wave,
+            m=chosen.randint(1, 8) if rows else step * chosen.randint(1, 64 // step),
+            n_each=chosen.choice([1, 2, 4, 8] if rows else [1, 2, 4]),
+            warps_n=chosen.choice([1, 2, 4]),
+            warps_k=chosen.choice([1, 2, 4, 8]),
+            unroll=chosen.choice([1, 2, 4]),
+            vec=chosen.choice([8, 8, 4, 2, 1]),
+            dtype=chosen.choice(["bf16", "fp16"]),
+            out=chosen.choice(list(DTYPES)),
+            bias=chosen.choice(["", *DTYPES]),
+            x_shared=rows and chosen.random() < 0.3,
+            stages=chosen.choice([0, 0, 2, 3, 4]),
+        )
+        if program.stages and (wave == 64 or program.vec == 1):  # copies go 4, 8 or 16 bytes at a time, and AMD has none
+            continue
+        if program.threads <= MAX_THREADS and program.shared(4096) <= SHARED[wave]:
+            return program
+
+
+def seed_of(*words: Any) -> int:
+    """A number from a description: the same in every process."""
+    return int(hashlib.sha256(repr(words).encode()).hexdigest()[:8], 16)
