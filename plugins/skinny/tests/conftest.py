@@ -23,6 +23,14 @@ def _module(stem: str) -> ModuleType:
     return sys.modules[name]
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The artifact cache of the session: what the fake compilers make must not be found by the real drivers."""
+    folder = tmp_path_factory.getbasetemp() / "artifacts"
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(folder))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def fake() -> ModuleType:
     """The module that drives the fake libraries by ctypes."""

@@ -1,0 +1,30 @@
+"""The plugin's own backend over the fake GPUs, as a distribution that the tuner's processes find; ``FAKE_SKINNY_FOLDER`` holds them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+from tunedgemm.plugin import Device
+from tunedgemm_skinny import Skinny, driver, rtc
+
+_RTC, _DRIVER = {"nvidia": "nvrtc", "amd": "hiprtc"}, {"nvidia": "cuda", "amd": "hip"}
+
+
+def _file(name: str) -> str:
+    return str(Path(os.environ["FAKE_SKINNY_FOLDER"], f"libfake_{name}.so"))
+
+
+@functools.cache
+def _compiler(interface: rtc.Interface) -> rtc.Compiler:
+    return rtc.bind_functions(interface, _file(_RTC[interface.kind]))
+
+
+@functools.cache
+def _driver(interface: driver.Interface) -> driver.Driver:
+    return driver.bind_functions(interface, _file(_DRIVER[interface.kind]))
+
+
+cuda = Skinny("skinnycuda", _compiler, _driver, Device("sm_90", 132, "nvidia-h200"))
+hip = Skinny("skinnyhip", _compiler, _driver, Device("gfx942", 304, "amd-instinct-mi300x"))
