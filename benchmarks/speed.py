@@ -2,9 +2,12 @@
 
     python benchmarks/speed.py --table tuned.csv --subset llama70b-tp8 --json speed.json
     python benchmarks/speed.py --op a8w8 --table tuned.csv --subset layers
+    python benchmarks/speed.py --table tuned.csv --subset decode --inductor
 
 A gain is the median of the per-round ratios, F.linear over the winner, with its 95 % interval by order statistics. For a quantised op
 torch's own call for the shape takes the place of F.linear: `torch._scaled_mm` where it has one.
+``--inductor`` times F.linear as Inductor compiles it with max-autotune in the same rounds. The floor is 1.5 us, for a launch and its ramp,
+and the bytes of both operands and the output over the read rate that this device gives in this run.
 "slower" means that the whole interval lies below 0.98. Run it twice, in two processes: the second confirms the first.
 """
 
@@ -23,6 +26,7 @@ import attrs
 import torch
 from tunedgemm.device import current_device
 from tunedgemm.dispatch import TunedGemm
+from tunedgemm.dtype import dtype_bits
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named
 from tunedgemm.settings import Settings
@@ -39,8 +43,12 @@ FIELDS: dict[str, dict[str, str]] = {
     "a8w8": {"dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "row"},
     "a8w8_blockscale": {"dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "block"},
 }
-DEFAULT, AGAIN = Solution("torch", "native"), Solution("torch", "native-again")
+DEFAULT, AGAIN, INDUCTOR = Solution("torch", "native"), Solution("torch", "native-again"), Solution("torch", "inductor")
+#: Others that may be timed, by the name of their ratio.
+OTHERS = {INDUCTOR: "inductor"}
 SLOWER = 0.98
+#: Microseconds of a launch in a graph, its ramp included; and bytes of a weight from which the floor is judged.
+RAMP_US, LARGE = 1.5, 16e6
 
 
 def shapes_of(subset: str, path: Path, op: str = OP.name) -> list[tuple[str, Shape]]:
@@ -84,15 +92,27 @@ def ceilings() -> dict[str, float]:
     return found
 
 
-def compare(gemm: TunedGemm, layer: str, shape: Shape, rounds: int) -> dict[str, Any]:
-    """Time the table's solution, the default, and the default again on one shape."""
+def floor_us(shape: Shape, rate: float) -> float:
+    """Least microseconds: a ramp, and each byte once at *rate* TB/s."""
+    size, out = dtype_bits(shape.dtype) / 8, dtype_bits(shape.outdtype) / 8
+    return RAMP_US + ((shape.n + shape.m) * shape.k * size + shape.m * shape.n * out) / rate / 1e6
+
+
+def inductor() -> Launcher:
+    """F.linear as Inductor compiles it for the sizes of its first call, tuned over its own templates."""
+    torch._dynamo.reset()
+    return Launcher(torch.compile(torch.nn.functional.linear, mode="max-autotune-no-cudagraphs", dynamic=False))
+
+
+def compare(gemm: TunedGemm, layer: str, shape: Shape, rounds: int, others: dict[Solution, Launcher]) -> dict[str, Any]:
+    """Time the table's solution, the default, the default again, and others on one shape."""
     device, dispatcher = current_device(), gemm.of(shape.op)
     explanation = dispatcher.explain(shape)
     solution = explanation.offer.solution
     ours = dispatcher.registry.get(solution.libtype).bind(solution, shape, device)
     own = dispatcher.registry.get(DEFAULT.libtype).bind(DEFAULT, shape, device)
     plain = Launcher(torch.nn.functional.linear) if shape.op == OP.name else own
-    launchers = {DEFAULT: plain, AGAIN: attrs.evolve(plain)}
+    launchers = {DEFAULT: plain, AGAIN: attrs.evolve(plain), **others}
     if solution != DEFAULT:
         launchers[solution] = ours
     workload = Workload(op_named(shape.op), shape, device, seed=1)
@@ -102,8 +122,11 @@ def compare(gemm: TunedGemm, layer: str, shape: Shape, rounds: int) -> dict[str,
     default, again, mine = samples[DEFAULT], samples[AGAIN], samples.get(solution, samples[DEFAULT])
     gain, low, high = interval([a / b for a, b in zip(default, mine, strict=True)]) if solution != DEFAULT else (1.0, 1.0, 1.0)
     control, control_low, control_high = interval([a / b for a, b in zip(default, again, strict=True)])
+    beside = {
+        f"over_{name}": interval([a / b for a, b in zip(samples[key], mine, strict=True)]) for key, name in OTHERS.items() if key in samples
+    }
     return {
-        "layer": layer, "M": shape.m, "N": shape.n, "K": shape.k, "solution": str(solution), "tuned": explanation.tuned,
+        **beside, "layer": layer, "M": shape.m, "N": shape.n, "K": shape.k, "solution": str(solution), "tuned": explanation.tuned,
         "default_us": interval(list(default))[0], "tuned_us": interval(list(mine))[0], "gain": gain, "low": low, "high": high,
         "control": control, "control_low": control_low, "control_high": control_high,
         "samples": {"default": default, "again": again, "tuned": mine},
@@ -120,7 +143,13 @@ def summarise(results: list[dict[str, Any]]) -> list[str]:
     lines = []
     for m in sorted({r["M"] for r in results}):
         mine = [r["gain"] for r in results if r["M"] == m]
-        lines.append(f"M={m}: geometric mean {geometric_mean(mine):.3f} over {len(mine)} shapes, slowest {min(mine):.3f}")
+        line = f"M={m}: geometric mean {geometric_mean(mine):.3f} over {len(mine)} shapes, slowest {min(mine):.3f}"
+        large = [r["tuned_us"] / r["floor_us"] for r in results if r["M"] == m and r["N"] * r["K"] * r.get("bytes", 0) >= LARGE]
+        line += f"; over the floor {geometric_mean(large):.3f}, at most {max(large):.3f}, for weights from 16 MB" if large else ""
+        for name in OTHERS.values():
+            found = [r[f"over_{name}"][0] for r in results if r["M"] == m and f"over_{name}" in r]
+            line += f"; over {name} {geometric_mean(found):.3f}, slowest {min(found):.3f}" if found else ""
+        lines.append(line)
     gains = [r["gain"] for r in results]
     slower = [r for r in results if r["high"] < SLOWER]
     verdict = f"slowest {min(gains):.3f}, slower than F.linear: {len(slower)}"
@@ -135,6 +164,8 @@ def main() -> int:
     parser.add_argument("--op", default=OP.name, choices=FIELDS)
     parser.add_argument("--shapes", type=Path, default=HERE / "shapes.csv")
     parser.add_argument("--subset", default="llama70b-tp8", help="subset of the shapes file; empty for all")
+    parser.add_argument("--rows", default="", help="these M alone, with commas")
+    parser.add_argument("--inductor", action="store_true", help="time what Inductor compiles, too")
     parser.add_argument("--rounds", type=int, default=51)
     parser.add_argument("--json", type=Path, help="write everything, raw samples included")
     arguments = parser.parse_args()
@@ -146,9 +177,13 @@ def main() -> int:
         "op": arguments.op, "subset": arguments.subset, "rounds": arguments.rounds, "ceilings": ceilings(),
     }  # fmt: skip
     print(json.dumps(head))
-    results = []
+    results, rate = [], head["ceilings"].get("read_tb_s", 0.0)  # type: ignore[attr-defined]
     for layer, shape in shapes_of(arguments.subset, arguments.shapes, arguments.op):
-        found = compare(gemm, layer, shape, arguments.rounds)
+        if arguments.rows and str(shape.m) not in arguments.rows.split(","):
+            continue
+        others = {INDUCTOR: inductor()} if arguments.inductor else {}
+        found = compare(gemm, layer, shape, arguments.rounds, others)
+        found |= {"floor_us": floor_us(shape, rate), "bytes": dtype_bits(shape.dtype) / 8} if rate else {}
         results.append(found)
         band = f"[{found['low']:.3f}, {found['high']:.3f}]"
         control = f"A/A {found['control']:.3f} [{found['control_low']:.3f}, {found['control_high']:.3f}]"
