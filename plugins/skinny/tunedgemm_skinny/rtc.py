@@ -44,7 +44,7 @@ NVRTC = Interface(
     prefix="nvrtc",
     libraries=("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"),
     code=("GetCUBINSize", "GetCUBIN"),
-    packages=(("nvidia", "cu*/lib"), ("nvidia", "cuda_nvrtc/lib"), ("torch", "lib")),
+    packages=(("nvidia", "cu*/lib"), ("torch", "lib")),  # cu13, or cuda_nvrtc for CUDA 12
     hint="pip install nvidia-cuda-nvrtc",
 )
 HIPRTC = Interface(
@@ -175,17 +175,21 @@ def loaded(interface: Interface) -> Compiler:
 
 
 def beside(interface: Interface) -> list[str]:
-    """Files of the compiler in packages that are installed; those of the major version that torch was built with come first."""
+    """Files of the compiler in packages that are installed; that of the major version that torch was built with first, then the newest."""
     import torch
 
-    major = str(torch.version.cuda or torch.version.hip or "").partition(".")[0]
-    found = [str(file) for file in _files(interface)]
-    return sorted(found, key=lambda path: not Path(path).name.startswith(f"{interface.libraries[-1]}.{major}"))
+    stem, major = interface.libraries[-1], str(torch.version.cuda or torch.version.hip or "").partition(".")[0]
+
+    def order(file: Path) -> tuple[bool, list[int]]:
+        version = file.name[len(stem) :].split(".")
+        return not file.name.startswith(f"{stem}.{major}"), [-int(part) for part in version if part.isdigit()]
+
+    return [str(file) for file in sorted(_files(interface), key=order)]
 
 
 def _files(interface: Interface) -> Iterator[Path]:
     for package, pattern in interface.packages:
         spec = importlib.util.find_spec(package)
         for place in (spec.submodule_search_locations or ()) if spec else ():
-            for folder in sorted(Path(place).glob(pattern), reverse=True):
-                yield from sorted(folder.glob(f"{interface.libraries[-1]}*"), reverse=True)
+            for folder in sorted(Path(place).glob(pattern)):
+                yield from sorted(folder.glob(f"{interface.libraries[-1]}*"))

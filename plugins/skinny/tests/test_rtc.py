@@ -1,0 +1,168 @@
+"""Run-time compilers: which file is taken, what is passed and told, and that a missing one is no riddle."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+from tunedgemm.plugin import PluginError
+from tunedgemm_skinny import rtc
+from tunedgemm_skinny.rtc import HIPRTC, NVRTC, Compiler, Interface, RefusedError, beside, bind_functions, loaded
+
+both = pytest.mark.parametrize("interface", [NVRTC, HIPRTC], ids=lambda interface: interface.prefix)
+TARGETS = {NVRTC.prefix: "--gpu-architecture=sm_90", HIPRTC.prefix: "--offload-arch=gfx942"}
+#: What the fake compilers want of every program.
+MACROS = ("FAMILY_rows=1", "M=1", "N_EACH=1", "WARPS_N=1", "WARPS_K=1", "UNROLL=1", "VEC=8", "X_SHARED=0", "OUT=0", "BIAS=0", "DTYPE=0")
+SOURCE = 'struct Args { int number; };\nextern "C" void skinny(Args args) {}\n'
+
+
+def options(interface: Interface) -> list[str]:
+    """Those of a program that compiles."""
+    wave = {"nvrtc": 32, "hiprtc": 64}[interface.prefix]
+    return [TARGETS[interface.prefix], *(f"-D{macro}" for macro in MACROS), f"-DWAVE={wave}"]
+
+
+@pytest.fixture
+def compiler(fake: ModuleType, interface: Interface) -> Compiler:
+    """The fake compiler of the test's interface."""
+    return bind_functions(interface, str(fake.copy_of(interface.prefix)))
+
+
+@both
+def test_a_program_becomes_a_code_object(compiler: Compiler, interface: Interface) -> None:
+    """The bytes are the compiler's, whole, and the same program gives code of the same size."""
+    code = compiler.compile(SOURCE, "program.cpp", options(interface))
+    assert code.startswith(b"\x7fELF")
+    assert len(compiler.compile(SOURCE, "program.cpp", options(interface))) == len(code) > 4096
+
+
+@both
+def test_a_refused_program_comes_with_its_log(compiler: Compiler, interface: Interface) -> None:
+    """The error has the compiler's name for what happened, and the log what it said, with the name of the program."""
+    with pytest.raises(RefusedError, match=f"{interface.prefix}CompileProgram: {interface.prefix.upper()}_ERROR_COMPILATION") as error:
+        compiler.compile(SOURCE.replace("{}", "{ wrong }"), "mine.cpp", options(interface))
+    assert "mine.cpp:2" in error.value.log
+    assert "wrong" in error.value.log
+    assert "\0" not in error.value.log
+    with pytest.raises(RefusedError, match="INVALID_OPTION") as error:
+        compiler.compile(SOURCE, "mine.cpp", [*options(interface), "--no-such-option"])
+    assert "--no-such-option" in error.value.log
+    with pytest.raises(RefusedError, match="INVALID_OPTION") as error:
+        compiler.compile(SOURCE, "mine.cpp", options(interface)[1:])
+    assert "no architecture" in error.value.log
+
+
+@both
+def test_the_version_is_the_librarys_own(fake: ModuleType, interface: Interface, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked when the library is loaded; what is compiled is kept under it."""
+    monkeypatch.setenv("FAKE_RTC_VERSION", "12.9")
+    assert bind_functions(interface, str(fake.copy_of(interface.prefix))).version == f"{interface.prefix} 12.9"
+
+
+@both
+def test_a_library_that_cannot_be_used(interface: Interface, fake: ModuleType, tmp_path: Path) -> None:
+    """The error names the file, and what is wrong with it: it is not there, or it is another library."""
+    with pytest.raises(PluginError, match=f"skinny: {tmp_path}/nowhere.so cannot be used: .*No such file"):
+        bind_functions(interface, str(tmp_path / "nowhere.so"))
+    with pytest.raises(PluginError, match=f"undefined symbol: {interface.prefix}CreateProgram"):
+        bind_functions(interface, str(fake.build("cuda")))
+
+
+def test_where_there_is_none_the_error_says_how_to_get_it() -> None:
+    """The first file that was tried, and the package that has it."""
+    nobody = attrs.evolve(NVRTC, libraries=("libnobody.so.2", "libnobody.so"), packages=())
+    with pytest.raises(PluginError, match=r"libnobody\.so\.2 cannot be used.*compiled by libnobody: pip install nvidia-cuda-nvrtc"):
+        loaded(nobody)
+
+
+def test_packages_are_searched(fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of torch's own major version comes first, then the newest; other folders and other libraries do not count."""
+    import torch
+
+    for name in (
+        "cu13/lib/libmine.so.13",
+        "cuda_mine/lib/libmine.so.12",
+        "cuda_mine/lib/libmine-builtins.so.12",
+        "other/lib/libmine.so.11",
+    ):
+        place = tmp_path / "vendor_of_mine" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(fake.build("nvrtc"), place)
+    (tmp_path / "vendor_of_mine" / "cu9" / "lib").mkdir(parents=True)
+    shutil.copy(fake.build("nvrtc"), tmp_path / "vendor_of_mine" / "cu9" / "lib" / "libmine.so.9")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = attrs.evolve(NVRTC, libraries=("libmine.so",), packages=(("vendor_of_mine", "cu*/lib"), ("no_such_package", "lib")))
+
+    def found() -> list[str]:
+        return [Path(path).name for path in beside(mine)]
+
+    for torchs, wanted in (("12.8", [12, 13, 9]), ("13.0", [13, 12, 9]), (None, [13, 12, 9])):
+        monkeypatch.setattr(torch.version, "cuda", torchs)
+        assert found() == [f"libmine.so.{number}" for number in wanted]
+    assert loaded(mine).path == beside(mine)[0]
+
+
+PROCESS = """
+import ctypes, sys
+import attrs
+from tunedgemm_skinny.rtc import NVRTC, loaded
+mine = attrs.evolve(NVRTC, libraries=("libnvrtcOfMine.so.13", "libnvrtcOfMine.so"), packages=())
+ctypes.CDLL(sys.argv[1])
+assert loaded(mine).path == sys.argv[1], loaded(mine).path
+assert loaded(mine) is loaded(mine)
+"""
+
+
+def test_the_mapped_file_is_taken(fake: ModuleType, tmp_path: Path) -> None:
+    """The file that is in the process's memory is used, wherever it lies, before the one that the loader would find."""
+    place, other = tmp_path / "a folder" / "libnvrtcOfMine.so.13.1", tmp_path / "found" / "libnvrtcOfMine.so.13"
+    for file in (place, other):
+        file.parent.mkdir()
+        shutil.copy(fake.build("nvrtc"), file)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(other.parent)}
+    done = subprocess.run([sys.executable, "-c", PROCESS, str(place)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+@both
+def test_threads_compile_at_the_same_time(compiler: Compiler, interface: Interface, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler is called without the interpreter's lock, and programs do not get mixed up."""
+    found: dict[int, bytes] = {}
+
+    def work(number: int) -> None:
+        found[number] = compiler.compile(f'{SOURCE}extern const char name[] = "number {number} of many";', "p.cpp", options(interface))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(f"number {number} of many".encode() in found[number] for number in range(4))
+
+
+@both
+def test_programs_are_destroyed(compiler: Compiler, interface: Interface) -> None:
+    """Of what is compiled or refused nothing is left in the compiler."""
+    destroyed: list[Any] = []
+    functions = dict(compiler.functions)
+    functions["DestroyProgram"] = lambda program: destroyed.append(program) or compiler.functions["DestroyProgram"](program)
+    spied = attrs.evolve(compiler, functions=functions)
+    spied.compile(SOURCE, "p.cpp", options(interface))
+    with pytest.raises(RefusedError):
+        spied.compile("wrong", "p.cpp", options(interface))
+    gc.collect()
+    assert len(destroyed) == 2
+
+
+def test_interfaces_are_found_by_the_kind_of_device() -> None:
+    """NVIDIA's devices have NVRTC, AMD's hipRTC."""
+    assert {kind: interface.prefix for kind, interface in rtc.INTERFACES.items()} == {"nvidia": "nvrtc", "amd": "hiprtc"}
