@@ -62,6 +62,7 @@ template <typename T> DEVICE void store(T *to, T value) { host_store(to, &value,
 
 DEVICE float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
 DEVICE u32 as_bits(float value) { return __builtin_bit_cast(u32, value); }
+DEVICE float multiply_add(float one, float two, float sum) { return __builtin_fmaf(one, two, sum); }
 
 // IEEE 754 binary16; the host's compiler may have no type of it.
 DEVICE float float_of_half(u16 half) {
@@ -110,6 +111,7 @@ DEVICE void fence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
 DEVICE u32 atomic_add_one(u32 *counter) { return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 DEVICE float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
 DEVICE u32 as_bits(float value) { return __builtin_bit_cast(u32, value); }
+DEVICE float multiply_add(float one, float two, float sum) { return __builtin_fmaf(one, two, sum); }
 DEVICE float shuffle_xor(float value, int mask) {
     const int lane = (int)__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u));
     return as_float((u32)__builtin_amdgcn_ds_bpermute((lane ^ mask) << 2, (int)as_bits(value)));
@@ -171,6 +173,7 @@ DEVICE u32 atomic_add_one(u32 *counter) { return atomicAdd(counter, 1u); }
 DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 DEVICE float as_float(u32 bits) { return __uint_as_float(bits); }
 DEVICE u32 as_bits(float value) { return __float_as_uint(value); }
+DEVICE float multiply_add(float one, float two, float sum) { return __fmaf_rn(one, two, sum); }
 
 // What nobody writes while the kernel runs: x is read again and again, from L1; each element of the weight once, past it. They are
 // volatile to stay in their order: else each load would sink to its use, and a warp would wait for one at a time.

@@ -29,8 +29,8 @@ template <bool WHOLE> DEVICE void multiply_step(const Work &work, const Eight *w
         UNROLLED for (int i = 0; i < 4; i++) {
             const float one = first_of(x.word[i]), two = second_of(x.word[i]);
             UNROLLED for (int r = 0; r < N_EACH; r++) {
-                sum[m][r] = __builtin_fmaf(first_of(weight[r].word[i]), one, sum[m][r]);
-                sum[m][r] = __builtin_fmaf(second_of(weight[r].word[i]), two, sum[m][r]);
+                sum[m][r] = multiply_add(first_of(weight[r].word[i]), one, sum[m][r]);
+                sum[m][r] = multiply_add(second_of(weight[r].word[i]), two, sum[m][r]);
             }
         }
     }
