@@ -1,0 +1,147 @@
+"""The kernels compile with the vendors' own compilers, to matrix instructions where they are meant and with next to nothing spilled."""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tunedgemm.plugin import Device, Shape
+from tunedgemm_skinny.build import Build, build_of, options, source
+from tunedgemm_skinny.fit import registers, shared_bytes
+from tunedgemm_skinny.limits import ARCHITECTURES
+from tunedgemm_skinny.names import Rows
+from tunedgemm_skinny.solutions import choices
+
+NVIDIA = {"sm_80": Device("sm_80", 108), "sm_90": Device("sm_90", 132), "sm_100": Device("sm_100", 148)}
+AMD = {"gfx90a": Device("gfx90a", 104), "gfx942": Device("gfx942", 304)}
+DEVICES = NVIDIA | AMD
+#: What multiplies tiles: PTX ISA, mma; AMD's ISA guides of CDNA 2 and 3, whose bf16 instructions are spelt differently.
+INSTRUCTION = {
+    "bf16": {"nvidia": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "amd": "v_mfma_f32_16x16x16_?bf16"},
+    "fp16": {"nvidia": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "amd": "v_mfma_f32_16x16x16_?f16"},
+}
+#: Rows of x of the classes of kernels, and K by the width of a load.
+ROWS, DEPTHS = (1, 4, 8, 16, 64), {8: 8192, 4: 8196, 2: 8190, 1: 8191}
+
+
+@pytest.fixture(scope="session")
+def compilers() -> ModuleType:
+    """The module with the vendors' compilers."""
+    from importlib.util import module_from_spec, spec_from_file_location
+    from pathlib import Path
+
+    spec = spec_from_file_location("tunedgemm_skinny_tests_compilers", Path(__file__).with_name("compilers.py"))
+    made = module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.fixture(scope="session")
+def compiled(compilers: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function that compiles a build, each once; it skips the test where the compiler is missing."""
+    found = {"nvidia": compilers.nvrtc(), "amd": compilers.clang(tmp_path_factory.mktemp("clang"))}
+    missing = {"nvidia": "no NVRTC: pip install nvidia-cuda-nvrtc", "amd": f"no {compilers.CLANG}"}
+    made: dict[Build, Any] = {}
+
+    def compile_one(build: Build) -> Any:
+        compiler = found[DEVICES[build.gfx].kind] or pytest.skip(missing[DEVICES[build.gfx].kind])
+        if build not in made:
+            try:
+                made[build] = compiler.compile(source(build.kernel.family), options(build))
+            except compilers.RefusedError as error:
+                pytest.fail(f"{build}: {str(error)[:1500]}")
+        return made[build]
+
+    return compile_one
+
+
+def first(shape: Shape, gfx: str, count: int) -> list[tuple[Any, int]]:
+    """The first guesses for a shape, and the first of each family."""
+    found = list(choices(shape, DEVICES[gfx]))
+    kinds = {type(kernel): (kernel, splits) for kernel, splits in reversed(found)}
+    return list(dict.fromkeys([*found[:count], *kinds.values()]))
+
+
+def products(code: Any, build: Build) -> int:
+    """How many matrix instructions are in the code of a build."""
+    return len(re.findall(INSTRUCTION[build.dtype][DEVICES[build.gfx].kind], code.text))
+
+
+def check(code: Any, build: Build) -> None:
+    """Matrix instructions in tiles alone, next to nothing spilled.
+
+    ptxas spills a register or two where that lets more warps run; narrow loads have more addresses.
+    """
+    spilled = (16 if build.vec == 8 else 128) * (build.gfx in NVIDIA)
+    assert (products(code, build) > 0) == (build.kernel.family == "tiles"), f"{build}: {products(code, build)} products"
+    assert code.spilled <= spilled, f"{build} spills {code.spilled}"
+    assert code.stack <= spilled, f"{build} has {code.stack} bytes a thread"
+    assert code.shared == 0, f"{build} has shared memory that the launch does not count"
+
+
+@pytest.mark.parametrize("gfx", DEVICES)
+@pytest.mark.parametrize("m", ROWS)
+def test_first_guesses(compiled: Any, gfx: str, m: int) -> None:
+    """The first guesses for a shape compile, keep their values in registers and fit the architecture's registers and shared memory."""
+    shape, architecture = Shape("a16w16", m, 7168, 8192), ARCHITECTURES[gfx]
+    for kernel, splits in first(shape, gfx, 4):
+        build = build_of(kernel, shape, gfx)
+        code = compiled(build)
+        check(code, build)
+        assert code.shared + shared_bytes(kernel, splits, shape, gfx) <= architecture.shared_bytes
+        limit = 65536 if gfx in NVIDIA else 4 * 64 * 512  # of a multiprocessor; of a compute unit's four SIMDs, AGPRs counted
+        assert code.registers * kernel.warps * architecture.wave <= limit, f"{build} has {code.registers} registers"
+
+
+@pytest.mark.parametrize("gfx", ["sm_80", "sm_90", "gfx90a", "gfx942"])
+@pytest.mark.parametrize("dtypes", [("bf16", "fp32", "bf16"), ("fp16", "fp16", "fp16"), ("fp16", "bf16", "fp32"), ("bf16", "fp16", "")])
+def test_dtypes(compiled: Any, gfx: str, dtypes: tuple[str, str, str]) -> None:
+    """Each dtype of input, output and bias compiles in both families, and tiles use the instruction of the input's dtype."""
+    dtype, outdtype, bias = dtypes
+    for m in (4, 16):
+        shape = Shape("a16w16", m, 4096, 4096, dtype=dtype, outdtype=outdtype, **({"epilogue": "bias", "bias_dtype": bias} if bias else {}))
+        for kernel, _ in first(shape, gfx, 1):
+            build = build_of(kernel, shape, gfx)
+            assert (build.dtype, build.outdtype, build.bias_dtype) == dtypes
+            check(compiled(build), build)
+
+
+@pytest.mark.parametrize("gfx", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("vec", DEPTHS)
+def test_widths_of_loads(compiled: Any, gfx: str, vec: int) -> None:
+    """A K that 8 does not divide compiles to narrower loads; on NVIDIA, which faults on others, none is wider than K allows."""
+    wide = {8: r"ld\.global\.nc\S*v4\.u32|cp\.async\S* \S+ \S+ 16,", 4: r"ld\.global\.nc\S*v2\.u32|cp\.async\S* \S+ \S+ 8,"}
+    for m in (2, 32):
+        shape = Shape("a16w16", m, 4096, DEPTHS[vec])
+        for kernel, _ in first(shape, gfx, 1):
+            build = build_of(kernel, shape, gfx)
+            assert build.vec == vec
+            check(code := compiled(build), build)
+            found = [width for width, pattern in wide.items() if re.search(pattern, code.text)]
+            assert gfx in AMD or found == [width for width in wide if width == vec], f"{build}: loads of {found}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gfx", ["sm_90", "gfx942"])
+def test_the_whole_list(compiled: Any, gfx: str) -> None:
+    """Every enumerated kernel for few and for many rows compiles, and the estimate of its registers is not far off."""
+    far = []
+    for m in (4, 64):
+        shape = Shape("a16w16", m, 7168, 8192)
+        for kernel, _ in choices(shape, DEVICES[gfx]):
+            build = build_of(kernel, shape, gfx)
+            code = compiled(build)
+            check(code, build)
+            estimate = registers(kernel, m, gfx)
+            if not 0.5 <= code.registers / estimate <= 2:
+                far.append(f"{kernel.name} M={m}: {code.registers} registers, estimated {estimate}")
+    assert far == []
+
+
+@pytest.mark.parametrize("gfx", ["sm_90", "gfx942"])
+def test_a_large_program_of_rows_keeps_its_sums_in_registers(compiled: Any, gfx: str) -> None:
+    """The most sums that a lane can have, 8 rows of x by 8 of the weight, need no memory."""
+    build = Build(Rows(8, 1, 1, 1), gfx, "bf16", "bf16", "", 8, 8)
+    check(compiled(build), build)
