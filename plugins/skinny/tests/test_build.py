@@ -1,0 +1,219 @@
+"""Builds: what a compile is told, what is kept, and what happens when it goes wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+from tunedgemm.plugin import LaunchError, Shape, Solution
+from tunedgemm_skinny import rtc
+from tunedgemm_skinny.build import Build, build_of, code, defines, options, source
+from tunedgemm_skinny.limits import ARCHITECTURES
+from tunedgemm_skinny.names import Rows, Tiles
+
+SHAPE = Shape("a16w16", 3, 48, 64, epilogue="bias", bias_dtype="fp32", outdtype="fp16")
+BUILD = build_of(Rows(2, 1, 1, 1), Shape("a16w16", 2, 8, 64), "sm_90")
+both = pytest.mark.parametrize("skinny", ["nvidia", "amd"], indirect=True)
+
+
+def compiler(skinny: Any) -> rtc.Compiler:
+    """The fake compiler of a backend."""
+    return skinny.compiler(rtc.INTERFACES[skinny.host.kind])
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An artifact cache of the test's own, and a count of what is compiled."""
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FAKE_RTC_COUNT", str(tmp_path / "count"))
+    return tmp_path
+
+
+def counted(folder: Path) -> int:
+    """Programs that were compiled."""
+    return len((folder / "count").read_text()) if (folder / "count").exists() else 0
+
+
+def stored(folder: Path) -> list[Path]:
+    """Files of the artifact cache."""
+    return [file for file in (folder / "cache").rglob("*") if file.is_file()]
+
+
+def test_what_a_program_is_told() -> None:
+    """Every macro of the sources, with the numbers that they give to dtypes, and the architecture."""
+    build = build_of(Rows(4, 2, 1, 8, True), SHAPE, "sm_90")
+    wanted = {
+        "FAMILY_rows": 1, "DTYPE": 0, "OUT": 1, "BIAS": 3, "M": 3, "N_EACH": 4, "WARPS_N": 2, "WARPS_K": 1, "UNROLL": 8, "VEC": 8,
+        "WAVE": 32, "X_SHARED": 1, "STAGES": 0,
+    }  # fmt: skip
+    assert defines(build) == wanted
+    assert options(build)[:3] == ["--gpu-architecture=sm_90", "--std=c++17", "-default-device"]
+    assert options(build)[3:] == [f"-D{name}={value}" for name, value in wanted.items()]
+    amd = build_of(Tiles(1, 2, 4, 2), attrs.evolve(SHAPE, dtype="fp16", outdtype="fp32", epilogue="none", k=66), "gfx942")
+    told = {"FAMILY_tiles": 1, "DTYPE": 1, "OUT": 2, "BIAS": 0, "M": 16, "VEC": 2, "WAVE": 64, "X_SHARED": 0}
+    assert defines(amd).items() >= told.items()
+    assert options(amd)[:3] == ["--offload-arch=gfx942", "-std=c++17", "-O3"]
+
+
+def test_every_macro_of_the_sources_is_given() -> None:
+    """What the sources test or use in capitals, and do not define themselves, is given by every build or by the compiler."""
+    machine = {"SKINNY_HOST", "COLUMNS", "STEPS"}
+    for kernel in (Rows(1, 1, 1, 1), Tiles(1, 1, 1, 1)):
+        text = source(kernel.family)
+        conditions = "\n".join(line.split("//")[0] for line in text.splitlines() if line.startswith(("#if", "#elif")))
+        own = set(re.findall(r"#define (\w+)", text))
+        tested = set(re.findall(r"\b[A-Z]\w+", conditions)) - own - machine - {"FAMILY_rows", "FAMILY_tiles"}
+        assert {"DTYPE", "BIAS", "OUT"} <= tested <= set(defines(build_of(kernel, SHAPE, "sm_90")))
+        assert "#include" not in text, "run-time compilers have no headers"
+
+
+def test_one_build_serves_every_n_and_split() -> None:
+    """A compile depends on M, and of K on what divides it; a matrix instruction serves several M."""
+    kernel = Rows(1, 2, 2, 1)
+    builds = {build_of(kernel, Shape("a16w16", 4, n, k), "sm_90") for n in (1, 333, 8192) for k in (8, 4096, 8200)}
+    assert len(builds) == 1
+    assert {build_of(kernel, Shape("a16w16", 4, 8, k), "sm_90").vec for k in (8, 12, 10, 9)} == {8, 4, 2, 1}
+    assert [build_of(kernel, Shape("a16w16", m, 8, 8), "sm_90").rows for m in (1, 3, 8)] == [1, 3, 8]
+    tiles = Tiles(1, 1, 1, 1)
+    assert [build_of(tiles, Shape("a16w16", m, 8, 8), "sm_90").rows for m in (1, 8, 9, 64)] == [8, 8, 16, 64]
+    assert [build_of(tiles, Shape("a16w16", m, 8, 8), "gfx950").rows for m in (1, 16, 17, 64)] == [16, 16, 32, 64]
+
+
+@pytest.mark.parametrize(("field", "value"), [("gfx", "gfx906"), ("dtype", "fp32"), ("outdtype", "int8"), ("bias_dtype", "fp64")], ids=str)
+def test_a_build_is_checked(field: str, value: str) -> None:
+    """What no program has a number for is no build."""
+    with pytest.raises(ValueError, match=field):
+        attrs.evolve(BUILD, **{field: value})
+    assert {build_of(Rows(1, 1, 1, 1), SHAPE, gfx).gfx for gfx in ARCHITECTURES} == set(ARCHITECTURES)
+
+
+@both
+def test_a_code_object_is_kept(skinny: Any, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time nothing is compiled; another version of the compiler, or another option, compiles anew."""
+    build = attrs.evolve(BUILD, gfx=skinny.host.gfx)
+    first = code(build, compiler(skinny))
+    assert code(build, compiler(skinny)) == first
+    assert (counted(empty), len(stored(empty))) == (1, 1)
+    newer = attrs.evolve(compiler(skinny), version="another 99.1")
+    code(build, newer)
+    assert counted(empty) == 2
+    code(attrs.evolve(build, rows=1), newer)
+    assert counted(empty) == 3
+
+
+@both
+def test_a_damaged_file_is_compiled_again(skinny: Any, empty: Path) -> None:
+    """A byte that was changed, or an end that is missing, is no code object."""
+    build = attrs.evolve(BUILD, gfx=skinny.host.gfx)
+    first = code(build, compiler(skinny))
+    [file] = stored(empty)
+    whole = file.read_bytes()
+    for damaged in (whole[:-1], whole[:100], b"", whole[:500] + b"?" + whole[501:]):
+        file.write_bytes(damaged)
+        assert len(code(build, compiler(skinny))) == len(first)
+    assert counted(empty) == 5
+
+
+@both
+def test_a_folder_that_cannot_be_written(skinny: Any, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code object is kept by the process instead."""
+    (empty / "file").write_text("no folder")
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(empty / "file" / "cache"))
+    build = build_of(Rows(2, 2, 1, 1), Shape("a16w16", 1, 8, 64), skinny.host.gfx)
+    assert code(build, compiler(skinny)) == code(build, compiler(skinny))
+    assert counted(empty) == 1
+
+
+@both
+def test_a_compile_error_names_kernel_architecture_and_first_lines(skinny: Any, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler's own words come through, nothing is kept, and the next try compiles."""
+    build = attrs.evolve(BUILD, gfx=skinny.host.gfx)
+    with monkeypatch.context() as failing:
+        failing.setenv("FAKE_RTC_FAIL", "expected a better kernel")
+        with pytest.raises(LaunchError) as error:
+            code(build, compiler(skinny))
+    told = str(error.value)
+    assert f"skinny {build.kernel.name} for {build.gfx} did not compile by {compiler(skinny).version}: " in told
+    assert f"{build.kernel.name}.cpp(12): error: expected a better kernel" in told
+    assert not stored(empty)
+    assert code(build, compiler(skinny))
+
+
+PROCESS = """
+import sys
+from tunedgemm.plugin import Shape
+from tunedgemm_skinny import rtc
+from tunedgemm_skinny.build import build_of, code
+from tunedgemm_skinny.names import Rows
+compiler = rtc.bind_functions(rtc.NVRTC, sys.argv[1])
+sys.stdin.readline()
+print(len(code(build_of(Rows(2, 1, 1, 1), Shape("a16w16", 2, 8, 64), "sm_90"), compiler)))
+"""
+
+
+def test_two_processes_compile_at_once(fake: ModuleType, backends: dict[str, Any], empty: Path) -> None:
+    """Both get a whole code object, and what they leave is read by a third."""
+    environment = {**os.environ, "FAKE_RTC_SECONDS": "0.5"}
+    command = [sys.executable, "-c", PROCESS, str(fake.build("nvrtc"))]
+    children = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        for _ in range(2)
+    ]
+    sizes = []
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("\n")
+        child.stdin.flush()
+    for child in children:
+        out, err = child.communicate(timeout=120)
+        assert child.returncode == 0, err
+        sizes.append(int(out))
+    assert counted(empty) == 2
+    assert len(stored(empty)) == 1
+    assert len(code(BUILD, compiler(backends["nvidia"]))) == sizes[0] == sizes[1]
+    assert counted(empty) == 2
+
+
+def test_threads_compile_at_once(backends: dict[str, Any], empty: Path) -> None:
+    """Eight threads that want one build at once all get it, whole."""
+    sizes: list[int] = []
+    threads = [threading.Thread(target=lambda: sizes.append(len(code(BUILD, compiler(backends["nvidia"]))))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(sizes) == 8
+    assert len(set(sizes)) == 1
+    assert len(stored(empty)) == 1
+
+
+@both
+def test_prepare_compiles_what_bind_then_finds(skinny: Any, over: ModuleType, empty: Path) -> None:
+    """After prepare, which loads no driver, bind compiles nothing; what bind refuses is not compiled."""
+
+    def load(_: object) -> object:
+        raise AssertionError("it must not be loaded")
+
+    shape = Shape("a16w16", 2, 40, 64)
+    solution = next(iter(skinny.enumerate_solutions(shape, over.CPU)))
+    attrs.evolve(skinny, driver=load).prepare(solution, shape, over.CPU)
+    assert counted(empty) == 1
+    assert over.bound(skinny, solution.kernel_name, shape, solution.split_k)
+    assert counted(empty) == 1
+    attrs.evolve(skinny, compiler=load).prepare(Solution("skinny", "rows_r0_n1w1x1u1"), shape, over.CPU)
+    attrs.evolve(skinny, compiler=load).prepare(solution, attrs.evolve(shape, m=65), over.CPU)
+
+
+def test_builds_are_values() -> None:
+    """Equal parameters are one build."""
+    again = Build(BUILD.kernel, BUILD.gfx, BUILD.dtype, BUILD.outdtype, BUILD.bias_dtype, BUILD.rows, BUILD.vec)
+    assert again == BUILD
+    assert hash(again) == hash(BUILD)
