@@ -111,6 +111,7 @@ def test_a_library_that_cannot_be_used(interface: driver.Interface, fake: Module
 
 CONTEXT = """
 static int current, retained = -1, failures;
+int cuCtxGetCurrent(void **context) { *context = (void *)(current ? 7L : 0L); return 0; }
 int cuDeviceGet(int *device, int index) { *device = 100 + index; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { retained = device; *context = (void *)7; return 0; }
 int cuCtxSetCurrent(void *context) { current = context == (void *)7; return 0; }

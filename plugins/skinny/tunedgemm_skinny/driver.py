@@ -33,7 +33,7 @@ class Interface:
         functions: our word -> (name, arguments); all return a status, of which 0 is success.
         error: the function that gives the text of a status: as its result, or through a pointer.
         asks_for_shared: whether much dynamic shared memory must be asked for.
-        no_context: the status of a thread without a context, for which `Driver.call` makes the device's the current one.
+        no_context: the status of a call by a thread without a context; see `Driver.mend`.
     """
 
     kind: str
@@ -94,23 +94,27 @@ class Driver:
         Raises:
             LaunchError: its status is not success.
         """
-        status = self.functions[word](*arguments)
-        if status and self.entered(status, index):
-            status = self.functions[word](*arguments)
-        if status:
+        while status := self.functions[word](*arguments):
+            self.mend(word, status, index)
+
+    def mend(self, word: str, status: int, index: int) -> None:
+        """Make a second try of a failed call worthwhile, where the thread only had no context.
+
+        A thread has none while it has called nothing of CUDA's runtime but what torch answers from its own memory.
+
+        Raises:
+            LaunchError: the call failed for another reason.
+        """
+        if status != self.interface.no_context or index < 0 or not self._enter(index):
             raise LaunchError(f"{self.interface.functions[word][0]}: {self.text(status)}")
 
-    def entered(self, status: int, index: int) -> bool:
-        """Whether a call is worth a second try: the thread had no context, and now has the device's primary one.
-
-        A thread that has called nothing of CUDA's runtime but what torch answers from its own memory has none.
-        """
-        if status != self.interface.no_context or index < 0:
-            return False
+    def _enter(self, index: int) -> bool:
+        """Whether the thread had no context and now has the device's primary one, which is torch's and lives as long as the process."""
         loaded, device, context = ctypes.CDLL(self.path), ctypes.c_int(), ctypes.c_void_p()
-        # The context is torch's, which lives as long as the process.
         return not (
-            loaded.cuDeviceGet(ctypes.byref(device), index)
+            loaded.cuCtxGetCurrent(ctypes.byref(context))
+            or context.value
+            or loaded.cuDeviceGet(ctypes.byref(device), index)
             or loaded.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
             or loaded.cuCtxSetCurrent(context)
         )

@@ -109,23 +109,23 @@ def bind(
         raise OutOfResources(f"skinny {kernel.name} on {device.gfx} needs {error}") from error
     except LaunchError as error:
         raise LaunchError(f"skinny {kernel.name} on {device.gfx}: {error}") from error
-    nbytes, launch = partial_bytes(splits, shape), checked(launch_of(function, plan), function, kernel.name)
+    nbytes, launch, failed = partial_bytes(splits, shape), launch_of(function, plan), _failing(function, kernel.name)
     make = functools.partial(_split, count=plan.grid[0], nbytes=nbytes) if nbytes else _plain
-    return Launcher(on_device(make(launch, shape, device.index, where), device.index), workspace_bytes=nbytes)
+    return Launcher(on_device(make(launch, failed, shape, device.index, where), device.index), workspace_bytes=nbytes)
 
 
-def checked(launch: Launch, function: driver.Function, name: str) -> Callable[..., None]:
-    """The launch as a function that raises LaunchError on a status."""
-    loaded, index = function.driver, function.index
+#: What is done about a status; it returns where the launch is worth a second try, else it raises.
+Failed = Callable[[int], None]
 
-    def launched(*addresses: int) -> None:
-        status = launch(*addresses)
-        if status and loaded.entered(status, index):
-            status = launch(*addresses)
-        if status:
-            raise LaunchError(f"skinny {name}: {loaded.interface.functions['launch'][0]}: {loaded.text(status)}")
 
-    return launched
+def _failing(function: driver.Function, name: str) -> Failed:
+    def failed(status: int) -> None:
+        try:
+            function.driver.mend("launch", status, function.index)
+        except LaunchError as error:
+            raise LaunchError(f"skinny {name}: {error}") from None
+
+    return failed
 
 
 def _stream(index: int) -> Callable[[int], int]:
@@ -134,31 +134,36 @@ def _stream(index: int) -> Callable[[int], int]:
     return torch._C._cuda_getCurrentRawStream if index >= 0 else lambda _: 0
 
 
-def _plain(launch: Callable[..., None], shape: Shape, index: int, where: torch.device) -> Callable[..., Any]:
+def _plain(launch: Launch, failed: Failed, shape: Shape, index: int, where: torch.device) -> Callable[..., Any]:
     """One launch, nothing but the output allocated."""
     import torch
 
-    empty, stream, dtype, n = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n
+    empty, stream, dtype, n, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
-        out = empty((*x.shape[:-1], n), dtype=dtype, device=where)
-        launch(stream(index), x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), 0, 0)
+        out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
+        added = 0 if bias is None else bias.data_ptr()
+        while status := launch(stream(index), x.data_ptr(), weight.data_ptr(), added, out.data_ptr(), 0, 0):
+            failed(status)
         return out
 
     return call
 
 
-def _split(launch: Callable[..., None], shape: Shape, index: int, where: torch.device, *, count: int, nbytes: int) -> Callable[..., Any]:
+def _split(launch: Launch, failed: Failed, shape: Shape, index: int, where: torch.device, *, count: int, nbytes: int) -> Callable[..., Any]:
     """One launch whose blocks share columns of the output through partial sums and counters."""
     import torch
 
-    empty, stream, dtype, n = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n
+    empty, stream, dtype, n, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
-        out = empty((*x.shape[:-1], n), dtype=dtype, device=where)
-        partial, counters = workspace(nbytes, where), semaphores(count, where)
+        out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
+        # In a graph nothing but these names holds them: let go too early, one could lie where the other is.
+        scratch, zeros = workspace(nbytes, where), semaphores(count, where)
+        partial, counters = scratch.data_ptr(), zeros.data_ptr()
         added = 0 if bias is None else bias.data_ptr()
-        launch(stream(index), x.data_ptr(), weight.data_ptr(), added, out.data_ptr(), partial.data_ptr(), counters.data_ptr())
+        while status := launch(stream(index), x.data_ptr(), weight.data_ptr(), added, out.data_ptr(), partial, counters):
+            failed(status)
         return out
 
     return call
