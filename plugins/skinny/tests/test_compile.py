@@ -135,7 +135,7 @@ def test_the_whole_list(compiled: Any, gfx: str) -> None:
             code = compiled(build)
             check(code, build)
             estimate = registers(kernel, m, gfx)
-            if not 0.5 <= code.registers / estimate <= 2:
+            if not 0.4 <= code.registers / estimate <= 2.5:
                 far.append(f"{kernel.name} M={m}: {code.registers} registers, estimated {estimate}")
     assert far == []
 

@@ -1,6 +1,7 @@
-// The emulator: fibers that switch where threads wait for one another, warps, matrix instructions, checked memory.
+// The emulator: fibers that switch where threads wait for one another and after atomic operations, warps, matrix instructions, checked memory.
 #include "emulator.h"
 
+#include <algorithm>
 #include <csetjmp>
 #include <cstdarg>
 #include <cstdio>
@@ -14,7 +15,8 @@
 
 namespace {
 
-constexpr unsigned MAX_THREADS = 1024, MAX_WAVE = 64;
+constexpr unsigned MAX_WAVE = 64, MAX_BLOCKS = 4, MAX_THREADS = 512; // at a time; one block at least
+constexpr int TRIES = 4;
 constexpr size_t STACK = 256 << 10, GUARD = 4096, MARGIN = 4096;
 
 enum Meeting { NOTHING, SHUFFLE, PRODUCT, BARRIER };
@@ -54,14 +56,21 @@ struct Random {  // splitmix64
     }
 };
 
+// A block that runs; its threads are the fibers from its place times their number on.
+struct Block {
+    unsigned x, y, at_barrier, left;
+    std::vector<Warp> warps;
+    std::vector<unsigned char> memory;
+    unsigned char *shared;
+};
+
 // One of each thread of the process that launches: fibers stay where they are.
 struct Machine {
     std::deque<Fiber> fibers; // they hold pointers into themselves
-    Warp warps[MAX_THREADS / 32];
-    std::vector<unsigned> ready;
-    unsigned current, at_barrier, left, block_x, block_y, last_operand;
-    std::vector<unsigned char> memory;
-    unsigned char *shared;
+    std::vector<Block> blocks;
+    std::vector<unsigned> ready, ahead; // fibers, blocks
+    std::vector<unsigned> eager;        // of each fiber, drawn at each barrier
+    unsigned current, last_operand;
     Launch *launch;
     Random random;
     jmp_buf home;
@@ -74,6 +83,8 @@ struct Machine {
 
 thread_local std::unique_ptr<Machine> machine_of_this_thread;
 Machine &machine() { return *machine_of_this_thread; }
+Block &block() { return machine().blocks[machine().current / machine().launch->threads]; }
+unsigned thread() { return machine().current % machine().launch->threads; }
 
 [[noreturn]] void fail(Status status, const char *format, ...) {
     Machine &m = machine();
@@ -83,31 +94,38 @@ Machine &machine() { return *machine_of_this_thread; }
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     char where[120];
-    snprintf(where, sizeof where, "block (%u, %u), thread %u: ", m.block_x, m.block_y, m.current);
+    snprintf(where, sizeof where, "block (%u, %u), thread %u: ", block().x, block().y, thread());
     m.outcome = {status, std::string(where) + text};
     _longjmp(m.home, 2);
 }
 
 [[noreturn]] void stuck() {
     Machine &m = machine();
-    unsigned waiting = 0, first = 0;
-    for (unsigned i = 0; i < m.launch->threads; i++) {
-        if (m.fibers[i].waits && !waiting++) first = i;
-    }
-    m.current = first;
-    fail(LAUNCH_FAILED, "waits for ever at %s: %u of %u threads wait, %u have returned", MEETINGS[m.fibers[first].waits], waiting,
-         m.launch->threads, m.launch->threads - waiting);
+    const unsigned threads = m.launch->threads;
+    m.current = 0;
+    while (!m.fibers[m.current].waits) m.current++;
+    unsigned waiting = 0;
+    for (unsigned i = m.current / threads * threads, end = i + threads; i < end; i++) waiting += m.fibers[i].waits != NOTHING;
+    fail(LAUNCH_FAILED, "waits for ever at %s: %u of %u threads wait, %u have returned", MEETINGS[m.fibers[m.current].waits], waiting, threads,
+         threads - waiting);
 }
 
-// Goes on with a thread that can, whichever.
+// Goes on with a thread that can: of a few, drawn, the most eager one, so that some threads are far behind others.
 [[noreturn]] void next() {
     Machine &m = machine();
     if (m.ready.empty()) {
-        if (!m.left) _longjmp(m.home, 1);
-        stuck();
+        for (const Block &each : m.blocks) {
+            if (each.left) stuck();
+        }
+        _longjmp(m.home, 1);
     }
-    std::swap(m.ready[m.random.below((unsigned)m.ready.size())], m.ready.back());
-    m.current = m.ready.back();
+    size_t chosen = m.random.below((unsigned)m.ready.size());
+    for (int turn = 1; turn < TRIES; turn++) {
+        const size_t other = m.random.below((unsigned)m.ready.size());
+        if (m.eager[m.ready[other]] > m.eager[m.ready[chosen]]) chosen = other;
+    }
+    m.current = m.ready[chosen];
+    m.ready[chosen] = m.ready.back();
     m.ready.pop_back();
     Fiber &fiber = m.fibers[m.current];
     fiber.waits = NOTHING;
@@ -124,15 +142,52 @@ void wait(Meeting meeting) {
     if (!_setjmp(fiber.place)) next();
 }
 
+// Lets others go first, as a GPU may at any time.
+void pause() {
+    Machine &m = machine();
+    m.ready.push_back(m.current);
+    if (!_setjmp(m.fibers[m.current].place)) next();
+}
+
+// Puts the next of the grid's blocks in a place.
+void begin_block(unsigned place) {
+    Machine &m = machine();
+    Block &at = m.blocks[place];
+    const unsigned threads = m.launch->threads, number = m.ahead.back();
+    m.ahead.pop_back();
+    at.x = number % m.launch->grid_x;
+    at.y = number / m.launch->grid_x;
+    at.at_barrier = 0;
+    at.left = threads;
+    at.warps.assign(threads / (unsigned)m.launch->program->wave, Warp{});
+    at.memory.assign(m.launch->shared + 2 * MARGIN, 0xFF);
+    at.shared = at.memory.data() + (MARGIN - (uintptr_t)at.memory.data() % 16);
+    for (unsigned i = place * threads; i < (place + 1) * threads; i++) {
+        m.eager[i] = m.random.below(1 << 16);
+        m.fibers[i].waits = NOTHING;
+        m.fibers[i].copies.assign(1, {});
+        m.ready.push_back(i);
+    }
+}
+
+// Shared memory lies between margins that keep their bytes.
+void end_block() {
+    const Block &at = block();
+    const unsigned char *begin = at.memory.data(), *end = begin + at.memory.size();
+    for (const unsigned char *byte = begin; byte < end; byte++) {
+        if (*byte != 0xFF && (byte < at.shared || byte >= at.shared + machine().launch->shared))
+            fail(ILLEGAL_ADDRESS, "the block has written beside its shared memory");
+    }
+    if (!machine().ahead.empty()) begin_block(machine().current / machine().launch->threads);
+}
+
 // A thread of one block after another.
 void live() {
     for (;;) {
         Launch *launch = machine().launch;
         launch->entry(launch->args);
-        Machine &m = machine();
-        Fiber &fiber = m.fibers[m.current];
-        m.left--;
-        if (!_setjmp(fiber.place)) next();
+        if (!--block().left) end_block();
+        if (!_setjmp(machine().fibers[machine().current].place)) next();
     }
 }
 
@@ -207,7 +262,7 @@ void shuffle(Warp &warp, unsigned wave) {
 template <typename Bring> Warp &meet(Meeting meeting, Bring bring, void (*work)(Warp &, unsigned)) {
     Machine &m = machine();
     const unsigned wave = (unsigned)m.launch->program->wave, first = m.current / wave * wave;
-    Warp &warp = m.warps[m.current / wave];
+    Warp &warp = block().warps[thread() / wave];
     if (warp.arrived && warp.meeting != meeting)
         fail(LAUNCH_FAILED, "meets %s while others of its warp wait at %s", MEETINGS[meeting], MEETINGS[warp.meeting]);
     warp.meeting = meeting;
@@ -224,17 +279,18 @@ template <typename Bring> Warp &meet(Meeting meeting, Bring bring, void (*work)(
     return warp;
 }
 
-unsigned thread() { return machine().current; }
-unsigned block_x() { return machine().block_x; }
-unsigned block_y() { return machine().block_y; }
+unsigned block_x() { return block().x; }
+unsigned block_y() { return block().y; }
 unsigned grid_y() { return machine().launch->grid_y; }
-unsigned char *shared() { return machine().shared; }
+unsigned char *shared() { return block().shared; }
 
 void sync_block() {
     Machine &m = machine();
-    if (++m.at_barrier < m.launch->threads) return wait(BARRIER);
-    m.at_barrier = 0;
-    for (unsigned i = 0; i < m.launch->threads; i++) {
+    const unsigned threads = m.launch->threads, first = m.current - thread();
+    if (++block().at_barrier < threads) return wait(BARRIER);
+    block().at_barrier = 0;
+    for (unsigned i = first; i < first + threads; i++) {
+        m.eager[i] = m.random.below(1 << 16);
         if (i != m.current) m.ready.push_back(i);
     }
 }
@@ -330,51 +386,23 @@ void await_copies(int groups) {
 
 unsigned atomic_add_one(unsigned *counter) {
     if (!operand_at(counter, sizeof *counter, "adds to").written) fail(ILLEGAL_ADDRESS, "adds one to an operand that is not its own");
-    return (*counter)++;
-}
-
-// Runs one block; false after a failure, with its reason.
-bool run_block(Machine &m) {
-    const unsigned threads = m.launch->threads;
-    m.memory.assign(m.launch->shared + 2 * MARGIN, 0xFF);
-    m.shared = m.memory.data() + (MARGIN - (uintptr_t)m.memory.data() % 16);
-    for (Warp &warp : m.warps) warp.arrived = 0;
-    m.ready.resize(threads);
-    std::iota(m.ready.begin(), m.ready.end(), 0u);
-    m.at_barrier = 0;
-    m.left = threads;
-    for (unsigned i = 0; i < threads; i++) {
-        m.fibers[i].waits = NOTHING;
-        m.fibers[i].copies.assign(1, {});
-    }
-    const int came = _setjmp(m.home);
-    if (!came) next();
-    return came == 1;
-}
-
-// Shared memory lies between margins that keep their bytes.
-bool kept_to_itself(const Machine &m) {
-    const unsigned char *begin = m.memory.data(), *end = begin + m.memory.size();
-    for (const unsigned char *at = begin; at < end; at++) {
-        if (*at != 0xFF && (at < m.shared || at >= m.shared + m.launch->shared)) return false;
-    }
-    return true;
+    const unsigned before = (*counter)++;
+    pause();
+    return before;
 }
 
 Outcome run_grid(Machine &m) {
-    std::vector<unsigned> blocks(m.launch->grid_x * m.launch->grid_y);
-    std::iota(blocks.begin(), blocks.end(), 0u);
-    for (size_t i = blocks.size(); i > 1; i--) std::swap(blocks[i - 1], blocks[m.random.below((unsigned)i)]);
-    for (unsigned block : blocks) {
-        m.block_x = block % m.launch->grid_x;
-        m.block_y = block / m.launch->grid_x;
-        if (!run_block(m)) {
-            for (Fiber &fiber : m.fibers) prepare(fiber);
-            return m.outcome;
-        }
-        if (!kept_to_itself(m)) return {ILLEGAL_ADDRESS, "a block writes beside its shared memory"};
-    }
-    return {SUCCESS, ""};
+    m.ahead.resize(m.launch->grid_x * m.launch->grid_y);
+    std::iota(m.ahead.begin(), m.ahead.end(), 0u);
+    for (size_t i = m.ahead.size(); i > 1; i--) std::swap(m.ahead[i - 1], m.ahead[m.random.below((unsigned)i)]);
+    m.ready.clear();
+    m.eager.resize(m.fibers.size());
+    for (unsigned place = 0; place < m.blocks.size(); place++) begin_block(place);
+    const int came = _setjmp(m.home);
+    if (!came) next();
+    if (came == 1) return {SUCCESS, ""};
+    for (Fiber &fiber : m.fibers) prepare(fiber);
+    return m.outcome;
 }
 
 } // namespace
@@ -388,7 +416,9 @@ Outcome emulate(Launch &launch) {
     m.launch = &launch;
     m.last_operand = 0;
     m.random.state = launch.seed;
-    while (m.fibers.size() < launch.threads) {
+    const unsigned blocks = std::min({launch.grid_x * launch.grid_y, MAX_BLOCKS, MAX_THREADS / launch.threads});
+    m.blocks.assign(std::max(1u, blocks), Block{});
+    while (m.fibers.size() < m.blocks.size() * launch.threads) {
         void *stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (stack == MAP_FAILED) return {OUT_OF_RESOURCES, "no memory for the stacks of so many threads"};
         mprotect(stack, GUARD, PROT_NONE);

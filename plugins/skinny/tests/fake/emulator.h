@@ -1,4 +1,4 @@
-// The emulated GPU: runs a program's blocks one after the other in a random order, the threads of a block as fibers in a random order.
+// The emulated GPU: runs a program's blocks in a random order, several at a time, their threads as fibers in a random order.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,0 +1,242 @@
+"""The kernels' own source, run by the emulator with warps of 32 and of 64, computes the product whatever it is compiled with."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+both = pytest.mark.parametrize("machine", [32, 64], indirect=True, ids=["nvidia", "amd"])
+nvidia = pytest.mark.parametrize("machine", [32], indirect=True, ids=["nvidia"])
+families = pytest.mark.parametrize("family", ["rows", "tiles"])
+
+
+@attrs.frozen
+class Edited:
+    """A program with another text."""
+
+    program: Any
+    text: str
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.program, name)
+
+    def source(self) -> str:
+        return self.text
+
+
+#: What a program of a family is compiled with, other than the least; rows of x by their number of instruction columns in `tiles`.
+ROWS: list[dict[str, Any]] = [
+    {},
+    {"m": 8, "n_each": 8, "vec": 8},
+    {"m": 3, "n_each": 2, "warps_n": 4, "unroll": 4, "vec": 4, "bias": "bf16"},
+    {"m": 5, "n_each": 4, "warps_k": 4, "unroll": 2, "vec": 2, "dtype": "fp16", "out": "fp16", "bias": "fp16"},
+    {"m": 2, "n_each": 1, "warps_n": 2, "warps_k": 2, "vec": 1, "out": "fp32", "bias": "fp32"},
+    {"m": 4, "n_each": 4, "warps_n": 2, "warps_k": 4, "x_shared": True},
+    {"m": 7, "n_each": 2, "warps_k": 2, "unroll": 2, "vec": 1, "x_shared": True, "dtype": "fp16", "out": "fp32"},
+    {"m": 6, "n_each": 8, "warps_n": 2, "warps_k": 2, "unroll": 8, "dtype": "fp16", "out": "bf16", "bias": "fp32"},
+    {"m": 1, "n_each": 1, "warps_n": 8, "warps_k": 2, "unroll": 8, "vec": 2},
+]
+TILES: list[dict[str, Any]] = [
+    {},
+    {"m": 4, "n_each": 4},
+    {"m": 2, "n_each": 2, "warps_n": 2, "unroll": 4, "vec": 4, "dtype": "fp16", "out": "fp16", "bias": "fp16"},
+    {"m": 1, "n_each": 1, "warps_k": 8, "unroll": 2, "vec": 2, "bias": "fp32"},
+    {"m": 3, "n_each": 2, "warps_n": 2, "warps_k": 4, "vec": 1, "out": "fp32", "bias": "bf16"},
+    {"m": 1, "n_each": 4, "warps_k": 2, "unroll": 8, "dtype": "fp16", "out": "fp32"},
+]
+#: The weight through a ring of asynchronous copies, which AMD has not.
+RINGS: list[tuple[str, dict[str, Any]]] = [
+    ("rows", {"m": 3, "n_each": 2, "warps_k": 2, "unroll": 2, "stages": 2}),
+    ("rows", {"m": 8, "n_each": 4, "warps_n": 2, "stages": 3, "vec": 2, "bias": "bf16"}),
+    ("rows", {"m": 2, "n_each": 1, "warps_k": 4, "unroll": 4, "stages": 4, "x_shared": True, "vec": 4}),
+    ("tiles", {"m": 2, "n_each": 2, "warps_k": 2, "unroll": 2, "stages": 2, "dtype": "fp16", "out": "fp16"}),
+    ("tiles", {"m": 1, "n_each": 1, "warps_n": 4, "stages": 3, "vec": 4}),
+    ("tiles", {"m": 4, "n_each": 1, "warps_k": 4, "unroll": 4, "stages": 4, "vec": 2, "bias": "fp32"}),
+]
+
+
+def program(programs: Any, wave: int, family: str, **given: Any) -> Any:
+    """A program of few parameters; in the family `tiles` *m* counts the instruction's columns, up to 64 rows."""
+    if family == "tiles":
+        columns = programs.COLUMNS[wave]
+        given["m"] = min(columns * given.get("m", 1), 64)
+    return programs.Program(family, wave, **given)
+
+
+def rows_of(made: Any, programs: Any) -> list[int]:
+    """Numbers of rows of x that a program serves: its own, and in the family `tiles` the fewest and one in between."""
+    return [made.m] if made.family == "rows" else [made.m, made.m - programs.COLUMNS[made.wave] + 1, made.m - 3]
+
+
+def wrong(machine: Any, made: Any, case: Any, seed: int) -> bool:
+    """Whether a launch fails or gives other numbers than it should."""
+    try:
+        return machine.fault(made, case, seed) != ""
+    except AssertionError:
+        return True
+
+
+def faults(machine: Any, programs: Any, made: Any) -> list[str]:
+    """What is wrong at the edges: N around a block, K around a turn of the block's warps, splits that share it evenly and not."""
+    ks = sorted({made.vec, made.span - made.vec, made.span, made.span + made.vec, 2 * made.span + 3 * made.vec})
+    found = []
+    for turn, k in enumerate(k for k in ks if k > 0):
+        for n in (1, made.per_block, made.per_block + 1, 2 * made.per_block - 1):
+            m = rows_of(made, programs)[(turn + n) % len(rows_of(made, programs))]
+            for splits in {1, min(1 + (turn + n) % 4, k // made.vec)}:
+                case = programs.whole(made, m, n, k, splits, seed=k + n)
+                found.append(machine.fault(made, case, seed=n))
+    return [fault for fault in found if fault]
+
+
+@both
+@pytest.mark.parametrize("given", ROWS, ids=str)
+def test_rows(machine: Any, programs: Any, given: dict[str, Any]) -> None:
+    """The family `rows` gives the rounded sum, bit by bit, at the edges of N, of K and of the splits."""
+    assert faults(machine, programs, program(programs, machine.wave, "rows", **given)) == []
+
+
+@both
+@pytest.mark.parametrize("given", TILES, ids=str)
+def test_tiles(machine: Any, programs: Any, given: dict[str, Any]) -> None:
+    """The family `tiles` gives the rounded sum, bit by bit, at the edges of M, of N, of K and of the splits."""
+    assert faults(machine, programs, program(programs, machine.wave, "tiles", **given)) == []
+
+
+@nvidia
+@pytest.mark.parametrize(("family", "given"), RINGS, ids=str)
+def test_rings(machine: Any, programs: Any, family: str, given: dict[str, Any]) -> None:
+    """A weight that comes through a ring of asynchronous copies is the same weight."""
+    assert faults(machine, programs, program(programs, 32, family, **given)) == []
+
+
+@both
+@pytest.mark.parametrize(("family", "m"), [*(("rows", m) for m in range(1, 9)), *(("tiles", m) for m in range(1, 65))])
+def test_every_number_of_rows(machine: Any, programs: Any, family: str, m: int) -> None:
+    """Each M from 1 to 64 that a family serves is right, in two splits."""
+    columns = programs.COLUMNS[machine.wave]
+    made = programs.Program(family, machine.wave, m=m if family == "rows" else programs.up(m, columns), n_each=2, warps_k=2)
+    assert machine.fault(made, programs.whole(made, m, 37, 264, splits=2, seed=m)) == ""
+
+
+@both
+@pytest.mark.parametrize("seed", range(24))
+def test_random_programs(machine: Any, programs: Any, seed: int) -> None:
+    """A random program is right for random sizes, splits and orders of threads and blocks."""
+    chosen = random.Random(programs.seed_of(seed, machine.wave))
+    made = programs.drawn(chosen, machine.wave)
+    for _ in range(3):
+        m = made.m if made.family == "rows" else chosen.randint(1, made.m)
+        n, k = chosen.randint(1, 2 * made.per_block + 5), made.vec * chosen.randint(1, min(3 * made.span, 4096) // made.vec)
+        case = programs.whole(made, m, n, k, chosen.choice([1, 1, 2, 3, min(16, k // made.vec)]), chosen.randint(0, 999))
+        assert machine.fault(made, case, chosen.randint(0, 999)) == ""
+
+
+@both
+@families
+@pytest.mark.parametrize(("dtype", "out"), [("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "fp16"), ("fp16", "fp32")])
+def test_normal_numbers(machine: Any, programs: Any, family: str, dtype: str, out: str) -> None:
+    """The error of normal numbers is that of sums in float32 and of one rounding."""
+    made = program(programs, machine.wave, family, n_each=2, warps_k=4, unroll=2, dtype=dtype, out=out, bias=out)
+    case = programs.normal(made, made.m, 50, 3000, splits=2)
+    wanted = case.reference()
+    rounding = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 0.0}[out]
+    error = (machine.run(made, case).double() - wanted).abs()
+    assert (error <= rounding * wanted.abs() + 2.0**-20 * case.size()).all()
+
+
+@both
+@families
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_not_finite(machine: Any, programs: Any, family: str, dtype: str, splits: int) -> None:
+    """Infinity and NaN reach exactly the outputs that they take part in, and overflow of the output is infinity."""
+    made = program(programs, machine.wave, family, n_each=2, dtype=dtype, out=dtype, **({"m": 4} if family == "rows" else {}))
+    case = programs.whole(made, made.m, 21, 520, splits)
+    most = torch.finfo(programs.DTYPES[dtype]).max
+    case.x.abs_().add_(1)
+    case.weight.abs_().add_(1)
+    case.weight[3, 519] = torch.nan
+    case.weight[5, 0] = torch.inf
+    case.weight[20, 100] = -torch.inf
+    case.weight[7, 11] = most
+    case.x[1, 300] = torch.nan
+    case.x[2, 17] = torch.inf
+    out, wanted = machine.run(made, case), case.reference().to(programs.DTYPES[dtype])
+    assert torch.equal(out.isnan(), wanted.isnan())
+    assert torch.equal(out.nan_to_num(nan=0.0), wanted.nan_to_num(nan=0.0))
+    assert wanted[0, 7] == torch.inf
+
+
+@both
+@families
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_subnormal_numbers(machine: Any, programs: Any, family: str, dtype: str) -> None:
+    """Subnormal inputs count, and outputs that are subnormal are rounded as others are."""
+    made = program(programs, machine.wave, family, dtype=dtype, out=dtype)
+    info = torch.finfo(programs.DTYPES[dtype])
+    case = programs.whole(made, made.m, 33, 40)
+    x = (case.x.double() * info.smallest_normal * info.eps).to(programs.DTYPES[dtype])
+    weight = (case.weight.double() / 4).to(programs.DTYPES[dtype])
+    case = attrs.evolve(case, x=x, weight=weight)
+    wanted = case.reference().to(programs.DTYPES[dtype])
+    assert ((wanted != 0) & (wanted.abs() < info.smallest_normal)).float().mean() > 0.5
+    assert torch.equal(machine.run(made, case), wanted)
+
+
+@both
+@families
+@pytest.mark.parametrize("out", ["bf16", "fp16"])
+def test_outputs_round_to_even(machine: Any, programs: Any, family: str, out: str) -> None:
+    """Every sum is rounded once, to the nearest, ties to even, the largest ones to infinity."""
+    made = program(programs, machine.wave, family, out=out, bias="fp32")
+    digits = {"bf16": 8, "fp16": 11}[out]
+    bits = torch.arange(64) * 2.0 ** (6 - digits) / 64
+    values = torch.cat([1 + bits, -1 - bits, (1 + bits) * 2.0**15, torch.tensor([65504.0, 65519.0, 65520.0, 65536.0, 3.39e38, -3.4e38])])
+    values = torch.cat([values, (1 + bits) * 2.0**-14, (1 + bits) * 2.0**-24, bits * 2.0**-24, (1 + bits) * 2.0**-126])
+    x, weight = (torch.zeros(rows, 8, dtype=torch.bfloat16) for rows in (made.m, len(values)))
+    got = machine.run(made, programs.Case(x, weight, values, 8))
+    assert torch.equal(got, values.to(programs.DTYPES[out]).expand(got.shape))
+
+
+@both
+@families
+def test_splits_are_added_in_their_order(machine: Any, programs: Any, family: str) -> None:
+    """A launch gives the same bits in whatever order blocks and threads run, and a row of x the same whatever the others are."""
+    made = program(programs, machine.wave, family, warps_k=4, unroll=2, out="fp32", **({"m": 4} if family == "rows" else {}))
+    case = programs.normal(made, made.m, 40, 2048, splits=5)
+    first = machine.run(made, case)
+    assert all(torch.equal(machine.run(made, case, seed), first) for seed in range(2, 12))
+    others = attrs.evolve(case, x=torch.cat([case.x[:1], torch.randn(made.m - 1, 2048).to(case.x.dtype)]))
+    assert torch.equal(machine.run(made, others)[0], first[0])
+
+
+@both
+@families
+def test_the_weight_is_read_once(machine: Any, programs: Any, family: str) -> None:
+    """Where the blocks are full every byte of the weight is loaded once, and every output stored once, with partial sums besides."""
+    made = program(programs, machine.wave, family, n_each=2, warps_n=2, warps_k=2, bias="bf16")
+    case = programs.whole(made, made.m, 2 * made.per_block, 1048, splits=3)
+    assert machine.fault(made, case) == ""
+    moved, sums = machine.driver.moved(), 4 * 3 * made.m * case.weight.shape[0]
+    assert moved["weight"] == (case.weight.nbytes, 0)
+    assert moved["partial"] == (sums, sums)
+    assert moved["out"] == (0, 2 * made.m * case.weight.shape[0])
+
+
+@both
+@families
+def test_every_barrier_is_needed(machine: Any, programs: Any, family: str) -> None:
+    """Without any one of its barriers a kernel goes wrong in some order of its threads, so the tests above would notice."""
+    made = program(programs, machine.wave, family, n_each=4, warps_k=2, **({"m": 4, "x_shared": True} if family == "rows" else {}))
+    text, barrier = made.source(), "    sync_block();"
+    case = programs.whole(made, made.m, 40, 1048, splits=3)
+    places = [place for place in range(len(text)) if text.startswith(barrier, place)]
+    assert len(places) >= 3
+    for place in places:
+        broken = Edited(made, text[:place] + text[place + len(barrier) :])
+        assert any(wrong(machine, broken, case, seed) for seed in range(200)), f"nothing shows without: {text[place - 200 : place + 40]}"
