@@ -287,3 +287,12 @@ def test_large_shared_memory_is_used(backends: dict[str, Any], over: ModuleType)
     shape, name = Shape("a16w16", 8, 9, 4096), Rows(1, 2, 1, 1, True).name
     assert not over.fault(backends["nvidia"], shape, name)
     assert "bytes of shared memory; gfx942 has 65536" in over.refused(backends["amd"], name, shape)
+
+
+def test_shapes_that_share_a_kernel_keep_their_shared_memory(backends: dict[str, Any], over: ModuleType) -> None:
+    """A launcher that needs less, bound later, takes nothing from one that needs more."""
+    skinny, name = backends["nvidia"], Rows(1, 1, 1, 1, True).name
+    shapes = [Shape("a16w16", 7, 9, k) for k in (6144, 4096, 64)]
+    launchers = [over.bound(skinny, name, shape) for shape in shapes]
+    for shape, launcher in zip(shapes, launchers, strict=True):
+        assert not over.case(shape).launched(launcher)

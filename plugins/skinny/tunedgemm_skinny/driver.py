@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -133,7 +134,7 @@ class Driver:
         return int(ctypes.cast(self.functions[word], ctypes.c_void_p).value or 0)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Function:
     """A kernel that is loaded on a device.
 
@@ -144,6 +145,7 @@ class Function:
         threads: of a block at most, with the registers that it has.
         registers: 32-bit registers a thread.
         local_bytes: memory a thread, of which spilled registers are the most.
+        granted: dynamic shared memory in bytes that a block may have, the most that was asked for.
     """
 
     driver: Driver
@@ -152,6 +154,7 @@ class Function:
     threads: int
     registers: int
     local_bytes: int
+    granted: int = UNASKED_SHARED
 
     def allow(self, threads: int, shared: int) -> None:
         """Make sure that blocks of so many threads with so many bytes of dynamic shared memory can be launched.
@@ -161,12 +164,18 @@ class Function:
         """
         if threads > self.threads:
             raise OutOfResources(f"blocks of {threads} threads with {self.registers} registers each; {self.threads} threads are the most")
-        if shared > UNASKED_SHARED and self.driver.interface.asks_for_shared:
+        with _granting, current(self.index):
+            # Launchers of several shapes share the function, and what one asked for must not be taken from it.
+            if shared <= self.granted or not self.driver.interface.asks_for_shared:
+                return
             try:
-                with current(self.index):
-                    self.driver.call("set", self.index, self.address, DYNAMIC_SHARED, shared)
+                self.driver.call("set", self.index, self.address, DYNAMIC_SHARED, shared)
             except LaunchError as error:
                 raise OutOfResources(f"{shared} bytes of shared memory: {error}") from error
+            self.granted = shared
+
+
+_granting = threading.Lock()
 
 
 def bind_functions(interface: Interface, path: str) -> Driver:
