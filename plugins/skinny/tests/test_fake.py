@@ -246,13 +246,15 @@ GET_SHARED = "const auto get_shared = [](u16 half) { return __builtin_bit_cast(f
 
 @both
 def test_asynchronous_copies_arrive_when_they_are_awaited(machine: Any, programs: Any) -> None:
-    """Groups that are awaited have arrived, with zeros for what is not there; those that are not awaited have not."""
+    """Groups that are awaited have arrived, with zeros for what is not there; those that are not awaited may have, or not."""
     operands = case(programs)
     whole, late = (Tiny(machine.wave, GET_SHARED + COPIED.replace("{groups}", text)) for text in ("0", "1"))
     out = machine.run(whole, operands)[0]
     assert torch.equal(out[:4], operands.x[0, 0:8:2].float())
     assert (out[4:] == 0).all()
-    assert machine.run(late, operands).isnan().all()
+    there = torch.stack([machine.run(late, operands, seed)[0] for seed in range(20)])
+    assert torch.equal(there.nanmean(dim=0), out)
+    assert 0.3 < there.isnan().float().mean() < 0.7
 
 
 @both

@@ -39,6 +39,7 @@ ROWS: list[dict[str, Any]] = [
     {"m": 7, "n_each": 2, "warps_k": 2, "unroll": 2, "vec": 1, "x_shared": True, "dtype": "fp16", "out": "fp32"},
     {"m": 6, "n_each": 8, "warps_n": 2, "warps_k": 2, "unroll": 8, "dtype": "fp16", "out": "bf16", "bias": "fp32"},
     {"m": 1, "n_each": 1, "warps_n": 8, "warps_k": 2, "unroll": 8, "vec": 2},
+    {"m": 3, "x_shared": True, "dtype": "fp16"},
 ]
 TILES: list[dict[str, Any]] = [
     {},
@@ -53,6 +54,7 @@ RINGS: list[tuple[str, dict[str, Any]]] = [
     ("rows", {"m": 3, "n_each": 2, "warps_k": 2, "unroll": 2, "stages": 2}),
     ("rows", {"m": 8, "n_each": 4, "warps_n": 2, "stages": 3, "vec": 2, "bias": "bf16"}),
     ("rows", {"m": 2, "n_each": 1, "warps_k": 4, "unroll": 4, "stages": 4, "x_shared": True, "vec": 4}),
+    ("rows", {"stages": 3}),
     ("tiles", {"m": 2, "n_each": 2, "warps_k": 2, "unroll": 2, "stages": 2, "dtype": "fp16", "out": "fp16"}),
     ("tiles", {"m": 1, "n_each": 1, "warps_n": 4, "stages": 3, "vec": 4}),
     ("tiles", {"m": 4, "n_each": 1, "warps_k": 4, "unroll": 4, "stages": 4, "vec": 2, "bias": "fp32"}),
@@ -173,6 +175,16 @@ def test_not_finite(machine: Any, programs: Any, family: str, dtype: str, splits
 
 
 @both
+@pytest.mark.parametrize("out", ["bf16", "fp16"])
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7FC00000, -1, 0x7FC00001])
+def test_every_nan_stays_one(machine: Any, programs: Any, out: str, bits: int) -> None:
+    """A NaN whose fraction would be rounded away, as that of NVIDIA's arithmetic, is a NaN of the output's dtype."""
+    made = program(programs, machine.wave, "rows", out=out, bias="fp32")
+    bias = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
+    assert machine.run(made, attrs.evolve(programs.whole(made, 1, 1, 8), bias=bias)).isnan().all()
+
+
+@both
 @families
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_subnormal_numbers(machine: Any, programs: Any, family: str, dtype: str) -> None:
@@ -197,7 +209,9 @@ def test_outputs_round_to_even(machine: Any, programs: Any, family: str, out: st
     digits = {"bf16": 8, "fp16": 11}[out]
     bits = torch.arange(64) * 2.0 ** (6 - digits) / 64
     values = torch.cat([1 + bits, -1 - bits, (1 + bits) * 2.0**15, torch.tensor([65504.0, 65519.0, 65520.0, 65536.0, 3.39e38, -3.4e38])])
-    values = torch.cat([values, (1 + bits) * 2.0**-14, (1 + bits) * 2.0**-24, bits * 2.0**-24, (1 + bits) * 2.0**-126])
+    values = torch.cat(
+        [values, (1 + bits) * 2.0**-14, (1 + bits) * 2.0**-15, (1 + bits) * 2.0**-24, bits * 2.0**-24, (1 + bits) * 2.0**-126]
+    )
     x, weight = (torch.zeros(rows, 8, dtype=torch.bfloat16) for rows in (made.m, len(values)))
     got = machine.run(made, programs.Case(x, weight, values, 8))
     assert torch.equal(got, values.to(programs.DTYPES[out]).expand(got.shape))

@@ -361,12 +361,22 @@ void store(void *to, const void *from, int bytes) {
     memcpy(to, from, (size_t)bytes);
 }
 
+void arrive(const Copy &copy) {
+    if (copy.from)
+        memcpy(copy.to, copy.from, copy.bytes);
+    else
+        memset(copy.to, 0, copy.bytes);
+}
+
+// At once, or when it is awaited.
 void copy_async(void *to, const void *from, int bytes, bool there) {
     Machine &m = machine();
     if ((uintptr_t)to % (unsigned)bytes) fail(MISALIGNED_ADDRESS, "copies %d bytes to shared memory at %p, which is no multiple of that", bytes, to);
     if (there) operand_at(from, bytes, "copies").loaded += bytes;
+    const Copy copy = {to, there ? from : nullptr, (size_t)bytes};
+    if (m.random.below(2)) return arrive(copy);
     memset(to, 0xFF, (size_t)bytes);
-    m.fibers[m.current].copies.back().push_back({to, there ? from : nullptr, (size_t)bytes});
+    m.fibers[m.current].copies.back().push_back(copy);
 }
 
 void commit_copies() { machine().fibers[machine().current].copies.emplace_back(); }
@@ -374,12 +384,7 @@ void commit_copies() { machine().fibers[machine().current].copies.emplace_back()
 void await_copies(int groups) {
     std::deque<std::vector<Copy>> &copies = machine().fibers[machine().current].copies;
     while (copies.size() > (size_t)groups + 1) {
-        for (const Copy &copy : copies.front()) {
-            if (copy.from)
-                memcpy(copy.to, copy.from, copy.bytes);
-            else
-                memset(copy.to, 0, copy.bytes);
-        }
+        for (const Copy &copy : copies.front()) arrive(copy);
         copies.pop_front();
     }
 }

@@ -63,8 +63,8 @@ inline unsigned host_atomic_add_one(unsigned *counter) { return host_table->atom
 // Both fail on addresses outside the operands, and on those that are no multiple of `bytes`.
 inline void host_load(void *to, const void *from, int bytes) { host_table->load(to, from, bytes); }
 inline void host_store(void *to, const void *from, int bytes) { host_table->store(to, from, bytes); }
-// Copies to shared memory in groups, as cp.async: they arrive when no more than so many groups are awaited, bytes 0xFF lie there until then.
-// Zeros where there is nothing to copy.
+// Copies to shared memory in groups, as cp.async: each arrives at once or when all but so many groups are awaited, bytes 0xFF lie there until
+// then. Zeros where there is nothing to copy.
 inline void host_copy_async(void *shared, const void *from, int bytes, bool there) { host_table->copy_async(shared, from, bytes, there); }
 inline void host_commit_copies() { host_table->commit_copies(); }
 inline void host_await_copies(int groups) { host_table->await_copies(groups); }

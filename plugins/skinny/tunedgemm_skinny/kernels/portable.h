@@ -50,14 +50,9 @@ DEVICE float load_fresh(const float *from) {
     host_load(&value, from, sizeof value);
     return value;
 }
-template <int BYTES> DEVICE void copy_async(void *shared, const void *from, bool there) {
-    if (there)
-        host_load(shared, from, BYTES);
-    else
-        __builtin_memset(shared, 0, BYTES);
-}
-DEVICE void commit_copies() {}
-template <int LEFT> DEVICE void await_copies() {}
+template <int BYTES> DEVICE void copy_async(void *shared, const void *from, bool there) { host_copy_async(shared, from, BYTES, there); }
+DEVICE void commit_copies() { host_commit_copies(); }
+template <int LEFT> DEVICE void await_copies() { host_await_copies(LEFT); }
 template <typename T> DEVICE void store(T *to, T value) { host_store(to, &value, sizeof value); }
 
 DEVICE float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
