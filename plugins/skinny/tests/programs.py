@@ -148,6 +148,65 @@ def split(program: Program, k: int, splits: int) -> int:
     return up(-(-k // splits), program.vec)
 
 
+#: The beginning of the tests' own kernels.
+PREAMBLE = """
+struct Args {
+    void *x, *weight, *bias, *out, *partial, *counters;
+    long long n, k;
+    int m, splits;
+    long long per_split;
+};
+typedef unsigned short u16;
+static float *out_of(const Args &args) { return (float *)args.out; }
+static void put(const Args &args, int place, float value) { host_store(out_of(args) + place, &value, 4); }
+static float get(const void *from, int place) {  // a bfloat16
+    unsigned bits = 0;
+    host_load((u16 *)&bits + 1, (const u16 *)from + place, 2);
+    return __builtin_bit_cast(float, bits);
+}
+extern "C" void skinny(Args args) {
+    const int thread = host_thread(), lane = thread % WAVE;
+    (void)args, (void)lane;
+"""
+#: Threads of a block of theirs in warps, and rows of the weight that it has.
+WARPS, PER_BLOCK = 2, 16
+
+
+@attrs.frozen
+class Tiny:
+    """A kernel of the tests' own, with the macros of a program of the family `rows`."""
+
+    wave: int
+    body: str
+    bytes_shared: int = 4096
+    m: int = 1
+    bias: int = 0
+    per_block: int = PER_BLOCK
+    out: str = "fp32"
+
+    @property
+    def threads(self) -> int:
+        return self.wave * WARPS
+
+    def source(self) -> str:
+        return f"{PREAMBLE}{self.body}\n}}"
+
+    def shared(self, per_split: int) -> int:
+        return self.bytes_shared
+
+    def defines(self) -> list[str]:
+        values = {"FAMILY_rows": 1, "DTYPE": 0, "OUT": 2, "BIAS": self.bias, "M": self.m, "N_EACH": 8, "WARPS_N": WARPS, "WARPS_K": 1}
+        values |= {"UNROLL": 1, "VEC": 1, "WAVE": self.wave, "X_SHARED": 0}
+        return [f"-D{name}={value}" for name, value in values.items()]
+
+
+def small(m: int = 1, n: int = PER_BLOCK, k: int = 128, splits: int = 1) -> Case:
+    """Operands of small whole numbers."""
+    made = torch.Generator().manual_seed(1)
+    x, weight = (torch.randint(-9, 10, (rows, k), generator=made).to(torch.bfloat16) for rows in (m, n))
+    return Case(x, weight, None, -(-k // splits))
+
+
 class Machine:
     """A fake GPU whose warps have *wave* threads; keeps the programs that it has loaded.
 
@@ -188,6 +247,13 @@ class Machine:
         status = self.driver.launch(function, grid, args)
         assert status or counters is None or not counters.any(), "the counters are not zero again"
         return status
+
+    def refusal(self, program: Any, case: Case) -> tuple[int, str]:
+        """Status and reason of a launch that fails."""
+        out = torch.full((case.x.shape[0], case.weight.shape[0]), torch.nan)
+        status = self.status(program, case, out)
+        assert status, f"{program} is launched"
+        return status, self.driver.reason()
 
     def run(self, program: Any, case: Case, seed: int = 1) -> torch.Tensor:
         """The output of a launch; fails with the emulator's reason."""
