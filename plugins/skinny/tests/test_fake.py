@@ -10,8 +10,6 @@ import pytest
 import torch
 
 both = pytest.mark.parametrize("machine", [32, 64], indirect=True, ids=["nvidia", "amd"])
-nvidia = pytest.mark.parametrize("machine", [32], indirect=True, ids=["nvidia"])
-amd = pytest.mark.parametrize("machine", [64], indirect=True, ids=["amd"])
 
 
 @both
