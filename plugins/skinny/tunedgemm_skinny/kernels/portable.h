@@ -171,7 +171,7 @@ DEVICE u32 as_bits(float value) { return __float_as_uint(value); }
 DEVICE float multiply_add(float one, float two, float sum) { return __fmaf_rn(one, two, sum); }
 
 // What nobody writes while the kernel runs: x is read again and again, from L1; each element of the weight once, past it. They are
-// volatile to stay in their order: else each load would sink to its use, and a warp would wait for one at a time.
+// volatile to stay in their order in PTX. ptxas may still sink some to their use, to save registers; the copies of a ring it cannot.
 template <int BYTES> struct Loads;
 template <> struct Loads<16> {
     static __device__ __forceinline__ void cached(u32 *to, const void *from) {
