@@ -119,35 +119,33 @@ class Session:
 
     def check_first(self, shape: Shape, solution: Solution) -> Timing:
         """One call of a solution: whether it is worth a rough timing."""
-        refusal = self.bind(shape, solution)
-        if refusal is not None:
-            return refusal
-        verifier, launcher = self._checks, self._launchers[solution]
-        timing: Timing = self._guarded(lambda: verifier.check_first(solution, launcher))
-        return timing
+        return self._verified(shape, solution, lambda verifier, launcher: verifier.check_first(solution, launcher))
 
     def check(self, shape: Shape, solution: Solution) -> Timing:
         """Verify a solution; what `Options` restricts to is part of it."""
-        refusal = self.bind(shape, solution)
-        if refusal is not None:
-            return refusal
-        verifier, launcher = self._checks, self._launchers[solution]
-        timing: Timing = self._guarded(lambda: verifier.check(solution, launcher))
+        timing = self._verified(shape, solution, lambda verifier, launcher: verifier.check(solution, launcher))
         if timing.status == "ok" and self.options.deterministic and not timing.deterministic:
             return attrs.evolve(timing, status="nondeterministic", detail="four calls on the same operands gave different bits")
         if timing.status == "ok" and self.options.batch_invariant:
+            verifier = self._checks
             fault = self._guarded(lambda: verifier.batch_invariant(lambda at: self._backend(solution).bind(solution, at, self.device)))
             timing = attrs.evolve(timing, batch_invariant=not fault, status="batch_variant" if fault else "ok", detail=fault)
         return timing
 
     def check_again(self, shape: Shape, solution: Solution) -> Timing:
         """Verify once more, as it was timed: on the operands used longest ago, and from a graph where it was captured."""
+        graphs = self.options.timing == "graph"
+        return self._verified(
+            shape, solution, lambda verifier, launcher: verifier.check_again(solution, launcher, graphed=launcher.graph_safe and graphs)
+        )
+
+    def _verified(self, shape: Shape, solution: Solution, ask: Callable[[Verifier, Launcher], Timing]) -> Timing:
+        """What the verifier says of a solution, bound first."""
         refusal = self.bind(shape, solution)
         if refusal is not None:
             return refusal
         verifier, launcher = self._checks, self._launchers[solution]
-        graphed = launcher.graph_safe and self.options.timing == "graph"
-        timing: Timing = self._guarded(lambda: verifier.check_again(solution, launcher, graphed=graphed))
+        timing: Timing = self._guarded(lambda: ask(verifier, launcher))
         return timing
 
     def sample(self, shape: Shape, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
