@@ -54,7 +54,7 @@ def _resident(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> int:
 
 def _work(kernel: Kernel, m: int, gfx: str) -> float:
     """What multiplying and reading x add: x is read by every warp, for the rows of the weight that it has."""
-    each, rows = kernel.per_block // kernel.warps_n, compiled_rows(kernel, m, gfx)
+    each, rows = kernel.each, compiled_rows(kernel, m, gfx)
     reading = 1 + (0.01 * rows / each + 0.03 * rows / kernel.per_block if kernel.x_shared else 0.03 * rows / each)
     if isinstance(kernel, Rows):
         return reading * max(1.0, (m + 1 + m / each) / _OPERATIONS)

@@ -33,13 +33,39 @@ def _among(*values: int, default: Any = attrs.NOTHING) -> Any:
     return attrs.field(default=default, validator=check, metadata={"ladder": values})
 
 
-def _warps(instance: Any) -> None:
-    if instance.warps > MAX_WARPS:
-        raise PluginError(f"skinny {instance.family}: a block has {MAX_WARPS} warps at most (got {instance.warps})")
+class _Block:
+    """What the families have in common: how a block's warps lie."""
+
+    __slots__ = ()
+
+    def __attrs_post_init__(self: Any) -> None:
+        if self.warps > MAX_WARPS:
+            raise PluginError(f"skinny {self.family}: a block has {MAX_WARPS} warps at most (got {self.warps})")
+
+    @property
+    def warps(self: Any) -> int:
+        """Warps of a block."""
+        return int(self.warps_n * self.warps_k)
+
+    @property
+    def each(self: Any) -> int:
+        """Rows of the weight that a warp has."""
+        return int(self.unit * self.n_each)
+
+    @property
+    def per_block(self: Any) -> int:
+        """Rows of the weight that a block has."""
+        return int(self.each * self.warps_n)
+
+    @property
+    def name(self: Any) -> str:
+        """The text of ``kernelName``."""
+        parts = f"{self.family}_r{REVISION}_n{self.n_each}w{self.warps_n}x{self.warps_k}u{self.unroll}"
+        return parts + (f"a{self.stages}" if self.stages else "") + "_s" * self.x_shared
 
 
 @attrs.frozen(cache_hash=True)
-class Rows:
+class Rows(_Block):
     """Multiply and sum on the vector units: every lane has a piece of K of *n_each* rows of the weight, for all rows of x.
 
     Attributes:
@@ -51,6 +77,7 @@ class Rows:
     """
 
     family: ClassVar[str] = "rows"
+    unit: ClassVar[int] = 1
     n_each: int = _among(1, 2, 4, 8)
     warps_n: int = _among(1, 2, 4, 8, 16)
     warps_k: int = _among(1, 2, 4, 8, 16)
@@ -58,27 +85,9 @@ class Rows:
     x_shared: bool = attrs.field(default=False, metadata={"ladder": (False, True)})
     stages: int = _among(*_STAGES, default=0)
 
-    def __attrs_post_init__(self) -> None:
-        _warps(self)
-
-    @property
-    def warps(self) -> int:
-        """Warps of a block."""
-        return self.warps_n * self.warps_k
-
-    @property
-    def per_block(self) -> int:
-        """Rows of the weight that a block has."""
-        return self.n_each * self.warps_n
-
-    @property
-    def name(self) -> str:
-        """The text of ``kernelName``."""
-        return _name(self) + "_s" * self.x_shared
-
 
 @attrs.frozen(cache_hash=True)
-class Tiles:
+class Tiles(_Block):
     """Products of the matrix units: the rows of the weight take the long side of the instruction.
 
     Attributes:
@@ -87,6 +96,7 @@ class Tiles:
     """
 
     family: ClassVar[str] = "tiles"
+    unit: ClassVar[int] = 16
     n_each: int = _among(1, 2, 4)
     warps_n: int = _among(1, 2, 4, 8, 16)
     warps_k: int = _among(1, 2, 4, 8, 16)
@@ -94,34 +104,11 @@ class Tiles:
     stages: int = _among(*_STAGES, default=0)
     x_shared: ClassVar[bool] = False
 
-    def __attrs_post_init__(self) -> None:
-        _warps(self)
-
-    @property
-    def warps(self) -> int:
-        """Warps of a block."""
-        return self.warps_n * self.warps_k
-
-    @property
-    def per_block(self) -> int:
-        """Rows of the weight that a block has."""
-        return 16 * self.n_each * self.warps_n
-
-    @property
-    def name(self) -> str:
-        """The text of ``kernelName``."""
-        return _name(self)
-
 
 Kernel = Rows | Tiles
 
 _PATTERN = r"_n(?P<n_each>\d+)w(?P<warps_n>\d+)x(?P<warps_k>\d+)u(?P<unroll>\d+)(a(?P<stages>\d+))?"
 _PATTERNS: dict[type[Kernel], str] = {Rows: _PATTERN + r"(?P<x_shared>_s)?", Tiles: _PATTERN}
-
-
-def _name(kernel: Kernel) -> str:
-    ring = f"a{kernel.stages}" if kernel.stages else ""
-    return f"{kernel.family}_r{REVISION}_n{kernel.n_each}w{kernel.warps_n}x{kernel.warps_k}u{kernel.unroll}{ring}"
 
 
 @functools.lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
 
 from tunedgemm_skinny.cost import cost_of
-from tunedgemm_skinny.fit import MAX_ROWS, per_split, refusal, registers, span_of, threads_of
+from tunedgemm_skinny.fit import MAX_ROWS, ceil_div, per_split, refusal, registers, span_of, threads_of
 from tunedgemm_skinny.limits import ARCHITECTURES, supports
 from tunedgemm_skinny.names import Kernel, Rows, Tiles, kernel_of
 
@@ -76,8 +76,8 @@ def fits(kernel: Kernel, splits: int, shape: Shape, device: Device) -> bool:
     if refusal(kernel, splits, shape, device.gfx):
         return False
     architecture, span = ARCHITECTURES[device.gfx], span_of(kernel, device.gfx)
-    share, each = per_split(kernel, splits, shape.k, device.gfx), kernel.per_block // kernel.warps_n
-    works = (kernel.warps_k - 1) * span < share and (kernel.warps_n - 1) * each < shape.n and (kernel.unroll == 1 or span <= share)
+    share = per_split(kernel, splits, shape.k, device.gfx)
+    works = (kernel.warps_k - 1) * span < share and (kernel.warps_n - 1) * kernel.each < shape.n and (kernel.unroll == 1 or span <= share)
     most = min(architecture.registers, architecture.register_file // threads_of(kernel, device.gfx))
     return works and registers(kernel, shape.m, device.gfx) <= most
 
@@ -102,7 +102,7 @@ def _all(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
             if parameters["warps_n"] * parameters["warps_k"] > _WARPS:
                 continue
             kernel = family(**parameters)
-            warps = -(-shape.n // kernel.per_block) * kernel.warps / max(device.cu_num, 1)
+            warps = ceil_div(shape.n, kernel.per_block) * kernel.warps / max(device.cu_num, 1)
             for splits in SPLITS:
                 if splits == 1 or (_FEWEST <= warps * splits <= _MANY and warps < 2 * _FEWEST):
                     yield kernel, splits

@@ -18,13 +18,12 @@ struct alignas(16) Eight {
 };
 
 #define THREADS (WAVE * WARPS_N * WARPS_K)
-#ifndef STAGES
-#define STAGES 0
-#endif
 #ifdef FAMILY_tiles
 #define EACH (16 * N_EACH)  // rows of the weight that a warp has
+#define STEP 32             // elements of K that a warp multiplies at once
 #else
 #define EACH N_EACH
+#define STEP (WAVE * 8)
 #endif
 #define ROWS (EACH * WARPS_N)  // the same of a block: columns of the output
 
@@ -270,6 +269,38 @@ template <bool ONCE, bool WHOLE> DEVICE Eight eight_at(const u16 *row, long long
 // The eight elements from `k` on, zeros from `end` on, on their way into a slot of the lane's own.
 DEVICE void begin_eight(unsigned char *slot, const u16 *row, long long k, long long end) {
     UNROLLED for (int piece = 0; piece < 8; piece += VEC) copy_async<2 * VEC>(slot + 2 * piece, row + k + piece, k + piece < end);
+}
+
+// The COUNT rows that a lane has, through its part of a ring of STAGES slots: `use(weight, k)` for each step, `k` being the lane's own.
+// A warp's part begins at `at`, what it shares ends at `stop`; a lane begins `skew` later and its elements end at `end`. Copies of a turn,
+// UNROLL steps, begin STAGES - 1 turns before it is used.
+template <int COUNT, typename Use>
+DEVICE void through_ring(unsigned char *ring, const u16 *const *rows, long long at, long long stop, long long skew, long long end, Use use) {
+    const long long turn = WARPS_K * UNROLL * STEP;
+    const int slot_bytes = UNROLL * COUNT * THREADS * 16;
+    long long ahead = at;
+    int filled = 0, used = 0;
+    const auto fill = [&] {
+        unsigned char *slot = ring + filled * slot_bytes;
+        if (ahead < stop)
+            UNROLLED for (int u = 0; u < UNROLL; u++) UNROLLED for (int r = 0; r < COUNT; r++)
+                begin_eight(slot + (u * COUNT + r) * (THREADS * 16), rows[r], ahead + skew + u * STEP, end);
+        commit_copies();
+        ahead += turn;
+        filled = filled == STAGES - 1 ? 0 : filled + 1;
+    };
+    for (int stage = 0; stage < STAGES - 1; stage++) fill();
+    for (; at < stop; at += turn) {
+        fill();
+        await_copies<STAGES - 1>();
+        const unsigned char *slot = ring + used * slot_bytes;
+        UNROLLED for (int u = 0; u < UNROLL; u++) {
+            Eight weight[COUNT];
+            UNROLLED for (int r = 0; r < COUNT; r++) weight[r] = *(const Eight *)(slot + (u * COUNT + r) * (THREADS * 16));
+            use(weight, at + skew + u * STEP);
+        }
+        used = used == STAGES - 1 ? 0 : used + 1;
+    }
 }
 #endif
 

@@ -3,8 +3,6 @@
 // A step is eight elements of K for each lane, UNROLL of them lie side by side. The weight comes through a ring of STAGES slots in shared
 // memory, filled by asynchronous copies, or through registers, loads of UNROLL steps at once (STAGES 0). x comes from L1, or, with X_SHARED, from shared memory.
 
-#define STEP (WAVE * 8)
-
 // What a warp works on: its rows of the weight, and its part of K.
 struct Work {
     const u16 *x, *shared_x, *rows[N_EACH];
@@ -85,32 +83,9 @@ extern "C" KERNEL void skinny(Args args) {
     UNROLLED for (int m = 0; m < M; m++) UNROLLED for (int r = 0; r < N_EACH; r++) sum[m][r] = 0.0f;
     const long long span = UNROLL * STEP;
 #if STAGES
-    // `at` and `ahead`: the steps that are multiplied, and those whose copies begin, STAGES - 1 turns before.
     unsigned char *const ring = (unsigned char *)(shared_x + (X_SHARED ? M * work.length : 0)) + 16 * thread();
-    long long ahead = work.begin + along_k * span + 8 * lane;
-    int filled = 0;
-    const auto fill = [&] {
-        unsigned char *slot = ring + filled * (UNROLL * N_EACH * THREADS * 16);
-        if (ahead - 8 * lane < work.end)
-            UNROLLED for (int u = 0; u < UNROLL; u++) UNROLLED for (int r = 0; r < N_EACH; r++)
-                begin_eight(slot + (u * N_EACH + r) * (THREADS * 16), work.rows[r], ahead + u * STEP, work.end);
-        commit_copies();
-        ahead += WARPS_K * span;
-        filled = filled == STAGES - 1 ? 0 : filled + 1;
-    };
-    for (int stage = 0; stage < STAGES - 1; stage++) fill();
-    int used = 0;
-    for (long long at = work.begin + along_k * span; at < work.end; at += WARPS_K * span) {
-        fill();
-        await_copies<STAGES - 1>();
-        const unsigned char *slot = ring + used * (UNROLL * N_EACH * THREADS * 16);
-        UNROLLED for (int u = 0; u < UNROLL; u++) {
-            Eight weight[N_EACH];
-            UNROLLED for (int r = 0; r < N_EACH; r++) weight[r] = *(const Eight *)(slot + (u * N_EACH + r) * (THREADS * 16));
-            multiply_step<false>(work, weight, at + 8 * lane + u * STEP, sum);
-        }
-        used = used == STAGES - 1 ? 0 : used + 1;
-    }
+    through_ring<N_EACH>(ring, work.rows, work.begin + along_k * span, work.end, 8 * lane, work.end,
+                         [&](const Eight *weight, long long k) { multiply_step<false>(work, weight, k, sum); });
 #else
     for (long long k = work.begin + along_k * span; k < work.end; k += WARPS_K * span) {
         if (k + span <= work.end)

@@ -4,7 +4,6 @@
 // of K: four groups of lanes with eight each, which make two instructions. Both operands go to the registers as they lie in memory: x from L1,
 // the weight through a ring of STAGES slots in shared memory, filled by asynchronous copies, or directly, loads of UNROLL steps at once (STAGES 0).
 
-#define STEP 32
 #define SHORT (M / COLUMNS)  // tiles along the rows of x
 
 #if COLUMNS == 8
@@ -69,34 +68,10 @@ extern "C" KERNEL void skinny(Args args) {
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) sum[t][s][i] = 0.0f;
     const long long span = UNROLL * STEP;
 #if STAGES
-    // `at` and `ahead`: the steps that are multiplied, and those whose copies begin, STAGES - 1 turns before.
-    const int slot_bytes = UNROLL * N_EACH * HELD * THREADS * 16;
     unsigned char *const ring = shared + (4 * WARPS_K * M * ROWS + 15) / 16 * 16 + 16 * thread();
-    long long ahead = begin + along_k * span;
-    int filled = 0;
-    const auto fill = [&] {
-        unsigned char *slot = ring + filled * slot_bytes;
-        if (ahead < end)
-            UNROLLED for (int u = 0; u < UNROLL; u++) UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++)
-                begin_eight(slot + ((u * N_EACH + t) * HELD + h) * (THREADS * 16), work.rows[t][h], ahead + u * STEP, work.end);
-        commit_copies();
-        ahead += WARPS_K * span;
-        filled = filled == STAGES - 1 ? 0 : filled + 1;
-    };
-    for (int stage = 0; stage < STAGES - 1; stage++) fill();
-    int used = 0;
-    for (long long at = begin + along_k * span; at < end; at += WARPS_K * span) {
-        fill();
-        await_copies<STAGES - 1>();
-        const unsigned char *slot = ring + used * slot_bytes;
-        UNROLLED for (int u = 0; u < UNROLL; u++) {
-            Eight weight[N_EACH][HELD];
-            UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++)
-                weight[t][h] = *(const Eight *)(slot + ((u * N_EACH + t) * HELD + h) * (THREADS * 16));
-            multiply_step<false>(work, weight, at + u * STEP, sum);
-        }
-        used = used == STAGES - 1 ? 0 : used + 1;
-    }
+    through_ring<N_EACH * HELD>(ring, work.rows[0], begin + along_k * span, end, 0, work.end, [&](const Eight *weight, long long k) {
+        multiply_step<false>(work, (const Eight (*)[HELD])weight, k, sum);
+    });
 #else
     for (long long k = begin + along_k * span; k < end; k += WARPS_K * span) {
         if (k + span <= end)
