@@ -34,7 +34,7 @@ ILLEGAL_ADDRESS, OUT_OF_RESOURCES, MISALIGNED_ADDRESS, LAUNCH_FAILED = 700, 701,
 MAX_THREADS, LOCAL_BYTES, REGISTERS, DYNAMIC_SHARED = 0, 3, 4, 8
 #: Results of both compilers.
 INVALID_OPTION, COMPILATION = 5, 6
-OPERANDS = ("x", "weight", "bias", "out", "partial", "counters")
+OPERANDS = ("x", "weight", "bias", "out", "partial", "counters", "x_scale", "w_scale")
 
 
 class NoCompilerError(RuntimeError):
@@ -122,12 +122,13 @@ class Compiler:
 
 @attrs.frozen
 class Grid:
-    """Blocks along N, splits, threads of a block, bytes of dynamic shared memory."""
+    """Blocks along N, splits, threads of a block, bytes of dynamic shared memory, products of a batch."""
 
     blocks: int
     splits: int
     threads: int
     shared: int
+    batches: int = 1
 
 
 class Driver:
@@ -167,7 +168,7 @@ class Driver:
         """The status of a launch."""
         name = "ModuleLaunchKernel" if self.amd else "LaunchKernel"
         params = (ctypes.c_void_p * 1)(ctypes.addressof(args))
-        return self.call(name, function, grid.blocks, grid.splits, 1, grid.threads, 1, 1, grid.shared, None, params, None)
+        return self.call(name, function, grid.blocks, grid.splits, grid.batches, grid.threads, 1, 1, grid.shared, None, params, None)
 
     def moved(self) -> dict[str, tuple[int, int]]:
         """Bytes that the last launch of this thread loaded and stored, by operand."""

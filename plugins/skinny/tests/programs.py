@@ -14,7 +14,15 @@ import torch
 import tunedgemm_skinny
 
 KERNELS = Path(tunedgemm_skinny.__file__).with_name("kernels")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {
+    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "fp8_e4m3fn": torch.float8_e4m3fn,
+    "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
+}  # fmt: skip
+#: In the order of the sources' numbers.
+INPUTS, OUTPUTS = ("bf16", "fp16", "int8", "fp8_e4m3fn", "fp8_e4m3fnuz"), ("bf16", "fp16", "fp32")
+SCALES = ("none", "tensor", "row", "block")
+#: Elements of K, and rows of the weight, that share a scale of a block.
+BLOCK = 128
 ARCHITECTURES = {32: "sm_90", 64: "gfx942"}
 #: Rows of x that a matrix instruction takes, by the width of a warp.
 COLUMNS = {32: 8, 64: 16}
@@ -38,6 +46,8 @@ class Program:
         m: rows of x that it serves.
         vec: elements of one load.
         stages: slots of the ring that the weight comes through; 0: none.
+        scale: kind of the operands' scales.
+        batched: whether it serves several products.
         The others are as the kernels' names have them, dtypes by their short names.
     """
 
@@ -54,6 +64,8 @@ class Program:
     bias: str = ""
     x_shared: bool = False
     stages: int = 0
+    scale: str = "none"
+    batched: bool = False
 
     @property
     def per_block(self) -> int:
@@ -68,7 +80,12 @@ class Program:
     @property
     def span(self) -> int:
         """Elements of K that all warps of a block take in one turn."""
-        return self.unroll * self.warps_k * (32 if self.family == "tiles" else 8 * self.wave)
+        return self.unroll * self.warps_k * self.piece * (4 if self.family == "tiles" else self.wave)
+
+    @property
+    def piece(self) -> int:
+        """Elements of K that a lane has at once."""
+        return 8 if self.dtype in INPUTS[:2] else 16
 
     def source(self) -> str:
         """The text of the program."""
@@ -76,46 +93,61 @@ class Program:
 
     def defines(self) -> list[str]:
         """Its macros."""
-        names = list(DTYPES)
         values = {
-            f"FAMILY_{self.family}": 1, "DTYPE": names.index(self.dtype), "OUT": names.index(self.out),
-            "BIAS": names.index(self.bias) + 1 if self.bias else 0, "M": self.m, "N_EACH": self.n_each, "WARPS_N": self.warps_n,
+            f"FAMILY_{self.family}": 1, "DTYPE": INPUTS.index(self.dtype), "OUT": OUTPUTS.index(self.out),
+            "BIAS": OUTPUTS.index(self.bias) + 1 if self.bias else 0, "M": self.m, "N_EACH": self.n_each, "WARPS_N": self.warps_n,
             "WARPS_K": self.warps_k, "UNROLL": self.unroll, "VEC": self.vec, "WAVE": self.wave, "X_SHARED": int(self.x_shared),
-            "STAGES": self.stages,
+            "STAGES": self.stages, "SCALE": SCALES.index(self.scale), "BATCHED": int(self.batched), "CLUSTER": 0,
         }  # fmt: skip
         return [f"-D{name}={value}" for name, value in values.items()]
 
     def shared(self, per_split: int) -> int:
         """Bytes of dynamic shared memory: the sums of all warps, x where it lies there, the ring."""
-        nbytes = up(4 * self.warps_k * self.m * self.per_block, 16)
-        nbytes += 2 * self.m * up(per_split, 8) * self.x_shared
+        sums = 4 * self.warps_k * self.m * (self.per_block + (4 if self.family == "tiles" else 0))
+        x = 16 * self.m * -(-per_split // self.piece) * self.x_shared
         held = 2 if self.family == "tiles" and self.wave == 32 else 1  # rows of a tile that a lane has
-        return nbytes + 16 * self.stages * self.unroll * self.n_each * held * self.threads
+        return max(sums, x + 16 * self.stages * self.unroll * self.n_each * held * self.threads)
 
 
 @attrs.frozen(eq=False)
 class Case:
-    """The operands of one product and how K is split.
+    """The operands of one product, or of a batch of them, and how K is split.
 
     Attributes:
-        x, weight, bias: [m, k], [n, k], [n] or None.
+        x, weight, bias: [m, k], [n, k], [n] or None; of a batch each [B, ...].
         per_split: elements of K of each split but the last.
+        x_scale, w_scale: one value each; by row [m] and [n]; or by block [m, ceil(k/128)] and [ceil(n/128), ceil(k/128)].
     """
 
     x: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None
     per_split: int
+    x_scale: torch.Tensor | None = None
+    w_scale: torch.Tensor | None = None
 
     @property
     def splits(self) -> int:
         """Splits of K."""
-        return -(-self.x.shape[1] // self.per_split)
+        return -(-self.x.shape[-1] // self.per_split)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Products, rows of x, rows of the weight, and K."""
+        return (1 if self.x.dim() == 2 else self.x.shape[0]), self.x.shape[-2], self.weight.shape[-2], self.x.shape[-1]
 
     def reference(self) -> torch.Tensor:
-        """The product in float64, [m, n]."""
-        out = self.x.double() @ self.weight.double().mT
-        return out if self.bias is None else out + self.bias.double()
+        """The product in float64, [m, n]; of a batch [B, m, n]."""
+        x, weight, scales = self.x.double(), self.weight.double(), (self.x_scale, self.w_scale)
+        if self.x_scale is None or self.w_scale is None:
+            scales = (torch.ones(1), torch.ones(1))
+        elif self.x_scale.dim() == self.x.dim():
+            k, n = x.shape[-1], weight.shape[0]
+            x = x * self.x_scale.double().repeat_interleave(BLOCK, 1)[:, :k]
+            weight = weight * self.w_scale.double().repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
+            scales = (torch.ones(1), torch.ones(1))
+        out = x @ weight.mT * scales[0].double().unsqueeze(-1) * scales[1].double().unsqueeze(-2)
+        return out if self.bias is None else out + self.bias.double().unsqueeze(-2)
 
     def size(self) -> torch.Tensor:
         """The sum of the absolute values of what is added up, [m, n]."""
@@ -124,15 +156,24 @@ class Case:
 
 
 def whole(program: Program, m: int, n: int, k: int, splits: int = 1, seed: int = 0) -> Case:
-    """Operands of whole numbers, whose sums float32 has exactly, in any order: every wrong, missing or doubled element shows."""
-    made = torch.Generator().manual_seed(seed)
+    """Operands of whole numbers, whose sums float32 has exactly, in any order: every wrong, missing or doubled element shows.
+
+    Scales are powers of two; a program for batches gets three products.
+    """
+    made, batch = torch.Generator().manual_seed(seed), (3,) * program.batched
 
     def drawn(*shape: int, dtype: str, most: int) -> torch.Tensor:
-        return torch.randint(-most, most + 1, shape, generator=made).to(DTYPES[dtype])
+        return torch.randint(-most, most + 1, (*batch, *shape), generator=made).to(DTYPES[dtype])
+
+    def powers(*shape: int) -> torch.Tensor:
+        return 2.0 ** torch.randint(-1, 2, (*batch, *shape), generator=made)
 
     bias = drawn(n, dtype=program.bias, most=99) if program.bias else None
     weight = drawn(n, k, dtype=program.dtype, most=9)
-    return Case(drawn(m, k, dtype=program.dtype, most=9), weight, bias, split(program, k, splits))
+    x, blocks = drawn(m, k, dtype=program.dtype, most=9), -(-k // BLOCK)
+    sizes = {"none": None, "tensor": ((1,), (1,)), "row": ((m,), (n,)), "block": ((m, blocks), (-(-n // BLOCK), blocks))}[program.scale]
+    scales = (None, None) if sizes is None else tuple(powers(*size) for size in sizes)
+    return Case(x, weight, bias, split(program, k, splits), *scales)
 
 
 def normal(program: Program, m: int, n: int, k: int, splits: int = 1, seed: int = 0) -> Case:
@@ -144,14 +185,14 @@ def normal(program: Program, m: int, n: int, k: int, splits: int = 1, seed: int 
 
 
 def split(program: Program, k: int, splits: int) -> int:
-    """Elements of K of each of so many splits."""
-    return up(-(-k // splits), program.vec)
+    """Elements of K of each of so many splits; with scales of blocks whole blocks, or steps of 64 where each step has its own scales."""
+    return up(-(-k // splits), min(BLOCK, 64 * program.unroll) if program.scale == "block" else program.vec)
 
 
 #: The beginning of the tests' own kernels.
 PREAMBLE = """
 struct Args {
-    void *x, *weight, *bias, *out, *partial, *counters;
+    void *x, *weight, *bias, *out, *partial, *counters, *x_scale, *w_scale;
     long long n, k;
     int m, splits;
     long long per_split;
@@ -196,7 +237,7 @@ class Tiny:
 
     def defines(self) -> list[str]:
         values = {"FAMILY_rows": 1, "DTYPE": 0, "OUT": 2, "BIAS": self.bias, "M": self.m, "N_EACH": 8, "WARPS_N": WARPS, "WARPS_K": 1}
-        values |= {"UNROLL": 1, "VEC": 1, "WAVE": self.wave, "X_SHARED": 0}
+        values |= {"UNROLL": 1, "VEC": 1, "WAVE": self.wave, "X_SHARED": 0, "SCALE": 0, "BATCHED": 0}
         return [f"-D{name}={value}" for name, value in values.items()]
 
 
@@ -232,14 +273,15 @@ class Machine:
 
     def status(self, program: Any, case: Case, out: torch.Tensor, seed: int = 1) -> int:
         """The status of a launch over poisoned partial sums; *out* is the output."""
-        (m, k), n = case.x.shape, case.weight.shape[0]
+        batches, m, n, k = case.sizes
         blocks = -(-n // program.per_block)
-        partial = torch.full((case.splits, m, n), torch.nan) if case.splits > 1 else None
-        counters = torch.zeros(blocks, dtype=torch.int32) if case.splits > 1 else None
+        partial = torch.full((batches, case.splits, m, n), torch.nan) if case.splits > 1 else None
+        counters = torch.zeros(batches, blocks, dtype=torch.int32) if case.splits > 1 else None
         given = {"x": case.x, "weight": case.weight, "bias": case.bias, "out": out, "partial": partial, "counters": counters}
+        given |= {"x_scale": case.x_scale, "w_scale": case.w_scale}
         pointers = {name: None if tensor is None else tensor.data_ptr() for name, tensor in given.items()}
         args = self.fake.Args(**pointers, n=n, k=k, m=m, splits=case.splits, per_split=case.per_split)
-        grid = self.fake.Grid(blocks, case.splits, program.threads, program.shared(case.per_split))
+        grid = self.fake.Grid(blocks, case.splits, program.threads, program.shared(case.per_split), batches)
         function = self.loaded(program)
         if grid.shared > 48 << 10 and self.wave == 32:
             assert self.driver.call("FuncSetAttribute", function, self.fake.DYNAMIC_SHARED, grid.shared) == 0, self.driver.reason()
@@ -257,7 +299,7 @@ class Machine:
 
     def run(self, program: Any, case: Case, seed: int = 1) -> torch.Tensor:
         """The output of a launch; fails with the emulator's reason."""
-        out = torch.full((case.x.shape[0], case.weight.shape[0]), torch.nan, dtype=DTYPES[program.out])
+        out = torch.full((*case.x.shape[:-1], case.weight.shape[-2]), torch.nan, dtype=DTYPES[program.out])
         status = self.status(program, case, out, seed)
         assert status == 0, f"{program} {tuple(case.x.shape)} x {tuple(case.weight.shape)}, splits {case.splits}: {self.driver.reason()}"
         return out
@@ -268,9 +310,9 @@ class Machine:
         wrong = (out != wanted).nonzero().tolist()
         if not wrong:
             return ""
-        row, column = wrong[0]
-        sizes = f"m={case.x.shape[0]} n={case.weight.shape[0]} k={case.x.shape[1]} splits={case.splits} seed={seed}"
-        return f"{program} {sizes}: {len(wrong)} of {out.numel()} wrong, [{row}, {column}] is {out[row, column]}, not {wanted[row, column]}"
+        place = tuple(wrong[0])
+        sizes = "batches={} m={} n={} k={}".format(*case.sizes) + f" splits={case.splits} seed={seed}"
+        return f"{program} {sizes}: {len(wrong)} of {out.numel()} wrong, {place} is {out[place]}, not {wanted[place]}"
 
 
 def drawn(chosen: random.Random, wave: int) -> Program:
@@ -289,8 +331,8 @@ def drawn(chosen: random.Random, wave: int) -> Program:
             unroll=chosen.choice([1, 2, 4]),
             vec=chosen.choice([8, 8, 4, 2, 1]),
             dtype=chosen.choice(["bf16", "fp16"]),
-            out=chosen.choice(list(DTYPES)),
-            bias=chosen.choice(["", *DTYPES]),
+            out=chosen.choice(OUTPUTS),
+            bias=chosen.choice(["", *OUTPUTS]),
             x_shared=rows and chosen.random() < 0.3,
             stages=chosen.choice([0, 0, 2, 3, 4]),
         )

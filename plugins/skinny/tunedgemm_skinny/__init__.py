@@ -28,7 +28,7 @@ class Skinny:
     host: Device | None = None
 
     CONTRACT = 1
-    OPS = ("a16w16",)
+    OPS = tuple(limits.OPS)
 
     def library_version(self, device: Device) -> str:  # noqa: ARG002
         """Empty: kernel names carry the revision of their source."""

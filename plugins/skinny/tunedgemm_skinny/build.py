@@ -12,7 +12,7 @@ import attrs
 from tunedgemm.plugin import LaunchError, Shape, artifact
 
 from tunedgemm_skinny.fit import compiled_rows, vec_of
-from tunedgemm_skinny.limits import ARCHITECTURES, INPUTS, OUTPUTS
+from tunedgemm_skinny.limits import ARCHITECTURES, INPUTS, OUTPUTS, SCALES, batches_of
 from tunedgemm_skinny.names import Kernel
 from tunedgemm_skinny.rtc import Compiler, RefusedError
 
@@ -34,6 +34,8 @@ class Build:
         dtype, outdtype, bias_dtype: short texts; bias_dtype is "" without a bias.
         rows: rows of x that the program serves.
         vec: elements of one load.
+        scale: kind of the scales.
+        batched: whether the grid has a product of a batch along its third axis.
     """
 
     kernel: Kernel
@@ -43,12 +45,15 @@ class Build:
     bias_dtype: str = attrs.field(validator=attrs.validators.in_(("", *OUTPUTS)))
     rows: int
     vec: int
+    scale: str = attrs.field(default="none", validator=attrs.validators.in_(SCALES))
+    batched: bool = False
 
 
 def build_of(kernel: Kernel, shape: Shape, gfx: str) -> Build:
     """The build that serves the shape."""
     rows = compiled_rows(kernel, shape.m, gfx)
-    return Build(kernel, gfx, shape.dtype, shape.outdtype, shape.bias_dtype, rows, vec_of(shape.k))
+    vec, batched = vec_of(shape.k, shape.dtype), batches_of(shape) > 1
+    return Build(kernel, gfx, shape.dtype, shape.outdtype, shape.bias_dtype, rows, vec, shape.scale, batched)
 
 
 @functools.cache
@@ -74,6 +79,9 @@ def defines(build: Build) -> dict[str, int]:
         "WAVE": ARCHITECTURES[build.gfx].wave,
         "X_SHARED": int(kernel.x_shared),
         "STAGES": kernel.stages,
+        "SCALE": SCALES.index(build.scale),
+        "BATCHED": int(build.batched),
+        "CLUSTER": 0,
     }
 
 

@@ -11,7 +11,7 @@ import math
 from tunedgemm.plugin import Device, Shape
 
 from tunedgemm_skinny.fit import ceil_div, compiled_rows, grid_of, per_split, registers, shared_bytes, span_of, threads_of
-from tunedgemm_skinny.limits import ARCHITECTURES
+from tunedgemm_skinny.limits import ARCHITECTURES, batches_of, width_of
 from tunedgemm_skinny.names import Kernel, Rows
 
 #: Bytes that a multiprocessor must have in flight for the memory's whole rate: its share of 5 TB/s for most of a microsecond.
@@ -29,33 +29,35 @@ _OPERATIONS = 14
 
 def cost_of(kernel: Kernel, splits: int, shape: Shape, device: Device) -> float:
     """The guess; the lower the better."""
-    units, share = max(device.cu_num, 1), per_split(kernel, splits, shape.k, device.gfx)
-    blocks, trip = math.prod(grid_of(kernel, splits, shape)), span_of(kernel, device.gfx) * kernel.warps_k
+    units, share, width = max(device.cu_num, 1), per_split(kernel, splits, shape, device.gfx), width_of(shape.dtype)
+    blocks, trip = math.prod(grid_of(kernel, splits, shape)), span_of(kernel, shape.dtype, device.gfx) * kernel.warps_k
     resident = min(_resident(kernel, splits, shape, device.gfx), ceil_div(blocks, units))
     # While one slot of a ring is used, copies into the others are under way; what went to registers is used up before more is loaded.
     ahead = max(kernel.stages - 1, 1) if kernel.stages else 0.7
-    in_flight = resident * kernel.per_block * min(trip * ahead, share) * 2
+    in_flight = resident * kernel.per_block * min(trip * ahead, share) * width
     starved = max(1.0, _IN_FLIGHT / in_flight)
     uneven = ceil_div(blocks, units) * units / blocks
     ragged = ceil_div(share, trip) * trip / share if share > trip else 1.0
-    duration = 2 * shape.n * shape.k / (units * _PER_US)
+    duration = width * batches_of(shape) * shape.n * shape.k / (units * _PER_US)
     ends = _ADDING * math.log2(kernel.warps_k) + _STARTING * ceil_div(blocks, units) + _COPYING * kernel.x_shared
     ends += _MEETING + _ADDING * splits if splits > 1 else 0.0
-    partial = 4 * splits * shape.m / shape.k if splits > 1 else 0.0
-    return starved * math.sqrt(uneven) * math.sqrt(ragged) * _work(kernel, shape.m, device.gfx) + ends / duration + partial
+    partial = 8 / width * splits * shape.m / shape.k if splits > 1 else 0.0
+    return starved * math.sqrt(uneven) * math.sqrt(ragged) * _work(kernel, shape, device.gfx) + ends / duration + partial
 
 
 def _resident(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> int:
     """Blocks that a multiprocessor has at a time."""
     architecture, wanted = ARCHITECTURES[gfx], shared_bytes(kernel, splits, shape, gfx)
-    by_registers = architecture.register_file // (registers(kernel, shape.m, gfx) * threads_of(kernel, gfx))
+    by_registers = architecture.register_file // (registers(kernel, shape, gfx) * threads_of(kernel, gfx))
     return max(1, min(_BLOCKS, architecture.warps // kernel.warps, by_registers, architecture.shared_bytes // max(wanted, 1)))
 
 
-def _work(kernel: Kernel, m: int, gfx: str) -> float:
+def _work(kernel: Kernel, shape: Shape, gfx: str) -> float:
     """What multiplying and reading x add: x is read by every warp, for the rows of the weight that it has."""
-    each, rows = kernel.each, compiled_rows(kernel, m, gfx)
+    m, each, rows = shape.m, kernel.each, compiled_rows(kernel, shape.m, gfx)
     reading = 1 + (0.01 * rows / each + 0.03 * rows / kernel.per_block if kernel.x_shared else 0.03 * rows / each)
     if isinstance(kernel, Rows):
-        return reading * max(1.0, (m + 1 + m / each) / _OPERATIONS)
+        # Of int8 four are multiplied at once; of the rest an instruction each, and one for each conversion, while fp8 comes twice as fast.
+        each_element = m / 4 if shape.dtype == "int8" else m + 1 + m / each
+        return reading * max(1.0, 2 * each_element / width_of(shape.dtype) / _OPERATIONS)
     return reading * (1.2 if m == 1 else 1.0)  # most of the matrix instruction multiplies nothing

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 from tunedgemm.plugin import Shape
 
-from tunedgemm_skinny.limits import ARCHITECTURES, MAX_SPLITS, MAX_THREADS
+from tunedgemm_skinny.limits import ARCHITECTURES, MAX_SPLITS, MAX_THREADS, batches_of, width_of
 from tunedgemm_skinny.names import Kernel, Rows
 
+#: Rows of x of the matrix instructions that take fp8 as fp16.
+_HALVES = 8
 #: Rows of x that the family `rows` is made for: one accumulator each, for every row of the weight that a warp has.
 MAX_ROWS = 8
-#: Elements of K that a lane has of each row in one step.
-EIGHT = 8
+#: Bytes along K that a lane has of each row in one step.
+PIECE = 16
+#: Bytes that an asynchronous copy has at least.
+COPY = 4
 
 
 def ceil_div(size: int, step: int) -> int:
@@ -18,9 +24,14 @@ def ceil_div(size: int, step: int) -> int:
     return -(-size // step)
 
 
-def vec_of(k: int) -> int:
+def piece_of(dtype: str) -> int:
+    """Elements of K that a lane has of each row in one step."""
+    return PIECE // width_of(dtype)
+
+
+def vec_of(k: int, dtype: str) -> int:
     """Elements of one load: as many as divide K, so that each row begins at a multiple of them; 16 bytes at most."""
-    return next(vec for vec in (8, 4, 2, 1) if k % vec == 0)
+    return math.gcd(k, piece_of(dtype))
 
 
 def compiled_rows(kernel: Kernel, m: int, gfx: str) -> int:
@@ -36,19 +47,19 @@ def threads_of(kernel: Kernel, gfx: str) -> int:
 
 def grid_of(kernel: Kernel, splits: int, shape: Shape) -> tuple[int, int, int]:
     """Blocks along the three axes."""
-    return ceil_div(shape.n, kernel.per_block), splits, 1
+    return ceil_div(shape.n, kernel.per_block), splits, batches_of(shape)
 
 
-def span_of(kernel: Kernel, gfx: str) -> int:
-    """Elements of K that a warp has in flight: `unroll` steps of 8 for each lane, in tiles for each of its groups of four lanes."""
+def span_of(kernel: Kernel, dtype: str, gfx: str) -> int:
+    """Elements of K that a warp has in flight: `unroll` steps of 16 bytes for each lane, in tiles for each of its groups of four lanes."""
     groups = ARCHITECTURES[gfx].wave if isinstance(kernel, Rows) else 4
-    return kernel.unroll * EIGHT * groups
+    return kernel.unroll * piece_of(dtype) * groups
 
 
-def per_split(kernel: Kernel, splits: int, k: int, gfx: str) -> int:
+def per_split(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> int:
     """Elements of K that each split but the last has: whole spans, so that only the last has a ragged end."""
-    span = span_of(kernel, gfx)
-    return k if splits == 1 else ceil_div(ceil_div(k, splits), span) * span
+    span = span_of(kernel, shape.dtype, gfx)
+    return shape.k if splits == 1 else ceil_div(ceil_div(shape.k, splits), span) * span
 
 
 def held(kernel: Kernel, gfx: str) -> int:
@@ -60,29 +71,31 @@ def held(kernel: Kernel, gfx: str) -> int:
 def shared_bytes(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> int:
     """Dynamic shared memory of a block: the sums of its warps, float32 [warps_k][M][per_block], then x and the ring where they are."""
     rows = compiled_rows(kernel, shape.m, gfx)
-    length = ceil_div(per_split(kernel, splits, shape.k, gfx), EIGHT) * EIGHT
-    x = 2 * rows * length if kernel.x_shared else 0
-    ring = kernel.stages * kernel.unroll * held(kernel, gfx) * threads_of(kernel, gfx) * 2 * EIGHT
-    sums = 4 * kernel.warps_k * rows * kernel.per_block
-    return ceil_div(sums, 16) * 16 + x + ring if x or ring else sums
+    length = ceil_div(per_split(kernel, splits, shape, gfx) * width_of(shape.dtype), PIECE) * PIECE
+    x = rows * length if kernel.x_shared else 0
+    ring = kernel.stages * kernel.unroll * held(kernel, gfx) * threads_of(kernel, gfx) * PIECE
+    sums = 4 * kernel.warps_k * rows * (kernel.per_block + (4 if not isinstance(kernel, Rows) else 0))
+    return max(sums, x + ring)
 
 
 def partial_bytes(splits: int, shape: Shape) -> int:
-    """Bytes of the float32 sums of all splits, [splits][M][N]; none without a split."""
-    return 4 * splits * shape.m * shape.n if splits > 1 else 0
+    """Bytes of the float32 or int32 sums of all splits, [B][splits][M][N]; none without a split."""
+    return 4 * batches_of(shape) * splits * shape.m * shape.n if splits > 1 else 0
 
 
-def registers(kernel: Kernel, m: int, gfx: str) -> int:
+def registers(kernel: Kernel, shape: Shape, gfx: str) -> int:
     """Estimate of the 32-bit registers a thread: sums, loads, x, addresses. NVRTC 13.5 for sm_90 takes up to 60 more or fewer.
 
     Compilers keep the loads of about four steps at a time, also those from a ring.
     """
-    architecture, rows, mine = ARCHITECTURES[gfx], compiled_rows(kernel, m, gfx), held(kernel, gfx)
+    architecture, rows, mine = ARCHITECTURES[gfx], compiled_rows(kernel, shape.m, gfx), held(kernel, gfx)
     loads = 4 * mine * min(kernel.unroll, 4)
     if isinstance(kernel, Rows):
         return rows * (kernel.n_each + 4) + loads + 2 * mine + 32
     tiles = rows // architecture.columns
-    return 4 * kernel.n_each * tiles + loads + 2 * (mine + tiles) + 32
+    own = 2 * tiles if shape.scale == "block" else 0  # rows of x whose scales a lane has, for two blocks of K
+    widened = 8 * (mine + 1) if shape.dtype.startswith("fp8") and architecture.columns == _HALVES else 0  # fp8 as fp16
+    return 4 * kernel.n_each * tiles + loads + widened + 2 * own + 2 * (mine + tiles) + 32
 
 
 def refusal(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> str:
@@ -94,12 +107,14 @@ def refusal(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> str:
         return f"{kernel.name} has blocks of {threads_of(kernel, gfx)} threads on {gfx}; {MAX_THREADS} are the most"
     if kernel.stages and gfx.startswith("gfx"):
         return f"{kernel.name} copies asynchronously; {gfx} cannot"
-    if kernel.stages and shape.k % 2:
-        return f"asynchronous copies need an even K (K={shape.k})"
+    if kernel.stages and shape.k * width_of(shape.dtype) % COPY:
+        return f"asynchronous copies need K in wholes of {COPY // width_of(shape.dtype)} (K={shape.k})"
+    if isinstance(kernel, Rows) and shape.scale == "block":
+        return f"{kernel.name} sums all of K at once; scales of blocks need tiles"
     if not 1 <= splits <= MAX_SPLITS:
         return f"splitK must be in 0..{MAX_SPLITS} (got {splits})"
-    if (splits - 1) * per_split(kernel, splits, shape.k, gfx) >= shape.k:
-        return f"K={shape.k} has fewer than splitK={splits} parts of whole steps of {span_of(kernel, gfx)}"
+    if (splits - 1) * per_split(kernel, splits, shape, gfx) >= shape.k:
+        return f"K={shape.k} has fewer than splitK={splits} parts of whole steps of {span_of(kernel, shape.dtype, gfx)}"
     wanted = shared_bytes(kernel, splits, shape, gfx)
     if wanted > architecture.shared_bytes:
         return f"{kernel.name} needs {wanted} bytes of shared memory; {gfx} has {architecture.shared_bytes}"

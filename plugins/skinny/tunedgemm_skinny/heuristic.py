@@ -15,7 +15,7 @@ _EIGHT = 8
 
 def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution | None:
     """The first guess for the shapes for which AITER takes its skinny kernels, on the devices where it does; None elsewhere."""
-    if device.gfx not in _GFX or shape.k % _EIGHT:
+    if shape.op != "a16w16" or device.gfx not in _GFX or shape.k % _EIGHT:
         return None
     units, depth = next(((units, depth) for rows, units, depth in _CLASSES if shape.m <= rows), (0, 0))
     if shape.n > units * device.cu_num or shape.k > depth:

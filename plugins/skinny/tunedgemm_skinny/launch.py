@@ -100,7 +100,7 @@ def bind(
         k=shape.k,
         m=shape.m,
         splits=splits,
-        per_split=per_split(kernel, splits, shape.k, device.gfx),
+        per_split=per_split(kernel, splits, shape, device.gfx),
     )
     try:
         function = driver.function_of(loaded, compiled, ENTRY, device.index)
@@ -110,7 +110,10 @@ def bind(
     except LaunchError as error:
         raise LaunchError(f"skinny {kernel.name} on {device.gfx}: {error}") from error
     nbytes, launch, failed = partial_bytes(splits, shape), launch_of(function, plan), _failing(function, kernel.name)
-    make = functools.partial(_split, count=plan.grid[0], nbytes=nbytes) if nbytes else _plain
+    count = plan.grid[0] * plan.grid[2]
+    make = functools.partial(_split, count=count, nbytes=nbytes) if nbytes else _plain
+    if shape.scale != "none":
+        make = functools.partial(_scaled, count=count, nbytes=nbytes)
     return Launcher(on_device(make(launch, failed, shape, device.index, where), device.index), workspace_bytes=nbytes)
 
 
@@ -163,6 +166,26 @@ def _split(launch: Launch, failed: Failed, shape: Shape, index: int, where: torc
         partial, counters = scratch.data_ptr(), zeros.data_ptr()
         added = 0 if bias is None else bias.data_ptr()
         while status := launch(stream(index), x.data_ptr(), weight.data_ptr(), added, out.data_ptr(), partial, counters):
+            failed(status)
+        return out
+
+    return call
+
+
+def _scaled(launch: Launch, failed: Failed, shape: Shape, index: int, where: torch.device, *, count: int, nbytes: int) -> Callable[..., Any]:
+    """One launch of scaled operands, whose blocks share columns of the output where there are partial sums."""
+    import torch
+
+    empty, stream, dtype, n, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
+
+    def call(x: Any, weight: Any, x_scale: Any, w_scale: Any, bias: Any = None) -> Any:
+        out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
+        added = 0 if bias is None else bias.data_ptr()
+        operands, scales = (x.data_ptr(), weight.data_ptr(), added, out.data_ptr()), (x_scale.data_ptr(), w_scale.data_ptr())
+        # As above these names must last until the launch is captured.
+        scratch, zeros = (workspace(nbytes, where), semaphores(count, where)) if nbytes else (None, None)
+        sums = (0, 0) if scratch is None or zeros is None else (scratch.data_ptr(), zeros.data_ptr())
+        while status := launch(stream(index), *operands, *sums, *scales):
             failed(status)
         return out
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import attrs
-from tunedgemm.plugin import Device, Shape, Unsupported
+from tunedgemm.plugin import Device, Shape, Unsupported, dtype_bits
 
 
 @attrs.frozen
@@ -17,6 +17,7 @@ class Architecture:
         registers: 32-bit registers that one thread may hold; on CDNA vector registers alone.
         register_file: those of a multiprocessor or compute unit, which one block may fill.
         warps: warps that a multiprocessor or compute unit can have at a time.
+        fp8: the kind of 8-bit floating-point numbers that it multiplies or converts; "" for none.
     """
 
     shared_bytes: int
@@ -25,31 +26,43 @@ class Architecture:
     registers: int
     register_file: int
     warps: int
+    fp8: str
 
 
-def _nvidia(shared: int, warps: int) -> Architecture:
-    return Architecture(shared << 10, wave=32, columns=8, registers=255, register_file=1 << 16, warps=warps)
+def _nvidia(shared: int, warps: int, fp8: str = "fp8_e4m3fn") -> Architecture:
+    return Architecture(shared << 10, wave=32, columns=8, registers=255, register_file=1 << 16, warps=warps, fp8=fp8)
 
 
-def _cdna(shared: int) -> Architecture:
-    return Architecture(shared << 10, wave=64, columns=16, registers=256, register_file=1 << 17, warps=32)
+def _cdna(shared: int, fp8: str) -> Architecture:
+    return Architecture(shared << 10, wave=64, columns=16, registers=256, register_file=1 << 17, warps=32, fp8=fp8)
 
 
-#: CUDA programming guide, table of technical specifications (shared memory per block, opt-in; resident warps); AMD's CDNA 2, 3 and 4
-#: ISA guides (LDS per work-group, VGPRs, waves).
+#: CUDA programming guide, table of technical specifications (shared memory per block, opt-in; resident warps); PTX ISA, cvt (e4m3x2);
+#: AMD's CDNA 2, 3 and 4 ISA guides (LDS per work-group, VGPRs, waves, FP8).
 ARCHITECTURES = {
-    "sm_80": _nvidia(163, 64),
-    "sm_86": _nvidia(99, 48),
+    "sm_80": _nvidia(163, 64, ""),
+    "sm_86": _nvidia(99, 48, ""),
     "sm_89": _nvidia(99, 48),
     "sm_90": _nvidia(227, 64),
     "sm_100": _nvidia(227, 64),
     "sm_120": _nvidia(99, 48),
-    "gfx90a": _cdna(64),
-    "gfx942": _cdna(64),
-    "gfx950": _cdna(160),
+    "gfx90a": _cdna(64, ""),
+    "gfx942": _cdna(64, "fp8_e4m3fnuz"),
+    "gfx950": _cdna(160, "fp8_e4m3fn"),
 }
 
-INPUTS = ("bf16", "fp16")
+#: In the order of their numbers in the sources, as are scales.
+INPUTS = ("bf16", "fp16", "int8", "fp8_e4m3fn", "fp8_e4m3fnuz")
+SCALES = ("none", "tensor", "row", "block")
+#: Op -> dtypes of its operands and kinds of its scales.
+_FLOATS, _BYTES = INPUTS[:2], INPUTS[2:]
+OPS = {
+    "a16w16": (_FLOATS, ("none",)),
+    "a8w8": (_BYTES, ("tensor", "row")),
+    "a8w8_blockscale": (INPUTS[3:], ("block",)),
+    "batched_bf16": (_FLOATS, ("none",)),
+    "batched_a8w8": (_BYTES, ("row",)),
+}
 OUTPUTS = ("bf16", "fp16", "fp32")
 
 #: Rows of x at most: beyond, a tile of the weight would be read more than once, and other backends are made for that.
@@ -60,6 +73,18 @@ MAX_THREADS = 1024
 MAX_SPLITS = 64
 #: Elements of an operand at most, so that no address computed in 64 bits overflows.
 MAX_ELEMENTS = 1 << 40
+#: Products of a batch at most: blocks of a grid along its third axis.
+MAX_BATCHES = 65535
+
+
+def batches_of(shape: Shape) -> int:
+    """Products of a batch; 1 for an op that has one."""
+    return int(shape["B"]) if shape.op.startswith("batched_") else 1
+
+
+def width_of(dtype: str) -> int:
+    """Bytes of an element of the operands."""
+    return dtype_bits(dtype) // 8
 
 
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
@@ -72,16 +97,32 @@ def supports(shape: Shape, device: Device) -> bool | Unsupported:
         return Unsupported("an empty batch needs no kernel")
     if shape.m > MAX_ROWS:
         return Unsupported(f"the kernels are for M <= {MAX_ROWS} (M={shape.m})")
-    if max(shape.n, shape.m) * shape.k > MAX_ELEMENTS:
-        return Unsupported(f"a weight of {shape.n} x {shape.k} elements is too large; {MAX_ELEMENTS} are the most")
-    if shape.dtype not in INPUTS:
-        return Unsupported(f"operands must be {' or '.join(INPUTS)}, not {shape.dtype}")
-    if shape.outdtype not in OUTPUTS:
-        return Unsupported(f"the output must be {', '.join(OUTPUTS)}, not {shape.outdtype}")
-    if shape.bias and shape.bias_dtype not in OUTPUTS:
-        return Unsupported(f"the bias must be {', '.join(OUTPUTS)}, not {shape.bias_dtype}")
-    if shape.scale != "none":
-        return Unsupported(f"scaled operands (scale={shape.scale}) are not covered")
+    reason = _operands(shape, device) or _output(shape)
+    return Unsupported(reason) if reason else True
+
+
+def _operands(shape: Shape, device: Device) -> str:
+    if shape.op not in OPS:
+        return f"op {shape.op} is not covered; covered: {', '.join(OPS)}"
+    dtypes, scales = OPS[shape.op]
+    if shape.dtype not in dtypes:
+        return f"operands of {shape.op} must be {' or '.join(dtypes)}, not {shape.dtype}"
+    if shape.dtype.startswith("fp8") and shape.dtype != (wanted := ARCHITECTURES[device.gfx].fp8):
+        return f"{device.gfx} multiplies {wanted}, not {shape.dtype}" if wanted else f"{device.gfx} multiplies no fp8"
+    if shape.scale not in scales:
+        return f"scales of {shape.op} must be {' or '.join(scales)}, not {shape.scale}"
     if shape.layout != "row":
-        return Unsupported(f"weights must be plain [N, K], not layout {shape.layout!r}")
-    return True
+        return f"weights must be plain [N, K], not layout {shape.layout!r}"
+    if batches_of(shape) > MAX_BATCHES:
+        return f"a batch has {MAX_BATCHES} products at most (B={batches_of(shape)})"
+    if max(shape.n, shape.m) * shape.k * batches_of(shape) > MAX_ELEMENTS:
+        return f"a weight of {shape.n} x {shape.k} elements is too large; {MAX_ELEMENTS} are the most"
+    return ""
+
+
+def _output(shape: Shape) -> str:
+    if shape.outdtype not in OUTPUTS:
+        return f"the output must be {', '.join(OUTPUTS)}, not {shape.outdtype}"
+    if shape.bias and shape.bias_dtype not in OUTPUTS:
+        return f"the bias must be {', '.join(OUTPUTS)}, not {shape.bias_dtype}"
+    return ""

@@ -22,12 +22,12 @@ def _loaded() -> Any:
 
 _extension = _loaded()
 
-#: (stream, x, weight, bias, out, partial, counters) as addresses -> the driver's status
-Launch = Callable[[int, int, int, int, int, int, int], int]
+#: (stream, x, weight, bias, out, partial, counters) as addresses, then for scaled operands x_scale, w_scale -> the driver's status
+Launch = Callable[..., int]
 
-#: ``Args`` of ``kernels/portable.h`` after its six pointers: n, k, m, splits, per_split.
+#: ``Args`` of ``kernels/portable.h`` after its eight pointers: n, k, m, splits, per_split.
 _SIZES = struct.Struct("=qqiiq")
-_POINTERS = 6
+_POINTERS, _SCALES = 8, 2
 
 
 @attrs.frozen
@@ -75,6 +75,8 @@ def by_ctypes(function: Function, plan: Plan) -> Launch:
     args, sizes, pointer = struct.Struct(f"={_POINTERS}Q{_SIZES.size}s"), plan.sizes, ctypes.c_void_p
 
     def launch(stream: int, *addresses: int) -> int:
+        if len(addresses) == _POINTERS - _SCALES:
+            addresses += (0,) * _SCALES
         values = ctypes.create_string_buffer(args.pack(*addresses, sizes))
         parameters = (pointer * 1)(ctypes.addressof(values))
         return int(call(address, x, y, z, threads, 1, 1, shared, stream, parameters, None))

@@ -10,7 +10,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#define POINTERS 6
+#define POINTERS 8
+#define SCALES 2 /* the last of them, which may be left out */
 #define SIZES 32 /* bytes of Args (kernels/portable.h) after its pointers */
 
 typedef int (*launch_fn)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
@@ -56,17 +57,19 @@ static int launch_init(Launch *self, PyObject *args, PyObject *kwargs) {
 
 static PyObject *launch_launch(Launch *self, PyObject *const *args, Py_ssize_t count) {
     struct {
-        void *pointer[POINTERS]; /* x, weight, bias, out, partial, counters */
+        void *pointer[POINTERS]; /* x, weight, bias, out, partial, counters, x_scale, w_scale */
         unsigned char sizes[SIZES];
     } values;
     void *stream, *parameters[1] = {&values};
-    int status, i;
-    if (count != POINTERS + 1) {
-        PyErr_Format(PyExc_TypeError, "launch takes %d addresses (got %zd)", POINTERS + 1, count);
+    Py_ssize_t i;
+    int status;
+    if (count != POINTERS + 1 && count != POINTERS - SCALES + 1) {
+        PyErr_Format(PyExc_TypeError, "launch takes %d or %d addresses (got %zd)", POINTERS - SCALES + 1, POINTERS + 1, count);
         return NULL;
     }
+    values.pointer[POINTERS - 2] = values.pointer[POINTERS - 1] = NULL;
     stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(args[0]);
-    for (i = 0; i < POINTERS; i++)
+    for (i = 0; i < count - 1; i++)
         values.pointer[i] = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(args[i + 1]);
     if (PyErr_Occurred())
         return NULL;
@@ -92,7 +95,7 @@ static void launch_dealloc(Launch *self) {
 
 static PyMethodDef launch_methods[] = {
     {"launch", (PyCFunction)(void (*)(void))launch_launch, METH_FASTCALL,
-     "launch(stream, x, weight, bias, out, partial, counters) -> the driver's status; addresses as integers"},
+     "launch(stream, x, weight, bias, out, partial, counters[, x_scale, w_scale]) -> the driver's status; addresses as integers"},
     {NULL, NULL, 0, NULL},
 };
 

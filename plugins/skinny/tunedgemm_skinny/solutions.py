@@ -11,7 +11,7 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution
 
 from tunedgemm_skinny.cost import cost_of
 from tunedgemm_skinny.fit import MAX_ROWS, ceil_div, per_split, refusal, registers, span_of, threads_of
-from tunedgemm_skinny.limits import ARCHITECTURES, supports
+from tunedgemm_skinny.limits import ARCHITECTURES, batches_of, supports
 from tunedgemm_skinny.names import Kernel, Rows, Tiles, kernel_of
 
 #: Most solutions of one shape.
@@ -75,11 +75,11 @@ def fits(kernel: Kernel, splits: int, shape: Shape, device: Device) -> bool:
     """Whether a kernel is possible, fits the registers, and leaves no warp without work."""
     if refusal(kernel, splits, shape, device.gfx):
         return False
-    architecture, span = ARCHITECTURES[device.gfx], span_of(kernel, device.gfx)
-    share = per_split(kernel, splits, shape.k, device.gfx)
+    architecture, span = ARCHITECTURES[device.gfx], span_of(kernel, shape.dtype, device.gfx)
+    share = per_split(kernel, splits, shape, device.gfx)
     works = (kernel.warps_k - 1) * span < share and (kernel.warps_n - 1) * kernel.each < shape.n and (kernel.unroll == 1 or span <= share)
     most = min(architecture.registers, architecture.register_file // threads_of(kernel, device.gfx))
-    return works and registers(kernel, shape.m, device.gfx) <= most
+    return works and registers(kernel, shape, device.gfx) <= most
 
 
 def solution_of(libtype: str, kernel: Kernel, splits: int) -> Solution:
@@ -94,7 +94,7 @@ def _beside(ladder: tuple[int, ...], value: int) -> list[int]:
 
 def _all(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
     """Every kernel of a few warps a block, with the numbers of splits that give the device enough warps and not too many."""
-    families: tuple[type[Kernel], ...] = (Rows, Tiles) if shape.m <= MAX_ROWS else (Tiles,)
+    families: tuple[type[Kernel], ...] = (Rows, Tiles) if shape.m <= MAX_ROWS and shape.scale != "block" else (Tiles,)
     for family in families:
         fields = attrs.fields(family)
         for values in itertools.product(*(_LISTED.get(field.name, field.metadata["ladder"]) for field in fields)):
@@ -102,7 +102,7 @@ def _all(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
             if parameters["warps_n"] * parameters["warps_k"] > _WARPS:
                 continue
             kernel = family(**parameters)
-            warps = ceil_div(shape.n, kernel.per_block) * kernel.warps / max(device.cu_num, 1)
+            warps = batches_of(shape) * ceil_div(shape.n, kernel.per_block) * kernel.warps / max(device.cu_num, 1)
             for splits in SPLITS:
                 if splits == 1 or (_FEWEST <= warps * splits <= _MANY and warps < 2 * _FEWEST):
                     yield kernel, splits

@@ -53,7 +53,7 @@ std::vector<Buffer> buffers;
 std::map<std::string, long> calls;
 std::atomic<unsigned> seed{1};
 thread_local std::string reason;
-thread_local long long loaded[6], stored[6];
+thread_local long long loaded[8], stored[8];
 
 int setting(const char *name, int otherwise) {
     const char *text = getenv(name);
@@ -167,16 +167,21 @@ int find_operands(Launch &launch) {
     const Args &a = launch.args;
     const HostProgram &p = *launch.program;
     const size_t m = (size_t)a.m, n = (size_t)a.n, k = (size_t)a.k, splits = (size_t)a.splits, element = p.out == 2 ? 4 : 2;
+    const size_t batches = launch.grid_z, width = p.dtype >= 2 ? 1 : 2, blocks = (k + 127) / 128;
+    const size_t x_scales = p.scale == 1 ? 1 : p.scale == 2 ? batches * m : p.scale == 3 ? m * blocks : 0;
+    const size_t w_scales = p.scale == 1 ? 1 : p.scale == 2 ? batches * n : p.scale == 3 ? (n + 127) / 128 * blocks : 0;
     const auto operand = [](const char *name, void *at, size_t bytes, bool written, bool once) {
         return Operand{name, (char *)at, at ? bytes : 0, written, once, 0, 0, std::vector<unsigned char>(once && at ? bytes : 0)};
     };
     launch.operands = {
-        operand("x", a.x, m * k * 2, false, false),
-        operand("weight", a.weight, n * k * 2, false, false),
-        operand("bias", a.bias, p.bias ? n * (p.bias == 3 ? 4 : 2) : 0, false, false),
-        operand("out", a.out, m * n * element, true, true),
-        operand("partial", a.partial, splits > 1 ? splits * m * n * 4 : 0, true, true),
-        operand("counters", a.counters, splits > 1 ? launch.grid_x * 4 : 0, true, false),
+        operand("x", a.x, batches * m * k * width, false, false),
+        operand("weight", a.weight, batches * n * k * width, false, false),
+        operand("bias", a.bias, p.bias ? batches * n * (p.bias == 3 ? 4 : 2) : 0, false, false),
+        operand("out", a.out, batches * m * n * element, true, true),
+        operand("partial", a.partial, splits > 1 ? batches * splits * m * n * 4 : 0, true, true),
+        operand("counters", a.counters, splits > 1 ? batches * launch.grid_x * 4 : 0, true, false),
+        operand("x_scale", a.x_scale, x_scales * 4, false, false),
+        operand("w_scale", a.w_scale, w_scales * 4, false, false),
     };
     std::lock_guard<std::mutex> held(lock);
     for (const Operand &each : launch.operands) {
@@ -203,6 +208,10 @@ int check(const Launch &launch) {
     if (a.per_split % p.vec || a.k % p.vec) return refuse(INVALID_VALUE, "%lld of %lld elements a split in loads of %d", a.per_split, a.k, p.vec);
     if (a.per_split * a.splits < a.k) return refuse(INVALID_VALUE, "%d splits of %lld elements leave some of %lld", a.splits, a.per_split, a.k);
     if (!a.x || !a.weight || !a.out || (p.bias && !a.bias)) return refuse(INVALID_VALUE, "an operand is missing");
+    if (p.scale && (!a.x_scale || !a.w_scale)) return refuse(INVALID_VALUE, "a scale is missing");
+    if (p.scale == 3 && a.splits > 1 && a.per_split % (p.unroll > 1 ? 128 : 64))
+        return refuse(INVALID_VALUE, "splits of %lld elements cut what has one scale", a.per_split);
+    if (!p.batched && launch.grid_z != 1) return refuse(INVALID_VALUE, "%u products for a program of one", launch.grid_z);
     if (a.splits > 1 && (!a.partial || !a.counters)) return refuse(INVALID_VALUE, "%d splits without partial sums or counters", a.splits);
     return SUCCESS;
 }
@@ -211,13 +220,13 @@ int launch_grid(Function *function, const unsigned *grid, const unsigned *block,
     if (const int status = setting("FAKE_LAUNCH_STATUS", 0)) return refuse((Status)status, "as FAKE_LAUNCH_STATUS has it");
     if (!known(function)) return refuse(INVALID_HANDLE, "no such function");
     if (!params || !params[0] || extra) return refuse(INVALID_VALUE, "the arguments are one structure, given by its address");
-    if (!grid[0] || !grid[1] || grid[2] != 1 || grid[0] > 0x7FFFFFFF || grid[1] > 65535) return refuse(INVALID_VALUE, "a grid of %u x %u x %u", grid[0], grid[1], grid[2]);
+    if (!grid[0] || !grid[1] || !grid[2] || grid[0] > 0x7FFFFFFF || grid[1] > 65535 || grid[2] > 65535) return refuse(INVALID_VALUE, "a grid of %u x %u x %u", grid[0], grid[1], grid[2]);
     if (!block[0] || block[0] > 1024 || block[1] != 1 || block[2] != 1) return refuse(INVALID_VALUE, "a block of %u x %u x %u", block[0], block[1], block[2]);
     if ((long long)shared > function->allowed) return refuse(INVALID_VALUE, "%u bytes of shared memory; %d are allowed", shared, function->allowed);
     int threads = 0;
     get(&threads, MAX_THREADS, function);
     if (block[0] > (unsigned)threads) return refuse(OUT_OF_RESOURCES, "%u threads with so many registers", block[0]);
-    Launch launch = {function->program, function->entry, *(const Args *)params[0], grid[0], grid[1], block[0], shared, seed, {}};
+    Launch launch = {function->program, function->entry, *(const Args *)params[0], grid[0], grid[1], grid[2], block[0], shared, seed, {}};
     if (const int status = check(launch)) return status;
     if (const int status = find_operands(launch)) return status;
     const Outcome outcome = emulate(launch);

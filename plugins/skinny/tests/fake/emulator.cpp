@@ -42,7 +42,8 @@ struct Warp {
     unsigned arrived;
     Meeting meeting;
     int mask, dtype;
-    float values[MAX_WAVE], *c[MAX_WAVE];
+    float values[MAX_WAVE];
+    void *c[MAX_WAVE];
     unsigned a[MAX_WAVE][4], b[MAX_WAVE][2];
 };
 
@@ -58,7 +59,7 @@ struct Random {  // splitmix64
 
 // A block that runs; its threads are the fibers from its place times their number on.
 struct Block {
-    unsigned x, y, at_barrier, left;
+    unsigned x, y, z, at_barrier, left;
     std::vector<Warp> warps;
     std::vector<unsigned char> memory;
     unsigned char *shared;
@@ -94,7 +95,7 @@ unsigned thread() { return machine().current % machine().launch->threads; }
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     char where[120];
-    snprintf(where, sizeof where, "block (%u, %u), thread %u: ", block().x, block().y, thread());
+    snprintf(where, sizeof where, "block (%u, %u, %u), thread %u: ", block().x, block().y, block().z, thread());
     m.outcome = {status, std::string(where) + text};
     _longjmp(m.home, 2);
 }
@@ -156,7 +157,8 @@ void begin_block(unsigned place) {
     const unsigned threads = m.launch->threads, number = m.ahead.back();
     m.ahead.pop_back();
     at.x = number % m.launch->grid_x;
-    at.y = number / m.launch->grid_x;
+    at.y = number / m.launch->grid_x % m.launch->grid_y;
+    at.z = number / m.launch->grid_x / m.launch->grid_y;
     at.at_barrier = 0;
     at.left = threads;
     at.warps.assign(threads / (unsigned)m.launch->program->wave, Warp{});
@@ -207,7 +209,19 @@ float half(uint16_t bits) {
     return sign * (exponent ? __builtin_ldexpf((float)(1024 + fraction), exponent - 25) : __builtin_ldexpf((float)fraction, -24));
 }
 
+// OCP 8-bit floating point specification, E4M3; of the other kind (AMD CDNA 3 ISA guide) all numbers are half as large.
+float fp8(uint8_t bits, bool fnuz) {
+    const int exponent = bits >> 3 & 15, fraction = bits & 7;
+    if (fnuz ? bits == 0x80 : (bits & 0x7F) == 0x7F) return __builtin_nanf("");
+    const float size = exponent ? __builtin_ldexpf((float)(8 + fraction), exponent - 10) : __builtin_ldexpf((float)fraction, -9);
+    return (bits >> 7 ? -size : size) * (fnuz ? 0.5f : 1.0f);
+}
+
 float element(const unsigned *words, int place, int dtype) {
+    if (dtype >= 2) {
+        const uint8_t byte = (uint8_t)(words[place / 4] >> 8 * (place % 4));
+        return dtype == 2 ? (float)(int8_t)byte : fp8(byte, dtype == 4);
+    }
     const uint16_t bits = (uint16_t)(words[place / 2] >> 16 * (place % 2));
     if (dtype == 1) return half(bits);
     const uint32_t wide = (uint32_t)bits << 16;
@@ -216,38 +230,45 @@ float element(const unsigned *words, int place, int dtype) {
     return value;
 }
 
-// PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type": element i of a lane's a, b and c.
-void unpack32(const Warp &warp, float (*a)[16], float (*b)[16]) {
+// PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type" and for "mma.m16n8k32" with integers: element i of a lane's a, b, c.
+void unpack32(const Warp &warp, float (*a)[32], float (*b)[16]) {
+    const int in_word = warp.dtype >= 2 ? 4 : 2;
     for (int lane = 0; lane < 32; lane++) {
         const int group = lane >> 2, in_group = lane & 3;
-        for (int i = 0; i < 8; i++) {
-            const int row = group + (i & 2 ? 8 : 0), k = in_group * 2 + (i & 1) + (i >= 4 ? 8 : 0);
+        for (int i = 0; i < 4 * in_word; i++) {
+            const int word = i / in_word, row = group + (word & 1 ? 8 : 0), k = in_group * in_word + i % in_word + (word >= 2 ? 4 * in_word : 0);
             a[row][k] = element(warp.a[lane], i, warp.dtype);
         }
-        for (int i = 0; i < 4; i++) b[in_group * 2 + (i & 1) + (i >= 2 ? 8 : 0)][group] = element(warp.b[lane], i, warp.dtype);
+        for (int i = 0; i < 2 * in_word; i++)
+            b[in_group * in_word + i % in_word + i / in_word * 4 * in_word][group] = element(warp.b[lane], i, warp.dtype);
     }
 }
 
-// AMD matrix instruction calculator, v_mfma_f32_16x16x16_f16 and v_mfma_f32_16x16x16_bf16_1k.
-void unpack64(const Warp &warp, float (*a)[16], float (*b)[16]) {
+// AMD matrix instruction calculator, v_mfma_f32_16x16x16_f16, v_mfma_f32_16x16x16_bf16_1k, v_mfma_f32_16x16x32_fp8_fp8, v_mfma_i32_16x16x32_i8.
+void unpack64(const Warp &warp, float (*a)[32], float (*b)[16]) {
+    const int count = warp.dtype >= 2 ? 8 : 4;
     for (int lane = 0; lane < 64; lane++) {
-        for (int i = 0; i < 4; i++) {
-            a[lane % 16][4 * (lane / 16) + i] = element(warp.a[lane], i, warp.dtype);
-            b[4 * (lane / 16) + i][lane % 16] = element(warp.b[lane], i, warp.dtype);
+        for (int i = 0; i < count; i++) {
+            a[lane % 16][count * (lane / 16) + i] = element(warp.a[lane], i, warp.dtype);
+            b[count * (lane / 16) + i][lane % 16] = element(warp.b[lane], i, warp.dtype);
         }
     }
 }
 
 void multiply(Warp &warp, unsigned wave) {
-    float a[16][16], b[16][16];
+    const int depth = warp.dtype >= 2 ? 32 : 16;
+    float a[16][32], b[32][16];
     (wave == 32 ? unpack32 : unpack64)(warp, a, b);
     for (unsigned lane = 0; lane < wave; lane++) {
         for (unsigned i = 0; i < 4; i++) {
             const unsigned row = wave == 32 ? (lane >> 2) + (i >= 2 ? 8 : 0) : 4 * (lane / 16) + i;
             const unsigned column = wave == 32 ? (lane & 3) * 2 + (i & 1) : lane % 16;
-            double sum = warp.c[lane][i];
-            for (int k = 0; k < 16; k++) sum += (double)a[row][k] * b[k][column];
-            warp.c[lane][i] = (float)sum;
+            double sum = 0;
+            for (int k = 0; k < depth; k++) sum += (double)a[row][k] * b[k][column];
+            if (warp.dtype == 2)
+                ((int *)warp.c[lane])[i] += (int)sum;
+            else
+                ((float *)warp.c[lane])[i] = (float)(((float *)warp.c[lane])[i] + sum);
         }
     }
 }
@@ -281,6 +302,7 @@ template <typename Bring> Warp &meet(Meeting meeting, Bring bring, void (*work)(
 
 unsigned block_x() { return block().x; }
 unsigned block_y() { return block().y; }
+unsigned block_z() { return block().z; }
 unsigned grid_y() { return machine().launch->grid_y; }
 unsigned char *shared() { return block().shared; }
 
@@ -308,7 +330,7 @@ float shuffle_xor(float value, int mask) {
     return meet(SHUFFLE, bring, shuffle).values[lane];
 }
 
-void mma(float *c, const unsigned *a, const unsigned *b, int dtype) {
+void mma(void *c, const unsigned *a, const unsigned *b, int dtype) {
     const bool amd = machine().launch->program->wave == 64;
     const auto bring = [&](Warp &warp, unsigned lane) {
         warp.dtype = dtype;
@@ -397,7 +419,7 @@ unsigned atomic_add_one(unsigned *counter) {
 }
 
 Outcome run_grid(Machine &m) {
-    m.ahead.resize(m.launch->grid_x * m.launch->grid_y);
+    m.ahead.resize(m.launch->grid_x * m.launch->grid_y * m.launch->grid_z);
     std::iota(m.ahead.begin(), m.ahead.end(), 0u);
     for (size_t i = m.ahead.size(); i > 1; i--) std::swap(m.ahead[i - 1], m.ahead[m.random.below((unsigned)i)]);
     m.ready.clear();
@@ -412,7 +434,7 @@ Outcome run_grid(Machine &m) {
 
 } // namespace
 
-const HostTable EMULATOR = {thread, block_x, block_y, grid_y, shared, sync_block, shuffle_xor, mma, atomic_add_one, load, store,
+const HostTable EMULATOR = {thread, block_x, block_y, block_z, grid_y, shared, sync_block, shuffle_xor, mma, atomic_add_one, load, store,
                             copy_async, commit_copies, await_copies};
 
 Outcome emulate(Launch &launch) {
@@ -421,7 +443,7 @@ Outcome emulate(Launch &launch) {
     m.launch = &launch;
     m.last_operand = 0;
     m.random.state = launch.seed;
-    const unsigned blocks = std::min({launch.grid_x * launch.grid_y, MAX_BLOCKS, MAX_THREADS / launch.threads});
+    const unsigned blocks = std::min({launch.grid_x * launch.grid_y * launch.grid_z, MAX_BLOCKS, MAX_THREADS / launch.threads});
     m.blocks.assign(std::max(1u, blocks), Block{});
     while (m.fibers.size() < m.blocks.size() * launch.threads) {
         void *stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -9,12 +9,12 @@
 
 // What the kernels' entry takes: sizes and offsets are the C ABI's.
 struct Args {
-    void *x, *weight, *bias, *out, *partial, *counters;
+    void *x, *weight, *bias, *out, *partial, *counters, *x_scale, *w_scale;
     long long n, k;
     int m, splits;
     long long per_split;
 };
-static_assert(sizeof(Args) == 80, "six pointers, two sizes, two ints, one size");
+static_assert(sizeof(Args) == 96, "eight pointers, two sizes, two ints, one size");
 
 // Errors as CUDA numbers them; HIP has the same numbers.
 enum Status {
@@ -46,7 +46,7 @@ struct Launch {
     const HostProgram *program;
     void (*entry)(Args);
     Args args;
-    unsigned grid_x, grid_y, threads, shared;
+    unsigned grid_x, grid_y, grid_z, threads, shared;
     unsigned seed;
     std::vector<Operand> operands;
 };

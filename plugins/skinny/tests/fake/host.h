@@ -4,11 +4,11 @@
 #pragma once
 
 struct HostTable {
-    unsigned (*thread)(), (*block_x)(), (*block_y)(), (*grid_y)();
+    unsigned (*thread)(), (*block_x)(), (*block_y)(), (*block_z)(), (*grid_y)();
     unsigned char *(*shared)();
     void (*sync_block)();
     float (*shuffle_xor)(float value, int mask);
-    void (*mma)(float *c, const unsigned *a, const unsigned *b, int dtype);
+    void (*mma)(void *c, const unsigned *a, const unsigned *b, int dtype);
     unsigned (*atomic_add_one)(unsigned *counter);
     void (*load)(void *to, const void *from, int bytes);
     void (*store)(void *to, const void *from, int bytes);
@@ -20,7 +20,7 @@ struct HostTable {
 // What a program was compiled for: the fake drivers check launches against it.
 struct HostProgram {
     const char *arch;
-    int tiles, m, n_each, warps_n, warps_k, vec, wave, x_shared, out, bias;
+    int tiles, m, n_each, warps_n, warps_k, unroll, vec, wave, x_shared, out, bias, dtype, scale, batched;
 };
 
 #ifdef SKINNY_HOST
@@ -40,15 +40,16 @@ extern "C" {
 extern const HostTable *host_table;
 const HostTable *host_table = nullptr;
 extern const HostProgram host_program;
-const HostProgram host_program = {FAKE_ARCH, HOST_TILES, M, N_EACH, WARPS_N, WARPS_K, VEC, WAVE, X_SHARED, OUT, BIAS};
+const HostProgram host_program = {FAKE_ARCH, HOST_TILES, M, N_EACH, WARPS_N, WARPS_K, UNROLL, VEC, WAVE, X_SHARED, OUT, BIAS, DTYPE, SCALE, BATCHED};
 }
 // Given, though only the text of the kernels uses them.
-static_assert(UNROLL > 0 && (DTYPE == 0 || DTYPE == 1), "UNROLL and DTYPE");
+static_assert(UNROLL > 0 && DTYPE >= 0 && DTYPE <= 4, "UNROLL and DTYPE");
 
-// Threads of the block are numbered from 0; a block's place is (x, y) in a grid of y splits.
+// Threads of the block are numbered from 0; a block's place is (x, y, z) in a grid of y splits and z products.
 inline unsigned host_thread() { return host_table->thread(); }
 inline unsigned host_block_x() { return host_table->block_x(); }
 inline unsigned host_block_y() { return host_table->block_y(); }
+inline unsigned host_block_z() { return host_table->block_z(); }
 inline unsigned host_grid_y() { return host_table->grid_y(); }
 // The dynamic shared memory, bytes 0xFF when the block begins.
 inline unsigned char *host_shared() { return host_table->shared(); }
@@ -56,8 +57,9 @@ inline unsigned char *host_shared() { return host_table->shared(); }
 inline void host_sync_block() { host_table->sync_block(); }
 // The value of the lane with number `lane ^ mask`; all lanes of the warp take part.
 inline float host_shuffle_xor(float value, int mask) { return host_table->shuffle_xor(value, mask); }
-// c += a b by the warp's matrix instruction, in its own layout of registers; dtype 0 is bf16, 1 fp16.
-inline void host_mma(float *c, const unsigned *a, const unsigned *b, int dtype) { host_table->mma(c, a, b, dtype); }
+// c += a b by the warp's matrix instruction, in its own layout of registers; dtype 0 is bf16, 1 fp16, 2 int8, whose c is int, 3 fp8 e4m3fn,
+// 4 fp8 e4m3fnuz.
+inline void host_mma(void *c, const unsigned *a, const unsigned *b, int dtype) { host_table->mma(c, a, b, dtype); }
 // Returns what was there.
 inline unsigned host_atomic_add_one(unsigned *counter) { return host_table->atomic_add_one(counter); }
 // Both fail on addresses outside the operands, and on those that are no multiple of `bytes`.
@@ -67,5 +69,7 @@ inline void host_store(void *to, const void *from, int bytes) { host_table->stor
 // then. Zeros where there is nothing to copy.
 inline void host_copy_async(void *shared, const void *from, int bytes, bool there) { host_table->copy_async(shared, from, bytes, there); }
 inline void host_commit_copies() { host_table->commit_copies(); }
+inline void host_sync_cluster() {}
+inline const void *host_shared_of(const void *mine, unsigned) { return mine; }
 inline void host_await_copies(int groups) { host_table->await_copies(groups); }
 #endif

@@ -1,58 +1,88 @@
 // Three machines behind one set of names: CUDA, HIP, and the host of the tests. Nothing is included: run-time compilers have no headers.
 //
-// A lane has eight neighbouring elements along K at a time, as four words: `Eight`. A matrix instruction contracts over K in any order,
-// as long as both operands have the same, so the eight that a lane loads at once are what it gives to two instructions, unexchanged.
+// A lane has 16 neighbouring bytes along K at a time, as four words: a `Piece`, PIECE elements. A matrix instruction contracts over K in any
+// order, as long as both operands have the same, so what a lane loads at once is what it gives to two instructions, unexchanged; NVIDIA's
+// take fp8 as fp16, which makes four.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
+typedef unsigned char u8;
 
 struct Args {
-    void *x, *weight, *bias, *out, *partial, *counters;
+    void *x, *weight, *bias, *out, *partial, *counters, *x_scale, *w_scale;
     long long n, k;
     int m, splits;
-    long long per_split;  // elements of K, a multiple of VEC
+    long long per_split;  // elements of K, a multiple of VEC, where SCALE is 3 of what a warp takes at once
 };
 
 struct alignas(16) Eight {
     u32 word[4];
 };
 
+#define INT8 (DTYPE == 2)
+#define FP8 (DTYPE >= 3)  // 3: e4m3fn, 4: e4m3fnuz
+#if DTYPE <= 1
+typedef u16 Element;
+#define PIECE 8
+#else
+typedef u8 Element;
+#define PIECE 16
+#endif
+#define LOAD (VEC * 16 / PIECE)  // bytes of a load
+#if INT8
+typedef int Sum;
+#else
+typedef float Sum;
+#endif
+
 #define THREADS (WAVE * WARPS_N * WARPS_K)
 #ifdef FAMILY_tiles
 #define EACH (16 * N_EACH)  // rows of the weight that a warp has
-#define STEP 32             // elements of K that a warp multiplies at once
+#define STEP (4 * PIECE)     // elements of K that a warp multiplies at once
 #else
 #define EACH N_EACH
-#define STEP (WAVE * 8)
+#define STEP (WAVE * PIECE)
 #endif
 #define ROWS (EACH * WARPS_N)  // the same of a block: columns of the output
+#define TOGETHER (ROWS % 4 ? 1 : 4)  // columns that a thread adds up and stores at once
+
+#ifdef FAMILY_tiles
+#define X_IN_RING (X_SHARED && STAGES)
+#define PITCH (ROWS + 4)  // floats between two rows of sums: the lanes of a warp write to different banks
+#else
+#define X_IN_RING 0
+#define PITCH ROWS
+#endif
+
+struct alignas(4 * TOGETHER) Sums {
+    Sum value[TOGETHER];
+};
 
 #if defined(SKINNY_HOST)  // ---------------------------------------------------------------------------------------------------------
 
 #define KERNEL
 #define DEVICE [[maybe_unused]] static inline
 #define UNROLLED
-#define SHARED unsigned char *shared = host_shared()
+#define SHARED u8 *shared = host_shared()
 
 DEVICE u32 thread() { return host_thread(); }
 DEVICE u32 block_x() { return host_block_x(); }
 DEVICE u32 block_y() { return host_block_y(); }
+DEVICE u32 block_z() { return host_block_z(); }
 DEVICE void sync_block() { host_sync_block(); }
+DEVICE void sync_cluster() { host_sync_cluster(); }
 DEVICE void fence() {}
 DEVICE u32 atomic_add_one(u32 *counter) { return host_atomic_add_one(counter); }
 DEVICE float shuffle_xor(float value, int mask) { return host_shuffle_xor(value, mask); }
 
 template <int BYTES> DEVICE void load(void *to, const void *from) { host_load(to, from, BYTES); }
 template <int BYTES> DEVICE void load_once(void *to, const void *from) { host_load(to, from, BYTES); }
-DEVICE float load_fresh(const float *from) {
-    float value;
-    host_load(&value, from, sizeof value);
-    return value;
-}
+template <int BYTES> DEVICE void load_fresh(void *to, const void *from) { host_load(to, from, BYTES); }
+DEVICE Sums sums_of(const Sum *mine, u32 block) { return *(const Sums *)host_shared_of(mine, block); }
 template <int BYTES> DEVICE void copy_async(void *shared, const void *from, bool there) { host_copy_async(shared, from, BYTES, there); }
 DEVICE void commit_copies() { host_commit_copies(); }
 template <int LEFT> DEVICE void await_copies() { host_await_copies(LEFT); }
-template <typename T> DEVICE void store(T *to, T value) { host_store(to, &value, sizeof value); }
+template <int BYTES> DEVICE void store(void *to, const void *from) { host_store(to, from, BYTES); }
 
 DEVICE float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
 DEVICE u32 as_bits(float value) { return __builtin_bit_cast(u32, value); }
@@ -82,20 +112,42 @@ DEVICE u16 half_of(float value) {
 #else
 #define COLUMNS 16
 #endif
-DEVICE void multiply(float *c, const u32 *a, const u32 *b) { host_mma(c, a, b, DTYPE); }
+DEVICE void multiply(Sum *c, const u32 *a, const u32 *b) { host_mma(c, a, b, FP8 && WAVE == 32 ? 1 : DTYPE); }
+
+DEVICE int dot4(u32 one, u32 two, int sum) {
+    for (int i = 0; i < 32; i += 8) sum += (int)(signed char)(one >> i) * (int)(signed char)(two >> i);
+    return sum;
+}
+// OCP 8-bit floating point, e4m3; the other kind has a bias of 8, one zero, and in place of the other the only NaN.
+DEVICE float float_of_fp8(u8 bits) {
+    const u32 sign = (bits & 0x80u) << 24, exponent = bits >> 3 & 15u, fraction = bits & 7u, lower = DTYPE == 3 ? 0 : 1;
+    if (lower ? bits == 0x80u : (bits & 0x7Fu) == 0x7Fu) return as_float(sign | 0x7FC00000u);
+    if (exponent) return as_float(sign | (exponent + 120u - lower) << 23 | fraction << 20);
+    const float tiny = (float)fraction * as_float(lower ? 0x3A800000u : 0x3B000000u);  // 2^-10 or 2^-9
+    return sign ? -tiny : tiny;
+}
+DEVICE void floats_of_fp8(u32 word, float *to) {
+    for (int i = 0; i < 4; i++) to[i] = float_of_fp8((u8)(word >> 8 * i));
+}
+DEVICE void halves_of_fp8(u32 word, u32 *to) {
+    float wide[4];
+    floats_of_fp8(word, wide);
+    for (int i = 0; i < 2; i++) to[i] = half_of(wide[2 * i]) | (u32)half_of(wide[2 * i + 1]) << 16;
+}
 
 #elif defined(__HIP__)  // -------------------------------------------------------------------------------------------------------------
 
 #define DEVICE [[maybe_unused]] static inline __attribute__((device, always_inline))
 #define KERNEL __attribute__((global, amdgpu_flat_work_group_size(THREADS, THREADS)))
 #define UNROLLED _Pragma("unroll")
-#define SHARED unsigned char *shared = dynamic_shared
+#define SHARED u8 *shared = dynamic_shared
 
-extern __attribute__((device, shared, aligned(16))) unsigned char dynamic_shared[];
+extern __attribute__((device, shared, aligned(16))) u8 dynamic_shared[];
 
 DEVICE u32 thread() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE u32 block_x() { return __builtin_amdgcn_workgroup_id_x(); }
 DEVICE u32 block_y() { return __builtin_amdgcn_workgroup_id_y(); }
+DEVICE u32 block_z() { return __builtin_amdgcn_workgroup_id_z(); }
 DEVICE void sync_block() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_s_barrier();
@@ -113,54 +165,82 @@ DEVICE float shuffle_xor(float value, int mask) {
 
 typedef u32 Words4 __attribute__((ext_vector_type(4)));
 typedef u32 Words2 __attribute__((ext_vector_type(2)));
-template <int BYTES> struct Piece;
-template <> struct Piece<16> { typedef Words4 type; };
-template <> struct Piece<8> { typedef Words2 type; };
-template <> struct Piece<4> { typedef u32 type; };
-template <> struct Piece<2> { typedef u16 type; };
+template <int BYTES> struct Bits;
+template <> struct Bits<16> { typedef Words4 type; };
+template <> struct Bits<8> { typedef Words2 type; };
+template <> struct Bits<4> { typedef u32 type; };
+template <> struct Bits<2> { typedef u16 type; };
+template <> struct Bits<1> { typedef u8 type; };
 
 template <int BYTES> DEVICE void load(void *to, const void *from) {
-    typedef typename Piece<BYTES>::type T;
+    typedef typename Bits<BYTES>::type T;
     *(T *)to = *(const T *)from;
 }
 template <int BYTES> DEVICE void load_once(void *to, const void *from) {
-    typedef typename Piece<BYTES>::type T;
+    typedef typename Bits<BYTES>::type T;
     *(T *)to = __builtin_nontemporal_load((const T *)from);
 }
-DEVICE float load_fresh(const float *from) { return __hip_atomic_load(from, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
-template <typename T> DEVICE void store(T *to, T value) { *to = value; }
+template <int BYTES> DEVICE void load_fresh(void *to, const void *from) {
+    UNROLLED for (int i = 0; i < BYTES / 4; i++) ((u32 *)to)[i] = __hip_atomic_load((const u32 *)from + i, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <int BYTES> DEVICE void store(void *to, const void *from) {
+    typedef typename Bits<BYTES>::type T;
+    *(T *)to = *(const T *)from;
+}
 
 DEVICE float float_of_half(u16 half) { return (float)__builtin_bit_cast(_Float16, half); }
 DEVICE u16 half_of(float value) { return __builtin_bit_cast(u16, (_Float16)value); }
 
 #define COLUMNS 16
-typedef float Floats4 __attribute__((ext_vector_type(4)));
+typedef Sum Sums4 __attribute__((ext_vector_type(4)));
+typedef float Floats2 __attribute__((ext_vector_type(2)));
 typedef short Shorts4 __attribute__((ext_vector_type(4)));
 typedef _Float16 Halves4 __attribute__((ext_vector_type(4)));
-// v_mfma_f32_16x16x16: A[i][k], B[k][j]: i, j = lane % 16, k = 4 * (lane / 16) + element; C[i][j]: i = 4 * (lane / 16) + element, j = lane % 16.
-DEVICE void multiply(float *c, const u32 *a, const u32 *b) {
-    Floats4 sums = {c[0], c[1], c[2], c[3]};
+// v_mfma_..._16x16x16, and of 8 bits 16x16x32: A[i][k], B[k][j]: i, j = lane % 16, k = 4 (of 8 bits 8) * (lane / 16) + element;
+// C[i][j]: i = 4 * (lane / 16) + element, j = lane % 16. CDNA 2 has 16x16x16 of int8, too.
+DEVICE void multiply(Sum *c, const u32 *a, const u32 *b) {
+    Sums4 sums = {c[0], c[1], c[2], c[3]};
     const Words2 left = {a[0], a[1]}, right = {b[0], b[1]};
 #if DTYPE == 0
     sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(Shorts4, left), __builtin_bit_cast(Shorts4, right), sums, 0, 0, 0);
-#else
+#elif DTYPE == 1
     sums = __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Halves4, left), __builtin_bit_cast(Halves4, right), sums, 0, 0, 0);
+#elif FP8
+    sums = __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(__builtin_bit_cast(long, left), __builtin_bit_cast(long, right), sums, 0, 0, 0);
+#elif defined(__gfx90a__)
+    UNROLLED for (int i = 0; i < 2; i++) sums = __builtin_amdgcn_mfma_i32_16x16x16i8((int)left[i], (int)right[i], sums, 0, 0, 0);
+#else
+    sums = __builtin_amdgcn_mfma_i32_16x16x32_i8(__builtin_bit_cast(long, left), __builtin_bit_cast(long, right), sums, 0, 0, 0);
 #endif
     UNROLLED for (int i = 0; i < 4; i++) c[i] = sums[i];
 }
 
+#if INT8
+DEVICE int dot4(u32 one, u32 two, int sum) { return __builtin_amdgcn_sdot4((int)one, (int)two, sum, false); }
+#elif FP8
+DEVICE void floats_of_fp8(u32 word, float *to) {
+    const Floats2 low = __builtin_amdgcn_cvt_pk_f32_fp8((int)word, false), high = __builtin_amdgcn_cvt_pk_f32_fp8((int)word, true);
+    to[0] = low[0], to[1] = low[1], to[2] = high[0], to[3] = high[1];
+}
+#endif
+
 #else  // CUDA -------------------------------------------------------------------------------------------------------------------------
 
 #define DEVICE [[maybe_unused]] static __device__ __forceinline__
+#if CLUSTER
+#define KERNEL __global__ __launch_bounds__(THREADS) __cluster_dims__(1, CLUSTER, 1)
+#else
 #define KERNEL __global__ __launch_bounds__(THREADS)
+#endif
 #define UNROLLED _Pragma("unroll")
-#define SHARED unsigned char *shared = dynamic_shared
+#define SHARED u8 *shared = dynamic_shared
 
-extern __shared__ __align__(16) unsigned char dynamic_shared[];
+extern __shared__ __align__(16) u8 dynamic_shared[];
 
 DEVICE u32 thread() { return threadIdx.x; }
 DEVICE u32 block_x() { return blockIdx.x; }
 DEVICE u32 block_y() { return blockIdx.y; }
+DEVICE u32 block_z() { return blockIdx.z; }
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void fence() { __threadfence(); }
 DEVICE u32 atomic_add_one(u32 *counter) { return atomicAdd(counter, 1u); }
@@ -203,12 +283,24 @@ template <> struct Loads<2> {
     }
     static __device__ __forceinline__ void once(u32 *to, const void *from) { cached(to, from); }
 };
+template <> struct Loads<1> {
+    static __device__ __forceinline__ void cached(u32 *to, const void *from) {
+        u16 byte;
+        asm volatile("ld.global.nc.u8 %0, [%1];" : "=h"(byte) : "l"(from));
+        *(u8 *)to = (u8)byte;
+    }
+    static __device__ __forceinline__ void once(u32 *to, const void *from) { cached(to, from); }
+};
 template <int BYTES> DEVICE void load(void *to, const void *from) { Loads<BYTES>::cached((u32 *)to, from); }
 template <int BYTES> DEVICE void load_once(void *to, const void *from) { Loads<BYTES>::once((u32 *)to, from); }
-DEVICE float load_fresh(const float *from) {  // written by other multiprocessors meanwhile: from L2
-    float value;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
-    return value;
+// Written by other multiprocessors meanwhile: from L2.
+template <int BYTES> DEVICE void load_fresh(void *to, const void *from) {
+    u32 *words = (u32 *)to;
+    if (BYTES == 16)
+        asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(from) : "memory");
+    else
+        asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(words[0]) : "l"(from) : "memory");
 }
 
 // From memory to shared memory past the registers; zeros where it is not `there`. A lane reads what it copied itself, so it waits for
@@ -220,9 +312,36 @@ template <int BYTES> DEVICE void copy_async(void *shared, const void *from, bool
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" : : "r"(to), "l"(from), "r"(bytes), "n"(BYTES) : "memory");
 }
+#if CLUSTER
+// All threads of the blocks of a cluster, which see then what any of them has written to its shared memory.
+DEVICE void sync_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
+// What lies in another block's shared memory where `mine` lies in this one's.
+DEVICE Sums sums_of(const Sum *mine, u32 block) {
+    Sums found;
+    u32 at, *words = (u32 *)found.value;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(mine)), "r"(block));
+#if ROWS % 4
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(words[0]) : "r"(at) : "memory");
+#else
+    asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(at) : "memory");
+#endif
+    return found;
+}
+#endif
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 template <int LEFT> DEVICE void await_copies() { asm volatile("cp.async.wait_group %0;" : : "n"(LEFT) : "memory"); }
-template <typename T> DEVICE void store(T *to, T value) { *to = value; }
+template <int BYTES> struct Stored;
+template <> struct Stored<16> { typedef uint4 type; };
+template <> struct Stored<8> { typedef uint2 type; };
+template <> struct Stored<4> { typedef u32 type; };
+template <> struct Stored<2> { typedef u16 type; };
+template <int BYTES> DEVICE void store(void *to, const void *from) {
+    typedef typename Stored<BYTES>::type T;
+    *(T *)to = *(const T *)from;
+}
 
 DEVICE float float_of_half(u16 half) {
     float value;
@@ -236,75 +355,132 @@ DEVICE u16 half_of(float value) {
 }
 
 #define COLUMNS 8
-DEVICE void multiply(float *c, const u32 *a, const u32 *b) {
-#if DTYPE == 0
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#if INT8
+#define PRODUCT "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"
+#define REGISTER "+r"
 #else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#define REGISTER "+f"
+#if DTYPE == 0
+#define PRODUCT "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+#else
+#define PRODUCT "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 #endif
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+DEVICE void multiply(Sum *c, const u32 *a, const u32 *b) {
+    asm(PRODUCT " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : REGISTER(c[0]), REGISTER(c[1]), REGISTER(c[2]), REGISTER(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+DEVICE int dot4(u32 one, u32 two, int sum) {
+    asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(one), "r"(two));
+    return sum;
+}
+// Exact: fp16 has every number of e4m3.
+DEVICE void halves_of_fp8(u32 word, u32 *to) {
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(to[0]) : "h"((u16)word));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(to[1]) : "h"((u16)(word >> 16)));
+}
+DEVICE void floats_of_fp8(u32 word, float *to) {
+    u32 halves[2];
+    halves_of_fp8(word, halves);
+    UNROLLED for (int i = 0; i < 4; i++) to[i] = float_of_half((u16)(halves[i / 2] >> 16 * (i % 2)));
 }
 
 #endif  // -----------------------------------------------------------------------------------------------------------------------------
 
-// The eight elements from `k` on of the row that begins at `row`; zeros from `end` on where it is not WHOLE. `k` and `end` are multiples of VEC.
-template <bool ONCE, bool WHOLE> DEVICE Eight eight_at(const u16 *row, long long k, long long end) {
+// The piece from `k` on of the row that begins at `row`; zeros from `end` on where it is not WHOLE. `k` and `end` are multiples of VEC.
+template <bool ONCE, bool WHOLE> DEVICE Eight eight_at(const Element *row, long long k, long long end) {
     Eight found = {{0u, 0u, 0u, 0u}};
-    UNROLLED for (int piece = 0; piece < 8; piece += VEC) {
-        if (WHOLE || k + piece < end) {
-            u16 *to = (u16 *)found.word + piece;
+    UNROLLED for (int part = 0; part < PIECE; part += VEC) {
+        if (WHOLE || k + part < end) {
+            Element *to = (Element *)found.word + part;
             if (ONCE)
-                load_once<2 * VEC>(to, row + k + piece);
+                load_once<LOAD>(to, row + k + part);
             else
-                load<2 * VEC>(to, row + k + piece);
+                load<LOAD>(to, row + k + part);
         }
     }
     return found;
 }
 
 #if STAGES
-#if VEC == 1 || COLUMNS == 16 && !defined(SKINNY_HOST)
+#if LOAD < 4 || COLUMNS == 16 && !defined(SKINNY_HOST)
 #error "copies go 4, 8 or 16 bytes at a time, and AMD has none"
 #endif
-// The eight elements from `k` on, zeros from `end` on, on their way into a slot of the lane's own.
-DEVICE void begin_eight(unsigned char *slot, const u16 *row, long long k, long long end) {
-    UNROLLED for (int piece = 0; piece < 8; piece += VEC) copy_async<2 * VEC>(slot + 2 * piece, row + k + piece, k + piece < end);
+// The piece from `k` on, zeros from `end` on, on its way into a slot of the lane's own.
+DEVICE void begin_eight(u8 *slot, const Element *row, long long k, long long end) {
+    UNROLLED for (int part = 0; part < PIECE; part += VEC) copy_async<LOAD>(slot + part * 16 / PIECE, row + k + part, k + part < end);
 }
 
-// The COUNT rows that a lane has, through its part of a ring of STAGES slots: `use(weight, k)` for each step, `k` being the lane's own.
-// A warp's part begins at `at`, what it shares ends at `stop`; a lane begins `skew` later and its elements end at `end`. Copies of a turn,
-// UNROLL steps, begin STAGES - 1 turns before it is used.
-template <int COUNT, typename Use>
-DEVICE void through_ring(unsigned char *ring, const u16 *const *rows, long long at, long long stop, long long skew, long long end, Use use) {
+// The COUNT rows that a lane has, through its part of a ring of STAGES slots: `use(weight, k, slot, u)` for each of the UNROLL steps of a turn,
+// `k` being the lane's own. The block's turns share what lies from `begin` to `stop`; a warp begins `offset` later, a lane `skew` later
+// still, and its elements end at `end`. Copies of a turn begin STAGES - 1 turns before it is used. `also(slot, k)` begins what all
+// warps of the block use, from their turn's first `k` on: then they wait for one another in each turn.
+template <int COUNT, typename Also, typename Use>
+DEVICE void through_ring(u8 *ring, const Element *const *rows, long long begin, long long stop, long long offset, long long skew, long long end,
+                         Also also, Use use) {
     const long long turn = WARPS_K * UNROLL * STEP;
     const int slot_bytes = UNROLL * COUNT * THREADS * 16;
-    long long ahead = at;
+    long long ahead = begin;
     int filled = 0, used = 0;
     const auto fill = [&] {
-        unsigned char *slot = ring + filled * slot_bytes;
-        if (ahead < stop)
+        u8 *slot = ring + filled * slot_bytes + 16 * thread();
+        if (ahead + offset < stop)
             UNROLLED for (int u = 0; u < UNROLL; u++) UNROLLED for (int r = 0; r < COUNT; r++)
-                begin_eight(slot + (u * COUNT + r) * (THREADS * 16), rows[r], ahead + skew + u * STEP, end);
+                begin_eight(slot + (u * COUNT + r) * (THREADS * 16), rows[r], ahead + offset + skew + u * STEP, end);
+        if (ahead < stop) also(filled, ahead);
         commit_copies();
         ahead += turn;
         filled = filled == STAGES - 1 ? 0 : filled + 1;
     };
     for (int stage = 0; stage < STAGES - 1; stage++) fill();
-    for (; at < stop; at += turn) {
+    for (long long at = begin; at < stop; at += turn) {
+#if X_IN_RING
+        await_copies<STAGES - 2>();
+        sync_block();  // the copies of all are there, and nobody reads the slot that is filled next
+        fill();
+#else
         fill();
         await_copies<STAGES - 1>();
-        const unsigned char *slot = ring + used * slot_bytes;
-        UNROLLED for (int u = 0; u < UNROLL; u++) {
-            Eight weight[COUNT];
-            UNROLLED for (int r = 0; r < COUNT; r++) weight[r] = *(const Eight *)(slot + (u * COUNT + r) * (THREADS * 16));
-            use(weight, at + skew + u * STEP);
-        }
+#endif
+        const u8 *slot = ring + used * slot_bytes + 16 * thread();
+        if (at + offset < stop)
+            UNROLLED for (int u = 0; u < UNROLL; u++) {
+                Eight weight[COUNT];
+                UNROLLED for (int r = 0; r < COUNT; r++) weight[r] = *(const Eight *)(slot + (u * COUNT + r) * (THREADS * 16));
+                use(weight, at + offset + skew + u * STEP, used, u);
+            }
         used = used == STAGES - 1 ? 0 : used + 1;
     }
 }
 #endif
 
-// Elements 2i and 2i + 1 of eight, exactly.
+DEVICE int shuffle_xor(int value, int mask) { return (int)as_bits(shuffle_xor(as_float((u32)value), mask)); }
+
+#if BATCHED
+// The operands of the block's own product: they lie one after another, z of them in the grid.
+DEVICE Args batch_of(Args args) {
+    const long long z = block_z(), sums = z * args.m * args.n;
+    args.x = (Element *)args.x + z * args.m * args.k;
+    args.weight = (Element *)args.weight + z * args.n * args.k;
+    args.bias = (u8 *)args.bias + z * args.n * (BIAS == 3 ? 4 : 2);
+    args.out = (u8 *)args.out + sums * (OUT == 2 ? 4 : 2);
+    args.partial = (Sum *)args.partial + sums * args.splits;
+    args.counters = (u32 *)args.counters + z * ((args.n + ROWS - 1) / ROWS);
+    args.x_scale = (float *)args.x_scale + z * args.m;
+    args.w_scale = (float *)args.w_scale + z * args.n;
+    return args;
+}
+#endif
+
+DEVICE float scale_at(const void *scales, long long place) {
+    u32 bits;
+    load<4>(&bits, (const float *)scales + place);
+    return as_float(bits);
+}
+
+// Elements 2i and 2i + 1 of 16 bits, exactly.
 DEVICE float first_of(u32 word) { return DTYPE == 0 ? as_float(word << 16) : float_of_half((u16)word); }
 DEVICE float second_of(u32 word) { return DTYPE == 0 ? as_float(word & 0xFFFF0000u) : float_of_half((u16)(word >> 16)); }
 

@@ -1,11 +1,12 @@
-// Family `rows`, for few rows of x: each warp multiplies N_EACH rows of the weight with all M rows of x by fused multiply-adds.
+// Family `rows`, for few rows of x: each warp multiplies N_EACH rows of the weight with all M rows of x by fused multiply-adds,
+// or of int8 by products of four.
 //
-// A step is eight elements of K for each lane, UNROLL of them lie side by side. The weight comes through a ring of STAGES slots in shared
+// A step is a piece for each lane, UNROLL of them lie side by side. The weight comes through a ring of STAGES slots in shared
 // memory, filled by asynchronous copies, or through registers, loads of UNROLL steps at once (STAGES 0). x comes from L1, or, with X_SHARED, from shared memory.
 
 // What a warp works on: its rows of the weight, and its part of K.
 struct Work {
-    const u16 *x, *shared_x, *rows[N_EACH];
+    const Element *x, *shared_x, *rows[N_EACH];
     long long begin, end, k, length;  // of the split; of a row of x in global and in shared memory
     int m;
 };
@@ -21,21 +22,32 @@ template <bool WHOLE> DEVICE Eight x_at(const Work &work, int row, long long k) 
 }
 
 // One step at a lane's `k`.
-template <bool WHOLE> DEVICE void multiply_step(const Work &work, const Eight *weight, long long k, float (*sum)[N_EACH]) {
+template <bool WHOLE> DEVICE void multiply_step(const Work &work, const Eight *weight, long long k, Sum (*sum)[N_EACH]) {
     UNROLLED for (int m = 0; m < M; m++) {
         const Eight x = x_at<WHOLE>(work, m, k);
         UNROLLED for (int i = 0; i < 4; i++) {
+#if INT8
+            UNROLLED for (int r = 0; r < N_EACH; r++) sum[m][r] = dot4(weight[r].word[i], x.word[i], sum[m][r]);
+#elif FP8
+            float values[4], others[4];
+            floats_of_fp8(x.word[i], values);
+            UNROLLED for (int r = 0; r < N_EACH; r++) {
+                floats_of_fp8(weight[r].word[i], others);
+                UNROLLED for (int j = 0; j < 4; j++) sum[m][r] = multiply_add(others[j], values[j], sum[m][r]);
+            }
+#else
             const float one = first_of(x.word[i]), two = second_of(x.word[i]);
             UNROLLED for (int r = 0; r < N_EACH; r++) {
                 sum[m][r] = multiply_add(first_of(weight[r].word[i]), one, sum[m][r]);
                 sum[m][r] = multiply_add(second_of(weight[r].word[i]), two, sum[m][r]);
             }
+#endif
         }
     }
 }
 
 // STEPS steps from a lane's `k` on, through registers.
-template <int STEPS, bool WHOLE> DEVICE void advance(const Work &work, long long k, float (*sum)[N_EACH]) {
+template <int STEPS, bool WHOLE> DEVICE void advance(const Work &work, long long k, Sum (*sum)[N_EACH]) {
     Eight weight[STEPS][N_EACH];
     UNROLLED for (int u = 0; u < STEPS; u++)
         UNROLLED for (int r = 0; r < N_EACH; r++) weight[u][r] = eight_at<true, WHOLE>(work.rows[r], k + u * STEP, work.end);
@@ -43,12 +55,12 @@ template <int STEPS, bool WHOLE> DEVICE void advance(const Work &work, long long
 }
 
 // The sums of a warp's lanes: each step halves the values that a lane has while there are several, then adds them up.
-DEVICE void gather(float *values, u32 lane, float *to) {
+DEVICE void gather(Sum *values, u32 lane, Sum *to) {
     u32 place = 0, mask = WAVE / 2, others = 0;
     UNROLLED for (int half = N_EACH / 2; half >= 1; half /= 2, mask /= 2) {
         const bool upper = lane & mask;
         UNROLLED for (int i = 0; i < half; i++) {
-            const float kept = upper ? values[i + half] : values[i], sent = upper ? values[i] : values[i + half];
+            const Sum kept = upper ? values[i + half] : values[i], sent = upper ? values[i] : values[i + half];
             values[i] = kept + shuffle_xor(sent, (int)mask);
         }
         place += upper ? half : 0;
@@ -62,38 +74,42 @@ DEVICE void gather(float *values, u32 lane, float *to) {
 
 extern "C" KERNEL void skinny(Args args) {
     SHARED;
+#if BATCHED
+    args = batch_of(args);
+#endif
     const u32 lane = thread() % WAVE, warp = thread() / WAVE, along_k = warp % WARPS_K, along_n = warp / WARPS_K;
     const long long first = (long long)block_x() * ROWS + along_n * N_EACH, limit = (block_y() + 1) * args.per_split;
-    float *sums = (float *)shared;
-    u16 *shared_x = (u16 *)(shared + (4 * WARPS_K * M * ROWS + 15) / 16 * 16);
-    Work work = {(const u16 *)args.x, shared_x, {}, block_y() * args.per_split, limit < args.k ? limit : args.k, args.k,
-                 (args.per_split + 7) / 8 * 8, args.m};
+    Sum *sums = (Sum *)shared;  // where x and the ring were
+    Element *shared_x = (Element *)shared;
+    Work work = {(const Element *)args.x, shared_x, {}, block_y() * args.per_split, limit < args.k ? limit : args.k, args.k,
+                 (args.per_split + PIECE - 1) / PIECE * PIECE, args.m};
     UNROLLED for (int r = 0; r < N_EACH; r++)  // beyond the last row the last one again: its sums go nowhere
-        work.rows[r] = (const u16 *)args.weight + (first + r < args.n ? first + r : args.n - 1) * args.k;
+        work.rows[r] = (const Element *)args.weight + (first + r < args.n ? first + r : args.n - 1) * args.k;
 
 #if X_SHARED
-    for (long long place = 8ll * thread(); place < M * work.length; place += 8 * THREADS) {
+    for (long long place = (long long)PIECE * thread(); place < M * work.length; place += PIECE * THREADS) {
         const long long row = place / work.length, k = work.begin + place % work.length;
         *(Eight *)(shared_x + place) = eight_at<false, false>(work.x + (row < args.m ? row : 0) * args.k, k, work.end);
     }
     sync_block();
 #endif
 
-    float sum[M][N_EACH];
-    UNROLLED for (int m = 0; m < M; m++) UNROLLED for (int r = 0; r < N_EACH; r++) sum[m][r] = 0.0f;
+    Sum sum[M][N_EACH];
+    UNROLLED for (int m = 0; m < M; m++) UNROLLED for (int r = 0; r < N_EACH; r++) sum[m][r] = 0;
     const long long span = UNROLL * STEP;
 #if STAGES
-    unsigned char *const ring = (unsigned char *)(shared_x + (X_SHARED ? M * work.length : 0)) + 16 * thread();
-    through_ring<N_EACH>(ring, work.rows, work.begin + along_k * span, work.end, 8 * lane, work.end,
-                         [&](const Eight *weight, long long k) { multiply_step<false>(work, weight, k, sum); });
+    u8 *const ring = (u8 *)(shared_x + (X_SHARED ? M * work.length : 0));
+    through_ring<N_EACH>(ring, work.rows, work.begin, work.end, along_k * span, PIECE * lane, work.end, [](int, long long) {},
+                         [&](const Eight *weight, long long k, int, int) { multiply_step<false>(work, weight, k, sum); });
 #else
     for (long long k = work.begin + along_k * span; k < work.end; k += WARPS_K * span) {
         if (k + span <= work.end)
-            advance<UNROLL, true>(work, k + 8 * lane, sum);
+            advance<UNROLL, true>(work, k + PIECE * lane, sum);
         else
-            for (long long tail = k; tail < work.end; tail += STEP) advance<1, false>(work, tail + 8 * lane, sum);
+            for (long long tail = k; tail < work.end; tail += STEP) advance<1, false>(work, tail + PIECE * lane, sum);
     }
 #endif
-    UNROLLED for (int m = 0; m < M; m++) gather(sum[m], lane, sums + (along_k * M + m) * ROWS + along_n * N_EACH);
+    if (X_SHARED || STAGES) sync_block();
+    UNROLLED for (int m = 0; m < M; m++) gather(sum[m], lane, sums + (along_k * M + m) * PITCH + along_n * N_EACH);
     finish(args, sums);
 }

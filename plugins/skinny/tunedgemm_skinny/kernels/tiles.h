@@ -1,7 +1,7 @@
 // Family `tiles`, for up to 64 rows of x: each warp multiplies N_EACH tiles of 16 rows of the weight with all of x by matrix instructions.
 //
-// The weight is the left operand, so that the long side of the instruction lies along N and x fills its short side. A step is 32 elements
-// of K: four groups of lanes with eight each, which make two instructions. Both operands go to the registers as they lie in memory: x from L1,
+// The weight is the left operand, so that the long side of the instruction lies along N and x fills its short side. A step is 64 bytes
+// of K: four groups of lanes with a piece each. Both operands go to the registers as they lie in memory: x from L1,
 // the weight through a ring of STAGES slots in shared memory, filled by asynchronous copies, or directly, loads of UNROLL steps at once (STAGES 0).
 
 #define SHORT (M / COLUMNS)  // tiles along the rows of x
@@ -16,78 +16,178 @@
 #define LANE_GROUP (lane / 16)
 #endif
 
+#if FP8 && COLUMNS == 8
+#define PRODUCTS 4  // instructions that a piece makes: NVIDIA's take fp8 as fp16, for those of fp8 itself sum less exactly on some
+#else
+#define PRODUCTS 2
+#endif
+
+#define BLOCK 128                    // elements of K, and rows of the weight, that share a scale where SCALE is 3
+#define OWN (COLUMNS == 8 ? 2 : 1)  // rows of a tile of x whose sums a lane has
+
 // What a lane works on: its rows of the weight and of x, from its group's elements on, and where they end.
 struct Work {
-    const u16 *rows[N_EACH][HELD], *xs[SHORT];
+    const Element *rows[N_EACH][HELD], *xs[SHORT];
     long long end;
+#if SCALE == 3
+    const float *x_scale, *w_scale;  // of the first row of x whose sums the lane has; of the warp's rows of the weight, all in one block
+    long long blocks, stop;          // of a row of x; where the split ends
+    int left;                        // rows of x from the lane's first one on
+#endif
 };
 
-// One step at `k`, by all lanes of the warp.
-template <bool WHOLE> DEVICE void multiply_step(const Work &work, const Eight (*weight)[HELD], long long k, float (*sum)[SHORT][4]) {
-    UNROLLED for (int s = 0; s < SHORT; s++) {
-        const Eight x = eight_at<false, WHOLE>(work.xs[s], k, work.end);
-        UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int half = 0; half < 2; half++) {
-#if HELD == 2
-            const u32 *low = weight[t][0].word + 2 * half, *high = weight[t][1].word + 2 * half;
-            const u32 left[4] = {low[0], high[0], low[1], high[1]};
-#else
-            const u32 left[2] = {weight[t][0].word[2 * half], weight[t][0].word[2 * half + 1]};
+// The scales of a block of K: of what is multiplied, and of what comes next, so that nobody waits for them.
+struct Scales {
+#if SCALE == 3
+    float x[SHORT][OWN], weight, next_x[SHORT][OWN], next_weight;
 #endif
-            multiply(sum[t][s], left, x.word + 2 * half);
+};
+
+// Those that were loaded become those that are used; those at `k` are loaded, zeros from the end on.
+DEVICE void next_scales(const Work &work, Scales &scales, long long k) {
+#if SCALE == 3
+    const bool there = k < work.stop;
+    const long long block = k / BLOCK;
+    scales.weight = scales.next_weight;
+    scales.next_weight = there ? scale_at(work.w_scale, block) : 0.0f;
+    UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < OWN; i++) {
+        scales.x[s][i] = scales.next_x[s][i];
+        scales.next_x[s][i] = there && COLUMNS * s + i < work.left ? scale_at(work.x_scale, (COLUMNS * s + i) * work.blocks + block) : 0.0f;
+    }
+#else
+    (void)work, (void)scales, (void)k;
+#endif
+}
+
+// A piece as the instructions take it, two words each.
+struct Factors {
+    u32 word[2 * PRODUCTS];
+};
+
+DEVICE Factors factors_of(const Eight &piece) {
+    Factors found;
+#if PRODUCTS == 4
+    UNROLLED for (int i = 0; i < 4; i++) halves_of_fp8(piece.word[i], found.word + 2 * i);
+#else
+    UNROLLED for (int i = 0; i < 4; i++) found.word[i] = piece.word[i];
+#endif
+    return found;
+}
+
+// One step, by all lanes of the warp: of the weight and of tile `s` of x, `x(s)`.
+template <typename X> DEVICE void multiply_step(const Eight (*weight)[HELD], const Scales &scales, Sum (*sum)[SHORT][4], X x_of) {
+    Factors factors[N_EACH][HELD];
+    UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) factors[t][h] = factors_of(weight[t][h]);
+    UNROLLED for (int s = 0; s < SHORT; s++) {
+        const Factors x = factors_of(x_of(s));
+        UNROLLED for (int t = 0; t < N_EACH; t++) {
+#if SCALE == 3
+            Sum part[4] = {0, 0, 0, 0};
+#else
+            Sum *const part = sum[t][s];
+#endif
+            UNROLLED for (int p = 0; p < PRODUCTS; p++) {
+                const u32 *low = factors[t][0].word + 2 * p, *high = factors[t][HELD - 1].word + 2 * p;
+#if HELD == 2
+                const u32 left[4] = {low[0], high[0], low[1], high[1]};
+#else
+                const u32 left[2] = {low[0], high[1]};
+#endif
+                multiply(part, left, x.word + 2 * p);
+            }
+#if SCALE == 3
+            UNROLLED for (int i = 0; i < 4; i++) sum[t][s][i] = multiply_add(part[i], scales.x[s][i % OWN] * scales.weight, sum[t][s][i]);
+#else
+            (void)scales;
+#endif
         }
     }
 }
 
-// STEPS steps from `k` on, through registers.
-template <int STEPS, bool WHOLE> DEVICE void advance(const Work &work, long long k, float (*sum)[SHORT][4]) {
+// STEPS steps from `k` on, through registers; the warp goes on at `after`.
+template <int STEPS, bool WHOLE> DEVICE void advance(const Work &work, long long k, long long after, Scales &scales, Sum (*sum)[SHORT][4]) {
     Eight weight[STEPS][N_EACH][HELD];
     UNROLLED for (int u = 0; u < STEPS; u++)
         UNROLLED for (int t = 0; t < N_EACH; t++)
             UNROLLED for (int h = 0; h < HELD; h++) weight[u][t][h] = eight_at<true, WHOLE>(work.rows[t][h], k + u * STEP, work.end);
-    UNROLLED for (int u = 0; u < STEPS; u++) multiply_step<WHOLE>(work, weight[u], k + u * STEP, sum);
+    UNROLLED for (int u = 0; u < STEPS; u++) {
+        if (u * STEP % BLOCK == 0) next_scales(work, scales, u * STEP + BLOCK < STEPS * STEP ? k + u * STEP + BLOCK : after);
+        multiply_step(weight[u], scales, sum, [&](int s) { return eight_at<false, WHOLE>(work.xs[s], k + u * STEP, work.end); });
+    }
 }
 
 extern "C" KERNEL void skinny(Args args) {
     SHARED;
+#if BATCHED
+    args = batch_of(args);
+#endif
     const u32 lane = thread() % WAVE, warp = thread() / WAVE, along_k = warp % WARPS_K, along_n = warp / WARPS_K;
     const long long first = (long long)block_x() * ROWS + along_n * EACH + LANE_ROW;
     const long long begin = block_y() * args.per_split, limit = begin + args.per_split, end = limit < args.k ? limit : args.k;
-    float *sums = (float *)shared;
+    Sum *sums = (Sum *)shared;
     Work work;  // beyond the last row the last one again: its products go nowhere
-    work.end = end - 8 * LANE_GROUP;
+    work.end = end - PIECE * LANE_GROUP;
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) {
         const long long row = first + 16 * t + 8 * h;
-        work.rows[t][h] = (const u16 *)args.weight + (row < args.n ? row : args.n - 1) * args.k + 8 * LANE_GROUP;
+        work.rows[t][h] = (const Element *)args.weight + (row < args.n ? row : args.n - 1) * args.k + PIECE * LANE_GROUP;
     }
     UNROLLED for (int s = 0; s < SHORT; s++) {
         const int row = COLUMNS * s + (int)LANE_ROW;
-        work.xs[s] = (const u16 *)args.x + (row < args.m ? row : args.m - 1) * args.k + 8 * LANE_GROUP;
+        work.xs[s] = (const Element *)args.x + (row < args.m ? row : args.m - 1) * args.k + PIECE * LANE_GROUP;
     }
 
-    float sum[N_EACH][SHORT][4];
-    UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) sum[t][s][i] = 0.0f;
+    Sum sum[N_EACH][SHORT][4];
+    UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) sum[t][s][i] = 0;
     const long long span = UNROLL * STEP;
-#if STAGES
-    unsigned char *const ring = shared + (4 * WARPS_K * M * ROWS + 15) / 16 * 16 + 16 * thread();
-    through_ring<N_EACH * HELD>(ring, work.rows[0], begin + along_k * span, end, 0, work.end, [&](const Eight *weight, long long k) {
-        multiply_step<false>(work, (const Eight (*)[HELD])weight, k, sum);
+    Scales scales;
+#if SCALE == 3
+    const long long own = COLUMNS == 8 ? 2 * (lane % 4) : lane % 16, row = (long long)block_x() * ROWS + along_n * EACH;
+    work.blocks = (args.k + BLOCK - 1) / BLOCK;
+    work.x_scale = (const float *)args.x_scale + own * work.blocks;
+    work.w_scale = (const float *)args.w_scale + (row < args.n ? row : args.n - 1) / BLOCK * work.blocks;
+    work.stop = end;
+    work.left = args.m - (int)own;
+    next_scales(work, scales, begin + along_k * span);
+#endif
+#if X_IN_RING
+    // A slot of x: [WARPS_K][UNROLL][SHORT] steps of a tile, in the order in which the lanes of a warp read them.
+    u8 *const x_ring = shared + STAGES * UNROLL * N_EACH * HELD * THREADS * 16;
+    const u32 pieces = WARPS_K * UNROLL * SHORT * WAVE;
+    const auto begin_x = [&](int slot, long long turn) {
+        UNROLLED for (u32 piece = thread(); piece < pieces; piece += THREADS) {
+            const u32 row = piece / WAVE % SHORT * COLUMNS + piece % WAVE / 4;
+            const long long k = turn + piece / (WAVE * SHORT) * STEP + piece % 4 * PIECE;
+            if (row < (u32)args.m)  // the products with others go nowhere
+                begin_eight(x_ring + ((u32)slot * pieces + piece) * 16, (const Element *)args.x + row * args.k, k, end);
+        }
+    };
+    const u8 *const x_mine = x_ring + (along_k * UNROLL * SHORT * WAVE + lane) * 16;
+    through_ring<N_EACH * HELD>(shared, work.rows[0], begin, end, along_k * span, 0, work.end, begin_x, [&](const Eight *weight, long long k, int slot, int u) {
+        if (u * STEP % BLOCK == 0) next_scales(work, scales, u * STEP + BLOCK < span ? k + BLOCK : k - u * STEP + WARPS_K * span);
+        multiply_step((const Eight (*)[HELD])weight, scales, sum, [&](int s) { return *(const Eight *)(x_mine + (slot * pieces + (u * SHORT + s) * WAVE) * 16); });
+    });
+#elif STAGES
+    through_ring<N_EACH * HELD>(shared, work.rows[0], begin, end, along_k * span, 0, work.end, [](int, long long) {}, [&](const Eight *weight, long long k, int, int u) {
+        if (u * STEP % BLOCK == 0) next_scales(work, scales, u * STEP + BLOCK < span ? k + BLOCK : k - u * STEP + WARPS_K * span);
+        multiply_step((const Eight (*)[HELD])weight, scales, sum, [&](int s) { return eight_at<false, false>(work.xs[s], k, work.end); });
     });
 #else
     for (long long k = begin + along_k * span; k < end; k += WARPS_K * span) {
         if (k + span <= end)
-            advance<UNROLL, true>(work, k, sum);
+            advance<UNROLL, true>(work, k, k + WARPS_K * span, scales, sum);
         else
-            for (long long tail = k; tail < end; tail += STEP) advance<1, false>(work, tail, sum);
+            for (long long tail = k; tail < end; tail += STEP) advance<1, false>(work, tail, tail + STEP, scales, sum);
     }
 #endif
 
+    if (STAGES) sync_block();  // the sums lie where the ring was
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) {
 #if COLUMNS == 8
         const u32 row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
 #else
         const u32 row = 4 * (lane / 16) + i, column = lane % 16;
 #endif
-        sums[(along_k * M + COLUMNS * s + column) * ROWS + along_n * EACH + 16 * t + row] = sum[t][s][i];
+        sums[(along_k * M + COLUMNS * s + column) * PITCH + along_n * EACH + 16 * t + row] = sum[t][s][i];
     }
     finish(args, sums);
 }

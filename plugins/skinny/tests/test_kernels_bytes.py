@@ -1,0 +1,236 @@
+"""The kernels' own source with 8-bit operands, scales and batches, run by the emulator, computes the product by its definition."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+both = pytest.mark.parametrize("machine", [32, 64], indirect=True, ids=["nvidia", "amd"])
+nvidia = pytest.mark.parametrize("machine", [32], indirect=True, ids=["nvidia"])
+families = pytest.mark.parametrize("family", ["rows", "tiles"])
+#: Dtypes of 8 bits by the width of a warp.
+BYTES = {32: ("int8", "fp8_e4m3fn"), 64: ("int8", "fp8_e4m3fn", "fp8_e4m3fnuz")}
+dtypes = pytest.mark.parametrize(
+    ("machine", "dtype"),
+    [pytest.param(wave, dtype, id=f"{wave}-{dtype}") for wave, found in BYTES.items() for dtype in found],
+    indirect=["machine"],
+)
+
+#: Programs of 8-bit operands; rows of x by their number of instruction columns in `tiles`.
+PROGRAMS: list[tuple[str, dict[str, Any]]] = [
+    ("tiles", {"scale": "tensor", "vec": 16}),
+    ("tiles", {"scale": "row", "m": 4, "n_each": 4, "vec": 16, "out": "fp32"}),
+    ("tiles", {"scale": "row", "m": 2, "n_each": 2, "warps_n": 2, "unroll": 4, "vec": 8, "bias": "fp16"}),
+    ("tiles", {"scale": "row", "warps_k": 8, "unroll": 2, "vec": 4, "bias": "fp32", "out": "fp16"}),
+    ("tiles", {"scale": "tensor", "m": 3, "n_each": 2, "warps_n": 2, "warps_k": 4, "vec": 1, "out": "fp32", "bias": "bf16"}),
+    ("tiles", {"scale": "row", "vec": 2, "unroll": 8}),
+    ("rows", {"scale": "tensor", "vec": 16, "m": 4, "n_each": 4, "warps_k": 2}),
+    ("rows", {"scale": "row", "vec": 1, "m": 3, "n_each": 2, "warps_n": 2, "unroll": 2, "bias": "fp32"}),
+    ("rows", {"scale": "row", "vec": 8, "m": 8, "n_each": 8, "out": "fp32"}),
+    ("rows", {"scale": "row", "vec": 4, "m": 2, "warps_k": 4, "x_shared": True, "bias": "bf16"}),
+]
+RINGS: list[tuple[str, dict[str, Any]]] = [
+    ("tiles", {"scale": "row", "vec": 16, "m": 2, "n_each": 2, "warps_k": 2, "unroll": 2, "stages": 2}),
+    ("tiles", {"scale": "tensor", "vec": 4, "warps_n": 4, "stages": 3}),
+    ("rows", {"scale": "row", "vec": 8, "m": 2, "warps_k": 4, "unroll": 4, "stages": 4, "x_shared": True}),
+    ("rows", {"scale": "row", "vec": 4, "m": 3, "n_each": 2, "warps_n": 2, "stages": 3}),
+]
+BLOCKS: list[dict[str, Any]] = [
+    {"vec": 16},
+    {"vec": 16, "m": 4, "n_each": 4, "unroll": 2, "out": "fp32"},
+    {"vec": 8, "m": 2, "n_each": 2, "warps_n": 2, "unroll": 4},
+    {"vec": 4, "warps_k": 8, "unroll": 1, "out": "fp16"},
+    {"vec": 1, "m": 8, "n_each": 2, "warps_n": 2, "warps_k": 2, "unroll": 8},
+]
+
+
+def program(programs: Any, wave: int, family: str, **given: Any) -> Any:
+    """A program of few parameters; in the family `tiles` *m* counts the instruction's columns, up to 64 rows."""
+    if family == "tiles":
+        given["m"] = min(programs.COLUMNS[wave] * given.get("m", 1), 64)
+    return programs.Program(family, wave, **given)
+
+
+def faults(machine: Any, programs: Any, made: Any) -> list[str]:
+    """What is wrong at the edges: of M, N around a block, K around a turn of the block's warps, splits that share it evenly and not."""
+    ks = sorted({made.vec, made.span - made.vec, made.span + made.vec, 2 * made.span + 3 * made.vec, 3 * made.span})
+    ms = [made.m] if made.family == "rows" else [made.m, made.m - programs.COLUMNS[made.wave] + 1, made.m - 3]
+    found = []
+    for turn, k in enumerate(k for k in ks if k > 0):
+        for n in (1, made.per_block + 1, 2 * made.per_block - 1):
+            for splits in {1, min(1 + (turn + n) % 4, k // made.vec)}:
+                found.append(machine.fault(made, programs.whole(made, ms[(turn + n) % len(ms)], n, k, splits, seed=k + n), seed=n))
+    return [fault for fault in found if fault]
+
+
+@dtypes
+@pytest.mark.parametrize(("family", "given"), PROGRAMS, ids=str)
+def test_scales_of_tensors_and_rows(machine: Any, programs: Any, dtype: str, family: str, given: dict[str, Any]) -> None:
+    """Both families give the rounded, scaled sum with its bias, bit by bit, at the edges of M, N, K and the splits, for odd K, too."""
+    assert faults(machine, programs, program(programs, machine.wave, family, dtype=dtype, **given)) == []
+
+
+@nvidia
+@pytest.mark.parametrize("dtype", BYTES[32])
+@pytest.mark.parametrize(("family", "given"), RINGS, ids=str)
+def test_rings(machine: Any, programs: Any, dtype: str, family: str, given: dict[str, Any]) -> None:
+    """A weight of 8 bits that comes through a ring of asynchronous copies is the same weight."""
+    assert faults(machine, programs, program(programs, 32, family, dtype=dtype, **given)) == []
+
+
+@both
+@pytest.mark.parametrize("given", BLOCKS, ids=str)
+@pytest.mark.parametrize("stages", [0, 2, 3])
+def test_scales_of_blocks(machine: Any, programs: Any, given: dict[str, Any], stages: int) -> None:
+    """Each 128 of K is scaled by its own scales of x and of the weight, whatever turn of whatever warp it falls into, through a ring or not."""
+    if stages and (machine.wave == 64 or given["vec"] < 4):
+        pytest.skip("a ring needs copies of 4 bytes at least, which AMD has not")
+    made = program(programs, machine.wave, "tiles", dtype=BYTES[machine.wave][-1], scale="block", stages=stages, **given)
+    assert faults(machine, programs, made) == []
+
+
+@both
+@pytest.mark.parametrize(("n", "k"), [(2112, 512), (300, 1000), (129, 129), (128, 128), (16, 2048), (250, 77)])
+def test_blocks_with_tails(machine: Any, programs: Any, n: int, k: int) -> None:
+    """N and K need not be multiples of 128, and a warp's rows never lie in two blocks."""
+    vec = next(vec for vec in (16, 8, 4, 2, 1) if k % vec == 0)
+    for each, warps in ((1, 4), (4, 1), (2, 2)):
+        made = program(programs, machine.wave, "tiles", dtype="fp8_e4m3fn", scale="block", vec=vec, n_each=each, warps_n=warps, unroll=2)
+        assert machine.fault(made, programs.whole(made, 1, n, k, splits=2 if k > 256 else 1, seed=n)) == ""
+
+
+@both
+@pytest.mark.parametrize("m", range(1, 65, 7))
+def test_numbers_of_rows(machine: Any, programs: Any, m: int) -> None:
+    """Few and many rows of x, also such as fill no instruction, have their own scales."""
+    for dtype, scale in (("int8", "row"), ("fp8_e4m3fn", "row"), ("fp8_e4m3fn", "block")):
+        made = programs.Program(
+            "tiles", machine.wave, m=programs.up(m, programs.COLUMNS[machine.wave]), n_each=2, warps_k=2, vec=8, dtype=dtype, scale=scale
+        )
+        assert machine.fault(made, programs.whole(made, m, 37, 264, splits=2, seed=m)) == ""
+
+
+@both
+@families
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "int8", "fp8_e4m3fn"])
+def test_batches(machine: Any, programs: Any, family: str, dtype: str) -> None:
+    """Each product of a batch has its own operands, scales, bias, partial sums and counters, split or not."""
+    width = 8 if dtype in programs.INPUTS[:2] else 16
+    for vec, stages, bias in ((width, 0, "fp32"), (width, 2 if machine.wave == 32 else 0, "bf16"), (1, 0, "")):
+        made = program(
+            programs, machine.wave, family, dtype=dtype, vec=vec, bias=bias, out="fp32", warps_k=2, n_each=2, batched=True, stages=stages,
+            scale="none" if width == 8 else "row",
+        )  # fmt: skip
+        for n, k, splits in ((made.per_block, made.span, 1), (2 * made.per_block + 3, made.span + made.vec, 3), (5, 3 * made.vec, 1)):
+            assert machine.fault(made, programs.whole(made, made.m, n, k, splits, seed=n)) == ""
+
+
+@both
+@families
+@pytest.mark.parametrize("splits", [1, 3])
+def test_int8_sums_are_exact(machine: Any, programs: Any, family: str, splits: int) -> None:
+    """Sums beyond what float32 has exactly are int32 until they are scaled, over warps and splits."""
+    made = program(programs, machine.wave, family, dtype="int8", scale="tensor", vec=16, warps_k=2, out="fp32", bias="fp32")
+    k = 3 * made.span + 16
+    x, weight = torch.full((made.m, k), -127, dtype=torch.int8), torch.full((20, k), 127, dtype=torch.int8)
+    x[:, 5], weight[:, 5] = 3, torch.arange(20)
+    exact = x.double() @ weight.double().mT
+    per_split, one = programs.split(made, k, splits), torch.ones(1)
+    case = programs.Case(x, weight, -exact[0].float(), per_split, one, one)
+    assert torch.equal(machine.run(made, case).double(), exact.float().double() - exact[0].float().double())
+    case = programs.Case(torch.full((made.m, k), -128, dtype=torch.int8), torch.full((20, k), -128, dtype=torch.int8), torch.zeros(20), per_split, one, one)
+    assert (machine.run(made, case) == k * 2**14).all()
+
+
+@dtypes
+@families
+def test_every_byte(machine: Any, programs: Any, family: str, dtype: str) -> None:
+    """Each of the 256 bytes is the number that torch takes it for, negative zeros, subnormals and NaN among them."""
+    if dtype == "int8":
+        pytest.skip("their products are tested as whole numbers")
+    made = program(programs, machine.wave, family, dtype=dtype, scale="tensor", vec=16, out="fp32")
+    weight, x = torch.zeros(256, 16, dtype=torch.uint8), torch.zeros(made.m, 16).to(programs.DTYPES[dtype])
+    weight[:, 7], x[:, 7] = torch.arange(256), 0.5
+    case = programs.Case(x, weight.view(programs.DTYPES[dtype]), None, 16, torch.ones(1), torch.ones(1))
+    out, wanted = machine.run(made, case), case.weight.float()[:, 7] * 0.5
+    assert torch.equal(out.isnan(), wanted.isnan().expand(out.shape))
+    assert torch.equal(out.nan_to_num(), wanted.nan_to_num().expand(out.shape))
+    assert wanted.isnan().sum() == (1 if dtype == "fp8_e4m3fnuz" else 2)
+
+
+@both
+@pytest.mark.parametrize(("family", "scale"), [("rows", "row"), ("tiles", "row"), ("tiles", "block")])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_nan(machine: Any, programs: Any, family: str, scale: str, splits: int) -> None:
+    """A NaN marks the row of x or of the weight in which it is, or whose scale it is, and nothing else; so does an infinite scale."""
+    made = program(programs, machine.wave, family, dtype="fp8_e4m3fn", scale=scale, vec=8, n_each=2, out="fp32", **({"m": 4} if family == "rows" else {}))
+    case = programs.whole(made, made.m, 21, 520, splits)
+    for operand in (case.x, case.weight):
+        operand.copy_((operand.float().abs() + 1).to(operand.dtype))
+    case.weight.view(torch.uint8)[3, 519], case.weight.view(torch.uint8)[20, 0] = 0x7F, 0xFF
+    case.x.view(torch.uint8)[1, 300] = 0xFF
+    case.x_scale[2], case.x_scale[3] = torch.nan, torch.inf
+    out, wanted = machine.run(made, case), case.reference().float()
+    assert torch.equal(out.isnan(), wanted.isnan())
+    assert torch.equal(out.nan_to_num(), wanted.nan_to_num())
+    assert out[0].isnan().sum() == 2
+
+
+@both
+@pytest.mark.parametrize("scale", ["row", "block"])
+def test_normal_numbers(machine: Any, programs: Any, scale: str) -> None:
+    """The error of normal numbers with any scales is that of sums in float32: fp8 is multiplied exactly."""
+    made = program(programs, machine.wave, "tiles", dtype="fp8_e4m3fn", scale=scale, vec=8, warps_k=4, unroll=2, out="fp32")
+    case, made_of = programs.whole(made, made.m, 50, 3000, 2), torch.Generator().manual_seed(4)
+    x, weight = ((torch.randn(operand.shape, generator=made_of) * 20).to(operand.dtype) for operand in (case.x, case.weight))
+    scales = (torch.rand(operand.shape, generator=made_of) + 0.5 for operand in (case.x_scale, case.w_scale))
+    case = programs.Case(x, weight, None, case.per_split, *scales)
+    sizes = attrs.evolve(case, x=x.float().abs().to(x.dtype), weight=weight.float().abs().to(weight.dtype)).reference()
+    assert ((machine.run(made, case).double() - case.reference()).abs() <= 2.0**-20 * sizes).all()
+
+
+@both
+@pytest.mark.parametrize("scale", ["row", "block"])
+def test_a_row_has_the_same_bits_in_any_order_and_company(machine: Any, programs: Any, scale: str) -> None:
+    """Blocks and threads run in whatever order, and the other rows of x are whatever they are."""
+    made = program(programs, machine.wave, "tiles", dtype="fp8_e4m3fn", scale=scale, vec=16, warps_k=4, unroll=2, out="fp32")
+    case = programs.whole(made, made.m, 40, 2048, 5)
+    case = attrs.evolve(case, x_scale=torch.rand(case.x_scale.shape) + 0.1, w_scale=torch.rand(case.w_scale.shape) + 0.1)
+    first = machine.run(made, case)
+    assert all(torch.equal(machine.run(made, case, seed), first) for seed in range(2, 8))
+    others = attrs.evolve(case, x=torch.cat([case.x[:1], case.x.view(torch.uint8)[1:].flip(1).view(case.x.dtype)]))
+    assert torch.equal(machine.run(made, others)[0], first[0])
+
+
+@both
+def test_the_weight_is_read_once(machine: Any, programs: Any) -> None:
+    """Every byte of the weight is loaded once, and scales are loaded a few times: once a block of K by each of the lanes that sum."""
+    for scale in ("row", "block"):
+        made = program(programs, machine.wave, "tiles", dtype="fp8_e4m3fn", scale=scale, vec=16, n_each=2, warps_n=2, warps_k=2, unroll=2)
+        case = programs.whole(made, made.m, 2 * made.per_block, 2048, splits=2)
+        assert machine.fault(made, case) == ""
+        moved = machine.driver.moved()
+        assert moved["weight"] == (case.weight.nbytes, 0)
+        blocks, own = 2 * 2 * 16, 2 if machine.wave == 32 else 1
+        assert scale == "row" or moved["x_scale"][0] <= 4 * blocks * machine.wave * own
+
+
+@both
+@pytest.mark.parametrize("seed", range(16))
+def test_random_programs(machine: Any, programs: Any, seed: int) -> None:
+    """A random program of 8-bit operands is right for random sizes, splits and orders of threads and blocks."""
+    chosen = random.Random(programs.seed_of("bytes", seed, machine.wave))
+    made = programs.drawn(chosen, machine.wave)
+    scale = chosen.choice(["tensor", "row"] if made.family == "rows" else ["tensor", "row", "block", "block"])
+    dtype = chosen.choice([dtype for dtype in BYTES[machine.wave] if scale != "block" or dtype != "int8"])
+    vec = chosen.choice([16, 8, 4] if made.stages else [16, 16, 8, 4, 2, 1])
+    made = attrs.evolve(made, dtype=dtype, scale=scale, vec=vec, batched=scale == "row" and chosen.random() < 0.5)
+    for _ in range(3):
+        m = made.m if made.family == "rows" else chosen.randint(1, made.m)
+        n, k = chosen.randint(1, 2 * made.per_block + 5), made.vec * chosen.randint(1, min(3 * made.span, 4096) // made.vec)
+        case = programs.whole(made, m, n, k, chosen.choice([1, 1, 2, 3, min(16, k // made.vec)]), chosen.randint(0, 999))
+        assert machine.fault(made, case, chosen.randint(0, 999)) == ""
