@@ -64,6 +64,12 @@ def over(fake: ModuleType) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def drawing() -> ModuleType:
+    """The module that draws random products with hypothesis."""
+    return _module("drawing")
+
+
+@pytest.fixture(scope="session")
 def backends(over: ModuleType, fake: ModuleType) -> dict[str, Any]:
     """The backend over the fakes, on a CPU that stands for an H200 (``nvidia``) and for an MI300X (``amd``)."""
     return {kind: over.backend(fake, kind) for kind in ("nvidia", "amd")}

@@ -1,0 +1,161 @@
+"""Random products for the property tests: shapes, solutions and operands, drawn by hypothesis, and what is wrong with their outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+from hypothesis import strategies as st
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, ops
+from tunedgemm.testing.conformance import Poisoned
+from tunedgemm.testing.launching import Case
+from tunedgemm_skinny import Skinny
+from tunedgemm_skinny.limits import INPUTS, MAX_ROWS, OUTPUTS
+
+OP = ops()["a16w16"]
+#: Classes of sizes: few of both; odd ones in between; many rows of the weight; long ones.
+KINDS = ("small", "odd", "wide", "deep")
+#: Rows of x, about as the families and their instructions have them.
+ROWS = ((1, 8), (1, 1), (9, 16), (17, 32), (33, MAX_ROWS))
+#: NaNs before and after each operand: as many as keep the address aligned.
+MARGIN = 64
+#: Elements after an aligned address at which operands of a launcher begin, and at which those of a call may.
+ALIGNED, ANYWHERE = st.sampled_from((0, 8, 24)), st.integers(1, 15)
+#: Columns below which all rows count as one: a lone number may be small by cancellation, and its error is not.
+FEW = 8
+
+
+@attrs.frozen
+class Room:
+    """The largest product that may be drawn.
+
+    Attributes:
+        n, k: rows of the weight, and elements of each, at most.
+        elements: of the weight at most.
+        m: rows of x at most.
+    """
+
+    n: int
+    k: int
+    elements: int
+    m: int = MAX_ROWS
+
+
+@st.composite
+def _sizes(draw: st.DrawFn, kind: str, room: Room) -> tuple[int, int]:
+    """N and K of a class of sizes; loads of every width divide K."""
+    step = draw(st.sampled_from((2, 1) if kind == "odd" else (8, 4, 2, 1)))
+    if kind == "deep":
+        k = step * draw(st.integers(room.k // 3 // step, room.k // step))
+        return draw(st.integers(1, min(room.elements // k, room.n))), k
+    least, most = {"small": (1, 64), "odd": (1, 3000), "wide": (room.n // 3, room.n)}[kind]
+    n = draw(st.integers(least, min(most, room.n)))
+    n += kind == "odd" and n % 2 == 0
+    deepest = max(min(room.k, room.elements // n, 256 if kind == "small" else 9000), 8)
+    return n, step * draw(st.integers(8 // step, deepest // step))
+
+
+@st.composite
+def shapes(draw: st.DrawFn, kind: str, room: Room) -> Shape:
+    """A shape of a class of sizes, in any dtypes, with or without a bias."""
+    fewest, most = draw(st.sampled_from([(least, most) for least, most in ROWS if most <= room.m]))
+    m = draw(st.integers(fewest, most))
+    n, k = draw(_sizes(kind, room))
+    bias = draw(st.sampled_from(("", *OUTPUTS)))
+    fields: dict[str, Any] = {"epilogue": "bias", "bias_dtype": bias} if bias else {}
+    return Shape(OP.name, m, n, k, dtype=draw(st.sampled_from(INPUTS)), outdtype=draw(st.sampled_from(OUTPUTS)), **fields)
+
+
+@st.composite
+def solutions(draw: st.DrawFn, skinny: Skinny, shape: Shape, device: Device, split: bool | None = None) -> Solution | None:
+    """One of the shape's list or at most two steps of `refine` from there; None where none has a split, or none is without, as asked."""
+
+    def fitting(listed: Any) -> list[Solution]:
+        return [solution for solution in listed if split in (None, solution.split_k > 0)]
+
+    listed = list(skinny.enumerate_solutions(shape, device))
+    found = fitting(listed) or fitting(near for each in listed for near in skinny.refine(each, shape, device))
+    chosen = draw(st.sampled_from(found)) if found else None
+    for _ in range(draw(st.integers(0, 2)) if chosen else 0):
+        near = fitting(skinny.refine(chosen, shape, device))
+        chosen = draw(st.sampled_from(near)) if near else chosen
+    return chosen
+
+
+def bound(skinny: Skinny, solution: Solution, shape: Shape, device: Device) -> Launcher:
+    """A solution that is listed, bound; it has to be."""
+    answer = skinny.bind(solution, shape, device)
+    assert isinstance(answer, Launcher), f"{shape}: {solution}: {answer}"
+    return answer
+
+
+def among_nans(operand: torch.Tensor, begin: int = 0) -> torch.Tensor:
+    """The same values, contiguous in a storage whose other elements are NaNs, *begin* elements after an aligned address."""
+    storage = torch.full((2 * MARGIN + begin + operand.numel(),), torch.nan, dtype=operand.dtype, device=operand.device)
+    return storage[MARGIN + begin :][: operand.numel()].view(operand.shape).copy_(operand)
+
+
+def _case(shape: Shape, device: Device, operands: tuple[torch.Tensor, ...]) -> Case:
+    return Case(shape, device, OP, operands, OP.reference(shape, operands), (), ())
+
+
+@st.composite
+def normal(draw: st.DrawFn, shape: Shape, device: Device, begin: st.SearchStrategy[int] = ALIGNED) -> Case:
+    """Normal operands, each with NaNs around."""
+    made = OP.make_inputs(shape, device.torch_device, draw(st.integers(0, 99)))
+    return _case(shape, device, tuple(among_nans(operand, draw(begin)) for operand in made))
+
+
+@st.composite
+def sprinkled(draw: st.DrawFn, shape: Shape, device: Device) -> Case:
+    """Normal operands with a few infinities, NaNs and subnormal numbers at random places of x and of the weight."""
+    made = OP.make_inputs(shape, device.torch_device, draw(st.integers(0, 99)))
+    info = torch.finfo(made[0].dtype)
+    values = (torch.inf, -torch.inf, torch.nan, info.smallest_normal * info.eps, -info.smallest_normal / 2)
+    for operand in made[:2]:
+        rows, columns = (st.integers(0, size - 1) for size in operand.shape)
+        for row, column, value in draw(st.lists(st.tuples(rows, columns, st.sampled_from(values)), max_size=4)):
+            operand[row, column] = value
+    return _case(shape, device, tuple(map(among_nans, made)))
+
+
+@st.composite
+def subnormal(draw: st.DrawFn, shape: Shape, device: Device) -> Case:
+    """A product without a bias in float32, whose x is subnormal throughout: were that taken for zero, so would be all that comes out."""
+    plain = attrs.evolve(shape, outdtype="fp32", epilogue="none", bias_dtype="")
+    x, weight = OP.make_inputs(plain, device.torch_device, draw(st.integers(0, 99)))
+    least = torch.finfo(x.dtype).smallest_normal
+    tiny = (x.double().clamp(-7, 7) * least / 8).to(x.dtype)
+    assert (tiny.double().abs() < least).all()
+    return _case(plain, device, (among_nans(tiny), among_nans(weight)))
+
+
+def launched(launcher: Launcher, case: Case) -> torch.Tensor:
+    """The output of a launch into NaNs; an AssertionError where it writes beside its output or its workspace."""
+    with Poisoned() as poisoned:
+        out: torch.Tensor = launcher.call(*case.operands)
+    assert not poisoned.overwritten(), f"{case.shape}: it writes beside its output"
+    return out
+
+
+def fault(case: Case, out: torch.Tensor, wanted: torch.Tensor | None = None) -> str:
+    """What is wrong with the numbers of an output by the op's tolerance; "" for a right one."""
+    reference = case.reference if wanted is None else wanted
+    rows = 1 if case.shape.n < FEW else case.shape.m
+    return case.fault(out.reshape(rows, -1), reference.reshape(rows, -1))
+
+
+def misplaced(case: Case, out: torch.Tensor) -> str:
+    """What is wrong where operands are not finite: infinities and NaNs are where torch has them in float32, the rest is as it should be."""
+    wanted = torch.nn.functional.linear(*(operand.float() for operand in case.operands)).to(out.dtype)
+    for name, where in (("NaNs", torch.isnan), ("infinities", torch.isposinf), ("negative infinities", torch.isneginf)):
+        if not torch.equal(where(out), where(wanted)):
+            return f"{int(where(out).sum())} {name}, not the {int(where(wanted).sum())} that there are"
+    finite = wanted.isfinite()
+    return fault(case, out.where(finite, 0), case.reference.where(finite, 0))
+
+
+def bits(out: torch.Tensor) -> torch.Tensor:
+    """An output as whole numbers, equal where its bits are."""
+    return out.view(torch.int32 if out.element_size() == 4 else torch.int16)

@@ -1,0 +1,136 @@
+"""On a GPU: random shapes, solutions and operands. ``SKINNY_EXAMPLES`` says how many products; each compiles a kernel or two."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+import torch
+import tunedgemm
+from tunedgemm.plugin import Device, Shape, Solution, device_of, torch_dtype
+from tunedgemm_skinny import skinny
+
+hypothesis = pytest.importorskip("hypothesis")
+st = pytest.importorskip("hypothesis.strategies")
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+
+EXAMPLES = int(os.environ.get("SKINNY_EXAMPLES", "60"))
+CALLS = 100
+#: Of the largest product, and of one whose reference is float64: N and K at most, elements of the weight at most.
+LARGEST, EXACT = (70_000, 30_000, 200_000_000), (20_000, 20_000, 1 << 24)
+kinds = pytest.mark.parametrize("kind", ["small", "odd", "wide", "deep"])
+
+
+def examples(count: int) -> Any:
+    """The same examples each time, none shrunk: each has its own compile, and what fails names its shape and solution."""
+    return hypothesis.settings(
+        max_examples=max(count, 1), derandomize=True, deadline=None, phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    """The first GPU."""
+    return device_of(0)
+
+
+@kinds
+@examples(EXAMPLES // 4)
+@hypothesis.given(data=st.data())
+def test_any_solution_of_any_shape_is_right(data: Any, kind: str, device: Device, drawing: ModuleType) -> None:
+    """What is listed, or near what is, matches the reference; NaNs around operands and in the output before it do not get in."""
+    shape = data.draw(drawing.shapes(kind, drawing.Room(*LARGEST)))
+    solution = data.draw(drawing.solutions(skinny, shape, device))
+    case = data.draw(drawing.normal(shape, device))
+    out = drawing.launched(drawing.bound(skinny, solution, shape, device), case)
+    assert out.dtype == torch_dtype(shape.outdtype)
+    assert not drawing.fault(case, out), f"{shape}: {solution}"
+
+
+def table_of(shape: Shape, solution: Solution, device: Device, drawing: ModuleType, path: Path) -> None:
+    """A table whose one row is this solution."""
+    columns = drawing.OP.columns
+    row = dict.fromkeys(columns.values, 0) | {"gfx": device.gfx, "cu_num": device.cu_num, **columns.format(shape)}
+    row |= {"libtype": solution.libtype, "kernelName": solution.kernel_name, "splitK": solution.split_k, "us": 1.0}
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(row))
+        writer.writeheader()
+        writer.writerow(row)
+
+
+@examples(EXAMPLES // 6)
+@hypothesis.given(data=st.data())
+def test_operands_of_a_call_begin_anywhere(data: Any, device: Device, drawing: ModuleType, tmp_path_factory: Any) -> None:
+    """A call whose x begins at any element of a storage is served by the table's solution, and right."""
+    shape = data.draw(drawing.shapes(data.draw(st.sampled_from(drawing.KINDS)), drawing.Room(*EXACT)))
+    solution = data.draw(drawing.solutions(skinny, shape, device))
+    case = data.draw(drawing.normal(shape, device, drawing.ANYWHERE))
+    x, weight, *bias = case.operands
+    weight, bias = weight.clone(), [each.clone() for each in bias]  # as a model has them
+    assert x.is_contiguous()
+    path = tmp_path_factory.mktemp("table") / "tuned.csv"
+    table_of(shape, solution, device, drawing, path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(drawing.OP.columns.variable, str(path))
+        gemm = tunedgemm.TunedGemm()
+        assert gemm.dispatcher.explain(shape).offer.solution.kernel_name == solution.kernel_name
+        out = gemm.gemm_a16w16(x, weight, *bias, otype=torch_dtype(shape.outdtype))
+    assert not drawing.fault(case, out), f"{shape}: {solution}"
+
+
+@examples(EXAMPLES // 3)
+@hypothesis.given(data=st.data())
+def test_infinities_and_nans_are_where_torch_has_them(data: Any, device: Device, drawing: ModuleType) -> None:
+    """Each reaches exactly the outputs that it takes part in; the others stay right, with subnormal numbers among the operands."""
+    shape = data.draw(drawing.shapes(data.draw(st.sampled_from(drawing.KINDS)), drawing.Room(*EXACT)))
+    solution = data.draw(drawing.solutions(skinny, shape, device))
+    case = data.draw(drawing.sprinkled(shape, device))
+    out = drawing.launched(drawing.bound(skinny, solution, shape, device), case)
+    assert not drawing.misplaced(case, out), f"{shape}: {solution}"
+
+
+@examples(EXAMPLES // 6)
+@hypothesis.given(data=st.data())
+def test_subnormal_numbers_count(data: Any, device: Device, drawing: ModuleType) -> None:
+    """An x of subnormal numbers alone gives the product that it should."""
+    case = data.draw(drawing.subnormal(data.draw(drawing.shapes("odd", drawing.Room(*EXACT))), device))
+    solution = data.draw(drawing.solutions(skinny, case.shape, device))
+    out = drawing.launched(drawing.bound(skinny, solution, case.shape, device), case)
+    assert not drawing.fault(case, out), f"{case.shape}: {solution}"
+
+
+def changed(launcher: Any, operands: tuple[torch.Tensor, ...], first: torch.Tensor, drawing: ModuleType) -> int:
+    """How many of many calls give other bits than the first."""
+    count = torch.zeros((), dtype=torch.int64, device=first.device)
+    for _ in range(CALLS):
+        count += (drawing.bits(launcher.call(*operands)) != drawing.bits(first)).any()
+    return int(count)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+@examples(EXAMPLES // 8)
+@hypothesis.given(data=st.data())
+def test_a_hundred_calls_give_the_same_bits(data: Any, split: bool, device: Device, drawing: ModuleType) -> None:
+    """Alone, and while another stream keeps the GPU busy, so that blocks come in other orders; with a split and without."""
+    kind = "deep" if split else data.draw(st.sampled_from(drawing.KINDS))
+    shape = attrs.evolve(data.draw(drawing.shapes(kind, drawing.Room(2000 if split else 20_000, 20_000, 1 << 24))), outdtype="fp32")
+    solution = data.draw(drawing.solutions(skinny, shape, device, split))
+    hypothesis.assume(solution is not None)
+    case = data.draw(drawing.normal(shape, device))
+    launcher, square, other = drawing.bound(skinny, solution, shape, device), torch.randn(4096, 4096, device="cuda"), torch.cuda.Stream()
+    first = launcher.call(*case.operands)
+    assert not drawing.fault(case, first), f"{shape}: {solution}"
+    assert changed(launcher, case.operands, first, drawing) == 0, f"{shape}: {solution}, alone"
+    other.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(other):
+        for _ in range(20):  # 3 ms each in float32 on an H100
+            square @ square
+    assert changed(launcher, case.operands, first, drawing) == 0, f"{shape}: {solution}, beside another stream"
+    torch.cuda.synchronize()
