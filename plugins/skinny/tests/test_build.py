@@ -52,7 +52,7 @@ def test_what_a_program_is_told() -> None:
     build = build_of(Rows(4, 2, 1, 8, True), SHAPE, "sm_90")
     wanted = {
         "FAMILY_rows": 1, "DTYPE": 0, "OUT": 1, "BIAS": 3, "M": 3, "N_EACH": 4, "WARPS_N": 2, "WARPS_K": 1, "UNROLL": 8, "VEC": 8,
-        "WAVE": 32, "X_SHARED": 1, "STAGES": 0,
+        "WAVE": 32, "X_SHARED": 1, "STAGES": 0, "SCALE": 0, "BATCHED": 0, "CLUSTER": 0,
     }  # fmt: skip
     assert defines(build) == wanted
     assert options(build)[:3] == ["--gpu-architecture=sm_90", "--std=c++17", "-default-device"]
@@ -61,6 +61,12 @@ def test_what_a_program_is_told() -> None:
     told = {"FAMILY_tiles": 1, "DTYPE": 1, "OUT": 2, "BIAS": 0, "M": 16, "VEC": 2, "WAVE": 64, "X_SHARED": 0}
     assert defines(amd).items() >= told.items()
     assert options(amd)[:3] == ["--offload-arch=gfx942", "-std=c++17", "-O3"]
+    numbers = {("int8", "tensor"): (2, 1), ("fp8_e4m3fn", "row"): (3, 2), ("fp8_e4m3fnuz", "block"): (4, 3)}
+    for (dtype, scale), (number, kind) in numbers.items():
+        scaled = build_of(Tiles(1, 2, 4, 2), Shape("a8w8", 3, 8, 64, dtype=dtype, outdtype="bf16", scale=scale), "sm_90")
+        assert defines(scaled).items() >= {"DTYPE": number, "SCALE": kind, "VEC": 16, "BATCHED": 0}.items()
+    batch = Shape("batched_bf16", 3, 8, 64, extra={"B": 2})
+    assert defines(build_of(Rows(1, 1, 1, 1), batch, "sm_90")).items() >= {"BATCHED": 1, "SCALE": 0, "M": 3}.items()
 
 
 def test_every_macro_of_the_sources_is_given() -> None:
@@ -81,6 +87,9 @@ def test_one_build_serves_every_n_and_split() -> None:
     builds = {build_of(kernel, Shape("a16w16", 4, n, k), "sm_90") for n in (1, 333, 8192) for k in (8, 4096, 8200)}
     assert len(builds) == 1
     assert {build_of(kernel, Shape("a16w16", 4, 8, k), "sm_90").vec for k in (8, 12, 10, 9)} == {8, 4, 2, 1}
+    assert {build_of(kernel, Shape("a8w8", 4, 8, k, dtype="int8"), "sm_90").vec for k in (48, 8, 12, 10, 9)} == {16, 8, 4, 2, 1}
+    batches = {build_of(kernel, Shape("batched_bf16", 4, 8, 8, extra={"B": number}), "sm_90").batched for number in (2, 3, 64)}
+    assert batches == {True}
     assert [build_of(kernel, Shape("a16w16", m, 8, 8), "sm_90").rows for m in (1, 3, 8)] == [1, 3, 8]
     tiles = Tiles(1, 1, 1, 1)
     assert [build_of(tiles, Shape("a16w16", m, 8, 8), "sm_90").rows for m in (1, 8, 9, 64)] == [8, 8, 16, 64]

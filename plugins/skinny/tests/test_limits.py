@@ -10,6 +10,8 @@ from tunedgemm_skinny.limits import ARCHITECTURES, supports
 from tunedgemm_skinny.names import Rows, Tiles
 
 PLAIN = Shape("a16w16", 4, 48, 64)
+FP8 = Shape("a8w8", 4, 48, 64, dtype="fp8_e4m3fn", outdtype="bf16", scale="row")
+BATCH = Shape("batched_bf16", 4, 48, 64, extra={"B": 3})
 H200, MI300 = Device("sm_90", 132, "nvidia-h200"), Device("gfx942", 304, "amd-instinct-mi300x")
 
 #: Refused, and what the reason says.
@@ -20,12 +22,22 @@ REFUSED = [
     (H200, attrs.evolve(PLAIN, m=0), "empty batch"),
     (H200, attrs.evolve(PLAIN, m=65), "M <= 64 (M=65)"),
     (H200, attrs.evolve(PLAIN, n=1 << 20, k=(1 << 20) + 1), "is too large"),
-    (H200, attrs.evolve(PLAIN, dtype="fp32", outdtype="fp32"), "operands must be bf16 or fp16, not fp32"),
+    (H200, attrs.evolve(PLAIN, dtype="fp32", outdtype="fp32"), "operands of a16w16 must be bf16 or fp16, not fp32"),
     (MI300, attrs.evolve(PLAIN, dtype="fp8_e4m3fnuz"), "not fp8_e4m3fnuz"),
     (H200, attrs.evolve(PLAIN, outdtype="fp8_e4m3fn"), "the output must be bf16, fp16, fp32, not fp8_e4m3fn"),
     (H200, attrs.evolve(PLAIN, epilogue="bias", bias_dtype="fp64"), "the bias must be bf16, fp16, fp32, not fp64"),
-    (H200, attrs.evolve(PLAIN, scale="tensor"), "scale=tensor"),
+    (H200, attrs.evolve(PLAIN, scale="tensor"), "scales of a16w16 must be none, not tensor"),
     (MI300, attrs.evolve(PLAIN, layout="aiter16x16"), "not layout 'aiter16x16'"),
+    (H200, attrs.evolve(PLAIN, op="a8w8_bpreshuffle", layout="aiter16x16"), "op a8w8_bpreshuffle is not covered; covered: a16w16, a8w8, "),
+    (H200, attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), "sm_90 multiplies fp8_e4m3fn, not fp8_e4m3fnuz"),
+    (MI300, FP8, "gfx942 multiplies fp8_e4m3fnuz, not fp8_e4m3fn"),
+    (Device("sm_80", 108), FP8, "sm_80 multiplies no fp8"),
+    (Device("gfx90a", 104), FP8, "gfx90a multiplies no fp8"),
+    (H200, attrs.evolve(FP8, op="a8w8_blockscale"), "scales of a8w8_blockscale must be block, not row"),
+    (H200, attrs.evolve(FP8, op="a8w8_blockscale", dtype="int8", scale="block"), "must be fp8_e4m3fn or fp8_e4m3fnuz, not int8"),
+    (H200, attrs.evolve(BATCH, dtype="int8"), "operands of batched_bf16 must be bf16 or fp16, not int8"),
+    (H200, attrs.evolve(BATCH, extra={"B": 65536}), "65535 products at most (B=65536)"),
+    (H200, attrs.evolve(BATCH, m=65), "M <= 64 (M=65)"),
 ]
 
 
@@ -37,6 +49,19 @@ def test_taken(gfx: str, m: int) -> None:
         for outdtype in ("bf16", "fp16", "fp32"):
             for fields in ({}, {"epilogue": "bias"}, {"epilogue": "bias", "bias_dtype": "fp32"}):
                 assert supports(Shape("a16w16", m, 1, 1, dtype=dtype, outdtype=outdtype, **fields), Device(gfx, 100)) is True
+
+
+@pytest.mark.parametrize("gfx", ARCHITECTURES)
+@pytest.mark.parametrize("m", [1, 64])
+def test_other_ops_are_taken(gfx: str, m: int) -> None:
+    """int8 and batches everywhere, fp8 of its kind where the architecture has one, with every scale of the op."""
+    fp8, device = ARCHITECTURES[gfx].fp8, Device(gfx, 100)
+    for dtype in ("int8", fp8) if fp8 else ("int8",):
+        for scale in ("tensor", "row"):
+            assert supports(Shape("a8w8", m, 1, 1, dtype=dtype, outdtype="bf16", scale=scale, epilogue="bias"), device) is True
+        assert supports(Shape("batched_a8w8", m, 1, 1, dtype=dtype, outdtype="fp32", scale="row", extra={"B": 65535}), device) is True
+    assert supports(Shape("batched_bf16", m, 1, 1, dtype="fp16", epilogue="bias", extra={"B": 1}), device) is True
+    assert not fp8 or supports(Shape("a8w8_blockscale", m, 1, 1, dtype=fp8, outdtype="fp16", scale="block"), device) is True
 
 
 @pytest.mark.parametrize(("device", "shape", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])

@@ -25,14 +25,16 @@ from tunedgemm_skinny.native import Plan, by_ctypes
 SOURCE = Path(native.__file__).with_name("shim.c")
 HIGH = 1 << 63
 PLAN = Plan(grid=(3, 5, 1), threads=96, shared=1234, n=HIGH - 7, k=HIGH - 9, m=64, splits=5, per_split=HIGH - 11)
-ADDRESSES = (HIGH + 1, HIGH + 2, 3, 4, HIGH + 5, 6, 7)
+ADDRESSES = (HIGH + 1, HIGH + 2, 3, 4, HIGH + 5, 6, 7, HIGH + 8, 9)
+#: Without the scales, the last two.
+UNSCALED = ADDRESSES[:7]
 extension = pytest.mark.skipif(native._extension is None, reason="the C extension was not built")
 ways = pytest.mark.parametrize("way", ["extension", "ctypes"])
 
 #: A driver that notes what it is given, one note for each thread that launches.
 RECORDER = """
 #include <string.h>
-typedef struct { void *pointer[6]; long long n, k; int m, splits; long long per_split; } Args;
+typedef struct { void *pointer[8]; long long n, k; int m, splits; long long per_split; } Args;
 typedef struct { void *function; unsigned grid[3], block[3], shared; void *stream; Args args; int extra; } Note;
 static __thread Note note;
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
@@ -53,7 +55,7 @@ class Args(ctypes.Structure):
     """What a kernel takes."""
 
     _fields_ = [
-        ("pointers", ctypes.c_uint64 * 6), ("n", ctypes.c_int64), ("k", ctypes.c_int64), ("m", ctypes.c_int32), ("splits", ctypes.c_int32),
+        ("pointers", ctypes.c_uint64 * 8), ("n", ctypes.c_int64), ("k", ctypes.c_int64), ("m", ctypes.c_int32), ("splits", ctypes.c_int32),
         ("per_split", ctypes.c_int64),
     ]  # fmt: skip
 
@@ -86,14 +88,14 @@ def launching(way: str, function: Any, plan: Plan = PLAN) -> native.Launch:
     return native.by_extension(function, plan) if way == "extension" else by_ctypes(function, plan)
 
 
-def faults(launch: native.Launch, told: Any) -> list[str]:
+def faults(launch: native.Launch, told: Any, addresses: tuple[int, ...] = ADDRESSES) -> list[str]:
     """What of a launch does not reach its place."""
-    status, note = launch(*ADDRESSES), told().contents
+    status, note = launch(*addresses), told().contents
     args = note.args
     found = {
         "status": (status, ADDRESSES[0] % 1000), "function": (note.function, HIGH + 99), "grid": (tuple(note.grid), PLAN.grid),
         "block": (tuple(note.block), (96, 1, 1)), "shared": (note.shared, 1234), "stream": (note.stream, ADDRESSES[0]),
-        "pointers": (tuple(args.pointers), ADDRESSES[1:]), "n": (args.n, PLAN.n), "k": (args.k, PLAN.k), "m": (args.m, 64),
+        "pointers": (tuple(args.pointers), (*addresses[1:], 0, 0)[:8]), "n": (args.n, PLAN.n), "k": (args.k, PLAN.k), "m": (args.m, 64),
         "splits": (args.splits, 5), "per_split": (args.per_split, PLAN.per_split), "extra": (note.extra, 0),
     }  # fmt: skip
     return [f"{name}: {got} instead of {wanted}" for name, (got, wanted) in found.items() if got != wanted]
@@ -102,7 +104,9 @@ def faults(launch: native.Launch, told: Any) -> list[str]:
 @ways
 def test_every_argument_reaches_its_place(way: str, recorder: Any) -> None:
     """Addresses and sizes of 64 bits, grid, block, shared memory, stream, and the driver's status back."""
-    assert not faults(launching(way, recorder.function), recorder.told)
+    launch = launching(way, recorder.function)
+    assert not faults(launch, recorder.told)
+    assert not faults(launch, recorder.told, UNSCALED)
 
 
 @ways
@@ -113,7 +117,7 @@ def test_threads_share_a_launch(way: str, recorder: Any) -> None:
     def work(number: int) -> None:
         start.wait(timeout=60)
         for turn in range(500):
-            mine = tuple(1000 * number + turn + place for place in range(7))
+            mine = tuple(1000 * number + turn + place for place in range(9))
             status, note = launch(*mine), recorder.told().contents
             if (status, note.stream, *note.args.pointers) != (mine[0] % 1000, *mine) or note.args.per_split != PLAN.per_split:
                 wrong.append(mine)
@@ -130,8 +134,10 @@ def test_threads_share_a_launch(way: str, recorder: Any) -> None:
 def test_the_extension_checks_what_it_is_given() -> None:
     """Wrong numbers and kinds of arguments raise, and an object that was not made is not launched."""
     made = native._extension.Launch(1, 1, (1, 1, 1), 32, 0, PLAN.sizes, None)
-    with pytest.raises(TypeError, match=r"takes 7 addresses \(got 3\)"):
+    with pytest.raises(TypeError, match=r"takes 7 or 9 addresses \(got 3\)"):
         made.launch(1, 2, 3)
+    with pytest.raises(TypeError, match=r"\(got 8\)"):
+        made.launch(*[0] * 8)
     with pytest.raises(TypeError):
         made.launch(*["address"] * 7)
     with pytest.raises(OverflowError):
@@ -186,6 +192,8 @@ CHANGES = [
     ("memcpy(self->sizes, sizes, SIZES)", "memcpy(self->sizes, sizes + 8, SIZES - 8)"),
     ("self->function = (void *)(uintptr_t)function", "self->function = (void *)(uintptr_t)(unsigned)function"),
     ("return PyLong_FromLong(status)", "return PyLong_FromLong(0)"),
+    ("values.pointer[POINTERS - 2] = values.pointer[POINTERS - 1] = NULL", "values.pointer[POINTERS - 2] = self"),
+    ("i < count - 1", "i < POINTERS - SCALES"),
 ]
 
 
@@ -218,7 +226,8 @@ def test_each_part_of_the_extension_matters(recorder: Any, includes: str, tmp_pa
         folder = tmp_path / str(number)
         folder.mkdir()
         monkeypatch.setattr(native, "_extension", compiled(source.replace(text, other) if text else source, includes, folder))
-        found = faults(native.by_extension(recorder.function, PLAN), recorder.told)
+        launch = native.by_extension(recorder.function, PLAN)
+        found = faults(launch, recorder.told) + faults(launch, recorder.told, UNSCALED)
         assert text or not found
         unseen += [(text, other)] if text and not found else []
     assert not unseen

@@ -18,6 +18,15 @@ from tunedgemm_skinny.solutions import MOST, SPLITS
 DEVICES = [Device(gfx, 120) for gfx in ARCHITECTURES]
 ROWS = (1, 2, 5, 8, 9, 16, 33, 64)
 SHAPES = [Shape("a16w16", m, n, k) for m in ROWS for n, k in ((1280, 8192), (57344, 8192), (256, 7168), (333, 501), (1, 1), (7, 40))]
+#: Of the other ops.
+OTHERS = [
+    Shape(op, m, n, k, dtype=dtype, outdtype="bf16", scale=scale, extra=extra)
+    for op, dtype, scale, extra in (
+        ("a8w8", "int8", "row", ()), ("a8w8", "fp8", "tensor", ()), ("a8w8_blockscale", "fp8", "block", ()),
+        ("batched_bf16", "bf16", "none", {"B": 8}), ("batched_a8w8", "int8", "row", {"B": 8}),
+    )
+    for m in (1, 8, 64) for n, k in ((2112, 7168), (128, 512), (33, 77))
+]  # fmt: skip
 H200 = Device("sm_90", 132)
 
 
@@ -25,7 +34,8 @@ H200 = Device("sm_90", 132)
 def test_what_is_listed_fits(device: Device) -> None:
     """Each solution once, named, within shared memory and registers, and no warp, block or split is without work."""
     architecture = ARCHITECTURES[device.gfx]
-    for shape in SHAPES:
+    others = [attrs.evolve(shape, dtype=architecture.fp8) if shape.dtype.startswith("fp8") else shape for shape in OTHERS if architecture.fp8 or "fp8" not in shape.dtype]
+    for shape in SHAPES + others:
         found = list(skinny.enumerate_solutions(shape, device))
         assert 0 < len(found) <= MOST
         assert len({(solution.kernel_name, solution.split_k) for solution in found}) == len(found)
@@ -36,10 +46,10 @@ def test_what_is_listed_fits(device: Device) -> None:
             assert solution.split_k != 1, "one split has one name"
             assert not refusal(kernel, splits, shape, device.gfx)
             assert shared_bytes(kernel, splits, shape, device.gfx) <= architecture.shared_bytes
-            assert registers(kernel, shape.m, device.gfx) <= architecture.registers
-            share, span = per_split(kernel, splits, shape.k, device.gfx), span_of(kernel, device.gfx)
+            assert registers(kernel, shape, device.gfx) <= architecture.registers
+            share, span = per_split(kernel, splits, shape, device.gfx), span_of(kernel, shape.dtype, device.gfx)
             assert (splits - 1) * share < shape.k <= splits * share
-            assert share % vec_of(shape.k) == 0
+            assert share % vec_of(shape.k, shape.dtype) == 0
             assert (kernel.warps_k - 1) * span < share
             assert (grid_of(kernel, splits, shape)[0] - 1) * kernel.per_block < shape.n
 
@@ -127,7 +137,9 @@ def test_no_neighbours_of_what_is_not_ours() -> None:
         (Tiles(4, 4, 4, 1), 1, Shape("a16w16", 64, 4096, 4096), "sm_90", "262144 bytes of shared memory; sm_90 has 232448"),
         (Rows(1, 1, 1, 1, True), 1, Shape("a16w16", 8, 4096, 16384), "sm_90", "shared memory"),
         (Rows(1, 1, 1, 1, stages=2), 1, Shape("a16w16", 1, 64, 64), "gfx942", "gfx942 cannot"),
-        (Tiles(1, 1, 1, 1, stages=2), 1, Shape("a16w16", 1, 64, 63), "sm_90", "an even K (K=63)"),
+        (Tiles(1, 1, 1, 1, stages=2), 1, Shape("a16w16", 1, 64, 63), "sm_90", "K in wholes of 2 (K=63)"),
+        (Tiles(1, 1, 1, 1, stages=2), 1, Shape("a8w8", 1, 64, 66, dtype="int8", scale="row"), "sm_90", "K in wholes of 4 (K=66)"),
+        (Rows(1, 1, 1, 1), 1, Shape("a8w8_blockscale", 1, 64, 256, dtype="fp8", scale="block"), "sm_90", "scales of blocks need tiles"),
     ],
 )
 def test_what_cannot_serve_has_a_reason(kernel: Rows | Tiles, splits: int, shape: Shape, gfx: str, reason: str) -> None:
@@ -138,9 +150,12 @@ def test_what_cannot_serve_has_a_reason(kernel: Rows | Tiles, splits: int, shape
 def test_splits_share_k_in_whole_spans() -> None:
     """Each split but the last has as many whole spans as the others, so that only the last has a ragged end."""
     kernel = Rows(1, 1, 2, 4)
-    assert [per_split(kernel, splits, 8192, "sm_90") for splits in (1, 2, 3, 4, 8)] == [8192, 4096, 3072, 2048, 1024]
-    assert per_split(kernel, 1, 501, "sm_90") == 501
-    assert per_split(Tiles(1, 1, 1, 1), 3, 100, "gfx942") == 64
+    even = Shape("a16w16", 1, 64, 8192)
+    assert [per_split(kernel, splits, even, "sm_90") for splits in (1, 2, 3, 4, 8)] == [8192, 4096, 3072, 2048, 1024]
+    assert per_split(kernel, 1, attrs.evolve(even, k=501), "sm_90") == 501
+    assert per_split(Tiles(1, 1, 1, 1), 3, attrs.evolve(even, k=100), "gfx942") == 64
+    eight = Shape("a8w8", 1, 64, 8192, dtype="int8", scale="row")
+    assert [per_split(kernel, splits, eight, "sm_90") for splits in (1, 2, 3, 4)] == [8192, 4096, 4096, 2048]
 
 
 def test_the_guess_knows_what_starves_and_what_overlaps() -> None:
