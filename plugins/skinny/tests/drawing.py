@@ -11,7 +11,7 @@ from tunedgemm.plugin import Device, Launcher, Shape, Solution, ops
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm.testing.launching import Case
 from tunedgemm_skinny import Skinny
-from tunedgemm_skinny.limits import INPUTS, MAX_ROWS, OUTPUTS
+from tunedgemm_skinny.limits import MAX_ROWS, OPS, OUTPUTS
 
 OP = ops()["a16w16"]
 #: Classes of sizes: few of both; odd ones in between; many rows of the weight; long ones.
@@ -64,7 +64,7 @@ def shapes(draw: st.DrawFn, kind: str, room: Room) -> Shape:
     n, k = draw(_sizes(kind, room))
     bias = draw(st.sampled_from(("", *OUTPUTS)))
     fields: dict[str, Any] = {"epilogue": "bias", "bias_dtype": bias} if bias else {}
-    return Shape(OP.name, m, n, k, dtype=draw(st.sampled_from(INPUTS)), outdtype=draw(st.sampled_from(OUTPUTS)), **fields)
+    return Shape(OP.name, m, n, k, dtype=draw(st.sampled_from(OPS[OP.name][0])), outdtype=draw(st.sampled_from(OUTPUTS)), **fields)
 
 
 @st.composite

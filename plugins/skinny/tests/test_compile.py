@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tunedgemm.plugin import Device, Shape
 from tunedgemm_skinny.build import Build, build_of, options, source
-from tunedgemm_skinny.fit import registers, shared_bytes
-from tunedgemm_skinny.limits import ARCHITECTURES
-from tunedgemm_skinny.names import Rows
+from tunedgemm_skinny.fit import PIECE, registers, shared_bytes
+from tunedgemm_skinny.limits import ARCHITECTURES, MAX_ROWS, supports, width_of
+from tunedgemm_skinny.names import Rows, Tiles
 from tunedgemm_skinny.solutions import choices
 
 NVIDIA = {"sm_80": Device("sm_80", 108), "sm_90": Device("sm_90", 132), "sm_100": Device("sm_100", 148)}
@@ -21,7 +21,12 @@ DEVICES = NVIDIA | AMD
 INSTRUCTION = {
     "bf16": {"nvidia": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "amd": "v_mfma_f32_16x16x16_?bf16"},
     "fp16": {"nvidia": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "amd": "v_mfma_f32_16x16x16_?f16"},
+    "int8": {"nvidia": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "amd": "v_mfma_i32_16x16x(32_?|16_?)i8"},
+    "fp8_e4m3fn": {"nvidia": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "amd": "v_mfma_f32_16x16x32_fp8_fp8"},
+    "fp8_e4m3fnuz": {"amd": "v_mfma_f32_16x16x32_fp8_fp8"},
 }
+#: What the other family multiplies int8 by.
+DOT = {"nvidia": "dp4a.s32.s32", "amd": "v_dot4c?_i32_i8"}
 #: Rows of x of the classes of kernels, and K by the width of a load.
 ROWS, DEPTHS = (1, 4, 8, 16, 64), {8: 8192, 4: 8196, 2: 8190, 1: 8191}
 
@@ -72,9 +77,10 @@ def products(code: Any, build: Build) -> int:
 def check(code: Any, build: Build) -> None:
     """Matrix instructions in tiles alone, next to nothing spilled.
 
-    ptxas spills a register or two where that lets more warps run; narrow loads have more addresses.
+    ptxas spills a register or two where that lets more warps run; narrow loads and many rows of x have more addresses.
     """
-    spilled = (16 if build.vec == 8 else 128) * (build.gfx in NVIDIA)
+    usual = build.vec * width_of(build.dtype) == PIECE and build.rows < MAX_ROWS
+    spilled = (16 if usual else 160) * (build.gfx in NVIDIA)
     assert (products(code, build) > 0) == (build.kernel.family == "tiles"), f"{build}: {products(code, build)} products"
     assert code.spilled <= spilled, f"{build} spills {code.spilled}"
     assert code.stack <= spilled, f"{build} has {code.stack} bytes a thread"
@@ -123,6 +129,42 @@ def test_widths_of_loads(compiled: Any, gfx: str, vec: int) -> None:
             assert gfx in AMD or found == [width for width in wide if width == vec], f"{build}: loads of {found}"
 
 
+#: Of the ops with 8-bit operands, and a batch; "fp8" is the architecture's own kind.
+SCALED = [
+    {"op": "a8w8", "dtype": "int8", "scale": "row"}, {"op": "a8w8", "dtype": "fp8", "scale": "tensor"},
+    {"op": "a8w8_blockscale", "dtype": "fp8", "scale": "block"},
+    {"op": "batched_a8w8", "dtype": "fp8", "scale": "row", "extra": {"B": 4}}, {"op": "batched_bf16", "dtype": "bf16", "extra": {"B": 4}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gfx", DEVICES)
+@pytest.mark.parametrize("fields", SCALED, ids=lambda fields: f"{fields['op']}-{fields['dtype']}")
+@pytest.mark.parametrize("k", [7168, 7170])
+def test_other_ops(compiled: Any, gfx: str, fields: dict[str, Any], k: int) -> None:
+    """The first guesses of each op compile for few and many rows, with whole and with narrow loads; fp8 where the architecture has it."""
+    dtype = ARCHITECTURES[gfx].fp8 if fields["dtype"] == "fp8" else fields["dtype"]
+    if not dtype:
+        pytest.skip(f"{gfx} has no fp8")
+    for m in (1, 64) if k % PIECE else (1, 16, 64):
+        shape = Shape(**fields | {"dtype": dtype}, m=m, n=2112, k=k, outdtype="bf16")
+        assert supports(shape, DEVICES[gfx]) is True
+        for kernel, splits in first(shape, gfx, 2):
+            build = build_of(kernel, shape, gfx)
+            code = compiled(build)
+            check(code, build)
+            assert shared_bytes(kernel, splits, shape, gfx) <= ARCHITECTURES[gfx].shared_bytes
+            assert (dtype == "int8" and kernel.family == "rows") == bool(re.search(DOT[DEVICES[gfx].kind], code.text))
+
+
+def test_fp8_is_converted_once(compiled: Any) -> None:
+    """On NVIDIA a step converts each piece of the weight and of x once, whatever the tiles: two instructions for each four elements."""
+    shape = Shape("a8w8_blockscale", 16, 4096, 4096, dtype="fp8_e4m3fn", outdtype="bf16", scale="block")
+    code = compiled(build_of(Tiles(2, 1, 4, 2, stages=4), shape, "sm_90"))
+    pieces = 2 * (2 * 2 + 2)  # of two steps: rows of two tiles of the weight, and two tiles of x
+    assert code.text.count("cvt.rn.f16x2.e4m3x2") == 8 * pieces
+    assert "e4m3.e4m3" not in code.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gfx", ["sm_90", "gfx942"])
 def test_the_whole_list(compiled: Any, gfx: str) -> None:
@@ -134,7 +176,7 @@ def test_the_whole_list(compiled: Any, gfx: str) -> None:
             build = build_of(kernel, shape, gfx)
             code = compiled(build)
             check(code, build)
-            estimate = registers(kernel, m, gfx)
+            estimate = registers(kernel, shape, gfx)
             if not 0.4 <= code.registers / estimate <= 2.5:
                 far.append(f"{kernel.name} M={m}: {code.registers} registers, estimated {estimate}")
     assert far == []

@@ -86,7 +86,7 @@ def test_rings(machine: Any, programs: Any, dtype: str, family: str, given: dict
 @pytest.mark.parametrize("given", BLOCKS, ids=str)
 @pytest.mark.parametrize("stages", [0, 2, 3])
 def test_scales_of_blocks(machine: Any, programs: Any, given: dict[str, Any], stages: int) -> None:
-    """Each 128 of K is scaled by its own scales of x and of the weight, whatever turn of whatever warp it falls into, through a ring or not."""
+    """Each 128 of K is scaled by its own scales of x and of the weight, in whatever turn of whatever warp it is, through a ring or not."""
     if stages and (machine.wave == 64 or given["vec"] < 4):
         pytest.skip("a ring needs copies of 4 bytes at least, which AMD has not")
     made = program(programs, machine.wave, "tiles", dtype=BYTES[machine.wave][-1], scale="block", stages=stages, **given)
@@ -142,7 +142,9 @@ def test_int8_sums_are_exact(machine: Any, programs: Any, family: str, splits: i
     per_split, one = programs.split(made, k, splits), torch.ones(1)
     case = programs.Case(x, weight, -exact[0].float(), per_split, one, one)
     assert torch.equal(machine.run(made, case).double(), exact.float().double() - exact[0].float().double())
-    case = programs.Case(torch.full((made.m, k), -128, dtype=torch.int8), torch.full((20, k), -128, dtype=torch.int8), torch.zeros(20), per_split, one, one)
+    case = programs.Case(
+        torch.full((made.m, k), -128, dtype=torch.int8), torch.full((20, k), -128, dtype=torch.int8), torch.zeros(20), per_split, one, one
+    )
     assert (machine.run(made, case) == k * 2**14).all()
 
 
@@ -167,7 +169,17 @@ def test_every_byte(machine: Any, programs: Any, family: str, dtype: str) -> Non
 @pytest.mark.parametrize("splits", [1, 3])
 def test_nan(machine: Any, programs: Any, family: str, scale: str, splits: int) -> None:
     """A NaN marks the row of x or of the weight in which it is, or whose scale it is, and nothing else; so does an infinite scale."""
-    made = program(programs, machine.wave, family, dtype="fp8_e4m3fn", scale=scale, vec=8, n_each=2, out="fp32", **({"m": 4} if family == "rows" else {}))
+    made = program(
+        programs,
+        machine.wave,
+        family,
+        dtype="fp8_e4m3fn",
+        scale=scale,
+        vec=8,
+        n_each=2,
+        out="fp32",
+        **({"m": 4} if family == "rows" else {}),
+    )
     case = programs.whole(made, made.m, 21, 520, splits)
     for operand in (case.x, case.weight):
         operand.copy_((operand.float().abs() + 1).to(operand.dtype))

@@ -21,7 +21,21 @@ from tunedgemm_skinny.rtc import HIPRTC, NVRTC, Compiler, Interface, RefusedErro
 both = pytest.mark.parametrize("interface", [NVRTC, HIPRTC], ids=lambda interface: interface.prefix)
 TARGETS = {NVRTC.prefix: "--gpu-architecture=sm_90", HIPRTC.prefix: "--offload-arch=gfx942"}
 #: What the fake compilers want of every program.
-MACROS = ("FAMILY_rows=1", "M=1", "N_EACH=1", "WARPS_N=1", "WARPS_K=1", "UNROLL=1", "VEC=8", "X_SHARED=0", "OUT=0", "BIAS=0", "DTYPE=0", "SCALE=0", "BATCHED=0")
+MACROS = (
+    "FAMILY_rows=1",
+    "M=1",
+    "N_EACH=1",
+    "WARPS_N=1",
+    "WARPS_K=1",
+    "UNROLL=1",
+    "VEC=8",
+    "X_SHARED=0",
+    "OUT=0",
+    "BIAS=0",
+    "DTYPE=0",
+    "SCALE=0",
+    "BATCHED=0",
+)
 SOURCE = 'struct Args { int number; };\nextern "C" void skinny(Args args) {}\n'
 
 

@@ -34,7 +34,11 @@ H200 = Device("sm_90", 132)
 def test_what_is_listed_fits(device: Device) -> None:
     """Each solution once, named, within shared memory and registers, and no warp, block or split is without work."""
     architecture = ARCHITECTURES[device.gfx]
-    others = [attrs.evolve(shape, dtype=architecture.fp8) if shape.dtype.startswith("fp8") else shape for shape in OTHERS if architecture.fp8 or "fp8" not in shape.dtype]
+    others = [
+        attrs.evolve(shape, dtype=architecture.fp8) if shape.dtype.startswith("fp8") else shape
+        for shape in OTHERS
+        if architecture.fp8 or "fp8" not in shape.dtype
+    ]
     for shape in SHAPES + others:
         found = list(skinny.enumerate_solutions(shape, device))
         assert 0 < len(found) <= MOST

@@ -86,16 +86,22 @@ def partial_bytes(splits: int, shape: Shape) -> int:
 def registers(kernel: Kernel, shape: Shape, gfx: str) -> int:
     """Estimate of the 32-bit registers a thread: sums, loads, x, addresses. NVRTC 13.5 for sm_90 takes up to 60 more or fewer.
 
-    Compilers keep the loads of about four steps at a time, also those from a ring.
+    Compilers keep the loads of about four steps at a time, also those from a ring, each load in registers of its own; of a ring of narrow
+    copies they keep addresses.
     """
     architecture, rows, mine = ARCHITECTURES[gfx], compiled_rows(kernel, shape.m, gfx), held(kernel, gfx)
-    loads = 4 * mine * min(kernel.unroll, 4)
+    parts = piece_of(shape.dtype) // vec_of(shape.k, shape.dtype)  # loads of a piece
+    if kernel.stages:
+        loads = 4 * mine * min(kernel.unroll, 4) + (parts - 1) * mine * kernel.unroll
+    else:
+        loads = 4 * mine * min(kernel.unroll, 4) if parts <= 4 else parts * mine * kernel.unroll
     if isinstance(kernel, Rows):
         return rows * (kernel.n_each + 4) + loads + 2 * mine + 32
     tiles = rows // architecture.columns
-    own = 2 * tiles if shape.scale == "block" else 0  # rows of x whose scales a lane has, for two blocks of K
+    # Of blocks the scales of two for each row of x whose sums a lane has, and x of some steps.
+    blocks = 4 * tiles + 6 * tiles * max(kernel.unroll - 2, 0) if shape.scale == "block" else 0
     widened = 8 * (mine + 1) if shape.dtype.startswith("fp8") and architecture.columns == _HALVES else 0  # fp8 as fp16
-    return 4 * kernel.n_each * tiles + loads + widened + 2 * own + 2 * (mine + tiles) + 32
+    return 4 * kernel.n_each * tiles + loads + widened + blocks + 2 * (mine + tiles) + 32
 
 
 def refusal(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> str:

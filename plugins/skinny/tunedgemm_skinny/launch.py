@@ -172,7 +172,9 @@ def _split(launch: Launch, failed: Failed, shape: Shape, index: int, where: torc
     return call
 
 
-def _scaled(launch: Launch, failed: Failed, shape: Shape, index: int, where: torch.device, *, count: int, nbytes: int) -> Callable[..., Any]:
+def _scaled(
+    launch: Launch, failed: Failed, shape: Shape, index: int, where: torch.device, *, count: int, nbytes: int
+) -> Callable[..., Any]:
     """One launch of scaled operands, whose blocks share columns of the output where there are partial sums."""
     import torch
 

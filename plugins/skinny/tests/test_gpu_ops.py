@@ -1,0 +1,192 @@
+"""On a GPU: the ops with 8-bit operands, scales and batches; skipped elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+import tunedgemm
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of, ops
+from tunedgemm_skinny import skinny
+from tunedgemm_skinny.fit import refusal
+from tunedgemm_skinny.limits import ARCHITECTURES
+from tunedgemm_skinny.names import Kernel, Rows, Tiles
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+
+#: "fp8" stands for the kind that the device has.
+INT8 = {"op": "a8w8", "dtype": "int8", "outdtype": "bf16", "scale": "row"}
+FP8 = INT8 | {"dtype": "fp8"}
+BLOCKS = {"op": "a8w8_blockscale", "dtype": "fp8", "outdtype": "bf16", "scale": "block"}
+BATCH = {"op": "batched_bf16", "extra": {"B": 16}}
+BIAS = {"epilogue": "bias", "bias_dtype": "fp32"}
+SHAPES: list[dict[str, Any]] = [
+    {**FP8, "m": 1, "n": 1280, "k": 8192},
+    {**FP8, "m": 64, "n": 1280, "k": 8192, **BIAS},
+    {**FP8, "m": 5, "n": 333, "k": 501, "outdtype": "fp32"},
+    {**FP8, "m": 4, "n": 7168, "k": 2048, "scale": "tensor"},
+    {**FP8, "m": 33, "n": 130, "k": 1028, "outdtype": "fp16"},
+    {**INT8, "m": 1, "n": 7168, "k": 2048},
+    {**INT8, "m": 33, "n": 333, "k": 501, **BIAS},
+    {**INT8, "m": 8, "n": 1280, "k": 8192, "scale": "tensor"},
+    {**BLOCKS, "m": 1, "n": 2112, "k": 7168},
+    {**BLOCKS, "m": 16, "n": 2112, "k": 7168},
+    {**BLOCKS, "m": 64, "n": 1536, "k": 7168},
+    {**BLOCKS, "m": 3, "n": 250, "k": 1001, "outdtype": "fp32"},
+    {**BLOCKS, "m": 8, "n": 7168, "k": 2304},
+    {**BATCH, "m": 1, "n": 512, "k": 128},
+    {**BATCH, "m": 16, "n": 130, "k": 1001, "epilogue": "bias"},
+    {**BATCH, "m": 64, "n": 128, "k": 512, "dtype": "fp16"},
+    {**FP8, "op": "batched_a8w8", "m": 4, "n": 512, "k": 2048, "extra": {"B": 16}, **BIAS},
+    {**INT8, "op": "batched_a8w8", "m": 31, "n": 77, "k": 99, "extra": {"B": 5}},
+]  # fmt: skip
+#: One for each way to load and to add up.
+KERNELS: list[tuple[Kernel, int]] = [
+    (Tiles(1, 1, 4, 2), 0), (Tiles(2, 2, 2, 1), 3), (Tiles(1, 1, 4, 2, stages=4), 0), (Tiles(1, 2, 2, 1, stages=3), 4),
+    (Rows(2, 4, 1, 4), 0),
+    (Rows(4, 1, 4, 2, stages=4), 2),
+]  # fmt: skip
+
+
+@pytest.fixture
+def device() -> Device:
+    """The first GPU."""
+    return device_of(0)
+
+
+def shape_of(fields: dict[str, Any], device: Device) -> Shape:
+    """A shape with the device's kind of fp8; skips where it has none."""
+    fp8 = ARCHITECTURES[device.gfx].fp8
+    if fields.get("dtype") == "fp8" and not fp8:
+        pytest.skip(f"{device.gfx} has no fp8")
+    return Shape(**fields | ({"dtype": fp8} if fields.get("dtype") == "fp8" else {}))
+
+
+def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
+    """Random operands on a device."""
+    return ops()[shape.op].make_inputs(shape, device.torch_device, seed)
+
+
+def bound(solution: Solution, shape: Shape, device: Device) -> Launcher:
+    """A solution, bound."""
+    answer = skinny.bind(solution, shape, device)
+    assert isinstance(answer, Launcher), f"{solution}: {answer}"
+    return answer
+
+
+def close(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> bool:
+    """Whether an output is within the op's tolerance of the reference."""
+    op = ops()[shape.op]
+    wanted = op.reference(shape, given).double().reshape(-1, shape.n)
+    error = (out.double().reshape(wanted.shape) - wanted).norm(dim=1) / wanted.norm(dim=1)
+    return bool(error.max().item() < op.tolerance(shape).row_error)
+
+
+@pytest.mark.parametrize(
+    "fields", SHAPES, ids=lambda fields: "-".join(str(value) for value in fields.values() if not isinstance(value, dict))
+)
+def test_every_enumerated_solution_is_right_and_repeats_its_bits(fields: dict[str, Any], device: Device) -> None:
+    """What is listed for a shape of each op binds, matches the op's reference, and gives equal bits twice."""
+    shape = shape_of(fields, device)
+    given = operands(shape, device)
+    for solution in skinny.enumerate_solutions(shape, device):
+        launcher = bound(solution, shape, device)
+        first, second = launcher.call(*given), launcher.call(*given)
+        assert close(first, given, shape), solution
+        assert torch.equal(first, second), solution
+
+
+@pytest.mark.parametrize(("kernel", "splits"), KERNELS, ids=[f"{kernel.name}-{splits}" for kernel, splits in KERNELS])
+@pytest.mark.parametrize(
+    "fields", [FP8, INT8, BLOCKS, {**FP8, "op": "batched_a8w8", "extra": {"B": 3}}], ids=lambda fields: f"{fields['op']}-{fields['dtype']}"
+)
+def test_whole_numbers_come_out_bit_by_bit(kernel: Kernel, splits: int, fields: dict[str, Any], device: Device) -> None:
+    """Sums of whole numbers, scaled by powers of two, are exact: every wrong, missing or doubled element, and every wrong scale, shows."""
+    for m, n, k in ((1, 37, 2048), (8, 130, 2056), (7, 300, 4100)):
+        shape = shape_of({**fields, "m": m, "n": n, "k": k, "outdtype": "fp32"}, device)
+        if refusal(kernel, splits or 1, shape, device.gfx):
+            continue
+        launcher, made = bound(Solution("skinny", kernel.name, splits), shape, device), torch.Generator("cuda").manual_seed(k)
+        given = [
+            torch.randint(-9, 10, operand.shape, generator=made, device="cuda").to(operand.dtype)
+            if place < 2
+            else 2.0 ** torch.randint(-1, 2, operand.shape, generator=made, device="cuda")
+            for place, operand in enumerate(operands(shape, device))
+        ]
+        wanted = ops()[shape.op].reference(shape, tuple(given))
+        assert torch.equal(launcher.call(*given).reshape(wanted.shape), wanted.float()), shape
+
+
+@pytest.mark.parametrize("fields", [FP8, BLOCKS], ids=["row", "block"])
+def test_a_nan_marks_its_row_alone(fields: dict[str, Any], device: Device) -> None:
+    """A NaN of x, of the weight, or of a scale of a row of x reaches what it takes part in, and nothing else."""
+    shape = shape_of({**fields, "m": 4, "n": 130, "k": 2048}, device)
+    x, weight, x_scale, w_scale = operands(shape, device)
+    x.view(torch.uint8)[1, 300] = weight.view(torch.uint8)[129, 2047] = 0x80 if "fnuz" in shape.dtype else 0xFF
+    x_scale.view(4, -1)[2] = torch.nan
+    for kernel, splits in KERNELS:
+        if refusal(kernel, splits or 1, shape, device.gfx):
+            continue
+        out = bound(Solution("skinny", kernel.name, splits), shape, device).call(x, weight, x_scale, w_scale)
+        marked = torch.zeros(4, 130, dtype=torch.bool, device="cuda")
+        marked[1:3], marked[:, 129] = True, True
+        assert torch.equal(out.isnan(), marked), kernel.name
+
+
+def test_int8_sums_are_exact(device: Device) -> None:
+    """Sums beyond what float32 has exactly are int32 until they are scaled."""
+    shape = Shape("a8w8", 2, 48, 8192, dtype="int8", outdtype="fp32", scale="tensor")
+    x, weight = (torch.full((rows, shape.k), -128, dtype=torch.int8, device="cuda") for rows in (shape.m, shape.n))
+    x[:, 7], one = 1, torch.ones(1, device="cuda")
+    for kernel, splits in KERNELS:
+        if not refusal(kernel, splits or 1, shape, device.gfx):
+            out = bound(Solution("skinny", kernel.name, splits), shape, device).call(x, weight, one, one)
+            assert (out == float((shape.k - 1) * 2**14 - 128)).all(), kernel.name
+
+
+@pytest.mark.parametrize("fields", [FP8, INT8, BLOCKS], ids=lambda fields: f"{fields['op']}-{fields['dtype']}")
+def test_a_call_with_a_slice_is_right(fields: dict[str, Any], device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call whose x is a slice with an odd address and a stride is served by the table's solution, and right."""
+    shape = shape_of({**fields, "m": 4, "n": 130, "k": 2048}, device)
+    x, *rest = operands(shape, device)
+    sliced = torch.zeros(4, 3001, dtype=torch.uint8, device="cuda").view(x.dtype)[:, 3 : 3 + shape.k]
+    sliced.copy_(x)
+    columns, solution = ops()[shape.op].columns, Solution("skinny", Tiles(1, 1, 4, 2).name)
+    row = dict.fromkeys(columns.values, 0) | {"gfx": device.gfx, "cu_num": device.cu_num, **columns.format(shape)}
+    row |= {"libtype": solution.libtype, "kernelName": solution.kernel_name, "splitK": 0, "us": 1.0}
+    path = tmp_path / "tuned.csv"
+    path.write_text(f"{','.join(row)}\n{','.join(map(str, row.values()))}\n")
+    monkeypatch.setenv(columns.variable, str(path))
+    gemm = tunedgemm.TunedGemm()
+    assert gemm.dispatcher.explain(shape).offer.solution.kernel_name == solution.kernel_name
+    assert close(getattr(gemm, f"gemm_{shape.op}")(sliced, *rest), (x, *rest), shape)
+
+
+def test_captured_launches_read_new_scales_at_each_replay(device: Device) -> None:
+    """A graph of a split with block scales, replayed with other operands; the counters are zero again."""
+    shape = shape_of({**BLOCKS, "m": 4, "n": 2112, "k": 7168}, device)
+    given, graph = operands(shape, device), torch.cuda.CUDAGraph()
+    launcher = bound(Solution("skinny", Tiles(1, 1, 2, 2).name, 4), shape, device)
+    launcher.call(*given)
+    with torch.cuda.graph(graph):
+        first, second = launcher.call(*given), launcher.call(*given)
+    for seed in range(1, 4):
+        for old, new in zip(given, operands(shape, device, seed), strict=True):
+            old.copy_(new)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert close(first, given, shape)
+        assert torch.equal(first, second)
+
+
+def test_few_rows_have_the_bits_of_many(device: Device) -> None:
+    """A row gives the same bits alone as among others, with block scales, too."""
+    shape = shape_of({**BLOCKS, "m": 8, "n": 300, "k": 2048}, device)
+    x, weight, x_scale, w_scale = operands(shape, device)
+    solution = Solution("skinny", Tiles(1, 2, 2, 2).name, 2)
+    among = bound(solution, shape, device).call(x, weight, x_scale, w_scale)
+    alone = bound(solution, attrs.evolve(shape, m=1), device).call(x[:1].contiguous(), weight, x_scale[:1].contiguous(), w_scale)
+    assert torch.equal(alone, among[:1])
