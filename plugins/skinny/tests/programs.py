@@ -18,6 +18,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ARCHITECTURES = {32: "sm_90", 64: "gfx942"}
 #: Rows of x that a matrix instruction takes, by the width of a warp.
 COLUMNS = {32: 8, 64: 16}
+#: Rows of the weight of one warp's, or group of warps', smallest piece.
+UNITS = {"rows": 1, "tiles": 16, "wgmma": 64}
 MAX_THREADS = 1024
 #: Shared memory of a block in bytes, at its most.
 SHARED = {32: 227 << 10, 64: 64 << 10}
@@ -33,7 +35,7 @@ class Program:
     """What a program is compiled with.
 
     Attributes:
-        family: ``rows`` or ``tiles``.
+        family: ``rows``, ``tiles`` or ``wgmma``.
         wave: threads of a warp.
         m: rows of x that it serves.
         vec: elements of one load.
@@ -54,21 +56,22 @@ class Program:
     bias: str = ""
     x_shared: bool = False
     stages: int = 0
+    cluster: int = 0
 
     @property
     def per_block(self) -> int:
         """Rows of the weight of a block."""
-        return (16 if self.family == "tiles" else 1) * self.n_each * self.warps_n
+        return UNITS[self.family] * self.n_each * self.warps_n
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.wave * self.warps_n * self.warps_k
+        return self.wave * self.warps_n * self.warps_k * (4 if self.family == "wgmma" else 1)
 
     @property
     def span(self) -> int:
         """Elements of K that all warps of a block take in one turn."""
-        return self.unroll * self.warps_k * (32 if self.family == "tiles" else 8 * self.wave)
+        return self.unroll * self.warps_k * {"rows": 8 * self.wave, "tiles": 32, "wgmma": 64}[self.family]
 
     def source(self) -> str:
         """The text of the program."""
@@ -81,16 +84,18 @@ class Program:
             f"FAMILY_{self.family}": 1, "DTYPE": names.index(self.dtype), "OUT": names.index(self.out),
             "BIAS": names.index(self.bias) + 1 if self.bias else 0, "M": self.m, "N_EACH": self.n_each, "WARPS_N": self.warps_n,
             "WARPS_K": self.warps_k, "UNROLL": self.unroll, "VEC": self.vec, "WAVE": self.wave, "X_SHARED": int(self.x_shared),
-            "STAGES": self.stages,
+            "STAGES": self.stages, "CLUSTER": self.cluster,
         }  # fmt: skip
         return [f"-D{name}={value}" for name, value in values.items()]
 
     def shared(self, per_split: int) -> int:
-        """Bytes of dynamic shared memory: the sums of all warps, x where it lies there, the ring."""
-        nbytes = up(4 * self.warps_k * self.m * self.per_block, 16)
-        nbytes += 2 * self.m * up(per_split, 8) * self.x_shared
+        """Bytes of dynamic shared memory: the ring and x where they lie there, in the end the sums of all warps."""
+        sums = 4 * self.warps_k * self.m * (self.per_block + (0 if self.family == "rows" else 4))
+        if self.family == "wgmma":
+            return max(sums, self.stages * 2 * self.span * (self.per_block + self.m))
+        length = up(per_split, 8) if self.family == "rows" else self.stages * self.span or up(per_split, 32)
         held = 2 if self.family == "tiles" and self.wave == 32 else 1  # rows of a tile that a lane has
-        return nbytes + 16 * self.stages * self.unroll * self.n_each * held * self.threads
+        return max(sums, 2 * self.m * length * self.x_shared + 16 * self.stages * self.unroll * self.n_each * held * self.threads)
 
 
 @attrs.frozen(eq=False)
@@ -183,6 +188,7 @@ class Tiny:
     bias: int = 0
     per_block: int = PER_BLOCK
     out: str = "fp32"
+    cluster: int = 0
 
     @property
     def threads(self) -> int:
@@ -196,7 +202,7 @@ class Tiny:
 
     def defines(self) -> list[str]:
         values = {"FAMILY_rows": 1, "DTYPE": 0, "OUT": 2, "BIAS": self.bias, "M": self.m, "N_EACH": 8, "WARPS_N": WARPS, "WARPS_K": 1}
-        values |= {"UNROLL": 1, "VEC": 1, "WAVE": self.wave, "X_SHARED": 0}
+        values |= {"UNROLL": 1, "VEC": 1, "WAVE": self.wave, "X_SHARED": 0, "CLUSTER": self.cluster}
         return [f"-D{name}={value}" for name, value in values.items()]
 
 
@@ -234,8 +240,9 @@ class Machine:
         """The status of a launch over poisoned partial sums; *out* is the output."""
         (m, k), n = case.x.shape, case.weight.shape[0]
         blocks = -(-n // program.per_block)
-        partial = torch.full((case.splits, m, n), torch.nan) if case.splits > 1 else None
-        counters = torch.zeros(blocks, dtype=torch.int32) if case.splits > 1 else None
+        meets = case.splits > 1 and not program.cluster
+        partial = torch.full((case.splits, m, n), torch.nan) if meets else None
+        counters = torch.zeros(blocks, dtype=torch.int32) if meets else None
         given = {"x": case.x, "weight": case.weight, "bias": case.bias, "out": out, "partial": partial, "counters": counters}
         pointers = {name: None if tensor is None else tensor.data_ptr() for name, tensor in given.items()}
         args = self.fake.Args(**pointers, n=n, k=k, m=m, splits=case.splits, per_split=case.per_split)

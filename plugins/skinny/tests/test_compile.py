@@ -87,7 +87,7 @@ def test_first_guesses(compiled: Any, gfx: str, m: int) -> None:
     """The first guesses for a shape compile, keep their values in registers and fit the architecture's registers and shared memory."""
     shape, architecture = Shape("a16w16", m, 7168, 8192), ARCHITECTURES[gfx]
     for kernel, splits in first(shape, gfx, 4):
-        build = build_of(kernel, shape, gfx)
+        build = build_of(kernel, splits, shape, gfx)
         code = compiled(build)
         check(code, build)
         assert code.shared + shared_bytes(kernel, splits, shape, gfx) <= architecture.shared_bytes
@@ -102,8 +102,8 @@ def test_dtypes(compiled: Any, gfx: str, dtypes: tuple[str, str, str]) -> None:
     dtype, outdtype, bias = dtypes
     for m in (4, 16):
         shape = Shape("a16w16", m, 4096, 4096, dtype=dtype, outdtype=outdtype, **({"epilogue": "bias", "bias_dtype": bias} if bias else {}))
-        for kernel, _ in first(shape, gfx, 1):
-            build = build_of(kernel, shape, gfx)
+        for kernel, splits in first(shape, gfx, 1):
+            build = build_of(kernel, splits, shape, gfx)
             assert (build.dtype, build.outdtype, build.bias_dtype) == dtypes
             check(compiled(build), build)
 
@@ -115,8 +115,8 @@ def test_widths_of_loads(compiled: Any, gfx: str, vec: int) -> None:
     wide = {8: r"ld\.global\.nc\S*v4\.u32|cp\.async\S* \S+ \S+ 16,", 4: r"ld\.global\.nc\S*v2\.u32|cp\.async\S* \S+ \S+ 8,"}
     for m in (2, 32):
         shape = Shape("a16w16", m, 4096, DEPTHS[vec])
-        for kernel, _ in first(shape, gfx, 1):
-            build = build_of(kernel, shape, gfx)
+        for kernel, splits in first(shape, gfx, 1):
+            build = build_of(kernel, splits, shape, gfx)
             assert build.vec == vec
             check(code := compiled(build), build)
             found = [width for width, pattern in wide.items() if re.search(pattern, code.text)]
@@ -130,8 +130,8 @@ def test_the_whole_list(compiled: Any, gfx: str) -> None:
     far = []
     for m in (4, 64):
         shape = Shape("a16w16", m, 7168, 8192)
-        for kernel, _ in choices(shape, DEVICES[gfx]):
-            build = build_of(kernel, shape, gfx)
+        for kernel, splits in choices(shape, DEVICES[gfx]):
+            build = build_of(kernel, splits, shape, gfx)
             code = compiled(build)
             check(code, build)
             estimate = registers(kernel, m, gfx)

@@ -1,6 +1,6 @@
 """Build: one kernel for one class of shapes, from its source to a code object in the artifact cache, without a device.
 
-A build depends on M, and of K on what divides it; on N and on the number of splits it does not.
+A build depends on M, and of K on what divides it; on N it does not, and on the number of splits where they meet in a cluster.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Build:
         dtype, outdtype, bias_dtype: short texts; bias_dtype is "" without a bias.
         rows: rows of x that the program serves.
         vec: elements of one load.
+        cluster: blocks that meet in a cluster; 0 for none.
     """
 
     kernel: Kernel
@@ -43,12 +44,14 @@ class Build:
     bias_dtype: str = attrs.field(validator=attrs.validators.in_(("", *OUTPUTS)))
     rows: int
     vec: int
+    cluster: int = 0
 
 
-def build_of(kernel: Kernel, shape: Shape, gfx: str) -> Build:
-    """The build that serves the shape."""
+def build_of(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> Build:
+    """The build that serves the shape with so many splits of K."""
     rows = compiled_rows(kernel, shape.m, gfx)
-    return Build(kernel, gfx, shape.dtype, shape.outdtype, shape.bias_dtype, rows, vec_of(shape.k))
+    cluster = splits if kernel.cluster else 0
+    return Build(kernel, gfx, shape.dtype, shape.outdtype, shape.bias_dtype, rows, vec_of(shape.k), cluster)
 
 
 @functools.cache
@@ -74,13 +77,15 @@ def defines(build: Build) -> dict[str, int]:
         "WAVE": ARCHITECTURES[build.gfx].wave,
         "X_SHARED": int(kernel.x_shared),
         "STAGES": kernel.stages,
+        "CLUSTER": build.cluster,
     }
 
 
 def options(build: Build) -> list[str]:
     """The compiler's options."""
     if build.gfx.startswith("sm_"):
-        target = [f"--gpu-architecture={build.gfx}", "--std=c++17", "-default-device"]
+        specific = "a" * (build.kernel.family == "wgmma")  # instructions of this architecture alone
+        target = [f"--gpu-architecture={build.gfx}{specific}", "--std=c++17", "-default-device"]
     else:
         target = [f"--offload-arch={build.gfx}", "-std=c++17", "-O3"]
     return target + [f"-D{name}={value}" for name, value in defines(build).items()]

@@ -17,6 +17,8 @@ class Architecture:
         registers: 32-bit registers that one thread may hold; on CDNA vector registers alone.
         register_file: those of a multiprocessor or compute unit, which one block may fill.
         warps: warps that a multiprocessor or compute unit can have at a time.
+        cluster: blocks of a cluster at most, 0 where there are none.
+        wgmma: whether it has Hopper's asynchronous matrix instructions.
     """
 
     shared_bytes: int
@@ -25,25 +27,28 @@ class Architecture:
     registers: int
     register_file: int
     warps: int
+    cluster: int = 0
+    wgmma: bool = False
 
 
-def _nvidia(shared: int, warps: int) -> Architecture:
-    return Architecture(shared << 10, wave=32, columns=8, registers=255, register_file=1 << 16, warps=warps)
+def _nvidia(shared: int, warps: int, cluster: int = 0, *, wgmma: bool = False) -> Architecture:
+    return Architecture(shared << 10, wave=32, columns=8, registers=255, register_file=1 << 16, warps=warps, cluster=cluster, wgmma=wgmma)
 
 
 def _cdna(shared: int) -> Architecture:
     return Architecture(shared << 10, wave=64, columns=16, registers=256, register_file=1 << 17, warps=32)
 
 
-#: CUDA programming guide, table of technical specifications (shared memory per block, opt-in; resident warps); AMD's CDNA 2, 3 and 4
+#: CUDA programming guide, table of technical specifications (shared memory per block, opt-in; resident warps;
+#: portable size of a cluster); AMD's CDNA 2, 3 and 4
 #: ISA guides (LDS per work-group, VGPRs, waves).
 ARCHITECTURES = {
     "sm_80": _nvidia(163, 64),
     "sm_86": _nvidia(99, 48),
     "sm_89": _nvidia(99, 48),
-    "sm_90": _nvidia(227, 64),
-    "sm_100": _nvidia(227, 64),
-    "sm_120": _nvidia(99, 48),
+    "sm_90": _nvidia(227, 64, cluster=8, wgmma=True),
+    "sm_100": _nvidia(227, 64, cluster=8),
+    "sm_120": _nvidia(99, 48, cluster=8),
     "gfx90a": _cdna(64),
     "gfx942": _cdna(64),
     "gfx950": _cdna(160),

@@ -194,16 +194,17 @@ int find_operands(Launch &launch) {
 int check(const Launch &launch) {
     const Args &a = launch.args;
     const HostProgram &p = *launch.program;
-    const long long per_block = (p.tiles ? 16 : 1) * p.n_each * p.warps_n;
+    const long long per_block = (long long)p.rows * p.n_each * p.warps_n;
     if (a.m < 1 || a.n < 1 || a.k < 1 || a.splits < 1 || a.per_split < 1) return refuse(INVALID_VALUE, "sizes below 1");
-    if (p.tiles ? a.m > p.m : a.m != p.m) return refuse(INVALID_VALUE, "%d rows of x for a program of %d", a.m, p.m);
-    if (launch.threads != (unsigned)(p.wave * p.warps_n * p.warps_k)) return refuse(INVALID_VALUE, "%u threads for %d warps", launch.threads, p.warps_n * p.warps_k);
+    if (p.rows > 1 ? a.m > p.m : a.m != p.m) return refuse(INVALID_VALUE, "%d rows of x for a program of %d", a.m, p.m);
+    if (launch.threads != (unsigned)(p.wave * p.warps * p.warps_n * p.warps_k)) return refuse(INVALID_VALUE, "%u threads for %d warps", launch.threads, p.warps * p.warps_n * p.warps_k);
     if (launch.grid_x != (a.n + per_block - 1) / per_block) return refuse(INVALID_VALUE, "%u blocks for %lld rows by %lld", launch.grid_x, a.n, per_block);
     if (launch.grid_y != (unsigned)a.splits) return refuse(INVALID_VALUE, "a grid of %u for %d splits", launch.grid_y, a.splits);
     if (a.per_split % p.vec || a.k % p.vec) return refuse(INVALID_VALUE, "%lld of %lld elements a split in loads of %d", a.per_split, a.k, p.vec);
     if (a.per_split * a.splits < a.k) return refuse(INVALID_VALUE, "%d splits of %lld elements leave some of %lld", a.splits, a.per_split, a.k);
     if (!a.x || !a.weight || !a.out || (p.bias && !a.bias)) return refuse(INVALID_VALUE, "an operand is missing");
-    if (a.splits > 1 && (!a.partial || !a.counters)) return refuse(INVALID_VALUE, "%d splits without partial sums or counters", a.splits);
+    if (p.cluster && a.splits != p.cluster) return refuse(INVALID_VALUE, "%d splits for a cluster of %d", a.splits, p.cluster);
+    if (a.splits > 1 && !p.cluster && (!a.partial || !a.counters)) return refuse(INVALID_VALUE, "%d splits without partial sums or counters", a.splits);
     return SUCCESS;
 }
 

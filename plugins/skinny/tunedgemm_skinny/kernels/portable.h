@@ -17,15 +17,37 @@ struct alignas(16) Eight {
     u32 word[4];
 };
 
+#ifdef FAMILY_wgmma
+#define THREADS (4 * WAVE * WARPS_N * WARPS_K)
+#define EACH (64 * N_EACH)
+#define STEP 64
+#else
 #define THREADS (WAVE * WARPS_N * WARPS_K)
+#endif
 #ifdef FAMILY_tiles
 #define EACH (16 * N_EACH)  // rows of the weight that a warp has
 #define STEP 32             // elements of K that a warp multiplies at once
-#else
+#elif defined(FAMILY_rows)
 #define EACH N_EACH
 #define STEP (WAVE * 8)
 #endif
 #define ROWS (EACH * WARPS_N)  // the same of a block: columns of the output
+#define TOGETHER (ROWS % 4 ? 1 : 4)  // columns that a thread adds up and stores at once
+
+#if defined(FAMILY_tiles) && X_SHARED && STAGES
+#define X_IN_RING 1
+#else
+#define X_IN_RING 0
+#endif
+#ifdef FAMILY_rows
+#define PITCH ROWS
+#else
+#define PITCH (ROWS + 4)  // floats between two rows of sums: the lanes of a warp write to different banks
+#endif
+
+struct alignas(4 * TOGETHER) Sums {
+    float value[TOGETHER];
+};
 
 #if defined(SKINNY_HOST)  // ---------------------------------------------------------------------------------------------------------
 
@@ -38,21 +60,19 @@ DEVICE u32 thread() { return host_thread(); }
 DEVICE u32 block_x() { return host_block_x(); }
 DEVICE u32 block_y() { return host_block_y(); }
 DEVICE void sync_block() { host_sync_block(); }
+DEVICE void sync_cluster() { host_sync_cluster(); }
 DEVICE void fence() {}
 DEVICE u32 atomic_add_one(u32 *counter) { return host_atomic_add_one(counter); }
 DEVICE float shuffle_xor(float value, int mask) { return host_shuffle_xor(value, mask); }
 
 template <int BYTES> DEVICE void load(void *to, const void *from) { host_load(to, from, BYTES); }
 template <int BYTES> DEVICE void load_once(void *to, const void *from) { host_load(to, from, BYTES); }
-DEVICE float load_fresh(const float *from) {
-    float value;
-    host_load(&value, from, sizeof value);
-    return value;
-}
+template <int BYTES> DEVICE void load_fresh(void *to, const void *from) { host_load(to, from, BYTES); }
+DEVICE Sums sums_of(const float *mine, u32 block) { return *(const Sums *)host_shared_of(mine, block); }
 template <int BYTES> DEVICE void copy_async(void *shared, const void *from, bool there) { host_copy_async(shared, from, BYTES, there); }
 DEVICE void commit_copies() { host_commit_copies(); }
 template <int LEFT> DEVICE void await_copies() { host_await_copies(LEFT); }
-template <typename T> DEVICE void store(T *to, T value) { host_store(to, &value, sizeof value); }
+template <int BYTES> DEVICE void store(void *to, const void *from) { host_store(to, from, BYTES); }
 
 DEVICE float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
 DEVICE u32 as_bits(float value) { return __builtin_bit_cast(u32, value); }
@@ -83,6 +103,26 @@ DEVICE u16 half_of(float value) {
 #define COLUMNS 16
 #endif
 DEVICE void multiply(float *c, const u32 *a, const u32 *b) { host_mma(c, a, b, DTYPE); }
+
+#ifdef FAMILY_wgmma
+DEVICE void fence_copies() {}
+DEVICE void begin_products() {}
+DEVICE void commit_products() {}
+DEVICE void await_products() {}
+DEVICE double element_of(const unsigned char *tile, u32 row, u32 k) {
+    const u32 bits = *(const u16 *)(tile + row * 128 + (k / 8 ^ row % 8) * 16 + k % 8 * 2);
+    return DTYPE == 0 ? as_float(bits << 16) : float_of_half((u16)bits);
+}
+DEVICE void multiply_group(float *sum, const unsigned char *weight, const unsigned char *x, int part) {
+    const u32 lane = thread() % WAVE, warp = thread() / WAVE % 4;
+    for (int i = 0; i < M / 2; i++) {
+        const u32 row = 16 * warp + lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
+        double total = sum[i];
+        for (int k = 16 * part; k < 16 * part + 16; k++) total += element_of(weight, row, k) * element_of(x, column, k);
+        sum[i] = (float)total;
+    }
+}
+#endif
 
 #elif defined(__HIP__)  // -------------------------------------------------------------------------------------------------------------
 
@@ -127,8 +167,13 @@ template <int BYTES> DEVICE void load_once(void *to, const void *from) {
     typedef typename Piece<BYTES>::type T;
     *(T *)to = __builtin_nontemporal_load((const T *)from);
 }
-DEVICE float load_fresh(const float *from) { return __hip_atomic_load(from, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
-template <typename T> DEVICE void store(T *to, T value) { *to = value; }
+template <int BYTES> DEVICE void load_fresh(void *to, const void *from) {
+    UNROLLED for (int i = 0; i < BYTES / 4; i++) ((u32 *)to)[i] = __hip_atomic_load((const u32 *)from + i, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <int BYTES> DEVICE void store(void *to, const void *from) {
+    typedef typename Piece<BYTES>::type T;
+    *(T *)to = *(const T *)from;
+}
 
 DEVICE float float_of_half(u16 half) { return (float)__builtin_bit_cast(_Float16, half); }
 DEVICE u16 half_of(float value) { return __builtin_bit_cast(u16, (_Float16)value); }
@@ -152,11 +197,15 @@ DEVICE void multiply(float *c, const u32 *a, const u32 *b) {
 #else  // CUDA -------------------------------------------------------------------------------------------------------------------------
 
 #define DEVICE [[maybe_unused]] static __device__ __forceinline__
+#if CLUSTER
+#define KERNEL __global__ __launch_bounds__(THREADS) __cluster_dims__(1, CLUSTER, 1)
+#else
 #define KERNEL __global__ __launch_bounds__(THREADS)
+#endif
 #define UNROLLED _Pragma("unroll")
 #define SHARED unsigned char *shared = dynamic_shared
 
-extern __shared__ __align__(16) unsigned char dynamic_shared[];
+extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // as the 128-byte swizzle needs it
 
 DEVICE u32 thread() { return threadIdx.x; }
 DEVICE u32 block_x() { return blockIdx.x; }
@@ -205,10 +254,14 @@ template <> struct Loads<2> {
 };
 template <int BYTES> DEVICE void load(void *to, const void *from) { Loads<BYTES>::cached((u32 *)to, from); }
 template <int BYTES> DEVICE void load_once(void *to, const void *from) { Loads<BYTES>::once((u32 *)to, from); }
-DEVICE float load_fresh(const float *from) {  // written by other multiprocessors meanwhile: from L2
-    float value;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
-    return value;
+// Written by other multiprocessors meanwhile: from L2.
+template <int BYTES> DEVICE void load_fresh(void *to, const void *from) {
+    u32 *words = (u32 *)to;
+    if (BYTES == 16)
+        asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(from) : "memory");
+    else
+        asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(words[0]) : "l"(from) : "memory");
 }
 
 // From memory to shared memory past the registers; zeros where it is not `there`. A lane reads what it copied itself, so it waits for
@@ -220,9 +273,36 @@ template <int BYTES> DEVICE void copy_async(void *shared, const void *from, bool
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" : : "r"(to), "l"(from), "r"(bytes), "n"(BYTES) : "memory");
 }
+#if CLUSTER
+// All threads of the blocks of a cluster, which see then what any of them has written to its shared memory.
+DEVICE void sync_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
+// What lies in another block's shared memory where `mine` lies in this one's.
+DEVICE Sums sums_of(const float *mine, u32 block) {
+    Sums found;
+    u32 at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(mine)), "r"(block));
+#if ROWS % 4
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(found.value[0]) : "r"(at) : "memory");
+#else
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(found.value[0]), "=f"(found.value[1]), "=f"(found.value[2]), "=f"(found.value[3]) : "r"(at) : "memory");
+#endif
+    return found;
+}
+#endif
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 template <int LEFT> DEVICE void await_copies() { asm volatile("cp.async.wait_group %0;" : : "n"(LEFT) : "memory"); }
-template <typename T> DEVICE void store(T *to, T value) { *to = value; }
+template <int BYTES> struct Stored;
+template <> struct Stored<16> { typedef uint4 type; };
+template <> struct Stored<8> { typedef uint2 type; };
+template <> struct Stored<4> { typedef u32 type; };
+template <> struct Stored<2> { typedef u16 type; };
+template <int BYTES> DEVICE void store(void *to, const void *from) {
+    typedef typename Stored<BYTES>::type T;
+    *(T *)to = *(const T *)from;
+}
 
 DEVICE float float_of_half(u16 half) {
     float value;
@@ -245,6 +325,45 @@ DEVICE void multiply(float *c, const u32 *a, const u32 *b) {
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+#ifdef FAMILY_wgmma
+// What threads have copied to shared memory, for instructions that read it asynchronously.
+DEVICE void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
+DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
+DEVICE void await_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory"); }
+// PTX ISA, "Matrix descriptor": 128-byte swizzle, 1024 bytes from eight rows to the next; the 16-byte pieces of an instruction are a quarter
+// of a step's eight.
+DEVICE unsigned long long described(const unsigned char *tile, int part) {
+    return 1ull << 62 | 64ull << 32 | 1ull << 16 | (unsigned long long)(((u32)__cvta_generic_to_shared(tile) & 0x3FFFFu) >> 4) + 2u * part;
+}
+#if DTYPE == 0
+#define OPERANDS "f32.bf16.bf16"
+#else
+#define OPERANDS "f32.f16.f16"
+#endif
+#define FOUR(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
+#define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
+// Adds the products of part `part` of a step: 64 rows of the weight, M of x, 16 elements of K.
+DEVICE void multiply_group(float *sum, const unsigned char *weight, const unsigned char *x, int part) {
+    const unsigned long long left = described(weight, part), right = described(x, part);
+#if M == 8
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %6, 0; wgmma.mma_async.sync.aligned.m64n8k16." OPERANDS
+                 " {%0, %1, %2, %3}, %4, %5, add, 1, 1, 0, 0;}" : FOUR(0) : "l"(left), "l"(right), "r"(1));
+#elif M == 16
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %10, 0; wgmma.mma_async.sync.aligned.m64n16k16." OPERANDS
+                 " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, add, 1, 1, 0, 0;}" : FOUR(0), FOUR(4) : "l"(left), "l"(right), "r"(1));
+#elif M == 32
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %18, 0; wgmma.mma_async.sync.aligned.m64n32k16." OPERANDS
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, add, 1, 1, 0, 0;}"
+                 : SIXTEEN(0) : "l"(left), "l"(right), "r"(1));
+#else
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16." OPERANDS
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
+                 "%27, %28, %29, %30, %31}, %32, %33, add, 1, 1, 0, 0;}" : SIXTEEN(0), SIXTEEN(16) : "l"(left), "l"(right), "r"(1));
+#endif
+}
+#endif
+
 #endif  // -----------------------------------------------------------------------------------------------------------------------------
 
 // The eight elements from `k` on of the row that begins at `row`; zeros from `end` on where it is not WHOLE. `k` and `end` are multiples of VEC.
@@ -262,43 +381,57 @@ template <bool ONCE, bool WHOLE> DEVICE Eight eight_at(const u16 *row, long long
     return found;
 }
 
-#if STAGES
-#if VEC == 1 || COLUMNS == 16 && !defined(SKINNY_HOST)
-#error "copies go 4, 8 or 16 bytes at a time, and AMD has none"
+// Copies go 4, 8 or 16 bytes at a time, and AMD has none.
+#define ASYNCHRONOUS (VEC > 1 && COLUMNS == 8)
+#if STAGES && !ASYNCHRONOUS
+#error "no asynchronous copies"
 #endif
+#if ASYNCHRONOUS
 // The eight elements from `k` on, zeros from `end` on, on their way into a slot of the lane's own.
 DEVICE void begin_eight(unsigned char *slot, const u16 *row, long long k, long long end) {
     UNROLLED for (int piece = 0; piece < 8; piece += VEC) copy_async<2 * VEC>(slot + 2 * piece, row + k + piece, k + piece < end);
 }
+#endif
 
-// The COUNT rows that a lane has, through its part of a ring of STAGES slots: `use(weight, k)` for each step, `k` being the lane's own.
-// A warp's part begins at `at`, what it shares ends at `stop`; a lane begins `skew` later and its elements end at `end`. Copies of a turn,
-// UNROLL steps, begin STAGES - 1 turns before it is used.
-template <int COUNT, typename Use>
-DEVICE void through_ring(unsigned char *ring, const u16 *const *rows, long long at, long long stop, long long skew, long long end, Use use) {
+#if STAGES
+// The COUNT rows that a lane has, through its part of a ring of STAGES slots: `use(weight, k, slot, u)` for each of the UNROLL steps of a turn,
+// `k` being the lane's own. The block's turns share what lies from `begin` to `stop`; a warp begins `offset` later, a lane `skew` later
+// still, and its elements end at `end`. Copies of a turn begin STAGES - 1 turns before it is used. `also(slot, k)` begins what all
+// warps of the block use, from their turn's first `k` on: then they wait for one another in each turn.
+template <int COUNT, typename Also, typename Use>
+DEVICE void through_ring(unsigned char *ring, const u16 *const *rows, long long begin, long long stop, long long offset, long long skew, long long end,
+                         Also also, Use use) {
     const long long turn = WARPS_K * UNROLL * STEP;
     const int slot_bytes = UNROLL * COUNT * THREADS * 16;
-    long long ahead = at;
+    long long ahead = begin;
     int filled = 0, used = 0;
     const auto fill = [&] {
-        unsigned char *slot = ring + filled * slot_bytes;
-        if (ahead < stop)
+        unsigned char *slot = ring + filled * slot_bytes + 16 * thread();
+        if (ahead + offset < stop)
             UNROLLED for (int u = 0; u < UNROLL; u++) UNROLLED for (int r = 0; r < COUNT; r++)
-                begin_eight(slot + (u * COUNT + r) * (THREADS * 16), rows[r], ahead + skew + u * STEP, end);
+                begin_eight(slot + (u * COUNT + r) * (THREADS * 16), rows[r], ahead + offset + skew + u * STEP, end);
+        if (ahead < stop) also(filled, ahead);
         commit_copies();
         ahead += turn;
         filled = filled == STAGES - 1 ? 0 : filled + 1;
     };
     for (int stage = 0; stage < STAGES - 1; stage++) fill();
-    for (; at < stop; at += turn) {
+    for (long long at = begin; at < stop; at += turn) {
+#if X_IN_RING
+        await_copies<STAGES - 2>();
+        sync_block();  // the copies of all are there, and nobody reads the slot that is filled next
+        fill();
+#else
         fill();
         await_copies<STAGES - 1>();
-        const unsigned char *slot = ring + used * slot_bytes;
-        UNROLLED for (int u = 0; u < UNROLL; u++) {
-            Eight weight[COUNT];
-            UNROLLED for (int r = 0; r < COUNT; r++) weight[r] = *(const Eight *)(slot + (u * COUNT + r) * (THREADS * 16));
-            use(weight, at + skew + u * STEP);
-        }
+#endif
+        const unsigned char *slot = ring + used * slot_bytes + 16 * thread();
+        if (at + offset < stop)
+            UNROLLED for (int u = 0; u < UNROLL; u++) {
+                Eight weight[COUNT];
+                UNROLLED for (int r = 0; r < COUNT; r++) weight[r] = *(const Eight *)(slot + (u * COUNT + r) * (THREADS * 16));
+                use(weight, at + offset + skew + u * STEP, used, u);
+            }
         used = used == STAGES - 1 ? 0 : used + 1;
     }
 }

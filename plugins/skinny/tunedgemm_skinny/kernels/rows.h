@@ -64,8 +64,8 @@ extern "C" KERNEL void skinny(Args args) {
     SHARED;
     const u32 lane = thread() % WAVE, warp = thread() / WAVE, along_k = warp % WARPS_K, along_n = warp / WARPS_K;
     const long long first = (long long)block_x() * ROWS + along_n * N_EACH, limit = (block_y() + 1) * args.per_split;
-    float *sums = (float *)shared;
-    u16 *shared_x = (u16 *)(shared + (4 * WARPS_K * M * ROWS + 15) / 16 * 16);
+    float *sums = (float *)shared;  // where x and the ring were
+    u16 *shared_x = (u16 *)shared;
     Work work = {(const u16 *)args.x, shared_x, {}, block_y() * args.per_split, limit < args.k ? limit : args.k, args.k,
                  (args.per_split + 7) / 8 * 8, args.m};
     UNROLLED for (int r = 0; r < N_EACH; r++)  // beyond the last row the last one again: its sums go nowhere
@@ -83,9 +83,9 @@ extern "C" KERNEL void skinny(Args args) {
     UNROLLED for (int m = 0; m < M; m++) UNROLLED for (int r = 0; r < N_EACH; r++) sum[m][r] = 0.0f;
     const long long span = UNROLL * STEP;
 #if STAGES
-    unsigned char *const ring = (unsigned char *)(shared_x + (X_SHARED ? M * work.length : 0)) + 16 * thread();
-    through_ring<N_EACH>(ring, work.rows, work.begin + along_k * span, work.end, 8 * lane, work.end,
-                         [&](const Eight *weight, long long k) { multiply_step<false>(work, weight, k, sum); });
+    unsigned char *const ring = (unsigned char *)(shared_x + (X_SHARED ? M * work.length : 0));
+    through_ring<N_EACH>(ring, work.rows, work.begin, work.end, along_k * span, 8 * lane, work.end, [](int, long long) {},
+                         [&](const Eight *weight, long long k, int, int) { multiply_step<false>(work, weight, k, sum); });
 #else
     for (long long k = work.begin + along_k * span; k < work.end; k += WARPS_K * span) {
         if (k + span <= work.end)
@@ -94,6 +94,7 @@ extern "C" KERNEL void skinny(Args args) {
             for (long long tail = k; tail < work.end; tail += STEP) advance<1, false>(work, tail + 8 * lane, sum);
     }
 #endif
-    UNROLLED for (int m = 0; m < M; m++) gather(sum[m], lane, sums + (along_k * M + m) * ROWS + along_n * N_EACH);
+    if (X_SHARED || STAGES) sync_block();
+    UNROLLED for (int m = 0; m < M; m++) gather(sum[m], lane, sums + (along_k * M + m) * PITCH + along_n * N_EACH);
     finish(args, sums);
 }

@@ -19,13 +19,14 @@
 // What a lane works on: its rows of the weight and of x, from its group's elements on, and where they end.
 struct Work {
     const u16 *rows[N_EACH][HELD], *xs[SHORT];
-    long long end;
+    const unsigned char *shared_x;
+    long long begin, end;
 };
 
-// One step at `k`, by all lanes of the warp.
-template <bool WHOLE> DEVICE void multiply_step(const Work &work, const Eight (*weight)[HELD], long long k, float (*sum)[SHORT][4]) {
+// One step, by all lanes of the warp: of the weight and of tile `s` of x, `x(s)`.
+template <typename X> DEVICE void multiply_step(const Eight (*weight)[HELD], float (*sum)[SHORT][4], X x_of) {
     UNROLLED for (int s = 0; s < SHORT; s++) {
-        const Eight x = eight_at<false, WHOLE>(work.xs[s], k, work.end);
+        const Eight x = x_of(s);
         UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int half = 0; half < 2; half++) {
 #if HELD == 2
             const u32 *low = weight[t][0].word + 2 * half, *high = weight[t][1].word + 2 * half;
@@ -38,23 +39,62 @@ template <bool WHOLE> DEVICE void multiply_step(const Work &work, const Eight (*
     }
 }
 
-// STEPS steps from `k` on, through registers.
-template <int STEPS, bool WHOLE> DEVICE void advance(const Work &work, long long k, float (*sum)[SHORT][4]) {
+// STEPS steps from `k` on, through registers; `ready` waits for x where that is on its way to shared memory.
+template <int STEPS, bool WHOLE, typename Ready> DEVICE void advance(const Work &work, long long k, float (*sum)[SHORT][4], Ready ready) {
     Eight weight[STEPS][N_EACH][HELD];
     UNROLLED for (int u = 0; u < STEPS; u++)
         UNROLLED for (int t = 0; t < N_EACH; t++)
             UNROLLED for (int h = 0; h < HELD; h++) weight[u][t][h] = eight_at<true, WHOLE>(work.rows[t][h], k + u * STEP, work.end);
-    UNROLLED for (int u = 0; u < STEPS; u++) multiply_step<WHOLE>(work, weight[u], k + u * STEP, sum);
+    ready();
+    UNROLLED for (int u = 0; u < STEPS; u++)
+        multiply_step(weight[u], sum, [&](int s) {
+#if X_SHARED
+            return *(const Eight *)(work.shared_x + ((k - work.begin) / STEP + u) * (SHORT * WAVE * 16) + s * (WAVE * 16));
+#else
+            return eight_at<false, WHOLE>(work.xs[s], k + u * STEP, work.end);
+#endif
+        });
+}
+
+#if X_SHARED && !STAGES
+// x of the split on its way to shared memory, [steps of K][SHORT] tiles, each in the order in which the lanes of a warp read it.
+DEVICE void begin_x(const Args &args, unsigned char *shared, long long begin, long long end) {
+    const u32 pieces = (u32)((end - begin + STEP - 1) / STEP) * (SHORT * WAVE);
+    for (u32 piece = thread(); piece < pieces; piece += THREADS) {
+        const u32 lane = piece % WAVE, row = piece / WAVE % SHORT * COLUMNS + LANE_ROW;
+        const long long k = begin + (long long)(piece / (WAVE * SHORT)) * STEP + LANE_GROUP * 8;
+        if (row >= (u32)args.m) continue;  // the products with others go nowhere
+        const u16 *from = (const u16 *)args.x + row * args.k;
+#if ASYNCHRONOUS
+        begin_eight(shared + piece * 16, from, k, end);
+#else
+        *(Eight *)(shared + piece * 16) = eight_at<false, false>(from, k, end);
+#endif
+    }
+#if ASYNCHRONOUS
+    commit_copies();
+#endif
+}
+#endif
+
+// x is there, for all threads of the block.
+DEVICE void await_x() {
+#if ASYNCHRONOUS
+    await_copies<0>();
+#endif
+    sync_block();
 }
 
 extern "C" KERNEL void skinny(Args args) {
     SHARED;
     const u32 lane = thread() % WAVE, warp = thread() / WAVE, along_k = warp % WARPS_K, along_n = warp / WARPS_K;
-    const long long first = (long long)block_x() * ROWS + along_n * EACH + LANE_ROW;
     const long long begin = block_y() * args.per_split, limit = begin + args.per_split, end = limit < args.k ? limit : args.k;
     float *sums = (float *)shared;
     Work work;  // beyond the last row the last one again: its products go nowhere
+    work.begin = begin;
     work.end = end - 8 * LANE_GROUP;
+    work.shared_x = shared + 16 * lane;
+    const long long first = (long long)block_x() * ROWS + along_n * EACH + LANE_ROW;
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) {
         const long long row = first + 16 * t + 8 * h;
         work.rows[t][h] = (const u16 *)args.weight + (row < args.n ? row : args.n - 1) * args.k + 8 * LANE_GROUP;
@@ -63,31 +103,56 @@ extern "C" KERNEL void skinny(Args args) {
         const int row = COLUMNS * s + (int)LANE_ROW;
         work.xs[s] = (const u16 *)args.x + (row < args.m ? row : args.m - 1) * args.k + 8 * LANE_GROUP;
     }
+    const long long span = UNROLL * STEP;
 
     float sum[N_EACH][SHORT][4];
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) sum[t][s][i] = 0.0f;
-    const long long span = UNROLL * STEP;
-#if STAGES
-    unsigned char *const ring = shared + (4 * WARPS_K * M * ROWS + 15) / 16 * 16 + 16 * thread();
-    through_ring<N_EACH * HELD>(ring, work.rows[0], begin + along_k * span, end, 0, work.end, [&](const Eight *weight, long long k) {
-        multiply_step<false>(work, (const Eight (*)[HELD])weight, k, sum);
+#if X_IN_RING
+    // A slot of x: [WARPS_K][UNROLL][SHORT] steps of a tile, in the order in which the lanes of a warp read them.
+    unsigned char *const x_ring = shared + STAGES * UNROLL * N_EACH * HELD * THREADS * 16;
+    const u32 pieces = WARPS_K * UNROLL * SHORT * WAVE;
+    const auto begin_x = [&](int slot, long long turn) {
+        UNROLLED for (u32 piece = thread(); piece < pieces; piece += THREADS) {
+            const u32 row = piece / WAVE % SHORT * COLUMNS + piece % WAVE / 4;
+            const long long k = turn + piece / (WAVE * SHORT) * STEP + piece % 4 * 8;
+            if (row < (u32)args.m)  // the products with others go nowhere
+                begin_eight(x_ring + ((u32)slot * pieces + piece) * 16, (const u16 *)args.x + row * args.k, k, end);
+        }
+    };
+    const unsigned char *const x_mine = x_ring + (along_k * UNROLL * SHORT * WAVE + lane) * 16;
+    through_ring<N_EACH * HELD>(shared, work.rows[0], begin, end, along_k * span, 0, work.end, begin_x, [&](const Eight *weight, long long, int slot, int u) {
+        multiply_step((const Eight (*)[HELD])weight, sum, [&](int s) { return *(const Eight *)(x_mine + (slot * pieces + (u * SHORT + s) * WAVE) * 16); });
+    });
+#elif STAGES
+    through_ring<N_EACH * HELD>(shared, work.rows[0], begin, end, along_k * span, 0, work.end, [](int, long long) {}, [&](const Eight *weight, long long k, int, int) {
+        multiply_step((const Eight (*)[HELD])weight, sum, [&](int s) { return eight_at<false, false>(work.xs[s], k, work.end); });
     });
 #else
+    bool waits = X_SHARED;
+    const auto ready = [&] {
+        if (waits) await_x();
+        waits = false;
+    };
+#if X_SHARED
+    begin_x(args, shared, begin, end);
+#endif
     for (long long k = begin + along_k * span; k < end; k += WARPS_K * span) {
         if (k + span <= end)
-            advance<UNROLL, true>(work, k, sum);
+            advance<UNROLL, true>(work, k, sum, ready);
         else
-            for (long long tail = k; tail < end; tail += STEP) advance<1, false>(work, tail, sum);
+            for (long long tail = k; tail < end; tail += STEP) advance<1, false>(work, tail, sum, ready);
     }
+    ready();
 #endif
 
+    if (STAGES || X_SHARED) sync_block();  // the sums lie where the ring and x were
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) {
 #if COLUMNS == 8
         const u32 row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
 #else
         const u32 row = 4 * (lane / 16) + i, column = lane % 16;
 #endif
-        sums[(along_k * M + COLUMNS * s + column) * ROWS + along_n * EACH + 16 * t + row] = sum[t][s][i];
+        sums[(along_k * M + COLUMNS * s + column) * PITCH + along_n * EACH + 16 * t + row] = sum[t][s][i];
     }
     finish(args, sums);
 }
