@@ -69,7 +69,7 @@ def shapes(draw: st.DrawFn, kind: str, room: Room) -> Shape:
 
 @st.composite
 def solutions(draw: st.DrawFn, skinny: Skinny, shape: Shape, device: Device, split: bool | None = None) -> Solution | None:
-    """One of the shape's list or at most two steps of `refine` from there; None where none has a split, or none is without, as asked."""
+    """One of the shape's list or at most three steps of `refine` from there; None where none has a split, or none is without, as asked."""
 
     def fitting(listed: Any) -> list[Solution]:
         return [solution for solution in listed if split in (None, solution.split_k > 0)]
@@ -77,7 +77,7 @@ def solutions(draw: st.DrawFn, skinny: Skinny, shape: Shape, device: Device, spl
     listed = list(skinny.enumerate_solutions(shape, device))
     found = fitting(listed) or fitting(near for each in listed for near in skinny.refine(each, shape, device))
     chosen = draw(st.sampled_from(found)) if found else None
-    for _ in range(draw(st.integers(0, 2)) if chosen else 0):
+    for _ in range(draw(st.integers(0, 3)) if chosen else 0):
         near = fitting(skinny.refine(chosen, shape, device))
         chosen = draw(st.sampled_from(near)) if near else chosen
     return chosen

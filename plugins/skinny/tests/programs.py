@@ -26,6 +26,8 @@ BLOCK = 128
 ARCHITECTURES = {32: "sm_90", 64: "gfx942"}
 #: Rows of x that a matrix instruction takes, by the width of a warp.
 COLUMNS = {32: 8, 64: 16}
+#: Rows of the weight of one warp's, or group of warps', smallest piece.
+UNITS = {"rows": 1, "tiles": 16, "wgmma": 64}
 MAX_THREADS = 1024
 #: Shared memory of a block in bytes, at its most.
 SHARED = {32: 227 << 10, 64: 64 << 10}
@@ -41,7 +43,7 @@ class Program:
     """What a program is compiled with.
 
     Attributes:
-        family: ``rows`` or ``tiles``.
+        family: ``rows``, ``tiles`` or ``wgmma``.
         wave: threads of a warp.
         m: rows of x that it serves.
         vec: elements of one load.
@@ -66,21 +68,22 @@ class Program:
     stages: int = 0
     scale: str = "none"
     batched: bool = False
+    cluster: int = 0
 
     @property
     def per_block(self) -> int:
         """Rows of the weight of a block."""
-        return (16 if self.family == "tiles" else 1) * self.n_each * self.warps_n
+        return UNITS[self.family] * self.n_each * self.warps_n
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.wave * self.warps_n * self.warps_k
+        return self.wave * self.warps_n * self.warps_k * (4 if self.family == "wgmma" else 1)
 
     @property
     def span(self) -> int:
         """Elements of K that all warps of a block take in one turn."""
-        return self.unroll * self.warps_k * self.piece * (4 if self.family == "tiles" else self.wave)
+        return self.unroll * self.warps_k * {"rows": self.piece * self.wave, "tiles": 4 * self.piece, "wgmma": 64}[self.family]
 
     @property
     def piece(self) -> int:
@@ -97,16 +100,19 @@ class Program:
             f"FAMILY_{self.family}": 1, "DTYPE": INPUTS.index(self.dtype), "OUT": OUTPUTS.index(self.out),
             "BIAS": OUTPUTS.index(self.bias) + 1 if self.bias else 0, "M": self.m, "N_EACH": self.n_each, "WARPS_N": self.warps_n,
             "WARPS_K": self.warps_k, "UNROLL": self.unroll, "VEC": self.vec, "WAVE": self.wave, "X_SHARED": int(self.x_shared),
-            "STAGES": self.stages, "SCALE": SCALES.index(self.scale), "BATCHED": int(self.batched), "CLUSTER": 0,
+            "STAGES": self.stages, "SCALE": SCALES.index(self.scale), "BATCHED": int(self.batched), "CLUSTER": self.cluster,
         }  # fmt: skip
         return [f"-D{name}={value}" for name, value in values.items()]
 
     def shared(self, per_split: int) -> int:
-        """Bytes of dynamic shared memory: the sums of all warps, x where it lies there, the ring."""
-        sums = 4 * self.warps_k * self.m * (self.per_block + (4 if self.family == "tiles" else 0))
-        x = 16 * self.m * -(-per_split // self.piece) * self.x_shared
+        """Bytes of dynamic shared memory: the ring and x where they lie there, in the end the sums of all warps."""
+        sums = 4 * self.warps_k * self.m * (self.per_block + (0 if self.family == "rows" else 4))
+        if self.family == "wgmma":
+            return max(sums, self.stages * 2 * self.span * (self.per_block + self.m))
+        length = up(per_split, self.piece) if self.family == "rows" else self.stages * self.span or up(per_split, 4 * self.piece)
         held = 2 if self.family == "tiles" and self.wave == 32 else 1  # rows of a tile that a lane has
-        return max(sums, x + 16 * self.stages * self.unroll * self.n_each * held * self.threads)
+        ring = 16 * self.stages * self.unroll * self.n_each * held * self.threads
+        return max(sums, 16 // self.piece * self.m * length * self.x_shared + ring)
 
 
 @attrs.frozen(eq=False)
@@ -224,6 +230,7 @@ class Tiny:
     bias: int = 0
     per_block: int = PER_BLOCK
     out: str = "fp32"
+    cluster: int = 0
 
     @property
     def threads(self) -> int:
@@ -237,7 +244,7 @@ class Tiny:
 
     def defines(self) -> list[str]:
         values = {"FAMILY_rows": 1, "DTYPE": 0, "OUT": 2, "BIAS": self.bias, "M": self.m, "N_EACH": 8, "WARPS_N": WARPS, "WARPS_K": 1}
-        values |= {"UNROLL": 1, "VEC": 1, "WAVE": self.wave, "X_SHARED": 0, "SCALE": 0, "BATCHED": 0}
+        values |= {"UNROLL": 1, "VEC": 1, "WAVE": self.wave, "X_SHARED": 0, "SCALE": 0, "BATCHED": 0, "CLUSTER": self.cluster}
         return [f"-D{name}={value}" for name, value in values.items()]
 
 
@@ -275,8 +282,9 @@ class Machine:
         """The status of a launch over poisoned partial sums; *out* is the output."""
         batches, m, n, k = case.sizes
         blocks = -(-n // program.per_block)
-        partial = torch.full((batches, case.splits, m, n), torch.nan) if case.splits > 1 else None
-        counters = torch.zeros(batches, blocks, dtype=torch.int32) if case.splits > 1 else None
+        meets = case.splits > 1 and not program.cluster
+        partial = torch.full((batches, case.splits, m, n), torch.nan) if meets else None
+        counters = torch.zeros(batches, blocks, dtype=torch.int32) if meets else None
         given = {"x": case.x, "weight": case.weight, "bias": case.bias, "out": out, "partial": partial, "counters": counters}
         given |= {"x_scale": case.x_scale, "w_scale": case.w_scale}
         pointers = {name: None if tensor is None else tensor.data_ptr() for name, tensor in given.items()}

@@ -20,7 +20,7 @@ from tunedgemm_skinny.limits import ARCHITECTURES
 from tunedgemm_skinny.names import Rows, Tiles
 
 SHAPE = Shape("a16w16", 3, 48, 64, epilogue="bias", bias_dtype="fp32", outdtype="fp16")
-BUILD = build_of(Rows(2, 1, 1, 1), Shape("a16w16", 2, 8, 64), "sm_90")
+BUILD = build_of(Rows(2, 1, 1, 1), 1, Shape("a16w16", 2, 8, 64), "sm_90")
 both = pytest.mark.parametrize("skinny", ["nvidia", "amd"], indirect=True)
 
 
@@ -49,7 +49,7 @@ def stored(folder: Path) -> list[Path]:
 
 def test_what_a_program_is_told() -> None:
     """Every macro of the sources, with the numbers that they give to dtypes, and the architecture."""
-    build = build_of(Rows(4, 2, 1, 8, True), SHAPE, "sm_90")
+    build = build_of(Rows(4, 2, 1, 8, True), 1, SHAPE, "sm_90")
     wanted = {
         "FAMILY_rows": 1, "DTYPE": 0, "OUT": 1, "BIAS": 3, "M": 3, "N_EACH": 4, "WARPS_N": 2, "WARPS_K": 1, "UNROLL": 8, "VEC": 8,
         "WAVE": 32, "X_SHARED": 1, "STAGES": 0, "SCALE": 0, "BATCHED": 0, "CLUSTER": 0,
@@ -57,16 +57,16 @@ def test_what_a_program_is_told() -> None:
     assert defines(build) == wanted
     assert options(build)[:3] == ["--gpu-architecture=sm_90", "--std=c++17", "-default-device"]
     assert options(build)[3:] == [f"-D{name}={value}" for name, value in wanted.items()]
-    amd = build_of(Tiles(1, 2, 4, 2), attrs.evolve(SHAPE, dtype="fp16", outdtype="fp32", epilogue="none", k=66), "gfx942")
+    amd = build_of(Tiles(1, 2, 4, 2), 1, attrs.evolve(SHAPE, dtype="fp16", outdtype="fp32", epilogue="none", k=66), "gfx942")
     told = {"FAMILY_tiles": 1, "DTYPE": 1, "OUT": 2, "BIAS": 0, "M": 16, "VEC": 2, "WAVE": 64, "X_SHARED": 0}
     assert defines(amd).items() >= told.items()
     assert options(amd)[:3] == ["--offload-arch=gfx942", "-std=c++17", "-O3"]
     numbers = {("int8", "tensor"): (2, 1), ("fp8_e4m3fn", "row"): (3, 2), ("fp8_e4m3fnuz", "block"): (4, 3)}
     for (dtype, scale), (number, kind) in numbers.items():
-        scaled = build_of(Tiles(1, 2, 4, 2), Shape("a8w8", 3, 8, 64, dtype=dtype, outdtype="bf16", scale=scale), "sm_90")
+        scaled = build_of(Tiles(1, 2, 4, 2), 1, Shape("a8w8", 3, 8, 64, dtype=dtype, outdtype="bf16", scale=scale), "sm_90")
         assert defines(scaled).items() >= {"DTYPE": number, "SCALE": kind, "VEC": 16, "BATCHED": 0}.items()
     batch = Shape("batched_bf16", 3, 8, 64, extra={"B": 2})
-    assert defines(build_of(Rows(1, 1, 1, 1), batch, "sm_90")).items() >= {"BATCHED": 1, "SCALE": 0, "M": 3}.items()
+    assert defines(build_of(Rows(1, 1, 1, 1), 1, batch, "sm_90")).items() >= {"BATCHED": 1, "SCALE": 0, "M": 3}.items()
 
 
 def test_every_macro_of_the_sources_is_given() -> None:
@@ -77,23 +77,23 @@ def test_every_macro_of_the_sources_is_given() -> None:
         conditions = "\n".join(line.split("//")[0] for line in text.splitlines() if line.startswith(("#if", "#elif")))
         own = set(re.findall(r"#define (\w+)", text))
         tested = set(re.findall(r"\b[A-Z]\w+", conditions)) - own - machine - {"FAMILY_rows", "FAMILY_tiles"}
-        assert {"DTYPE", "BIAS", "OUT"} <= tested <= set(defines(build_of(kernel, SHAPE, "sm_90")))
+        assert {"DTYPE", "BIAS", "OUT"} <= tested <= set(defines(build_of(kernel, 1, SHAPE, "sm_90")))
         assert "#include" not in text, "run-time compilers have no headers"
 
 
 def test_one_build_serves_every_n_and_split() -> None:
     """A compile depends on M, and of K on what divides it; a matrix instruction serves several M."""
     kernel = Rows(1, 2, 2, 1)
-    builds = {build_of(kernel, Shape("a16w16", 4, n, k), "sm_90") for n in (1, 333, 8192) for k in (8, 4096, 8200)}
+    builds = {build_of(kernel, 1, Shape("a16w16", 4, n, k), "sm_90") for n in (1, 333, 8192) for k in (8, 4096, 8200)}
     assert len(builds) == 1
-    assert {build_of(kernel, Shape("a16w16", 4, 8, k), "sm_90").vec for k in (8, 12, 10, 9)} == {8, 4, 2, 1}
-    assert {build_of(kernel, Shape("a8w8", 4, 8, k, dtype="int8"), "sm_90").vec for k in (48, 8, 12, 10, 9)} == {16, 8, 4, 2, 1}
-    batches = {build_of(kernel, Shape("batched_bf16", 4, 8, 8, extra={"B": number}), "sm_90").batched for number in (2, 3, 64)}
+    assert {build_of(kernel, 1, Shape("a16w16", 4, 8, k), "sm_90").vec for k in (8, 12, 10, 9)} == {8, 4, 2, 1}
+    assert {build_of(kernel, 1, Shape("a8w8", 4, 8, k, dtype="int8"), "sm_90").vec for k in (48, 8, 12, 10, 9)} == {16, 8, 4, 2, 1}
+    batches = {build_of(kernel, 1, Shape("batched_bf16", 4, 8, 8, extra={"B": number}), "sm_90").batched for number in (2, 3, 64)}
     assert batches == {True}
-    assert [build_of(kernel, Shape("a16w16", m, 8, 8), "sm_90").rows for m in (1, 3, 8)] == [1, 3, 8]
+    assert [build_of(kernel, 1, Shape("a16w16", m, 8, 8), "sm_90").rows for m in (1, 3, 8)] == [1, 3, 8]
     tiles = Tiles(1, 1, 1, 1)
-    assert [build_of(tiles, Shape("a16w16", m, 8, 8), "sm_90").rows for m in (1, 8, 9, 64)] == [8, 8, 16, 64]
-    assert [build_of(tiles, Shape("a16w16", m, 8, 8), "gfx950").rows for m in (1, 16, 17, 64)] == [16, 16, 32, 64]
+    assert [build_of(tiles, 1, Shape("a16w16", m, 8, 8), "sm_90").rows for m in (1, 8, 9, 64)] == [8, 8, 16, 64]
+    assert [build_of(tiles, 1, Shape("a16w16", m, 8, 8), "gfx950").rows for m in (1, 16, 17, 64)] == [16, 16, 32, 64]
 
 
 @pytest.mark.parametrize(("field", "value"), [("gfx", "gfx906"), ("dtype", "fp32"), ("outdtype", "int8"), ("bias_dtype", "fp64")], ids=str)
@@ -101,7 +101,7 @@ def test_a_build_is_checked(field: str, value: str) -> None:
     """What no program has a number for is no build."""
     with pytest.raises(ValueError, match=field):
         attrs.evolve(BUILD, **{field: value})
-    assert {build_of(Rows(1, 1, 1, 1), SHAPE, gfx).gfx for gfx in ARCHITECTURES} == set(ARCHITECTURES)
+    assert {build_of(Rows(1, 1, 1, 1), 1, SHAPE, gfx).gfx for gfx in ARCHITECTURES} == set(ARCHITECTURES)
 
 
 @both
@@ -136,7 +136,7 @@ def test_a_folder_that_cannot_be_written(skinny: Any, empty: Path, monkeypatch: 
     """The code object is kept by the process instead."""
     (empty / "file").write_text("no folder")
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(empty / "file" / "cache"))
-    build = build_of(Rows(2, 2, 1, 1), Shape("a16w16", 1, 8, 64), skinny.host.gfx)
+    build = build_of(Rows(2, 2, 1, 1), 1, Shape("a16w16", 1, 8, 64), skinny.host.gfx)
     assert code(build, compiler(skinny)) == code(build, compiler(skinny))
     assert counted(empty) == 1
 
@@ -164,7 +164,7 @@ from tunedgemm_skinny.build import build_of, code
 from tunedgemm_skinny.names import Rows
 compiler = rtc.bind_functions(rtc.NVRTC, sys.argv[1])
 sys.stdin.readline()
-print(len(code(build_of(Rows(2, 1, 1, 1), Shape("a16w16", 2, 8, 64), "sm_90"), compiler)))
+print(len(code(build_of(Rows(2, 1, 1, 1), 1, Shape("a16w16", 2, 8, 64), "sm_90"), compiler)))
 """
 
 

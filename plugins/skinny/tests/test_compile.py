@@ -93,7 +93,7 @@ def test_first_guesses(compiled: Any, gfx: str, m: int) -> None:
     """The first guesses for a shape compile, keep their values in registers and fit the architecture's registers and shared memory."""
     shape, architecture = Shape("a16w16", m, 7168, 8192), ARCHITECTURES[gfx]
     for kernel, splits in first(shape, gfx, 4):
-        build = build_of(kernel, shape, gfx)
+        build = build_of(kernel, splits, shape, gfx)
         code = compiled(build)
         check(code, build)
         assert code.shared + shared_bytes(kernel, splits, shape, gfx) <= architecture.shared_bytes
@@ -108,8 +108,8 @@ def test_dtypes(compiled: Any, gfx: str, dtypes: tuple[str, str, str]) -> None:
     dtype, outdtype, bias = dtypes
     for m in (4, 16):
         shape = Shape("a16w16", m, 4096, 4096, dtype=dtype, outdtype=outdtype, **({"epilogue": "bias", "bias_dtype": bias} if bias else {}))
-        for kernel, _ in first(shape, gfx, 1):
-            build = build_of(kernel, shape, gfx)
+        for kernel, splits in first(shape, gfx, 1):
+            build = build_of(kernel, splits, shape, gfx)
             assert (build.dtype, build.outdtype, build.bias_dtype) == dtypes
             check(compiled(build), build)
 
@@ -121,8 +121,8 @@ def test_widths_of_loads(compiled: Any, gfx: str, vec: int) -> None:
     wide = {8: r"ld\.global\.nc\S*v4\.u32|cp\.async\S* \S+ \S+ 16,", 4: r"ld\.global\.nc\S*v2\.u32|cp\.async\S* \S+ \S+ 8,"}
     for m in (2, 32):
         shape = Shape("a16w16", m, 4096, DEPTHS[vec])
-        for kernel, _ in first(shape, gfx, 1):
-            build = build_of(kernel, shape, gfx)
+        for kernel, splits in first(shape, gfx, 1):
+            build = build_of(kernel, splits, shape, gfx)
             assert build.vec == vec
             check(code := compiled(build), build)
             found = [width for width, pattern in wide.items() if re.search(pattern, code.text)]
@@ -149,7 +149,7 @@ def test_other_ops(compiled: Any, gfx: str, fields: dict[str, Any], k: int) -> N
         shape = Shape(**fields | {"dtype": dtype}, m=m, n=2112, k=k, outdtype="bf16")
         assert supports(shape, DEVICES[gfx]) is True
         for kernel, splits in first(shape, gfx, 2):
-            build = build_of(kernel, shape, gfx)
+            build = build_of(kernel, splits, shape, gfx)
             code = compiled(build)
             check(code, build)
             assert shared_bytes(kernel, splits, shape, gfx) <= ARCHITECTURES[gfx].shared_bytes
@@ -159,7 +159,7 @@ def test_other_ops(compiled: Any, gfx: str, fields: dict[str, Any], k: int) -> N
 def test_fp8_is_converted_once(compiled: Any) -> None:
     """On NVIDIA a step converts each piece of the weight and of x once, whatever the tiles: two instructions for each four elements."""
     shape = Shape("a8w8_blockscale", 16, 4096, 4096, dtype="fp8_e4m3fn", outdtype="bf16", scale="block")
-    code = compiled(build_of(Tiles(2, 1, 4, 2, stages=4), shape, "sm_90"))
+    code = compiled(build_of(Tiles(2, 1, 4, 2, stages=4), 1, shape, "sm_90"))
     pieces = 2 * (2 * 2 + 2)  # of two steps: rows of two tiles of the weight, and two tiles of x
     assert code.text.count("cvt.rn.f16x2.e4m3x2") == 8 * pieces
     assert "e4m3.e4m3" not in code.text
@@ -172,8 +172,8 @@ def test_the_whole_list(compiled: Any, gfx: str) -> None:
     far = []
     for m in (4, 64):
         shape = Shape("a16w16", m, 7168, 8192)
-        for kernel, _ in choices(shape, DEVICES[gfx]):
-            build = build_of(kernel, shape, gfx)
+        for kernel, splits in choices(shape, DEVICES[gfx]):
+            build = build_of(kernel, splits, shape, gfx)
             code = compiled(build)
             check(code, build)
             estimate = registers(kernel, shape, gfx)

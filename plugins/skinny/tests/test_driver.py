@@ -29,7 +29,7 @@ def drives(skinny: Any) -> Driver:
 
 def compiled(skinny: Any, kernel: Rows = KERNEL) -> bytes:
     """The code object of a kernel for that backend's device."""
-    return code(build_of(kernel, SHAPE, skinny.host.gfx), skinny.compiler(rtc.INTERFACES[skinny.host.kind]))
+    return code(build_of(kernel, 1, SHAPE, skinny.host.gfx), skinny.compiler(rtc.INTERFACES[skinny.host.kind]))
 
 
 @both

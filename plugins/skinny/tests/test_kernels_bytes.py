@@ -28,6 +28,7 @@ PROGRAMS: list[tuple[str, dict[str, Any]]] = [
     ("tiles", {"scale": "row", "warps_k": 8, "unroll": 2, "vec": 4, "bias": "fp32", "out": "fp16"}),
     ("tiles", {"scale": "tensor", "m": 3, "n_each": 2, "warps_n": 2, "warps_k": 4, "vec": 1, "out": "fp32", "bias": "bf16"}),
     ("tiles", {"scale": "row", "vec": 2, "unroll": 8}),
+    ("tiles", {"scale": "row", "vec": 8, "m": 2, "warps_k": 2, "unroll": 2, "x_shared": True}),
     ("rows", {"scale": "tensor", "vec": 16, "m": 4, "n_each": 4, "warps_k": 2}),
     ("rows", {"scale": "row", "vec": 1, "m": 3, "n_each": 2, "warps_n": 2, "unroll": 2, "bias": "fp32"}),
     ("rows", {"scale": "row", "vec": 8, "m": 8, "n_each": 8, "out": "fp32"}),
@@ -36,6 +37,10 @@ PROGRAMS: list[tuple[str, dict[str, Any]]] = [
 RINGS: list[tuple[str, dict[str, Any]]] = [
     ("tiles", {"scale": "row", "vec": 16, "m": 2, "n_each": 2, "warps_k": 2, "unroll": 2, "stages": 2}),
     ("tiles", {"scale": "tensor", "vec": 4, "warps_n": 4, "stages": 3}),
+    ("tiles", {"scale": "row", "vec": 8, "m": 2, "warps_k": 2, "unroll": 2, "stages": 3, "x_shared": True}),
+    ("tiles", {"scale": "row", "vec": 16, "n_each": 2, "warps_k": 2, "cluster": 3, "out": "fp32"}),
+    ("tiles", {"scale": "row", "vec": 16, "m": 2, "warps_n": 2, "stages": 2, "x_shared": True, "cluster": 4, "batched": True}),
+    ("rows", {"scale": "row", "vec": 4, "m": 3, "n_each": 2, "warps_k": 2, "cluster": 2, "bias": "fp32"}),
     ("rows", {"scale": "row", "vec": 8, "m": 2, "warps_k": 4, "unroll": 4, "stages": 4, "x_shared": True}),
     ("rows", {"scale": "row", "vec": 4, "m": 3, "n_each": 2, "warps_n": 2, "stages": 3}),
 ]
@@ -44,6 +49,9 @@ BLOCKS: list[dict[str, Any]] = [
     {"vec": 16, "m": 4, "n_each": 4, "unroll": 2, "out": "fp32"},
     {"vec": 8, "m": 2, "n_each": 2, "warps_n": 2, "unroll": 4},
     {"vec": 4, "warps_k": 8, "unroll": 1, "out": "fp16"},
+    {"vec": 16, "m": 2, "warps_k": 2, "unroll": 2, "x_shared": True},
+    {"vec": 16, "m": 1, "warps_k": 2, "unroll": 1, "cluster": 2, "out": "fp32"},
+    {"vec": 8, "m": 2, "warps_n": 2, "unroll": 4, "cluster": 3, "x_shared": True},
     {"vec": 1, "m": 8, "n_each": 2, "warps_n": 2, "warps_k": 2, "unroll": 8},
 ]
 
@@ -62,8 +70,10 @@ def faults(machine: Any, programs: Any, made: Any) -> list[str]:
     found = []
     for turn, k in enumerate(k for k in ks if k > 0):
         for n in (1, made.per_block + 1, 2 * made.per_block - 1):
-            for splits in {1, min(1 + (turn + n) % 4, k // made.vec)}:
-                found.append(machine.fault(made, programs.whole(made, ms[(turn + n) % len(ms)], n, k, splits, seed=k + n), seed=n))
+            for splits in {made.cluster} if made.cluster else {1, min(1 + (turn + n) % 4, k // made.vec)}:
+                case = programs.whole(made, ms[(turn + n) % len(ms)], n, k, splits, seed=k + n)
+                if case.splits == made.cluster or not made.cluster:  # else K is too short for so many
+                    found.append(machine.fault(made, case, seed=n))
     return [fault for fault in found if fault]
 
 
@@ -77,8 +87,8 @@ def test_scales_of_tensors_and_rows(machine: Any, programs: Any, dtype: str, fam
 @nvidia
 @pytest.mark.parametrize("dtype", BYTES[32])
 @pytest.mark.parametrize(("family", "given"), RINGS, ids=str)
-def test_rings(machine: Any, programs: Any, dtype: str, family: str, given: dict[str, Any]) -> None:
-    """A weight of 8 bits that comes through a ring of asynchronous copies is the same weight."""
+def test_rings_and_clusters(machine: Any, programs: Any, dtype: str, family: str, given: dict[str, Any]) -> None:
+    """A weight of 8 bits that comes through a ring of asynchronous copies is the same weight; splits meet in clusters as they do in memory."""
     assert faults(machine, programs, program(programs, 32, family, dtype=dtype, **given)) == []
 
 
@@ -87,8 +97,8 @@ def test_rings(machine: Any, programs: Any, dtype: str, family: str, given: dict
 @pytest.mark.parametrize("stages", [0, 2, 3])
 def test_scales_of_blocks(machine: Any, programs: Any, given: dict[str, Any], stages: int) -> None:
     """Each 128 of K is scaled by its own scales of x and of the weight, in whatever turn of whatever warp it is, through a ring or not."""
-    if stages and (machine.wave == 64 or given["vec"] < 4):
-        pytest.skip("a ring needs copies of 4 bytes at least, which AMD has not")
+    if machine.wave == 64 and "cluster" in given or stages and (machine.wave == 64 or given["vec"] < 4):
+        pytest.skip("AMD has no clusters, and a ring needs copies of 4 bytes at least, which AMD has not")
     made = program(programs, machine.wave, "tiles", dtype=BYTES[machine.wave][-1], scale="block", stages=stages, **given)
     assert faults(machine, programs, made) == []
 
@@ -127,6 +137,15 @@ def test_batches(machine: Any, programs: Any, family: str, dtype: str) -> None:
         )  # fmt: skip
         for n, k, splits in ((made.per_block, made.span, 1), (2 * made.per_block + 3, made.span + made.vec, 3), (5, 3 * made.vec, 1)):
             assert machine.fault(made, programs.whole(made, made.m, n, k, splits, seed=n)) == ""
+
+
+@nvidia
+def test_batches_of_wgmma(machine: Any, programs: Any) -> None:
+    """The family of Hopper's instructions serves batches, too."""
+    for cluster in (0, 2):
+        made = programs.Program("wgmma", 32, m=16, warps_k=2, stages=2, batched=True, cluster=cluster, out="fp32", bias="bf16")
+        for n, k, splits in ((made.per_block + 3, 2 * made.span + 8, cluster or 1), (5, 2 * made.span, cluster or 2)):
+            assert machine.fault(made, programs.whole(made, 13, n, k, splits, seed=n)) == ""
 
 
 @both

@@ -48,6 +48,8 @@ TILES: list[dict[str, Any]] = [
     {"m": 1, "n_each": 1, "warps_k": 8, "unroll": 2, "vec": 2, "bias": "fp32"},
     {"m": 3, "n_each": 2, "warps_n": 2, "warps_k": 4, "vec": 1, "out": "fp32", "bias": "bf16"},
     {"m": 1, "n_each": 4, "warps_k": 2, "unroll": 8, "dtype": "fp16", "out": "fp32"},
+    {"m": 2, "n_each": 2, "warps_n": 2, "warps_k": 4, "unroll": 2, "x_shared": True},
+    {"m": 3, "n_each": 1, "warps_n": 4, "vec": 1, "x_shared": True, "bias": "fp32", "dtype": "fp16"},
 ]
 #: The weight through a ring of asynchronous copies, which AMD has not.
 RINGS: list[tuple[str, dict[str, Any]]] = [
@@ -58,6 +60,20 @@ RINGS: list[tuple[str, dict[str, Any]]] = [
     ("tiles", {"m": 2, "n_each": 2, "warps_k": 2, "unroll": 2, "stages": 2, "dtype": "fp16", "out": "fp16"}),
     ("tiles", {"m": 1, "n_each": 1, "warps_n": 4, "stages": 3, "vec": 4}),
     ("tiles", {"m": 4, "n_each": 1, "warps_k": 4, "unroll": 4, "stages": 4, "vec": 2, "bias": "fp32"}),
+    ("tiles", {"m": 2, "n_each": 2, "warps_n": 4, "warps_k": 2, "unroll": 2, "stages": 3, "x_shared": True}),
+    ("tiles", {"m": 8, "n_each": 1, "warps_n": 2, "stages": 2, "vec": 4, "x_shared": True, "dtype": "fp16", "bias": "fp32"}),
+    ("wgmma", {"m": 8, "stages": 2}),
+    ("wgmma", {"m": 16, "n_each": 2, "warps_k": 2, "stages": 3, "vec": 4, "dtype": "fp16", "out": "fp32", "bias": "bf16"}),
+    ("wgmma", {"m": 32, "warps_n": 2, "unroll": 2, "stages": 4, "vec": 2, "out": "fp16"}),
+    ("wgmma", {"m": 64, "warps_k": 4, "stages": 2, "bias": "fp32"}),
+]
+#: Splits that meet in a cluster.
+CLUSTERS: list[tuple[str, dict[str, Any]]] = [
+    ("rows", {"m": 3, "n_each": 2, "warps_k": 2, "cluster": 2}),
+    ("rows", {"m": 1, "n_each": 4, "warps_n": 2, "unroll": 2, "stages": 2, "vec": 2, "cluster": 5, "bias": "bf16"}),
+    ("tiles", {"m": 2, "n_each": 1, "warps_n": 2, "warps_k": 2, "cluster": 3, "out": "fp32"}),
+    ("tiles", {"m": 1, "n_each": 2, "warps_n": 2, "stages": 3, "x_shared": True, "cluster": 8, "vec": 4}),
+    ("wgmma", {"m": 16, "warps_n": 2, "unroll": 2, "stages": 3, "cluster": 4, "bias": "fp16"}),
 ]
 
 
@@ -84,13 +100,17 @@ def wrong(machine: Any, made: Any, case: Any, seed: int) -> bool:
 
 def faults(machine: Any, programs: Any, made: Any) -> list[str]:
     """What is wrong at the edges: N around a block, K around a turn of the block's warps, splits that share it evenly and not."""
-    ks = sorted({made.vec, made.span - made.vec, made.span, made.span + made.vec, 2 * made.span + 3 * made.vec})
+    ks = sorted(
+        {made.vec, made.span - made.vec, made.span, made.span + made.vec, 2 * made.span + 3 * made.vec, 3 * made.cluster * made.span}
+    )
     found = []
     for turn, k in enumerate(k for k in ks if k > 0):
         for n in (1, made.per_block, made.per_block + 1, 2 * made.per_block - 1):
             m = rows_of(made, programs)[(turn + n) % len(rows_of(made, programs))]
-            for splits in {1, min(1 + (turn + n) % 4, k // made.vec)}:
+            for splits in {1, min(1 + (turn + n) % 4, k // made.vec)} if not made.cluster else {made.cluster}:
                 case = programs.whole(made, m, n, k, splits, seed=k + n)
+                if made.cluster and case.splits != made.cluster:  # K is too short for so many
+                    continue
                 found.append(machine.fault(made, case, seed=n))
     return [fault for fault in found if fault]
 
@@ -113,6 +133,13 @@ def test_tiles(machine: Any, programs: Any, given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("family", "given"), RINGS, ids=str)
 def test_rings(machine: Any, programs: Any, family: str, given: dict[str, Any]) -> None:
     """A weight that comes through a ring of asynchronous copies is the same weight."""
+    assert faults(machine, programs, program(programs, 32, family, **given)) == []
+
+
+@nvidia
+@pytest.mark.parametrize(("family", "given"), CLUSTERS, ids=str)
+def test_clusters(machine: Any, programs: Any, family: str, given: dict[str, Any]) -> None:
+    """Splits that meet in a cluster give the sum of all, and need neither partial sums nor counters."""
     assert faults(machine, programs, program(programs, 32, family, **given)) == []
 
 
@@ -242,15 +269,30 @@ def test_the_weight_is_read_once(machine: Any, programs: Any, family: str) -> No
     assert moved["out"] == (0, 2 * made.m * case.weight.shape[0])
 
 
-@both
-@families
-def test_every_barrier_is_needed(machine: Any, programs: Any, family: str) -> None:
+#: Programs of which each barrier is needed in one at least.
+BARRIERS: dict[str, list[dict[str, Any]]] = {
+    "rows": [{"m": 4, "n_each": 4, "warps_k": 2, "x_shared": True}, {"m": 2, "warps_k": 2, "cluster": 3}],
+    "tiles": [
+        {"n_each": 2, "warps_n": 2, "warps_k": 2, "x_shared": True},
+        {"n_each": 2, "warps_n": 2, "warps_k": 2, "x_shared": True, "stages": 2},
+        {"n_each": 2, "warps_n": 2, "warps_k": 2, "cluster": 3},
+    ],
+    "wgmma": [{"m": 8, "warps_k": 2, "stages": 2}, {"m": 8, "warps_k": 2, "stages": 3, "cluster": 3}],
+}
+
+
+@nvidia
+@pytest.mark.parametrize("family", BARRIERS)
+@pytest.mark.parametrize("barrier", ["    sync_block();", "    sync_cluster();"])
+def test_every_barrier_is_needed(machine: Any, programs: Any, family: str, barrier: str) -> None:
     """Without any one of its barriers a kernel goes wrong in some order of its threads, so the tests above would notice."""
-    made = program(programs, machine.wave, family, n_each=4, warps_k=2, **({"m": 4, "x_shared": True} if family == "rows" else {}))
-    text, barrier = made.source(), "    sync_block();"
-    case = programs.whole(made, made.m, 40, 1048, splits=3)
-    places = [place for place in range(len(text)) if text.startswith(barrier, place)]
-    assert len(places) >= 3
+    made = [program(programs, 32, family, **given) for given in BARRIERS[family]]
+    cases = [programs.whole(each, each.m, 40, 1048, splits=3) for each in made]
+    text = made[0].source()
+    own = 0 if family == "tiles" else text.index("// The end of every block")  # the others have no barrier of the first part
+    places = [place for place in range(own, len(text)) if text.startswith(barrier, place)]
+    assert places
     for place in places:
-        broken = Edited(made, text[:place] + text[place + len(barrier) :])
-        assert any(wrong(machine, broken, case, seed) for seed in range(200)), f"nothing shows without: {text[place - 200 : place + 40]}"
+        broken = text[:place] + text[place + len(barrier) :]
+        found = any(wrong(machine, Edited(each, broken), case, seed) for seed in range(250) for each, case in zip(made, cases, strict=True))
+        assert found, f"nothing shows without: {text[place - 200 : place + 40]}"

@@ -28,7 +28,7 @@ def examples(count: int) -> Any:
 
 @both
 @pytest.mark.parametrize("kind", ["small", "odd", "wide", "deep"])
-@examples(16)
+@examples(12)
 @hypothesis.given(data=st.data())
 def test_any_solution_of_any_shape_is_right(data: Any, kind: str, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
     """What is listed, or near what is, matches the reference; NaNs around operands and in the output before it do not get in."""
@@ -40,7 +40,7 @@ def test_any_solution_of_any_shape_is_right(data: Any, kind: str, skinny: Skinny
 
 
 @both
-@examples(30)
+@examples(20)
 @hypothesis.given(data=st.data())
 def test_infinities_and_nans_are_where_torch_has_them(data: Any, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
     """Each reaches exactly the outputs that it takes part in; the others stay right, with subnormal numbers among the operands."""
@@ -52,7 +52,7 @@ def test_infinities_and_nans_are_where_torch_has_them(data: Any, skinny: Skinny,
 
 
 @both
-@examples(16)
+@examples(12)
 @hypothesis.given(data=st.data())
 def test_subnormal_numbers_count(data: Any, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
     """An x of subnormal numbers alone gives the product that it should."""

@@ -1,6 +1,6 @@
 """Build: one kernel for one class of shapes, from its source to a code object in the artifact cache, without a device.
 
-A build depends on M, and of K on what divides it; on N and on the number of splits it does not.
+A build depends on M, and of K on what divides it; on N it does not, and on the number of splits where they meet in a cluster.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Build:
         vec: elements of one load.
         scale: kind of the scales.
         batched: whether the grid has a product of a batch along its third axis.
+        cluster: blocks that meet in a cluster; 0 for none.
     """
 
     kernel: Kernel
@@ -47,13 +48,14 @@ class Build:
     vec: int
     scale: str = attrs.field(default="none", validator=attrs.validators.in_(SCALES))
     batched: bool = False
+    cluster: int = 0
 
 
-def build_of(kernel: Kernel, shape: Shape, gfx: str) -> Build:
-    """The build that serves the shape."""
+def build_of(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> Build:
+    """The build that serves the shape with so many splits of K."""
     rows = compiled_rows(kernel, shape.m, gfx)
-    vec, batched = vec_of(shape.k, shape.dtype), batches_of(shape) > 1
-    return Build(kernel, gfx, shape.dtype, shape.outdtype, shape.bias_dtype, rows, vec, shape.scale, batched)
+    vec, batched, cluster = vec_of(shape.k, shape.dtype), batches_of(shape) > 1, splits if kernel.cluster else 0
+    return Build(kernel, gfx, shape.dtype, shape.outdtype, shape.bias_dtype, rows, vec, shape.scale, batched, cluster)
 
 
 @functools.cache
@@ -81,14 +83,15 @@ def defines(build: Build) -> dict[str, int]:
         "STAGES": kernel.stages,
         "SCALE": SCALES.index(build.scale),
         "BATCHED": int(build.batched),
-        "CLUSTER": 0,
+        "CLUSTER": build.cluster,
     }
 
 
 def options(build: Build) -> list[str]:
     """The compiler's options."""
     if build.gfx.startswith("sm_"):
-        target = [f"--gpu-architecture={build.gfx}", "--std=c++17", "-default-device"]
+        specific = "a" * (build.kernel.family == "wgmma")  # instructions of this architecture alone
+        target = [f"--gpu-architecture={build.gfx}{specific}", "--std=c++17", "-default-device"]
     else:
         target = [f"--offload-arch={build.gfx}", "-std=c++17", "-O3"]
     return target + [f"-D{name}={value}" for name, value in defines(build).items()]

@@ -7,7 +7,7 @@ import math
 from tunedgemm.plugin import Shape
 
 from tunedgemm_skinny.limits import ARCHITECTURES, MAX_SPLITS, MAX_THREADS, batches_of, width_of
-from tunedgemm_skinny.names import Kernel, Rows
+from tunedgemm_skinny.names import Kernel, Rows, Tiles, Wgmma
 
 #: Rows of x of the matrix instructions that take fp8 as fp16.
 _HALVES = 8
@@ -17,6 +17,8 @@ MAX_ROWS = 8
 PIECE = 16
 #: Bytes that an asynchronous copy has at least.
 COPY = 4
+#: Elements of K of a step of the family `wgmma`, and rows of x that its programs serve.
+_WGMMA_STEP, _WGMMA_ROWS = 64, (8, 16, 32, 64)
 
 
 def ceil_div(size: int, step: int) -> int:
@@ -37,6 +39,8 @@ def vec_of(k: int, dtype: str) -> int:
 def compiled_rows(kernel: Kernel, m: int, gfx: str) -> int:
     """Rows of x that a program serves: M itself, or for matrix instructions what they have in wholes."""
     columns = ARCHITECTURES[gfx].columns
+    if isinstance(kernel, Wgmma):
+        return next(rows for rows in _WGMMA_ROWS if m <= rows)
     return m if isinstance(kernel, Rows) else ceil_div(m, columns) * columns
 
 
@@ -52,6 +56,8 @@ def grid_of(kernel: Kernel, splits: int, shape: Shape) -> tuple[int, int, int]:
 
 def span_of(kernel: Kernel, dtype: str, gfx: str) -> int:
     """Elements of K that a warp has in flight: `unroll` steps of 16 bytes for each lane, in tiles for each of its groups of four lanes."""
+    if isinstance(kernel, Wgmma):
+        return kernel.unroll * _WGMMA_STEP
     groups = ARCHITECTURES[gfx].wave if isinstance(kernel, Rows) else 4
     return kernel.unroll * piece_of(dtype) * groups
 
@@ -69,18 +75,28 @@ def held(kernel: Kernel, gfx: str) -> int:
 
 
 def shared_bytes(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> int:
-    """Dynamic shared memory of a block: the sums of its warps, float32 [warps_k][M][per_block], then x and the ring where they are."""
+    """Dynamic shared memory of a block: the ring and x where they are there, in the end the sums of its warps.
+
+    The sums are float32 [warps_k][M][pitch], the pitch being that of ``kernels/portable.h``.
+    """
     rows = compiled_rows(kernel, shape.m, gfx)
-    length = ceil_div(per_split(kernel, splits, shape, gfx) * width_of(shape.dtype), PIECE) * PIECE
+    width, span, share = width_of(shape.dtype), span_of(kernel, shape.dtype, gfx), per_split(kernel, splits, shape, gfx)
+    if isinstance(kernel, Wgmma):
+        slot = width * kernel.warps_k * span * (kernel.per_block + rows)
+        return max(kernel.stages * slot, 4 * kernel.warps_k * rows * (kernel.per_block + 4))
+    if isinstance(kernel, Rows):
+        pitch, length = kernel.per_block, ceil_div(share * width, PIECE) * PIECE
+    else:
+        pitch, step = kernel.per_block + 4, 4 * PIECE
+        length = kernel.stages * kernel.warps_k * span * width or ceil_div(share * width, step) * step
     x = rows * length if kernel.x_shared else 0
     ring = kernel.stages * kernel.unroll * held(kernel, gfx) * threads_of(kernel, gfx) * PIECE
-    sums = 4 * kernel.warps_k * rows * (kernel.per_block + (4 if not isinstance(kernel, Rows) else 0))
-    return max(sums, x + ring)
+    return max(x + ring, 4 * kernel.warps_k * rows * pitch)
 
 
-def partial_bytes(splits: int, shape: Shape) -> int:
-    """Bytes of the float32 or int32 sums of all splits, [B][splits][M][N]; none without a split."""
-    return 4 * batches_of(shape) * splits * shape.m * shape.n if splits > 1 else 0
+def partial_bytes(kernel: Kernel, splits: int, shape: Shape) -> int:
+    """Bytes of the float32 or int32 sums of all splits, [B][splits][M][N]; none without a split, and where splits meet in a cluster."""
+    return 4 * batches_of(shape) * splits * shape.m * shape.n if splits > 1 and not kernel.cluster else 0
 
 
 def registers(kernel: Kernel, shape: Shape, gfx: str) -> int:
@@ -90,6 +106,8 @@ def registers(kernel: Kernel, shape: Shape, gfx: str) -> int:
     copies they keep addresses.
     """
     architecture, rows, mine = ARCHITECTURES[gfx], compiled_rows(kernel, shape.m, gfx), held(kernel, gfx)
+    if isinstance(kernel, Wgmma):
+        return kernel.n_each * rows // 2 + 8 * kernel.n_each + 48
     parts = piece_of(shape.dtype) // vec_of(shape.k, shape.dtype)  # loads of a piece
     if kernel.stages:
         loads = 4 * mine * min(kernel.unroll, 4) + (parts - 1) * mine * kernel.unroll
@@ -111,12 +129,19 @@ def refusal(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> str:
         return f"{kernel.name} is for M <= {MAX_ROWS} (M={shape.m})"
     if threads_of(kernel, gfx) > MAX_THREADS:
         return f"{kernel.name} has blocks of {threads_of(kernel, gfx)} threads on {gfx}; {MAX_THREADS} are the most"
+    if isinstance(kernel, Wgmma) and not architecture.wgmma:
+        return f"{kernel.name} is made of instructions that {gfx} has not"
     if kernel.stages and gfx.startswith("gfx"):
         return f"{kernel.name} copies asynchronously; {gfx} cannot"
     if kernel.stages and shape.k * width_of(shape.dtype) % COPY:
         return f"asynchronous copies need K in wholes of {COPY // width_of(shape.dtype)} (K={shape.k})"
-    if isinstance(kernel, Rows) and shape.scale == "block":
+    if shape.scale == "block" and not isinstance(kernel, Tiles):
         return f"{kernel.name} sums all of K at once; scales of blocks need tiles"
+    if isinstance(kernel, Wgmma) and width_of(shape.dtype) == 1:
+        return f"{kernel.name} multiplies bf16 and fp16, not {shape.dtype}"
+    if kernel.cluster and not 2 <= splits <= architecture.cluster:
+        most = architecture.cluster
+        return f"{kernel.name} needs splitK in 2..{most} (got {splits})" if most else f"{kernel.name} needs clusters; {gfx} has none"
     if not 1 <= splits <= MAX_SPLITS:
         return f"splitK must be in 0..{MAX_SPLITS} (got {splits})"
     if (splits - 1) * per_split(kernel, splits, shape, gfx) >= shape.k:

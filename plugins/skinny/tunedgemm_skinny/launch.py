@@ -62,10 +62,10 @@ def prepare(compiler: Callable[[rtc.Interface], rtc.Compiler], solution: Solutio
     if not supports(shape, device):
         return
     try:
-        kernel, _ = resolve(solution, shape, device)
+        kernel, splits = resolve(solution, shape, device)
     except PluginError:  # bind says why
         return
-    code(build_of(kernel, shape, device.gfx), compiler(rtc.INTERFACES[device.kind]))
+    code(build_of(kernel, splits, shape, device.gfx), compiler(rtc.INTERFACES[device.kind]))
 
 
 def bind(
@@ -88,7 +88,7 @@ def bind(
     """
     try:
         kernel, splits = resolve(solution, shape, device)
-        compiled = code(build_of(kernel, shape, device.gfx), compiler(rtc.INTERFACES[device.kind]))
+        compiled = code(build_of(kernel, splits, shape, device.gfx), compiler(rtc.INTERFACES[device.kind]))
         loaded = drivers(driver.INTERFACES[device.kind])
     except PluginError as error:
         return Unsupported(str(error))
@@ -109,7 +109,7 @@ def bind(
         raise OutOfResources(f"skinny {kernel.name} on {device.gfx} needs {error}") from error
     except LaunchError as error:
         raise LaunchError(f"skinny {kernel.name} on {device.gfx}: {error}") from error
-    nbytes, launch, failed = partial_bytes(splits, shape), launch_of(function, plan), _failing(function, kernel.name)
+    nbytes, launch, failed = partial_bytes(kernel, splits, shape), launch_of(function, plan), _failing(function, kernel.name)
     count = plan.grid[0] * plan.grid[2]
     make = functools.partial(_split, count=count, nbytes=nbytes) if nbytes else _plain
     if shape.scale != "none":

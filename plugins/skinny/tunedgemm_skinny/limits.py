@@ -18,6 +18,8 @@ class Architecture:
         register_file: those of a multiprocessor or compute unit, which one block may fill.
         warps: warps that a multiprocessor or compute unit can have at a time.
         fp8: the kind of 8-bit floating-point numbers that it multiplies or converts; "" for none.
+        cluster: blocks of a cluster at most, 0 where there are none.
+        wgmma: whether it has Hopper's asynchronous matrix instructions.
     """
 
     shared_bytes: int
@@ -27,25 +29,29 @@ class Architecture:
     register_file: int
     warps: int
     fp8: str
+    cluster: int = 0
+    wgmma: bool = False
 
 
-def _nvidia(shared: int, warps: int, fp8: str = "fp8_e4m3fn") -> Architecture:
-    return Architecture(shared << 10, wave=32, columns=8, registers=255, register_file=1 << 16, warps=warps, fp8=fp8)
+def _nvidia(shared: int, warps: int, fp8: str = "fp8_e4m3fn", cluster: int = 0, *, wgmma: bool = False) -> Architecture:
+    return Architecture(
+        shared << 10, wave=32, columns=8, registers=255, register_file=1 << 16, warps=warps, fp8=fp8, cluster=cluster, wgmma=wgmma
+    )
 
 
 def _cdna(shared: int, fp8: str) -> Architecture:
     return Architecture(shared << 10, wave=64, columns=16, registers=256, register_file=1 << 17, warps=32, fp8=fp8)
 
 
-#: CUDA programming guide, table of technical specifications (shared memory per block, opt-in; resident warps); PTX ISA, cvt (e4m3x2);
-#: AMD's CDNA 2, 3 and 4 ISA guides (LDS per work-group, VGPRs, waves, FP8).
+#: CUDA programming guide, table of technical specifications (shared memory per block, opt-in; resident warps; portable size of a
+#: cluster); PTX ISA, cvt (e4m3x2); AMD's CDNA 2, 3 and 4 ISA guides (LDS per work-group, VGPRs, waves, FP8).
 ARCHITECTURES = {
     "sm_80": _nvidia(163, 64, ""),
     "sm_86": _nvidia(99, 48, ""),
     "sm_89": _nvidia(99, 48),
-    "sm_90": _nvidia(227, 64),
-    "sm_100": _nvidia(227, 64),
-    "sm_120": _nvidia(99, 48),
+    "sm_90": _nvidia(227, 64, cluster=8, wgmma=True),
+    "sm_100": _nvidia(227, 64, cluster=8),
+    "sm_120": _nvidia(99, 48, cluster=8),
     "gfx90a": _cdna(64, ""),
     "gfx942": _cdna(64, "fp8_e4m3fnuz"),
     "gfx950": _cdna(160, "fp8_e4m3fn"),

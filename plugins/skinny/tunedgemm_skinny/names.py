@@ -1,8 +1,9 @@
 """Kernel parameters and their names, both ways: a name alone says what to compile, in any process, on any day.
 
 ``rows_r1_n4w2x2u4_s``: family, revision of the sources, rows of the weight a warp (n), warps of a block along N and along K (w, x),
-steps whose loads are in flight together (u); ``s`` keeps x in shared memory. ``tiles_r1_n1w2x4u2a4``: n is 16-row tiles a warp,
-and the weight comes through a ring of four slots of u steps each (a), filled by asynchronous copies.
+steps whose loads are in flight together (u); ``s`` keeps x in shared memory. ``tiles_r1_n1w2x4u2a4_s_c``: n is 16-row tiles a warp,
+the weight comes through a ring of four slots of u steps each (a), filled by asynchronous copies, so does x (s), and the splits of K
+meet in a cluster of blocks (c).
 
 How many rows x has is no part of a name: that follows from the shape. So does the width of a load, from K.
 """
@@ -61,7 +62,7 @@ class _Block:
     def name(self: Any) -> str:
         """The text of ``kernelName``."""
         parts = f"{self.family}_r{REVISION}_n{self.n_each}w{self.warps_n}x{self.warps_k}u{self.unroll}"
-        return parts + (f"a{self.stages}" if self.stages else "") + "_s" * self.x_shared
+        return parts + (f"a{self.stages}" if self.stages else "") + "_s" * self.x_shared + "_c" * self.cluster
 
 
 @attrs.frozen(cache_hash=True)
@@ -74,6 +75,7 @@ class Rows(_Block):
         unroll: steps along K whose loads are in flight together.
         x_shared: whether x is copied to shared memory first.
         stages: slots of the ring in shared memory through which the weight comes; 0 loads it into registers.
+        cluster: whether the splits of K meet in a cluster of blocks, through its shared memory, or in global memory.
     """
 
     family: ClassVar[str] = "rows"
@@ -84,6 +86,7 @@ class Rows(_Block):
     unroll: int = _among(1, 2, 4, 8)
     x_shared: bool = attrs.field(default=False, metadata={"ladder": (False, True)})
     stages: int = _among(*_STAGES, default=0)
+    cluster: bool = attrs.field(default=False, metadata={"ladder": (False, True)})
 
 
 @attrs.frozen(cache_hash=True)
@@ -92,7 +95,8 @@ class Tiles(_Block):
 
     Attributes:
         n_each: tiles of 16 rows of the weight that a warp has.
-        warps_n, warps_k, unroll, stages: as `Rows`.
+        warps_n, warps_k, unroll, stages, cluster: as `Rows`.
+        x_shared: whether x is in shared memory for all warps of a block: through the ring too, or, where there is none, all of the split's.
     """
 
     family: ClassVar[str] = "tiles"
@@ -102,13 +106,41 @@ class Tiles(_Block):
     warps_k: int = _among(1, 2, 4, 8, 16)
     unroll: int = _among(1, 2, 4, 8)
     stages: int = _among(*_STAGES, default=0)
+    x_shared: bool = attrs.field(default=False, metadata={"ladder": (False, True)})
+    cluster: bool = attrs.field(default=False, metadata={"ladder": (False, True)})
+
+
+@attrs.frozen(cache_hash=True)
+class Wgmma(_Block):
+    """Products of Hopper's asynchronous matrix instructions: both operands in shared memory, through a ring.
+
+    Attributes:
+        n_each: tiles of 64 rows of the weight that a group of four warps has.
+        warps_n, warps_k: groups of four warps of a block along N, and along K.
+        unroll: steps of 64 elements of K that a group has in each slot.
+        stages, cluster: as `Rows`.
+    """
+
+    family: ClassVar[str] = "wgmma"
+    unit: ClassVar[int] = 64
     x_shared: ClassVar[bool] = False
+    n_each: int = _among(1, 2)
+    warps_n: int = _among(1, 2, 4)
+    warps_k: int = _among(1, 2, 4)
+    unroll: int = _among(1, 2, 4)
+    stages: int = _among(*_STAGES[1:], default=4)
+    cluster: bool = attrs.field(default=False, metadata={"ladder": (False, True)})
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return 4 * self.warps_n * self.warps_k
 
 
-Kernel = Rows | Tiles
+Kernel = Rows | Tiles | Wgmma
 
-_PATTERN = r"_n(?P<n_each>\d+)w(?P<warps_n>\d+)x(?P<warps_k>\d+)u(?P<unroll>\d+)(a(?P<stages>\d+))?"
-_PATTERNS: dict[type[Kernel], str] = {Rows: _PATTERN + r"(?P<x_shared>_s)?", Tiles: _PATTERN}
+_PATTERN = r"_n(?P<n_each>\d+)w(?P<warps_n>\d+)x(?P<warps_k>\d+)u(?P<unroll>\d+)(a(?P<stages>\d+))?(?P<x_shared>_s)?(?P<cluster>_c)?"
+FAMILIES: tuple[type[Kernel], ...] = (Rows, Tiles, Wgmma)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -118,15 +150,15 @@ def kernel_of(name: str) -> Kernel:
     Raises:
         PluginError: no kernel of this plugin's present revision has that name; the message says why.
     """
-    for kind, pattern in _PATTERNS.items():
-        found = re.fullmatch(rf"{kind.family}_r(?P<revision>\d+){pattern}", name)
+    for kind in FAMILIES:
+        found = re.fullmatch(rf"{kind.family}_r(?P<revision>\d+){_PATTERN}", name)
         if found:
             fields = {key: text for key, text in found.groupdict().items() if text is not None}
             revision = int(fields.pop("revision"))
             if revision != REVISION:
                 raise PluginError(f"skinny kernel {name!r} is of revision {revision}; this version has {REVISION}: tune again")
-            return kind(**{key: True if text.startswith("_") else int(text) for key, text in fields.items()})
+            return kind(**{key: int(text) if text.isdecimal() else True for key, text in fields.items()})
     raise PluginError(f"skinny has no kernel {name!r}; names look like {EXAMPLES}")
 
 
-EXAMPLES = f"{Rows(4, 2, 2, 4).name}, {Tiles(1, 2, 4, 2, 4).name}"
+EXAMPLES = f"{Rows(4, 2, 2, 4).name}, {Tiles(1, 2, 4, 2, 4, True, True).name}"

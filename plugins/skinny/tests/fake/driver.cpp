@@ -199,10 +199,10 @@ int find_operands(Launch &launch) {
 int check(const Launch &launch) {
     const Args &a = launch.args;
     const HostProgram &p = *launch.program;
-    const long long per_block = (p.tiles ? 16 : 1) * p.n_each * p.warps_n;
+    const long long per_block = (long long)p.rows * p.n_each * p.warps_n;
     if (a.m < 1 || a.n < 1 || a.k < 1 || a.splits < 1 || a.per_split < 1) return refuse(INVALID_VALUE, "sizes below 1");
-    if (p.tiles ? a.m > p.m : a.m != p.m) return refuse(INVALID_VALUE, "%d rows of x for a program of %d", a.m, p.m);
-    if (launch.threads != (unsigned)(p.wave * p.warps_n * p.warps_k)) return refuse(INVALID_VALUE, "%u threads for %d warps", launch.threads, p.warps_n * p.warps_k);
+    if (p.rows > 1 ? a.m > p.m : a.m != p.m) return refuse(INVALID_VALUE, "%d rows of x for a program of %d", a.m, p.m);
+    if (launch.threads != (unsigned)(p.wave * p.warps * p.warps_n * p.warps_k)) return refuse(INVALID_VALUE, "%u threads for %d warps", launch.threads, p.warps * p.warps_n * p.warps_k);
     if (launch.grid_x != (a.n + per_block - 1) / per_block) return refuse(INVALID_VALUE, "%u blocks for %lld rows by %lld", launch.grid_x, a.n, per_block);
     if (launch.grid_y != (unsigned)a.splits) return refuse(INVALID_VALUE, "a grid of %u for %d splits", launch.grid_y, a.splits);
     if (a.per_split % p.vec || a.k % p.vec) return refuse(INVALID_VALUE, "%lld of %lld elements a split in loads of %d", a.per_split, a.k, p.vec);
@@ -212,7 +212,8 @@ int check(const Launch &launch) {
     if (p.scale == 3 && a.splits > 1 && a.per_split % (p.unroll > 1 ? 128 : 64))
         return refuse(INVALID_VALUE, "splits of %lld elements cut what has one scale", a.per_split);
     if (!p.batched && launch.grid_z != 1) return refuse(INVALID_VALUE, "%u products for a program of one", launch.grid_z);
-    if (a.splits > 1 && (!a.partial || !a.counters)) return refuse(INVALID_VALUE, "%d splits without partial sums or counters", a.splits);
+    if (p.cluster && a.splits != p.cluster) return refuse(INVALID_VALUE, "%d splits for a cluster of %d", a.splits, p.cluster);
+    if (a.splits > 1 && !p.cluster && (!a.partial || !a.counters)) return refuse(INVALID_VALUE, "%d splits without partial sums or counters", a.splits);
     return SUCCESS;
 }
 

@@ -19,8 +19,8 @@ constexpr unsigned MAX_WAVE = 64, MAX_BLOCKS = 4, MAX_THREADS = 512; // at a tim
 constexpr int TRIES = 4;
 constexpr size_t STACK = 256 << 10, GUARD = 4096, MARGIN = 4096;
 
-enum Meeting { NOTHING, SHUFFLE, PRODUCT, BARRIER };
-const char *const MEETINGS[] = {"nothing", "a shuffle", "a matrix instruction", "a barrier"};
+enum Meeting { NOTHING, SHUFFLE, PRODUCT, BARRIER, CLUSTER_BARRIER };
+const char *const MEETINGS[] = {"nothing", "a shuffle", "a matrix instruction", "a barrier", "a barrier of the cluster"};
 
 struct Copy {
     void *to;
@@ -59,7 +59,7 @@ struct Random {  // splitmix64
 
 // A block that runs; its threads are the fibers from its place times their number on.
 struct Block {
-    unsigned x, y, z, at_barrier, left;
+    unsigned x, y, z, at_barrier, at_cluster, left; // of a cluster: its first block counts
     std::vector<Warp> warps;
     std::vector<unsigned char> memory;
     unsigned char *shared;
@@ -84,6 +84,7 @@ struct Machine {
 
 thread_local std::unique_ptr<Machine> machine_of_this_thread;
 Machine &machine() { return *machine_of_this_thread; }
+unsigned cluster() { return (unsigned)std::max(1, machine_of_this_thread->launch->program->cluster); }
 Block &block() { return machine().blocks[machine().current / machine().launch->threads]; }
 unsigned thread() { return machine().current % machine().launch->threads; }
 
@@ -150,16 +151,15 @@ void pause() {
     if (!_setjmp(m.fibers[m.current].place)) next();
 }
 
-// Puts the next of the grid's blocks in a place.
-void begin_block(unsigned place) {
+// Puts one of the grid's blocks in a place.
+void begin_block(unsigned place, unsigned number) {
     Machine &m = machine();
     Block &at = m.blocks[place];
-    const unsigned threads = m.launch->threads, number = m.ahead.back();
-    m.ahead.pop_back();
+    const unsigned threads = m.launch->threads;
     at.x = number % m.launch->grid_x;
     at.y = number / m.launch->grid_x % m.launch->grid_y;
     at.z = number / m.launch->grid_x / m.launch->grid_y;
-    at.at_barrier = 0;
+    at.at_barrier = at.at_cluster = 0;
     at.left = threads;
     at.warps.assign(threads / (unsigned)m.launch->program->wave, Warp{});
     at.memory.assign(m.launch->shared + 2 * MARGIN, 0xFF);
@@ -172,6 +172,13 @@ void begin_block(unsigned place) {
     }
 }
 
+// The blocks of the next cluster, which may be one block, in the places from this one on.
+void begin_cluster(unsigned place) {
+    const unsigned number = machine().ahead.back(), along_x = machine().launch->grid_x;
+    machine().ahead.pop_back();
+    for (unsigned i = 0; i < cluster(); i++) begin_block(place + i, number % along_x + (number / along_x * cluster() + i) * along_x);
+}
+
 // Shared memory lies between margins that keep their bytes.
 void end_block() {
     const Block &at = block();
@@ -180,7 +187,11 @@ void end_block() {
         if (*byte != 0xFF && (byte < at.shared || byte >= at.shared + machine().launch->shared))
             fail(ILLEGAL_ADDRESS, "the block has written beside its shared memory");
     }
-    if (!machine().ahead.empty()) begin_block(machine().current / machine().launch->threads);
+    const unsigned place = machine().current / machine().launch->threads / cluster() * cluster();
+    for (unsigned i = 0; i < cluster(); i++) {
+        if (machine().blocks[place + i].left) return;
+    }
+    if (!machine().ahead.empty()) begin_cluster(place);
 }
 
 // A thread of one block after another.
@@ -317,6 +328,28 @@ void sync_block() {
     }
 }
 
+void sync_cluster() {
+    Machine &m = machine();
+    const unsigned place = m.current / m.launch->threads / cluster() * cluster(), first = place * m.launch->threads;
+    const unsigned threads = m.launch->threads * cluster();
+    if (++m.blocks[place].at_cluster < threads) return wait(CLUSTER_BARRIER);
+    m.blocks[place].at_cluster = 0;
+    for (unsigned i = first; i < first + threads; i++) {
+        m.eager[i] = m.random.below(1 << 16);
+        if (i != m.current) m.ready.push_back(i);
+    }
+}
+
+const void *shared_of(const void *mine, unsigned number) {
+    Machine &m = machine();
+    const unsigned place = m.current / m.launch->threads / cluster() * cluster();
+    if (number >= cluster()) fail(ILLEGAL_ADDRESS, "block %u of a cluster of %u", number, cluster());
+    const ptrdiff_t offset = (const unsigned char *)mine - block().shared;
+    if (offset < 0 || offset >= m.launch->shared) fail(ILLEGAL_ADDRESS, "byte %td of shared memory, which has %u", offset, m.launch->shared);
+    if (!m.blocks[place + number].left) fail(LAUNCH_FAILED, "reads shared memory of block %u of its cluster, which has ended", number);
+    return m.blocks[place + number].shared + offset;
+}
+
 float shuffle_xor(float value, int mask) {
     Machine &m = machine();
     const int wave = m.launch->program->wave;
@@ -419,12 +452,12 @@ unsigned atomic_add_one(unsigned *counter) {
 }
 
 Outcome run_grid(Machine &m) {
-    m.ahead.resize(m.launch->grid_x * m.launch->grid_y * m.launch->grid_z);
+    m.ahead.resize(m.launch->grid_x * m.launch->grid_y * m.launch->grid_z / cluster());
     std::iota(m.ahead.begin(), m.ahead.end(), 0u);
     for (size_t i = m.ahead.size(); i > 1; i--) std::swap(m.ahead[i - 1], m.ahead[m.random.below((unsigned)i)]);
     m.ready.clear();
     m.eager.resize(m.fibers.size());
-    for (unsigned place = 0; place < m.blocks.size(); place++) begin_block(place);
+    for (unsigned place = 0; place < m.blocks.size(); place += cluster()) begin_cluster(place);
     const int came = _setjmp(m.home);
     if (!came) next();
     if (came == 1) return {SUCCESS, ""};
@@ -434,7 +467,7 @@ Outcome run_grid(Machine &m) {
 
 } // namespace
 
-const HostTable EMULATOR = {thread, block_x, block_y, block_z, grid_y, shared, sync_block, shuffle_xor, mma, atomic_add_one, load, store,
+const HostTable EMULATOR = {thread, block_x, block_y, block_z, grid_y, shared, sync_block, sync_cluster, shared_of, shuffle_xor, mma, atomic_add_one, load, store,
                             copy_async, commit_copies, await_copies};
 
 Outcome emulate(Launch &launch) {
@@ -444,7 +477,7 @@ Outcome emulate(Launch &launch) {
     m.last_operand = 0;
     m.random.state = launch.seed;
     const unsigned blocks = std::min({launch.grid_x * launch.grid_y * launch.grid_z, MAX_BLOCKS, MAX_THREADS / launch.threads});
-    m.blocks.assign(std::max(1u, blocks), Block{});
+    m.blocks.assign(std::max(1u, blocks / cluster()) * cluster(), Block{});
     while (m.fibers.size() < m.blocks.size() * launch.threads) {
         void *stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (stack == MAP_FAILED) return {OUT_OF_RESOURCES, "no memory for the stacks of so many threads"};

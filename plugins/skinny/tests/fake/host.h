@@ -6,7 +6,8 @@
 struct HostTable {
     unsigned (*thread)(), (*block_x)(), (*block_y)(), (*block_z)(), (*grid_y)();
     unsigned char *(*shared)();
-    void (*sync_block)();
+    void (*sync_block)(), (*sync_cluster)();
+    const void *(*shared_of)(const void *mine, unsigned block);
     float (*shuffle_xor)(float value, int mask);
     void (*mma)(void *c, const unsigned *a, const unsigned *b, int dtype);
     unsigned (*atomic_add_one)(unsigned *counter);
@@ -20,27 +21,37 @@ struct HostTable {
 // What a program was compiled for: the fake drivers check launches against it.
 struct HostProgram {
     const char *arch;
-    int tiles, m, n_each, warps_n, warps_k, unroll, vec, wave, x_shared, out, bias, dtype, scale, batched;
+    int rows, warps; // rows of the weight and warps of a unit of a block
+    int m, n_each, warps_n, warps_k, unroll, vec, wave, x_shared, out, bias, dtype, scale, batched, cluster;
 };
 
 #ifdef SKINNY_HOST
-#if !defined(FAMILY_rows) == !defined(FAMILY_tiles)
-#error "one of FAMILY_rows and FAMILY_tiles must be defined"
+#if defined(FAMILY_rows) + defined(FAMILY_tiles) + defined(FAMILY_wgmma) != 1
+#error "one of FAMILY_rows, FAMILY_tiles and FAMILY_wgmma must be defined"
 #endif
 #if WAVE != FAKE_WAVE
 #error "WAVE is not the width of this architecture's warps"
 #endif
-#ifdef FAMILY_tiles
-#define HOST_TILES 1
+#if defined(FAMILY_wgmma)
+#define HOST_ROWS 64
+#define HOST_WARPS 4
+#elif defined(FAMILY_tiles)
+#define HOST_ROWS 16
+#define HOST_WARPS 1
 #else
-#define HOST_TILES 0
+#define HOST_ROWS 1
+#define HOST_WARPS 1
+#endif
+#ifndef CLUSTER
+#define CLUSTER 0
 #endif
 
 extern "C" {
 extern const HostTable *host_table;
 const HostTable *host_table = nullptr;
 extern const HostProgram host_program;
-const HostProgram host_program = {FAKE_ARCH, HOST_TILES, M, N_EACH, WARPS_N, WARPS_K, UNROLL, VEC, WAVE, X_SHARED, OUT, BIAS, DTYPE, SCALE, BATCHED};
+const HostProgram host_program = {FAKE_ARCH, HOST_ROWS, HOST_WARPS, M, N_EACH, WARPS_N, WARPS_K, UNROLL, VEC, WAVE, X_SHARED, OUT, BIAS, DTYPE,
+                                  SCALE, BATCHED, CLUSTER};
 }
 // Given, though only the text of the kernels uses them.
 static_assert(UNROLL > 0 && DTYPE >= 0 && DTYPE <= 4, "UNROLL and DTYPE");
@@ -55,6 +66,10 @@ inline unsigned host_grid_y() { return host_table->grid_y(); }
 inline unsigned char *host_shared() { return host_table->shared(); }
 // Waits for all threads of the block.
 inline void host_sync_block() { host_table->sync_block(); }
+// Waits for all threads of the blocks of the cluster: those with one x.
+inline void host_sync_cluster() { host_table->sync_cluster(); }
+// What lies in the shared memory of a block of the cluster where `mine` lies in this one's.
+inline const void *host_shared_of(const void *mine, unsigned block) { return host_table->shared_of(mine, block); }
 // The value of the lane with number `lane ^ mask`; all lanes of the warp take part.
 inline float host_shuffle_xor(float value, int mask) { return host_table->shuffle_xor(value, mask); }
 // c += a b by the warp's matrix instruction, in its own layout of registers; dtype 0 is bf16, 1 fp16, 2 int8, whose c is int, 3 fp8 e4m3fn,
@@ -69,7 +84,5 @@ inline void host_store(void *to, const void *from, int bytes) { host_table->stor
 // then. Zeros where there is nothing to copy.
 inline void host_copy_async(void *shared, const void *from, int bytes, bool there) { host_table->copy_async(shared, from, bytes, there); }
 inline void host_commit_copies() { host_table->commit_copies(); }
-inline void host_sync_cluster() {}
-inline const void *host_shared_of(const void *mine, unsigned) { return mine; }
 inline void host_await_copies(int groups) { host_table->await_copies(groups); }
 #endif

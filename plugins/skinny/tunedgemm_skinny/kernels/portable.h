@@ -35,23 +35,32 @@ typedef int Sum;
 typedef float Sum;
 #endif
 
+#ifdef FAMILY_wgmma
+#define THREADS (4 * WAVE * WARPS_N * WARPS_K)
+#define EACH (64 * N_EACH)
+#define STEP 64
+#else
 #define THREADS (WAVE * WARPS_N * WARPS_K)
+#endif
 #ifdef FAMILY_tiles
 #define EACH (16 * N_EACH)  // rows of the weight that a warp has
 #define STEP (4 * PIECE)     // elements of K that a warp multiplies at once
-#else
+#elif defined(FAMILY_rows)
 #define EACH N_EACH
 #define STEP (WAVE * PIECE)
 #endif
 #define ROWS (EACH * WARPS_N)  // the same of a block: columns of the output
 #define TOGETHER (ROWS % 4 ? 1 : 4)  // columns that a thread adds up and stores at once
 
-#ifdef FAMILY_tiles
-#define X_IN_RING (X_SHARED && STAGES)
-#define PITCH (ROWS + 4)  // floats between two rows of sums: the lanes of a warp write to different banks
+#if defined(FAMILY_tiles) && X_SHARED && STAGES
+#define X_IN_RING 1
 #else
 #define X_IN_RING 0
+#endif
+#ifdef FAMILY_rows
 #define PITCH ROWS
+#else
+#define PITCH (ROWS + 4)  // floats between two rows of sums: the lanes of a warp write to different banks
 #endif
 
 struct alignas(4 * TOGETHER) Sums {
@@ -134,6 +143,26 @@ DEVICE void halves_of_fp8(u32 word, u32 *to) {
     floats_of_fp8(word, wide);
     for (int i = 0; i < 2; i++) to[i] = half_of(wide[2 * i]) | (u32)half_of(wide[2 * i + 1]) << 16;
 }
+
+#ifdef FAMILY_wgmma
+DEVICE void fence_copies() {}
+DEVICE void begin_products() {}
+DEVICE void commit_products() {}
+DEVICE void await_products() {}
+DEVICE double element_of(const unsigned char *tile, u32 row, u32 k) {
+    const u32 bits = *(const u16 *)(tile + row * 128 + (k / 8 ^ row % 8) * 16 + k % 8 * 2);
+    return DTYPE == 0 ? as_float(bits << 16) : float_of_half((u16)bits);
+}
+DEVICE void multiply_group(float *sum, const unsigned char *weight, const unsigned char *x, int part) {
+    const u32 lane = thread() % WAVE, warp = thread() / WAVE % 4;
+    for (int i = 0; i < M / 2; i++) {
+        const u32 row = 16 * warp + lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
+        double total = sum[i];
+        for (int k = 16 * part; k < 16 * part + 16; k++) total += element_of(weight, row, k) * element_of(x, column, k);
+        sum[i] = (float)total;
+    }
+}
+#endif
 
 #elif defined(__HIP__)  // -------------------------------------------------------------------------------------------------------------
 
@@ -235,7 +264,7 @@ DEVICE void floats_of_fp8(u32 word, float *to) {
 #define UNROLLED _Pragma("unroll")
 #define SHARED u8 *shared = dynamic_shared
 
-extern __shared__ __align__(16) u8 dynamic_shared[];
+extern __shared__ __align__(1024) u8 dynamic_shared[];  // as the 128-byte swizzle needs it
 
 DEVICE u32 thread() { return threadIdx.x; }
 DEVICE u32 block_x() { return blockIdx.x; }
@@ -387,6 +416,45 @@ DEVICE void floats_of_fp8(u32 word, float *to) {
     UNROLLED for (int i = 0; i < 4; i++) to[i] = float_of_half((u16)(halves[i / 2] >> 16 * (i % 2)));
 }
 
+#ifdef FAMILY_wgmma
+// What threads have copied to shared memory, for instructions that read it asynchronously.
+DEVICE void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
+DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
+DEVICE void await_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory"); }
+// PTX ISA, "Matrix descriptor": 128-byte swizzle, 1024 bytes from eight rows to the next; the 16-byte pieces of an instruction are a quarter
+// of a step's eight.
+DEVICE unsigned long long described(const unsigned char *tile, int part) {
+    return 1ull << 62 | 64ull << 32 | 1ull << 16 | (unsigned long long)(((u32)__cvta_generic_to_shared(tile) & 0x3FFFFu) >> 4) + 2u * part;
+}
+#if DTYPE == 0
+#define OPERANDS "f32.bf16.bf16"
+#else
+#define OPERANDS "f32.f16.f16"
+#endif
+#define FOUR(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
+#define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
+// Adds the products of part `part` of a step: 64 rows of the weight, M of x, 16 elements of K.
+DEVICE void multiply_group(float *sum, const unsigned char *weight, const unsigned char *x, int part) {
+    const unsigned long long left = described(weight, part), right = described(x, part);
+#if M == 8
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %6, 0; wgmma.mma_async.sync.aligned.m64n8k16." OPERANDS
+                 " {%0, %1, %2, %3}, %4, %5, add, 1, 1, 0, 0;}" : FOUR(0) : "l"(left), "l"(right), "r"(1));
+#elif M == 16
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %10, 0; wgmma.mma_async.sync.aligned.m64n16k16." OPERANDS
+                 " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, add, 1, 1, 0, 0;}" : FOUR(0), FOUR(4) : "l"(left), "l"(right), "r"(1));
+#elif M == 32
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %18, 0; wgmma.mma_async.sync.aligned.m64n32k16." OPERANDS
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, add, 1, 1, 0, 0;}"
+                 : SIXTEEN(0) : "l"(left), "l"(right), "r"(1));
+#else
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16." OPERANDS
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
+                 "%27, %28, %29, %30, %31}, %32, %33, add, 1, 1, 0, 0;}" : SIXTEEN(0), SIXTEEN(16) : "l"(left), "l"(right), "r"(1));
+#endif
+}
+#endif
+
 #endif  // -----------------------------------------------------------------------------------------------------------------------------
 
 // The piece from `k` on of the row that begins at `row`; zeros from `end` on where it is not WHOLE. `k` and `end` are multiples of VEC.
@@ -404,15 +472,19 @@ template <bool ONCE, bool WHOLE> DEVICE Eight eight_at(const Element *row, long 
     return found;
 }
 
-#if STAGES
-#if LOAD < 4 || COLUMNS == 16 && !defined(SKINNY_HOST)
-#error "copies go 4, 8 or 16 bytes at a time, and AMD has none"
+// Copies go 4, 8 or 16 bytes at a time, and AMD has none.
+#define ASYNCHRONOUS (LOAD >= 4 && COLUMNS == 8)
+#if STAGES && !ASYNCHRONOUS
+#error "no asynchronous copies"
 #endif
+#if ASYNCHRONOUS
 // The piece from `k` on, zeros from `end` on, on its way into a slot of the lane's own.
 DEVICE void begin_eight(u8 *slot, const Element *row, long long k, long long end) {
     UNROLLED for (int part = 0; part < PIECE; part += VEC) copy_async<LOAD>(slot + part * 16 / PIECE, row + k + part, k + part < end);
 }
+#endif
 
+#if STAGES
 // The COUNT rows that a lane has, through its part of a ring of STAGES slots: `use(weight, k, slot, u)` for each of the UNROLL steps of a turn,
 // `k` being the lane's own. The block's turns share what lies from `begin` to `stop`; a warp begins `offset` later, a lane `skew` later
 // still, and its elements end at `end`. Copies of a turn begin STAGES - 1 turns before it is used. `also(slot, k)` begins what all

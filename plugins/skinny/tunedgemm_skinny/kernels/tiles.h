@@ -28,7 +28,8 @@
 // What a lane works on: its rows of the weight and of x, from its group's elements on, and where they end.
 struct Work {
     const Element *rows[N_EACH][HELD], *xs[SHORT];
-    long long end;
+    const u8 *shared_x;
+    long long begin, end;
 #if SCALE == 3
     const float *x_scale, *w_scale;  // of the first row of x whose sums the lane has; of the warp's rows of the weight, all in one block
     long long blocks, stop;          // of a row of x; where the split ends
@@ -104,16 +105,53 @@ template <typename X> DEVICE void multiply_step(const Eight (*weight)[HELD], con
     }
 }
 
-// STEPS steps from `k` on, through registers; the warp goes on at `after`.
-template <int STEPS, bool WHOLE> DEVICE void advance(const Work &work, long long k, long long after, Scales &scales, Sum (*sum)[SHORT][4]) {
+// STEPS steps from `k` on, through registers; the warp goes on at `after`. `ready` waits for x where that is on its way to shared memory.
+template <int STEPS, bool WHOLE, typename Ready>
+DEVICE void advance(const Work &work, long long k, long long after, Scales &scales, Sum (*sum)[SHORT][4], Ready ready) {
     Eight weight[STEPS][N_EACH][HELD];
     UNROLLED for (int u = 0; u < STEPS; u++)
         UNROLLED for (int t = 0; t < N_EACH; t++)
             UNROLLED for (int h = 0; h < HELD; h++) weight[u][t][h] = eight_at<true, WHOLE>(work.rows[t][h], k + u * STEP, work.end);
+    ready();
     UNROLLED for (int u = 0; u < STEPS; u++) {
         if (u * STEP % BLOCK == 0) next_scales(work, scales, u * STEP + BLOCK < STEPS * STEP ? k + u * STEP + BLOCK : after);
-        multiply_step(weight[u], scales, sum, [&](int s) { return eight_at<false, WHOLE>(work.xs[s], k + u * STEP, work.end); });
+        multiply_step(weight[u], scales, sum, [&](int s) {
+#if X_SHARED
+            return *(const Eight *)(work.shared_x + ((k - work.begin) / STEP + u) * (SHORT * WAVE * 16) + s * (WAVE * 16));
+#else
+            return eight_at<false, WHOLE>(work.xs[s], k + u * STEP, work.end);
+#endif
+        });
     }
+}
+
+#if X_SHARED && !STAGES
+// x of the split on its way to shared memory, [steps of K][SHORT] tiles, each in the order in which the lanes of a warp read it.
+DEVICE void begin_x(const Args &args, u8 *shared, long long begin, long long end) {
+    const u32 pieces = (u32)((end - begin + STEP - 1) / STEP) * (SHORT * WAVE);
+    for (u32 piece = thread(); piece < pieces; piece += THREADS) {
+        const u32 lane = piece % WAVE, row = piece / WAVE % SHORT * COLUMNS + LANE_ROW;
+        const long long k = begin + (long long)(piece / (WAVE * SHORT)) * STEP + LANE_GROUP * PIECE;
+        if (row >= (u32)args.m) continue;  // the products with others go nowhere
+        const Element *from = (const Element *)args.x + row * args.k;
+#if ASYNCHRONOUS
+        begin_eight(shared + piece * 16, from, k, end);
+#else
+        *(Eight *)(shared + piece * 16) = eight_at<false, false>(from, k, end);
+#endif
+    }
+#if ASYNCHRONOUS
+    commit_copies();
+#endif
+}
+#endif
+
+// x is there, for all threads of the block.
+DEVICE void await_x() {
+#if ASYNCHRONOUS
+    await_copies<0>();
+#endif
+    sync_block();
 }
 
 extern "C" KERNEL void skinny(Args args) {
@@ -122,11 +160,13 @@ extern "C" KERNEL void skinny(Args args) {
     args = batch_of(args);
 #endif
     const u32 lane = thread() % WAVE, warp = thread() / WAVE, along_k = warp % WARPS_K, along_n = warp / WARPS_K;
-    const long long first = (long long)block_x() * ROWS + along_n * EACH + LANE_ROW;
     const long long begin = block_y() * args.per_split, limit = begin + args.per_split, end = limit < args.k ? limit : args.k;
     Sum *sums = (Sum *)shared;
     Work work;  // beyond the last row the last one again: its products go nowhere
+    work.begin = begin;
     work.end = end - PIECE * LANE_GROUP;
+    work.shared_x = shared + 16 * lane;
+    const long long first = (long long)block_x() * ROWS + along_n * EACH + LANE_ROW;
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) {
         const long long row = first + 16 * t + 8 * h;
         work.rows[t][h] = (const Element *)args.weight + (row < args.n ? row : args.n - 1) * args.k + PIECE * LANE_GROUP;
@@ -135,10 +175,10 @@ extern "C" KERNEL void skinny(Args args) {
         const int row = COLUMNS * s + (int)LANE_ROW;
         work.xs[s] = (const Element *)args.x + (row < args.m ? row : args.m - 1) * args.k + PIECE * LANE_GROUP;
     }
+    const long long span = UNROLL * STEP;
 
     Sum sum[N_EACH][SHORT][4];
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) sum[t][s][i] = 0;
-    const long long span = UNROLL * STEP;
     Scales scales;
 #if SCALE == 3
     const long long own = COLUMNS == 8 ? 2 * (lane % 4) : lane % 16, row = (long long)block_x() * ROWS + along_n * EACH;
@@ -172,15 +212,24 @@ extern "C" KERNEL void skinny(Args args) {
         multiply_step((const Eight (*)[HELD])weight, scales, sum, [&](int s) { return eight_at<false, false>(work.xs[s], k, work.end); });
     });
 #else
+    bool waits = X_SHARED;
+    const auto ready = [&] {
+        if (waits) await_x();
+        waits = false;
+    };
+#if X_SHARED
+    begin_x(args, shared, begin, end);
+#endif
     for (long long k = begin + along_k * span; k < end; k += WARPS_K * span) {
         if (k + span <= end)
-            advance<UNROLL, true>(work, k, k + WARPS_K * span, scales, sum);
+            advance<UNROLL, true>(work, k, k + WARPS_K * span, scales, sum, ready);
         else
-            for (long long tail = k; tail < end; tail += STEP) advance<1, false>(work, tail, tail + STEP, scales, sum);
+            for (long long tail = k; tail < end; tail += STEP) advance<1, false>(work, tail, tail + STEP, scales, sum, ready);
     }
+    ready();
 #endif
 
-    if (STAGES) sync_block();  // the sums lie where the ring was
+    if (STAGES || X_SHARED) sync_block();  // the sums lie where the ring and x were
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) {
 #if COLUMNS == 8
         const u32 row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;

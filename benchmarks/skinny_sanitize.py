@@ -1,0 +1,276 @@
+"""Run kernels of the plugin `skinny` under NVIDIA's compute-sanitizer: addresses (memcheck) and races in shared memory (racecheck).
+
+::
+
+    python benchmarks/skinny_sanitize.py [--tool memcheck racecheck] [--op OP ...] [--most N] [--list]
+
+Tiny products with tails of every op that the plugin covers. Of what the plugin lists for them, and of the neighbours of that, so many
+solutions are taken that each pair of properties of each family occurs: every parameter of a kernel's name at its first value and beyond,
+with a split and without. A parameter that is new counts like the others.
+
+Each tool first has to find the errors of a kernel that is wrong on purpose. Then all cases run in one child process; if it is not
+clean, its halves do, down to single cases. One line a case; exit 1 where one is at fault, 2 where there is no tool or no GPU.
+``--list`` prints the cases, for the device that is present or an H200, and needs neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import itertools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import attrs
+import torch
+from tunedgemm.device import Device, current_device
+from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.launcher import Launcher
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.testing.launching import Case as Checked
+from tunedgemm.testing.shapes import shapes_of
+from tunedgemm_skinny import driver, rtc, skinny
+from tunedgemm_skinny.build import ENTRY
+from tunedgemm_skinny.names import kernel_of
+
+#: What `--list` is for where there is no GPU.
+H200 = Device("sm_90", 132, "nvidia-h200")
+#: M, N and K: rows for every family, rows of the weight that fill no block, a K with tails of every width of a load.
+SIZES = ((3, 37, 1048), (8, 50, 1001), (1, 33, 1030), (17, 37, 1096), (61, 50, 2100))
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+#: Steps of `refine` from what is listed: some parameters go with others only.
+STEPS = 3
+#: Where CUDA's tools lie below a toolkit's folder.
+PLACES = ("bin/compute-sanitizer", "compute-sanitizer/compute-sanitizer")
+SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)", re.MULTILINE)
+FINDING = re.compile(r"^=+ (?!COMPUTE-SANITIZER|.*SUMMARY)(\S.*)", re.MULTILINE)
+#: Exit statuses of a child that the tool or the child itself ends with.
+FOUND, WRONG = 99, 3
+SECONDS = 500
+CONTROL = "control"
+#: Reads what another warp of the block may not have written yet, and writes one element beyond its output.
+PLANTED = """
+extern "C" __global__ void %s(float *out) {
+    __shared__ float values[64];
+    values[threadIdx.x] = (float)threadIdx.x;
+    out[threadIdx.x + 1] = values[63 - threadIdx.x];
+}
+"""
+
+
+@attrs.frozen
+class Case:
+    """A solution of a shape, and its place in the list of all cases."""
+
+    shape: Shape
+    solution: Solution
+    place: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.shape} {self.solution}"
+
+
+def properties(case: Case) -> set[tuple[object, ...]]:
+    """What makes a case worth running: each pair of parameters, first value or beyond; the shape's dtypes and tail."""
+    kernel, shape = kernel_of(case.solution.kernel_name), case.shape
+    beyond: dict[str, bool] = {"split": case.solution.split_k > 0}
+    for field in attrs.fields(type(kernel)):
+        value = getattr(kernel, field.name)
+        beyond[field.name] = value != field.metadata.get("ladder", (type(value)(),))[0]
+    pairs = itertools.combinations(sorted(beyond.items()), 2)
+    width = next(width for width in (8, 4, 2, 1) if shape.k % width == 0)
+    plain = {(name, getattr(shape, name)) for name in ("dtype", "outdtype", "bias_dtype", "scale", "layout")}
+    return {(shape.op, kernel.family, *told) for told in (*pairs, *plain, ("width", width), ("rows", shape.m))}
+
+
+def tiny_shapes(op: str, device: Device) -> Iterator[Shape]:
+    """Tiny shapes with tails in all the dtypes that an op's examples have, those that the plugin takes."""
+    kinds = {attrs.evolve(shape, m=1, n=1, k=1): shape for shape in shapes_of(op)}
+    for shape, (m, n, k) in itertools.product(kinds.values(), SIZES):
+        try:
+            tiny = attrs.evolve(shape, m=m, n=n, k=k)
+        except ShapeError:  # the op restricts its sizes
+            continue
+        if skinny.supports(tiny, device):
+            yield tiny
+
+
+def listed(shape: Shape, device: Device) -> list[Solution]:
+    """What the plugin lists for a shape, and some of what is up to three steps of its `refine` away: splits of small products are."""
+    found = dict.fromkeys(skinny.enumerate_solutions(shape, device))
+    kinds = {frozenset(properties(Case(shape, solution))): solution for solution in found}
+    for _ in range(STEPS):
+        near = dict.fromkeys(near for solution in kinds.values() for near in skinny.refine(solution, shape, device) if near not in found)
+        found |= near
+        kinds = {frozenset(properties(Case(shape, solution))): solution for solution in near}
+    return list(found)
+
+
+def chosen(ops: Iterable[str], device: Device, most: int) -> list[Case]:
+    """For each op the fewest cases, about, that have all properties between them; *most* at most."""
+    cases: list[Case] = []
+    for op in ops:
+        found = dict.fromkeys(Case(shape, solution) for shape in tiny_shapes(op, device) for solution in listed(shape, device))
+        having = {case: properties(case) for case in found}
+        missing = set().union(*having.values())
+        for _ in range(most):
+            if not missing:
+                break
+            best = max(having, key=lambda case: len(having[case] & missing))
+            missing -= having[best]
+            cases.append(attrs.evolve(best, place=len(cases)))
+    return cases
+
+
+def sanitizer() -> str | None:
+    """The file of compute-sanitizer: on PATH, in the toolkit that the environment names, in the usual folders; None where it is nowhere."""
+    if found := shutil.which("compute-sanitizer"):
+        return found
+    named = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    usual = [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]
+    files = (folder / place for folder in (*named, *usual) for place in PLACES)
+    return next((str(file) for file in files if os.access(file, os.X_OK) and file.is_file()), None)
+
+
+@attrs.frozen
+class Child:
+    """A child process under a tool.
+
+    Attributes:
+        file: of compute-sanitizer.
+        tool: which of its tools.
+        again: the arguments that make the same list of cases.
+    """
+
+    file: str
+    tool: str
+    again: tuple[str, ...]
+
+    def command(self, told: str) -> list[str]:
+        """Its command line; *told* are the places of cases, or `CONTROL`."""
+        options = ["--tool", self.tool, "--error-exitcode", str(FOUND), "--report-api-errors", "no", "--kernel-name", f"kns={ENTRY}"]
+        return [self.file, *options, sys.executable, str(Path(__file__).resolve()), *self.again, "--child", told]
+
+    def fault(self, told: str) -> str:
+        """What is wrong in a run; "" for a clean one."""
+        # Each tensor in an allocation of its own, so that memcheck knows its end.
+        environment, pipe = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, subprocess.PIPE
+        options = {"env": environment, "stdout": pipe, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        with subprocess.Popen(self.command(told), **options) as process:
+            try:
+                output, _ = process.communicate(timeout=SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # the tool and what runs under it
+                return f"not done after {SECONDS} s"
+        return fault_of(output, process.returncode)
+
+
+def fault_of(output: str, status: int) -> str:
+    """What a tool and the process under it say, in a line; "" where there were no errors and all cases were right."""
+    counts = SUMMARY.findall(output)
+    if not counts:
+        return f"no summary, status {status}: {' '.join(output.split()[-40:])}"
+    if any(map(int, counts)):
+        finding = FINDING.search(output)
+        return f"{counts[-1]} found: {finding[1] if finding else 'it does not say what'}"
+    lines = [line for line in output.splitlines() if line and not line.startswith("=")]
+    return f"status {status}: {lines[-1] if lines else 'it says nothing'}" if status else ""
+
+
+def halved(cases: Sequence[Case], fault: Callable[[str], str]) -> Iterator[tuple[Case, str]]:
+    """Each case with what is wrong with it; *fault* asks for some at once, by their places."""
+    found = fault(",".join(str(case.place) for case in cases))
+    if not found or len(cases) == 1:
+        yield from ((case, found) for case in cases)
+        return
+    half = len(cases) // 2
+    yield from halved(cases[:half], fault)
+    yield from halved(cases[half:], fault)
+
+
+def run(case: Case, device: Device) -> str:
+    """In a child: launch a case twice, for a split has to leave its counters as it found them; what is wrong with the outputs."""
+    op = op_named(case.shape.op)
+    try:
+        operands = op.make_inputs(case.shape, device.torch_device, 0)
+    except OperandError as error:
+        return f"no operands: {error}"
+    launcher = skinny.bind(case.solution, case.shape, device)
+    if not isinstance(launcher, Launcher):
+        return f"it does not bind: {launcher}"
+    given = [getattr(operand, "plain", operand) for operand in operands]
+    checked = Checked(case.shape, device, op, operands, op.reference(case.shape, operands), (), ())
+    faults = [checked.fault(launcher.call(*given)) for _ in range(2)]
+    torch.cuda.synchronize()
+    return next(filter(None, faults), "")
+
+
+def run_control(device: Device) -> None:
+    """In a child: launch the kernel that is wrong on purpose."""
+    code = rtc.loaded(rtc.NVRTC).compile(PLANTED % ENTRY, "control.cpp", [f"--gpu-architecture={device.gfx}"])
+    out, loaded = torch.zeros(64, device=device.torch_device), driver.loaded(driver.CUDA)
+    function = driver.function_of(loaded, code, ENTRY, device.index)
+    pointer = ctypes.c_void_p(out.data_ptr())
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))
+    loaded.call("launch", device.index, function.address, 1, 1, 1, 64, 1, 1, 0, None, parameters, None)
+    torch.cuda.synchronize()
+
+
+def child(told: str, cases: Sequence[Case], device: Device) -> int:
+    """What a child does: the cases with these places, or the control."""
+    if told == CONTROL:
+        run_control(device)
+        return 0
+    for place in map(int, told.split(",")):
+        if fault := run(cases[place], device):
+            print(f"{cases[place]}: {fault}")
+            return WRONG
+    return 0
+
+
+def main() -> int:
+    """Choose the cases, run them under each tool, print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tool", nargs="+", choices=TOOLS, default=["memcheck", "racecheck"])
+    parser.add_argument("--op", nargs="+", choices=skinny.OPS, default=list(skinny.OPS))
+    parser.add_argument("--most", type=int, default=40, help="cases of an op at most (default: 40)")
+    parser.add_argument("--list", action="store_true", help="print the cases and end")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    present = current_device()
+    device = present if present.kind == "nvidia" else H200
+    cases = chosen(arguments.op, device, arguments.most)
+    if arguments.list:
+        print(*cases, sep="\n")
+        return 0
+    file = sanitizer()
+    if file is None and not arguments.child:
+        parser.error("compute-sanitizer is neither on PATH nor below CUDA_HOME or /usr/local/cuda; it comes with the CUDA toolkit")
+    if present.kind != "nvidia":
+        parser.error("there is no NVIDIA GPU; --list shows the cases without one")
+    if arguments.child:
+        return child(arguments.child, cases, device)
+    bad = 0
+    for tool in arguments.tool:
+        under = Child(str(file), tool, ("--op", *arguments.op, "--most", str(arguments.most)))
+        if tool in ("memcheck", "racecheck"):
+            found = under.fault(CONTROL)
+            print(f"{tool} control: {found or 'nothing found in a kernel that is wrong on purpose'}", flush=True)
+            bad += " found: " not in found
+        for case, fault in halved(cases, under.fault):
+            print(f"{tool} {case}: {fault or 'ok'}", flush=True)
+            bad += bool(fault)
+    print(f"{device}: {len(cases)} cases under {', '.join(arguments.tool)}, {bad} at fault")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

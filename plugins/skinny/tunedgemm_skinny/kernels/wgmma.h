@@ -1,0 +1,78 @@
+// Family `wgmma`, for up to 64 rows of x: each group of four warps multiplies N_EACH tiles of 64 rows of the weight with all of x by Hopper's
+// asynchronous matrix instructions, which read both operands from shared memory.
+//
+// The weight is the left operand, as in `tiles`. A step is 64 elements of K: 128 bytes of each row, whose 16-byte pieces lie exchanged by the
+// row's number (the 128-byte swizzle of the instruction's descriptors). All threads of a block copy both operands into a ring of STAGES
+// slots; a slot has the UNROLL steps of a turn for each of the WARPS_K groups along K.
+
+#define DEEP (WARPS_K * UNROLL)       // steps of a slot
+#define WEIGHT_BYTES (ROWS * 128)     // of a step
+#define X_BYTES (M * 128)
+#define SLOT_BYTES (DEEP * (WEIGHT_BYTES + X_BYTES))
+// Eight threads copy a row's 128 bytes. Rows that a thread has a part of, and steps that the threads cover at once.
+#define ROWS_EACH (8 * ROWS > THREADS ? 8 * ROWS / THREADS : 1)
+#define STEPS_AT_ONCE (THREADS > 8 * ROWS ? THREADS / (8 * ROWS) : 1)
+
+extern "C" KERNEL void skinny(Args args) {
+    SHARED;
+#if BATCHED
+    args = batch_of(args);
+#endif
+    const u32 lane = thread() % WAVE, warp = thread() / WAVE % 4, group = thread() / (4 * WAVE), along_k = group % WARPS_K, along_n = group / WARPS_K;
+    const long long begin = block_y() * args.per_split, limit = begin + args.per_split, end = limit < args.k ? limit : args.k;
+    const long long turn = DEEP * STEP;
+    float *sums = (float *)shared;
+
+    const u32 chunk = thread() % 8, row_of = thread() / 8 % ROWS, step_of = thread() / 8 / ROWS;
+    const u16 *rows[ROWS_EACH];  // beyond the last row the last one again: its products go nowhere
+    UNROLLED for (int r = 0; r < ROWS_EACH; r++) {
+        const long long row = (long long)block_x() * ROWS + row_of + r * (THREADS / 8);
+        rows[r] = (const u16 *)args.weight + (row < args.n ? row : args.n - 1) * args.k;
+    }
+    int filled = 0, used = 0;
+    const auto fill = [&](long long at) {
+        unsigned char *const slot = shared + filled * SLOT_BYTES, *const x_slot = slot + DEEP * WEIGHT_BYTES;
+        if (at < end) {
+            UNROLLED for (u32 step = step_of; step < DEEP; step += STEPS_AT_ONCE) UNROLLED for (int r = 0; r < ROWS_EACH; r++) {
+                const u32 row = row_of + r * (THREADS / 8);
+                begin_eight(slot + step * WEIGHT_BYTES + row * 128 + (chunk ^ row % 8) * 16, rows[r], at + step * STEP + chunk * 8, end);
+            }
+            UNROLLED for (u32 place = thread() / 8; place < DEEP * M; place += THREADS / 8) {
+                const u32 row = place % M, step = place / M;
+                if (row < (u32)args.m)  // the products with others go nowhere
+                    begin_eight(x_slot + step * X_BYTES + row * 128 + (chunk ^ row % 8) * 16, (const u16 *)args.x + row * args.k, at + step * STEP + chunk * 8, end);
+            }
+        }
+        commit_copies();
+        filled = filled == STAGES - 1 ? 0 : filled + 1;
+    };
+
+    float sum[N_EACH][M / 2];
+    UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int i = 0; i < M / 2; i++) sum[t][i] = 0.0f;
+    UNROLLED for (int stage = 0; stage < STAGES - 1; stage++) fill(begin + stage * turn);
+    for (long long at = begin; at < end; at += turn) {
+        await_copies<STAGES - 2>();
+        fence_copies();
+        sync_block();  // the copies of all are there, and nobody reads the slot that is filled next
+        const unsigned char *const slot = shared + used * SLOT_BYTES;
+        if (at + along_k * (UNROLL * STEP) < end) {
+            begin_products();
+            UNROLLED for (int u = 0; u < UNROLL; u++) {
+                const u32 step = along_k * UNROLL + u;
+                UNROLLED for (int part = 0; part < 4; part++) UNROLLED for (int t = 0; t < N_EACH; t++)
+                    multiply_group(sum[t], slot + step * WEIGHT_BYTES + (along_n * EACH + 64 * t) * 128, slot + DEEP * WEIGHT_BYTES + step * X_BYTES, part);
+            }
+            commit_products();
+        }
+        fill(at + (STAGES - 1) * turn);
+        await_products();
+        used = used == STAGES - 1 ? 0 : used + 1;
+    }
+
+    sync_block();  // the sums lie where the ring was
+    UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int i = 0; i < M / 2; i++) {
+        const u32 row = 64 * t + 16 * warp + lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
+        sums[(along_k * M + column) * PITCH + along_n * EACH + row] = sum[t][i];
+    }
+    finish(args, sums);
+}
