@@ -17,7 +17,7 @@ from tunedgemm.plugin import LaunchError, Shape, Solution
 from tunedgemm_skinny import rtc
 from tunedgemm_skinny.build import Build, build_of, code, defines, options, source
 from tunedgemm_skinny.limits import ARCHITECTURES
-from tunedgemm_skinny.names import Rows, Tiles
+from tunedgemm_skinny.names import FAMILIES, Rows, Tiles, Wgmma
 
 SHAPE = Shape("a16w16", 3, 48, 64, epilogue="bias", bias_dtype="fp32", outdtype="fp16")
 BUILD = build_of(Rows(2, 1, 1, 1), 1, Shape("a16w16", 2, 8, 64), "sm_90")
@@ -71,12 +71,13 @@ def test_what_a_program_is_told() -> None:
 
 def test_every_macro_of_the_sources_is_given() -> None:
     """What the sources test or use in capitals, and do not define themselves, is given by every build or by the compiler."""
-    machine = {"SKINNY_HOST", "COLUMNS", "STEPS"}
-    for kernel in (Rows(1, 1, 1, 1), Tiles(1, 1, 1, 1)):
+    machine = {"SKINNY_HOST", "COLUMNS", "STEPS", "BYTES"}
+    families = {f"FAMILY_{family.family}" for family in FAMILIES}
+    for kernel in (Rows(1, 1, 1, 1), Tiles(1, 1, 1, 1), Wgmma(1, 1, 1, 1)):
         text = source(kernel.family)
         conditions = "\n".join(line.split("//")[0] for line in text.splitlines() if line.startswith(("#if", "#elif")))
         own = set(re.findall(r"#define (\w+)", text))
-        tested = set(re.findall(r"\b[A-Z]\w+", conditions)) - own - machine - {"FAMILY_rows", "FAMILY_tiles"}
+        tested = set(re.findall(r"\b[A-Z]\w+", conditions)) - own - machine - families
         assert {"DTYPE", "BIAS", "OUT"} <= tested <= set(defines(build_of(kernel, 1, SHAPE, "sm_90")))
         assert "#include" not in text, "run-time compilers have no headers"
 
@@ -93,6 +94,7 @@ def test_one_build_serves_every_n_and_split() -> None:
     assert [build_of(kernel, 1, Shape("a16w16", m, 8, 8), "sm_90").rows for m in (1, 3, 8)] == [1, 3, 8]
     tiles = Tiles(1, 1, 1, 1)
     assert [build_of(tiles, 1, Shape("a16w16", m, 8, 8), "sm_90").rows for m in (1, 8, 9, 64)] == [8, 8, 16, 64]
+    assert [build_of(Wgmma(1, 1, 1, 1), 1, Shape("a16w16", m, 8, 8), "sm_90").rows for m in (1, 9, 17, 33)] == [8, 16, 32, 64]
     assert [build_of(tiles, 1, Shape("a16w16", m, 8, 8), "gfx950").rows for m in (1, 16, 17, 64)] == [16, 16, 32, 64]
 
 
@@ -102,6 +104,19 @@ def test_a_build_is_checked(field: str, value: str) -> None:
     with pytest.raises(ValueError, match=field):
         attrs.evolve(BUILD, **{field: value})
     assert {build_of(Rows(1, 1, 1, 1), 1, SHAPE, gfx).gfx for gfx in ARCHITECTURES} == set(ARCHITECTURES)
+
+
+def test_splits_of_a_cluster_are_compiled_in() -> None:
+    """A program whose splits meet in a cluster has their number; one whose splits meet in global memory serves any."""
+    shape = Shape("a16w16", 4, 64, 4096)
+    assert [build_of(Tiles(1, 1, 1, 1, cluster=True), splits, shape, "sm_90").cluster for splits in (2, 8)] == [2, 8]
+    assert build_of(Tiles(1, 1, 1, 1), 2, shape, "sm_90") == build_of(Tiles(1, 1, 1, 1), 8, shape, "sm_90")
+
+
+def test_instructions_of_one_architecture_need_its_own_target() -> None:
+    """wgmma is in sm_90a alone; what else is compiled for sm_90 runs on whatever is compatible with it."""
+    assert options(build_of(Wgmma(1, 1, 1, 1), 1, SHAPE, "sm_90"))[0] == "--gpu-architecture=sm_90a"
+    assert options(build_of(Tiles(1, 1, 1, 1), 1, SHAPE, "sm_90"))[0] == "--gpu-architecture=sm_90"
 
 
 @both
@@ -161,7 +176,7 @@ import sys
 from tunedgemm.plugin import Shape
 from tunedgemm_skinny import rtc
 from tunedgemm_skinny.build import build_of, code
-from tunedgemm_skinny.names import Rows
+from tunedgemm_skinny.names import FAMILIES, Rows, Tiles, Wgmma
 compiler = rtc.bind_functions(rtc.NVRTC, sys.argv[1])
 sys.stdin.readline()
 print(len(code(build_of(Rows(2, 1, 1, 1), 1, Shape("a16w16", 2, 8, 64), "sm_90"), compiler)))

@@ -97,7 +97,7 @@ def test_rings_and_clusters(machine: Any, programs: Any, dtype: str, family: str
 @pytest.mark.parametrize("stages", [0, 2, 3])
 def test_scales_of_blocks(machine: Any, programs: Any, given: dict[str, Any], stages: int) -> None:
     """Each 128 of K is scaled by its own scales of x and of the weight, in whatever turn of whatever warp it is, through a ring or not."""
-    if machine.wave == 64 and "cluster" in given or stages and (machine.wave == 64 or given["vec"] < 4):
+    if (machine.wave == 64 and "cluster" in given) or (stages and (machine.wave == 64 or given["vec"] < 4)):
         pytest.skip("AMD has no clusters, and a ring needs copies of 4 bytes at least, which AMD has not")
     made = program(programs, machine.wave, "tiles", dtype=BYTES[machine.wave][-1], scale="block", stages=stages, **given)
     assert faults(machine, programs, made) == []

@@ -283,8 +283,8 @@ def test_too_few_resources_are_told_with_the_kernels_name(fake: ModuleType, over
 
 
 def test_large_shared_memory_is_used(backends: dict[str, Any], over: ModuleType) -> None:
-    """x of 64 KiB lies in shared memory on an H200; an MI300X has no room for it, and says so."""
-    shape, name = Shape("a16w16", 8, 9, 4096), Rows(1, 2, 1, 1, True).name
+    """x of 72 KiB lies in shared memory on an H200; an MI300X has no room for it, and says so."""
+    shape, name = Shape("a16w16", 8, 9, 4608), Rows(1, 2, 1, 1, True).name
     assert not over.fault(backends["nvidia"], shape, name)
     assert "bytes of shared memory; gfx942 has 65536" in over.refused(backends["amd"], name, shape)
 

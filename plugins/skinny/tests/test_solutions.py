@@ -12,7 +12,7 @@ from tunedgemm_skinny import skinny
 from tunedgemm_skinny.cost import cost_of
 from tunedgemm_skinny.fit import grid_of, per_split, refusal, registers, shared_bytes, span_of, vec_of
 from tunedgemm_skinny.limits import ARCHITECTURES
-from tunedgemm_skinny.names import REVISION, Rows, Tiles, kernel_of
+from tunedgemm_skinny.names import REVISION, Rows, Tiles, Wgmma, kernel_of
 from tunedgemm_skinny.solutions import MOST, SPLITS
 
 DEVICES = [Device(gfx, 120) for gfx in ARCHITECTURES]
@@ -120,7 +120,7 @@ def test_neighbours_differ_in_one_parameter_and_fit(device: Device) -> None:
                 assert len(changed) == 1
                 assert not refusal(kernel, other.split_k or 1, shape, device.gfx)
                 moved.update(changed)
-    assert moved == {"n_each", "warps_n", "warps_k", "unroll", "x_shared", "splits"} | ({"stages"} if device is H200 else set())
+    assert moved == {"n_each", "warps_n", "warps_k", "unroll", "x_shared", "splits"} | ({"stages", "cluster"} if device is H200 else set())
 
 
 def test_no_neighbours_of_what_is_not_ours() -> None:
@@ -138,7 +138,13 @@ def test_no_neighbours_of_what_is_not_ours() -> None:
         (Rows(1, 1, 1, 1), 2, Shape("a16w16", 1, 64, 256), "sm_90", "fewer than splitK=2 parts of whole steps of 256"),
         (Rows(1, 1, 1, 1), 2, Shape("a16w16", 1, 64, 512), "gfx942", "whole steps of 512"),
         (Tiles(1, 1, 1, 2), 3, Shape("a16w16", 1, 64, 128), "sm_90", "whole steps of 64"),
-        (Tiles(4, 4, 4, 1), 1, Shape("a16w16", 64, 4096, 4096), "sm_90", "262144 bytes of shared memory; sm_90 has 232448"),
+        (Tiles(4, 4, 4, 1), 1, Shape("a16w16", 64, 4096, 4096), "sm_90", "266240 bytes of shared memory; sm_90 has 232448"),
+        (Tiles(1, 1, 1, 1, cluster=True), 9, Shape("a16w16", 4, 64, 4096), "sm_90", "needs splitK in 2..8 (got 9)"),
+        (Rows(1, 1, 1, 1, cluster=True), 1, Shape("a16w16", 4, 64, 4096), "sm_90", "needs splitK in 2..8 (got 1)"),
+        (Rows(1, 1, 1, 1, cluster=True), 2, Shape("a16w16", 4, 64, 4096), "sm_80", "needs clusters; sm_80 has none"),
+        (Wgmma(1, 1, 1, 1), 1, Shape("a16w16", 4, 64, 4096), "sm_100", "made of instructions that sm_100 has not"),
+        (Wgmma(1, 1, 1, 1), 1, Shape("a16w16", 4, 64, 4095), "sm_90", "need an even K (K=4095)"),
+        (Wgmma(2, 4, 1, 4, 4), 1, Shape("a16w16", 4, 64, 4096), "sm_90", "bytes of shared memory"),
         (Rows(1, 1, 1, 1, True), 1, Shape("a16w16", 8, 4096, 16384), "sm_90", "shared memory"),
         (Rows(1, 1, 1, 1, stages=2), 1, Shape("a16w16", 1, 64, 64), "gfx942", "gfx942 cannot"),
         (Tiles(1, 1, 1, 1, stages=2), 1, Shape("a16w16", 1, 64, 63), "sm_90", "K in wholes of 2 (K=63)"),
