@@ -88,7 +88,13 @@ def test_one_build_serves_every_n_and_split() -> None:
     builds = {build_of(kernel, 1, Shape("a16w16", 4, n, k), "sm_90") for n in (1, 333, 8192) for k in (8, 4096, 8200)}
     assert len(builds) == 1
     assert {build_of(kernel, 1, Shape("a16w16", 4, 8, k), "sm_90").vec for k in (8, 12, 10, 9)} == {8, 4, 2, 1}
-    assert {build_of(kernel, 1, Shape("a8w8", 4, 8, k, dtype="int8"), "sm_90").vec for k in (48, 8, 12, 10, 9)} == {16, 8, 4, 2, 1}
+    assert {build_of(kernel, 1, Shape("a8w8", 4, 8, k, dtype="int8", outdtype="bf16"), "sm_90").vec for k in (48, 8, 12, 10, 9)} == {
+        16,
+        8,
+        4,
+        2,
+        1,
+    }
     batches = {build_of(kernel, 1, Shape("batched_bf16", 4, 8, 8, extra={"B": number}), "sm_90").batched for number in (2, 3, 64)}
     assert batches == {True}
     assert [build_of(kernel, 1, Shape("a16w16", m, 8, 8), "sm_90").rows for m in (1, 3, 8)] == [1, 3, 8]

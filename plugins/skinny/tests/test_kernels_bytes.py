@@ -88,7 +88,7 @@ def test_scales_of_tensors_and_rows(machine: Any, programs: Any, dtype: str, fam
 @pytest.mark.parametrize("dtype", BYTES[32])
 @pytest.mark.parametrize(("family", "given"), RINGS, ids=str)
 def test_rings_and_clusters(machine: Any, programs: Any, dtype: str, family: str, given: dict[str, Any]) -> None:
-    """A weight of 8 bits that comes through a ring of asynchronous copies is the same weight; splits meet in clusters as they do in memory."""
+    """A weight of 8 bits that comes through a ring of asynchronous copies is the same; splits meet in clusters as in memory."""
     assert faults(machine, programs, program(programs, 32, family, dtype=dtype, **given)) == []
 
 

@@ -143,7 +143,7 @@ def test_no_neighbours_of_what_is_not_ours() -> None:
         (Rows(1, 1, 1, 1, cluster=True), 1, Shape("a16w16", 4, 64, 4096), "sm_90", "needs splitK in 2..8 (got 1)"),
         (Rows(1, 1, 1, 1, cluster=True), 2, Shape("a16w16", 4, 64, 4096), "sm_80", "needs clusters; sm_80 has none"),
         (Wgmma(1, 1, 1, 1), 1, Shape("a16w16", 4, 64, 4096), "sm_100", "made of instructions that sm_100 has not"),
-        (Wgmma(1, 1, 1, 1), 1, Shape("a16w16", 4, 64, 4095), "sm_90", "need an even K (K=4095)"),
+        (Wgmma(1, 1, 1, 1), 1, Shape("a16w16", 4, 64, 4095), "sm_90", "need K in wholes of 2 (K=4095)"),
         (Wgmma(2, 4, 1, 4, 4), 1, Shape("a16w16", 4, 64, 4096), "sm_90", "bytes of shared memory"),
         (Rows(1, 1, 1, 1, True), 1, Shape("a16w16", 8, 4096, 16384), "sm_90", "shared memory"),
         (Rows(1, 1, 1, 1, stages=2), 1, Shape("a16w16", 1, 64, 64), "gfx942", "gfx942 cannot"),
