@@ -18,6 +18,7 @@ class Architecture:
         register_file: those of a multiprocessor or compute unit, which one block may fill.
         warps: warps that a multiprocessor or compute unit can have at a time.
         cluster: blocks of a cluster at most, 0 where there are none.
+        overlaps: whether a kernel may begin while the one before it ends (programmatic dependent launch).
         wgmma: whether it has Hopper's asynchronous matrix instructions.
     """
 
@@ -28,11 +29,22 @@ class Architecture:
     register_file: int
     warps: int
     cluster: int = 0
+    overlaps: bool = False
     wgmma: bool = False
 
 
 def _nvidia(shared: int, warps: int, cluster: int = 0, *, wgmma: bool = False) -> Architecture:
-    return Architecture(shared << 10, wave=32, columns=8, registers=255, register_file=1 << 16, warps=warps, cluster=cluster, wgmma=wgmma)
+    return Architecture(
+        shared << 10,
+        wave=32,
+        columns=8,
+        registers=255,
+        register_file=1 << 16,
+        warps=warps,
+        cluster=cluster,
+        overlaps=cluster > 0,
+        wgmma=wgmma,
+    )
 
 
 def _cdna(shared: int) -> Architecture:
