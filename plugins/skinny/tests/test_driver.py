@@ -120,6 +120,7 @@ int cuModuleGetFunction(void) { return 0; }
 int cuFuncGetAttribute(void) { return 0; }
 int cuFuncSetAttribute(void) { return 201; }
 int cuLaunchKernel(void) { return 0; }
+int cuLaunchKernelEx(void) { return 0; }
 int cuGetErrorString(int status, const char **text) { *text = "no context"; return 0; }
 int told_device(void) { return retained; }
 int told_failures(void) { return failures; }

@@ -25,6 +25,7 @@ from tunedgemm_skinny.native import Plan, by_ctypes
 SOURCE = Path(native.__file__).with_name("shim.c")
 HIGH = 1 << 63
 PLAN = Plan(grid=(3, 5, 1), threads=96, shared=1234, n=HIGH - 7, k=HIGH - 9, m=64, splits=5, per_split=HIGH - 11)
+OVERLAPPING = attrs.evolve(PLAN, overlaps=True)
 ADDRESSES = (HIGH + 1, HIGH + 2, 3, 4, HIGH + 5, 6, 7, HIGH + 8, 9)
 #: Without the scales, the last two.
 UNSCALED = ADDRESSES[:7]
@@ -35,12 +36,20 @@ ways = pytest.mark.parametrize("way", ["extension", "ctypes"])
 RECORDER = """
 #include <string.h>
 typedef struct { void *pointer[8]; long long n, k; int m, splits; long long per_split; } Args;
-typedef struct { void *function; unsigned grid[3], block[3], shared; void *stream; Args args; int extra; } Note;
+typedef struct { void *function; unsigned grid[3], block[3], shared; void *stream; Args args; int extra, attribute, value; } Note;
 static __thread Note note;
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                    void *stream, void **parameters, void **extra) {
-    note = (Note){function, {gx, gy, gz}, {bx, by, bz}, shared, stream, *(Args *)parameters[0], extra != 0};
+    note = (Note){function, {gx, gy, gz}, {bx, by, bz}, shared, stream, *(Args *)parameters[0], extra != 0, 0, 0};
     return (int)((size_t)stream % 1000);
+}
+typedef struct { unsigned grid[3], block[3], shared; void *stream; int *attributes; unsigned count; } Config; /* CUlaunchConfig */
+int cuLaunchKernelEx(const Config *config, void *function, void **parameters, void **extra) {
+    const int id = config->count == 1 ? config->attributes[0] : -1, value = config->count == 1 ? config->attributes[2] : -1;
+    note = (Note){function, {0}, {0}, config->shared, config->stream, *(Args *)parameters[0], extra != 0, id, value};
+    memcpy(note.grid, config->grid, sizeof note.grid);
+    memcpy(note.block, config->block, sizeof note.block);
+    return (int)((size_t)config->stream % 1000);
 }
 const Note *told(void) { return &note; }
 int cuModuleLoadData(void) { return 0; }
@@ -65,7 +74,7 @@ class Note(ctypes.Structure):
 
     _fields_ = [
         ("function", ctypes.c_uint64), ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("shared", ctypes.c_uint32),
-        ("stream", ctypes.c_uint64), ("args", Args), ("extra", ctypes.c_int32),
+        ("stream", ctypes.c_uint64), ("args", Args), ("extra", ctypes.c_int32), ("attribute", ctypes.c_int32), ("value", ctypes.c_int32),
     ]  # fmt: skip
 
 
@@ -88,7 +97,7 @@ def launching(way: str, function: Any, plan: Plan = PLAN) -> native.Launch:
     return native.by_extension(function, plan) if way == "extension" else by_ctypes(function, plan)
 
 
-def faults(launch: native.Launch, told: Any, addresses: tuple[int, ...] = ADDRESSES) -> list[str]:
+def faults(launch: native.Launch, told: Any, addresses: tuple[int, ...] = ADDRESSES, overlaps: bool = False) -> list[str]:
     """What of a launch does not reach its place."""
     status, note = launch(*addresses), told().contents
     args = note.args
@@ -97,6 +106,8 @@ def faults(launch: native.Launch, told: Any, addresses: tuple[int, ...] = ADDRES
         "block": (tuple(note.block), (96, 1, 1)), "shared": (note.shared, 1234), "stream": (note.stream, ADDRESSES[0]),
         "pointers": (tuple(args.pointers), (*addresses[1:], 0, 0)[:8]), "n": (args.n, PLAN.n), "k": (args.k, PLAN.k), "m": (args.m, 64),
         "splits": (args.splits, 5), "per_split": (args.per_split, PLAN.per_split), "extra": (note.extra, 0),
+        # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        "attribute": ((note.attribute, note.value), (6, 1) if overlaps else (0, 0)),
     }  # fmt: skip
     return [f"{name}: {got} instead of {wanted}" for name, (got, wanted) in found.items() if got != wanted]
 
@@ -107,6 +118,12 @@ def test_every_argument_reaches_its_place(way: str, recorder: Any) -> None:
     launch = launching(way, recorder.function)
     assert not faults(launch, recorder.told)
     assert not faults(launch, recorder.told, UNSCALED)
+
+
+@extension
+def test_a_kernel_may_begin_while_the_one_before_it_ends(recorder: Any) -> None:
+    """The driver is told so, and everything else as without."""
+    assert not faults(native.by_extension(recorder.function, OVERLAPPING), recorder.told, overlaps=True)
 
 
 @ways
@@ -133,7 +150,7 @@ def test_threads_share_a_launch(way: str, recorder: Any) -> None:
 @extension
 def test_the_extension_checks_what_it_is_given() -> None:
     """Wrong numbers and kinds of arguments raise, and an object that was not made is not launched."""
-    made = native._extension.Launch(1, 1, (1, 1, 1), 32, 0, PLAN.sizes, None)
+    made = native._extension.Launch(1, 1, (1, 1, 1), 32, 0, PLAN.sizes, False, None)
     with pytest.raises(TypeError, match=r"takes 7 or 9 addresses \(got 3\)"):
         made.launch(1, 2, 3)
     with pytest.raises(TypeError, match=r"\(got 8\)"):
@@ -143,7 +160,7 @@ def test_the_extension_checks_what_it_is_given() -> None:
     with pytest.raises(OverflowError):
         made.launch(*[-1] * 7)
     with pytest.raises(ValueError, match=r"have 32 bytes \(got 31\)"):
-        native._extension.Launch(1, 1, (1, 1, 1), 32, 0, bytes(31), None)
+        native._extension.Launch(1, 1, (1, 1, 1), 32, 0, bytes(31), False, None)
     with pytest.raises(TypeError, match="no keywords"):
         native._extension.Launch(launch=1)
     with pytest.raises(TypeError):
@@ -163,12 +180,12 @@ def test_the_owner_lives_as_long_as_the_launch() -> None:
 
     first, second = Owner(), Owner()
     told = weakref.ref(first), weakref.ref(second)
-    made = native._extension.Launch(1, 1, (1, 1, 1), 32, 0, PLAN.sizes, first)
+    made = native._extension.Launch(1, 1, (1, 1, 1), 32, 0, PLAN.sizes, False, first)
     launch = made.launch
     del first, made
     gc.collect()
     assert told[0]() is not None
-    launch.__self__.__init__(1, 1, (1, 1, 1), 32, 0, PLAN.sizes, second)
+    launch.__self__.__init__(1, 1, (1, 1, 1), 32, 0, PLAN.sizes, False, second)
     del second
     gc.collect()
     assert told[0]() is None
@@ -185,6 +202,13 @@ CHANGES = [
     ("self->threads, 1, 1", "self->threads, 2, 1"),
     ("self->shared, stream,", "0, stream,"),
     ("self->shared, stream,", "self->shared, NULL,"),
+    (
+        "self->shared,\n                                           stream,",
+        "self->shared,\n                                           NULL,",
+    ),
+    ("{OVERLAPPING, 0, 1, {0}}", "{OVERLAPPING, 1, 0, {0}}"),
+    ("stream, &attribute, 1}", "stream, &attribute, 0}"),
+    ("self->grid[2]}, {self->threads, 1, 1}", "self->grid[1]}, {self->threads, 1, 1}"),
     ("parameters, NULL);", "parameters, parameters);"),
     ("(void *)(uintptr_t)PyLong_AsUnsignedLongLong(args[i + 1])", "(void *)(uintptr_t)PyLong_AsUnsignedLongLong(args[i])"),
     ("PyLong_AsUnsignedLongLong(args[0])", "PyLong_AsUnsignedLongLong(args[1])"),
@@ -228,6 +252,7 @@ def test_each_part_of_the_extension_matters(recorder: Any, includes: str, tmp_pa
         monkeypatch.setattr(native, "_extension", compiled(source.replace(text, other) if text else source, includes, folder))
         launch = native.by_extension(recorder.function, PLAN)
         found = faults(launch, recorder.told) + faults(launch, recorder.told, UNSCALED)
+        found += faults(native.by_extension(recorder.function, OVERLAPPING), recorder.told, overlaps=True)
         assert text or not found
         unseen += [(text, other)] if text and not found else []
     assert not unseen
@@ -238,7 +263,7 @@ def test_other_threads_run_while_a_launch_waits() -> None:
     """A launch that waits, here for a fifth of a second in place of a full queue, does not hold the interpreter up."""
     libc = ctypes.CDLL(None)
     wait = ctypes.cast(libc.usleep, ctypes.c_void_p).value  # takes what is the function for microseconds
-    launch = native._extension.Launch(wait, 200_000, (1, 1, 1), 32, 0, PLAN.sizes, None).launch
+    launch = native._extension.Launch(wait, 200_000, (1, 1, 1), 32, 0, PLAN.sizes, False, None).launch
     ticks, span = [], []
 
     def work() -> None:

@@ -54,6 +54,7 @@ CUDA = Interface(
         "get": ("cuFuncGetAttribute", (_INTS, _INT, _POINTER)),
         "set": ("cuFuncSetAttribute", (_POINTER, _INT, _INT)),
         "launch": ("cuLaunchKernel", _LAUNCH),
+        "launch overlapping": ("cuLaunchKernelEx", (_POINTER, _POINTER, _HANDLE, _HANDLE)),
     },
     error="cuGetErrorString",
     asks_for_shared=True,

@@ -24,7 +24,7 @@ from tunedgemm.plugin import (
 from tunedgemm_skinny import driver, rtc
 from tunedgemm_skinny.build import ENTRY, build_of, code
 from tunedgemm_skinny.fit import grid_of, partial_bytes, per_split, refusal, shared_bytes, threads_of
-from tunedgemm_skinny.limits import supports
+from tunedgemm_skinny.limits import ARCHITECTURES, supports
 from tunedgemm_skinny.names import Kernel, kernel_of
 from tunedgemm_skinny.native import Launch, Plan, launch_of
 from tunedgemm_skinny.solutions import choices
@@ -101,6 +101,7 @@ def bind(
         m=shape.m,
         splits=splits,
         per_split=per_split(kernel, splits, shape, device.gfx),
+        overlaps=ARCHITECTURES[device.gfx].overlaps,
     )
     try:
         function = driver.function_of(loaded, compiled, ENTRY, device.index)

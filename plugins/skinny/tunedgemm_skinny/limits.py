@@ -19,6 +19,7 @@ class Architecture:
         warps: warps that a multiprocessor or compute unit can have at a time.
         fp8: the kind of 8-bit floating-point numbers that it multiplies or converts; "" for none.
         cluster: blocks of a cluster at most, 0 where there are none.
+        overlaps: whether a kernel may begin while the one before it ends (programmatic dependent launch).
         wgmma: whether it has Hopper's asynchronous matrix instructions.
     """
 
@@ -30,12 +31,22 @@ class Architecture:
     warps: int
     fp8: str
     cluster: int = 0
+    overlaps: bool = False
     wgmma: bool = False
 
 
 def _nvidia(shared: int, warps: int, fp8: str = "fp8_e4m3fn", cluster: int = 0, *, wgmma: bool = False) -> Architecture:
     return Architecture(
-        shared << 10, wave=32, columns=8, registers=255, register_file=1 << 16, warps=warps, fp8=fp8, cluster=cluster, wgmma=wgmma
+        shared << 10,
+        wave=32,
+        columns=8,
+        registers=255,
+        register_file=1 << 16,
+        warps=warps,
+        fp8=fp8,
+        cluster=cluster,
+        overlaps=cluster > 0,
+        wgmma=wgmma,
     )
 
 

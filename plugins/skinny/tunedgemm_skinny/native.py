@@ -38,6 +38,7 @@ class Plan:
         grid: blocks along the three axes.
         threads: of a block.
         shared: bytes of dynamic shared memory.
+        overlaps: whether the kernel may begin while the one before it ends; it waits by itself for what that has written.
         n, k, m, splits, per_split: what the kernel is told; see ``Args`` in ``kernels/portable.h``.
     """
 
@@ -49,6 +50,7 @@ class Plan:
     m: int
     splits: int
     per_split: int
+    overlaps: bool = False
 
     @property
     def sizes(self) -> bytes:
@@ -63,14 +65,13 @@ def launch_of(function: Function, plan: Plan) -> Launch:
 
 def by_extension(function: Function, plan: Plan) -> Launch:
     """Through `shim.c`."""
-    made = _extension.Launch(
-        function.driver.address("launch"), function.address, plan.grid, plan.threads, plan.shared, plan.sizes, function
-    )  # fmt: skip
+    address = function.driver.address("launch overlapping" if plan.overlaps else "launch")
+    made = _extension.Launch(address, function.address, plan.grid, plan.threads, plan.shared, plan.sizes, plan.overlaps, function)
     return made.launch  # type: ignore[no-any-return]
 
 
 def by_ctypes(function: Function, plan: Plan) -> Launch:
-    """Through ctypes."""
+    """Through ctypes, one kernel after the other."""
     call, address, (x, y, z), threads, shared = function.driver.functions["launch"], function.address, plan.grid, plan.threads, plan.shared
     args, sizes, pointer = struct.Struct(f"={_POINTERS}Q{_SIZES.size}s"), plan.sizes, ctypes.c_void_p
 

@@ -17,11 +17,25 @@
 typedef int (*launch_fn)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                          unsigned block_z, unsigned shared, void *stream, void **parameters, void **extra);
 
+/* CUlaunchConfig and CUlaunchAttribute (cuda.h), for kernels that may begin while the one before them ends. */
+#define OVERLAPPING 6 /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
+typedef struct {
+    int id, padding, value, rest[15];
+} Attribute;
+typedef struct {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    Attribute *attributes;
+    unsigned count;
+} Config;
+typedef int (*launch_ex_fn)(const Config *config, void *function, void **parameters, void **extra);
+
 typedef struct {
     PyObject_HEAD
-    launch_fn launch;
+    void *launch;
     void *function;
     unsigned grid[3], threads, shared;
+    int overlaps; /* launch is a launch_ex_fn, else a launch_fn */
     unsigned char sizes[SIZES];
     PyObject *owner; /* keeps the function alive */
 } Launch;
@@ -31,18 +45,21 @@ static int launch_init(Launch *self, PyObject *args, PyObject *kwargs) {
     unsigned grid[3], threads, shared;
     const char *sizes;
     Py_ssize_t bytes;
+    int overlaps;
     PyObject *owner, *before;
     if (kwargs != NULL && PyDict_Size(kwargs) > 0) {
         PyErr_SetString(PyExc_TypeError, "Launch takes no keywords");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "KK(III)IIy#O", &launch, &function, &grid[0], &grid[1], &grid[2], &threads, &shared, &sizes, &bytes, &owner))
+    if (!PyArg_ParseTuple(args, "KK(III)IIy#pO", &launch, &function, &grid[0], &grid[1], &grid[2], &threads, &shared, &sizes, &bytes, &overlaps,
+                          &owner))
         return -1;
     if (bytes != SIZES) {
         PyErr_Format(PyExc_ValueError, "the sizes have %d bytes (got %zd)", SIZES, bytes);
         return -1;
     }
-    self->launch = (launch_fn)(uintptr_t)launch;
+    self->launch = (void *)(uintptr_t)launch;
+    self->overlaps = overlaps;
     self->function = (void *)(uintptr_t)function;
     memcpy(self->grid, grid, sizeof self->grid);
     self->threads = threads;
@@ -79,8 +96,14 @@ static PyObject *launch_launch(Launch *self, PyObject *const *args, Py_ssize_t c
     }
     memcpy(values.sizes, self->sizes, SIZES);
     Py_BEGIN_ALLOW_THREADS
-    status = self->launch(self->function, self->grid[0], self->grid[1], self->grid[2], self->threads, 1, 1, self->shared, stream,
-                          parameters, NULL);
+    if (self->overlaps) {
+        Attribute attribute = {OVERLAPPING, 0, 1, {0}};
+        Config config = {{self->grid[0], self->grid[1], self->grid[2]}, {self->threads, 1, 1}, self->shared, stream, &attribute, 1};
+        status = ((launch_ex_fn)self->launch)(&config, self->function, parameters, NULL);
+    } else {
+        status = ((launch_fn)self->launch)(self->function, self->grid[0], self->grid[1], self->grid[2], self->threads, 1, 1, self->shared,
+                                           stream, parameters, NULL);
+    }
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(status);
 }
@@ -100,7 +123,7 @@ static PyMethodDef launch_methods[] = {
 };
 
 static PyType_Slot launch_slots[] = {
-    {Py_tp_doc, "Launch(launch_function, function, (grid_x, grid_y, grid_z), threads, shared_bytes, sizes, owner)"},
+    {Py_tp_doc, "Launch(launch_function, function, (grid_x, grid_y, grid_z), threads, shared_bytes, sizes, overlaps, owner)"},
     {Py_tp_init, launch_init},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_dealloc, launch_dealloc},

@@ -176,6 +176,13 @@ extern "C" KERNEL void skinny(Args args) {
         work.xs[s] = (const Element *)args.x + (row < args.m ? row : args.m - 1) * args.k + PIECE * LANE_GROUP;
     }
     const long long span = UNROLL * STEP;
+    if (LANE_GROUP == 0)  // 128 bytes are two steps
+        UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++)
+            for (int u = 0; u < UNROLL * (STAGES ? STAGES - 1 : 1); u += UNROLL > 1 ? 2 : 1) {
+                const long long k = begin + (u / UNROLL * WARPS_K + along_k) * span + u % UNROLL * STEP;
+                if (k < end) prefetch(work.rows[t][h] + k);
+            }
+    await_earlier();
 
     Sum sum[N_EACH][SHORT][4];
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) sum[t][s][i] = 0;

@@ -29,6 +29,11 @@ extern "C" KERNEL void skinny(Args args) {
         const long long row = (long long)block_x() * ROWS + row_of + r * (THREADS / 8);
         rows[r] = (const u16 *)args.weight + (row < args.n ? row : args.n - 1) * args.k;
     }
+    if (chunk == 0)
+        for (u32 step = step_of; step < (STAGES - 1) * DEEP; step += STEPS_AT_ONCE)
+            UNROLLED for (int r = 0; r < ROWS_EACH; r++) if (begin + step * STEP < end) prefetch(rows[r] + begin + step * STEP);
+    await_earlier();
+
     int filled = 0, used = 0;
     const auto fill = [&](long long at) {
         unsigned char *const slot = shared + filled * SLOT_BYTES, *const x_slot = slot + DEEP * WEIGHT_BYTES;
