@@ -116,8 +116,8 @@ def registers(kernel: Kernel, shape: Shape, gfx: str) -> int:
     if isinstance(kernel, Rows):
         return rows * (kernel.n_each + 4) + loads + 2 * mine + 32
     tiles = rows // architecture.columns
-    # Of blocks the scales of two for each row of x whose sums a lane has, and x of some steps.
-    blocks = 4 * tiles + 6 * tiles * max(kernel.unroll - 2, 0) if shape.scale == "block" else 0
+    # With scales of blocks those of each row of x whose sums a lane has, and, from L1, x of some steps.
+    blocks = (4 if kernel.x_shared else 12 + 4 * max(kernel.unroll - 4, 0)) * tiles if shape.scale == "block" else 0
     widened = 8 * (mine + 1) if shape.dtype.startswith("fp8") and architecture.columns == _HALVES else 0  # fp8 as fp16
     return 4 * kernel.n_each * tiles + loads + widened + blocks + 2 * (mine + tiles) + 32
 

@@ -32,32 +32,38 @@ struct Work {
     long long begin, end;
 #if SCALE == 3
     const float *x_scale, *w_scale;  // of the first row of x whose sums the lane has; of the warp's rows of the weight, all in one block
-    long long blocks, stop;          // of a row of x; where the split ends
+    long long stop;                  // where the split ends
+    u32 blocks;                      // of a row of x
     int left;                        // rows of x from the lane's first one on
 #endif
 };
 
-// The scales of a block of K: of what is multiplied, and of what comes next, so that nobody waits for them.
+// The scales of a block of K: of what is multiplied, and for few rows of x of what comes next, so that nobody waits for them. Of many
+// rows they would take too many registers.
+#define SCALES_AHEAD (SHORT <= 2)
 struct Scales {
 #if SCALE == 3
-    float x[SHORT][OWN], weight, next_x[SHORT][OWN], next_weight;
+    float x[SHORT][OWN], weight;
 #endif
 };
 
-// Those that were loaded become those that are used; those at `k` are loaded, zeros from the end on.
-DEVICE void next_scales(const Work &work, Scales &scales, long long k) {
+// Those at `k`, zeros from the end on.
+DEVICE void load_scales(const Work &work, Scales &scales, long long k) {
 #if SCALE == 3
     const bool there = k < work.stop;
-    const long long block = k / BLOCK;
-    scales.weight = scales.next_weight;
-    scales.next_weight = there ? scale_at(work.w_scale, block) : 0.0f;
-    UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < OWN; i++) {
-        scales.x[s][i] = scales.next_x[s][i];
-        scales.next_x[s][i] = there && COLUMNS * s + i < work.left ? scale_at(work.x_scale, (COLUMNS * s + i) * work.blocks + block) : 0.0f;
-    }
+    const u32 block = (u32)(k / BLOCK);
+    scales.weight = there ? scale_at(work.w_scale, block) : 0.0f;
+    UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < OWN; i++)
+        scales.x[s][i] = there && COLUMNS * s + i < work.left ? scale_at(work.x_scale, (u32)(COLUMNS * s + i) * work.blocks + block) : 0.0f;
 #else
     (void)work, (void)scales, (void)k;
 #endif
+}
+
+// Before the step at `k`, the first of a block; the next block begins at `after`.
+DEVICE void next_scales(const Work &work, Scales (&scales)[2], long long k, long long after) {
+    if (SCALES_AHEAD) scales[0] = scales[1];
+    load_scales(work, SCALES_AHEAD ? scales[1] : scales[0], SCALES_AHEAD ? after : k);
 }
 
 // A piece as the instructions take it, two words each.
@@ -107,15 +113,15 @@ template <typename X> DEVICE void multiply_step(const Eight (*weight)[HELD], con
 
 // STEPS steps from `k` on, through registers; the warp goes on at `after`. `ready` waits for x where that is on its way to shared memory.
 template <int STEPS, bool WHOLE, typename Ready>
-DEVICE void advance(const Work &work, long long k, long long after, Scales &scales, Sum (*sum)[SHORT][4], Ready ready) {
+DEVICE void advance(const Work &work, long long k, long long after, Scales (&scales)[2], Sum (*sum)[SHORT][4], Ready ready) {
     Eight weight[STEPS][N_EACH][HELD];
     UNROLLED for (int u = 0; u < STEPS; u++)
         UNROLLED for (int t = 0; t < N_EACH; t++)
             UNROLLED for (int h = 0; h < HELD; h++) weight[u][t][h] = eight_at<true, WHOLE>(work.rows[t][h], k + u * STEP, work.end);
     ready();
     UNROLLED for (int u = 0; u < STEPS; u++) {
-        if (u * STEP % BLOCK == 0) next_scales(work, scales, u * STEP + BLOCK < STEPS * STEP ? k + u * STEP + BLOCK : after);
-        multiply_step(weight[u], scales, sum, [&](int s) {
+        if (u * STEP % BLOCK == 0) next_scales(work, scales, k + u * STEP, u * STEP + BLOCK < STEPS * STEP ? k + u * STEP + BLOCK : after);
+        multiply_step(weight[u], scales[0], sum, [&](int s) {
 #if X_SHARED
             return *(const Eight *)(work.shared_x + ((k - work.begin) / STEP + u) * (SHORT * WAVE * 16) + s * (WAVE * 16));
 #else
@@ -186,15 +192,15 @@ extern "C" KERNEL void skinny(Args args) {
 
     Sum sum[N_EACH][SHORT][4];
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) sum[t][s][i] = 0;
-    Scales scales;
+    Scales scales[2];
 #if SCALE == 3
     const long long own = COLUMNS == 8 ? 2 * (lane % 4) : lane % 16, row = (long long)block_x() * ROWS + along_n * EACH;
-    work.blocks = (args.k + BLOCK - 1) / BLOCK;
+    work.blocks = (u32)((args.k + BLOCK - 1) / BLOCK);
     work.x_scale = (const float *)args.x_scale + own * work.blocks;
     work.w_scale = (const float *)args.w_scale + (row < args.n ? row : args.n - 1) / BLOCK * work.blocks;
     work.stop = end;
     work.left = args.m - (int)own;
-    next_scales(work, scales, begin + along_k * span);
+    load_scales(work, scales[1], begin + along_k * span);
 #endif
 #if X_IN_RING
     // A slot of x: [WARPS_K][UNROLL][SHORT] steps of a tile, in the order in which the lanes of a warp read them.
@@ -210,13 +216,13 @@ extern "C" KERNEL void skinny(Args args) {
     };
     const u8 *const x_mine = x_ring + (along_k * UNROLL * SHORT * WAVE + lane) * 16;
     through_ring<N_EACH * HELD>(shared, work.rows[0], begin, end, along_k * span, 0, work.end, begin_x, [&](const Eight *weight, long long k, int slot, int u) {
-        if (u * STEP % BLOCK == 0) next_scales(work, scales, u * STEP + BLOCK < span ? k + BLOCK : k - u * STEP + WARPS_K * span);
-        multiply_step((const Eight (*)[HELD])weight, scales, sum, [&](int s) { return *(const Eight *)(x_mine + (slot * pieces + (u * SHORT + s) * WAVE) * 16); });
+        if (u * STEP % BLOCK == 0) next_scales(work, scales, k, u * STEP + BLOCK < span ? k + BLOCK : k - u * STEP + WARPS_K * span);
+        multiply_step((const Eight (*)[HELD])weight, scales[0], sum, [&](int s) { return *(const Eight *)(x_mine + (slot * pieces + (u * SHORT + s) * WAVE) * 16); });
     });
 #elif STAGES
     through_ring<N_EACH * HELD>(shared, work.rows[0], begin, end, along_k * span, 0, work.end, [](int, long long) {}, [&](const Eight *weight, long long k, int, int u) {
-        if (u * STEP % BLOCK == 0) next_scales(work, scales, u * STEP + BLOCK < span ? k + BLOCK : k - u * STEP + WARPS_K * span);
-        multiply_step((const Eight (*)[HELD])weight, scales, sum, [&](int s) { return eight_at<false, false>(work.xs[s], k, work.end); });
+        if (u * STEP % BLOCK == 0) next_scales(work, scales, k, u * STEP + BLOCK < span ? k + BLOCK : k - u * STEP + WARPS_K * span);
+        multiply_step((const Eight (*)[HELD])weight, scales[0], sum, [&](int s) { return eight_at<false, false>(work.xs[s], k, work.end); });
     });
 #else
     bool waits = X_SHARED;
