@@ -83,7 +83,7 @@ class Program:
     @property
     def span(self) -> int:
         """Elements of K that all warps of a block take in one turn."""
-        return self.unroll * self.warps_k * {"rows": self.piece * self.wave, "tiles": 4 * self.piece, "wgmma": 64}[self.family]
+        return self.unroll * self.warps_k * {"rows": self.piece * self.wave, "tiles": 4 * self.piece, "wgmma": 8 * self.piece}[self.family]
 
     @property
     def piece(self) -> int:
@@ -108,7 +108,7 @@ class Program:
         """Bytes of dynamic shared memory: the ring and x where they lie there, in the end the sums of all warps."""
         sums = 4 * self.warps_k * self.m * (self.per_block + (0 if self.family == "rows" else 4))
         if self.family == "wgmma":
-            return max(sums, self.stages * 2 * self.span * (self.per_block + self.m))
+            return max(sums, self.stages * (16 // self.piece) * self.span * (self.per_block + self.m))
         length = up(per_split, self.piece) if self.family == "rows" else self.stages * self.span or up(per_split, 4 * self.piece)
         held = 2 if self.family == "tiles" and self.wave == 32 else 1  # rows of a tile that a lane has
         ring = 16 * self.stages * self.unroll * self.n_each * held * self.threads
@@ -192,7 +192,8 @@ def normal(program: Program, m: int, n: int, k: int, splits: int = 1, seed: int 
 
 def split(program: Program, k: int, splits: int) -> int:
     """Elements of K of each of so many splits; with scales of blocks whole blocks, or steps of 64 where each step has its own scales."""
-    return up(-(-k // splits), min(BLOCK, 64 * program.unroll) if program.scale == "block" else program.vec)
+    steps = BLOCK if program.family == "wgmma" else min(BLOCK, 64 * program.unroll)
+    return up(-(-k // splits), steps if program.scale == "block" else program.vec)
 
 
 #: The beginning of the tests' own kernels.

@@ -43,6 +43,9 @@ RINGS: list[tuple[str, dict[str, Any]]] = [
     ("rows", {"scale": "row", "vec": 4, "m": 3, "n_each": 2, "warps_k": 2, "cluster": 2, "bias": "fp32"}),
     ("rows", {"scale": "row", "vec": 8, "m": 2, "warps_k": 4, "unroll": 4, "stages": 4, "x_shared": True}),
     ("rows", {"scale": "row", "vec": 4, "m": 3, "n_each": 2, "warps_n": 2, "stages": 3}),
+    ("wgmma", {"scale": "tensor", "vec": 16, "m": 8, "stages": 2}),
+    ("wgmma", {"scale": "row", "vec": 4, "m": 16, "n_each": 2, "unroll": 2, "stages": 3, "out": "fp32", "bias": "bf16"}),
+    ("wgmma", {"scale": "row", "vec": 8, "m": 8, "warps_n": 2, "warps_k": 2, "stages": 2, "cluster": 3, "batched": True}),
 ]
 BLOCKS: list[dict[str, Any]] = [
     {"vec": 16},
@@ -101,6 +104,21 @@ def test_scales_of_blocks(machine: Any, programs: Any, given: dict[str, Any], st
         pytest.skip("AMD has no clusters, and a ring needs copies of 4 bytes at least, which AMD has not")
     made = program(programs, machine.wave, "tiles", dtype=BYTES[machine.wave][-1], scale="block", stages=stages, **given)
     assert faults(machine, programs, made) == []
+
+
+@nvidia
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"m": 8, "vec": 16, "stages": 2},
+        {"m": 16, "vec": 8, "n_each": 2, "warps_n": 2, "stages": 3, "unroll": 2, "out": "fp32"},
+        {"m": 8, "vec": 4, "warps_k": 2, "stages": 2, "cluster": 2},
+    ],
+    ids=str,
+)
+def test_scales_of_blocks_of_groups(machine: Any, programs: Any, given: dict[str, Any]) -> None:
+    """Warps that multiply together scale each 128 of K as those do that multiply alone."""
+    assert faults(machine, programs, program(programs, 32, "wgmma", dtype="fp8_e4m3fn", scale="block", **given)) == []
 
 
 @both

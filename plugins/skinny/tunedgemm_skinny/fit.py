@@ -7,7 +7,7 @@ import math
 from tunedgemm.plugin import Shape
 
 from tunedgemm_skinny.limits import ARCHITECTURES, MAX_SPLITS, MAX_THREADS, batches_of, width_of
-from tunedgemm_skinny.names import Kernel, Rows, Tiles, Wgmma
+from tunedgemm_skinny.names import Kernel, Rows, Wgmma
 
 #: Rows of x of the matrix instructions that take fp8 as fp16.
 _HALVES = 8
@@ -17,8 +17,8 @@ MAX_ROWS = 8
 PIECE = 16
 #: Bytes that an asynchronous copy has at least.
 COPY = 4
-#: Elements of K of a step of the family `wgmma`, and rows of x that its programs serve.
-_WGMMA_STEP, _WGMMA_ROWS = 64, (8, 16, 32, 64)
+#: Bytes along K of a step of the family `wgmma`, and rows of x that its programs serve.
+_WGMMA_STEP, _WGMMA_ROWS = 128, (8, 16, 32, 64)
 
 
 def ceil_div(size: int, step: int) -> int:
@@ -57,7 +57,7 @@ def grid_of(kernel: Kernel, splits: int, shape: Shape) -> tuple[int, int, int]:
 def span_of(kernel: Kernel, dtype: str, gfx: str) -> int:
     """Elements of K that a warp has in flight: `unroll` steps of 16 bytes for each lane, in tiles for each of its groups of four lanes."""
     if isinstance(kernel, Wgmma):
-        return kernel.unroll * _WGMMA_STEP
+        return kernel.unroll * _WGMMA_STEP // width_of(dtype)
     groups = ARCHITECTURES[gfx].wave if isinstance(kernel, Rows) else 4
     return kernel.unroll * piece_of(dtype) * groups
 
@@ -107,7 +107,8 @@ def registers(kernel: Kernel, shape: Shape, gfx: str) -> int:
     """
     architecture, rows, mine = ARCHITECTURES[gfx], compiled_rows(kernel, shape.m, gfx), held(kernel, gfx)
     if isinstance(kernel, Wgmma):
-        return kernel.n_each * rows // 2 + 8 * kernel.n_each + 48
+        made = rows // 2 if shape.dtype.startswith("fp8") else 0
+        return kernel.n_each * (rows // 2 + made + 8) + (rows // 4 if shape.scale == "block" else 0) + 48
     parts = piece_of(shape.dtype) // vec_of(shape.k, shape.dtype)  # loads of a piece
     if kernel.stages:
         loads = 4 * mine * min(kernel.unroll, 4) + (parts - 1) * mine * kernel.unroll
@@ -135,10 +136,8 @@ def refusal(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> str:
         return f"{kernel.name} copies asynchronously; {gfx} cannot"
     if kernel.stages and shape.k * width_of(shape.dtype) % COPY:
         return f"asynchronous copies need K in wholes of {COPY // width_of(shape.dtype)} (K={shape.k})"
-    if shape.scale == "block" and not isinstance(kernel, Tiles):
-        return f"{kernel.name} sums all of K at once; scales of blocks need tiles"
-    if isinstance(kernel, Wgmma) and width_of(shape.dtype) == 1:
-        return f"{kernel.name} multiplies bf16 and fp16, not {shape.dtype}"
+    if shape.scale == "block" and isinstance(kernel, Rows):
+        return f"{kernel.name} sums all of K at once; scales of blocks need products of 128 elements"
     if kernel.cluster and not 2 <= splits <= architecture.cluster:
         most = architecture.cluster
         return f"{kernel.name} needs splitK in 2..{most} (got {splits})" if most else f"{kernel.name} needs clusters; {gfx} has none"

@@ -38,7 +38,7 @@ typedef float Sum;
 #ifdef FAMILY_wgmma
 #define THREADS (4 * WAVE * WARPS_N * WARPS_K)
 #define EACH (64 * N_EACH)
-#define STEP 64
+#define STEP (8 * PIECE)
 #else
 #define THREADS (WAVE * WARPS_N * WARPS_K)
 #endif
@@ -71,6 +71,7 @@ struct alignas(4 * TOGETHER) Sums {
 
 #define KERNEL
 #define DEVICE [[maybe_unused]] static inline
+#define METHOD
 #define UNROLLED
 #define SHARED u8 *shared = host_shared()
 
@@ -151,17 +152,24 @@ DEVICE void fence_copies() {}
 DEVICE void begin_products() {}
 DEVICE void commit_products() {}
 DEVICE void await_products() {}
-DEVICE double element_of(const unsigned char *tile, u32 row, u32 k) {
-    const u32 bits = *(const u16 *)(tile + row * 128 + (k / 8 ^ row % 8) * 16 + k % 8 * 2);
+DEVICE double element_of(const u8 *tile, u32 row, u32 k) {
+    const u8 *at = tile + row * 128 + (k / PIECE ^ row % 8) * 16 + k % PIECE * sizeof(Element);
+#if INT8
+    return (signed char)*at;
+#elif FP8
+    return float_of_fp8(*at);
+#else
+    const u32 bits = *(const u16 *)at;
     return DTYPE == 0 ? as_float(bits << 16) : float_of_half((u16)bits);
+#endif
 }
-DEVICE void multiply_group(float *sum, const unsigned char *weight, const unsigned char *x, int part) {
+DEVICE void multiply_group(Sum *sum, const u8 *weight, const u8 *x, int part, bool add) {
     const u32 lane = thread() % WAVE, warp = thread() / WAVE % 4;
     for (int i = 0; i < M / 2; i++) {
         const u32 row = 16 * warp + lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
-        double total = sum[i];
-        for (int k = 16 * part; k < 16 * part + 16; k++) total += element_of(weight, row, k) * element_of(x, column, k);
-        sum[i] = (float)total;
+        double total = add ? sum[i] : 0;
+        for (int k = STEP / 4 * part; k < STEP / 4 * (part + 1); k++) total += element_of(weight, row, k) * element_of(x, column, k);
+        sum[i] = (Sum)total;
     }
 }
 #endif
@@ -260,6 +268,7 @@ DEVICE void floats_of_fp8(u32 word, float *to) {
 #else  // CUDA -------------------------------------------------------------------------------------------------------------------------
 
 #define DEVICE [[maybe_unused]] static __device__ __forceinline__
+#define METHOD __device__ __forceinline__
 #if CLUSTER
 #define KERNEL __global__ __launch_bounds__(THREADS) __cluster_dims__(1, CLUSTER, 1)
 #else
@@ -440,33 +449,43 @@ DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" 
 DEVICE void await_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory"); }
 // PTX ISA, "Matrix descriptor": 128-byte swizzle, 1024 bytes from eight rows to the next; the 16-byte pieces of an instruction are a quarter
 // of a step's eight.
-DEVICE unsigned long long described(const unsigned char *tile, int part) {
+DEVICE unsigned long long described(const u8 *tile, int part) {
     return 1ull << 62 | 64ull << 32 | 1ull << 16 | (unsigned long long)(((u32)__cvta_generic_to_shared(tile) & 0x3FFFFu) >> 4) + 2u * part;
 }
-#if DTYPE == 0
-#define OPERANDS "f32.bf16.bf16"
+#if INT8
+#define KIND "k32.s32.s8.s8"
+#define NEGATED
+#elif FP8
+#define KIND "k32.f32.e4m3.e4m3"
+#define NEGATED ", 1, 1"
 #else
-#define OPERANDS "f32.f16.f16"
+#if DTYPE == 0
+#define KIND "k16.f32.bf16.bf16"
+#else
+#define KIND "k16.f32.f16.f16"
 #endif
-#define FOUR(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
+#define NEGATED ", 1, 1, 0, 0"
+#endif
+#define PRODUCTS_OF(rows) "wgmma.mma_async.sync.aligned.m64n" rows KIND
+#define FOUR(i) REGISTER(sum[i]), REGISTER(sum[i + 1]), REGISTER(sum[i + 2]), REGISTER(sum[i + 3])
 #define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
-// Adds the products of part `part` of a step: 64 rows of the weight, M of x, 16 elements of K.
-DEVICE void multiply_group(float *sum, const unsigned char *weight, const unsigned char *x, int part) {
+// The products of part `part` of a step, 64 rows of the weight, M of x, 32 bytes along K; to be added to, or in place of the sums.
+DEVICE void multiply_group(Sum *sum, const u8 *weight, const u8 *x, int part, bool add) {
     const unsigned long long left = described(weight, part), right = described(x, part);
 #if M == 8
-    asm volatile("{.reg .pred add; setp.ne.b32 add, %6, 0; wgmma.mma_async.sync.aligned.m64n8k16." OPERANDS
-                 " {%0, %1, %2, %3}, %4, %5, add, 1, 1, 0, 0;}" : FOUR(0) : "l"(left), "l"(right), "r"(1));
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %6, 0; " PRODUCTS_OF("8") " {%0, %1, %2, %3}, %4, %5, add" NEGATED ";}"
+                 : FOUR(0) : "l"(left), "l"(right), "r"((int)add));
 #elif M == 16
-    asm volatile("{.reg .pred add; setp.ne.b32 add, %10, 0; wgmma.mma_async.sync.aligned.m64n16k16." OPERANDS
-                 " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, add, 1, 1, 0, 0;}" : FOUR(0), FOUR(4) : "l"(left), "l"(right), "r"(1));
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %10, 0; " PRODUCTS_OF("16") " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, add" NEGATED ";}"
+                 : FOUR(0), FOUR(4) : "l"(left), "l"(right), "r"((int)add));
 #elif M == 32
-    asm volatile("{.reg .pred add; setp.ne.b32 add, %18, 0; wgmma.mma_async.sync.aligned.m64n32k16." OPERANDS
-                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, add, 1, 1, 0, 0;}"
-                 : SIXTEEN(0) : "l"(left), "l"(right), "r"(1));
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %18, 0; " PRODUCTS_OF("32")
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, add" NEGATED ";}"
+                 : SIXTEEN(0) : "l"(left), "l"(right), "r"((int)add));
 #else
-    asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16." OPERANDS
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0; " PRODUCTS_OF("64")
                  " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
-                 "%27, %28, %29, %30, %31}, %32, %33, add, 1, 1, 0, 0;}" : SIXTEEN(0), SIXTEEN(16) : "l"(left), "l"(right), "r"(1));
+                 "%27, %28, %29, %30, %31}, %32, %33, add" NEGATED ";}" : SIXTEEN(0), SIXTEEN(16) : "l"(left), "l"(right), "r"((int)add));
 #endif
 }
 #endif

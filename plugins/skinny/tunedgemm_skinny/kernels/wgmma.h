@@ -1,7 +1,7 @@
 // Family `wgmma`, for up to 64 rows of x: each group of four warps multiplies N_EACH tiles of 64 rows of the weight with all of x by Hopper's
 // asynchronous matrix instructions, which read both operands from shared memory.
 //
-// The weight is the left operand, as in `tiles`. A step is 64 elements of K: 128 bytes of each row, whose 16-byte pieces lie exchanged by the
+// The weight is the left operand, as in `tiles`. A step is 128 bytes along K of each row, whose 16-byte pieces lie exchanged by the
 // row's number (the 128-byte swizzle of the instruction's descriptors). All threads of a block copy both operands into a ring of STAGES
 // slots; a slot has the UNROLL steps of a turn for each of the WARPS_K groups along K.
 
@@ -13,6 +13,25 @@
 #define ROWS_EACH (8 * ROWS > THREADS ? 8 * ROWS / THREADS : 1)
 #define STEPS_AT_ONCE (THREADS > 8 * ROWS ? THREADS / (8 * ROWS) : 1)
 
+#if SCALE == 3
+// The scales of a step, which is a block of K: those of the rows of x whose sums a lane has, and those of a group's tiles.
+struct Scales {
+    float x[M / 8][2], weight[N_EACH];
+
+    METHOD Scales(const Args &args, u32 along_n, u32 lane, long long k, long long end) {
+        const long long blocks = (args.k + STEP - 1) / STEP, block = k / STEP;
+        UNROLLED for (int t = 0; t < N_EACH; t++) {
+            const long long row = (long long)block_x() * ROWS + along_n * EACH + 64 * t;
+            weight[t] = k < end ? scale_at(args.w_scale, (row < args.n ? row : args.n - 1) / 128 * blocks + block) : 0.0f;
+        }
+        UNROLLED for (int j = 0; j < M / 8; j++) UNROLLED for (int i = 0; i < 2; i++) {
+            const int row = 8 * j + 2 * (int)(lane % 4) + i;
+            x[j][i] = k < end && row < args.m ? scale_at(args.x_scale, row * blocks + block) : 0.0f;
+        }
+    }
+};
+#endif
+
 extern "C" KERNEL void skinny(Args args) {
     SHARED;
 #if BATCHED
@@ -21,13 +40,13 @@ extern "C" KERNEL void skinny(Args args) {
     const u32 lane = thread() % WAVE, warp = thread() / WAVE % 4, group = thread() / (4 * WAVE), along_k = group % WARPS_K, along_n = group / WARPS_K;
     const long long begin = block_y() * args.per_split, limit = begin + args.per_split, end = limit < args.k ? limit : args.k;
     const long long turn = DEEP * STEP;
-    float *sums = (float *)shared;
+    Sum *sums = (Sum *)shared;
 
     const u32 chunk = thread() % 8, row_of = thread() / 8 % ROWS, step_of = thread() / 8 / ROWS;
-    const u16 *rows[ROWS_EACH];  // beyond the last row the last one again: its products go nowhere
+    const Element *rows[ROWS_EACH];  // beyond the last row the last one again: its products go nowhere
     UNROLLED for (int r = 0; r < ROWS_EACH; r++) {
         const long long row = (long long)block_x() * ROWS + row_of + r * (THREADS / 8);
-        rows[r] = (const u16 *)args.weight + (row < args.n ? row : args.n - 1) * args.k;
+        rows[r] = (const Element *)args.weight + (row < args.n ? row : args.n - 1) * args.k;
     }
     if (chunk == 0)
         for (u32 step = step_of; step < (STAGES - 1) * DEEP; step += STEPS_AT_ONCE)
@@ -36,41 +55,66 @@ extern "C" KERNEL void skinny(Args args) {
 
     int filled = 0, used = 0;
     const auto fill = [&](long long at) {
-        unsigned char *const slot = shared + filled * SLOT_BYTES, *const x_slot = slot + DEEP * WEIGHT_BYTES;
+        u8 *const slot = shared + filled * SLOT_BYTES, *const x_slot = slot + DEEP * WEIGHT_BYTES;
         if (at < end) {
             UNROLLED for (u32 step = step_of; step < DEEP; step += STEPS_AT_ONCE) UNROLLED for (int r = 0; r < ROWS_EACH; r++) {
                 const u32 row = row_of + r * (THREADS / 8);
-                begin_eight(slot + step * WEIGHT_BYTES + row * 128 + (chunk ^ row % 8) * 16, rows[r], at + step * STEP + chunk * 8, end);
+                begin_eight(slot + step * WEIGHT_BYTES + row * 128 + (chunk ^ row % 8) * 16, rows[r], at + step * STEP + chunk * PIECE, end);
             }
             UNROLLED for (u32 place = thread() / 8; place < DEEP * M; place += THREADS / 8) {
                 const u32 row = place % M, step = place / M;
                 if (row < (u32)args.m)  // the products with others go nowhere
-                    begin_eight(x_slot + step * X_BYTES + row * 128 + (chunk ^ row % 8) * 16, (const u16 *)args.x + row * args.k, at + step * STEP + chunk * 8, end);
+                    begin_eight(x_slot + step * X_BYTES + row * 128 + (chunk ^ row % 8) * 16, (const Element *)args.x + row * args.k, at + step * STEP + chunk * PIECE, end);
             }
         }
         commit_copies();
         filled = filled == STAGES - 1 ? 0 : filled + 1;
     };
 
-    float sum[N_EACH][M / 2];
-    UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int i = 0; i < M / 2; i++) sum[t][i] = 0.0f;
+    Sum sum[N_EACH][M / 2];
+    UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int i = 0; i < M / 2; i++) sum[t][i] = 0;
+    // Adds the products of a step, where they are made; with FP8 they are made apart, for the instruction adds up less exactly than float32.
+    const auto multiply = [&](const u8 *slot, u32 step, Sum (*to)[M / 2]) {
+        UNROLLED for (int part = 0; part < 4; part++) UNROLLED for (int t = 0; t < N_EACH; t++)
+            multiply_group(to[t], slot + step * WEIGHT_BYTES + (along_n * EACH + 64 * t) * 128, slot + DEEP * WEIGHT_BYTES + step * X_BYTES, part,
+                           !FP8 || part > 0);
+    };
     UNROLLED for (int stage = 0; stage < STAGES - 1; stage++) fill(begin + stage * turn);
     for (long long at = begin; at < end; at += turn) {
         await_copies<STAGES - 2>();
         fence_copies();
         sync_block();  // the copies of all are there, and nobody reads the slot that is filled next
-        const unsigned char *const slot = shared + used * SLOT_BYTES;
-        if (at + along_k * (UNROLL * STEP) < end) {
-            begin_products();
+        const u8 *const slot = shared + used * SLOT_BYTES;
+        const bool works = at + along_k * (UNROLL * STEP) < end;
+#if FP8
+        fill(at + (STAGES - 1) * turn);
+        if (works)
             UNROLLED for (int u = 0; u < UNROLL; u++) {
                 const u32 step = along_k * UNROLL + u;
-                UNROLLED for (int part = 0; part < 4; part++) UNROLLED for (int t = 0; t < N_EACH; t++)
-                    multiply_group(sum[t], slot + step * WEIGHT_BYTES + (along_n * EACH + 64 * t) * 128, slot + DEEP * WEIGHT_BYTES + step * X_BYTES, part);
+                Sum made[N_EACH][M / 2];
+                UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int i = 0; i < M / 2; i++) made[t][i] = 0;
+                begin_products();
+                multiply(slot, step, made);
+                commit_products();
+#if SCALE == 3
+                const Scales scales(args, along_n, lane, at + step * STEP, end);
+                await_products();
+                UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int i = 0; i < M / 2; i++)
+                    sum[t][i] = multiply_add(made[t][i], scales.x[i / 4][i % 2] * scales.weight[t], sum[t][i]);
+#else
+                await_products();
+                UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int i = 0; i < M / 2; i++) sum[t][i] += made[t][i];
+#endif
             }
+#else
+        if (works) {
+            begin_products();
+            UNROLLED for (int u = 0; u < UNROLL; u++) multiply(slot, along_k * UNROLL + u, sum);
             commit_products();
         }
         fill(at + (STAGES - 1) * turn);
         await_products();
+#endif
         used = used == STAGES - 1 ? 0 : used + 1;
     }
 
