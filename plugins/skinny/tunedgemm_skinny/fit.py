@@ -108,7 +108,7 @@ def registers(kernel: Kernel, shape: Shape, gfx: str) -> int:
     architecture, rows, mine = ARCHITECTURES[gfx], compiled_rows(kernel, shape.m, gfx), held(kernel, gfx)
     if isinstance(kernel, Wgmma):
         made = rows // 2 if shape.dtype.startswith("fp8") else 0
-        return kernel.n_each * (rows // 2 + made + 8) + (rows // 4 if shape.scale == "block" else 0) + 48
+        return kernel.n_each * (rows // 2 + made + 8) + (rows // 2 if shape.scale == "block" else 0) + 48
     parts = piece_of(shape.dtype) // vec_of(shape.k, shape.dtype)  # loads of a piece
     if kernel.stages:
         loads = 4 * mine * min(kernel.unroll, 4) + (parts - 1) * mine * kernel.unroll

@@ -80,6 +80,9 @@ extern "C" KERNEL void skinny(Args args) {
                            !FP8 || part > 0);
     };
     UNROLLED for (int stage = 0; stage < STAGES - 1; stage++) fill(begin + stage * turn);
+#if SCALE == 3
+    Scales scales(args, along_n, lane, begin + along_k * UNROLL * STEP, end);
+#endif
     for (long long at = begin; at < end; at += turn) {
         await_copies<STAGES - 2>();
         fence_copies();
@@ -97,10 +100,12 @@ extern "C" KERNEL void skinny(Args args) {
                 multiply(slot, step, made);
                 commit_products();
 #if SCALE == 3
-                const Scales scales(args, along_n, lane, at + step * STEP, end);
+                // Those of the next step are on their way meanwhile.
+                const Scales next(args, along_n, lane, at + (u + 1 < UNROLL ? step + 1 : DEEP + along_k * UNROLL) * STEP, end);
                 await_products();
                 UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int i = 0; i < M / 2; i++)
                     sum[t][i] = multiply_add(made[t][i], scales.x[i / 4][i % 2] * scales.weight[t], sum[t][i]);
+                scales = next;
 #else
                 await_products();
                 UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int i = 0; i < M / 2; i++) sum[t][i] += made[t][i];
