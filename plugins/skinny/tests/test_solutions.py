@@ -149,7 +149,13 @@ def test_no_neighbours_of_what_is_not_ours() -> None:
         (Rows(1, 1, 1, 1, stages=2), 1, Shape("a16w16", 1, 64, 64), "gfx942", "gfx942 cannot"),
         (Tiles(1, 1, 1, 1, stages=2), 1, Shape("a16w16", 1, 64, 63), "sm_90", "K in wholes of 2 (K=63)"),
         (Tiles(1, 1, 1, 1, stages=2), 1, Shape("a8w8", 1, 64, 66, dtype="int8", scale="row"), "sm_90", "K in wholes of 4 (K=66)"),
-        (Rows(1, 1, 1, 1), 1, Shape("a8w8_blockscale", 1, 64, 256, dtype="fp8", scale="block"), "sm_90", "scales of blocks need products of 128 elements"),
+        (
+            Rows(1, 1, 1, 1),
+            1,
+            Shape("a8w8_blockscale", 1, 64, 256, dtype="fp8", scale="block"),
+            "sm_90",
+            "scales of blocks need products of 128",
+        ),
     ],
 )
 def test_what_cannot_serve_has_a_reason(kernel: Rows | Tiles, splits: int, shape: Shape, gfx: str, reason: str) -> None:
