@@ -1,4 +1,4 @@
-"""The answer to an untuned call: AITER's classes on AMD, and a kernel that is listed."""
+"""The answer to an untuned call: AITER's classes on AMD, what was timed on Hopper, and a kernel that is listed."""
 
 from __future__ import annotations
 
@@ -37,10 +37,35 @@ def test_aiters_classes(sizes: tuple[int, int, int], taken: bool) -> None:
 
 
 def test_other_devices_and_weights_are_left_alone() -> None:
-    """NVIDIA's GPUs, CPUs, and shuffled weights get no answer; the units of the device count."""
+    """Small weights on NVIDIA's GPUs, CPUs, and shuffled weights get no answer; the units of the device count."""
     shape = Shape("a16w16", 1, 256, 4096)
     assert skinny.heuristic_fallback(shape, MI300) is not None
     assert skinny.heuristic_fallback(shape, Device("gfx942", 100)) is None
     assert skinny.heuristic_fallback(shape, H200) is None
     assert skinny.heuristic_fallback(shape, Device("cpu-avx512", 304)) is None
     assert skinny.heuristic_fallback(Shape("a16w16", 1, 256, 4096, layout="aiter16x16"), MI300) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "taken"),
+    [
+        ((1, 1280, 8192), True),
+        ((1, 8192, 1024), True),
+        ((1, 1279, 8192), False),
+        ((1, 8193, 1024), False),
+        ((1, 8192, 1016), False),
+        ((1, 8192, 8200), False),
+        ((1, 8192, 1028), False),
+        ((2, 8192, 3584), False),
+        ((16, 7168, 8192), False),
+    ],
+    ids=str,
+)
+def test_the_class_that_was_timed_on_hopper(sizes: tuple[int, int, int], taken: bool) -> None:
+    """One row of x between the sizes that were timed gets the first guess, on Hopper alone and in 16 bits alone."""
+    for dtype in ("bf16", "fp16"):
+        shape = Shape("a16w16", *sizes, dtype=dtype)
+        found = skinny.heuristic_fallback(shape, H200)
+        assert found == (next(iter(skinny.enumerate_solutions(shape, H200))) if taken else None)
+        assert skinny.heuristic_fallback(shape, Device("sm_100", 148)) is None
+    assert skinny.heuristic_fallback(Shape("a8w8", *sizes, dtype="fp8", scale="row"), H200) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import attrs
 from tunedgemm.plugin import Device, Shape, Unsupported, dtype_bits
 
@@ -99,6 +101,7 @@ def batches_of(shape: Shape) -> int:
     return int(shape["B"]) if shape.op.startswith("batched_") else 1
 
 
+@functools.cache
 def width_of(dtype: str) -> int:
     """Bytes of an element of the operands."""
     return dtype_bits(dtype) // 8

@@ -1,0 +1,310 @@
+"""Fit the times of the plugin `skinny`, by which it orders what is worth timing, and say how well they predict.
+
+::
+
+    python benchmarks/skinny_fit.py --report
+    python benchmarks/skinny_fit.py results/…/skinny-trials.csv new.trials.jsonl --report --compact all.csv --out fitted.json
+
+Reads what was timed, from files of three kinds: the table that ``--compact`` writes, which is also the default; trial logs of the tuner;
+and JSON lines of [M, N, K, kernel name, splitK, us, us of torch], bf16, or with an op of 8 bits, fp8, at the end. Names that the plugin
+refuses, timings that failed and those of other devices than ``--device`` are passed over. Of what was timed twice the last counts: name
+older files first, and leave out those of kernels that have become quicker.
+
+The fit, one for each family: ridge regression of log(us / floor) on `features`, the timings of a shape weighed by how near they come to
+its best. The report leaves one shape out at a time, fits the rest, and orders the timings of that shape as the plugin would: how much
+longer than the best timed the best of the first 1, 5, 12, 24 takes, the geometric mean and the worst of all shapes. The last table
+compares the first guess with F.linear, where that was timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+import numpy as np
+from tunedgemm.device import Device, device_of_text
+from tunedgemm.errors import PluginError
+from tunedgemm.shape import Shape
+from tunedgemm.tuner.log import read_log
+from tunedgemm_skinny import cost
+from tunedgemm_skinny.names import FAMILIES, Kernel, kernel_of
+from tunedgemm_skinny.solutions import spread
+
+HERE = Path(__file__).parent
+TRIALS = HERE / "results" / "h200-2026-11-22" / "skinny-trials.csv"
+FITTED = HERE.parent / "plugins" / "skinny" / "tunedgemm_skinny" / "fitted.json"
+H200 = "sm_90:132:nvidia-h200"
+FIELDS = ("op", "M", "N", "K", "B", "dtype", "scale", "kernelName", "splitK", "us")
+#: In the place of a kernel's name: F.linear, or torch's own call for the op.
+TORCH = "torch"
+#: What a timing e times as long as the best of its shape and family weighs: exp(-_WEIGHT); and what each weight of a feature costs.
+_WEIGHT, _RIDGE = 3.0, 4.0
+#: Spread of a feature at least, which its weight is judged by.
+_RARE = 0.5
+#: Timings of a shape from which it is left out once.
+_ENOUGH = 20
+_FIRST = (1, 5, 12, 24)
+#: Of each family and shape, as many first guesses are compared with what they took.
+_GUESSED = 8
+#: Digits of a weight.
+_DIGITS = 6
+#: Most rows of x of the classes in which the first guess is compared with F.linear.
+_CLASSES = (1, 2, 4, 8, 16, 32, 64)
+
+#: Fields of an op in lists, which name none.
+_OF: dict[str, dict[str, str]] = {
+    "a16w16": {},
+    "a8w8": {"dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "row"},
+    "a8w8_blockscale": {"dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "block"},
+}
+
+Chosen = tuple[Kernel, int]
+#: Of each shape, what was timed, in microseconds; and torch's call.
+Times = dict[Shape, dict[Chosen, float]]
+
+
+@attrs.define
+class Trials:
+    """What was timed: kernels with numbers of splits, and torch's own call, both in microseconds."""
+
+    kernels: Times = attrs.field(factory=dict)
+    torch: dict[Shape, float] = attrs.field(factory=dict)
+    passed: int = 0
+
+    def add(self, shape: Shape, name: str, splits: int, us: float) -> None:
+        """One timing; a later one of the same takes its place."""
+        if name == TORCH:
+            self.torch[shape] = us
+            return
+        try:
+            kernel = kernel_of(name)
+        except PluginError:
+            self.passed += 1
+            return
+        self.kernels.setdefault(shape, {})[kernel, splits or 1] = us
+
+
+def read(paths: Iterable[Path], device: Device) -> Trials:
+    """The timings of some files.
+
+    Raises:
+        TableError: a trial log cannot be read.
+    """
+    trials = Trials()
+    for path in paths:
+        if path.suffix == ".csv":
+            _table(path, trials)
+        elif path.open().read(1) == "[":
+            _lists(path, trials)
+        else:
+            _log(path, device, trials)
+    return trials
+
+
+def _table(path: Path, trials: Trials) -> None:
+    with path.open(newline="") as file:
+        for row in csv.DictReader(line for line in file if not line.startswith("#")):
+            extra = {"B": int(row["B"])} if row["B"] else {}
+            sizes = int(row["M"]), int(row["N"]), int(row["K"])
+            shape = Shape(row["op"], *sizes, dtype=row["dtype"], outdtype="bf16", scale=row["scale"], extra=extra)
+            trials.add(shape, row["kernelName"], int(row["splitK"]), float(row["us"]))
+
+
+def _lists(path: Path, trials: Trials) -> None:
+    for line in path.read_text().splitlines():
+        m, n, k, name, splits, us, torch_us, *last = json.loads(line)
+        op = last[0] if last else "a16w16"
+        shape = Shape(op, m, n, k, **_OF[op])
+        trials.add(shape, name, splits, us)
+        trials.add(shape, TORCH, 0, torch_us)
+
+
+def _log(path: Path, device: Device, trials: Trials) -> None:
+    for line in read_log(path):
+        if line.kind != "trial":
+            continue
+        timing, solution = line.timing(), line.timing().solution
+        native = (solution.libtype, solution.kernel_name) == ("torch", "native")
+        if not timing.ok or line.where()[0] != device or not (native or solution.libtype == "skinny"):
+            trials.passed += 1
+            continue
+        of, batch = timing.shape, timing.shape.extra
+        shape = Shape(of.op, of.m, of.n, of.k, dtype=of.dtype, outdtype="bf16", scale=of.scale, extra=batch)
+        trials.add(shape, TORCH if native else solution.kernel_name, solution.split_k, timing.us)
+
+
+def compact(trials: Trials, path: Path, device: Device) -> None:
+    """Write the table of all timings, in the order of shapes and names."""
+    rows = [
+        (shape, kernel.name, splits if splits > 1 else 0, us)
+        for shape, found in trials.kernels.items()
+        for (kernel, splits), us in found.items()
+    ]
+    rows += [(shape, TORCH, 0, us) for shape, us in trials.torch.items()]
+    lines = sorted(
+        (shape.op, shape.m, shape.n, shape.k, dict(shape.extra).get("B", ""), shape.dtype, shape.scale, name, splits, f"{us:.3f}")
+        for shape, name, splits, us in rows
+    )
+    with path.open("w", newline="") as file:
+        file.write(f"# {device}; {TORCH} is F.linear, or torch's own call for the op\n")
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(FIELDS)
+        writer.writerows(lines)
+
+
+@attrs.frozen(eq=False)
+class Sums:
+    """What a regression needs of one shape and family: the weighted products of features with each other and with the logarithms."""
+
+    products: np.ndarray
+    answers: np.ndarray
+
+
+class Fit:
+    """The regression of one family: over all shapes, or all but one."""
+
+    def __init__(self, family: str, times: Times, device: Device) -> None:
+        """Judge every timing of the family by its features, each feature by its spread."""
+        mine = {shape: {at: us for at, us in found.items() if at[0].family == family} for shape, found in times.items()}
+        rows = {shape: np.array([cost.features(*at, shape, device) for at in found], float) for shape, found in mine.items() if found}
+        everything = np.concatenate(list(rows.values()))
+        self._spread = everything.std(0)
+        # What never differs has no weight, and what is rare is not trusted more than what is not.
+        self._spread = np.where(self._spread < 1e-9, np.inf, np.maximum(self._spread, _RARE))
+        self._mean = everything.mean(0)
+        self._mean[0], self._spread[0] = 0.0, 1.0
+        self._sums = {shape: self._summed(rows[shape], shape, mine[shape], device) for shape in rows}
+
+    def _summed(self, rows: np.ndarray, shape: Shape, found: Mapping[Chosen, float], device: Device) -> Sums:
+        scaled = (rows - self._mean) / self._spread
+        answers = np.log(np.array(list(found.values())) / cost.floor_of(shape, device))
+        weighed = scaled.T * np.exp(-_WEIGHT * (answers - answers.min()))
+        return Sums(weighed @ scaled, weighed @ answers)
+
+    def weights(self, without: Shape | None = None) -> np.ndarray:
+        """The weight of each feature, fitted to all shapes but one."""
+        sums = [each for shape, each in self._sums.items() if shape != without]
+        ridge = _RIDGE * np.eye(len(self._mean))
+        ridge[0, 0] = 1e-6
+        if not sums:
+            return np.zeros(len(self._mean))
+        solved = np.linalg.solve(sum(each.products for each in sums) + ridge, sum(each.answers for each in sums)) / self._spread
+        solved[0] -= solved @ self._mean
+        return solved
+
+
+def fit(times: Times, device: Device) -> dict[str, Fit]:
+    """The regressions of the families that were timed."""
+    timed = {kernel.family for found in times.values() for kernel, _ in found}
+    return {kind.family: Fit(kind.family, times, device) for kind in FAMILIES if kind.family in timed}
+
+
+def written(fits: Mapping[str, Fit], trials: Trials, device: Device) -> str:
+    """The data file of the plugin."""
+    hopes = hoped(guesses(fits, trials.kernels, device), trials.kernels, device)
+    weights = {}
+    for family, each in fits.items():
+        values = each.weights()
+        values[0] += hopes[family]
+        weights[family] = {name: float(f"{value:.{_DIGITS}g}") for name, value in zip(cost.FEATURES, values, strict=True)}
+    counted = sum(map(len, trials.kernels.values()))
+    about = f"{counted} timings of {len(trials.kernels)} shapes on {device}; made by benchmarks/skinny_fit.py"
+    return json.dumps({"about": about, "weights": weights}, indent=1) + "\n"
+
+
+def guesses(fits: Mapping[str, Fit], times: Times, device: Device) -> Times:
+    """Of every shape what the regressions over all the others say of what was timed for it: logarithms of times over the floor."""
+    told = {}
+    for shape, found in times.items():
+        weights = {family: each.weights(shape) for family, each in fits.items()}
+        told[shape] = {at: float(np.dot(weights[at[0].family], cost.features(*at, shape, device))) for at in found}
+    return told
+
+
+def hoped(told: Times, times: Times, device: Device) -> dict[str, float]:
+    """Family -> what its first guesses took beyond what was guessed, on average: the more there is to choose from, the more was hoped."""
+    beyond: dict[str, list[float]] = {kind.family: [] for kind in FAMILIES}
+    for shape, guessed in told.items():
+        for family, means in beyond.items():
+            first = sorted((cost_of, times[shape][at]) for at, cost_of in guessed.items() if at[0].family == family)[:_GUESSED]
+            if len(first) == _GUESSED:
+                means.append(float(np.mean([math.log(us / cost.floor_of(shape, device)) - cost_of for cost_of, us in first])))
+    return {family: float(np.mean(means)) if means else 0.0 for family, means in beyond.items()}
+
+
+def quality(told: Mapping[Chosen, float], found: Mapping[Chosen, float]) -> list[float]:
+    """Spearman's rank correlation; then how much longer the best of the first few takes than the best."""
+    order, best = spread(told), min(found.values())
+    by_guess, by_time = _ranks([told[at] for at in found]), _ranks(list(found.values()))
+    return [float(np.corrcoef(by_guess, by_time)[0, 1]), *(min(found[at] for at in order[:first]) / best for first in _FIRST)]
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    ranks = np.empty(len(values))
+    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return ranks
+
+
+def report(trials: Trials, fits: Mapping[str, Fit], device: Device) -> Iterator[str]:
+    """The lines of both tables, in Markdown."""
+    told = guesses(fits, trials.kernels, device)
+    hopes = hoped(told, trials.kernels, device)
+    told = {shape: {at: guess + hopes[at[0].family] for at, guess in guessed.items()} for shape, guessed in told.items()}
+    yield "| family | shapes | timings | Spearman | " + " | ".join(f"best of {first}, worst" for first in _FIRST) + " |"
+    yield "|---|---|---|---|" + "---|" * len(_FIRST)
+    for family in (*fits, "all"):
+        results, count = [], 0
+        for shape, found in trials.kernels.items():
+            mine = {at: us for at, us in found.items() if family in (at[0].family, "all")}
+            if len(mine) >= _ENOUGH:
+                results.append(quality({at: told[shape][at] for at in mine}, mine))
+                count += len(mine)
+        if results:
+            table = np.array(results)
+            means = [f"{math.exp(np.log(column).mean()):.3f}, {column.max():.3f}" for column in table.T[1:]]
+            yield f"| {family} | {len(results)} | {count} | {table[:, 0].mean():.2f} | {' | '.join(means)} |"
+    yield ""
+    yield "| M up to | shapes of a16w16 | first guess is quicker than F.linear | F.linear over the first guess, least and median |"
+    yield "|---|---|---|---|"
+    for below, most in zip((0, *_CLASSES), _CLASSES, strict=False):
+        ratios = [
+            trials.torch[shape] / trials.kernels[shape][spread(told[shape])[0]]
+            for shape in told
+            if below < shape.m <= most and shape.op == "a16w16" and shape in trials.torch and len(told[shape]) >= _ENOUGH
+        ]
+        if ratios:
+            wins = sum(ratio > 1 for ratio in ratios)
+            yield f"| {most} | {len(ratios)} | {wins} | {min(ratios):.3f}, {float(np.median(ratios)):.3f} |"
+
+
+def main() -> int:
+    """Read, fit, write and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", default=[TRIALS], help=f"default: {TRIALS.relative_to(HERE)}")
+    parser.add_argument("--device", type=device_of_text, default=H200, help=f"GFX:CU:NAME that the timings are of (default: {H200})")
+    parser.add_argument("--out", type=Path, help=f"the data file of the plugin ({FITTED.name})")
+    parser.add_argument("--compact", type=Path, help="one table of all that was read")
+    parser.add_argument("--report", action="store_true", help="say how good the fit is")
+    arguments = parser.parse_args()
+    trials = read(arguments.logs, arguments.device)
+    if not trials.kernels:
+        parser.error(f"no timing of a kernel of skinny on {arguments.device} in {', '.join(map(str, arguments.logs))}")
+    fits = fit(trials.kernels, arguments.device)
+    print(f"{sum(map(len, trials.kernels.values()))} timings of {len(trials.kernels)} shapes, {trials.passed} passed over")
+    if arguments.compact:
+        compact(trials, arguments.compact, arguments.device)
+    if arguments.out:
+        arguments.out.write_text(written(fits, trials, arguments.device))
+    for line in report(trials, fits, arguments.device) if arguments.report else ():
+        print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""benchmarks/skinny_fit.py: what it reads, and that what the plugin ships is what it makes of what is committed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import attrs
+import numpy as np
+import pytest
+from tunedgemm.device import Device, device_of_text
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.timing import Timing
+
+pytest.importorskip("tunedgemm_skinny")
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "skinny_fit.py"
+SHAPE = Shape("a16w16", 1, 1280, 8192)
+NAME = "rows_r1_n1w2x4u2"
+
+
+@pytest.fixture(scope="module")
+def fitting() -> ModuleType:
+    """benchmarks/skinny_fit.py."""
+    spec = importlib.util.spec_from_file_location("skinny_fit", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["skinny_fit"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def h200(fitting: ModuleType) -> Device:
+    """The device that was timed."""
+    return device_of_text(fitting.H200)
+
+
+def test_the_shipped_weights_are_those_of_the_committed_timings(fitting: ModuleType, h200: Device) -> None:
+    """Every timing is guessed from the plugin's data file as from a fit made here, within a hundredth."""
+    trials = fitting.read([fitting.TRIALS], h200)
+    made = json.loads(fitting.written(fitting.fit(trials.kernels, h200), trials, h200))["weights"]
+    shipped = json.loads(fitting.FITTED.read_text())["weights"]
+    assert made.keys() == shipped.keys()
+    for shape, found in trials.kernels.items():
+        for at in list(found)[::20]:
+            features = fitting.cost.features(*at, shape, h200)
+            here, there = (np.dot([weights[at[0].family][name] for name in fitting.cost.FEATURES], features) for weights in (made, shipped))
+            assert here == pytest.approx(there, abs=0.01), "run python benchmarks/skinny_fit.py --out"
+
+
+def test_a_shape_that_was_left_out_is_guessed_well(fitting: ModuleType, h200: Device) -> None:
+    """Of what was timed in bf16 the best of the first 12 guesses is within 5 % of the best in most shapes, and ranks agree."""
+    trials = fitting.read([fitting.TRIALS], h200)
+    told = fitting.guesses(fitting.fit(trials.kernels, h200), trials.kernels, h200)
+    bf16 = [fitting.quality(told[shape], found) for shape, found in trials.kernels.items() if shape.dtype == "bf16"]
+    assert len(bf16) >= 15
+    assert np.mean([rank for rank, *_ in bf16]) > 0.6
+    assert np.mean([twelve < 1.05 for _, _, _, twelve, _ in bf16]) > 0.8
+
+
+def test_one_shape_says_nothing_of_itself(fitting: ModuleType, h200: Device) -> None:
+    """The weights without a shape do not change with its timings."""
+    trials = fitting.read([fitting.TRIALS], h200)
+    few = dict(list(trials.kernels.items())[:4])
+    other = {**few, SHAPE: {at: 2 * us**2 for at, us in few[SHAPE].items()}}
+    one, two = (fitting.Fit("rows", times, h200) for times in (few, other))
+    assert one.weights(SHAPE) == pytest.approx(two.weights(SHAPE))
+    assert one.weights() != pytest.approx(two.weights())
+
+
+def test_what_is_read(fitting: ModuleType, h200: Device, tmp_path: Path) -> None:
+    """Lists, trial logs and the table that it writes; the last of the same counts; other devices, failures and other names do not."""
+    lists = tmp_path / "log.jsonl"
+    lists.write_text(
+        "\n".join(
+            json.dumps(line)
+            for line in (
+                [1, 1280, 8192, NAME, 0, 9.0, 10.0],
+                [1, 1280, 8192, "none", 0, 1.0, 10.0],
+                [16, 64, 512, NAME, 2, 3.5, 4.0, "a8w8"],
+            )
+        )
+    )
+    solution, here = Solution("skinny", NAME), {"gfx": h200.gfx, "cu_num": h200.cu_num, "device": h200.name, "kind": "trial"}
+    timings = [
+        ({}, Timing(SHAPE, solution, "ok", us=7.0)),
+        ({}, Timing(attrs.evolve(SHAPE, outdtype="fp16"), Solution("torch", "native"), "ok", us=11.0)),
+        ({}, Timing(SHAPE, solution, "wrong", us=1.0)),
+        ({}, Timing(SHAPE, Solution("triton", "x"), "ok", us=1.0)),
+        ({"cu_num": 114}, Timing(SHAPE, solution, "ok", us=1.0)),
+        ({"kind": "end"}, Timing(SHAPE, solution, "ok", us=1.0)),
+    ]
+    log = tmp_path / "t.trials.jsonl"
+    log.write_text("".join(json.dumps({**json.loads(timing.to_json()), **here, **other}) + "\n" for other, timing in timings))
+    trials = fitting.read([lists, log], h200)
+    eight = Shape("a8w8", 16, 64, 512, dtype="fp8", outdtype="bf16", scale="row")
+    kernel = fitting.kernel_of(NAME)
+    assert trials.kernels == {SHAPE: {(kernel, 1): 7.0}, eight: {(kernel, 2): 3.5}}
+    assert trials.torch == {SHAPE: 11.0, eight: 4.0}
+    assert trials.passed == 4
+    table = tmp_path / "all.csv"
+    fitting.compact(trials, table, h200)
+    again = fitting.read([table], h200)
+    assert (again.kernels, again.torch) == (trials.kernels, trials.torch)
+
+
+def test_the_script_writes_and_reports(fitting: ModuleType, tmp_path: Path) -> None:
+    """The same input gives the same file, and the report has a row for each family and for all."""
+    command = [sys.executable, str(SCRIPT), "--report", "--out"]
+    runs = [subprocess.run([*command, tmp_path / name], capture_output=True, text=True) for name in "ab"]
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr
+    assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text()
+    assert [line.split("|")[1].strip() for line in runs[0].stdout.splitlines()[3:7]] == ["rows", "tiles", "wgmma", "all"]
+    nothing = tmp_path / "none.csv"
+    nothing.write_text(",".join(fitting.FIELDS) + "\n")
+    empty = subprocess.run([*command, tmp_path / "c", nothing], capture_output=True, text=True)
+    assert empty.returncode == 2 and "no timing of a kernel of skinny on sm_90" in empty.stderr
