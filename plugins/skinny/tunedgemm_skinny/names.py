@@ -3,7 +3,8 @@
 ``rows_r1_n4w2x2u4_s``: family, revision of the sources, rows of the weight a warp (n), warps of a block along N and along K (w, x),
 steps whose loads are in flight together (u); ``s`` keeps x in shared memory. ``tiles_r1_n1w2x4u2a4_s_c``: n is 16-row tiles a warp,
 the weight comes through a ring of four slots of u steps each (a), filled by asynchronous copies, so does x (s), and the splits of K
-meet in a cluster of blocks (c).
+meet in a cluster of blocks (c). ``wgmma_r1_n1w2x1u2a4``: n is 64-row tiles a group of four warps, w and x are such groups, and both
+operands come through the ring.
 
 How many rows x has is no part of a name: that follows from the shape. So does the width of a load, from K.
 """
@@ -117,7 +118,7 @@ class Wgmma(_Block):
     Attributes:
         n_each: tiles of 64 rows of the weight that a group of four warps has.
         warps_n, warps_k: groups of four warps of a block along N, and along K.
-        unroll: steps of 64 elements of K that a group has in each slot.
+        unroll: steps of 128 bytes along K that a group has in each slot.
         stages, cluster: as `Rows`.
     """
 
@@ -145,7 +146,7 @@ FAMILIES: tuple[type[Kernel], ...] = (Rows, Tiles, Wgmma)
 
 @functools.lru_cache(maxsize=4096)
 def kernel_of(name: str) -> Kernel:
-    """The parameters behind a kernel name; `Rows.name` and `Tiles.name` are its inverse.
+    """The parameters behind a kernel name; the `name` of each family is its inverse.
 
     Raises:
         PluginError: no kernel of this plugin's present revision has that name; the message says why.

@@ -1,8 +1,8 @@
 // Three machines behind one set of names: CUDA, HIP, and the host of the tests. Nothing is included: run-time compilers have no headers.
 //
-// A lane has 16 neighbouring bytes along K at a time, as four words: a `Piece`, PIECE elements. A matrix instruction contracts over K in any
-// order, as long as both operands have the same, so what a lane loads at once is what it gives to two instructions, unexchanged; NVIDIA's
-// take fp8 as fp16, which makes four.
+// A piece is 16 neighbouring bytes along K, PIECE elements, as four words: `Bytes16`. Lanes of `rows` and `tiles` have one at a time. A matrix
+// instruction contracts over K in any order, as long as both operands have the same, so what a lane of `tiles` loads at once is what it gives
+// to two instructions, unexchanged; NVIDIA's take fp8 as fp16, which makes four.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -12,10 +12,10 @@ struct Args {
     void *x, *weight, *bias, *out, *partial, *counters, *x_scale, *w_scale;
     long long n, k;
     int m, splits;
-    long long per_split;  // elements of K, a multiple of VEC, where SCALE is 3 of what a warp takes at once
+    long long per_split;  // elements of K that each split but the last has, a multiple of VEC; where SCALE is 3, of what a warp takes at once
 };
 
-struct alignas(16) Eight {
+struct alignas(16) Bytes16 {
     u32 word[4];
 };
 
@@ -37,30 +37,30 @@ typedef float Sum;
 
 #ifdef FAMILY_wgmma
 #define THREADS (4 * WAVE * WARPS_N * WARPS_K)
-#define EACH (64 * N_EACH)
-#define STEP (8 * PIECE)
+#define EACH (64 * N_EACH)  // rows of the weight that a group of four warps has
+#define STEP (8 * PIECE)    // elements of K that a group multiplies at once
 #else
 #define THREADS (WAVE * WARPS_N * WARPS_K)
-#endif
 #ifdef FAMILY_tiles
 #define EACH (16 * N_EACH)  // rows of the weight that a warp has
-#define STEP (4 * PIECE)     // elements of K that a warp multiplies at once
-#elif defined(FAMILY_rows)
+#define STEP (4 * PIECE)    // elements of K that a warp multiplies at once
+#else
 #define EACH N_EACH
 #define STEP (WAVE * PIECE)
 #endif
-#define ROWS (EACH * WARPS_N)  // the same of a block: columns of the output
+#endif
+#define ROWS (EACH * WARPS_N)        // rows of the weight that a block has: columns of the output
 #define TOGETHER (ROWS % 4 ? 1 : 4)  // columns that a thread adds up and stores at once
 
 #if defined(FAMILY_tiles) && X_SHARED && STAGES
-#define X_IN_RING 1
+#define X_IN_RING 1  // x comes through the ring, too
 #else
 #define X_IN_RING 0
 #endif
 #ifdef FAMILY_rows
 #define PITCH ROWS
 #else
-#define PITCH (ROWS + 4)  // floats between two rows of sums: the lanes of a warp write to different banks
+#define PITCH (ROWS + 4)  // from a row of sums to the next: the lanes of a warp write to different banks
 #endif
 
 struct alignas(4 * TOGETHER) Sums {
@@ -222,7 +222,8 @@ template <int BYTES> DEVICE void load_once(void *to, const void *from) {
     *(T *)to = __builtin_nontemporal_load((const T *)from);
 }
 template <int BYTES> DEVICE void load_fresh(void *to, const void *from) {
-    UNROLLED for (int i = 0; i < BYTES / 4; i++) ((u32 *)to)[i] = __hip_atomic_load((const u32 *)from + i, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    UNROLLED for (int i = 0; i < BYTES / 4; i++)
+        ((u32 *)to)[i] = __hip_atomic_load((const u32 *)from + i, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 template <int BYTES> DEVICE void store(void *to, const void *from) {
     typedef typename Bits<BYTES>::type T;
@@ -285,8 +286,8 @@ DEVICE u32 block_y() { return blockIdx.y; }
 DEVICE u32 block_z() { return blockIdx.z; }
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void fence() { __threadfence(); }
-// From sm_90 on a kernel may begin while the one before it ends: until then it touches nothing but the weight, which it brings to L2. That is
-// no read: what another kernel has yet to write is written there too. The kernel after it may begin as soon as there is room.
+// From sm_90 on a kernel may begin while the one before it ends. Until this returns it touches nothing but the weight, which it brings to L2;
+// that is no read: what another kernel has yet to write goes there too. The kernel after it may begin as soon as there is room.
 DEVICE void await_earlier() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" : : : "memory");
@@ -307,43 +308,43 @@ DEVICE float multiply_add(float one, float two, float sum) { return __fmaf_rn(on
 // volatile to stay in their order in PTX. ptxas may still sink some to their use, to save registers; the copies of a ring it cannot.
 template <int BYTES> struct Loads;
 template <> struct Loads<16> {
-    static __device__ __forceinline__ void cached(u32 *to, const void *from) {
+    static METHOD void cached(u32 *to, const void *from) {
         asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
     }
-    static __device__ __forceinline__ void once(u32 *to, const void *from) {
+    static METHOD void once(u32 *to, const void *from) {
         asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
     }
 };
 template <> struct Loads<8> {
-    static __device__ __forceinline__ void cached(u32 *to, const void *from) {
+    static METHOD void cached(u32 *to, const void *from) {
         asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
     }
-    static __device__ __forceinline__ void once(u32 *to, const void *from) {
+    static METHOD void once(u32 *to, const void *from) {
         asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
     }
 };
 template <> struct Loads<4> {  // neighbours come from L1, here and below
-    static __device__ __forceinline__ void cached(u32 *to, const void *from) {
+    static METHOD void cached(u32 *to, const void *from) {
         asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
     }
-    static __device__ __forceinline__ void once(u32 *to, const void *from) { cached(to, from); }
+    static METHOD void once(u32 *to, const void *from) { cached(to, from); }
 };
 template <> struct Loads<2> {
-    static __device__ __forceinline__ void cached(u32 *to, const void *from) {
+    static METHOD void cached(u32 *to, const void *from) {
         u16 half;
         asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(half) : "l"(from));
         *(u16 *)to = half;
     }
-    static __device__ __forceinline__ void once(u32 *to, const void *from) { cached(to, from); }
+    static METHOD void once(u32 *to, const void *from) { cached(to, from); }
 };
 template <> struct Loads<1> {
-    static __device__ __forceinline__ void cached(u32 *to, const void *from) {
+    static METHOD void cached(u32 *to, const void *from) {
         u16 byte;
         asm volatile("ld.global.nc.u8 %0, [%1];" : "=h"(byte) : "l"(from));
         *(u8 *)to = (u8)byte;
     }
-    static __device__ __forceinline__ void once(u32 *to, const void *from) { cached(to, from); }
+    static METHOD void once(u32 *to, const void *from) { cached(to, from); }
 };
 template <int BYTES> DEVICE void load(void *to, const void *from) { Loads<BYTES>::cached((u32 *)to, from); }
 template <int BYTES> DEVICE void load_once(void *to, const void *from) { Loads<BYTES>::once((u32 *)to, from); }
@@ -357,8 +358,8 @@ template <int BYTES> DEVICE void load_fresh(void *to, const void *from) {
         asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(words[0]) : "l"(from) : "memory");
 }
 
-// From memory to shared memory past the registers; zeros where it is not `there`. A lane reads what it copied itself, so it waits for
-// nobody else.
+// From memory to shared memory past the registers; zeros where it is not `there`. `await_copies` waits for a thread's own: what others read
+// needs a barrier after it.
 template <int BYTES> DEVICE void copy_async(void *shared, const void *from, bool there) {
     const u32 to = (u32)__cvta_generic_to_shared(shared), bytes = there ? BYTES : 0;
     if (BYTES == 16)
@@ -447,8 +448,7 @@ DEVICE void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" : : :
 DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
 DEVICE void await_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory"); }
-// PTX ISA, "Matrix descriptor": 128-byte swizzle, 1024 bytes from eight rows to the next; the 16-byte pieces of an instruction are a quarter
-// of a step's eight.
+// PTX ISA, "Matrix descriptor": 128-byte swizzle, 1024 bytes from eight rows to the next. An instruction takes two of a step's eight pieces.
 DEVICE unsigned long long described(const u8 *tile, int part) {
     return 1ull << 62 | 64ull << 32 | 1ull << 16 | (unsigned long long)(((u32)__cvta_generic_to_shared(tile) & 0x3FFFFu) >> 4) + 2u * part;
 }
@@ -469,7 +469,7 @@ DEVICE unsigned long long described(const u8 *tile, int part) {
 #define PRODUCTS_OF(rows) "wgmma.mma_async.sync.aligned.m64n" rows KIND
 #define FOUR(i) REGISTER(sum[i]), REGISTER(sum[i + 1]), REGISTER(sum[i + 2]), REGISTER(sum[i + 3])
 #define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
-// The products of part `part` of a step, 64 rows of the weight, M of x, 32 bytes along K; to be added to, or in place of the sums.
+// Begins the products of part `part` of a step: 64 rows of the weight, M of x, 32 bytes along K. They are added to the sums, or replace them.
 DEVICE void multiply_group(Sum *sum, const u8 *weight, const u8 *x, int part, bool add) {
     const unsigned long long left = described(weight, part), right = described(x, part);
 #if M == 8
@@ -493,8 +493,8 @@ DEVICE void multiply_group(Sum *sum, const u8 *weight, const u8 *x, int part, bo
 #endif  // -----------------------------------------------------------------------------------------------------------------------------
 
 // The piece from `k` on of the row that begins at `row`; zeros from `end` on where it is not WHOLE. `k` and `end` are multiples of VEC.
-template <bool ONCE, bool WHOLE> DEVICE Eight eight_at(const Element *row, long long k, long long end) {
-    Eight found = {{0u, 0u, 0u, 0u}};
+template <bool ONCE, bool WHOLE> DEVICE Bytes16 bytes_at(const Element *row, long long k, long long end) {
+    Bytes16 found = {{0u, 0u, 0u, 0u}};
     UNROLLED for (int part = 0; part < PIECE; part += VEC) {
         if (WHOLE || k + part < end) {
             Element *to = (Element *)found.word + part;
@@ -514,7 +514,7 @@ template <bool ONCE, bool WHOLE> DEVICE Eight eight_at(const Element *row, long 
 #endif
 #if ASYNCHRONOUS
 // The piece from `k` on, zeros from `end` on, on its way into a slot of the lane's own.
-DEVICE void begin_eight(u8 *slot, const Element *row, long long k, long long end) {
+DEVICE void begin_bytes(u8 *slot, const Element *row, long long k, long long end) {
     UNROLLED for (int part = 0; part < PIECE; part += VEC) copy_async<LOAD>(slot + part * 16 / PIECE, row + k + part, k + part < end);
 }
 #endif
@@ -535,7 +535,7 @@ DEVICE void through_ring(u8 *ring, const Element *const *rows, long long begin, 
         u8 *slot = ring + filled * slot_bytes + 16 * thread();
         if (ahead + offset < stop)
             UNROLLED for (int u = 0; u < UNROLL; u++) UNROLLED for (int r = 0; r < COUNT; r++)
-                begin_eight(slot + (u * COUNT + r) * (THREADS * 16), rows[r], ahead + offset + skew + u * STEP, end);
+                begin_bytes(slot + (u * COUNT + r) * (THREADS * 16), rows[r], ahead + offset + skew + u * STEP, end);
         if (ahead < stop) also(filled, ahead);
         commit_copies();
         ahead += turn;
@@ -554,8 +554,8 @@ DEVICE void through_ring(u8 *ring, const Element *const *rows, long long begin, 
         const u8 *slot = ring + used * slot_bytes + 16 * thread();
         if (at + offset < stop)
             UNROLLED for (int u = 0; u < UNROLL; u++) {
-                Eight weight[COUNT];
-                UNROLLED for (int r = 0; r < COUNT; r++) weight[r] = *(const Eight *)(slot + (u * COUNT + r) * (THREADS * 16));
+                Bytes16 weight[COUNT];
+                UNROLLED for (int r = 0; r < COUNT; r++) weight[r] = *(const Bytes16 *)(slot + (u * COUNT + r) * (THREADS * 16));
                 use(weight, at + offset + skew + u * STEP, used, u);
             }
         used = used == STAGES - 1 ? 0 : used + 1;

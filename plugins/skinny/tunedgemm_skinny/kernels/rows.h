@@ -1,8 +1,8 @@
 // Family `rows`, for few rows of x: each warp multiplies N_EACH rows of the weight with all M rows of x by fused multiply-adds,
 // or of int8 by products of four.
 //
-// A step is a piece for each lane, UNROLL of them lie side by side. The weight comes through a ring of STAGES slots in shared
-// memory, filled by asynchronous copies, or through registers, loads of UNROLL steps at once (STAGES 0). x comes from L1, or, with X_SHARED, from shared memory.
+// A step is a piece for each lane, UNROLL of them lie side by side. The weight comes through a ring of STAGES slots in shared memory, filled
+// by asynchronous copies, or through registers, loads of UNROLL steps at once (STAGES 0). x comes from L1, or, with X_SHARED, from shared memory.
 
 // What a warp works on: its rows of the weight, and its part of K.
 struct Work {
@@ -11,20 +11,20 @@ struct Work {
     int m;
 };
 
-template <bool WHOLE> DEVICE Eight x_at(const Work &work, int row, long long k) {
+template <bool WHOLE> DEVICE Bytes16 x_at(const Work &work, int row, long long k) {
 #if X_SHARED
-    Eight found = {{0u, 0u, 0u, 0u}};
-    if (WHOLE || k < work.end) found = *(const Eight *)(work.shared_x + row * work.length + (k - work.begin));
+    Bytes16 found = {{0u, 0u, 0u, 0u}};
+    if (WHOLE || k < work.end) found = *(const Bytes16 *)(work.shared_x + row * work.length + (k - work.begin));
     return found;
 #else
-    return eight_at<false, WHOLE>(work.x + (row < work.m ? row : 0) * work.k, k, work.end);
+    return bytes_at<false, WHOLE>(work.x + (row < work.m ? row : 0) * work.k, k, work.end);
 #endif
 }
 
 // One step at a lane's `k`.
-template <bool WHOLE> DEVICE void multiply_step(const Work &work, const Eight *weight, long long k, Sum (*sum)[N_EACH]) {
+template <bool WHOLE> DEVICE void multiply_step(const Work &work, const Bytes16 *weight, long long k, Sum (*sum)[N_EACH]) {
     UNROLLED for (int m = 0; m < M; m++) {
-        const Eight x = x_at<WHOLE>(work, m, k);
+        const Bytes16 x = x_at<WHOLE>(work, m, k);
         UNROLLED for (int i = 0; i < 4; i++) {
 #if INT8
             UNROLLED for (int r = 0; r < N_EACH; r++) sum[m][r] = dot4(weight[r].word[i], x.word[i], sum[m][r]);
@@ -48,9 +48,9 @@ template <bool WHOLE> DEVICE void multiply_step(const Work &work, const Eight *w
 
 // STEPS steps from a lane's `k` on, through registers.
 template <int STEPS, bool WHOLE> DEVICE void advance(const Work &work, long long k, Sum (*sum)[N_EACH]) {
-    Eight weight[STEPS][N_EACH];
+    Bytes16 weight[STEPS][N_EACH];
     UNROLLED for (int u = 0; u < STEPS; u++)
-        UNROLLED for (int r = 0; r < N_EACH; r++) weight[u][r] = eight_at<true, WHOLE>(work.rows[r], k + u * STEP, work.end);
+        UNROLLED for (int r = 0; r < N_EACH; r++) weight[u][r] = bytes_at<true, WHOLE>(work.rows[r], k + u * STEP, work.end);
     UNROLLED for (int u = 0; u < STEPS; u++) multiply_step<WHOLE>(work, weight[u], k + u * STEP, sum);
 }
 
@@ -95,7 +95,7 @@ extern "C" KERNEL void skinny(Args args) {
 #if X_SHARED
     for (long long place = (long long)PIECE * thread(); place < M * work.length; place += PIECE * THREADS) {
         const long long row = place / work.length, k = work.begin + place % work.length;
-        *(Eight *)(shared_x + place) = eight_at<false, false>(work.x + (row < args.m ? row : 0) * args.k, k, work.end);
+        *(Bytes16 *)(shared_x + place) = bytes_at<false, false>(work.x + (row < args.m ? row : 0) * args.k, k, work.end);
     }
     sync_block();
 #endif
@@ -106,7 +106,7 @@ extern "C" KERNEL void skinny(Args args) {
 #if STAGES
     u8 *const ring = (u8 *)(shared_x + (X_SHARED ? M * work.length : 0));
     through_ring<N_EACH>(ring, work.rows, work.begin, work.end, along_k * span, PIECE * lane, work.end, [](int, long long) {},
-                         [&](const Eight *weight, long long k, int, int) { multiply_step<false>(work, weight, k, sum); });
+                         [&](const Bytes16 *weight, long long k, int, int) { multiply_step<false>(work, weight, k, sum); });
 #else
     for (long long k = work.begin + along_k * span; k < work.end; k += WARPS_K * span) {
         if (k + span <= work.end)

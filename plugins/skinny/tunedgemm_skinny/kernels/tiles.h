@@ -1,8 +1,9 @@
 // Family `tiles`, for up to 64 rows of x: each warp multiplies N_EACH tiles of 16 rows of the weight with all of x by matrix instructions.
 //
 // The weight is the left operand, so that the long side of the instruction lies along N and x fills its short side. A step is 64 bytes
-// of K: four groups of lanes with a piece each. Both operands go to the registers as they lie in memory: x from L1,
-// the weight through a ring of STAGES slots in shared memory, filled by asynchronous copies, or directly, loads of UNROLL steps at once (STAGES 0).
+// of K: four groups of lanes with a piece each. Both operands go to the registers as they lie in memory. The weight comes through a ring of
+// STAGES slots in shared memory, filled by asynchronous copies, or directly, loads of UNROLL steps at once (STAGES 0). x comes from L1, or, with
+// X_SHARED, from shared memory: through the ring too, or, where there is none, all of the split's before the first step.
 
 #define SHORT (M / COLUMNS)  // tiles along the rows of x
 
@@ -71,7 +72,7 @@ struct Factors {
     u32 word[2 * PRODUCTS];
 };
 
-DEVICE Factors factors_of(const Eight &piece) {
+DEVICE Factors factors_of(const Bytes16 &piece) {
     Factors found;
 #if PRODUCTS == 4
     UNROLLED for (int i = 0; i < 4; i++) halves_of_fp8(piece.word[i], found.word + 2 * i);
@@ -82,7 +83,7 @@ DEVICE Factors factors_of(const Eight &piece) {
 }
 
 // One step, by all lanes of the warp: of the weight and of tile `s` of x, `x(s)`.
-template <typename X> DEVICE void multiply_step(const Eight (*weight)[HELD], const Scales &scales, Sum (*sum)[SHORT][4], X x_of) {
+template <typename X> DEVICE void multiply_step(const Bytes16 (*weight)[HELD], const Scales &scales, Sum (*sum)[SHORT][4], X x_of) {
     Factors factors[N_EACH][HELD];
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) factors[t][h] = factors_of(weight[t][h]);
     UNROLLED for (int s = 0; s < SHORT; s++) {
@@ -94,11 +95,10 @@ template <typename X> DEVICE void multiply_step(const Eight (*weight)[HELD], con
             Sum *const part = sum[t][s];
 #endif
             UNROLLED for (int p = 0; p < PRODUCTS; p++) {
-                const u32 *low = factors[t][0].word + 2 * p, *high = factors[t][HELD - 1].word + 2 * p;
+                const u32 *left = factors[t][0].word + 2 * p;
 #if HELD == 2
-                const u32 left[4] = {low[0], high[0], low[1], high[1]};
-#else
-                const u32 left[2] = {low[0], high[1]};
+                const u32 *below = factors[t][1].word + 2 * p, both[4] = {left[0], below[0], left[1], below[1]};
+                left = both;
 #endif
                 multiply(part, left, x.word + 2 * p);
             }
@@ -114,18 +114,18 @@ template <typename X> DEVICE void multiply_step(const Eight (*weight)[HELD], con
 // STEPS steps from `k` on, through registers; the warp goes on at `after`. `ready` waits for x where that is on its way to shared memory.
 template <int STEPS, bool WHOLE, typename Ready>
 DEVICE void advance(const Work &work, long long k, long long after, Scales (&scales)[2], Sum (*sum)[SHORT][4], Ready ready) {
-    Eight weight[STEPS][N_EACH][HELD];
+    Bytes16 weight[STEPS][N_EACH][HELD];
     UNROLLED for (int u = 0; u < STEPS; u++)
         UNROLLED for (int t = 0; t < N_EACH; t++)
-            UNROLLED for (int h = 0; h < HELD; h++) weight[u][t][h] = eight_at<true, WHOLE>(work.rows[t][h], k + u * STEP, work.end);
+            UNROLLED for (int h = 0; h < HELD; h++) weight[u][t][h] = bytes_at<true, WHOLE>(work.rows[t][h], k + u * STEP, work.end);
     ready();
     UNROLLED for (int u = 0; u < STEPS; u++) {
         if (u * STEP % BLOCK == 0) next_scales(work, scales, k + u * STEP, u * STEP + BLOCK < STEPS * STEP ? k + u * STEP + BLOCK : after);
         multiply_step(weight[u], scales[0], sum, [&](int s) {
 #if X_SHARED
-            return *(const Eight *)(work.shared_x + ((k - work.begin) / STEP + u) * (SHORT * WAVE * 16) + s * (WAVE * 16));
+            return *(const Bytes16 *)(work.shared_x + ((k - work.begin) / STEP + u) * (SHORT * WAVE * 16) + s * (WAVE * 16));
 #else
-            return eight_at<false, WHOLE>(work.xs[s], k + u * STEP, work.end);
+            return bytes_at<false, WHOLE>(work.xs[s], k + u * STEP, work.end);
 #endif
         });
     }
@@ -141,9 +141,9 @@ DEVICE void begin_x(const Args &args, u8 *shared, long long begin, long long end
         if (row >= (u32)args.m) continue;  // the products with others go nowhere
         const Element *from = (const Element *)args.x + row * args.k;
 #if ASYNCHRONOUS
-        begin_eight(shared + piece * 16, from, k, end);
+        begin_bytes(shared + piece * 16, from, k, end);
 #else
-        *(Eight *)(shared + piece * 16) = eight_at<false, false>(from, k, end);
+        *(Bytes16 *)(shared + piece * 16) = bytes_at<false, false>(from, k, end);
 #endif
     }
 #if ASYNCHRONOUS
@@ -211,19 +211,22 @@ extern "C" KERNEL void skinny(Args args) {
             const u32 row = piece / WAVE % SHORT * COLUMNS + piece % WAVE / 4;
             const long long k = turn + piece / (WAVE * SHORT) * STEP + piece % 4 * PIECE;
             if (row < (u32)args.m)  // the products with others go nowhere
-                begin_eight(x_ring + ((u32)slot * pieces + piece) * 16, (const Element *)args.x + row * args.k, k, end);
+                begin_bytes(x_ring + ((u32)slot * pieces + piece) * 16, (const Element *)args.x + row * args.k, k, end);
         }
     };
     const u8 *const x_mine = x_ring + (along_k * UNROLL * SHORT * WAVE + lane) * 16;
-    through_ring<N_EACH * HELD>(shared, work.rows[0], begin, end, along_k * span, 0, work.end, begin_x, [&](const Eight *weight, long long k, int slot, int u) {
+    const auto use = [&](const Bytes16 *weight, long long k, int slot, int u) {
         if (u * STEP % BLOCK == 0) next_scales(work, scales, k, u * STEP + BLOCK < span ? k + BLOCK : k - u * STEP + WARPS_K * span);
-        multiply_step((const Eight (*)[HELD])weight, scales[0], sum, [&](int s) { return *(const Eight *)(x_mine + (slot * pieces + (u * SHORT + s) * WAVE) * 16); });
-    });
+        multiply_step((const Bytes16 (*)[HELD])weight, scales[0], sum,
+                      [&](int s) { return *(const Bytes16 *)(x_mine + (slot * pieces + (u * SHORT + s) * WAVE) * 16); });
+    };
+    through_ring<N_EACH * HELD>(shared, work.rows[0], begin, end, along_k * span, 0, work.end, begin_x, use);
 #elif STAGES
-    through_ring<N_EACH * HELD>(shared, work.rows[0], begin, end, along_k * span, 0, work.end, [](int, long long) {}, [&](const Eight *weight, long long k, int, int u) {
+    const auto use = [&](const Bytes16 *weight, long long k, int, int u) {
         if (u * STEP % BLOCK == 0) next_scales(work, scales, k, u * STEP + BLOCK < span ? k + BLOCK : k - u * STEP + WARPS_K * span);
-        multiply_step((const Eight (*)[HELD])weight, scales[0], sum, [&](int s) { return eight_at<false, false>(work.xs[s], k, work.end); });
-    });
+        multiply_step((const Bytes16 (*)[HELD])weight, scales[0], sum, [&](int s) { return bytes_at<false, false>(work.xs[s], k, work.end); });
+    };
+    through_ring<N_EACH * HELD>(shared, work.rows[0], begin, end, along_k * span, 0, work.end, [](int, long long) {}, use);
 #else
     bool waits = X_SHARED;
     const auto ready = [&] {

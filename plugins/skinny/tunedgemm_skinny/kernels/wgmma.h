@@ -1,15 +1,15 @@
 // Family `wgmma`, for up to 64 rows of x: each group of four warps multiplies N_EACH tiles of 64 rows of the weight with all of x by Hopper's
 // asynchronous matrix instructions, which read both operands from shared memory.
 //
-// The weight is the left operand, as in `tiles`. A step is 128 bytes along K of each row, whose 16-byte pieces lie exchanged by the
-// row's number (the 128-byte swizzle of the instruction's descriptors). All threads of a block copy both operands into a ring of STAGES
-// slots; a slot has the UNROLL steps of a turn for each of the WARPS_K groups along K.
+// The weight is the left operand, as in `tiles`. A step is 128 bytes along K of each row, whose pieces lie exchanged by the row's number (the
+// 128-byte swizzle of the instruction's descriptors). All threads of a block copy both operands into a ring of STAGES slots; a slot has the
+// UNROLL steps of a turn for each of the WARPS_K groups along K.
 
 #define DEEP (WARPS_K * UNROLL)       // steps of a slot
 #define WEIGHT_BYTES (ROWS * 128)     // of a step
 #define X_BYTES (M * 128)
 #define SLOT_BYTES (DEEP * (WEIGHT_BYTES + X_BYTES))
-// Eight threads copy a row's 128 bytes. Rows that a thread has a part of, and steps that the threads cover at once.
+// Bytes16 threads copy a row's 128 bytes. Rows that a thread has a part of, and steps that the threads cover at once.
 #define ROWS_EACH (8 * ROWS > THREADS ? 8 * ROWS / THREADS : 1)
 #define STEPS_AT_ONCE (THREADS > 8 * ROWS ? THREADS / (8 * ROWS) : 1)
 
@@ -59,12 +59,13 @@ extern "C" KERNEL void skinny(Args args) {
         if (at < end) {
             UNROLLED for (u32 step = step_of; step < DEEP; step += STEPS_AT_ONCE) UNROLLED for (int r = 0; r < ROWS_EACH; r++) {
                 const u32 row = row_of + r * (THREADS / 8);
-                begin_eight(slot + step * WEIGHT_BYTES + row * 128 + (chunk ^ row % 8) * 16, rows[r], at + step * STEP + chunk * PIECE, end);
+                begin_bytes(slot + step * WEIGHT_BYTES + row * 128 + (chunk ^ row % 8) * 16, rows[r], at + step * STEP + chunk * PIECE, end);
             }
             UNROLLED for (u32 place = thread() / 8; place < DEEP * M; place += THREADS / 8) {
                 const u32 row = place % M, step = place / M;
                 if (row < (u32)args.m)  // the products with others go nowhere
-                    begin_eight(x_slot + step * X_BYTES + row * 128 + (chunk ^ row % 8) * 16, (const Element *)args.x + row * args.k, at + step * STEP + chunk * PIECE, end);
+                    begin_bytes(x_slot + step * X_BYTES + row * 128 + (chunk ^ row % 8) * 16, (const Element *)args.x + row * args.k,
+                                at + step * STEP + chunk * PIECE, end);
             }
         }
         commit_copies();
