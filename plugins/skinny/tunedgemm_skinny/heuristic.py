@@ -20,7 +20,7 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
 
     On AMD's devices for the shapes for which AITER takes its skinny kernels. On Hopper for the classes of which the first guess, by a fit
     to all other shapes, beat F.linear in nine shapes of ten (bf16, one H200, 22 November 2026, ``benchmarks/skinny_fit.py --report``):
-    of M = 1 in 4 of 4, by 1.085 at least and 1.170 in the median. Of M = 2 it did so in 0 of 1, of 3 to 4 in 2 of 2, of 5 to 8 in 1 of 1,
+    of M = 1 in 4 of 4, by 1.012 at least and 1.112 in the median. Of M = 2 it did so in 0 of 1, of 3 to 4 in 2 of 2, of 5 to 8 in 1 of 1,
     of 9 to 16 in 2 of 5: too few or not often enough.
     """
     if shape.op != "a16w16" or shape.k % _EIGHT:
