@@ -161,7 +161,7 @@ def test_a_call_with_a_slice_is_right(fields: dict[str, Any], device: Device, tm
     path.write_text(f"{','.join(row)}\n{','.join(map(str, row.values()))}\n")
     monkeypatch.setenv(columns.variable, str(path))
     gemm = tunedgemm.TunedGemm()
-    assert gemm.dispatcher.explain(shape).offer.solution.kernel_name == solution.kernel_name
+    assert gemm.of(shape.op).explain(shape).offer.solution.kernel_name == solution.kernel_name
     assert close(getattr(gemm, f"gemm_{shape.op}")(sliced, *rest), (x, *rest), shape)
 
 
