@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -11,17 +12,18 @@ from tunedgemm.plugin import Device, Launcher, Shape, Solution, ops
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm.testing.launching import Case
 from tunedgemm_skinny import Skinny
-from tunedgemm_skinny.limits import MAX_ROWS, OPS, OUTPUTS
+from tunedgemm_skinny.limits import ARCHITECTURES, MAX_ROWS, OPS, OUTPUTS, width_of
 
-OP = ops()["a16w16"]
 #: Classes of sizes: few of both; odd ones in between; many rows of the weight; long ones.
 KINDS = ("small", "odd", "wide", "deep")
 #: Rows of x, about as the families and their instructions have them.
 ROWS = ((1, 8), (1, 1), (9, 16), (17, 32), (33, MAX_ROWS))
 #: NaNs before and after each operand: as many as keep the address aligned.
 MARGIN = 64
-#: Elements after an aligned address at which operands of a launcher begin, and at which those of a call may.
-ALIGNED, ANYWHERE = st.sampled_from((0, 8, 24)), st.integers(1, 15)
+#: Of a byte: NaNs of every type but these two are of ones alone. int8 has none, so it is the number that is farthest from zero.
+NANS = {torch.int8: 0x80, torch.float8_e4m3fnuz: 0x80}
+#: Products of a batch.
+BATCHES = st.sampled_from((1, 2, 3, 5, 17))
 #: Columns below which all rows count as one: a lone number may be small by cancellation, and its error is not.
 FEW = 8
 
@@ -42,6 +44,22 @@ class Room:
     m: int = MAX_ROWS
 
 
+def aligned(width: int) -> st.SearchStrategy[int]:
+    """Elements of so many bytes after an aligned address at which an operand of a launcher may begin."""
+    return st.sampled_from((0, 16 // width, 48 // width))
+
+
+def anywhere(width: int) -> st.SearchStrategy[int]:
+    """The same for an operand of a call."""
+    del width
+    return st.integers(1, 15)
+
+
+def dtypes_of(op: str, gfx: str, *, floating: bool = False) -> tuple[str, ...]:
+    """What an architecture multiplies of an op: of *floating* numbers those alone."""
+    return tuple(dtype for dtype in OPS[op][0] if dtype in ("bf16", "fp16", ARCHITECTURES[gfx].fp8, *["int8"] * (not floating)))
+
+
 @st.composite
 def _sizes(draw: st.DrawFn, kind: str, room: Room) -> tuple[int, int]:
     """N and K of a class of sizes; loads of every width divide K."""
@@ -57,24 +75,29 @@ def _sizes(draw: st.DrawFn, kind: str, room: Room) -> tuple[int, int]:
 
 
 @st.composite
-def shapes(draw: st.DrawFn, kind: str, room: Room) -> Shape:
-    """A shape of a class of sizes, in any dtypes, with or without a bias."""
+def shapes(draw: st.DrawFn, kind: str, room: Room, op: str = "a16w16", dtypes: tuple[str, ...] = OPS["a16w16"][0]) -> Shape:
+    """A shape of a class of sizes, in any of the operands' dtypes, with any scales of the op, with or without a bias."""
     fewest, most = draw(st.sampled_from([(least, most) for least, most in ROWS if most <= room.m]))
-    m = draw(st.integers(fewest, most))
-    n, k = draw(_sizes(kind, room))
-    bias = draw(st.sampled_from(("", *OUTPUTS)))
+    m, dtype, scale = draw(st.integers(fewest, most)), draw(st.sampled_from(dtypes)), draw(st.sampled_from(OPS[op][1]))
+    bias = draw(st.sampled_from(("", *OUTPUTS))) if scale != "block" else ""
     fields: dict[str, Any] = {"epilogue": "bias", "bias_dtype": bias} if bias else {}
-    return Shape(OP.name, m, n, k, dtype=draw(st.sampled_from(OPS[OP.name][0])), outdtype=draw(st.sampled_from(OUTPUTS)), **fields)
+    if op.startswith("batched_"):
+        batches = draw(BATCHES)
+        fields["extra"] = {"B": batches}
+        room = attrs.evolve(room, n=max(room.n // batches, 8), k=max(room.k // batches, 8), elements=max(room.elements // batches, 64))
+    n, k = draw(_sizes(kind, room))
+    return Shape(op, m, n, k, dtype=dtype, outdtype=draw(st.sampled_from(OUTPUTS)), scale=scale, **fields)
 
 
 @st.composite
 def solutions(draw: st.DrawFn, skinny: Skinny, shape: Shape, device: Device, split: bool | None = None) -> Solution | None:
-    """One of the shape's list or at most three steps of `refine` from there; None where none has a split, or none is without, as asked."""
+    """One of the shape's list or at most three steps of `refine` from there; None where all have a split, or none, unlike asked."""
 
     def fitting(listed: Any) -> list[Solution]:
         return [solution for solution in listed if split in (None, solution.split_k > 0)]
 
     listed = list(skinny.enumerate_solutions(shape, device))
+    assert listed, f"{shape}: nothing is listed"
     found = fitting(listed) or fitting(near for each in listed for near in skinny.refine(each, shape, device))
     chosen = draw(st.sampled_from(found)) if found else None
     for _ in range(draw(st.integers(0, 3)) if chosen else 0):
@@ -92,31 +115,38 @@ def bound(skinny: Skinny, solution: Solution, shape: Shape, device: Device) -> L
 
 def among_nans(operand: torch.Tensor, begin: int = 0) -> torch.Tensor:
     """The same values, contiguous in a storage whose other elements are NaNs, *begin* elements after an aligned address."""
-    storage = torch.full((2 * MARGIN + begin + operand.numel(),), torch.nan, dtype=operand.dtype, device=operand.device)
+    size = operand.element_size() * (2 * MARGIN + begin + operand.numel())
+    storage = torch.full((size,), NANS.get(operand.dtype, 0xFF), dtype=torch.uint8, device=operand.device).view(operand.dtype)
     return storage[MARGIN + begin :][: operand.numel()].view(operand.shape).copy_(operand)
 
 
 def _case(shape: Shape, device: Device, operands: tuple[torch.Tensor, ...]) -> Case:
-    return Case(shape, device, OP, operands, OP.reference(shape, operands), (), ())
+    op = ops()[shape.op]
+    return Case(shape, device, op, operands, op.reference(shape, operands), (), ())
+
+
+def _made(draw: st.DrawFn, shape: Shape, device: Device) -> tuple[torch.Tensor, ...]:
+    return tuple(ops()[shape.op].make_inputs(shape, device.torch_device, draw(st.integers(0, 99))))
 
 
 @st.composite
-def normal(draw: st.DrawFn, shape: Shape, device: Device, begin: st.SearchStrategy[int] = ALIGNED) -> Case:
+def normal(draw: st.DrawFn, shape: Shape, device: Device, begin: Callable[[int], st.SearchStrategy[int]] = aligned) -> Case:
     """Normal operands, each with NaNs around."""
-    made = OP.make_inputs(shape, device.torch_device, draw(st.integers(0, 99)))
-    return _case(shape, device, tuple(among_nans(operand, draw(begin)) for operand in made))
+    made = _made(draw, shape, device)
+    return _case(shape, device, tuple(among_nans(operand, draw(begin(operand.element_size()))) for operand in made))
 
 
 @st.composite
 def sprinkled(draw: st.DrawFn, shape: Shape, device: Device) -> Case:
-    """Normal operands with a few infinities, NaNs and subnormal numbers at random places of x and of the weight."""
-    made = OP.make_inputs(shape, device.torch_device, draw(st.integers(0, 99)))
+    """Normal operands with a few NaNs, subnormal numbers and infinities, where there are any, at random places of x and of the weight."""
+    made = _made(draw, shape, device)
     info = torch.finfo(made[0].dtype)
-    values = (torch.inf, -torch.inf, torch.nan, info.smallest_normal * info.eps, -info.smallest_normal / 2)
+    values = [torch.nan, info.smallest_normal * info.eps, -info.smallest_normal / 2]
+    values += [torch.inf, -torch.inf] if width_of(shape.dtype) > 1 else []
     for operand in made[:2]:
-        rows, columns = (st.integers(0, size - 1) for size in operand.shape)
-        for row, column, value in draw(st.lists(st.tuples(rows, columns, st.sampled_from(values)), max_size=4)):
-            operand[row, column] = value
+        places = st.tuples(*(st.integers(0, size - 1) for size in operand.shape))
+        for place, value in draw(st.lists(st.tuples(places, st.sampled_from(values)), max_size=4)):
+            operand[place] = value
     return _case(shape, device, tuple(map(among_nans, made)))
 
 
@@ -124,11 +154,11 @@ def sprinkled(draw: st.DrawFn, shape: Shape, device: Device) -> Case:
 def subnormal(draw: st.DrawFn, shape: Shape, device: Device) -> Case:
     """A product without a bias in float32, whose x is subnormal throughout: were that taken for zero, so would be all that comes out."""
     plain = attrs.evolve(shape, outdtype="fp32", epilogue="none", bias_dtype="")
-    x, weight = OP.make_inputs(plain, device.torch_device, draw(st.integers(0, 99)))
+    x, *others = _made(draw, plain, device)
     least = torch.finfo(x.dtype).smallest_normal
     tiny = (x.double().clamp(-7, 7) * least / 8).to(x.dtype)
     assert (tiny.double().abs() < least).all()
-    return _case(plain, device, (among_nans(tiny), among_nans(weight)))
+    return _case(plain, device, (among_nans(tiny), *map(among_nans, others)))
 
 
 def launched(launcher: Launcher, case: Case) -> torch.Tensor:
@@ -142,13 +172,13 @@ def launched(launcher: Launcher, case: Case) -> torch.Tensor:
 def fault(case: Case, out: torch.Tensor, wanted: torch.Tensor | None = None) -> str:
     """What is wrong with the numbers of an output by the op's tolerance; "" for a right one."""
     reference = case.reference if wanted is None else wanted
-    rows = 1 if case.shape.n < FEW else case.shape.m
-    return case.fault(out.reshape(rows, -1), reference.reshape(rows, -1))
+    width = out.numel() if case.shape.n < FEW else case.shape.n
+    return case.fault(out.reshape(-1, width), reference.reshape(-1, width))
 
 
 def misplaced(case: Case, out: torch.Tensor) -> str:
-    """What is wrong where operands are not finite: infinities and NaNs are where torch has them in float32, the rest is as it should be."""
-    wanted = torch.nn.functional.linear(*(operand.float() for operand in case.operands)).to(out.dtype)
+    """What is wrong where operands are not finite: infinities and NaNs are where torch has them, the rest is as it should be."""
+    wanted = case.reference.to(out.dtype)
     for name, where in (("NaNs", torch.isnan), ("infinities", torch.isposinf), ("negative infinities", torch.isneginf)):
         if not torch.equal(where(out), where(wanted)):
             return f"{int(where(out).sum())} {name}, not the {int(where(wanted).sum())} that there are"

@@ -9,6 +9,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm_skinny import Skinny
+from tunedgemm_skinny.limits import OPS
 
 hypothesis = pytest.importorskip("hypothesis")
 st = pytest.importorskip("hypothesis.strategies")
@@ -16,6 +17,8 @@ st = pytest.importorskip("hypothesis.strategies")
 both = pytest.mark.parametrize("skinny", ["nvidia", "amd"], indirect=True)
 #: N and K at most, elements of the weight at most, rows of x at most: what the emulator multiplies in half a second.
 ROOM = (300, 4000, 12_000, 32)
+#: One op for each way to scale; batches have the numbers of these.
+SCALINGS = ("a16w16", "a8w8", "a8w8_blockscale")
 
 
 def examples(count: int) -> Any:
@@ -28,7 +31,7 @@ def examples(count: int) -> Any:
 
 @both
 @pytest.mark.parametrize("kind", ["small", "odd", "wide", "deep"])
-@examples(12)
+@examples(10)
 @hypothesis.given(data=st.data())
 def test_any_solution_of_any_shape_is_right(data: Any, kind: str, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
     """What is listed, or near what is, matches the reference; NaNs around operands and in the output before it do not get in."""
@@ -40,11 +43,27 @@ def test_any_solution_of_any_shape_is_right(data: Any, kind: str, skinny: Skinny
 
 
 @both
-@examples(20)
+@pytest.mark.parametrize("op", [op for op in OPS if op != "a16w16"])
+@examples(10)
 @hypothesis.given(data=st.data())
-def test_infinities_and_nans_are_where_torch_has_them(data: Any, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
+def test_any_solution_of_any_op_is_right(data: Any, op: str, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
+    """The same in every dtype of the operands, with every kind of scales, and in batches."""
+    kind, dtypes = data.draw(st.sampled_from(drawing.KINDS)), drawing.dtypes_of(op, skinny.host.gfx)
+    shape = data.draw(drawing.shapes(kind, drawing.Room(*ROOM), op, dtypes))
+    solution = data.draw(drawing.solutions(skinny, shape, over.CPU))
+    case = data.draw(drawing.normal(shape, over.CPU))
+    out = drawing.launched(drawing.bound(skinny, solution, shape, over.CPU), case)
+    assert not drawing.fault(case, out), f"{shape}: {solution}"
+
+
+@both
+@pytest.mark.parametrize("op", SCALINGS)
+@examples(10)
+@hypothesis.given(data=st.data())
+def test_infinities_and_nans_are_where_torch_has_them(data: Any, op: str, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
     """Each reaches exactly the outputs that it takes part in; the others stay right, with subnormal numbers among the operands."""
-    shape = data.draw(drawing.shapes(data.draw(st.sampled_from(drawing.KINDS)), drawing.Room(*ROOM)))
+    kind, dtypes = data.draw(st.sampled_from(drawing.KINDS)), drawing.dtypes_of(op, skinny.host.gfx, floating=True)
+    shape = data.draw(drawing.shapes(kind, drawing.Room(*ROOM), op, dtypes))
     solution = data.draw(drawing.solutions(skinny, shape, over.CPU))
     case = data.draw(drawing.sprinkled(shape, over.CPU))
     out = drawing.launched(drawing.bound(skinny, solution, shape, over.CPU), case)
@@ -52,11 +71,13 @@ def test_infinities_and_nans_are_where_torch_has_them(data: Any, skinny: Skinny,
 
 
 @both
-@examples(12)
+@pytest.mark.parametrize("op", SCALINGS)
+@examples(5)
 @hypothesis.given(data=st.data())
-def test_subnormal_numbers_count(data: Any, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
+def test_subnormal_numbers_count(data: Any, op: str, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
     """An x of subnormal numbers alone gives the product that it should."""
-    case = data.draw(drawing.subnormal(data.draw(drawing.shapes("odd", drawing.Room(*ROOM))), over.CPU))
+    dtypes = drawing.dtypes_of(op, skinny.host.gfx, floating=True)
+    case = data.draw(drawing.subnormal(data.draw(drawing.shapes("odd", drawing.Room(*ROOM), op, dtypes)), over.CPU))
     solution = data.draw(drawing.solutions(skinny, case.shape, over.CPU))
     out = drawing.launched(drawing.bound(skinny, solution, case.shape, over.CPU), case)
     assert not drawing.fault(case, out), f"{case.shape}: {solution}"
@@ -64,13 +85,15 @@ def test_subnormal_numbers_count(data: Any, skinny: Skinny, over: ModuleType, dr
 
 @both
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
-@examples(8)
+@examples(10)
 @hypothesis.given(data=st.data())
 def test_any_order_of_blocks_and_threads_gives_the_same_bits(
     data: Any, split: bool, skinny: Skinny, over: ModuleType, drawing: ModuleType
 ) -> None:
-    """With a split and without."""
-    shape = attrs.evolve(data.draw(drawing.shapes("deep", drawing.Room(40, 4000, 8000, 16))), outdtype="fp32")
+    """With a split and without, whatever the op."""
+    op = data.draw(st.sampled_from(list(OPS)))
+    drawn = drawing.shapes("deep", drawing.Room(40, 4000, 8000, 16), op, drawing.dtypes_of(op, skinny.host.gfx))
+    shape = attrs.evolve(data.draw(drawn), outdtype="fp32")
     solution = data.draw(drawing.solutions(skinny, shape, over.CPU, split))
     hypothesis.assume(solution is not None)
     case, native = data.draw(drawing.normal(shape, over.CPU)), over.native(skinny)

@@ -12,8 +12,9 @@ import attrs
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.plugin import Device, Shape, Solution, device_of, torch_dtype
+from tunedgemm.plugin import Device, Shape, Solution, device_of, ops, torch_dtype
 from tunedgemm_skinny import skinny
+from tunedgemm_skinny.limits import OPS
 
 hypothesis = pytest.importorskip("hypothesis")
 st = pytest.importorskip("hypothesis.strategies")
@@ -25,6 +26,8 @@ CALLS = 100
 #: Of the largest product, and of one whose reference is float64: N and K at most, elements of the weight at most.
 LARGEST, EXACT = (70_000, 30_000, 200_000_000), (20_000, 20_000, 1 << 24)
 kinds = pytest.mark.parametrize("kind", ["small", "odd", "wide", "deep"])
+#: One op for each way to scale; batches have the numbers of these.
+scalings = pytest.mark.parametrize("op", ["a16w16", "a8w8", "a8w8_blockscale"])
 
 
 def examples(count: int) -> Any:
@@ -54,9 +57,29 @@ def test_any_solution_of_any_shape_is_right(data: Any, kind: str, device: Device
     assert not drawing.fault(case, out), f"{shape}: {solution}"
 
 
-def table_of(shape: Shape, solution: Solution, device: Device, drawing: ModuleType, path: Path) -> None:
+def dtypes_of(op: str, device: Device, drawing: ModuleType, *, floating: bool = False) -> tuple[str, ...]:
+    """What the device multiplies of an op; skips where that is nothing."""
+    found: tuple[str, ...] = drawing.dtypes_of(op, device.gfx, floating=floating)
+    return found or pytest.skip(f"{device.gfx} multiplies nothing of {op}")
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op != "a16w16"])
+@examples(EXAMPLES // 4)
+@hypothesis.given(data=st.data())
+def test_any_solution_of_any_op_is_right(data: Any, op: str, device: Device, drawing: ModuleType) -> None:
+    """The same in every dtype of the operands, with every kind of scales, and in batches."""
+    kind, dtypes = data.draw(st.sampled_from(drawing.KINDS)), dtypes_of(op, device, drawing)
+    shape = data.draw(drawing.shapes(kind, drawing.Room(*LARGEST), op, dtypes))
+    solution = data.draw(drawing.solutions(skinny, shape, device))
+    case = data.draw(drawing.normal(shape, device))
+    out = drawing.launched(drawing.bound(skinny, solution, shape, device), case)
+    assert out.dtype == torch_dtype(shape.outdtype)
+    assert not drawing.fault(case, out), f"{shape}: {solution}"
+
+
+def table_of(shape: Shape, solution: Solution, device: Device, path: Path) -> None:
     """A table whose one row is this solution."""
-    columns = drawing.OP.columns
+    columns = ops()[shape.op].columns
     row = dict.fromkeys(columns.values, 0) | {"gfx": device.gfx, "cu_num": device.cu_num, **columns.format(shape)}
     row |= {"libtype": solution.libtype, "kernelName": solution.kernel_name, "splitK": solution.split_k, "us": 1.0}
     with path.open("w", newline="") as file:
@@ -71,36 +94,40 @@ def test_operands_of_a_call_begin_anywhere(data: Any, device: Device, drawing: M
     """A call whose x begins at any element of a storage is served by the table's solution, and right."""
     shape = data.draw(drawing.shapes(data.draw(st.sampled_from(drawing.KINDS)), drawing.Room(*EXACT)))
     solution = data.draw(drawing.solutions(skinny, shape, device))
-    case = data.draw(drawing.normal(shape, device, drawing.ANYWHERE))
+    case = data.draw(drawing.normal(shape, device, drawing.anywhere))
     x, weight, *bias = case.operands
     weight, bias = weight.clone(), [each.clone() for each in bias]  # as a model has them
     assert x.is_contiguous()
     path = tmp_path_factory.mktemp("table") / "tuned.csv"
-    table_of(shape, solution, device, drawing, path)
+    table_of(shape, solution, device, path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(drawing.OP.columns.variable, str(path))
+        patch.setenv(ops()[shape.op].columns.variable, str(path))
         gemm = tunedgemm.TunedGemm()
         assert gemm.dispatcher.explain(shape).offer.solution.kernel_name == solution.kernel_name
         out = gemm.gemm_a16w16(x, weight, *bias, otype=torch_dtype(shape.outdtype))
     assert not drawing.fault(case, out), f"{shape}: {solution}"
 
 
-@examples(EXAMPLES // 3)
+@scalings
+@examples(EXAMPLES // 4)
 @hypothesis.given(data=st.data())
-def test_infinities_and_nans_are_where_torch_has_them(data: Any, device: Device, drawing: ModuleType) -> None:
+def test_infinities_and_nans_are_where_torch_has_them(data: Any, op: str, device: Device, drawing: ModuleType) -> None:
     """Each reaches exactly the outputs that it takes part in; the others stay right, with subnormal numbers among the operands."""
-    shape = data.draw(drawing.shapes(data.draw(st.sampled_from(drawing.KINDS)), drawing.Room(*EXACT)))
+    kind, dtypes = data.draw(st.sampled_from(drawing.KINDS)), dtypes_of(op, device, drawing, floating=True)
+    shape = data.draw(drawing.shapes(kind, drawing.Room(*EXACT), op, dtypes))
     solution = data.draw(drawing.solutions(skinny, shape, device))
     case = data.draw(drawing.sprinkled(shape, device))
     out = drawing.launched(drawing.bound(skinny, solution, shape, device), case)
     assert not drawing.misplaced(case, out), f"{shape}: {solution}"
 
 
-@examples(EXAMPLES // 6)
+@scalings
+@examples(EXAMPLES // 10)
 @hypothesis.given(data=st.data())
-def test_subnormal_numbers_count(data: Any, device: Device, drawing: ModuleType) -> None:
+def test_subnormal_numbers_count(data: Any, op: str, device: Device, drawing: ModuleType) -> None:
     """An x of subnormal numbers alone gives the product that it should."""
-    case = data.draw(drawing.subnormal(data.draw(drawing.shapes("odd", drawing.Room(*EXACT))), device))
+    dtypes = dtypes_of(op, device, drawing, floating=True)
+    case = data.draw(drawing.subnormal(data.draw(drawing.shapes("odd", drawing.Room(*EXACT), op, dtypes)), device))
     solution = data.draw(drawing.solutions(skinny, case.shape, device))
     out = drawing.launched(drawing.bound(skinny, solution, case.shape, device), case)
     assert not drawing.fault(case, out), f"{case.shape}: {solution}"
@@ -118,9 +145,11 @@ def changed(launcher: Any, operands: tuple[torch.Tensor, ...], first: torch.Tens
 @examples(EXAMPLES // 8)
 @hypothesis.given(data=st.data())
 def test_a_hundred_calls_give_the_same_bits(data: Any, split: bool, device: Device, drawing: ModuleType) -> None:
-    """Alone, and while another stream keeps the GPU busy, so that blocks come in other orders; with a split and without."""
+    """Alone, and while another stream keeps the GPU busy, so that blocks come in other orders; with a split and without, of any op."""
     kind = "deep" if split else data.draw(st.sampled_from(drawing.KINDS))
-    shape = attrs.evolve(data.draw(drawing.shapes(kind, drawing.Room(2000 if split else 20_000, 20_000, 1 << 24))), outdtype="fp32")
+    op = data.draw(st.sampled_from([op for op in OPS if drawing.dtypes_of(op, device.gfx)]))
+    drawn = drawing.shapes(kind, drawing.Room(2000 if split else 20_000, 20_000, 1 << 24), op, drawing.dtypes_of(op, device.gfx))
+    shape = attrs.evolve(data.draw(drawn), outdtype="fp32")
     solution = data.draw(drawing.solutions(skinny, shape, device, split))
     hypothesis.assume(solution is not None)
     case = data.draw(drawing.normal(shape, device))
