@@ -6,12 +6,13 @@ import re
 from types import ModuleType
 from typing import Any
 
+import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape
 from tunedgemm_skinny.build import Build, build_of, options, source
 from tunedgemm_skinny.fit import PIECE, registers, shared_bytes
 from tunedgemm_skinny.limits import ARCHITECTURES, MAX_ROWS, supports, width_of
-from tunedgemm_skinny.names import Rows, Tiles
+from tunedgemm_skinny.names import Kernel, Rows, Tiles, Wgmma
 from tunedgemm_skinny.solutions import choices
 
 NVIDIA = {"sm_80": Device("sm_80", 108), "sm_90": Device("sm_90", 132), "sm_100": Device("sm_100", 148)}
@@ -25,7 +26,15 @@ INSTRUCTION = {
     "fp8_e4m3fn": {"nvidia": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "amd": "v_mfma_f32_16x16x32_fp8_fp8"},
     "fp8_e4m3fnuz": {"amd": "v_mfma_f32_16x16x32_fp8_fp8"},
 }
-#: What the other family multiplies int8 by.
+#: What Hopper multiplies large tiles by, after its M and N: PTX ISA, wgmma.mma_async.
+GROUPS = "wgmma.mma_async.sync.aligned."
+GROUP_KINDS = {
+    "bf16": "k16.f32.bf16.bf16",
+    "fp16": "k16.f32.f16.f16",
+    "int8": "k32.s32.s8.s8",
+    "fp8_e4m3fn": "k32.f32.e4m3.e4m3",
+}
+#: What the family of rows multiplies int8 by.
 DOT = {"nvidia": "dp4a.s32.s32", "amd": "v_dot4c?_i32_i8"}
 #: Rows of x of the classes of kernels, and K by the width of a load.
 ROWS, DEPTHS = (1, 4, 8, 16, 64), {8: 8192, 4: 8196, 2: 8190, 1: 8191}
@@ -75,13 +84,15 @@ def products(code: Any, build: Build) -> int:
 
 
 def check(code: Any, build: Build) -> None:
-    """Matrix instructions in tiles alone, next to nothing spilled.
+    """Matrix instructions as the family has them, next to nothing spilled; a program waits for the one before it where launches overlap.
 
     ptxas spills a register or two where that lets more warps run; narrow loads and many rows of x have more addresses.
     """
     usual = build.vec * width_of(build.dtype) == PIECE and build.rows < MAX_ROWS
     spilled = (16 if usual else 160) * (build.gfx in NVIDIA)
     assert (products(code, build) > 0) == (build.kernel.family == "tiles"), f"{build}: {products(code, build)} products"
+    assert (GROUPS in code.text) == (build.kernel.family == "wgmma"), f"{build}: products of {GROUPS}"
+    assert ("griddepcontrol" in code.text) == ARCHITECTURES[build.gfx].overlaps, f"{build}: griddepcontrol"
     assert code.spilled <= spilled, f"{build} spills {code.spilled}"
     assert code.stack <= spilled, f"{build} has {code.stack} bytes a thread"
     assert code.shared == 0, f"{build} has shared memory that the launch does not count"
@@ -187,3 +198,59 @@ def test_a_large_program_of_rows_keeps_its_sums_in_registers(compiled: Any, gfx:
     """The most sums that a lane can have, 8 rows of x by 8 of the weight, need no memory."""
     build = Build(Rows(8, 1, 1, 1), gfx, "bf16", "bf16", "", 8, 8)
     check(compiled(build), build)
+
+
+#: A shape of each way to multiply on Hopper.
+HOPPERS = {
+    dtype: Shape(op, 8, 2112, 7168, dtype=dtype, outdtype="bf16", scale=scale)
+    for op, dtype, scale in (
+        ("a16w16", "bf16", "none"), ("a16w16", "fp16", "none"), ("a8w8", "int8", "row"), ("a8w8_blockscale", "fp8_e4m3fn", "block"),
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("m", [8, 16, 32, 64])
+@pytest.mark.parametrize("dtype", HOPPERS)
+def test_groups_of_warps_multiply_in_registers(compiled: Any, dtype: str, m: int) -> None:
+    """wgmma has Hopper's instruction of the dtype and of so many rows of x, four for each tile of a step, and spills nothing."""
+    build = build_of(Wgmma(1, 1, 2, 2, 4), 1, attrs.evolve(HOPPERS[dtype], m=m), "sm_90")
+    code = compiled(build)
+    check(code, build)
+    assert "--gpu-architecture=sm_90a" in options(build)
+    found = re.findall(rf"{re.escape(GROUPS)}(\S+)", code.text)
+    assert set(found) == {f"m64n{m}{GROUP_KINDS[dtype]}"}
+    assert len(found) == 4 * build.kernel.unroll
+    assert (code.spilled, code.stack) == (0, 0)
+
+
+@pytest.mark.parametrize("gfx", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("kernel", [Rows(2, 4, 1, 2), Rows(1, 1, 2, 2, stages=3), Tiles(1, 2, 2, 2, 4, True), Wgmma(1, 2, 1, 1, 4)])
+def test_splits_that_meet_in_a_cluster(compiled: Any, gfx: str, kernel: Kernel) -> None:
+    """A cluster has as many blocks as K has parts, which read each other's shared memory; without one there is none of that."""
+    if isinstance(kernel, Wgmma) and not ARCHITECTURES[gfx].wgmma:
+        pytest.skip(f"{gfx} has no wgmma")
+    shape = Shape("a16w16", 8, 2112, 7168)
+    for cluster, splits in ((True, 2), (True, 5), (False, 5)):
+        build = build_of(attrs.evolve(kernel, cluster=cluster), splits, shape, gfx)
+        code = compiled(build)
+        check(code, build)
+        assert re.findall(r"\.reqnctapercluster (\d+), (\d+), (\d+)", code.text) == ([("1", str(splits), "1")] if cluster else [])
+        assert ("barrier.cluster.wait.acquire" in code.text) == ("ld.shared::cluster" in code.text) == cluster
+        assert ("atom." in code.text) == (not cluster)
+
+
+@pytest.mark.parametrize("gfx", NVIDIA)
+@pytest.mark.parametrize(
+    "kernel", [Rows(2, 4, 1, 2, True), Rows(1, 1, 2, 2, stages=3), Tiles(1, 2, 2, 2, 0, True), Tiles(1, 2, 2, 2, 4), Wgmma(1, 1, 1, 2)]
+)
+def test_what_is_touched_before_the_wait(compiled: Any, gfx: str, kernel: Kernel) -> None:
+    """From sm_90 on a program prefetches, waits once for the program before it, lets the next begin, and only then loads and stores."""
+    if isinstance(kernel, Wgmma) and not ARCHITECTURES[gfx].wgmma:
+        pytest.skip(f"{gfx} has no wgmma")
+    build = build_of(kernel, 3, Shape("a16w16", 8, 2112, 7168, epilogue="bias", bias_dtype="bf16"), gfx)
+    found = re.findall(r"griddepcontrol\.\w+|prefetch\.\S+|(?:ld|st|atom|cp\.async)\.\S*global", compiled(build).text)
+    before = found.index("griddepcontrol.wait") if ARCHITECTURES[gfx].overlaps else 0
+    assert set(found[:before]) == ({"prefetch.global.L2"} if before else set())
+    controls = [word for word in found if word.startswith(("griddepcontrol", "prefetch"))][before:]
+    assert controls == (["griddepcontrol.wait", "griddepcontrol.launch_dependents"] if before else [])
+    assert len(found) > before + 4
