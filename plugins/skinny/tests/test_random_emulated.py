@@ -44,7 +44,7 @@ def test_any_solution_of_any_shape_is_right(data: Any, kind: str, skinny: Skinny
 
 @both
 @pytest.mark.parametrize("op", [op for op in OPS if op != "a16w16"])
-@examples(10)
+@examples(8)
 @hypothesis.given(data=st.data())
 def test_any_solution_of_any_op_is_right(data: Any, op: str, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
     """The same in every dtype of the operands, with every kind of scales, and in batches."""
@@ -85,7 +85,7 @@ def test_subnormal_numbers_count(data: Any, op: str, skinny: Skinny, over: Modul
 
 @both
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
-@examples(10)
+@examples(8)
 @hypothesis.given(data=st.data())
 def test_any_order_of_blocks_and_threads_gives_the_same_bits(
     data: Any, split: bool, skinny: Skinny, over: ModuleType, drawing: ModuleType
