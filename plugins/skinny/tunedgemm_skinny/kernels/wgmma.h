@@ -9,7 +9,7 @@
 #define WEIGHT_BYTES (ROWS * 128)     // of a step
 #define X_BYTES (M * 128)
 #define SLOT_BYTES (DEEP * (WEIGHT_BYTES + X_BYTES))
-// Bytes16 threads copy a row's 128 bytes. Rows that a thread has a part of, and steps that the threads cover at once.
+// Eight threads copy a row's 128 bytes. Rows that a thread has a part of, and steps that the threads cover at once.
 #define ROWS_EACH (8 * ROWS > THREADS ? 8 * ROWS / THREADS : 1)
 #define STEPS_AT_ONCE (THREADS > 8 * ROWS ? THREADS / (8 * ROWS) : 1)
 
