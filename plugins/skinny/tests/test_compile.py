@@ -86,10 +86,11 @@ def products(code: Any, build: Build) -> int:
 def check(code: Any, build: Build) -> None:
     """Matrix instructions as the family has them, next to nothing spilled; a program waits for the one before it where launches overlap.
 
-    ptxas spills a register or two where that lets more warps run; narrow loads and many rows of x have more addresses.
+    Compilers spill a few registers where that lets more warps run; narrow loads and many rows of x have more addresses. The bounds are
+    bytes a thread of what is listed early: more would show in its time.
     """
     usual = build.vec * width_of(build.dtype) == PIECE and build.rows < MAX_ROWS
-    spilled = (16 if usual else 160) * (build.gfx in NVIDIA)
+    spilled = 48 if usual else 256
     assert (products(code, build) > 0) == (build.kernel.family == "tiles"), f"{build}: {products(code, build)} products"
     assert (GROUPS in code.text) == (build.kernel.family == "wgmma"), f"{build}: products of {GROUPS}"
     assert ("griddepcontrol" in code.text) == ARCHITECTURES[build.gfx].overlaps, f"{build}: griddepcontrol"

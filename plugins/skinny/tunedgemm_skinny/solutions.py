@@ -134,6 +134,8 @@ def _climbed(family: type[Kernel], shape: Shape, device: Device) -> dict[Chosen,
                     costs[chosen] = cost_of(*chosen, shape, device)
 
     try_all(_coarse(family, shape, device))
+    if not costs:  # a product so small that none of its usual parts has work for all warps
+        try_all((kernel, 1) for kernel, *_ in _grid(family))
     from_here: set[Chosen] = set()
     for _ in range(_CLIMBS):
         best = heapq.nsmallest(_CLIMBERS, ((cost, chosen[0].name, chosen[1], chosen) for chosen, cost in costs.items()))
