@@ -7,19 +7,20 @@
 
 Reads what was timed, from files of three kinds: the table that ``--compact`` writes, which is also the default; trial logs of the tuner;
 and JSON lines of [M, N, K, kernel name, splitK, us, us of torch], bf16, or with an op of 8 bits, fp8, at the end. Names that the plugin
-refuses, timings that failed and those of other devices than ``--device`` are passed over. Of what was timed twice the last counts: name
-older files first, and leave out those of kernels that have become quicker.
+refuses, timings that failed and those of other devices than ``--device`` are passed over. Of what was timed twice the last counts, but
+what was only screened gives way to all else: name older files first, and leave out those of kernels that have become quicker.
 
 The fit, one for each family: ridge regression of log(us / floor) on `features`, the timings of a shape weighed by how near they come to
 its best. The report leaves one shape out at a time, fits the rest, and orders the timings of that shape as the plugin would: how much
 longer than the best timed the best of the first 1, 5, 12, 24 takes, the geometric mean and the worst of all shapes. The last table
-compares the first guess with F.linear, where that was timed.
+lists each shape as the plugin would with weights that leave it out, and compares the first of the list that was timed with F.linear.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import math
 import sys
@@ -34,7 +35,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.tuner.log import read_log
 from tunedgemm_skinny import cost
 from tunedgemm_skinny.names import FAMILIES, Kernel, kernel_of
-from tunedgemm_skinny.solutions import spread
+from tunedgemm_skinny.solutions import choices, spread
 
 HERE = Path(__file__).parent
 TRIALS = HERE / "results" / "h200-2026-11-22" / "skinny-trials.csv"
@@ -56,6 +57,8 @@ _GUESSED = 8
 _DIGITS = 6
 #: Most rows of x of the classes in which the first guess is compared with F.linear.
 _CLASSES = (1, 2, 4, 8, 16, 32, 64)
+#: MiB of the weight of these classes.
+_MIB = (16, 64, 128, 256, 1024)
 
 #: Fields of an op in lists, which name none.
 _OF: dict[str, dict[str, str]] = {
@@ -67,6 +70,8 @@ _OF: dict[str, dict[str, str]] = {
 Chosen = tuple[Kernel, int]
 #: Of each shape, what was timed, in microseconds; and torch's call.
 Times = dict[Shape, dict[Chosen, float]]
+#: Family -> of each shape, how much too little was guessed: logarithms.
+Hopes = dict[str, dict[Shape, float]]
 
 
 @attrs.define
@@ -77,8 +82,8 @@ class Trials:
     torch: dict[Shape, float] = attrs.field(factory=dict)
     passed: int = 0
 
-    def add(self, shape: Shape, name: str, splits: int, us: float) -> None:
-        """One timing; a later one of the same takes its place."""
+    def add(self, shape: Shape, name: str, splits: int, us: float, screened: bool = False) -> None:
+        """One timing; a later one of the same takes its place, unless it was only screened."""
         if name == TORCH:
             self.torch[shape] = us
             return
@@ -87,7 +92,8 @@ class Trials:
         except PluginError:
             self.passed += 1
             return
-        self.kernels.setdefault(shape, {})[kernel, splits or 1] = us
+        found = self.kernels.setdefault(shape, {})
+        found[kernel, splits or 1] = found.get((kernel, splits or 1), us) if screened else us
 
 
 def read(paths: Iterable[Path], device: Device) -> Trials:
@@ -131,12 +137,13 @@ def _log(path: Path, device: Device, trials: Trials) -> None:
             continue
         timing, solution = line.timing(), line.timing().solution
         native = (solution.libtype, solution.kernel_name) == ("torch", "native")
-        if not timing.ok or line.where()[0] != device or not (native or solution.libtype == "skinny"):
+        screened = timing.status == "screened" and timing.us > 0
+        if not (timing.ok or screened) or line.where()[0] != device or not (native or solution.libtype == "skinny"):
             trials.passed += 1
             continue
         of, batch = timing.shape, timing.shape.extra
         shape = Shape(of.op, of.m, of.n, of.k, dtype=of.dtype, outdtype="bf16", scale=of.scale, extra=batch)
-        trials.add(shape, TORCH if native else solution.kernel_name, solution.split_k, timing.us)
+        trials.add(shape, TORCH if native else solution.kernel_name, solution.split_k, timing.us, screened)
 
 
 def compact(trials: Trials, path: Path, device: Device) -> None:
@@ -209,9 +216,7 @@ def written(fits: Mapping[str, Fit], trials: Trials, device: Device) -> str:
     """The data file of the plugin."""
     hopes = hoped(guesses(fits, trials.kernels, device), trials.kernels, device)
     weights = {}
-    for family, each in fits.items():
-        values = each.weights()
-        values[0] += hopes[family]
+    for family, values in weights_of(fits, hopes).items():
         weights[family] = {name: float(f"{value:.{_DIGITS}g}") for name, value in zip(cost.FEATURES, values, strict=True)}
     counted = sum(map(len, trials.kernels.values()))
     about = f"{counted} timings of {len(trials.kernels)} shapes on {device}; made by benchmarks/skinny_fit.py"
@@ -227,15 +232,28 @@ def guesses(fits: Mapping[str, Fit], times: Times, device: Device) -> Times:
     return told
 
 
-def hoped(told: Times, times: Times, device: Device) -> dict[str, float]:
-    """Family -> what its first guesses took beyond what was guessed, on average: the more there is to choose from, the more was hoped."""
-    beyond: dict[str, list[float]] = {kind.family: [] for kind in FAMILIES}
+def hoped(told: Times, times: Times, device: Device) -> Hopes:
+    """Family -> of each shape what its first guesses took beyond what was guessed: the more there is to choose from, the more was hoped."""
+    beyond: Hopes = {kind.family: {} for kind in FAMILIES}
     for shape, guessed in told.items():
         for family, means in beyond.items():
             first = sorted((cost_of, times[shape][at]) for at, cost_of in guessed.items() if at[0].family == family)[:_GUESSED]
             if len(first) == _GUESSED:
-                means.append(float(np.mean([math.log(us / cost.floor_of(shape, device)) - cost_of for cost_of, us in first])))
-    return {family: float(np.mean(means)) if means else 0.0 for family, means in beyond.items()}
+                means[shape] = float(np.mean([math.log(us / cost.floor_of(shape, device)) - cost_of for cost_of, us in first]))
+    return beyond
+
+
+def weights_of(fits: Mapping[str, Fit], hopes: Hopes, without: Shape | None = None) -> dict[str, np.ndarray]:
+    """Family -> its weights by all shapes but one, what was hoped added."""
+    weights = {family: each.weights(without) for family, each in fits.items()}
+    for family, values in weights.items():
+        values[0] += _mean(hopes[family], without)
+    return weights
+
+
+def _mean(hopes: Mapping[Shape, float], without: Shape | None = None) -> float:
+    means = [mean for shape, mean in hopes.items() if shape != without]
+    return float(np.mean(means)) if means else 0.0
 
 
 def quality(told: Mapping[Chosen, float], found: Mapping[Chosen, float]) -> list[float]:
@@ -255,7 +273,7 @@ def report(trials: Trials, fits: Mapping[str, Fit], device: Device) -> Iterator[
     """The lines of both tables, in Markdown."""
     told = guesses(fits, trials.kernels, device)
     hopes = hoped(told, trials.kernels, device)
-    told = {shape: {at: guess + hopes[at[0].family] for at, guess in guessed.items()} for shape, guessed in told.items()}
+    told = {shape: {at: guess + _mean(hopes[at[0].family], shape) for at, guess in guessed.items()} for shape, guessed in told.items()}
     yield "| family | shapes | timings | Spearman | " + " | ".join(f"best of {first}, worst" for first in _FIRST) + " |"
     yield "|---|---|---|---|" + "---|" * len(_FIRST)
     for family in (*fits, "all"):
@@ -270,17 +288,33 @@ def report(trials: Trials, fits: Mapping[str, Fit], device: Device) -> Iterator[
             means = [f"{math.exp(np.log(column).mean()):.3f}, {column.max():.3f}" for column in table.T[1:]]
             yield f"| {family} | {len(results)} | {count} | {table[:, 0].mean():.2f} | {' | '.join(means)} |"
     yield ""
-    yield "| M up to | shapes of a16w16 | first guess is quicker than F.linear | F.linear over the first guess, least and median |"
-    yield "|---|---|---|---|"
-    for below, most in zip((0, *_CLASSES), _CLASSES, strict=False):
-        ratios = [
-            trials.torch[shape] / trials.kernels[shape][spread(told[shape])[0]]
-            for shape in told
-            if below < shape.m <= most and shape.op == "a16w16" and shape in trials.torch and len(told[shape]) >= _ENOUGH
-        ]
+    yield from _first_guesses(trials, fits, hopes, device)
+
+
+def _first_guesses(trials: Trials, fits: Mapping[str, Fit], hopes: Hopes, device: Device) -> Iterator[str]:
+    """The table of first guesses of bf16 against F.linear."""
+    found = {}
+    for shape, times in trials.kernels.items():
+        if shape.op == "a16w16" and shape in trials.torch and len(times) >= _ENOUGH:
+            at = next((at for at in listed(shape, weights_of(fits, hopes, shape), device) if at in times), None)
+            found.update({shape: trials.torch[shape] / times[at]} if at else {})
+    yield "| M up to | MiB of the weight up to | shapes of a16w16 | first guess is quicker | F.linear over it, least and median |"
+    yield "|---|---|---|---|---|"
+    for (below, most), (small, large) in itertools.product(itertools.pairwise((0, *_CLASSES)), itertools.pairwise((0, *_MIB))):
+        ratios = [ratio for shape, ratio in found.items() if below < shape.m <= most and small < shape.n * shape.k / 2**19 <= large]
         if ratios:
             wins = sum(ratio > 1 for ratio in ratios)
-            yield f"| {most} | {len(ratios)} | {wins} | {min(ratios):.3f}, {float(np.median(ratios)):.3f} |"
+            yield f"| {most} | {large} | {len(ratios)} | {wins} | {min(ratios):.3f}, {float(np.median(ratios)):.3f} |"
+
+
+def listed(shape: Shape, weights: Mapping[str, np.ndarray], device: Device) -> list[Chosen]:
+    """What the plugin would list for a shape with other weights than it ships."""
+    shipped = cost.weights
+    cost.weights = lambda: {family: values.tolist() for family, values in weights.items()}
+    try:
+        return list(choices(shape, device))
+    finally:
+        cost.weights = shipped
 
 
 def main() -> int:

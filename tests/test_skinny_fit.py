@@ -54,13 +54,16 @@ def test_the_shipped_weights_are_those_of_the_committed_timings(fitting: ModuleT
 
 
 def test_a_shape_that_was_left_out_is_guessed_well(fitting: ModuleType, h200: Device) -> None:
-    """Of what was timed in bf16 the best of the first 12 guesses is within 5 % of the best in most shapes, and ranks agree."""
+    """Of what was timed in bf16 the best of the first 12 guesses is within 5 % of the best in most shapes, and ranks agree.
+
+    They agree less than of kernels drawn at random: most of what was timed had been listed by an earlier fit.
+    """
     trials = fitting.read([fitting.TRIALS], h200)
     told = fitting.guesses(fitting.fit(trials.kernels, h200), trials.kernels, h200)
     bf16 = [fitting.quality(told[shape], found) for shape, found in trials.kernels.items() if shape.dtype == "bf16"]
-    assert len(bf16) >= 15
-    assert np.mean([rank for rank, *_ in bf16]) > 0.6
-    assert np.mean([twelve < 1.05 for _, _, _, twelve, _ in bf16]) > 0.8
+    assert len(bf16) >= 150
+    assert np.mean([rank for rank, *_ in bf16]) > 0.5
+    assert np.mean([twelve < 1.05 for _, _, _, twelve, _ in bf16]) > 0.9
 
 
 def test_one_shape_says_nothing_of_itself(fitting: ModuleType, h200: Device) -> None:
@@ -86,9 +89,13 @@ def test_what_is_read(fitting: ModuleType, h200: Device, tmp_path: Path) -> None
             )
         )
     )
-    solution, here = Solution("skinny", NAME), {"gfx": h200.gfx, "cu_num": h200.cu_num, "device": h200.name, "kind": "trial"}
+    solution, other = Solution("skinny", NAME), Solution("skinny", NAME, 2)
+    here = {"gfx": h200.gfx, "cu_num": h200.cu_num, "device": h200.name, "kind": "trial"}
     timings = [
+        ({}, Timing(SHAPE, solution, "screened", us=2.0)),
         ({}, Timing(SHAPE, solution, "ok", us=7.0)),
+        ({}, Timing(SHAPE, solution, "screened", us=8.0)),
+        ({}, Timing(SHAPE, other, "screened", us=5.0)),
         ({}, Timing(attrs.evolve(SHAPE, outdtype="fp16"), Solution("torch", "native"), "ok", us=11.0)),
         ({}, Timing(SHAPE, solution, "wrong", us=1.0)),
         ({}, Timing(SHAPE, Solution("triton", "x"), "ok", us=1.0)),
@@ -96,11 +103,11 @@ def test_what_is_read(fitting: ModuleType, h200: Device, tmp_path: Path) -> None
         ({"kind": "end"}, Timing(SHAPE, solution, "ok", us=1.0)),
     ]
     log = tmp_path / "t.trials.jsonl"
-    log.write_text("".join(json.dumps({**json.loads(timing.to_json()), **here, **other}) + "\n" for other, timing in timings))
+    log.write_text("".join(json.dumps({**json.loads(timing.to_json()), **here, **differing}) + "\n" for differing, timing in timings))
     trials = fitting.read([lists, log], h200)
     eight = Shape("a8w8", 16, 64, 512, dtype="fp8", outdtype="bf16", scale="row")
     kernel = fitting.kernel_of(NAME)
-    assert trials.kernels == {SHAPE: {(kernel, 1): 7.0}, eight: {(kernel, 2): 3.5}}
+    assert trials.kernels == {SHAPE: {(kernel, 1): 7.0, (kernel, 2): 5.0}, eight: {(kernel, 2): 3.5}}
     assert trials.torch == {SHAPE: 11.0, eight: 4.0}
     assert trials.passed == 4
     table = tmp_path / "all.csv"
@@ -111,11 +118,15 @@ def test_what_is_read(fitting: ModuleType, h200: Device, tmp_path: Path) -> None
 
 def test_the_script_writes_and_reports(fitting: ModuleType, tmp_path: Path) -> None:
     """The same input gives the same file, and the report has a row for each family and for all."""
-    command = [sys.executable, str(SCRIPT), "--report", "--out"]
-    runs = [subprocess.run([*command, tmp_path / name], capture_output=True, text=True) for name in "ab"]
+    command = [sys.executable, str(SCRIPT), "--out"]
+    runs = [
+        subprocess.run([*command, tmp_path / name, *more], capture_output=True, text=True)
+        for name, more in (("a", ["--report"]), ("b", []))
+    ]
     assert [run.returncode for run in runs] == [0, 0], runs[0].stderr
     assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text()
     assert [line.split("|")[1].strip() for line in runs[0].stdout.splitlines()[3:7]] == ["rows", "tiles", "wgmma", "all"]
+    assert "| 16 | 128 |" in runs[0].stdout
     nothing = tmp_path / "none.csv"
     nothing.write_text(",".join(fitting.FIELDS) + "\n")
     empty = subprocess.run([*command, tmp_path / "c", nothing], capture_output=True, text=True)

@@ -49,20 +49,28 @@ def test_other_devices_and_weights_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("sizes", "taken"),
     [
-        ((1, 1280, 8192), True),
-        ((1, 8192, 1024), True),
-        ((1, 1279, 8192), False),
-        ((1, 8193, 1024), False),
-        ((1, 8192, 1016), False),
-        ((1, 8192, 8200), False),
-        ((1, 8192, 1028), False),
-        ((2, 8192, 3584), False),
-        ((16, 7168, 8192), False),
+        ((1, 8192, 3584), True),
+        ((1, 57344, 8192), True),
+        ((1, 8192, 28672), True),
+        ((1, 8191, 3584), False),
+        ((1, 57345, 8192), False),
+        ((1, 1280, 28672), False),
+        ((1, 8192, 8196), False),
+        ((1, 65536, 1024), False),
+        ((2, 8192, 3584), True),
+        ((2, 10240, 8192), True),
+        ((2, 10241, 8192), False),
+        ((3, 8192, 3584), False),
+        ((3, 24576, 1536), True),
+        ((16, 7168, 8192), True),
+        ((16, 4096, 14336), True),
+        ((16, 10240, 8200), False),
+        ((17, 7168, 8192), False),
     ],
     ids=str,
 )
-def test_the_class_that_was_timed_on_hopper(sizes: tuple[int, int, int], taken: bool) -> None:
-    """One row of x between the sizes that were timed gets the first guess, on Hopper alone and in 16 bits alone."""
+def test_the_classes_that_were_timed_on_hopper(sizes: tuple[int, int, int], taken: bool) -> None:
+    """The edges of each class, in rows of x, N, K and their product, get the first guess, on Hopper alone and in 16 bits alone."""
     for dtype in ("bf16", "fp16"):
         shape = Shape("a16w16", *sizes, dtype=dtype)
         found = skinny.heuristic_fallback(shape, H200)

@@ -2,9 +2,10 @@
 
 On NVIDIA's architectures the logarithm of a time over its floor is a weighted sum of `features`, which are made of bytes, blocks and
 steps, so that operands of 8 bits and other devices go through the same sum. The weights, a set for each family, are ``fitted.json``;
-``benchmarks/skinny_fit.py`` makes them from times that were measured on one H200 (sm_90), and says how good they are: of 19 shapes in
-bf16 (M of 1 to 64), five of a8w8 and three of a8w8_blockscale in fp8. A shape that was left out of the fit loses 0.8 % in the mean when 12
-of what was timed for it are tried, 4 % with block scales. Other architectures of NVIDIA's and int8 take the same weights unmeasured.
+``benchmarks/skinny_fit.py`` makes them from times that were measured on one H200 (sm_90), and says how good they are: of 151 shapes
+in bf16 (M of 1 to 64), 57 of a8w8 and 42 of a8w8_blockscale in fp8. A shape that was left out of the fit loses 1.4 % in the mean when 12
+of what was timed for it are tried, 0.4 % when 24 are. Other architectures of NVIDIA's and int8 take the same weights unmeasured. With one
+row of x next to nothing but vector units was timed in bf16.
 
 On AMD's, where nothing was measured, the cost is guessed in units of reading the weight once. That happens whatever the kernel, so what
 differs is how much of the memory's rate the loads in flight reach, how evenly blocks and steps lie, and what is added up at the end.
@@ -36,10 +37,7 @@ _BLOCKS, _KEPT = 32, 1 << 10
 #: Fused multiply-adds and conversions that a multiprocessor does while an element of the weight comes from memory.
 _OPERATIONS = 14
 #: Microseconds that the weights take which were measured; smaller and larger ones count as these.
-_MEASURED_US = (2.0, 64.0)
-#: Least M with which bf16 was timed; and what a guess counts more, as a logarithm, for fewer rows: vector units win there, or are as good.
-_TIMED = {"tiles": 2, "wgmma": 8}
-_UNTIMED = 0.1
+_MEASURED_US = (0.8, 224.0)
 #: Microseconds of a launch in a graph, its ramp included.
 _RAMP_US = 1.5
 
@@ -53,6 +51,7 @@ FEATURES = (
     "each", "warps_n", "warps_n/us", "threads^2", "unroll^2", "stages^2", "flight*stages", "resident", "us^2",
     "x", "log x", "x shared", "x shared*x", "x shared*ring",  # rows of x over rows of the weight of a block
     "rows", "rows*each", "rows*unroll", "each*unroll", "8 bits", "block scale*unroll",
+    "steps", "steps^2", "ring/steps", "left", "1/us",  # log of steps; of room over blocks: the next launch has it
 )  # fmt: skip
 _CLUSTERS = tuple(tuple(float(size == splits) for size in range(2, 9)) for splits in range(9))
 
@@ -61,8 +60,7 @@ def cost_of(kernel: Kernel, splits: int, shape: Shape, device: Device) -> float:
     """The lower the better: of NVIDIA's devices the logarithm of the time over its floor, of AMD's a guess."""
     if device.gfx.startswith("gfx"):
         return _guess(kernel, splits, shape, device)
-    untimed = _UNTIMED if shape.m < _TIMED.get(kernel.family, 1) else 0.0
-    return untimed + sum(map(operator.mul, weights()[kernel.family], features(kernel, splits, shape, device)))
+    return sum(map(operator.mul, weights()[kernel.family], features(kernel, splits, shape, device)))
 
 
 @functools.cache
@@ -94,7 +92,7 @@ def features(kernel: Kernel, splits: int, shape: Shape, device: Device) -> tuple
     apart = 0.0 if cluster or splits == 1 else 1.0  # the splits meet in global memory
     x = compiled_rows(kernel, shape.m, gfx) / per_block
     each, warps_n, unroll, rows, logx = log(kernel.n_each), log(kernel.warps_n), log(kernel.unroll), log(_rows(kernel, shape)), log(x)
-    ring, log_splits = log(stages or 1), log(splits)
+    ring, log_splits, steps = log(stages or 1), log(splits), log(turns)
     return (
         1.0,
         flight, flight * flight, min(flight, 0.0) ** 2,
@@ -105,6 +103,7 @@ def features(kernel: Kernel, splits: int, shape: Shape, device: Device) -> tuple
         log(us) ** 2,
         x, logx, shared, shared * x, shared * (stages > 0),
         rows, rows * each, rows * unroll, each * unroll, 2.0 - width, (shape.scale == "block") * unroll,
+        steps, steps * steps, min(stages / turns, 1.0), max(log(room / blocks), 0.0), 1.0 / us,
     )  # fmt: skip
 
 

@@ -11,17 +11,24 @@ from tunedgemm_skinny.solutions import enumerate_solutions
 _GFX = ("gfx90a", "gfx942", "gfx950")
 _CLASSES = ((1, 2, 9216), (4, 1, 9216), (8, 1, 5120), (16, 1, 256))
 _EIGHT = 8
-#: Where the first guess beats F.linear on Hopper: rows of x at most, rows of the weight and K at least and at most, as they were timed.
-_HOPPER = ((1, (1280, 8192), (1024, 8192)),)
+#: Where the first guess beats F.linear on Hopper: rows of x at most; rows of the weight, K, and their product, at least and at most.
+_HOPPER = (
+    (1, (4096, 57344), (1536, 28672), (8192 * 3584, 57344 * 8192)),
+    (2, (4096, 24576), (1536, 14336), (8192 * 3584, 10240 * 8192)),
+    (16, (4096, 24576), (1536, 14336), (24576 * 1536, 10240 * 8192)),
+)
 
 
 def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution | None:
     """The first guess where it is expected to be quicker than torch; None elsewhere.
 
     On AMD's devices for the shapes for which AITER takes its skinny kernels. On Hopper for the classes of which the first guess, by a fit
-    to all other shapes, beat F.linear in nine shapes of ten (bf16, one H200, 22 November 2026, ``benchmarks/skinny_fit.py --report``):
-    of M = 1 in 4 of 4, by 1.012 at least and 1.112 in the median. Of M = 2 it did so in 0 of 1, of 3 to 4 in 2 of 2, of 5 to 8 in 1 of 1,
-    of 9 to 16 in 2 of 5: too few or not often enough.
+    to all other shapes, beat F.linear in nine shapes of ten (bf16, one H200, 22 November 2026, 24 weights, M of 1, 2, 4, 8, 16, 32, 64;
+    where the first of the list was not timed, the next that was stands for it). With weights of 56 MiB to 160 MiB for M up to 2 in 15 of
+    16 (median 1.12, least 0.95), above that for M = 1 in 3 of 4 (1.03, 0.94; of all from 56 MiB in 11 of 12), of 72 MiB to 160 MiB for M
+    up to 16 in 24 of 25 (1.05, 0.95; 23 when no other M of the same weight was fitted either, least 0.81). Not often enough: smaller
+    weights for M = 1 in 9 of 12, for M = 2 in 10 of 12, for M of 4 to 16 in 23 of 45, larger ones for M of 2 to 16 in 7 of 16; M = 32 in 2
+    of 14, M = 64 in 4 of 15.
     """
     if shape.op != "a16w16" or shape.k % _EIGHT:
         return None
@@ -36,4 +43,8 @@ def _aiters(shape: Shape, device: Device) -> bool:
 
 
 def _hoppers(shape: Shape) -> bool:
-    return any(shape.m <= rows and n[0] <= shape.n <= n[1] and k[0] <= shape.k <= k[1] for rows, n, k in _HOPPER)
+    sizes = shape.n, shape.k, shape.n * shape.k
+    return any(
+        shape.m <= rows and all(least <= size <= most for size, (least, most) in zip(sizes, ranges, strict=True))
+        for rows, *ranges in _HOPPER
+    )
