@@ -15,7 +15,6 @@ _EIGHT = 8
 _HOPPER = (
     (1, (4096, 57344), (1536, 28672), (8192 * 3584, 57344 * 8192)),
     (2, (4096, 24576), (1536, 14336), (8192 * 3584, 10240 * 8192)),
-    (16, (4096, 24576), (1536, 14336), (24576 * 1536, 10240 * 8192)),
 )
 
 
@@ -25,10 +24,10 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     On AMD's devices for the shapes for which AITER takes its skinny kernels. On Hopper for the classes of which the first guess, by a fit
     to all other shapes, beat F.linear in nine shapes of ten (bf16, one H200, 22 November 2026, 24 weights, M of 1, 2, 4, 8, 16, 32, 64;
     where the first of the list was not timed, the next that was stands for it). With weights of 56 MiB to 160 MiB for M up to 2 in 15 of
-    16 (median 1.12, least 0.95), above that for M = 1 in 3 of 4 (1.03, 0.94; of all from 56 MiB in 11 of 12), of 72 MiB to 160 MiB for M
-    up to 16 in 24 of 25 (1.05, 0.95; 23 when no other M of the same weight was fitted either, least 0.81). Not often enough: smaller
+    16 (median 1.12, least 0.95), above that for M = 1 in 3 of 4 (1.03, 0.94; of all from 56 MiB in 11 of 12). Not often enough: smaller
     weights for M = 1 in 9 of 12, for M = 2 in 10 of 12, for M of 4 to 16 in 23 of 45, larger ones for M of 2 to 16 in 7 of 16; M = 32 in 2
-    of 14, M = 64 in 4 of 15.
+    of 14, M = 64 in 4 of 15. Of 72 MiB to 160 MiB for M up to 16 it was 24 of 25, but by 1.05 in the median and 0.81 at least where no
+    other M of the weight was fitted: too little for an answer that nobody has timed.
     """
     if shape.op != "a16w16" or shape.k % _EIGHT:
         return None
