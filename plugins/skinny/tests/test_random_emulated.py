@@ -29,6 +29,13 @@ def examples(count: int) -> Any:
     )  # fmt: skip
 
 
+def served(data: Any, shape: Any, made: Any, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> tuple[Any, Any, torch.Tensor]:
+    """Operands of a shape, drawn from what *made* gives, a solution that is drawn, too, and its output."""
+    solution = data.draw(drawing.solutions(skinny, shape, over.CPU))
+    case = data.draw(made(shape, over.CPU))
+    return case, solution, drawing.launched(drawing.bound(skinny, solution, shape, over.CPU), case)
+
+
 @both
 @pytest.mark.parametrize("kind", ["small", "odd", "wide", "deep"])
 @examples(10)
@@ -36,9 +43,7 @@ def examples(count: int) -> Any:
 def test_any_solution_of_any_shape_is_right(data: Any, kind: str, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
     """What is listed, or near what is, matches the reference; NaNs around operands and in the output before it do not get in."""
     shape = data.draw(drawing.shapes(kind, drawing.Room(*ROOM)))
-    solution = data.draw(drawing.solutions(skinny, shape, over.CPU))
-    case = data.draw(drawing.normal(shape, over.CPU))
-    out = drawing.launched(drawing.bound(skinny, solution, shape, over.CPU), case)
+    case, solution, out = served(data, shape, drawing.normal, skinny, over, drawing)
     assert not drawing.fault(case, out), f"{shape}: {solution}"
 
 
@@ -50,9 +55,7 @@ def test_any_solution_of_any_op_is_right(data: Any, op: str, skinny: Skinny, ove
     """The same in every dtype of the operands, with every kind of scales, and in batches."""
     kind, dtypes = data.draw(st.sampled_from(drawing.KINDS)), drawing.dtypes_of(op, skinny.host.gfx)
     shape = data.draw(drawing.shapes(kind, drawing.Room(*ROOM), op, dtypes))
-    solution = data.draw(drawing.solutions(skinny, shape, over.CPU))
-    case = data.draw(drawing.normal(shape, over.CPU))
-    out = drawing.launched(drawing.bound(skinny, solution, shape, over.CPU), case)
+    case, solution, out = served(data, shape, drawing.normal, skinny, over, drawing)
     assert not drawing.fault(case, out), f"{shape}: {solution}"
 
 
@@ -64,9 +67,7 @@ def test_infinities_and_nans_are_where_torch_has_them(data: Any, op: str, skinny
     """Each reaches exactly the outputs that it takes part in; the others stay right, with subnormal numbers among the operands."""
     kind, dtypes = data.draw(st.sampled_from(drawing.KINDS)), drawing.dtypes_of(op, skinny.host.gfx, floating=True)
     shape = data.draw(drawing.shapes(kind, drawing.Room(*ROOM), op, dtypes))
-    solution = data.draw(drawing.solutions(skinny, shape, over.CPU))
-    case = data.draw(drawing.sprinkled(shape, over.CPU))
-    out = drawing.launched(drawing.bound(skinny, solution, shape, over.CPU), case)
+    case, solution, out = served(data, shape, drawing.sprinkled, skinny, over, drawing)
     assert not drawing.misplaced(case, out), f"{shape}: {solution}"
 
 

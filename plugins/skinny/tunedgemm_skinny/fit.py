@@ -81,17 +81,17 @@ def shared_bytes(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> int:
     """
     rows = compiled_rows(kernel, shape.m, gfx)
     width, span, share = width_of(shape.dtype), span_of(kernel, shape.dtype, gfx), per_split(kernel, splits, shape, gfx)
+    sums = 4 * kernel.warps_k * rows * (kernel.per_block + (0 if isinstance(kernel, Rows) else 4))
     if isinstance(kernel, Wgmma):
-        slot = width * kernel.warps_k * span * (kernel.per_block + rows)
-        return max(kernel.stages * slot, 4 * kernel.warps_k * rows * (kernel.per_block + 4))
+        return max(kernel.stages * width * kernel.warps_k * span * (kernel.per_block + rows), sums)
     if isinstance(kernel, Rows):
-        pitch, length = kernel.per_block, ceil_div(share * width, PIECE) * PIECE
+        length = ceil_div(share * width, PIECE) * PIECE
     else:
-        pitch, step = kernel.per_block + 4, 4 * PIECE
+        step = 4 * PIECE
         length = kernel.stages * kernel.warps_k * span * width or ceil_div(share * width, step) * step
     x = rows * length if kernel.x_shared else 0
     ring = kernel.stages * kernel.unroll * held(kernel, gfx) * threads_of(kernel, gfx) * PIECE
-    return max(x + ring, 4 * kernel.warps_k * rows * pitch)
+    return max(x + ring, sums)
 
 
 def partial_bytes(kernel: Kernel, splits: int, shape: Shape) -> int:
