@@ -1,6 +1,6 @@
 """Run as a child: compiles a list of solutions and prints what their code says of itself as JSON.
 
-Reads a JSON list of cases: gfx, kernel name, split_k, m, n, k, outdtype, bias. A compiler that aborts takes only this process.
+Reads a JSON list of cases: gfx, kernel name, split_k, and the shape as a dict. A compiler that aborts takes only this process.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _MATRIX = r"v_mfma_\w+|v_wmma_\w+|wgmma\.mma_async|tcgen05\.mma|mma\.sync\.align
 
 def look(case: dict[str, Any]) -> dict[str, Any]:
     """Instructions, shared memory and spills of one compiled solution."""
-    shape = Shape("a16w16", case["m"], case["n"], case["k"], outdtype=case["outdtype"], epilogue="bias" if case["bias"] else "none")
     try:
-        kernel = compiled(build_of(kernel_of(case["kernel"]), case["split_k"], shape, Device(case["gfx"], 128)))
+        build = build_of(kernel_of(case["kernel"]), case["split_k"], Shape.from_dict(case["shape"]), Device(case["gfx"], 128))
+        kernel = compiled(build)
     except Exception as error:
         return {"failed": str(error)[-600:]}
     text = kernel.asm["amdgcn"] if "amdgcn" in kernel.asm else kernel.asm["ptx"]

@@ -19,6 +19,9 @@ pytest.importorskip("triton")
 DEVICES = {"gfx942": Device("gfx942", 304), "gfx950": Device("gfx950", 256), "sm_90": Device("sm_90", 132)}
 OTHERS = {"sm_80": Device("sm_80", 108), "sm_86": Device("sm_86", 84), "gfx90a": Device("gfx90a", 104), "gfx1100": Device("gfx1100", 96)}
 
+#: Of cases that name none.
+SHAPE = Shape("a16w16", 1024, 4096, 4096)
+
 #: What the tile product of 16-bit operands must use (AMD's ISA guides; PTX ISA, warpgroup-level matrix instructions).
 INSTRUCTION = {"gfx942": "v_mfma_f32_", "gfx90a": "v_mfma_f32_", "gfx950": "v_mfma_f32_", "gfx1100": "v_wmma_f32_"}
 
@@ -40,8 +43,7 @@ def _cases(device: Device, rows: tuple[int, ...], limit: int, bias: bool = False
         shape = Shape("a16w16", m, 7168, 8192, epilogue="bias" if bias else "none")
         found = list(enumerate_solutions(shape, device))
         for solution in [*found[:limit], *found[-2:]]:
-            cases.append({"gfx": device.gfx, "kernel": solution.kernel_name, "split_k": max(solution.split_k, 1)})
-            cases[-1] |= {"m": m, "n": shape.n, "k": shape.k, "outdtype": "bf16", "bias": bias}
+            cases.append(_case(device.gfx, solution.kernel_name, shape, max(solution.split_k, 1)))
     return cases
 
 
@@ -81,7 +83,7 @@ def test_other_architectures_compile_a_kernel_of_each_family(gfx: str) -> None:
 def test_large_tiles_on_hopper_use_warpgroup_instructions() -> None:
     """A gemm tile with 64 rows, and a transposed one with few, multiply by wgmma."""
     names = ["gemm_r1_m128n128k64_g8_w4s3", "gemm_r1_m16n64k128_g1_w4s3_t", "tma_r1_m128n256k64_g8_w8s3"]
-    results = _compile([_case("sm_90", name, 1024) for name in names])
+    results = _compile([_case("sm_90", name) for name in names])
     assert all("wgmma.mma_async" in code["matrix"] for _, code in results), results
     assert "cp.async.bulk.tensor" in results[-1][1]["matrix"]
 
@@ -89,12 +91,12 @@ def test_large_tiles_on_hopper_use_warpgroup_instructions() -> None:
 def test_a_specialised_kernel_moves_registers_between_warp_groups() -> None:
     """Only a kernel whose PTX has setmaxnreg is really specialised: Triton drops the request silently."""
     names = ["tma_r1_m128n128k64_g8_w4s4_ws", "tma_r1_m64n128k128_g8_w4s4_ws"]
-    assert all("setmaxnreg" in code["matrix"] for _, code in _compile([_case("sm_90", name, 1024) for name in names]))
+    assert all("setmaxnreg" in code["matrix"] for _, code in _compile([_case("sm_90", name) for name in names]))
 
 
 def test_the_second_consumer_stores_its_own_rows() -> None:
     """Triton gives each of two consumers half a tile's rows; adding half a tile to its first row as well would store elsewhere."""
-    [(_, code)] = _compile([_case("sm_90", "tma_r1_m128n128k64_g8_w4s4_ws", 1024)])
+    [(_, code)] = _compile([_case("sm_90", "tma_r1_m128n128k64_g8_w4s4_ws")])
     assert "setmaxnreg" in code["matrix"]
     assert code["moved_by_consumers"] == 0
 
@@ -107,5 +109,5 @@ def test_the_whole_space_compiles_within_the_limits(gfx: str) -> None:
         _check(case, code)
 
 
-def _case(gfx: str, name: str, m: int) -> dict[str, Any]:
-    return {"gfx": gfx, "kernel": name, "split_k": 1, "m": m, "n": 4096, "k": 4096, "outdtype": "bf16", "bias": False}
+def _case(gfx: str, name: str, shape: Shape = SHAPE, split_k: int = 1) -> dict[str, Any]:
+    return {"gfx": gfx, "kernel": name, "split_k": split_k, "shape": shape.to_dict()}

@@ -11,34 +11,68 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tunedgemm.plugin import Shape
 
 pytest.importorskip("triton")
 
 
-def _case(
-    kernel: str, m: int, n: int, k: int, *, split_k: int = 1, dtype: str = "bf16", out: str = "", bias: bool = False
-) -> dict[str, Any]:
-    return {"kernel": kernel, "split_k": split_k, "m": m, "n": n, "k": k, "dtype": dtype, "outdtype": out or dtype, "bias": bias}
+def _case(kernel: str, m: int, n: int, k: int, *, split_k: int = 1, bias: bool = False, b: int = 0, **fields: Any) -> dict[str, Any]:
+    """A case of a16w16 where *fields* say nothing else."""
+    fields = {"op": "a16w16", "dtype": "bf16", **fields, "epilogue": "bias" if bias else "none", "extra": {"B": b} if b else {}}
+    return {"kernel": kernel, "split_k": split_k, "shape": Shape(m=m, n=n, k=k, **fields).to_dict()}
 
+
+_HALF, _FP8, _INT8 = {"dtype": "fp16"}, {"dtype": "fp8_e4m3fn"}, {"dtype": "int8"}
+_ROW = {"op": "a8w8", "scale": "row", "outdtype": "fp32"}
+_TENSOR = {"op": "a8w8", "scale": "tensor", "outdtype": "fp16"}
+_BLOCK = {"op": "a8w8_blockscale", "scale": "block", "outdtype": "fp32", **_FP8}
+_16, _32 = {"layout": "aiter16x16"}, {"layout": "aiter32x16"}
+_COLUMN = {**_BLOCK, "op": "a8w8_blockscale_bpreshuffle", **_16}
+_BATCH, _BATCH8 = {"op": "batched_bf16", "b": 3, "outdtype": "fp32"}, {**_ROW, "op": "batched_a8w8", "b": 2}
 
 CASES = [
     _case("gemv_r1_m1n2k128u2_w1s1", 1, 33, 512),
     _case("gemv_r1_m1n4k128u1_w1s1", 1, 30, 200, bias=True),
-    _case("gemv_r1_m2n4k64u3_w1s1", 2, 17, 333, dtype="fp16", out="fp32"),
-    _case("gemv_r1_m3n2k128u1_w1s1", 3, 9, 128, bias=True, out="fp32"),
+    _case("gemv_r1_m2n4k64u3_w1s1", 2, 17, 333, dtype="fp16", outdtype="fp32"),
+    _case("gemv_r1_m3n2k128u1_w1s1", 3, 9, 128, bias=True, outdtype="fp32"),
     _case("gemv_r1_m4n4k64u2_w1s1", 3, 21, 300, split_k=2, bias=True),
-    _case("gemv_r1_m1n8k128u1_w1s1", 1, 20, 500, split_k=4, out="fp32"),
+    _case("gemv_r1_m1n8k128u1_w1s1", 1, 20, 500, split_k=4, outdtype="fp32"),
     _case("gemv_r1_m4n2k64u1_w1s1", 7, 6, 190, split_k=3, dtype="fp16"),
-    _case("gemv_r1_m2n1k64u1_w1s3", 2, 5, 256, out="fp16"),
+    _case("gemv_r1_m2n1k64u1_w1s3", 2, 5, 256, outdtype="fp16"),
+    _case("gemv_r1_m1n4k128u1_w1s1", 1, 18, 300, bias=True, **_ROW, **_FP8),
+    _case("gemv_r1_m2n4k128u1_w1s1", 2, 18, 256, split_k=2, **_TENSOR, **_INT8),
+    _case("gemv_r1_m2n8k128u2_w1s1", 3, 140, 330, split_k=2, **_BLOCK),
+    _case("gemv_r1_m2n4k64u1_w1s1", 3, 10, 200, split_k=2, bias=True, **_BATCH),
+    _case("gemv_r1_m1n4k64u1_w1s1", 2, 10, 200, bias=True, **_BATCH8, **_INT8),
     _case("gemm_r1_m16n32k32_g1_w4s2", 5, 33, 70, bias=True),
-    _case("gemm_r1_m16n32k32_g1_w4s2_t", 17, 40, 96, out="fp32", bias=True),
+    _case("gemm_r1_m16n32k32_g1_w4s2_t", 17, 40, 96, outdtype="fp32", bias=True),
     _case("gemm_r1_m32n16k32_g2_w4s2", 70, 50, 64, dtype="fp16"),
     _case("gemm_r1_m16n16k32_g1_w4s2", 20, 37, 200, split_k=3, bias=True),
-    _case("gemm_r1_m16n32k16_g1_w4s2_t", 9, 37, 100, split_k=4, out="fp32"),
-    _case("gemm_r1_m16n16k64_g1_w4s2", 4, 16, 129, split_k=2, dtype="fp16", out="fp32"),
+    _case("gemm_r1_m16n32k16_g1_w4s2_t", 9, 37, 100, split_k=4, outdtype="fp32"),
+    _case("gemm_r1_m16n16k64_g1_w4s2", 4, 16, 129, split_k=2, dtype="fp16", outdtype="fp32"),
+    _case("gemm_r1_m16n32k32_g1_w4s2", 20, 48, 96, bias=True, outdtype="fp32", **_16),
+    _case("gemm_r1_m16n32k64_g1_w4s2", 17, 40, 100, bias=True, **_ROW, **_FP8),
+    _case("gemm_r1_m16n32k64_g1_w4s2_t", 17, 40, 300, split_k=3, bias=True, **_ROW, **_INT8),
+    _case("gemm_r1_m16n32k64_g1_w4s2_t", 17, 40, 100, split_k=2, **_TENSOR, **_FP8),
+    _case("gemm_r1_m16n32k64_g1_w4s2", 17, 64, 96, **{**_ROW, "op": "a8w8_bpreshuffle"}, **_INT8, **_32),
+    _case("gemm_r1_m16n32k64_g1_w4s2_t", 17, 48, 160, split_k=2, **{**_TENSOR, "op": "a8w8_bpreshuffle"}, **_FP8, **_16),
+    _case("gemm_r1_m16n64k128_g1_w4s2", 18, 200, 328, **_BLOCK),
+    _case("gemm_r1_m16n64k32_g1_w4s2_t", 18, 150, 300, split_k=2, **_BLOCK),
+    _case("gemm_r1_m16n256k128_g1_w4s2", 18, 300, 200, **_BLOCK),
+    _case("gemm_r1_m16n256k64_g1_w4s2_t", 5, 300, 200, split_k=2, **_BLOCK),
+    _case("gemm_r1_m16n64k128_g1_w4s2", 18, 208, 352, split_k=2, **_COLUMN),
+    _case("gemm_r1_m16n32k32_g1_w4s2", 18, 40, 100, split_k=2, bias=True, **_BATCH),
+    _case("gemm_r1_m16n32k32_g1_w4s2_t", 18, 40, 100, split_k=2, bias=True, **_BATCH8, **_INT8),
     _case("tma_r1_m16n32k32_g2_w4s2", 37, 50, 72, bias=True),
     _case("tma_r1_m16n32k16_g8_w4s2", 40, 50, 200, split_k=3, bias=True),
-    _case("tma_r1_m32n32k16_g8_w4s2", 100, 96, 64, dtype="fp16", out="fp32"),
+    _case("tma_r1_m32n32k16_g8_w4s2", 100, 96, 64, dtype="fp16", outdtype="fp32"),
+    _case("tma_r1_m16n64k32_g8_w4s2_t", 20, 96, 136, split_k=2, bias=True),
+    _case("tma_r1_m16n32k64_g8_w4s2", 37, 50, 80, bias=True, **_ROW, **_FP8),
+    _case("tma_r1_m16n32k64_g8_w4s2_t", 37, 50, 272, split_k=2, **_TENSOR, **_INT8),
+    _case("tma_r1_m32n64k128_g8_w4s2", 37, 200, 400, **_BLOCK),
+    _case("tma_r1_m16n64k64_g8_w4s2_t", 18, 200, 400, split_k=2, **_BLOCK),
+    _case("tma_r1_m16n32k32_g8_w4s2", 37, 50, 200, split_k=2, bias=True, **_BATCH),
+    _case("tma_r1_m16n32k32_g8_w4s2", 37, 50, 208, bias=True, **_BATCH8, **_FP8),
 ]
 
 #: The interpreter's cast of float32 to bfloat16 truncates: an element is off by up to 2^-7.
@@ -65,6 +99,6 @@ def results() -> list[dict[str, Any]]:
 def test_a_kernel_matches_float64_and_stores_every_element_and_no_other(results: list[dict[str, Any]], place: int) -> None:
     """Each kernel is right on ragged shapes, never rounds a float32 output through a narrow type, and keeps to its output."""
     result = results[place]
-    assert result["error"] < BOUNDS[CASES[place]["outdtype"]]
+    assert result["error"] < BOUNDS[CASES[place]["shape"]["outdtype"]]
     assert result["guarded"]
     assert result["zeroed"]

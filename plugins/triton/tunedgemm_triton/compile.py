@@ -21,11 +21,12 @@ from typing import Any
 import attrs
 from tunedgemm.plugin import Device, LaunchError, PluginError, Shape, cache_folder
 
-from tunedgemm_triton.limits import ARCHITECTURES
-from tunedgemm_triton.names import Gemm, Gemv, Kernel, Tma
+from tunedgemm_triton.fit import promotes
+from tunedgemm_triton.limits import ARCHITECTURES, batches_of
+from tunedgemm_triton.names import FAMILIES, Gemm, Gemv, Kernel, Tma
 
-_MODULES = {"gemv": "gemv", "gemm": "gemm", "tma": "persistent"}
-_POINTERS = {"bf16": "*bf16", "fp16": "*fp16", "fp32": "*fp32"}
+#: Triton's texts of our dtypes.
+TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "int8": "i8", "fp8_e4m3fn": "fp8e4nv", "fp8_e4m3fnuz": "fp8e4b8"}
 _lock = threading.Lock()
 
 
@@ -38,9 +39,13 @@ class Build:
         split_k: programs that share one tile's K.
         gfx: the architecture.
         dtype, outdtype, bias_dtype: short texts; bias_dtype is "" without a bias.
+        scale: ``none``, ``tensor``, ``row`` or ``block``, and ``column`` for blocks whose scales of x lie transposed.
+        layout: of the weight.
+        batched: whether there are several products.
         aligned_n, aligned_k: whether N and K are multiples of 16, which lets loads and stores be 16 bytes wide.
         even_k: whether K needs no mask.
         one_trip: whether a gemv program makes a single trip along K.
+        promote: elements of K after which sums of fp8 products go from the matrix unit to float32; 0 for none.
     """
 
     kernel: Kernel
@@ -49,10 +54,14 @@ class Build:
     dtype: str
     outdtype: str
     bias_dtype: str
+    scale: str
+    layout: str
+    batched: bool
     aligned_n: bool
     aligned_k: bool
     even_k: bool
     one_trip: bool
+    promote: int
 
 
 def build_of(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> Build:
@@ -65,42 +74,57 @@ def build_of(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> Buil
         dtype=shape.dtype,
         outdtype=shape.outdtype,
         bias_dtype=shape.bias_dtype,
+        scale="column" if shape.op == "a8w8_blockscale_bpreshuffle" else shape.scale,
+        layout=shape.layout,
+        batched=batches_of(shape) > 1,
         aligned_n=shape.n % 16 == 0,
         aligned_k=shape.k % 16 == 0,
         even_k=isinstance(kernel, Tma) or shape.k % step == 0,
         one_trip=isinstance(kernel, Gemv) and shape.k <= step,
+        promote=promotes(kernel, shape, device.gfx),
     )
 
 
 def function_of(kernel: Kernel) -> Any:
     """The kernel's Triton function."""
-    return getattr(importlib.import_module(f"tunedgemm_triton.kernels.{_MODULES[kernel.family]}"), kernel.family)
+    return getattr(importlib.import_module(f"tunedgemm_triton.kernels.{FAMILIES[kernel.family].module}"), kernel.family)
 
 
-def constants(build: Build, *, upcast: bool = False) -> dict[str, int | bool]:
+def constants(build: Build, *, upcast: bool = False) -> dict[str, int | bool | str]:
     """The values of the function's constexpr parameters."""
     kernel = build.kernel
-    common: dict[str, int | bool] = {"BLOCK_N": kernel.block_n, "BLOCK_K": kernel.block_k, "HAS_BIAS": bool(build.bias_dtype)}
+    common: dict[str, int | bool | str] = {"BLOCK_N": kernel.block_n, "BLOCK_K": kernel.block_k, "HAS_BIAS": bool(build.bias_dtype)}
+    common |= {"SPLIT_K": build.split_k, "SCALE": build.scale, "BATCHED": build.batched}
     if isinstance(kernel, Gemv):
-        split = {"SPLIT_K": build.split_k, "EVEN_K": build.even_k, "ONE_TRIP": build.one_trip}
-        return {**common, **split, "ROWS": kernel.rows, "UNROLL": kernel.unroll, "STAGES": kernel.stages}
-    common |= {"BLOCK_M": kernel.block_m, "GROUP_M": kernel.group_m, "UPCAST": upcast}
-    common |= {"SPLIT_K": build.split_k}
-    return (
-        {**common, "SWAP": kernel.swap, "EVEN_K": build.even_k} if isinstance(kernel, Gemm) else {**common, "SPECIALIZE": kernel.specialize}
-    )
+        loop = {"EVEN_K": build.even_k, "ONE_TRIP": build.one_trip, "UNROLL": kernel.unroll, "STAGES": kernel.stages}
+        return {**common, **loop, "ROWS": kernel.rows}
+    common |= {"BLOCK_M": kernel.block_m, "GROUP_M": kernel.group_m, "SWAP": kernel.swap, "PROMOTE": build.promote, "UPCAST": upcast}
+    if isinstance(kernel, Tma):
+        return {**common, "SPECIALIZE": kernel.specialize}
+    return {**common, "EVEN_K": build.even_k, "SHUFFLED": shuffled_rows(build.layout)}
+
+
+def shuffled_rows(layout: str) -> int:
+    """Rows of the weight whose packs of 16 bytes lie side by side in a shuffled layout (``aiter16x16``: 16); 0 for a plain one."""
+    return 0 if layout == "row" else int(layout.removeprefix("aiter").partition("x")[0])
 
 
 def signature(build: Build, names: list[str]) -> dict[str, str]:
     """The type text of every parameter of the function, in its order."""
-    kernel, values = build.kernel, constants(build)
-    types = {"M": "i32", "N": "i32", "K": "i32", "partial": "*fp32", "counters": "*i32"}
-    types |= {"x": _POINTERS[build.dtype], "weight": _POINTERS[build.dtype], "out": _POINTERS[build.outdtype]}
-    types["bias"] = _POINTERS[build.bias_dtype or build.dtype]
+    kernel, values, dtype = build.kernel, constants(build), TYPES[build.dtype]
+    types = {**dict.fromkeys("MNKB", "i32"), "x_scale": "*fp32", "w_scale": "*fp32", "counters": "*i32"}
+    types |= {"x": f"*{dtype}", "weight": f"*{dtype}", "out": f"*{TYPES[build.outdtype]}"}
+    types |= {"partial": "*i32" if sums_integers(build) else "*fp32", "bias": f"*{TYPES[build.bias_dtype or build.outdtype]}"}
     if isinstance(kernel, Tma):
-        types["x"] = f"tensordesc<{build.dtype}[{kernel.block_m}, {kernel.block_k}]>"
-        types["weight"] = f"tensordesc<{build.dtype}[{kernel.block_n}, {kernel.block_k}]>"
+        box = "1, " * build.batched
+        types["x"] = f"tensordesc<{dtype}[{box}{kernel.block_m}, {kernel.block_k}]>"
+        types["weight"] = f"tensordesc<{dtype}[{box}{kernel.block_n}, {kernel.block_k}]>"
     return {name: "constexpr" if name in values else types[name] for name in names}
+
+
+def sums_integers(build: Build) -> bool:
+    """Whether partial sums are int32, not float32."""
+    return build.dtype == "int8" and not isinstance(build.kernel, Gemv)
 
 
 def options(build: Build) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape
 
-from tunedgemm_triton.limits import ARCHITECTURES, MAX_GRID_YZ, MAX_PARTIAL_BYTES, MAX_TILES
+from tunedgemm_triton.limits import ARCHITECTURES, FP8, MAX_GRID_YZ, MAX_PARTIAL_BYTES, MAX_TILES, OPS, batches_of, width_of
 from tunedgemm_triton.names import Gemm, Gemv, Kernel, Tma
 
 
@@ -24,18 +24,18 @@ def step_of(kernel: Kernel) -> int:
 
 
 def tiles_of(kernel: Kernel, shape: Shape) -> int:
-    """Output tiles of the shape."""
-    return ceil_div(shape.m, rows_of(kernel)) * ceil_div(shape.n, kernel.block_n)
+    """Output tiles of the shape, those of all products of a batch."""
+    return batches_of(shape) * ceil_div(shape.m, rows_of(kernel)) * ceil_div(shape.n, kernel.block_n)
 
 
 def grid_of(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> tuple[int, int, int]:
     """Programs along the three axes."""
     if isinstance(kernel, Gemv):
-        return ceil_div(shape.n, kernel.block_n), split_k, ceil_div(shape.m, kernel.rows)
+        return ceil_div(shape.n, kernel.block_n), split_k, ceil_div(shape.m, kernel.rows) * batches_of(shape)
     if isinstance(kernel, Tma):
-        resident = min(max(ARCHITECTURES[device.gfx].shared_bytes // shared_bytes(kernel, device.gfx), 1), 2)
+        resident = min(max(ARCHITECTURES[device.gfx].shared_bytes // shared_bytes(kernel, shape, device.gfx), 1), 2)
         return min(tiles_of(kernel, shape) * split_k, device.cu_num * resident), 1, 1
-    return tiles_of(kernel, shape), split_k, 1
+    return tiles_of(kernel, shape) // batches_of(shape), split_k, batches_of(shape)
 
 
 def partial_bytes(kernel: Kernel, split_k: int, shape: Shape) -> int:
@@ -46,15 +46,26 @@ def partial_bytes(kernel: Kernel, split_k: int, shape: Shape) -> int:
     return 4 * split_k * tiles_of(kernel, shape) * rows * kernel.block_n
 
 
-def shared_bytes(kernel: Kernel, gfx: str) -> int:
-    """Estimate of the shared memory that Triton 3.6 allots for 16-bit operands; `bind` checks the real figure.
+def promotes(kernel: Kernel, shape: Shape, gfx: str) -> int:
+    """Elements of K after which sums of fp8 products leave the matrix unit for float32; 0 where they need not.
+
+    Hopper's wgmma adds fp8 products up in less than float32 (13 bits behind the point). That is lost in a bf16 output; for
+    others every 128 products are added in float32. Scales of blocks do so anyway.
+    """
+    fp8 = shape.dtype in FP8 and ARCHITECTURES[gfx].matrix == "wgmma" and not isinstance(kernel, Gemv)
+    return min(kernel.block_k, 128) if fp8 and shape.scale != "block" and shape.outdtype != "bf16" else 0
+
+
+def shared_bytes(kernel: Kernel, shape: Shape, gfx: str) -> int:
+    """Estimate of the shared memory that Triton 3.6 allots; `bind` checks the real figure.
 
     The loop's buffers: one a stage where the matrix instruction reads shared memory, else one fewer. A specialised
     or flattened loop cannot lend them to the output tile, which takes about a byte an element (at least 16 KiB).
     """
+    width = width_of(shape.dtype)
     if isinstance(kernel, Gemv):
-        return 0 if kernel.stages == 1 else 2 * kernel.stages * (kernel.rows + kernel.block_n) * kernel.block_k
-    buffer = 2 * (kernel.block_m + kernel.block_n) * kernel.block_k
+        return 0 if kernel.stages == 1 else width * kernel.stages * (kernel.rows + kernel.block_n) * kernel.block_k
+    buffer = width * (kernel.block_m + kernel.block_n) * kernel.block_k
     if isinstance(kernel, Tma):
         return kernel.stages * buffer + max(kernel.block_m * kernel.block_n, 16 << 10) + 256
     side = kernel.block_n if kernel.swap else kernel.block_m
@@ -62,33 +73,23 @@ def shared_bytes(kernel: Kernel, gfx: str) -> int:
     return max(kernel.stages - (not from_shared), 1) * buffer
 
 
-def registers(kernel: Kernel, gfx: str) -> int:
-    """32-bit registers a thread for the float32 sums, for gemv also for the loads of one trip."""
+def registers(kernel: Kernel, shape: Shape, gfx: str) -> int:
+    """32-bit registers a thread for the float32 sums, twice where they are promoted; for gemv also for the loads of one trip."""
     threads = kernel.warps * ARCHITECTURES[gfx].warp_size
     if isinstance(kernel, Gemv):
         sums = kernel.rows * kernel.block_n * kernel.block_k // (8 * threads)
-        return sums + (kernel.rows + kernel.block_n) * kernel.block_k * kernel.unroll // (2 * threads)
+        return sums + (kernel.rows + kernel.block_n) * kernel.block_k * kernel.unroll * width_of(shape.dtype) // (4 * threads)
     # Two of three warp groups hold sums where warps are specialised.
     groups = 2 if isinstance(kernel, Tma) and kernel.specialize else 1
-    return kernel.block_m * kernel.block_n // (threads * groups)
+    sums = 2 if shape.scale == "block" or promotes(kernel, shape, gfx) else 1
+    return sums * kernel.block_m * kernel.block_n // (threads * groups)
 
 
 def refusal(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> str:
     """Why the kernel cannot serve the shape on the device, or an empty text."""
-    architecture = ARCHITECTURES[device.gfx]
-    if isinstance(kernel, Tma):
-        if not architecture.tma:
-            return f"{device.gfx} has no tensor memory accelerator"
-        if shape.k % 8:
-            return f"tensor descriptors need rows of 16-byte multiples (K={shape.k} is not a multiple of 8)"
-        if kernel.specialize and not architecture.specialize:
-            return f"Triton does not specialise warps on {device.gfx}"
-        if kernel.specialize and kernel.warps != 4:
-            return f"warps are specialised with 4 of them only, not {kernel.warps}"
-        if kernel.specialize and split_k > 1:
-            return "a kernel with specialised warps does not split K"
-        if kernel.specialize and (kernel.block_m, kernel.block_n) == (64, 256):
-            return "Triton 3.6 does not compile a 64x256 tile with specialised warps"
+    reason = _unfit(kernel, shape) or _descriptors(kernel, split_k, shape, device)
+    if reason:
+        return reason
     if isinstance(kernel, Gemm) and device.kind != "amd" and (kernel.nonkdim or kernel.kpack > 1 or kernel.waves):
         return f"{kernel.name} uses options of AMD's compiler"
     if isinstance(kernel, Gemm) and device.gfx == "gfx950" and kernel.kpack > 1:
@@ -102,3 +103,37 @@ def refusal(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> str:
         return f"splitK={split_k} keeps {partial_bytes(kernel, split_k, shape)} bytes of partial sums; {MAX_PARTIAL_BYTES} are the most"
     groups = grid_of(kernel, split_k, shape, device)[2]
     return "" if groups <= MAX_GRID_YZ else f"M={shape.m} makes {groups} groups of rows; a grid ends at {MAX_GRID_YZ}"
+
+
+def _unfit(kernel: Kernel, shape: Shape) -> str:
+    """Why no build of the kernel can compute the op with such operands, or an empty text."""
+    taken = OPS[shape.op]
+    if kernel.family not in taken.families:
+        return f"{kernel.family} does not serve {shape.op}; {', '.join(taken.families)} do"
+    if shape.layout != "row" and not isinstance(kernel, Gemm):
+        return f"{kernel.family} reads plain weights only, not layout {shape.layout}"
+    if shape.scale == "block" and kernel.block_k > 128 and not isinstance(kernel, Gemv):
+        return f"a step of {kernel.block_k} along K would take scales of several blocks of 128"
+    if width_of(shape.dtype) == 1 and kernel.block_k < 32:
+        return f"matrix instructions of {shape.dtype} take 32 elements along K (got {kernel.block_k})"
+    return ""
+
+
+def _descriptors(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> str:
+    """Why a kernel fed by tensor descriptors cannot serve, or an empty text."""
+    if not isinstance(kernel, Tma):
+        return ""
+    architecture, elements = ARCHITECTURES[device.gfx], 16 // width_of(shape.dtype)
+    if not architecture.tma:
+        return f"{device.gfx} has no tensor memory accelerator"
+    if shape.k % elements:
+        return f"tensor descriptors need rows of 16-byte multiples (K={shape.k} is not a multiple of {elements})"
+    if kernel.specialize and not architecture.specialize:
+        return f"Triton does not specialise warps on {device.gfx}"
+    if kernel.specialize and kernel.warps != 4:
+        return f"warps are specialised with 4 of them only, not {kernel.warps}"
+    if kernel.specialize and split_k > 1:
+        return "a kernel with specialised warps does not split K"
+    if kernel.specialize and (kernel.block_m, kernel.block_n) == (64, 256):
+        return "Triton 3.6 does not compile a 64x256 tile with specialised warps"
+    return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +30,7 @@ from tunedgemm.plugin import (
 from tunedgemm_triton.compile import Build, build_of, compiled, our_cache
 from tunedgemm_triton.counters import counters_of
 from tunedgemm_triton.fit import grid_of, partial_bytes, refusal
-from tunedgemm_triton.limits import ARCHITECTURES, supports
+from tunedgemm_triton.limits import ARCHITECTURES, batches_of, supports
 from tunedgemm_triton.names import kernel_of
 from tunedgemm_triton.solutions import enumerate_solutions
 
@@ -100,6 +101,8 @@ def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsuppo
     grid, nbytes = grid_of(kernel, split_k, shape, device), partial_bytes(kernel, split_k, shape)
     if loaded.maps:
         call = _with_descriptors(loaded, grid, nbytes, shape, device)
+    elif shape.scale != "none":
+        call = _scaled(loaded, grid, nbytes, shape, device)
     else:
         call = _split(loaded, grid, nbytes, shape, device) if nbytes else _plain(loaded, grid, shape, device)
     return Launcher(on_device(call, device.index), workspace_bytes=nbytes)
@@ -147,10 +150,11 @@ def _boxes(kernel: Any) -> tuple[dict[str, Any], ...]:
     text = kernel.asm["ttgir"] if metas else ""
     boxes = []
     for name, meta in zip(("x", "weight"), metas, strict=False):
-        rows = {int(found) for found in re.findall(rf"async_tma_copy_global_to_local %{name}\[.*?-> !ttg\.memdesc<(\d+)x", text)}
+        rows = {int(found) for found in re.findall(rf"async_tma_copy_global_to_local %{name}\[.*?-> !ttg\.memdesc<(?:1x)?(\d+)x\d+x", text)}
         if len(rows) != 1:
             raise LaunchError(f"triton {kernel.name}: loads of {name!r} fill boxes of {sorted(rows)} rows; one size is needed")
-        boxes.append({**meta, "block_size": [rows.pop(), *meta["block_size"][1:]]})
+        *batch, _, step = meta["block_size"]
+        boxes.append({**meta, "block_size": [*batch, rows.pop(), step]})
     return tuple(boxes)
 
 
@@ -160,13 +164,13 @@ def _plain(loaded: Loaded, grid: tuple[int, int, int], shape: Shape, device: Dev
 
     empty, stream, index = torch.empty, torch._C._cuda_getCurrentRawStream, device.index
     launch, head, (gx, gy, gz) = loaded.launch, loaded.head, grid
-    out_dtype, where, m, n, k = torch_dtype(shape.outdtype), device.torch_device, shape.m, shape.n, shape.k
-    tail = (0, 0, m, n, k, *loaded.rest)
+    out_dtype, where, n = torch_dtype(shape.outdtype), device.torch_device, shape.n
+    tail = (0, 0, *_sizes(shape), *loaded.rest)
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
         out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
         added = 0 if bias is None else bias.data_ptr()
-        launch(gx, gy, gz, stream(index), *head, x.data_ptr(), weight.data_ptr(), added, out.data_ptr(), *tail)
+        launch(gx, gy, gz, stream(index), *head, x.data_ptr(), weight.data_ptr(), 0, 0, added, out.data_ptr(), *tail)
         return out
 
     return call
@@ -178,16 +182,41 @@ def _split(loaded: Loaded, grid: tuple[int, int, int], nbytes: int, shape: Shape
 
     empty, stream, index = torch.empty, torch._C._cuda_getCurrentRawStream, device.index
     launch, head, (gx, gy, gz) = loaded.launch, loaded.head, grid
-    out_dtype, where, m, n, k = torch_dtype(shape.outdtype), device.torch_device, shape.m, shape.n, shape.k
-    tail, count, byte = (m, n, k, *loaded.rest), counters_of(device.torch_device), torch.uint8
+    out_dtype, where, n = torch_dtype(shape.outdtype), device.torch_device, shape.n
+    tail, count, byte = (*_sizes(shape), *loaded.rest), counters_of(device.torch_device), torch.uint8
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
         out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
         partial = empty(nbytes, dtype=byte, device=where)
         place = partial.data_ptr()
         counters = count(place)
+        sums = place, counters.data_ptr()
         added = 0 if bias is None else bias.data_ptr()
-        launch(gx, gy, gz, stream(index), *head, x.data_ptr(), weight.data_ptr(), added, out.data_ptr(), place, counters.data_ptr(), *tail)
+        launch(gx, gy, gz, stream(index), *head, x.data_ptr(), weight.data_ptr(), 0, 0, added, out.data_ptr(), *sums, *tail)
+        return out
+
+    return call
+
+
+def _scaled(loaded: Loaded, grid: tuple[int, int, int], nbytes: int, shape: Shape, device: Device) -> Callable[..., Any]:
+    """One launch of scaled operands, whose programs share tiles where there are partial sums."""
+    import torch
+
+    empty, stream, index, byte = torch.empty, torch._C._cuda_getCurrentRawStream, device.index, torch.uint8
+    launch, head, (gx, gy, gz) = loaded.launch, loaded.head, grid
+    out_dtype, where, n = torch_dtype(shape.outdtype), device.torch_device, shape.n
+    tail, count = (*_sizes(shape), *loaded.rest), counters_of(device.torch_device) if nbytes else None
+
+    def call(x: Any, weight: Any, x_scale: Any, w_scale: Any, bias: Any = None) -> Any:
+        out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
+        sums = 0, 0
+        if count is not None:
+            partial = empty(nbytes, dtype=byte, device=where)
+            place = partial.data_ptr()
+            counters = count(place)
+            sums = place, counters.data_ptr()
+        operands = x.data_ptr(), weight.data_ptr(), x_scale.data_ptr(), w_scale.data_ptr(), 0 if bias is None else bias.data_ptr()
+        launch(gx, gy, gz, stream(index), *head, *operands, out.data_ptr(), *sums, *tail)
         return out
 
     return call
@@ -199,42 +228,57 @@ def _with_descriptors(loaded: Loaded, grid: tuple[int, int, int], nbytes: int, s
 
     empty, stream, index, byte = torch.empty, torch._C._cuda_getCurrentRawStream, device.index, torch.uint8
     launch, head, gx = loaded.launch, loaded.head, grid[0]
-    out_dtype, where, m, n, k = torch_dtype(shape.outdtype), device.torch_device, shape.m, shape.n, shape.k
-    map_x, map_weight = (_descriptor(meta, size, k) for meta, size in zip(loaded.maps, (m, n), strict=True))
-    sizes_x, sizes_weight, tail = (m, k, k, 1), (n, k, k, 1), (m, n, k, *loaded.rest)
-    count = counters_of(where) if nbytes else None
+    out_dtype, where, n = torch_dtype(shape.outdtype), device.torch_device, shape.n
+    batches = (batches_of(shape),) if batches_of(shape) > 1 else ()
+    extents = [(*batches, rows, shape.k) for rows in (shape.m, shape.n)]
+    map_x, map_weight = (_descriptor(meta, extent) for meta, extent in zip(loaded.maps, extents, strict=True))
+    sizes_x, sizes_weight = ((*extent, *_strides(extent)) for extent in extents)
+    tail, count = (*_sizes(shape), *loaded.rest), counters_of(where) if nbytes else None
 
-    def call(x: Any, weight: Any, bias: Any = None) -> Any:
+    def scaled(x: Any, weight: Any, x_scale: Any, w_scale: Any, bias: Any = None) -> Any:
+        return launched(x, weight, bias, (x_scale.data_ptr(), w_scale.data_ptr()))
+
+    def launched(x: Any, weight: Any, bias: Any = None, scales: tuple[int, int] = (0, 0)) -> Any:
         out = empty((*x.shape[:-1], n), dtype=out_dtype, device=where)
-        place = counters = 0
+        sums = 0, 0
         if count is not None:
             partial = empty(nbytes, dtype=byte, device=where)
             place = partial.data_ptr()
-            zeros = count(place)
-            counters = zeros.data_ptr()
+            counters = count(place)
+            sums = place, counters.data_ptr()
         described = (map_x(x.data_ptr()), *sizes_x, map_weight(weight.data_ptr()), *sizes_weight)
         added = 0 if bias is None else bias.data_ptr()
-        launch(gx, 1, 1, stream(index), *head, *described, added, out.data_ptr(), place, counters, *tail)
+        launch(gx, 1, 1, stream(index), *head, *described, *scales, added, out.data_ptr(), *sums, *tail)
         return out
 
-    return call
+    return launched if shape.scale == "none" else scaled
 
 
-def _descriptor(meta: dict[str, Any], rows: int, k: int) -> Callable[[int], Any]:
-    """Address of a [rows, k] tensor -> its descriptor: a pure function of the address, so a bounded memory of it is safe."""
+def _sizes(shape: Shape) -> tuple[int, int, int, int]:
+    """The kernels' arguments M, N, K, B."""
+    return shape.m, shape.n, shape.k, batches_of(shape)
+
+
+def _strides(extent: tuple[int, ...]) -> list[int]:
+    """Of a contiguous tensor, in elements."""
+    return [math.prod(extent[place + 1 :]) for place in range(len(extent))]
+
+
+def _descriptor(meta: dict[str, Any], extent: tuple[int, ...]) -> Callable[[int], Any]:
+    """Address of a contiguous tensor -> its descriptor: a pure function of the address, so a bounded memory of it is safe."""
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
     from triton.runtime import driver
 
     fill = driver.active.utils.fill_tma_descriptor
     swizzle, size, block = meta["swizzle"], meta["elem_size"], meta["block_size"]
-    kind, known = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], {}
+    kind, known, sizes, strides = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], {}, list(extent), _strides(extent)
 
     def describe(address: int) -> Any:
         found = known.get(address)
         if found is None:
             if len(known) >= _MAX_MAPS:
                 known.clear()
-            found = known[address] = fill(address, swizzle, size, kind, block, [rows, k], [k, 1], 0)
+            found = known[address] = fill(address, swizzle, size, kind, block, sizes, strides, 0)
         return found
 
     return describe

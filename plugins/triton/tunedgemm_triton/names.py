@@ -3,6 +3,8 @@
 ``gemv_r1_m1n2k1024u4_w4s1``: family, revision of the source, tile (m, n, k, unrolled chunks), warps and stages.
 ``gemm_r1_m64n128k64_g8_w4s3_t``: tile, tiles of M side by side (g), and flags: ``t`` transposed product,
 AMD's ``i16`` instruction side, ``p2`` k-pack, ``e2`` waves a SIMD. ``tma_r1_..._ws``: warps specialised.
+
+A name has neither op nor dtype nor scales: which program it becomes follows from the shape (`compile.Build`).
 """
 
 from __future__ import annotations
@@ -90,22 +92,40 @@ class Tma:
     group_m: int = _within(1, 64)
     warps: int = _power(1, 8)
     stages: int = _within(1, 8)
+    swap: bool = False
     specialize: bool = False
 
     @property
     def name(self) -> str:
         """The text of ``kernelName``."""
-        flags = "_ws" * self.specialize
+        flags = "_t" * self.swap + "_ws" * self.specialize
         return f"tma_r{REVISIONS['tma']}_m{self.block_m}n{self.block_n}k{self.block_k}_g{self.group_m}_w{self.warps}s{self.stages}{flags}"
 
 
 Kernel = Gemv | Gemm | Tma
 
 _TILE = r"_m(?P<block_m>\d+)n(?P<block_n>\d+)k(?P<block_k>\d+)_g(?P<group_m>\d+)_w(?P<warps>\d+)s(?P<stages>\d+)"
-_PATTERNS: dict[type[Kernel], str] = {
-    Gemv: r"_m(?P<rows>\d+)n(?P<block_n>\d+)k(?P<block_k>\d+)u(?P<unroll>\d+)_w(?P<warps>\d+)s(?P<stages>\d+)",
-    Gemm: _TILE + r"(?P<swap>_t)?(_i(?P<nonkdim>\d+))?(_p(?P<kpack>\d+))?(_e(?P<waves>\d+))?",
-    Tma: _TILE + r"(?P<specialize>_ws)?",
+
+
+@attrs.frozen
+class Family:
+    """Kernels of one source, told apart by their parameters.
+
+    Attributes:
+        kind: the class of the parameters.
+        pattern: what a name has behind the revision; groups are named as the parameters, a flag's text begins with ``_``.
+        module: the file in ``kernels`` whose function has the family's name.
+    """
+
+    kind: type[Kernel]
+    pattern: str
+    module: str
+
+
+FAMILIES: dict[str, Family] = {
+    "gemv": Family(Gemv, r"_m(?P<rows>\d+)n(?P<block_n>\d+)k(?P<block_k>\d+)u(?P<unroll>\d+)_w(?P<warps>\d+)s(?P<stages>\d+)", "gemv"),
+    "gemm": Family(Gemm, _TILE + r"(?P<swap>_t)?(_i(?P<nonkdim>\d+))?(_p(?P<kpack>\d+))?(_e(?P<waves>\d+))?", "gemm"),
+    "tma": Family(Tma, _TILE + r"(?P<swap>_t)?(?P<specialize>_ws)?", "persistent"),
 }
 
 
@@ -116,16 +136,14 @@ def kernel_of(name: str) -> Kernel:
     Raises:
         PluginError: no kernel of this plugin's present revision has that name; the message says why.
     """
-    for kind, pattern in _PATTERNS.items():
-        found = re.fullmatch(rf"{kind.family}_r(?P<revision>\d+){pattern}", name)
-        if found:
-            fields = {key: text for key, text in found.groupdict().items() if text is not None}
-            revision = int(fields.pop("revision"))
-            if revision != REVISIONS[kind.family]:
-                raise PluginError(
-                    f"triton kernel {name!r} is of revision {revision}; this version has {REVISIONS[kind.family]}: tune again"
-                )
-            return kind(**{key: True if text.startswith("_") else int(text) for key, text in fields.items()})
+    family = FAMILIES.get(name.partition("_")[0])
+    found = family and re.fullmatch(rf"[a-z]+_r(?P<revision>\d+){family.pattern}", name)
+    if family and found:
+        fields = {key: text for key, text in found.groupdict().items() if text is not None}
+        revision, known = int(fields.pop("revision")), REVISIONS[family.kind.family]
+        if revision != known:
+            raise PluginError(f"triton kernel {name!r} is of revision {revision}; this version has {known}: tune again")
+        return family.kind(**{key: True if text.startswith("_") else int(text) for key, text in fields.items()})
     raise PluginError(f"triton has no kernel {name!r}; names look like {EXAMPLES}")
 
 

@@ -136,9 +136,9 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
 def fits(kernel: Kernel, split: int, shape: Shape, device: Device) -> bool:
     """Whether a kernel is possible, fits the shared memory and the registers, and leaves no program without work."""
     architecture = ARCHITECTURES[device.gfx]
-    if refusal(kernel, split, shape, device) or shared_bytes(kernel, device.gfx) > architecture.shared_bytes:
+    if refusal(kernel, split, shape, device) or shared_bytes(kernel, shape, device.gfx) > architecture.shared_bytes:
         return False
-    if registers(kernel, device.gfx) > (200 if isinstance(kernel, Gemv) else 160):
+    if registers(kernel, shape, device.gfx) > (200 if isinstance(kernel, Gemv) else 160):
         return False
     return (split - 1) * ceil_div(ceil_div(shape.k, step_of(kernel)), split) < ceil_div(shape.k, step_of(kernel))
 

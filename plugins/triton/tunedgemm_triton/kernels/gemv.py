@@ -38,6 +38,21 @@ def _products(w, row):
 
 
 @triton.jit
+def _scaled_products(w, x, k, left, x_scale, w_scale, row, first_n, at, M, K, SCALE: tl.constexpr, EVEN_K: tl.constexpr):
+    """Sums of eight products of the weight's tile and a row of x; with SCALE "block" times the scales of their blocks.
+
+    Scales of x lie [M, blocks of 128 along K], those of the weight [blocks of rows, blocks]; the tile lies in one block of rows.
+    """
+    sums = _products(w, _row(x, k, left, EVEN_K))
+    if SCALE == "block":
+        blocks = tl.cdiv(K, 128)
+        block = tl.minimum((at + 8 * tl.arange(0, w.shape[1] // 8)) // 128, blocks - 1)
+        by_row = tl.load(x_scale + tl.minimum(row, M - 1).to(tl.int64) * blocks + block)
+        sums *= (by_row * tl.load(w_scale + (first_n // 128) * blocks + block))[None, :]
+    return sums
+
+
+@triton.jit
 def _totals(acc0, acc1, acc2, acc3, ROWS: tl.constexpr):
     """Sum [BLOCK_N, lanes] for each row, all in one exchange between warps -> [BLOCK_N, 1, 2 or 4] in the order of rows."""
     if ROWS == 1:
@@ -51,9 +66,14 @@ def _totals(acc0, acc1, acc2, acc3, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _store(totals, out, bias, n, row, M, N, ROWS: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Store float32 sums [BLOCK_N, 1, 2 or 4] transposed, bias added, in the output's dtype."""
+def _store(totals, x_scale, w_scale, out, bias, n, row, M, N, ROWS: tl.constexpr, SCALE: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Store float32 sums [BLOCK_N, 1, 2 or 4] transposed, scaled, bias added, in the output's dtype."""
     j = tl.arange(0, totals.shape[1])
+    if SCALE == "tensor":
+        totals *= tl.load(x_scale) * tl.load(w_scale)
+    if SCALE == "row":
+        by_m = tl.load(x_scale + tl.minimum(row + j, M - 1))
+        totals = totals * by_m[None, :] * tl.load(w_scale + tl.minimum(n, N - 1))[:, None]
     if HAS_BIAS:
         totals += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     inside = (n < N)[:, None] & ((j < ROWS) & (row + j < M))[None, :]
@@ -62,18 +82,30 @@ def _store(totals, out, bias, n, row, M, N, ROWS: tl.constexpr, HAS_BIAS: tl.con
 
 @triton.jit
 def gemv(
-    x, weight, bias, out, partial, counters, M, N, K,
+    x, weight, x_scale, w_scale, bias, out, partial, counters, M, N, K, B,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, ONE_TRIP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, ONE_TRIP: tl.constexpr, SCALE: tl.constexpr, BATCHED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """out[M, N] = x[M, K] @ weight[N, K].T (+ bias[N]).
+    """out[M, N] = x[M, K] @ weight[N, K].T, scaled (+ bias[N]); of each of B products where BATCHED.
 
-    Grid: (tiles of BLOCK_N weight rows, SPLIT_K, groups of ROWS activation rows).
+    Grid: (tiles of BLOCK_N weight rows, SPLIT_K, B x groups of ROWS activation rows).
     One trip of the loop reads UNROLL chunks of BLOCK_K; ONE_TRIP promises that each program makes exactly one.
-    EVEN_K promises that K is a multiple of SPLIT_K trips. With BLOCK_K = 8 x warp size x num_warps every thread
+    EVEN_K promises that K is a multiple of SPLIT_K trips. With BLOCK_K = 16 bytes x warp size x num_warps every thread
     holds 16 consecutive bytes of both operands in the same place, and nothing passes through shared memory in the loop.
     """
     tile, part, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    slot = group * tl.num_programs(0) + tile
+    if BATCHED:
+        groups = tl.cdiv(M, ROWS)
+        batch = (group // groups).to(tl.int64)
+        group = group % groups
+        x += batch * M * K
+        weight += batch * N * K
+        out += batch * M * N
+        bias += batch * N
+        x_scale += batch * M
+        w_scale += batch * N
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     # Rows past an edge repeat the last row and are not stored: no mask in the loop but for a ragged K.
@@ -93,23 +125,22 @@ def gemv(
             at = (part * trips + trip) * (BLOCK_K * UNROLL) + chunk * BLOCK_K
             left = K - at
             w = _weight(weight + at, k, left, EVEN_K)
-            acc0 += _products(w, _row(x0 + at, k, left, EVEN_K))
+            acc0 += _scaled_products(w, x0 + at, k, left, x_scale, w_scale, row, tile * BLOCK_N, at, M, K, SCALE, EVEN_K)
             if ROWS > 1:
-                acc1 += _products(w, _row(x1 + at, k, left, EVEN_K))
+                acc1 += _scaled_products(w, x1 + at, k, left, x_scale, w_scale, row + 1, tile * BLOCK_N, at, M, K, SCALE, EVEN_K)
             if ROWS > 2:
-                acc2 += _products(w, _row(x2 + at, k, left, EVEN_K))
+                acc2 += _scaled_products(w, x2 + at, k, left, x_scale, w_scale, row + 2, tile * BLOCK_N, at, M, K, SCALE, EVEN_K)
             if ROWS > 3:
-                acc3 += _products(w, _row(x3 + at, k, left, EVEN_K))
+                acc3 += _scaled_products(w, x3 + at, k, left, x_scale, w_scale, row + 3, tile * BLOCK_N, at, M, K, SCALE, EVEN_K)
     totals = _totals(acc0, acc1, acc2, acc3, ROWS)
     if SPLIT_K == 1:
-        _store(totals, out, bias, n, row, M, N, ROWS, HAS_BIAS)
+        _store(totals, x_scale, w_scale, out, bias, n, row, M, N, ROWS, SCALE, HAS_BIAS)
     else:
         width: tl.constexpr = totals.shape[1]
-        slot = group * tl.num_programs(0) + tile
         within = tl.arange(0, BLOCK_N)[:, None] * width + tl.arange(0, width)[None, :]
         partial += slot.to(tl.int64) * (SPLIT_K * BLOCK_N * width)
         tl.store(partial + part * (BLOCK_N * width) + within, totals)
         if arrives_last(counters + slot, SPLIT_K):
             leave_zero(counters + slot)
             totals = sum_parts(partial + within, BLOCK_N * width, SPLIT_K)
-            _store(totals, out, bias, n, row, M, N, ROWS, HAS_BIAS)
+            _store(totals, x_scale, w_scale, out, bias, n, row, M, N, ROWS, SCALE, HAS_BIAS)

@@ -1,0 +1,114 @@
+"""What the families on the matrix units share: which tile a program computes, its products, its scales, its sums and its stores."""
+
+# ruff: noqa: PLR0917, SIM102, SIM108 (Triton kernels take all they use as parameters; a branch on a constexpr is no ternary)
+import triton
+import triton.language as tl
+
+from tunedgemm_triton.kernels.arrival import arrives_last, leave_zero, sum_parts
+
+
+@triton.jit
+def tile_of(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """Index of a program -> (tile of M, tile of N): GROUP_M tiles of M side by side share the weight in L2."""
+    width = GROUP_M * tiles_n
+    first_m = (index // width) * GROUP_M
+    height = tl.minimum(tiles_m - first_m, GROUP_M)
+    return first_m + (index % width) % height, (index % width) // height
+
+
+@triton.jit
+def zeros(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SWAP: tl.constexpr, dtype: tl.constexpr):
+    """Sums of a tile, int32 for products of int8, else float32."""
+    rows: tl.constexpr = BLOCK_N if SWAP else BLOCK_M
+    columns: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
+    return tl.zeros([rows, columns], tl.int32 if dtype.is_int() else tl.float32)
+
+
+@triton.jit
+def product(a, b, acc, SWAP: tl.constexpr, PROMOTE: tl.constexpr, UPCAST: tl.constexpr):
+    """acc + a[BLOCK_M, BLOCK_K] @ b[BLOCK_N, BLOCK_K].T, transposed with SWAP.
+
+    PROMOTE adds sums of so many fp8 products to *acc* outside the matrix unit; 0 leaves all to it.
+    """
+    if UPCAST:
+        if not a.dtype.is_int():
+            a = a.to(tl.float32)
+            b = b.to(tl.float32)
+    first = b if SWAP else a
+    second = a.T if SWAP else b.T
+    if PROMOTE > 0:
+        acc = tl.dot(first, second, acc, max_num_imprecise_acc=PROMOTE, out_dtype=acc.dtype)
+    else:
+        acc = tl.dot(first, second, acc, out_dtype=acc.dtype)
+    return acc
+
+
+@triton.jit
+def block_scales(x_scale, w_scale, m, first_n, block, M, N, K, SCALE: tl.constexpr, SWAP: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The products' factors where K is in *block* of 128: a row of x's times a row of the weight's, by one or both sides of the tile.
+
+    Scales of x lie [M, blocks], or [blocks, M] with SCALE "column"; those of the weight [blocks of N, blocks].
+    """
+    blocks = tl.cdiv(K, 128)
+    row = tl.minimum(m, M - 1).to(tl.int64)
+    at = block * M + row if SCALE == "column" else row * blocks + block
+    by_m = tl.load(x_scale + at)
+    if BLOCK_N <= 128:
+        # A tile of BLOCK_N rows lies in one block of the weight.
+        by_m *= tl.load(w_scale + (first_n // 128) * blocks + block)
+        factors = by_m[None, :] if SWAP else by_m[:, None]
+    else:
+        n = tl.minimum(first_n + tl.arange(0, BLOCK_N), N - 1)
+        by_n = tl.load(w_scale + (n // 128) * blocks + block)
+        factors = by_m[None, :] * by_n[:, None] if SWAP else by_m[:, None] * by_n[None, :]
+    return factors
+
+
+@triton.jit
+def scaled(acc, x_scale, w_scale, m, n, M, N, SCALE: tl.constexpr, SWAP: tl.constexpr):
+    """Sums in float32, times the scales of the whole tensors or of rows."""
+    acc = acc.to(tl.float32)
+    if SCALE == "tensor":
+        acc *= tl.load(x_scale) * tl.load(w_scale)
+    if SCALE == "row":
+        by_m = tl.load(x_scale + tl.minimum(m, M - 1))
+        by_n = tl.load(w_scale + tl.minimum(n, N - 1))
+        if SWAP:
+            acc = acc * by_m[None, :] * by_n[:, None]
+        else:
+            acc = acc * by_m[:, None] * by_n[None, :]
+    return acc
+
+
+@triton.jit
+def store_tile(acc, out, bias, m, n, M, N, HAS_BIAS: tl.constexpr, SWAP: tl.constexpr):
+    """Store float32 sums [BLOCK_M, BLOCK_N], or [BLOCK_N, BLOCK_M] with SWAP, bias added, in the output's dtype."""
+    if HAS_BIAS:
+        added = tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+        acc += added[:, None] if SWAP else added[None, :]
+    if SWAP:
+        at = m.to(tl.int64)[None, :] * N + n[:, None]
+        inside = (m < M)[None, :] & (n < N)[:, None]
+    else:
+        at = m.to(tl.int64)[:, None] * N + n[None, :]
+        inside = (m < M)[:, None] & (n < N)[None, :]
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def finish(
+    acc, x_scale, w_scale, bias, out, partial, counter, part, m, n, M, N,
+    SPLIT_K: tl.constexpr, SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, SWAP: tl.constexpr,
+):  # fmt: skip
+    """Scale and store a tile's sums; where K is split, put them to *partial* and let the last program to arrive do so."""
+    if SPLIT_K == 1:
+        acc = scaled(acc, x_scale, w_scale, m, n, M, N, SCALE, SWAP)
+        store_tile(acc, out, bias, m, n, M, N, HAS_BIAS, SWAP)
+    else:
+        size = acc.shape[0] * acc.shape[1]
+        within = tl.arange(0, acc.shape[0])[:, None] * acc.shape[1] + tl.arange(0, acc.shape[1])[None, :]
+        tl.store(partial + part * size + within, acc)
+        if arrives_last(counter, SPLIT_K):
+            leave_zero(counter)
+            acc = scaled(sum_parts(partial + within, size, SPLIT_K), x_scale, w_scale, m, n, M, N, SCALE, SWAP)
+            store_tile(acc, out, bias, m, n, M, N, HAS_BIAS, SWAP)
