@@ -21,7 +21,7 @@ ALIASES = {"hipblast": "hipblaslt"}
 #: gradlib's rocblas is what torch runs where nothing is tuned.
 STAND_INS = {"rocblas": (BUILTIN, "native")}
 
-#: What AITER's own tables may name, by op; its dispatch stops at others.
+#: What AITER's own tables may name, by op; its dispatch stops at others. Nothing for an op of which AITER has no table.
 OF_AITERS_OPS = {
     "a16w16": ("asm", "flydsl", "hipblaslt", "opus", "skinny", BUILTIN, "triton"),
     "a8w8": ("ck",),
@@ -29,6 +29,7 @@ OF_AITERS_OPS = {
     "a8w8_blockscale": ("ck", "cktile"),
     "a8w8_blockscale_bpreshuffle": ("asm", "ck", "cktile", "flydsl", "opus", "triton"),
     "a4w4_blockscale": ("asm", "ck"),
+    "a16w4_blockscale": (),
     "batched_bf16": ("ck",),
     "batched_a8w8": ("ck",),
     "fmoe": ("asm", "ck", "flydsl"),

@@ -1,11 +1,11 @@
-"""entry: the hot path of the products with scales."""
+"""entry: the hot paths of the products with scales."""
 
 import pytest
 import torch
 from tunedgemm.dispatch import Dispatcher
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.entry import scaled_entry, weight_scaled_entry
 from tunedgemm.shape import Shape
 
 OP = op_named("a8w8")
@@ -89,3 +89,56 @@ def test_a_launcher_that_fails_is_replaced(dispatcher):
     dispatcher.demote = demote
     assert scaled_entry(dispatcher)(*OPERANDS, None, None) is wanted
     assert replaced == [("no such kernel", key, 4, None)]
+
+
+class TestWeightScaled:
+    """The same of products in which the weight alone has a scale."""
+
+    op = op_named("a16w4_blockscale")
+    operands = op.make_inputs(Shape("a16w4_blockscale", 4, 32, 64, outdtype="bf16", scale="block"), torch.device("cpu"), 0)
+    changes = {
+        "M": lambda x, w, s: ((x[:3].contiguous(), w, s), None, None),
+        "dtype of x": lambda x, w, s: ((x.half(), w, s), None, None),
+        "dtype of the weight": lambda x, w, s: ((x, w.view(torch.uint8), s), None, None),
+        "dtype of w_scale": lambda x, w, s: ((x, w, s.view(torch.uint8)), None, None),
+        "output": lambda x, w, s: ((x, w, s), None, torch.float16),
+        "density of x": lambda x, w, s: ((x.repeat(1, 2)[:, :64], w, s), None, None),
+        "density of w_scale": lambda x, w, s: ((x, w, padded(s)), None, None),
+        "bias": lambda x, w, s: ((x, w, s), torch.ones(32), None),
+        "form of the bias": lambda x, w, s: ((x, w, s), torch.ones(1, 32), None),
+        "gradient": lambda x, w, s: ((x.clone().requires_grad_(), w, s), None, None),
+        "type": lambda x, w, s: ((x, w, torch.nn.Parameter(s, requires_grad=False)), None, None),
+    }
+
+    @pytest.mark.parametrize("what", changes)
+    def test_calls_that_differ_have_launchers_of_their_own(self, what):
+        """Equal calls share one, whatever the values; whatever a launcher may rely on is part of its key."""
+        dispatcher = Dispatcher(self.op)
+        call = weight_scaled_entry(dispatcher)
+        first = call(*self.operands, None, None)
+        assert torch.equal(call(*[operand.clone() for operand in self.operands], None, None), first)
+        assert len(dispatcher.launchers) == 1
+        operands, bias, otype = self.changes[what](*self.operands)
+        call(*operands, bias, otype)
+        assert len(dispatcher.launchers) == 2
+
+    def test_an_operand_that_is_no_tensor(self):
+        """It is named, and nothing is kept."""
+        dispatcher = Dispatcher(self.op)
+        with pytest.raises(OperandError, match=r"a16w4_blockscale: w_scale must be a tensor \(got None\)"):
+            weight_scaled_entry(dispatcher)(*self.operands[:2], None, None, None)
+        assert not dispatcher.launchers
+
+    def test_a_launcher_that_fails_is_replaced(self):
+        """Its error, the call's key and its operands go to who finds another."""
+        dispatcher = Dispatcher(self.op)
+        wanted = weight_scaled_entry(dispatcher)(*self.operands, None, None)
+        (key,) = dispatcher.launchers
+
+        def failing(*operands):
+            raise RuntimeError("no such kernel")
+
+        dispatcher.launchers[key] = failing
+        dispatcher.demote = lambda error, key, operands, otype: (str(error), key, len(operands), otype)
+        assert weight_scaled_entry(dispatcher)(*self.operands, None, None) == ("no such kernel", key, 3, None)
+        assert wanted.shape == (4, 32)

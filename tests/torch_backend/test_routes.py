@@ -96,7 +96,7 @@ def test_unknown_routes_are_refused(name, cpu):
 
 
 @pytest.mark.parametrize("setting", ["high", "medium"])
-@pytest.mark.parametrize("name", ["a8w8", "a8w8_blockscale", "a4w4_blockscale", "batched_a8w8"])
+@pytest.mark.parametrize("name", ["a8w8", "a8w8_blockscale", "a4w4_blockscale", "a16w4_blockscale", "batched_a8w8"])
 def test_what_a_process_chose_for_float32_does_not_matter(name, setting, cpu):
     """Quantised values are exact in TF32 and bf16: a lower precision of float32 products changes nothing but blockscale's rounding."""
     shape = max((s for s in shapes_of(name) if s.outdtype == "bf16"), key=lambda s: math.prod((s.m, s.n, s.k)))
@@ -123,6 +123,23 @@ def test_groups_of_a_gpu_on_a_cpu(shape, cpu):
     """grouped_mm's order of pairs and their way back is right, here with the loop that a CPU has behind it."""
     operands, exact = plain_operands(shape)
     assert not fault(shape, made("grouped_mm", shape, cpu)(*operands), exact)
+
+
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s.op == "a16w4_blockscale" and s.dtype == "fp16"], ids=str)
+def test_halves_of_fp16_lose_nothing(shape, cpu):
+    """Two parts in bf16 hold all bits of fp16, from its least number to its largest; an infinity stays one."""
+    operands, exact = plain_operands(shape)
+    assert not fault(shape, made("halves", shape, cpu)(*operands), exact)
+    every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.float16).view(-1, 32)
+    one = torch.zeros(32, 16, dtype=torch.uint8)
+    one[torch.arange(32), torch.arange(32) // 2] = torch.tensor([0x02, 0x20], dtype=torch.uint8).repeat(16)
+    square = attrs.evolve(shape, m=len(every), n=32, k=32, outdtype="fp32", epilogue="none", bias_dtype="", layout="row")
+    finite = every.isfinite().all(-1)
+    out = made("halves", square, cpu)(every[finite], one, torch.full((32, 1), 127, dtype=torch.uint8))
+    assert torch.equal(out, every[finite].float())
+    infinite = torch.full((1, 32), torch.inf).half()
+    weight = torch.full((32, 16), 0x22, dtype=torch.uint8)
+    assert made("halves", attrs.evolve(square, m=1), cpu)(infinite, weight, torch.full((32, 1), 127, dtype=torch.uint8)).isposinf().all()
 
 
 @pytest.mark.parametrize("op", ["a8w8", "a8w8_bpreshuffle"])
@@ -181,6 +198,15 @@ def test_routes_of_an_h200():
     assert native(attrs.evolve(ragged, m=64), H200) == "bf16"
     assert native(attrs.evolve(ragged, m=64, outdtype="fp16"), H200) == "blocks_bmm"
     assert native(block, attrs.evolve(H200, versions=(("cuda", "12.8"),))) == "blocks_bmm"
+
+
+def test_routes_of_weights_in_mxfp4_on_an_h200(cpu):
+    """bf16 is multiplied as it is, fp16 in two parts; a CPU sums both in float32 unless the output is bf16, too."""
+    native = torch_backend._FAMILIES["a16w4_blockscale"].native
+    bf16 = next(s for s in shapes_of("a16w4_blockscale") if s.dtype == s.outdtype == "bf16")
+    fp16 = attrs.evolve(bf16, dtype="fp16")
+    assert [native(shape, H200) for shape in (bf16, attrs.evolve(bf16, outdtype="fp32"), fp16)] == ["bf16", "bf16", "halves"]
+    assert [native(shape, cpu) for shape in (bf16, attrs.evolve(bf16, outdtype="fp32"), fp16)] == ["bf16", "float32", "float32"]
 
 
 def test_fp8_in_float32_takes_one_scale_a_row_where_it_is_more_exact():
@@ -293,6 +319,8 @@ def test_scales_that_begin_elsewhere_are_copied():
         ("a8w8_blockscale", {"k": 130}, "blocks_bmm", r"needs K divisible by 128 \(K=130\)"),
         ("a8w8_blockscale", {"outdtype": "fp32"}, "float32", "too coarse for fp32"),
         ("a8w8_blockscale", {"outdtype": "fp16"}, "bf16", "too coarse for fp16"),
+        ("a16w4_blockscale", {"dtype": "fp16"}, "bf16", "fewer bits than activations in fp16"),
+        ("a16w4_blockscale", {}, "halves", "takes fp16 apart, not bf16"),
         ("fmoe", {"dtype": "fp16"}, "grouped_mm", "is a loop over the experts for fp16"),
     ],
 )

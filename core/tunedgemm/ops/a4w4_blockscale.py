@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import OperandError, ShapeError
-from tunedgemm.ops import quantised
+from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.cells import dtype, flag, size, text
 from tunedgemm.ops.entry import scaled_entry
 from tunedgemm.ops.layout import layout_of
@@ -25,21 +25,11 @@ if TYPE_CHECKING:
     import torch
 
 NAME = "a4w4_blockscale"
-_LAYOUT = "aiter16x16"
-_FP4 = ("fp4x2", "uint8")
-_E8M0 = ("e8m0", "uint8")
-#: Elements of K that share a scale.
-_GROUP = 32
-
-
-def _check_k(k: int, error: type[ShapeError | OperandError]) -> None:
-    if k % _GROUP:
-        raise error(f"{NAME}: K must be a multiple of {_GROUP}, which share a scale (got K={k}); pad x and the weight with zeros")
 
 
 def _parse(row: Mapping[str, str]) -> Shape:
     k = size(row, "K")
-    _check_k(k, ShapeError)
+    scaled_fp4.check_k(NAME, k, ShapeError)
     return Shape(
         op=NAME,
         m=size(row, "M"),
@@ -49,7 +39,7 @@ def _parse(row: Mapping[str, str]) -> Shape:
         outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
         epilogue="bias" if flag(row, "bias") else "none",
         scale="block",
-        layout=text(row, "layout", _LAYOUT),
+        layout=text(row, "layout", scaled_fp4.SHUFFLED),
     )
 
 
@@ -58,7 +48,7 @@ def _format(shape: Shape) -> dict[str, str]:
         "M": str(shape.m),
         "N": str(shape.n),
         "K": str(shape.k),
-        "layout": "" if shape.layout == _LAYOUT else shape.layout,
+        "layout": "" if shape.layout == scaled_fp4.SHUFFLED else shape.layout,
         "outdtype": quantised.outdtype_cell(shape),
         "bias": "True" if shape.bias else "",
     }
@@ -66,12 +56,7 @@ def _format(shape: Shape) -> dict[str, str]:
 
 def _kin(shape: Shape) -> tuple[Shape, ...]:
     """The shape, then as AITER's key knows it: shuffled weight, bf16 out, no bias."""
-    return quantised.kin_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout=_LAYOUT)
-
-
-def _scale_shapes(layout: str, rows: int, groups: int) -> tuple[int, int]:
-    """The sizes of scales [rows, groups], plain or shuffled: AITER pads these to multiples of 256 and 8."""
-    return (rows, groups) if layout == "row" else (-(-rows // 256) * 256, -(-groups // 8) * 8)
+    return quantised.kin_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout=scaled_fp4.SHUFFLED)
 
 
 def _shape_of(
@@ -86,18 +71,18 @@ def _shape_of(
     """The shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     for name, operand in (("x", x), ("weight", weight)):
-        quantised.check_dtype(NAME, name, operand, _FP4)
+        quantised.check_dtype(NAME, name, operand, scaled_fp4.FP4)
     quantised.check_matrices(NAME, x, weight)
     layout = layout_of(NAME, weight)
     m, n, k = quantised.rows_of(x), weight.shape[0], 2 * x.shape[-1]
-    _check_k(k, OperandError)
-    groups = k // _GROUP
+    scaled_fp4.check_k(NAME, k, OperandError)
+    groups = k // scaled_fp4.GROUP
     leading = ((*x.shape[:-1], groups),) if layout == "row" else ()
-    for name, scale, shapes in (
-        ("x_scale", x_scale, (_scale_shapes(layout, m, groups), *leading)),
-        ("w_scale", w_scale, (_scale_shapes(layout, n, groups),)),
+    for name, scale, sizes in (
+        ("x_scale", x_scale, (scaled_fp4.scale_sizes(layout, m, groups), *leading)),
+        ("w_scale", w_scale, (scaled_fp4.scale_sizes(layout, n, groups),)),
     ):
-        _check_scale(name, scale, shapes, layout, x.device)
+        scaled_fp4.check_scale(NAME, name, scale, sizes, layout, x.device)
     bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
     return Shape(
         op=NAME,
@@ -113,40 +98,16 @@ def _shape_of(
     )
 
 
-def _check_scale(name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], ...], layout: str, device: torch.device) -> None:
-    """Raises OperandError for a scale that does not fit; says in which order the layout wants the scales."""
-    try:
-        quantised.check_scale(NAME, name, scale, shapes, _E8M0, device)
-    except OperandError as error:
-        order = "a plain weight goes with plain scales (unshuffle_scale(s, rows, K/32))"
-        shuffled = f"a weight of layout {layout} goes with shuffled scales (shuffle_scale(s))"
-        raise OperandError(f"{error}; {order if layout == 'row' else shuffled}") from None
-    if layout != "row" and not scale.is_contiguous():
-        raise OperandError(f"{NAME}: shuffled scales must be contiguous (got {name} with strides {scale.stride()})")
-
-
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
     """x [m, k/2] and weight [n, k/2] of normal numbers, quantised, their e8m0 scales, and bias [n] where asked for."""
     import torch
 
     from tunedgemm.quant import per_1x32_f4_quant
-    from tunedgemm.weights import shuffle_weight
 
-    generator, shuffled = torch.Generator(device).manual_seed(seed), shape.layout != "row"
-    x, x_scale = per_1x32_f4_quant(quantised.draw(shape.m, shape.k, _GROUP, generator), shuffle=shuffled)
-    weight, w_scale = per_1x32_f4_quant(quantised.draw(shape.n, shape.k, _GROUP, generator), shuffle=shuffled)
-    weight = shuffle_weight(weight, shape.layout) if shuffled else weight
+    generator = torch.Generator(device).manual_seed(seed)
+    x, x_scale = per_1x32_f4_quant(quantised.draw(shape.m, shape.k, scaled_fp4.GROUP, generator), shuffle=shape.layout != "row")
+    weight, w_scale = scaled_fp4.draw_weight(shape, generator)
     return x, weight, x_scale, w_scale, *quantised.draw_bias(shape, generator)
-
-
-def _in_order(shape: Shape, scale: torch.Tensor, rows: int) -> torch.Tensor:
-    """Plain scales [rows, k/32] as bytes."""
-    import torch
-
-    from tunedgemm.quant import unshuffle_scale
-
-    groups, plain = shape.k // _GROUP, scale.view(torch.uint8)
-    return plain.reshape(rows, groups) if shape.layout == "row" else unshuffle_scale(plain, rows, groups)
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
@@ -154,12 +115,11 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     import torch
 
     from tunedgemm.quant import dequant_fp4
-    from tunedgemm.weights import unshuffled
 
     x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
     wide = exact_dtype(shape.m, shape.n, shape.k)
-    values = dequant_fp4(x.view(torch.uint8).reshape(shape.m, shape.k // 2), _in_order(shape, x_scale, shape.m), wide)
-    out = exact_product(values, dequant_fp4(unshuffled(weight), _in_order(shape, w_scale, shape.n), wide), wide)
+    values = dequant_fp4(x.view(torch.uint8).reshape(shape.m, shape.k // 2), scaled_fp4.in_order(shape, x_scale, shape.m), wide)
+    out = exact_product(values, scaled_fp4.weight_values(shape, weight, w_scale, wide), wide)
     return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
 
 
@@ -170,22 +130,20 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
 
     x, weight, x_scale, *rest = operands
     rows = x.view(torch.uint8).reshape(shape.m, shape.k // 2)[:m].contiguous().view(x.dtype)
-    scales = _in_order(shape, x_scale, shape.m)[:m].contiguous()
+    scales = scaled_fp4.in_order(shape, x_scale, shape.m)[:m].contiguous()
     scales = scales if shape.layout == "row" else shuffle_scale(scales)
     return (rows, weight, scales.view(x_scale.dtype), *rest)
 
 
 def _bytes_moved(shape: Shape) -> int:
     """Each operand and the output once; of shuffled scales what is not padding."""
-    bits = (shape.m + shape.n) * (shape.k * 4 + shape.k // _GROUP * 8)
+    bits = (shape.m + shape.n) * (shape.k * 4 + shape.k // scaled_fp4.GROUP * 8)
     bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
     return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
 def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
     import torch
-
-    from tunedgemm.weights import ShuffledWeight
 
     scaled, bf16 = scaled_entry(dispatcher), torch.bfloat16
 
@@ -227,11 +185,7 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
         if apreshuffle or global_A_scale is not None or global_B_scale is not None:
             name = "apreshuffle" if apreshuffle else "global_A_scale" if global_A_scale is not None else "global_B_scale"
             raise OperandError(f"{NAME}: {name} is not taken: activations are plain, and mxfp4 has no scale of the whole tensor")
-        if isinstance(B, ShuffledWeight) is not bool(bpreshuffle):
-            raise OperandError(
-                f"{NAME}: bpreshuffle={bpreshuffle}, but the weight has layout {getattr(B, 'layout_name', 'row')}; pass "
-                "shuffle_weight(B), as_shuffled(B) if its bytes are shuffled already, or bpreshuffle=False with plain scales"
-            )
+        scaled_fp4.check_preshuffle(NAME, B, bpreshuffle, "B")
         return scaled(A, B, A_scale, B_scale, bias, dtype)
 
     return {"gemm_a4w4": gemm_a4w4}

@@ -52,3 +52,40 @@ def scaled_entry(dispatcher: Any) -> Callable[..., torch.Tensor]:
             return demote(error, key, operands, otype)  # type: ignore[no-any-return]
 
     return scaled
+
+
+def weight_scaled_entry(dispatcher: Any) -> Callable[..., torch.Tensor]:
+    """The function (x, weight, w_scale, bias or None, otype or None) over a dispatcher's launchers: `scaled_entry` where x has no scale."""
+    from torch import is_grad_enabled
+
+    get, resolve, demote = dispatcher.launchers.get, dispatcher.resolve, dispatcher.demote
+
+    def weight_scaled(
+        x: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor, bias: torch.Tensor | None, otype: torch.dtype | None
+    ) -> torch.Tensor:
+        operands: tuple[torch.Tensor, ...] = (x, weight, w_scale)
+        try:
+            key: tuple[Any, ...] = (
+                x.shape, weight.shape, w_scale.shape, x.dtype, weight.dtype, w_scale.dtype,
+                x.get_device(), weight.get_device(), w_scale.get_device(), otype, type(x), type(weight), type(w_scale),
+                w_scale.is_contiguous(),  # apart: shuffled scales must be
+                x.is_contiguous() and weight.is_contiguous() and not (x.data_ptr() | weight.data_ptr() | w_scale.data_ptr()) & 15,
+                is_grad_enabled() and (x.requires_grad or weight.requires_grad or w_scale.requires_grad),
+            )  # fmt: skip
+            if bias is not None:
+                operands = (x, weight, w_scale, bias)
+                key = (
+                    *key, bias.shape, bias.dtype, bias.get_device(), type(bias), bias.is_contiguous() and not bias.data_ptr() & 15,
+                    is_grad_enabled() and bias.requires_grad,
+                )  # fmt: skip
+        except AttributeError:  # an operand that is no tensor: shape_of names it
+            return resolve(None, operands, otype)  # type: ignore[no-any-return]
+        call = get(key)
+        if call is None:
+            return resolve(key, operands, otype)  # type: ignore[no-any-return]
+        try:
+            return call(*operands)  # type: ignore[no-any-return]
+        except Exception as error:  # a kernel of a plugin may raise anything
+            return demote(error, key, operands, otype)  # type: ignore[no-any-return]
+
+    return weight_scaled

@@ -69,6 +69,10 @@ def _nothing(shape: Shape) -> Mapping[str, Any]:
     return MappingProxyType({})
 
 
+def _told_weight_dtype(shape: Shape) -> str:
+    return str(dict(shape.extra).get("q_dtype_w", shape.dtype))
+
+
 def _itself(shape: Shape) -> tuple[Shape, ...]:
     return (shape,)
 
@@ -91,6 +95,8 @@ class Op:
         fake: the operands and the output dtype to an empty output, for meta tensors.
         fields: a Shape to the keyword arguments of `shape_of`, beside ``otype``, that the operands do not tell.
         kin: a Shape to the shapes whose rows may serve it, best first: itself, then as AITER's key knows it.
+        weight_dtype: a Shape to the short dtype of the weight as it lies in memory; by default the field ``q_dtype_w``,
+            else the dtype of the activations.
         ladder: (m, n) to the M of the rows that may serve, in order, each with the word for it; see `tunedgemm.ops.ladder`.
         first_rows: (shape, operands, m) to the operands of the shape's first *m* rows, for tests of batch invariance.
         examples, large: shapes that the conformance suite asks about, and those that are meant for a GPU; empty for an op
@@ -112,6 +118,7 @@ class Op:
     fake: Callable[..., torch.Tensor]
     fields: Callable[[Shape], Mapping[str, Any]] = _nothing
     kin: Callable[[Shape], tuple[Shape, ...]] = _itself
+    weight_dtype: Callable[[Shape], str] = _told_weight_dtype
     ladder: Callable[[int, int], Mapping[int, str]] = padded
     first_rows: Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]] = attrs.field()
     examples: tuple[Shape, ...] = ()

@@ -92,28 +92,33 @@ def check_tensors(op: str, **operands: Any) -> None:
             raise OperandError(f"{op}: {name} must be a tensor (got {operand!r})")
 
 
-def check_matrices(op: str, x: torch.Tensor, weight: torch.Tensor) -> None:
+def check_matrices(op: str, x: torch.Tensor, weight: torch.Tensor, packed: int = 1) -> None:
     """x [..., K] and weight [N, K] on one device.
+
+    Args:
+        packed: elements of K in one of the weight's, where x has them apart: the weight is [N, K/packed].
 
     Raises:
         OperandError: they do not fit each other.
     """
     given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+    form, sides = ("[N, K]", "equal") if packed == 1 else (f"[N, K/{packed}]", f"be {packed} times")
     if weight.dim() != 2:
-        raise OperandError(f"{op}: the weight must be 2-D [N, K] ({given})")
-    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
-        raise OperandError(f"{op}: the last dimension of x must equal that of the [N, K] weight ({given}){_k_hint(x, weight)}")
+        raise OperandError(f"{op}: the weight must be 2-D {form} ({given})")
+    if x.dim() == 0 or x.shape[-1] != packed * weight.shape[1]:
+        hint = _k_hint(x, packed * weight.shape[1], weight.shape[0])
+        raise OperandError(f"{op}: the last dimension of x must {sides} that of the {form} weight ({given}){hint}")
     if weight.numel() == 0:
         raise OperandError(f"{op}: N and K must be at least 1 ({given})")
     if x.device != weight.device:
         raise OperandError(f"{op}: x is on {x.device} and weight on {weight.device}")
 
 
-def _k_hint(x: torch.Tensor, weight: torch.Tensor) -> str:
-    if x.dim() and x.shape[-1] == weight.shape[0]:
+def _k_hint(x: torch.Tensor, k: int, n: int) -> str:
+    if x.dim() and x.shape[-1] == n:
         return "; a [K, N] weight must be passed as weight.t().contiguous()"
-    if x.dim() and x.shape[-1] < weight.shape[1]:
-        return f"; for a weight padded in K, pad x with zeros to K={weight.shape[1]}, too"
+    if x.dim() and x.shape[-1] < k:
+        return f"; for a weight padded in K, pad x with zeros to K={k}, too"
     return ""
 
 

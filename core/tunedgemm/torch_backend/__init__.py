@@ -17,7 +17,7 @@ from tunedgemm.hookspecs import hookimpl
 from tunedgemm.launcher import Launcher
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
-from tunedgemm.torch_backend import a4w4, a8w8, a16w16, batched, blockscale, fmoe
+from tunedgemm.torch_backend import a8w8, a16w16, batched, blockscale, fmoe, mxfp4
 from tunedgemm.torch_backend.route import Family
 
 LIBTYPE = "torch"
@@ -29,7 +29,8 @@ _FAMILIES: Mapping[str, Family] = MappingProxyType(
         "a8w8_bpreshuffle": a8w8.family,
         "a8w8_blockscale": blockscale.family,
         "a8w8_blockscale_bpreshuffle": blockscale.family,
-        "a4w4_blockscale": a4w4.family,
+        "a4w4_blockscale": mxfp4.both,
+        "a16w4_blockscale": mxfp4.weight_alone,
         "batched_bf16": batched.floats,
         "batched_a8w8": batched.bytes_,
         "fmoe": fmoe.family,

@@ -65,7 +65,7 @@ def _unasked(shape: Shape, op: Op) -> str:
         return "a call of its shape is looked up by others"
     if found := _LAYOUT.fullmatch(shape.layout):
         rows, step = int(found[1]), 2 * int(found[2])
-        packed = "fp4x2" in (shape.dtype, dict(shape.extra).get("q_dtype_w"))
+        packed = op.weight_dtype(shape) == "fp4x2"
         if shape.n % rows or (shape.k // 2 if packed else shape.k) % step:
             return f"no weight of N={shape.n} and K={shape.k} has the layout {shape.layout}"
     return ""

@@ -24,6 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise TableError(f"{out} exists: name a new file, or delete that one")
     files = [named_file(text) for text in arguments.inputs]
     op = op_of(arguments, files)
+    if not OF_AITERS_OPS.get(op.name, AITER):
+        raise TableError(f"AITER has no table of {op.name}: there is nothing to export for it")
     unread: list[Problem] = []
     layers = [_read(files, op, unread)] if files else list(_layers(op, unread))
     columns = ["gfx", "cu_num", *op.columns.key, *op.columns.values]

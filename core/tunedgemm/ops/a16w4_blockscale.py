@@ -1,0 +1,214 @@
+"""a16w4_blockscale: ``out[..., N] = x[..., K] @ weight[N, K].T (+ bias[N])`` of 16-bit activations and a weight in mxfp4.
+
+Under the name of AITER's ``gemm_a16wfp4``, which quantises x to mxfp4 on its way; here x is multiplied as it is. AITER has no table of
+it, ``a16w4_blockscale_tuned_gemm.csv`` is ours. The weight is [N, K/2], the even element in the low nibble; its e8m0 scales, one for
+each 32 of K, are [N, K/32], or, with a shuffled weight, AITER's shuffled ones: [ceil256(N), ceil8(K/32)]. Accumulation is in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
+from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops import quantised, scaled_fp4
+from tunedgemm.ops.cells import dtype, flag, size, text
+from tunedgemm.ops.entry import weight_scaled_entry
+from tunedgemm.ops.layout import layout_of
+from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+NAME = "a16w4_blockscale"
+#: Of the activations; the first is that of rows that do not tell.
+_DTYPES = ("bf16", "fp16")
+
+
+def _parse(row: Mapping[str, str]) -> Shape:
+    k = size(row, "K")
+    scaled_fp4.check_k(NAME, k, ShapeError)
+    return Shape(
+        op=NAME,
+        m=size(row, "M"),
+        n=size(row, "N"),
+        k=k,
+        dtype=dtype(row, "dtype", _DTYPES[0], _DTYPES),
+        outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
+        epilogue="bias" if flag(row, "bias") else "none",
+        scale="block",
+        layout=text(row, "layout", "row"),
+    )
+
+
+def _format(shape: Shape) -> dict[str, str]:
+    return {
+        "M": str(shape.m),
+        "N": str(shape.n),
+        "K": str(shape.k),
+        "dtype": table_text(shape.dtype),
+        "layout": "" if shape.layout == "row" else shape.layout,
+        "outdtype": quantised.outdtype_cell(shape),
+        "bias": "True" if shape.bias else "",
+    }
+
+
+def _kin(shape: Shape) -> tuple[Shape, ...]:
+    """The shape, then as the key alone tells it: plain weight, bf16 out, no bias."""
+    return quantised.kin_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout="row")
+
+
+def _shape_of(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    otype: torch.dtype | None = None,
+) -> Shape:
+    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    quantised.check_tensors(NAME, x=x, weight=weight, w_scale=w_scale)
+    quantised.check_dtype(NAME, "x", x, _DTYPES)
+    quantised.check_dtype(NAME, "weight", weight, scaled_fp4.FP4)
+    quantised.check_matrices(NAME, x, weight, packed=2)
+    layout = layout_of(NAME, weight)
+    n, k, found = weight.shape[0], x.shape[-1], short_dtype(x.dtype)
+    scaled_fp4.check_k(NAME, k, OperandError)
+    scaled_fp4.check_scale(NAME, "w_scale", w_scale, (scaled_fp4.scale_sizes(layout, n, k // scaled_fp4.GROUP),), layout, x.device)
+    bias_dtype = quantised.bias_dtype_of(NAME, bias, n, x.device)
+    return Shape(
+        op=NAME,
+        m=quantised.rows_of(x),
+        n=n,
+        k=k,
+        dtype=found,
+        outdtype=quantised.outdtype_of(NAME, otype, found),
+        epilogue="bias" if bias_dtype else "none",
+        bias_dtype=bias_dtype,
+        scale="block",
+        layout=layout,
+    )
+
+
+def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """Normal x [m, k], a quantised weight [n, k/2] of normal numbers, its e8m0 scales, and bias [n] where asked for."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(seed)
+    x = quantised.draw(shape.m, shape.k, scaled_fp4.GROUP, generator).to(torch_dtype(shape.dtype))
+    return x, *scaled_fp4.draw_weight(shape, generator), *quantised.draw_bias(shape, generator)
+
+
+def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
+    """[m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    x, weight, w_scale, bias = (*operands, None)[:4]
+    wide = exact_dtype(shape.m, shape.n, shape.k)
+    out = exact_product(x.reshape(shape.m, shape.k), scaled_fp4.weight_values(shape, weight, w_scale, wide), wide)
+    return out if bias is None else out.add_(bias.to(wide).reshape(1, -1))
+
+
+def _bytes_moved(shape: Shape) -> int:
+    """Each operand and the output once; of shuffled scales what is not padding."""
+    bits = shape.m * shape.k * dtype_bits(shape.dtype) + shape.n * (shape.k * 4 + shape.k // scaled_fp4.GROUP * 8)
+    bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
+    return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
+
+
+def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | None = None) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or x.dtype)
+
+
+def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+    import torch
+
+    scaled, bf16 = weight_scaled_entry(dispatcher), torch.bfloat16
+
+    def gemm_a16wfp4(  # noqa: PLR0913, PLR0917 - AITER's arguments
+        x: torch.Tensor,
+        w: torch.Tensor,
+        w_scales: torch.Tensor,
+        atomic_add: bool | None = False,
+        dtype: torch.dtype | None = bf16,
+        y: torch.Tensor | None = None,
+        config: Mapping[str, Any] | None = None,
+        bias: torch.Tensor | None = None,
+        bpreshuffle: bool | None = False,
+    ) -> torch.Tensor:
+        """``x[..., K] @ w[N, K].T (+ bias)`` of 16-bit activations and an mxfp4 weight, by the solution that the tables choose.
+
+        Args:
+            x: activations in bf16 or fp16, any leading dimensions (M rows in all); AITER rounds them to mxfp4 first, this does not.
+            w: [N, K/2], float4_e2m1fn_x2 or uint8, the even element in the low nibble.
+            w_scales: float8_e8m0fnu or uint8 [N, K/32]; for a shuffled weight shuffled: [ceil256(N), ceil8(K/32)].
+            atomic_add, config: accepted as AITER does and not used: the table decides how K is split, and by which kernel.
+            dtype: of the output: bf16, fp16 or fp32; None for that of x.
+            y: only None: the output is always new.
+            bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
+            bpreshuffle: whether w is shuffled, by `shuffle_weight` or `as_shuffled`.
+
+        Returns:
+            A new tensor [..., N].
+
+        Raises:
+            OperandError: shapes, dtypes, layouts or devices that do not fit each other, or a *y*.
+        """
+        del atomic_add, config
+        if y is not None:
+            raise OperandError(f"{NAME}: y is not taken, the output is a new tensor; call y.copy_(…) with it")
+        scaled_fp4.check_preshuffle(NAME, w, bpreshuffle, "w")
+        return scaled(x, w, w_scales, bias, dtype)
+
+    return {"gemm_a16wfp4": gemm_a16wfp4}
+
+
+_example = quantised.example_of(_parse)
+
+op = Op(
+    name=NAME,
+    operands=("x", "weight", "w_scale", "bias?"),
+    weights=(1, 2, 3),
+    columns=Columns(
+        tuned_file="a16w4_blockscale_tuned_gemm.csv",
+        untuned_file="a16w4_blockscale_untuned_gemm.csv",
+        variable="AITER_CONFIG_GEMM_A16W4",
+        key=("M", "N", "K", "dtype"),
+        values=("libtype", *quantised.VALUES),
+        parse=_parse,
+        format=_format,
+        own=("layout", "outdtype", "bias"),
+    ),
+    shape_of=_shape_of,
+    make_inputs=_make_inputs,
+    reference=_reference,
+    tolerance=tolerance,
+    flops=quantised.flops,
+    bytes_moved=_bytes_moved,
+    fake=_fake,
+    kin=_kin,
+    weight_dtype=lambda _: "fp4x2",
+    examples=(
+        _example(1, 1280, 4096),  # decoding one token
+        _example(127, 256, 512),  # a prime M
+        _example(16, 512, 1024, dtype="fp16", outdtype="fp16"),
+        _example(33, 130, 96),  # ragged in all three
+        _example(5, 96, 32, bias="True", outdtype="fp32"),  # one scale a row
+        _example(3, 257, 320, layout="row", bias="True"),  # more rows than one tile of shuffled scales would have, and an odd N
+        _example(7, 272, 320, layout="aiter16x16"),  # K/32 is no multiple of 8
+        _example(33, 272, 64, layout="aiter16x16", bias="True"),  # the least K of the layout
+        _example(24, 320, 640, dtype="fp16", bias="True"),
+        _example(9, 48, 96, dtype="fp16", outdtype="fp32"),
+        _example(32, 16, 2048, outdtype="fp32"),  # the narrowest N
+        _example(0, 256, 512),  # an empty batch
+        _example(0, 256, 512, layout="aiter16x16"),
+    ),
+    large=(
+        _example(1024, 4096, 4096),
+        _example(4099, 2112, 1408),  # a prime M beyond one wave of tiles
+        _example(64, 7168, 18432, layout="aiter16x16"),
+    ),
+    functions=("gemm_a16wfp4",),
+    entry=_entry,
+)

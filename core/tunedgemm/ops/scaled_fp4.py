@@ -1,0 +1,96 @@
+"""What a4w4_blockscale and a16w4_blockscale share: a weight in mxfp4, two e2m1 values in a byte, an e8m0 scale for each 32 of K.
+
+K counts elements, so a packed operand is [..., K/2], the even element in the low nibble. With a shuffled weight, as AITER's kernels
+want it, the scales are AITER's shuffled ones (`tunedgemm.quant.shuffle_scale`), with a plain weight plain [rows, K/32].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tunedgemm.errors import OperandError, ShapeError
+from tunedgemm.ops import quantised
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+FP4 = ("fp4x2", "uint8")
+_E8M0 = ("e8m0", "uint8")
+#: The layout of weights that AITER's kernels read.
+SHUFFLED = "aiter16x16"
+#: Elements of K that share a scale.
+GROUP = 32
+
+
+def check_k(op: str, k: int, error: type[ShapeError | OperandError]) -> None:
+    """That scales divide K.
+
+    Raises:
+        ShapeError, OperandError: as *error* says, where they do not.
+    """
+    if k % GROUP:
+        raise error(f"{op}: K must be a multiple of {GROUP}, which share a scale (got K={k}); pad x and the weight with zeros")
+
+
+def scale_sizes(layout: str, rows: int, groups: int) -> tuple[int, int]:
+    """The sizes of scales [rows, groups], plain or shuffled: AITER pads these to multiples of 256 and 8."""
+    return (rows, groups) if layout == "row" else (-(-rows // 256) * 256, -(-groups // 8) * 8)
+
+
+def check_scale(op: str, name: str, scale: torch.Tensor, sizes: tuple[tuple[int, ...], ...], layout: str, device: torch.device) -> None:
+    """An e8m0 scale of one of the *sizes* on *device*, in the order that the weight's *layout* wants.
+
+    Raises:
+        OperandError: another scale.
+    """
+    try:
+        quantised.check_scale(op, name, scale, sizes, _E8M0, device)
+    except OperandError as error:
+        order = "a plain weight goes with plain scales (unshuffle_scale(s, rows, K/32))"
+        shuffled = f"a weight of layout {layout} goes with shuffled scales (shuffle_scale(s))"
+        raise OperandError(f"{error}; {order if layout == 'row' else shuffled}") from None
+    if layout != "row" and not scale.is_contiguous():
+        raise OperandError(f"{op}: shuffled scales must be contiguous (got {name} with strides {scale.stride()})")
+
+
+def check_preshuffle(op: str, weight: torch.Tensor, bpreshuffle: bool | None, name: str) -> None:
+    """That the type of a weight, the argument *name*, says the same as an argument ``bpreshuffle``.
+
+    Raises:
+        OperandError: it says something else.
+    """
+    layout = getattr(weight, "layout_name", "row")
+    if (layout != "row") is not bool(bpreshuffle):
+        raise OperandError(
+            f"{op}: bpreshuffle={bpreshuffle}, but the weight has layout {layout}; pass "
+            f"shuffle_weight({name}), as_shuffled({name}) if its bytes are shuffled already, or bpreshuffle=False with plain scales"
+        )
+
+
+def draw_weight(shape: Shape, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight [n, k/2] of normal numbers, quantised, in the shape's layout, and its scales."""
+    from tunedgemm.quant import per_1x32_f4_quant
+    from tunedgemm.weights import shuffle_weight
+
+    shuffled = shape.layout != "row"
+    weight, scale = per_1x32_f4_quant(quantised.draw(shape.n, shape.k, GROUP, generator), shuffle=shuffled)
+    return shuffle_weight(weight, shape.layout) if shuffled else weight, scale
+
+
+def in_order(shape: Shape, scale: torch.Tensor, rows: int) -> torch.Tensor:
+    """Plain scales [rows, k/32] as bytes."""
+    import torch
+
+    from tunedgemm.quant import unshuffle_scale
+
+    groups, plain = shape.k // GROUP, scale.view(torch.uint8)
+    return plain.reshape(rows, groups) if shape.layout == "row" else unshuffle_scale(plain, rows, groups)
+
+
+def weight_values(shape: Shape, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The weight [n, k] as it is multiplied, in *dtype*."""
+    from tunedgemm.quant import dequant_fp4
+    from tunedgemm.weights import unshuffled
+
+    return dequant_fp4(unshuffled(weight), in_order(shape, scale, shape.n), dtype)
