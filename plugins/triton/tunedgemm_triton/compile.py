@@ -101,7 +101,7 @@ def constants(build: Build, *, upcast: bool = False) -> dict[str, int | bool | s
     common |= {"BLOCK_M": kernel.block_m, "GROUP_M": kernel.group_m, "SWAP": kernel.swap, "PROMOTE": build.promote, "UPCAST": upcast}
     if isinstance(kernel, Tma):
         return {**common, "SPECIALIZE": kernel.specialize}
-    return {**common, "EVEN_K": build.even_k, "SHUFFLED": shuffled_rows(build.layout)}
+    return {**common, "EVEN_K": build.even_k, "SHUFFLED": shuffled_rows(build.layout), "CACHE": ".cg" if kernel.stream else ""}
 
 
 def shuffled_rows(layout: str) -> int:
@@ -187,7 +187,25 @@ def _cache_at(wanted: str) -> str:
 
 
 def compiled(build: Build) -> Any:
-    """Triton's CompiledKernel of a build, from the cache where it is there.
+    """Triton's CompiledKernel of a build, from the cache where it is there; raises what `compile_function` does."""
+    function = function_of(build.kernel)
+    types = signature(build, list(function.arg_names))
+    wide = {"N"} if build.aligned_n else set()
+    wide |= {"K"} if build.aligned_k else set()
+    return compile_function(function, types, constants(build), wide, options(build), (build.gfx, build.kernel.name))
+
+
+def compile_function(
+    function: Any, types: dict[str, str], values: dict[str, Any], wide: set[str], chosen: dict[str, int], of: tuple[str, str]
+) -> Any:
+    """Triton's CompiledKernel of a function, from the cache where it is there.
+
+    Args:
+        types: the type text of every parameter, in their order.
+        values: of those that are constant.
+        wide: integers that are multiples of 16; pointers are taken to be.
+        chosen: options of the compiler.
+        of: the architecture, and the name that an error gives.
 
     Raises:
         LaunchError: it did not compile; the message ends with the compiler's.
@@ -196,16 +214,13 @@ def compiled(build: Build) -> Any:
     import triton
     from triton.compiler import ASTSource
 
-    function, target = function_of(build.kernel), target_of(build.gfx)
-    names = list(function.arg_names)
-    types = signature(build, names)
-    wide = {name for name in names if types[name].startswith("*")}
-    wide |= {"N"} if build.aligned_n else set()
-    wide |= {"K"} if build.aligned_k else set()
-    attributes = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if name in wide}
-    chosen = checked_options(options(build), target)
+    gfx, name = of
+    target = target_of(gfx)
+    aligned = {place: kind.startswith("*") or parameter in wide for place, (parameter, kind) in enumerate(types.items())}
+    attributes = {(place,): [["tt.divisibility", 16]] for place, is_aligned in aligned.items() if is_aligned}
+    checked = checked_options(chosen, target)
     try:
         with our_cache():
-            return triton.compile(ASTSource(function, types, constants(build), attributes), target=target, options=chosen)
+            return triton.compile(ASTSource(function, types, values, attributes), target=target, options=checked)
     except Exception as error:  # the compiler's passes raise plain RuntimeErrors beside its own
-        raise LaunchError(f"triton {build.kernel.name} for {build.gfx} did not compile: {type(error).__name__}: {error}") from error
+        raise LaunchError(f"triton {name} for {gfx} did not compile: {type(error).__name__}: {error}") from error

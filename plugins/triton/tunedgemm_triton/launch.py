@@ -115,26 +115,34 @@ def load(build: Build, index: int) -> Loaded:
     Raises:
         OutOfResources, LaunchError: see `bind`.
     """
+    return loaded_of(compiled(build), build.kernel.name, build.gfx, index)
+
+
+def loaded_of(kernel: Any, name: str, gfx: str, index: int) -> Loaded:
+    """Load Triton's CompiledKernel on the device with this index.
+
+    Raises:
+        OutOfResources, LaunchError: see `bind`.
+    """
     import torch
     from triton import __version__
     from triton.runtime.errors import OutOfResources as Exceeded
 
-    kernel = compiled(build)
-    limit = ARCHITECTURES[build.gfx].shared_bytes
+    limit = ARCHITECTURES[gfx].shared_bytes
     if kernel.metadata.shared > limit:
-        raise OutOfResources(f"triton {build.kernel.name} needs {kernel.metadata.shared} bytes of shared memory; {build.gfx} has {limit}")
+        raise OutOfResources(f"triton {name} needs {kernel.metadata.shared} bytes of shared memory; {gfx} has {limit}")
     try:
         with torch.cuda.device(index), our_cache():
             run = kernel.run
     except Exceeded as error:
-        raise OutOfResources(f"triton {build.kernel.name} on {build.gfx}: {error}") from error
+        raise OutOfResources(f"triton {name} on {gfx}: {error}") from error
     maps = _boxes(kernel)
     rest = (None,) * sum(text == "constexpr" for text in kernel.src.signature.values())
     tail = (kernel.packed_metadata, None, None, None)
     known = __version__.startswith("3.6.") and hasattr(run, "launch_pdl") and not run.global_scratch_size
     if not known:
         if maps:
-            raise LaunchError(f"triton {build.kernel.name}: the launcher of Triton {__version__} is not known; 3.6 is")
+            raise LaunchError(f"triton {name}: the launcher of Triton {__version__} is not known; 3.6 is")
         return Loaded(run, (kernel.function, *tail), rest, maps)
     launch = inspect.getclosurevars(run.launch).nonlocals["launcher"] if maps else run.launch
     return Loaded(launch, (kernel.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *tail), rest, maps)
