@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import ModuleType
 
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
 
-from tunedgemm_triton import heuristic, launch, limits, solutions
+from tunedgemm_triton import heuristic, launch, limits, moe, moe_launch, solutions
 
 CONTRACT = 1
-OPS = ("a16w16",)
+OPS = ("a16w16", "fmoe")
 
 
 def library_version(device: Device) -> str:  # noqa: ARG001
@@ -17,16 +18,24 @@ def library_version(device: Device) -> str:  # noqa: ARG001
     return ""
 
 
+def _space(shape: Shape) -> ModuleType:
+    return moe if shape.op == moe.OP else solutions
+
+
+def _launch(shape: Shape) -> ModuleType:
+    return moe_launch if shape.op == moe.OP else launch
+
+
 @hookimpl
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
     """Whether the architecture's static limits allow the shape."""
-    return limits.supports(shape, device)
+    return (moe if shape.op == moe.OP else limits).supports(shape, device)
 
 
 @hookimpl
 def enumerate_solutions(shape: Shape, device: Device) -> Iterable[Solution]:
     """The kernels worth timing for the shape, best guesses first."""
-    return solutions.enumerate_solutions(shape, device)
+    return _space(shape).enumerate_solutions(shape, device)
 
 
 @hookimpl
@@ -38,16 +47,16 @@ def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
 @hookimpl
 def prepare(solution: Solution, shape: Shape, device: Device) -> None:
     """Compile into the artifact cache, without a device."""
-    launch.prepare(solution, shape, device)
+    _launch(shape).prepare(solution, shape, device)
 
 
 @hookimpl
 def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
     """Load and fix everything that a call of exactly this shape needs."""
-    return launch.bind(solution, shape, device)
+    return _launch(shape).bind(solution, shape, device)
 
 
 @hookimpl
 def refine(solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
     """The solution's neighbours: one parameter changed at a time."""
-    return solutions.refine(solution, shape, device)
+    return _space(shape).refine(solution, shape, device)

@@ -18,6 +18,8 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, 
 from tunedgemm_triton.fit import ceil_div
 from tunedgemm_triton.limits import ARCHITECTURES, FP8, MAX_GRID_YZ, MAX_TILES
 
+OP = "fmoe"
+
 #: Raise it whenever a source of `kernels` that `moe_plan` names changes what a name means or how quick it is.
 REVISION = 1
 
@@ -146,16 +148,19 @@ def counters_of_stages(kernel: Moe, split_k: int, shape: Shape) -> tuple[int, in
     return first, shape.m * ceil_div(shape.n, kernel.second.block_n) if kernel.alone else 0
 
 
-def shared_bytes(kernel: Moe, shape: Shape) -> int:
-    """Estimate of the shared memory of the larger stage: a buffer for each step of the pipeline; `bind` checks the real figure."""
-    wide = 16 if SCALES[str(shape["q_type"])] == "mx" and kernel.decode else dtype_bits(str(shape["q_dtype_w"]))
-    halves = 2 if shape["g1u1"] else 1
-    first, second = kernel.first, kernel.second
-    sizes = (
-        first.stages * (kernel.block_m + halves * first.block_n) * first.block_k,
-        second.stages * (kernel.block_m + second.block_n) * second.block_k,
-    )
-    return max(sizes) * wide // 8
+def shared_bytes(kernel: Moe, shape: Shape, gfx: str) -> int:
+    """Estimate of the shared memory of the larger stage; `bind` checks the real figure.
+
+    A buffer for each step of the pipeline, on AMD one fewer; what is decoded passes through another.
+    """
+    width, halves = dtype_bits(str(shape["q_dtype_w"])), 2 if shape["g1u1"] else 1
+
+    def needed(tile: Tile, high: int) -> int:
+        elements = (kernel.block_m + high) * tile.block_k
+        buffers = max(tile.stages - 1, 1) if gfx.startswith("gfx") else tile.stages
+        return buffers * elements * width // 8 + (elements if kernel.decode else 0)
+
+    return max(needed(kernel.first, halves * kernel.first.block_n), needed(kernel.second, kernel.second.block_n))
 
 
 def refusal(kernel: Moe, split_k: int, shape: Shape, device: Device) -> str:
@@ -215,7 +220,7 @@ def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
 def fits(kernel: Moe, split: int, shape: Shape, device: Device) -> bool:
     """Whether a kernel is possible, fits the shared memory and the registers, and leaves no part of K without work."""
     architecture = ARCHITECTURES[device.gfx]
-    if refusal(kernel, split, shape, device) or shared_bytes(kernel, shape) > architecture.shared_bytes:
+    if refusal(kernel, split, shape, device) or shared_bytes(kernel, shape, device.gfx) > architecture.shared_bytes:
         return False
     sums = kernel.block_m * kernel.first.block_n * (2 if shape["g1u1"] else 1) // kernel.first.warps
     sums = max(sums, kernel.block_m * kernel.second.block_n // kernel.second.warps) // architecture.warp_size

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 from tunedgemm.plugin import Shape, dtype_bits
 
-from tunedgemm_triton.compile import TYPES, shuffled_rows
+from tunedgemm_triton.compile import TYPES, compile_function, shuffled_rows
 from tunedgemm_triton.fit import ceil_div
 from tunedgemm_triton.moe import SCALES, Moe, blocks_of, counters_of_stages, pairs_of, tiles_of
 
@@ -56,6 +56,13 @@ class Program:
         module, _, name = self.function.partition(".")
         return getattr(importlib.import_module(f"tunedgemm_triton.kernels.{module}"), name)
 
+    def compiled(self, gfx: str) -> Any:
+        """Triton's CompiledKernel, from the cache where it is there; raises what `compile_function` does."""
+        types, values = dict(self.types), dict(self.constants)
+        ordered = {name: "constexpr" if name in values else types[name] for name in self.source.arg_names}
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return compile_function(self.source, ordered, values, set(self.wide), options, (gfx, self.function))
+
 
 @attrs.frozen
 class Step:
@@ -64,7 +71,7 @@ class Step:
     Attributes:
         program: what is launched.
         grid: programs along the three axes.
-        values: what each parameter that is not constant gets, by its name: a number, or the name of an operand, of a buffer or of
+        values: what each parameter that is not constant gets, in their order: a number, or the name of an operand, of a buffer or of
             ``counters`` (with ``+`` and a number of them: behind so many).
         given: the operand that decides whether the step is run, "" for always.
         present: whether it is run where that operand is there, or where it is not.
@@ -110,8 +117,9 @@ class _Maker:
         types = tuple((name, kind) for name, (kind, _) in typed.items())
         given = {name: options.pop(name) for name in ("given", "present") if name in options}
         program = Program(function, types, tuple(constants.items()), wide, **options)
-        full = (*grid, 1, 1)[:3]
-        self.steps.append(Step(program, full, tuple((name, value) for name, (_, value) in typed.items()), **given))
+        values_of = {name: value for name, (_, value) in typed.items()}
+        ordered = tuple((name, values_of[name]) for name in program.source.arg_names if name in values_of)
+        self.steps.append(Step(program, (*grid, *[1] * (3 - len(grid))), ordered, **given))
 
     def sort(self) -> None:
         """Pairs by expert."""
