@@ -135,6 +135,17 @@ def mxfp4(layout: str = "") -> Callable[[Draw], Case]:
     return case
 
 
+def weight_mxfp4(dtype: torch.dtype, layout: str = "") -> Callable[[Draw], Case]:
+    """a16w4_blockscale."""
+
+    def case(draw: Draw) -> Case:
+        x, weight = draw.activations(), draw.weights()
+        wq, w_scale = quant.per_1x32_f4_quant(weight, shuffle=bool(layout))
+        return (x.to(dtype), shuffle_weight(wq, layout) if layout else wq, w_scale), exact(x, weight), {}
+
+    return case
+
+
 def batched(dtype: torch.dtype) -> Callable[[Draw], Case]:
     """batched_bf16 and batched_a8w8."""
 
@@ -207,6 +218,9 @@ CASES: tuple[tuple[str, str, Callable[[Draw], Case]], ...] = (
     ("a8w8_blockscale_bpreshuffle", "fp8_e4m3fn", by_block(FP8, "aiter16x16")),
     ("a4w4_blockscale", "mxfp4 row", mxfp4()),
     ("a4w4_blockscale", "mxfp4 aiter16x16", mxfp4("aiter16x16")),
+    ("a16w4_blockscale", "bf16, mxfp4 row", weight_mxfp4(torch.bfloat16)),
+    ("a16w4_blockscale", "fp16, mxfp4 row", weight_mxfp4(torch.float16)),
+    ("a16w4_blockscale", "bf16, mxfp4 aiter16x16", weight_mxfp4(torch.bfloat16, "aiter16x16")),
     ("batched_bf16", "bf16", batched(torch.bfloat16)),
     ("batched_a8w8", "int8", batched(INT8)),
     ("batched_a8w8", "fp8_e4m3fn", batched(FP8)),

@@ -22,7 +22,7 @@ import attrs
 from tunedgemm.choice import choose, offers
 from tunedgemm.csvfile import Problem, infer_op, read_rows, read_untuned, upsert
 from tunedgemm.device import Device
-from tunedgemm.libtypes import absent, pip_hint
+from tunedgemm.libtypes import OF_AITERS_OPS, absent, pip_hint
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
 from tunedgemm.registry import Registry
@@ -65,8 +65,8 @@ class Family:
 
 
 def survey(folder: Path) -> dict[str, Family]:
-    """Read every CSV below *folder*, and look up all its rows."""
-    families = {name: Family() for name in ops()}
+    """Read every CSV below *folder*, and look up all its rows; the families of which AITER has tables."""
+    families = {name: Family() for name in ops() if OF_AITERS_OPS.get(name)}
     for path in sorted(folder.rglob("*.csv")):
         op = infer_op([path])
         family = families[op.name]

@@ -18,6 +18,7 @@ from tunedgemm.csvfile import read_rows, read_untuned
 from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch import Dispatcher, TunedGemm
 from tunedgemm.dtype import torch_dtype
+from tunedgemm.libtypes import OF_AITERS_OPS
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.op import Op
 from tunedgemm.registry import Registry
@@ -175,7 +176,7 @@ def test_the_page_of_ops_is_as_it_was_written(matrix: ModuleType) -> None:
     assert matrix.RESULT.read_text() == matrix.text(matrix.read())
 
 
-@EVERY
+@pytest.mark.parametrize("name", sorted(name for name in ops() if OF_AITERS_OPS.get(name)))
 def test_the_real_tables_name_what_aiter_would_run_or_why_it_cannot(name: str, repository: Path) -> None:
     """For a sample of the valid rows of AITER's own tables, explain on that row's device names its libtype or the reason."""
     folder = repository.parent / "shared" / "aiter" / "configs"

@@ -200,6 +200,16 @@ class TestCheck:
             ["2: is tagged 'flydsl_fallback': AITER looks up no such row, nor does this"],
         )
 
+    def test_a_packed_weight_that_no_layout_divides(self, tmp_path, capsys):
+        """K counts elements and the layout bytes, also where the activations are no pairs."""
+        for name in ("a4w4_blockscale", "a16w4_blockscale"):
+            op = ops()[name]
+            shape = op.columns.parse({"M": "1", "N": "32", "K": "96", "layout": "aiter16x16"})
+            path = tmp_path / op.columns.tuned_file
+            write_rows(path, op, [Row(shape=shape, gfx="gfx950", cu_num=256, device="", solution=Solution("torch", "native"), us=2.0)])
+            assert main(["table", "check", str(path)]) == 1
+            assert "no weight of N=32 and K=96 has the layout aiter16x16" in capsys.readouterr().out
+
     def test_tables_of_every_op(self, tmp_path, capsys):
         """A table of each op's examples is found faultless by the op that its columns and name tell."""
         for name, op in ops().items():
@@ -286,6 +296,8 @@ class TestExport:
         import pandas as pd
 
         for name, op in ops().items():
+            if not OF_AITERS_OPS.get(name, AITER):
+                continue
             path, out = tmp_path / op.columns.tuned_file, tmp_path / f"for_aiter_{op.columns.tuned_file}"
             shapes = op.examples or (Shape(name, 4, 32, 64), Shape(name, 4, 32, 64, epilogue="bias"))
             kernel = "flydsl_n" if name == "fmoe" else "n"
@@ -301,6 +313,13 @@ class TestExport:
             keys = ["gfx", "cu_num", *op.columns.key]
             assert list(frame.columns) == [*keys, *op.columns.values]
             assert len(frame) > 0 and not frame.duplicated(keys).any(), name
+
+    def test_nothing_is_exported_for_an_op_of_which_aiter_has_no_table(self, tmp_path, capsys):
+        """It is said in one line, and no file is written."""
+        out = tmp_path / "for_aiter.csv"
+        assert main(["table", "export", "--op", "a16w4_blockscale", "--aiter", str(out)]) == 2
+        assert "AITER has no table of a16w4_blockscale: there is nothing to export for it" in capsys.readouterr().err
+        assert not out.exists()
 
     def test_a_family_has_the_libtypes_that_aiter_runs_in_it(self, tmp_path, capsys):
         """Torch's rows are AITER's for a16w16 alone, and where no column tells the libtype the kernel's name must tell the row's."""

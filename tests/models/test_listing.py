@@ -35,6 +35,7 @@ def test_equal_shapes_are_one_with_both_names():
         (Layer("e", "experts", 64, 32, experts=Experts(8, 2, gated=False)), "fmoe"),
         (Layer("a", "linear", 128, 128, scheme="fp8_block"), "a8w8_blockscale"),
         (Layer("a", "linear", 128, 128, scheme="mxfp4"), "a4w4_blockscale"),
+        (Layer("a", "linear", 128, 128, scheme="mxfp4_weight", dtype="fp16", bias=True), "a16w4_blockscale"),
     ],
     ids=lambda value: value.kind if isinstance(value, Layer) else value,
 )
@@ -56,6 +57,14 @@ def test_what_an_op_cannot_have_is_a_note():
     assert by_op == {}
     (note,) = notes
     assert note.startswith("a.experts: fmoe cannot have it: ")
+
+
+def test_experts_of_which_the_weights_alone_are_quantised_are_a_note():
+    """fmoe quantises activations where it quantises weights to mxfp4."""
+    by_op, notes = listed([Layer("a.experts", "experts", 64, 32, experts=Experts(8, 2), scheme="mxfp4_weight")], (16,), Formats())
+
+    assert by_op == {}
+    assert notes == ("left out, for no op has experts with weights in mxfp4 by groups of 32, activations of 16 bits: a.experts",)
 
 
 def test_lists_together_count_what_the_busiest_has():

@@ -69,7 +69,13 @@ STATED = {
     "Quark's mxfp4": (quark(FP4, {**FP4, "is_dynamic": True}), "mxfp4"),
     "Quark's fp8": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}), "fp8_tensor"),
     "Quark's fp8, channel": (quark({"dtype": "fp8_e4m3", "qscheme": "per_channel"}, {"dtype": "fp8_e4m3"}), "fp8_row"),
-    "Quark, weights alone": (quark(FP4, None), "Quark with weights alone"),
+    "Quark's mxfp4, weights alone": (quark(FP4, None), "mxfp4_weight"),
+    "mxfp4, weights alone": (compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}, None), "mxfp4_weight"),
+    "nvfp4, weights alone": (
+        compressed({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, None),
+        "weights of 4 bits with wider",
+    ),
+    "Quark, weights alone": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, None), "Quark with weights alone"),
     "ModelOpt's FP8": ({"quant_method": "modelopt", "quant_algo": "FP8", "producer": {"name": "modelopt"}}, "fp8_tensor"),
     "ModelOpt's NVFP4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, "modelopt's NVFP4"),
     "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}, "quant_method 'awq'"),
@@ -84,7 +90,7 @@ STATED = {
     "nothing said": ({}, "quant_method ''"),
     "malformed blocks": ({"quant_method": "fp8", "weight_block_size": 3, "modules_to_not_convert": 5}, "fp8 in blocks of 3"),
     "malformed groups": ({"quant_method": "compressed-tensors", "config_groups": [1]}, "compressed-tensors without config_groups"),
-    "malformed Quark": ({"quant_method": "quark", "global_quant_config": "all"}, "Quark with weights alone"),
+    "malformed Quark": ({"quant_method": "quark", "global_quant_config": "all"}, "Quark without a word on weights"),
 }
 
 
@@ -181,6 +187,8 @@ def test_deepseek_v3(folder):
         ("fp8, tensor", Formats(), "a16w16", "fp8_e4m3fn"),
         ("fp8, block", Formats(preshuffle=True), "a8w8_blockscale_bpreshuffle", "fp8_e4m3fn"),
         ("Quark's mxfp4", Formats(), "a4w4_blockscale", "fp4x2"),
+        ("Quark's mxfp4, weights alone", Formats(), "a16w4_blockscale", "bf16"),
+        ("mxfp4, weights alone", Formats(preshuffle=True), "a16w4_blockscale", "bf16"),
     ],
 )
 def test_the_op_of_a_scheme(folder, name, formats, op, dtype):

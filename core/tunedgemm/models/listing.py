@@ -10,6 +10,7 @@ from tunedgemm.csvfile import Untuned
 from tunedgemm.dtype import table_text
 from tunedgemm.errors import UserError
 from tunedgemm.models.layer import Layer
+from tunedgemm.models.scheme import SCHEMES
 from tunedgemm.ops import op_named
 from tunedgemm.ops.moe import ACTIVATIONS
 from tunedgemm.row import layers_of_both
@@ -18,7 +19,7 @@ from tunedgemm.shape import MAX_SIZE, Shape
 #: More numbers of rows than anybody tunes for.
 MOST_ROWS = 4096
 
-#: scheme -> the op of a plain product, its twin for shuffled weights, and fmoe's word for the quantisation
+#: scheme -> the op of a plain product, its twin for shuffled weights, and fmoe's word for the quantisation, "" where it has none
 _OPS = {
     "": ("a16w16", "a16w16", "No"),
     "fp8_tensor": ("a16w16", "a16w16", "per_Tensor"),
@@ -26,6 +27,7 @@ _OPS = {
     "int8_row": ("a8w8", "a8w8_bpreshuffle", "per_Token"),
     "fp8_block": ("a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "per_1x128"),
     "mxfp4": ("a4w4_blockscale", "a4w4_blockscale", "per_1x32"),
+    "mxfp4_weight": ("a16w4_blockscale", "a16w4_blockscale", ""),
 }
 _SHUFFLED = "aiter16x16"
 
@@ -76,8 +78,9 @@ def listed(layers: Iterable[Layer], rows: Iterable[int], formats: Formats) -> tu
     notes: dict[str, None] = {}
     rows = tuple(rows)
     for layer in layers:
-        if layer.experts is not None and layer.bias:
-            notes[f"left out, for no op has experts with a bias: {layer.name}"] = None
+        if layer.experts is not None and (layer.bias or not _OPS[layer.scheme][2]):
+            refused = "with a bias" if layer.bias else f"with {SCHEMES[layer.scheme]}"
+            notes[f"left out, for no op has experts {refused}: {layer.name}"] = None
             continue
         name, cells = _cells(layer, formats)
         op = op_named(name)
@@ -131,7 +134,8 @@ def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
 
 def _multiplied(layer: Layer, formats: Formats) -> str:
     """The dtype of weights and activations as they are multiplied."""
-    return {"": layer.dtype, "int8_row": "int8", "mxfp4": "fp4x2"}.get(layer.scheme, formats.fp8)
+    activations = {"": layer.dtype, "mxfp4_weight": layer.dtype, "int8_row": "int8", "mxfp4": "fp4x2"}
+    return activations.get(layer.scheme, formats.fp8)
 
 
 def _experts_cells(layer: Layer, word: str, formats: Formats) -> dict[str, str]:

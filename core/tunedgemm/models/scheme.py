@@ -22,6 +22,7 @@ SCHEMES = {
     "fp8_tensor": "fp8, one scale for each operand",
     "int8_row": "int8, weights by row, activations by token",
     "mxfp4": "mxfp4, both by groups of 32",
+    "mxfp4_weight": "weights in mxfp4 by groups of 32, activations of 16 bits",
 }
 #: what stands for the scheme of a layer that is quantised in a way that no op has
 REFUSED = "refused"
@@ -131,6 +132,8 @@ def _of_group(weights: Any, inputs: Any) -> tuple[str, str]:
     if not isinstance(weights, Mapping):
         return "", "activations alone are quantised"
     bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy")
+    if not inputs and (bits, kind, weights.get("group_size")) == (4, "float", 32):
+        return "mxfp4_weight", ""
     if not isinstance(inputs, Mapping) or inputs.get("num_bits") != bits:
         return "", f"weights of {bits} bits with wider activations"
     by = {"tensor": "tensor", "channel": "row", "block": "block"}.get(str(strategy), "")
@@ -145,9 +148,12 @@ def _of_group(weights: Any, inputs: Any) -> tuple[str, str]:
 
 def _of_quark(weight: Any, inputs: Any) -> tuple[str, str]:
     weight = weight[0] if isinstance(weight, list) and weight else weight
-    if not isinstance(weight, Mapping) or not inputs:
-        return "", "Quark with weights alone quantised"
+    if not isinstance(weight, Mapping):
+        return "", "Quark without a word on weights"
     dtype, by = str(weight.get("dtype", "")), str(weight.get("qscheme", ""))
+    if not inputs:
+        fp4 = dtype == "fp4" and weight.get("group_size") == 32
+        return ("mxfp4_weight", "") if fp4 else ("", "Quark with weights alone quantised")
     if dtype.startswith("fp8"):
         name = {"per_tensor": "fp8_tensor", "per_channel": "fp8_row"}.get(by, "")
         return (name, "") if name else ("", f"Quark's {dtype} scaled {by}")
