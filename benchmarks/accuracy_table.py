@@ -46,7 +46,7 @@ def why(row: Row) -> str:
 def line(rows: list[Row]) -> str:
     """One format and output dtype: its worst solution and size."""
     worst = max(rows, key=lambda row: float(row["row_error"] or "inf"))
-    names = sorted({row["solution"] for row in rows if row["row_error"] == worst["row_error"]}, key=lambda name: name == "native")
+    names = sorted({row["solution"] for row in rows if row["row_error"] == worst["row_error"]}, key=lambda name: (name == "native", name))
     error = f"{float(worst['row_error']):.1e}" if worst["row_error"] else worst["status"]
     outside = max(float(row["error_ratio"] or 1) for row in rows)
     quantisation = max(float(row["quantisation"]) for row in rows)
