@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import ModuleType
 
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
 
-from tunedgemm_triton import heuristic, launch, limits, moe, moe_launch, solutions
+from tunedgemm_triton import heuristic, launch, limits, plan_launch, solutions
+from tunedgemm_triton.planned import PLANNED
 
 CONTRACT = 1
-OPS = ("a16w16", "fmoe")
+OPS = ("a16w16", *PLANNED)
 
 
 def library_version(device: Device) -> str:  # noqa: ARG001
@@ -18,24 +18,16 @@ def library_version(device: Device) -> str:  # noqa: ARG001
     return ""
 
 
-def _space(shape: Shape) -> ModuleType:
-    return moe if shape.op == moe.OP else solutions
-
-
-def _launch(shape: Shape) -> ModuleType:
-    return moe_launch if shape.op == moe.OP else launch
-
-
 @hookimpl
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
     """Whether the architecture's static limits allow the shape."""
-    return (moe if shape.op == moe.OP else limits).supports(shape, device)
+    return PLANNED.get(shape.op, limits).supports(shape, device)
 
 
 @hookimpl
 def enumerate_solutions(shape: Shape, device: Device) -> Iterable[Solution]:
     """The kernels worth timing for the shape, best guesses first."""
-    return _space(shape).enumerate_solutions(shape, device)
+    return PLANNED.get(shape.op, solutions).enumerate_solutions(shape, device)
 
 
 @hookimpl
@@ -47,16 +39,21 @@ def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
 @hookimpl
 def prepare(solution: Solution, shape: Shape, device: Device) -> None:
     """Compile into the artifact cache, without a device."""
-    _launch(shape).prepare(solution, shape, device)
+    if shape.op in PLANNED:
+        plan_launch.prepare(PLANNED[shape.op], solution, shape, device)
+    else:
+        launch.prepare(solution, shape, device)
 
 
 @hookimpl
 def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
     """Load and fix everything that a call of exactly this shape needs."""
-    return _launch(shape).bind(solution, shape, device)
+    if shape.op in PLANNED:
+        return plan_launch.bind(PLANNED[shape.op], solution, shape, device)
+    return launch.bind(solution, shape, device)
 
 
 @hookimpl
 def refine(solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
     """The solution's neighbours: one parameter changed at a time."""
-    return _space(shape).refine(solution, shape, device)
+    return PLANNED.get(shape.op, solutions).refine(solution, shape, device)

@@ -44,7 +44,9 @@ _STAGE = r"_n(\d+)k(\d+)w(\d+)s(\d+)"
 _NAME = re.compile(rf"moe_r(\d+)_m(\d+)g(\d+){_STAGE}{_STAGE}((?:_t)?)((?:_a)?)((?:_d)?)")
 
 
-def _power(low: int, high: int) -> Any:
+def power(low: int, high: int) -> Any:
+    """A field that is a power of two."""
+
     def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
         if not low <= value <= high or value & (value - 1):
             raise PluginError(
@@ -58,9 +60,9 @@ def _power(low: int, high: int) -> Any:
 class Tile:
     """The tile of one stage: rows of the weight, elements of K, warps, depth of the pipeline."""
 
-    block_n: int = _power(16, 256)
-    block_k: int = _power(32, 512)
-    warps: int = _power(1, 16)
+    block_n: int = power(16, 256)
+    block_k: int = power(32, 512)
+    warps: int = power(1, 16)
     stages: int = attrs.field(validator=attrs.validators.in_(range(1, 9)))
 
 
@@ -77,8 +79,8 @@ class Moe:
         decode: mxfp4 becomes bf16 in the kernel, instead of by the compiler.
     """
 
-    block_m: int = _power(16, 256)
-    group_m: int = _power(1, 64)
+    block_m: int = power(16, 256)
+    group_m: int = power(1, 64)
     first: Tile
     second: Tile
     swap: bool = False
@@ -93,7 +95,7 @@ class Moe:
 
 
 @functools.lru_cache(maxsize=4096)
-def moe_of(name: str) -> Moe:
+def kernel_of(name: str) -> Moe:
     """The parameters behind a kernel name.
 
     Raises:
@@ -231,24 +233,25 @@ def fits(kernel: Moe, split: int, shape: Shape, device: Device) -> bool:
 def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
     """The neighbours of a solution: one parameter of a stage, the block, or splitK, moved one step."""
     try:
-        kernel, split = moe_of(solution.kernel_name), max(solution.split_k, 1)
+        kernel, split = kernel_of(solution.kernel_name), max(solution.split_k, 1)
     except PluginError:
         return
-    near = [(kernel, other) for other in _beside(SPLITS, split)]
+    near = [(kernel, other) for other in beside(SPLITS, split)]
     for stage in ("first", "second"):
         tile = getattr(kernel, stage)
         for field, ladder in _LADDERS.items():
-            for value in _beside(ladder, getattr(tile, field)):
+            for value in beside(ladder, getattr(tile, field)):
                 near.append((attrs.evolve(kernel, **{stage: attrs.evolve(tile, **{field: value})}), split))
-    near += [(attrs.evolve(kernel, block_m=value), split) for value in _beside((16, 32, 64, 128), kernel.block_m) if not kernel.alone]
-    near += [(attrs.evolve(kernel, group_m=value), split) for value in _beside((1, 2, 4, 8, 16), kernel.group_m)]
+    near += [(attrs.evolve(kernel, block_m=value), split) for value in beside((16, 32, 64, 128), kernel.block_m) if not kernel.alone]
+    near += [(attrs.evolve(kernel, group_m=value), split) for value in beside((1, 2, 4, 8, 16), kernel.group_m)]
     near.append((attrs.evolve(kernel, swap=not kernel.swap), split))
     for changed, factor in near:
         if fits(changed, factor, shape, device):
             yield Solution(LIBTYPE, changed.name, factor if factor > 1 else 0)
 
 
-def _beside(ladder: tuple[int, ...], value: int) -> list[int]:
+def beside(ladder: tuple[int, ...], value: int) -> list[int]:
+    """The steps of a ladder below and above a value."""
     below, above = [step for step in ladder if step < value], [step for step in ladder if step > value]
     return below[-1:] + above[:1]
 

@@ -1,21 +1,18 @@
-"""What a fused mixture of experts launches, as data: its steps in order, and where in the workspace they leave what.
+"""The plan of a fused mixture of experts: sort, quantise, first stage, quantise, second stage, sum.
 
-Both the launcher and the tests in Triton's interpreter run these plans. Nothing in a plan depends on the routing: grids are of the most
-there can be. Buffers, by their names: q1 and q2 with s1 and s2 are the quantised inputs of the stages and their scales, middle is
-[pairs, inter_dim], parts [pairs, model_dim]; order, owners, used, counts and tops are what `kernels` says.
+Nothing in it depends on the routing: grids are of the most there can be. Buffers, by their names: q1 and q2 with s1 and s2 are the
+quantised inputs of the stages and their scales, middle is [pairs, inter_dim], parts [pairs, model_dim]; order, owners, used, counts and
+tops are what `kernels` says.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
-import attrs
 from tunedgemm.plugin import Shape, dtype_bits
 
-from tunedgemm_triton.compile import TYPES, compile_function, shuffled_rows
+from tunedgemm_triton.compile import TYPES, shuffled_rows
 from tunedgemm_triton.fit import ceil_div
 from tunedgemm_triton.moe import SCALES, Moe, blocks_of, counters_of_stages, pairs_of, tiles_of
+from tunedgemm_triton.plan import Constant, Maker, Plan
 
 #: Pairs that one program of the sort looks at.
 _CHUNKS = (256, 1024, 4096)
@@ -25,101 +22,17 @@ _TOPS = 256
 _BLOCK = 1024
 #: The largest value of a dtype that is quantised to.
 _LIMITS = {"int8": 127.0, "fp8_e4m3fn": 448.0, "fp8_e4m3fnuz": 240.0}
-#: Addresses of buffers are multiples of it.
-_ALIGNED = 256
-
-Constant = int | float | bool | str
 
 
-@attrs.frozen(cache_hash=True)
-class Program:
-    """All that a compile depends on.
-
-    Attributes:
-        function: ``file.function`` in `kernels`.
-        types: Triton's type of each parameter that is not constant, by its name.
-        constants: the values of the others.
-        wide: integers that are multiples of 16, which lets loads be 16 bytes wide.
-        warps, stages: compiler options.
-    """
-
-    function: str
-    types: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[str, Constant], ...]
-    wide: tuple[str, ...] = ()
-    warps: int = 4
-    stages: int = 1
-
-    @property
-    def source(self) -> Any:
-        """The Triton function."""
-        module, _, name = self.function.partition(".")
-        return getattr(importlib.import_module(f"tunedgemm_triton.kernels.{module}"), name)
-
-    def compiled(self, gfx: str) -> Any:
-        """Triton's CompiledKernel, from the cache where it is there; raises what `compile_function` does."""
-        types, values = dict(self.types), dict(self.constants)
-        ordered = {name: "constexpr" if name in values else types[name] for name in self.source.arg_names}
-        options = {"num_warps": self.warps, "num_stages": self.stages}
-        return compile_function(self.source, ordered, values, set(self.wide), options, (gfx, self.function))
-
-
-@attrs.frozen
-class Step:
-    """One launch.
-
-    Attributes:
-        program: what is launched.
-        grid: programs along the three axes.
-        values: what each parameter that is not constant gets, in their order: a number, or the name of an operand, of a buffer or of
-            ``counters`` (with ``+`` and a number of them: behind so many).
-        given: the operand that decides whether the step is run, "" for always.
-        present: whether it is run where that operand is there, or where it is not.
-    """
-
-    program: Program
-    grid: tuple[int, int, int]
-    values: tuple[tuple[str, int | str], ...]
-    given: str = ""
-    present: bool = False
-
-
-@attrs.frozen
-class Plan:
-    """Steps in order, and (offset, bytes) of each buffer in a workspace of *nbytes*."""
-
-    steps: tuple[Step, ...]
-    buffers: dict[str, tuple[int, int]]
-    nbytes: int
-
-
-class _Maker:
-    """Collects steps and buffers of one shape."""
+class _Maker(Maker):
+    """Collects the steps of one shape."""
 
     def __init__(self, kernel: Moe, split_k: int, shape: Shape) -> None:
+        super().__init__()
         self.kernel, self.split_k, self.shape = kernel, split_k, shape
         self.scale = SCALES[str(shape["q_type"])]
         self.experts, self.topk, self.pairs = int(shape["expert"]), int(shape["topk"]), pairs_of(shape)
         self.blocks = blocks_of(kernel, shape)
-        self.steps: list[Step] = []
-        self.buffers: dict[str, tuple[int, int]] = {}
-        self.nbytes = 0
-
-    def buffer(self, name: str, nbytes: int) -> None:
-        """Room for *nbytes* bytes."""
-        self.buffers[name] = (self.nbytes, nbytes)
-        self.nbytes += ceil_div(max(nbytes, 1), _ALIGNED) * _ALIGNED
-
-    def step(self, function: str, grid: tuple[int, ...], values: dict[str, Any], constants: dict[str, Constant], **options: Any) -> None:
-        """Add a launch; *values* gives (type, value) of each parameter, an integer standing for itself."""
-        typed = {name: value if isinstance(value, tuple) else ("i32", value) for name, value in values.items()}
-        wide = tuple(name for name in ("N", "K") if name in typed and typed[name][1] % 16 == 0)
-        types = tuple((name, kind) for name, (kind, _) in typed.items())
-        given = {name: options.pop(name) for name in ("given", "present") if name in options}
-        program = Program(function, types, tuple(constants.items()), wide, **options)
-        values_of = {name: value for name, (_, value) in typed.items()}
-        ordered = tuple((name, values_of[name]) for name in program.source.arg_names if name in values_of)
-        self.steps.append(Step(program, (*grid, *[1] * (3 - len(grid))), ordered, **given))
 
     def sort(self) -> None:
         """Pairs by expert."""
@@ -177,7 +90,7 @@ class _Maker:
         kind = "u8" if self.scale == "mx" else TYPES[str(shape["q_dtype_w"])]
         scales = "*u8" if self.scale == "mx" else "*fp32"
         weight_scale = f"w{number}_scale" if self.scale != "none" else source[1]
-        counted, _ = counters_of_stages(kernel, self.split_k, shape)
+        counted = counters_of_stages(kernel, self.split_k, shape)[number - 1]
         sums = f"partial{number}"
         if split_k > 1:
             halves = 2 if shape["g1u1"] else 1
@@ -190,7 +103,7 @@ class _Maker:
             "w_scale": (scales, weight_scale), "factors": ("*fp32", "topk_weight"), "ids": ("*i32", "topk_ids"), **sorted_in,
             "out": (f"*{TYPES[shape.outdtype if joined else shape.dtype]}", out),
             "partial": ("*fp32", sums if sums in self.buffers else "topk_weight"),
-            "counters": ("*i32", f"counters+{0 if first else ceil_div(counted, 4) * 4}"),
+            "counters": ("*i32", self.counted(counted)),
             "pairs": self.pairs, "experts": self.experts, "blocks": self.blocks, "N": n, "K": k,
         }  # fmt: skip
         constants: dict[str, Constant] = {
@@ -228,4 +141,4 @@ def plan_of(kernel: Moe, split_k: int, shape: Shape) -> Plan:
         maker.buffer("parts", maker.pairs * shape.n * width)
         maker.stage(2, source, "parts")
         maker.join()
-    return Plan(tuple(maker.steps), maker.buffers, maker.nbytes)
+    return maker.plan()

@@ -1,7 +1,7 @@
-"""Run as a child with TRITON_INTERPRET=1: runs plans of the fused mixture of experts on CPU tensors and prints their worst errors as JSON.
+"""Run as a child with TRITON_INTERPRET=1: runs plans on CPU tensors and prints their worst errors as JSON.
 
-Reads a JSON list of cases: the place of an example of fmoe, kernel name, split_k, and changes: ``ids`` a list of routings or "skewed",
-``static`` whether per_Tensor gets its scales, ``m`` another number of tokens.
+Reads a JSON list of cases: op, the place of one of its examples, kernel name, split_k, and changes: ``m`` another number of rows, for
+fmoe ``skewed`` whether all tokens go to few experts and some to none, ``static`` whether per_Tensor gets its scales.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 from tunedgemm.plugin import Shape, ops, plain_weight, torch_dtype
-from tunedgemm_triton.moe import moe_of
-from tunedgemm_triton.moe_plan import plan_of
+from tunedgemm_triton.plan import Plan, Step
+from tunedgemm_triton.planned import PLANNED
 
-OP = ops()["fmoe"]
 #: What the interpreter takes a type's bytes as.
 _VIEWS = {"u8": torch.uint8, "i8": torch.int8, "i32": torch.int32, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _VIEWS |= {"fp8e4nv": torch.float8_e4m3fn, "fp8e4b8": torch.float8_e4m3fnuz}
@@ -46,8 +45,8 @@ interpreter._convert_float, interpreter._patch_lang_core = _converted, _patched
 
 
 def _operands(shape: Shape, case: dict[str, Any]) -> tuple[Any, ...]:
-    operands = list(OP.make_inputs(shape, torch.device("cpu"), 1))
-    if case.get("ids") == "skewed":  # some experts have no tokens, one id is no expert's
+    operands = list(ops()[shape.op].make_inputs(shape, torch.device("cpu"), 1))
+    if case.get("skewed"):  # the last experts have no tokens, two ids are no expert's
         operands[4] = torch.arange(int(shape["topk"]), dtype=torch.int32).repeat(shape.m, 1)
         operands[4][-1, -1] = int(shape["expert"]) + 3
         operands[4][0, 0] = -1
@@ -56,45 +55,48 @@ def _operands(shape: Shape, case: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(operands)
 
 
+def _arguments(step: Step, plan: Plan, named: dict[str, Any], workspace: Any) -> dict[str, Any]:
+    """The values of a step's parameters; what is absent and not read gets the output."""
+    types, arguments = dict(step.program.types), dict[str, Any]()
+    for name, value in step.values:
+        if isinstance(value, int):
+            arguments[name] = value
+        elif value.startswith("counters"):
+            arguments[name] = named["counters"][int(value.partition("+")[2]) :]
+        elif value in plan.buffers:
+            start, size = plan.buffers[value]
+            arguments[name] = workspace[start : start + size].view(_VIEWS[types[name][1:]])
+        else:
+            found = named.get(value, named["out"])
+            arguments[name] = found.view(torch.uint8) if types[name] == "*u8" else found
+    return arguments | {name: name == "UPCAST" or value for name, value in step.program.constants}
+
+
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """One call against the op's reference; also says whether the output's end was kept and the counters were left zero."""
-    shape = OP.examples[case["example"]]
+    op, family = ops()[case["op"]], PLANNED[case["op"]]
+    shape = op.examples[case["example"]]
     shape = attrs.evolve(shape, m=case.get("m", shape.m))
     operands = _operands(shape, case)
-    plan = plan_of(moe_of(case["kernel"]), case["split_k"], shape)
-    named = {name.removesuffix("?"): plain_weight(value) for name, value in zip(OP.operands, operands, strict=False)}
-    workspace = torch.full((plan.nbytes,), 0x7F, dtype=torch.uint8)  # NaN in most types
-    out = torch.full((shape.m * shape.n + 64,), torch.nan, dtype=torch_dtype(shape.outdtype))
-    counters = torch.zeros(4096, dtype=torch.int32)
+    plan = family.plan_of(family.kernel_of(case["kernel"]), case["split_k"], shape)
+    named = {name.removesuffix("?"): plain_weight(value) for name, value in zip(op.operands, operands, strict=False)}
+    # Poison shows elements that nobody stored, and stores past the end.
+    workspace = torch.full((plan.nbytes,), 0x7F, dtype=torch.uint8)
+    named["out"] = out = torch.full((shape.m * shape.n + 64,), torch.nan, dtype=torch_dtype(shape.outdtype))
+    named["counters"] = torch.zeros(plan.counters + 4, dtype=torch.int32)
     for step in plan.steps:
-        if step.given and (step.given in named) != step.present:
-            continue
-        types = dict(step.program.types)
-        arguments: dict[str, Any] = {}
-        for name, value in step.values:
-            if isinstance(value, int):
-                arguments[name] = value
-                continue
-            if value.startswith("counters"):
-                arguments[name] = counters[int(value.partition("+")[2]) :]
-            elif value in plan.buffers:
-                start, size = plan.buffers[value]
-                arguments[name] = workspace[start : start + size].view(_VIEWS[types[name][1:]])
-            else:
-                found = out if value == "out" else named[value]
-                arguments[name] = found.view(torch.uint8) if types[name] == "*u8" else found
-        constants = {name: name == "UPCAST" or value for name, value in step.program.constants}
-        step.program.source[step.grid](**arguments, **constants)
-    expected = OP.reference(shape, operands)
+        if not step.given or (step.given in named) is step.present:
+            step.program.source[step.grid](**_arguments(step, plan, named, workspace))
+    expected = op.reference(shape, operands).double()
     got = out[: shape.m * shape.n].view(shape.m, shape.n).double()
     known = expected.norm(dim=1) > 0
     rows = (got - expected)[known].norm(dim=1) / expected[known].norm(dim=1)
     return {
         "error": rows.max().item(),
-        "bound": OP.tolerance(shape).row_error,
+        "bound": op.tolerance(shape).row_error,
         "empty": bool((got[~known] == 0).all()),
         "guarded": bool(out[shape.m * shape.n :].isnan().all()),
-        "zeroed": not counters.any().item(),
+        "zeroed": not named["counters"].any().item(),
     }
 
 

@@ -1,4 +1,4 @@
-"""Launch of the fused mixture of experts: its plan compiled and loaded, every launch's arguments fixed but for the addresses.
+"""Launch of plans: compiled and loaded, every launch's arguments fixed but for the addresses.
 
 A call allocates the output and one workspace, and launches the plan's steps on the current stream: nothing waits for the device, so
 it may be captured.
@@ -15,8 +15,8 @@ from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Uns
 
 from tunedgemm_triton.counters import counters_of
 from tunedgemm_triton.launch import Loaded, loaded_of
-from tunedgemm_triton.moe import OP, Moe, counters_of_stages, enumerate_solutions, moe_of, refusal, supports
-from tunedgemm_triton.moe_plan import Plan, Program, Step, plan_of
+from tunedgemm_triton.plan import Plan, Program, Step
+from tunedgemm_triton.planned import Planned
 
 #: Where the addresses of a call are found: a zero, to which numbers are added, the output, the workspace, the counters, the operands.
 _NUMBER, _OUT, _WORKSPACE, _COUNTERS, _OPERANDS = range(5)
@@ -41,50 +41,53 @@ class _Launch:
     present: bool
 
 
-def prepare(solution: Solution, shape: Shape, device: Device) -> None:
+def prepare(family: Planned, solution: Solution, shape: Shape, device: Device) -> None:
     """Compile into the artifact cache; needs no device.
+
+    Args:
+        family: the op's kernels.
 
     Raises:
         LaunchError: it does not compile. PluginError: no such kernel.
     """
-    kernel, split_k = _resolved(solution, shape, device)
-    if supports(shape, device) and not refusal(kernel, split_k, shape, device):
-        for program in dict.fromkeys(step.program for step in plan_of(kernel, split_k, shape).steps):
+    kernel, split_k = _resolved(family, solution, shape, device)
+    # What bind refuses with a reason needs no compile.
+    if family.supports(shape, device) and not family.refusal(kernel, split_k, shape, device):
+        for program in dict.fromkeys(step.program for step in family.plan_of(kernel, split_k, shape).steps):
             program.compiled(device.gfx)
 
 
-def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-    """The launcher of a solution for exactly this shape.
+def bind(family: Planned, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+    """The launcher of a solution for exactly this shape; *family* as for `prepare`.
 
     Raises:
         OutOfResources: it needs more shared memory or threads than the device has. LaunchError: it does not compile.
     """
-    answer = supports(shape, device)
+    answer = family.supports(shape, device)
     if isinstance(answer, Unsupported):
         return answer
     if device.index < 0:
         return Unsupported(f"{device} is described, not present")
     try:
-        kernel, split_k = _resolved(solution, shape, device)
+        kernel, split_k = _resolved(family, solution, shape, device)
     except PluginError as error:
         return Unsupported(str(error))
-    if refused := refusal(kernel, split_k, shape, device):
+    if refused := family.refusal(kernel, split_k, shape, device):
         return Unsupported(refused)
-    plan = plan_of(kernel, split_k, shape)
-    launches = tuple(_launch(step, plan, device) for step in plan.steps)
-    counted = any(counters_of_stages(kernel, split_k, shape))
-    call = _call(launches, plan.nbytes, shape, device, counted=counted)
-    return Launcher(on_device(call, device.index), workspace_bytes=plan.nbytes)
+    plan = family.plan_of(kernel, split_k, shape)
+    operands = [name.removesuffix("?") for name in ops()[shape.op].operands]
+    launches = tuple(_launch(step, plan, operands, device) for step in plan.steps)
+    return Launcher(on_device(_call(launches, plan, shape, device), device.index), workspace_bytes=plan.nbytes)
 
 
-def _resolved(solution: Solution, shape: Shape, device: Device) -> tuple[Moe, int]:
+def _resolved(family: Planned, solution: Solution, shape: Shape, device: Device) -> tuple[Any, int]:
     """The kernel of a solution and its parts of K; the first enumerated one's for the alias ``auto`` (or no name)."""
     if solution.kernel_name in ("auto", ""):
-        first = next(enumerate_solutions(shape, device), None)
+        first = next(iter(family.enumerate_solutions(shape, device)), None)
         if first is None:
             raise PluginError(f"triton lists no kernel for {shape} on {device}")
         solution = first
-    return moe_of(solution.kernel_name), max(solution.split_k, 1)
+    return family.kernel_of(solution.kernel_name), max(solution.split_k, 1)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -92,9 +95,8 @@ def _load(program: Program, gfx: str, index: int) -> Loaded:
     return loaded_of(program.compiled(gfx), program.function, gfx, index)
 
 
-def _launch(step: Step, plan: Plan, device: Device) -> _Launch:
+def _launch(step: Step, plan: Plan, operands: list[str], device: Device) -> _Launch:
     """A step with its program loaded and its arguments by place."""
-    operands = [name.removesuffix("?") for name in ops()[OP].operands]
 
     def place(value: int | str) -> tuple[int, int]:
         if isinstance(value, int):
@@ -111,23 +113,25 @@ def _launch(step: Step, plan: Plan, device: Device) -> _Launch:
     return _Launch(_load(step.program, device.gfx, device.index), step.grid, arguments, given, step.present)
 
 
-def _call(launches: tuple[_Launch, ...], nbytes: int, shape: Shape, device: Device, *, counted: bool) -> Callable[..., Any]:
+def _call(launches: tuple[_Launch, ...], plan: Plan, shape: Shape, device: Device) -> Callable[..., Any]:
     """A call: addresses, then the launches."""
     import torch
 
     empty, stream, index, byte = torch.empty, torch._C._cuda_getCurrentRawStream, device.index, torch.uint8
-    out_dtype, where, most = torch_dtype(shape.outdtype), device.torch_device, len(ops()[OP].operands)
-    count = counters_of(where) if counted else None
+    out_dtype, where, n, nbytes = torch_dtype(shape.outdtype), device.torch_device, shape.n, plan.nbytes
+    count, most = counters_of(where) if plan.counters else None, len(ops()[shape.op].operands)
     steps = [(one.loaded.launch, one.loaded.head, one.loaded.rest, *attrs.astuple(one, recurse=False)[1:]) for one in launches]
 
     def call(*operands: Any) -> Any:
-        out = empty(operands[0].shape, dtype=out_dtype, device=where)
-        workspace = empty(nbytes, dtype=byte, device=where)
-        at = workspace.data_ptr()
-        counters = None if count is None else count(at)
-        addresses = [0, out.data_ptr(), at, 0 if counters is None else counters.data_ptr()]
-        addresses += [0 if operand is None else operand.data_ptr() for operand in operands]
+        out = empty((*operands[0].shape[:-1], n), dtype=out_dtype, device=where)
+        addresses = [0, out.data_ptr(), 0, 0, *[0 if operand is None else operand.data_ptr() for operand in operands]]
         addresses += [0] * (most - len(operands))
+        if nbytes:
+            workspace = empty(nbytes, dtype=byte, device=where)
+            addresses[_WORKSPACE] = workspace.data_ptr()
+        if count is not None:
+            counters = count(addresses[_WORKSPACE])
+            addresses[_COUNTERS] = counters.data_ptr()
         current = stream(index)
         for launch, head, rest, grid, arguments, given, present in steps:
             if given < 0 or bool(addresses[given]) is present:
