@@ -42,6 +42,8 @@ FIELDS: dict[str, dict[str, str]] = {
     "a16w16": {},
     "a8w8": {"dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "row"},
     "a8w8_blockscale": {"dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "block"},
+    "a4w4_blockscale": {"dtype": "fp4x2", "outdtype": "bf16", "scale": "block"},
+    "a16w4_blockscale": {"dtype": "bf16", "outdtype": "bf16", "scale": "block"},
 }
 DEFAULT, AGAIN, INDUCTOR = Solution("torch", "native"), Solution("torch", "native-again"), Solution("torch", "inductor")
 #: Others that may be timed, by the name of their ratio.
@@ -94,8 +96,7 @@ def ceilings() -> dict[str, float]:
 
 def floor_us(shape: Shape, rate: float) -> float:
     """Least microseconds: a ramp, and each byte once at *rate* TB/s."""
-    size, out = dtype_bits(shape.dtype) / 8, dtype_bits(shape.outdtype) / 8
-    return RAMP_US + ((shape.n + shape.m) * shape.k * size + shape.m * shape.n * out) / rate / 1e6
+    return RAMP_US + op_named(shape.op).bytes_moved(shape) / rate / 1e6
 
 
 def inductor() -> Launcher:
@@ -183,7 +184,7 @@ def main() -> int:
             continue
         others = {INDUCTOR: inductor()} if arguments.inductor else {}
         found = compare(gemm, layer, shape, arguments.rounds, others)
-        found |= {"floor_us": floor_us(shape, rate), "bytes": dtype_bits(shape.dtype) / 8} if rate else {}
+        found |= {"floor_us": floor_us(shape, rate), "bytes": 0.5 if "w4" in shape.op else dtype_bits(shape.dtype) / 8} if rate else {}
         results.append(found)
         band = f"[{found['low']:.3f}, {found['high']:.3f}]"
         control = f"A/A {found['control']:.3f} [{found['control_low']:.3f}, {found['control_high']:.3f}]"

@@ -7,12 +7,13 @@ from typing import Any
 
 import attrs
 import torch
+import tunedgemm
 from hypothesis import strategies as st
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, ops
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm.testing.launching import Case
 from tunedgemm_skinny import Skinny
-from tunedgemm_skinny.limits import ARCHITECTURES, MAX_ROWS, OPS, OUTPUTS, width_of
+from tunedgemm_skinny.limits import ARCHITECTURES, MAX_ROWS, OPS, OUTPUTS, shuffled_rows, width_of
 
 #: Classes of sizes: few of both; odd ones in between; many rows of the weight; long ones.
 KINDS = ("small", "odd", "wide", "deep")
@@ -24,6 +25,14 @@ MARGIN = 64
 NANS = {torch.int8: 0x80, torch.float8_e4m3fnuz: 0x80}
 #: Products of a batch.
 BATCHES = st.sampled_from((1, 2, 3, 5, 17))
+#: Orders of the weight that may be drawn; of the others plain ones.
+_SHUFFLED = ("aiter16x16", "aiter32x16")
+LAYOUTS = {
+    "a16w16": ("row", *_SHUFFLED), "a8w8_bpreshuffle": _SHUFFLED, "a8w8_blockscale_bpreshuffle": _SHUFFLED[:1],
+    "a4w4_blockscale": ("row", _SHUFFLED[0]), "a16w4_blockscale": ("row", _SHUFFLED[0]),
+}  # fmt: skip
+#: K of a shuffled weight in wholes, whatever its dtype; values of mxfp4 that share a scale.
+WHOLE, GROUP = 64, 32
 #: Columns below which all rows count as one: a lone number may be small by cancellation, and its error is not.
 FEW = 8
 
@@ -57,7 +66,8 @@ def anywhere(width: int) -> st.SearchStrategy[int]:
 
 def dtypes_of(op: str, gfx: str, *, floating: bool = False) -> tuple[str, ...]:
     """What an architecture multiplies of an op: of *floating* numbers those alone."""
-    return tuple(dtype for dtype in OPS[op][0] if dtype in ("bf16", "fp16", ARCHITECTURES[gfx].fp8, *["int8"] * (not floating)))
+    whole = () if floating else ("int8", "fp4x2")
+    return tuple(dtype for dtype in OPS[op][0] if dtype in ("bf16", "fp16", ARCHITECTURES[gfx].fp8, *whole))
 
 
 @st.composite
@@ -77,15 +87,21 @@ def _sizes(draw: st.DrawFn, kind: str, room: Room) -> tuple[int, int]:
 @st.composite
 def shapes(draw: st.DrawFn, kind: str, room: Room, op: str = "a16w16", dtypes: tuple[str, ...] = OPS["a16w16"][0]) -> Shape:
     """A shape of a class of sizes, in any of the operands' dtypes, with any scales of the op, with or without a bias."""
+    layouts = LAYOUTS.get(op, ("row",))
     fewest, most = draw(st.sampled_from([(least, most) for least, most in ROWS if most <= room.m]))
     m, dtype, scale = draw(st.integers(fewest, most)), draw(st.sampled_from(dtypes)), draw(st.sampled_from(OPS[op][1]))
-    bias = draw(st.sampled_from(("", *OUTPUTS))) if scale != "block" else ""
+    bias = draw(st.sampled_from(("", *OUTPUTS))) if scale != "block" or "w4" in op else ""
     fields: dict[str, Any] = {"epilogue": "bias", "bias_dtype": bias} if bias else {}
+    fields["layout"] = draw(st.sampled_from(layouts))
     if op.startswith("batched_"):
         batches = draw(BATCHES)
         fields["extra"] = {"B": batches}
         room = attrs.evolve(room, n=max(room.n // batches, 8), k=max(room.k // batches, 8), elements=max(room.elements // batches, 64))
     n, k = draw(_sizes(kind, room))
+    if rows := shuffled_rows(fields["layout"]):
+        n, k = -(-n // rows) * rows, -(-k // WHOLE) * WHOLE
+    elif "w4" in op:
+        k = -(-k // GROUP) * GROUP
     return Shape(op, m, n, k, dtype=dtype, outdtype=draw(st.sampled_from(OUTPUTS)), scale=scale, **fields)
 
 
@@ -115,9 +131,11 @@ def bound(skinny: Skinny, solution: Solution, shape: Shape, device: Device) -> L
 
 def among_nans(operand: torch.Tensor, begin: int = 0) -> torch.Tensor:
     """The same values, contiguous in a storage whose other elements are NaNs, *begin* elements after an aligned address."""
-    size = operand.element_size() * (2 * MARGIN + begin + operand.numel())
-    storage = torch.full((size,), NANS.get(operand.dtype, 0xFF), dtype=torch.uint8, device=operand.device).view(operand.dtype)
-    return storage[MARGIN + begin :][: operand.numel()].view(operand.shape).copy_(operand)
+    plain = getattr(operand, "plain", operand)  # of a shuffled weight its bytes as they lie
+    values, before = plain.contiguous().view(torch.uint8).flatten(), operand.element_size() * (MARGIN + begin)
+    storage = torch.full((2 * before + len(values),), NANS.get(operand.dtype, 0xFF), dtype=torch.uint8, device=operand.device)
+    made = storage[before:][: len(values)].copy_(values).view(operand.dtype).view(operand.shape)
+    return made if plain is operand else tunedgemm.as_shuffled(made, operand.layout_name)
 
 
 def _case(shape: Shape, device: Device, operands: tuple[torch.Tensor, ...]) -> Case:
@@ -146,7 +164,7 @@ def sprinkled(draw: st.DrawFn, shape: Shape, device: Device) -> Case:
     for operand in made[:2]:
         places = st.tuples(*(st.integers(0, size - 1) for size in operand.shape))
         for place, value in draw(st.lists(st.tuples(places, st.sampled_from(values)), max_size=4)):
-            operand[place] = value
+            getattr(operand, "plain", operand)[place] = value
     return _case(shape, device, tuple(map(among_nans, made)))
 
 

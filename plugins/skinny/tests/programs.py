@@ -16,10 +16,10 @@ import tunedgemm_skinny
 KERNELS = Path(tunedgemm_skinny.__file__).with_name("kernels")
 DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "fp8_e4m3fn": torch.float8_e4m3fn,
-    "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
+    "fp8_e4m3fnuz": torch.float8_e4m3fnuz, "fp4x2": torch.uint8,
 }  # fmt: skip
 #: In the order of the sources' numbers.
-INPUTS, OUTPUTS = ("bf16", "fp16", "int8", "fp8_e4m3fn", "fp8_e4m3fnuz"), ("bf16", "fp16", "fp32")
+INPUTS, OUTPUTS = ("bf16", "fp16", "int8", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp4x2"), ("bf16", "fp16", "fp32")
 SCALES = ("none", "tensor", "row", "block")
 #: Elements of K, and rows of the weight, that share a scale of a block.
 BLOCK = 128
@@ -50,6 +50,8 @@ class Program:
         stages: slots of the ring that the weight comes through; 0: none.
         scale: kind of the operands' scales.
         batched: whether it serves several products.
+        shuffled: rows of the weight whose pieces lie side by side; 0: it is plain.
+        wide: whether x is bf16 beside a weight of mxfp4.
         The others are as the kernels' names have them, dtypes by their short names.
     """
 
@@ -69,6 +71,8 @@ class Program:
     scale: str = "none"
     batched: bool = False
     cluster: int = 0
+    shuffled: int = 0
+    wide: bool = False
 
     @property
     def per_block(self) -> int:
@@ -101,6 +105,7 @@ class Program:
             "BIAS": OUTPUTS.index(self.bias) + 1 if self.bias else 0, "M": self.m, "N_EACH": self.n_each, "WARPS_N": self.warps_n,
             "WARPS_K": self.warps_k, "UNROLL": self.unroll, "VEC": self.vec, "WAVE": self.wave, "X_SHARED": int(self.x_shared),
             "STAGES": self.stages, "SCALE": SCALES.index(self.scale), "BATCHED": int(self.batched), "CLUSTER": self.cluster,
+            "SHUFFLED": self.shuffled, "X_WIDE": int(self.wide),
         }  # fmt: skip
         return [f"-D{name}={value}" for name, value in values.items()]
 
@@ -112,7 +117,7 @@ class Program:
         length = up(per_split, self.piece) if self.family == "rows" else self.stages * self.span or up(per_split, 4 * self.piece)
         held = 2 if self.family == "tiles" and self.wave == 32 else 1  # rows of a tile that a lane has
         ring = 16 * self.stages * self.unroll * self.n_each * held * self.threads
-        return max(sums, 16 // self.piece * self.m * length * self.x_shared + ring)
+        return max(sums, 16 // self.piece * self.m * length * (4 if self.wide else 1) * self.x_shared + ring)
 
 
 @attrs.frozen(eq=False)
@@ -256,6 +261,12 @@ def small(m: int = 1, n: int = PER_BLOCK, k: int = 128, splits: int = 1) -> Case
     return Case(x, weight, None, -(-k // splits))
 
 
+def shuffled(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    """The weight [..., n, k] in AITER's order: of each so many rows the pieces of 16 bytes side by side, then those further along K."""
+    pieces = weight.contiguous().view(torch.uint8).view(*weight.shape[:-2], weight.shape[-2] // rows, rows, -1, 16)
+    return pieces.transpose(-3, -2).contiguous().view(torch.uint8)
+
+
 class Machine:
     """A fake GPU whose warps have *wave* threads; keeps the programs that it has loaded.
 
@@ -286,8 +297,11 @@ class Machine:
         meets = case.splits > 1 and not program.cluster
         partial = torch.full((batches, case.splits, m, n), torch.nan) if meets else None
         counters = torch.zeros(batches, blocks, dtype=torch.int32) if meets else None
-        given = {"x": case.x, "weight": case.weight, "bias": case.bias, "out": out, "partial": partial, "counters": counters}
-        given |= {"x_scale": case.x_scale, "w_scale": case.w_scale}
+        weight = shuffled(case.weight, program.shuffled) if getattr(program, "shuffled", 0) else case.weight
+        given = {"x": case.x, "weight": weight, "bias": case.bias, "out": out, "partial": partial, "counters": counters}
+        transposed = weight is not case.weight and program.scale == "block" and case.x_scale is not None and case.x_scale.dim() == case.x.dim()
+        x_scale = case.x_scale.T.contiguous() if transposed and program.dtype != "fp4x2" else case.x_scale
+        given |= {"x_scale": x_scale, "w_scale": case.w_scale}
         pointers = {name: None if tensor is None else tensor.data_ptr() for name, tensor in given.items()}
         args = self.fake.Args(**pointers, n=n, k=k, m=m, splits=case.splits, per_split=case.per_split)
         grid = self.fake.Grid(blocks, case.splits, program.threads, program.shared(case.per_split), batches)

@@ -25,6 +25,7 @@ INSTRUCTION = {
     "int8": {"nvidia": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "amd": "v_mfma_i32_16x16x(32_?|16_?)i8"},
     "fp8_e4m3fn": {"nvidia": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "amd": "v_mfma_f32_16x16x32_fp8_fp8"},
     "fp8_e4m3fnuz": {"amd": "v_mfma_f32_16x16x32_fp8_fp8"},
+    "fp4x2": {"nvidia": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "amd": "v_mfma_f32_16x16x16_?bf16"},
 }
 #: What Hopper multiplies large tiles by, after its M and N: PTX ISA, wgmma.mma_async.
 GROUPS = "wgmma.mma_async.sync.aligned."
@@ -166,6 +167,40 @@ def test_other_ops(compiled: Any, gfx: str, fields: dict[str, Any], k: int) -> N
             check(code, build)
             assert shared_bytes(kernel, splits, shape, gfx) <= ARCHITECTURES[gfx].shared_bytes
             assert (dtype == "int8" and kernel.family == "rows") == bool(re.search(DOT[DEVICES[gfx].kind], code.text))
+
+
+#: Of mxfp4, plain and shuffled, and shuffled weights of other dtypes.
+PACKED = [
+    {"op": "a4w4_blockscale", "dtype": "fp4x2", "scale": "block"}, {"op": "a16w4_blockscale", "dtype": "bf16", "scale": "block"},
+    {"op": "a4w4_blockscale", "dtype": "fp4x2", "scale": "block", "layout": "aiter16x16"},
+    {"op": "a16w4_blockscale", "dtype": "bf16", "scale": "block", "layout": "aiter16x16"}, {"op": "a16w16", "layout": "aiter16x16"},
+    {"op": "a8w8_bpreshuffle", "dtype": "int8", "scale": "row", "layout": "aiter32x16"},
+    {"op": "a8w8_blockscale_bpreshuffle", "dtype": "fp8", "scale": "block", "layout": "aiter16x16"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gfx", DEVICES)
+@pytest.mark.parametrize("fields", PACKED, ids=lambda fields: f"{fields['op']}-{fields.get('layout', 'row')}")
+def test_mxfp4_and_shuffled_weights(compiled: Any, gfx: str, fields: dict[str, Any]) -> None:
+    """Their first guesses compile for few and many rows, next to nothing spilled; mxfp4 is multiplied as bf16."""
+    dtype = ARCHITECTURES[gfx].fp8 if fields.get("dtype") == "fp8" else fields.get("dtype", "bf16")
+    if not dtype:
+        pytest.skip(f"{gfx} has no fp8")
+    for m in (1, 16, 64):
+        shape = Shape(**fields | {"dtype": dtype}, m=m, n=2112, k=7168, outdtype="bf16")
+        for kernel, splits in first(shape, gfx, 2):
+            assert kernel.family != "rows"
+            build = build_of(kernel, splits, shape, gfx)
+            check(compiled(build), build)
+            assert shared_bytes(kernel, splits, shape, gfx) <= ARCHITECTURES[gfx].shared_bytes
+
+
+def test_mxfp4_is_widened_once(compiled: Any) -> None:
+    """On NVIDIA two values of the weight take one multiplication by their scale, and a second one apart for scales above 2."""
+    shape = Shape("a16w4_blockscale", 8, 4096, 4096, dtype="bf16", outdtype="bf16", scale="block")
+    code = compiled(build_of(Tiles(1, 1, 4, 1, stages=4), 1, shape, "sm_90"))
+    assert code.text.count("fma.rn.bf16x2") == 2 * 2 * 16  # of two rows 32 values each
+    assert products(code, build_of(Tiles(1, 1, 4, 1, stages=4), 1, shape, "sm_90")) == 8
 
 
 def test_fp8_is_converted_once(compiled: Any) -> None:

@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 INT8 = {"op": "a8w8", "dtype": "int8", "outdtype": "bf16", "scale": "row"}
 FP8 = INT8 | {"dtype": "fp8"}
 BLOCKS = {"op": "a8w8_blockscale", "dtype": "fp8", "outdtype": "bf16", "scale": "block"}
+A4W4 = {"op": "a4w4_blockscale", "dtype": "fp4x2", "outdtype": "bf16", "scale": "block", "layout": "aiter16x16"}
+A16W4 = A4W4 | {"op": "a16w4_blockscale", "dtype": "bf16", "layout": "row"}
 BATCH = {"op": "batched_bf16", "extra": {"B": 16}}
 BIAS = {"epilogue": "bias", "bias_dtype": "fp32"}
 SHAPES: list[dict[str, Any]] = [
@@ -42,6 +44,19 @@ SHAPES: list[dict[str, Any]] = [
     {**BATCH, "m": 64, "n": 128, "k": 512, "dtype": "fp16"},
     {**FP8, "op": "batched_a8w8", "m": 4, "n": 512, "k": 2048, "extra": {"B": 16}, **BIAS},
     {**INT8, "op": "batched_a8w8", "m": 31, "n": 77, "k": 99, "extra": {"B": 5}},
+    {**A4W4, "m": 1, "n": 1280, "k": 8192},
+    {**A4W4, "m": 16, "n": 2112, "k": 7168, "layout": "row", "epilogue": "bias"},
+    {**A4W4, "m": 64, "n": 7168, "k": 2048},
+    {**A4W4, "m": 5, "n": 333, "k": 480, "layout": "row", "outdtype": "fp32"},
+    {**A16W4, "m": 1, "n": 7168, "k": 2048},
+    {**A16W4, "m": 16, "n": 1280, "k": 8192, "layout": "aiter16x16"},
+    {**A16W4, "m": 64, "n": 130, "k": 7168, "outdtype": "fp32", **BIAS},
+    {"op": "a16w16", "m": 1, "n": 1280, "k": 8192, "layout": "aiter16x16"},
+    {"op": "a16w16", "m": 33, "n": 2112, "k": 7168, "layout": "aiter16x16", "dtype": "fp16"},
+    {**FP8, "op": "a8w8_bpreshuffle", "m": 16, "n": 1280, "k": 8192, "layout": "aiter16x16"},
+    {**INT8, "op": "a8w8_bpreshuffle", "m": 3, "n": 96, "k": 1024, "layout": "aiter32x16", **BIAS},
+    {**BLOCKS, "op": "a8w8_blockscale_bpreshuffle", "m": 1, "n": 2112, "k": 7168, "layout": "aiter16x16"},
+    {**BLOCKS, "op": "a8w8_blockscale_bpreshuffle", "m": 64, "n": 1536, "k": 7168, "layout": "aiter16x16"},
 ]  # fmt: skip
 #: One for each way to load and to add up.
 KERNELS: list[tuple[Kernel, int]] = [

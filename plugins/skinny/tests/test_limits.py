@@ -11,6 +11,7 @@ from tunedgemm_skinny.names import Rows, Tiles
 
 PLAIN = Shape("a16w16", 4, 48, 64)
 FP8 = Shape("a8w8", 4, 48, 64, dtype="fp8_e4m3fn", outdtype="bf16", scale="row")
+FP4 = Shape("a16w4_blockscale", 4, 48, 64, dtype="fp16", outdtype="bf16", scale="block")
 BATCH = Shape("batched_bf16", 4, 48, 64, extra={"B": 3})
 H200, MI300 = Device("sm_90", 132, "nvidia-h200"), Device("gfx942", 304, "amd-instinct-mi300x")
 
@@ -27,8 +28,9 @@ REFUSED = [
     (H200, attrs.evolve(PLAIN, outdtype="fp8_e4m3fn"), "the output must be bf16, fp16, fp32, not fp8_e4m3fn"),
     (H200, attrs.evolve(PLAIN, epilogue="bias", bias_dtype="fp64"), "the bias must be bf16, fp16, fp32, not fp64"),
     (H200, attrs.evolve(PLAIN, scale="tensor"), "scales of a16w16 must be none, not tensor"),
-    (MI300, attrs.evolve(PLAIN, layout="aiter16x16"), "not layout 'aiter16x16'"),
-    (H200, attrs.evolve(PLAIN, op="a8w8_bpreshuffle", layout="aiter16x16"), "op a8w8_bpreshuffle is not covered; covered: a16w16, a8w8, "),
+    (MI300, attrs.evolve(PLAIN, layout="ck-n64"), "not layout 'ck-n64'"),
+    (H200, attrs.evolve(PLAIN, op="fmoe"), "op fmoe is not covered; covered: a16w16, a8w8, "),
+    (H200, FP4, "x of a16w4_blockscale must be bf16, not fp16"),
     (H200, attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), "sm_90 multiplies fp8_e4m3fn, not fp8_e4m3fnuz"),
     (MI300, FP8, "gfx942 multiplies fp8_e4m3fnuz, not fp8_e4m3fn"),
     (Device("sm_80", 108), FP8, "sm_80 multiplies no fp8"),
@@ -62,6 +64,17 @@ def test_other_ops_are_taken(gfx: str, m: int) -> None:
         assert supports(Shape("batched_a8w8", m, 1, 1, dtype=dtype, outdtype="fp32", scale="row", extra={"B": 65535}), device) is True
     assert supports(Shape("batched_bf16", m, 1, 1, dtype="fp16", epilogue="bias", extra={"B": 1}), device) is True
     assert not fp8 or supports(Shape("a8w8_blockscale", m, 1, 1, dtype=fp8, outdtype="fp16", scale="block"), device) is True
+
+
+@pytest.mark.parametrize("gfx", ARCHITECTURES)
+@pytest.mark.parametrize("layout", ["row", "aiter16x16"])
+def test_mxfp4_and_shuffled_weights_are_taken(gfx: str, layout: str) -> None:
+    """Weights of mxfp4 everywhere, beside mxfp4 and bf16; in AITER's order as well as plain, as weights of other dtypes."""
+    fields, device = {"outdtype": "bf16", "scale": "block", "layout": layout}, Device(gfx, 100)
+    for op, dtype in (("a4w4_blockscale", "fp4x2"), ("a16w4_blockscale", "bf16")):
+        assert supports(Shape(op, 4, 48, 64, dtype=dtype, **fields), device) is True
+    assert supports(Shape("a16w16", 4, 48, 64, layout=layout), device) is True
+    assert supports(Shape("a8w8_bpreshuffle", 4, 48, 64, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16"), device) is True
 
 
 @pytest.mark.parametrize(("device", "shape", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])

@@ -12,7 +12,7 @@ import attrs
 from tunedgemm.plugin import LaunchError, Shape, artifact
 
 from tunedgemm_skinny.fit import compiled_rows, vec_of
-from tunedgemm_skinny.limits import ARCHITECTURES, INPUTS, OUTPUTS, SCALES, batches_of
+from tunedgemm_skinny.limits import ARCHITECTURES, INPUTS, OUTPUTS, SCALES, batches_of, shuffled_rows, weight_of, x_pieces
 from tunedgemm_skinny.names import Kernel
 from tunedgemm_skinny.rtc import Compiler, RefusedError
 
@@ -31,12 +31,14 @@ class Build:
     Attributes:
         kernel: the parameters.
         gfx: the architecture.
-        dtype, outdtype, bias_dtype: short texts; bias_dtype is "" without a bias.
+        dtype, outdtype, bias_dtype: short texts, the first of the weight; bias_dtype is "" without a bias.
         rows: rows of x that the program serves.
         vec: elements of one load.
         scale: kind of the scales.
         batched: whether the grid has a product of a batch along its third axis.
         cluster: blocks that meet in a cluster; 0 for none.
+        shuffled: rows of the weight whose pieces lie side by side; 0 where it is plain.
+        wide: whether x is bf16 beside a weight of mxfp4.
     """
 
     kernel: Kernel
@@ -49,13 +51,26 @@ class Build:
     scale: str = attrs.field(default="none", validator=attrs.validators.in_(SCALES))
     batched: bool = False
     cluster: int = 0
+    shuffled: int = 0
+    wide: bool = False
 
 
 def build_of(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> Build:
     """The build that serves the shape with so many splits of K."""
-    rows = compiled_rows(kernel, shape.m, gfx)
-    vec, batched, cluster = vec_of(shape.k, shape.dtype), batches_of(shape) > 1, splits if kernel.cluster else 0
-    return Build(kernel, gfx, shape.dtype, shape.outdtype, shape.bias_dtype, rows, vec, shape.scale, batched, cluster)
+    return Build(
+        kernel,
+        gfx,
+        weight_of(shape),
+        shape.outdtype,
+        shape.bias_dtype,
+        compiled_rows(kernel, shape.m, gfx),
+        vec_of(shape),
+        shape.scale,
+        batched=batches_of(shape) > 1,
+        cluster=splits if kernel.cluster else 0,
+        shuffled=shuffled_rows(shape.layout),
+        wide=x_pieces(shape) > 1,
+    )
 
 
 @functools.cache
@@ -84,6 +99,8 @@ def defines(build: Build) -> dict[str, int]:
         "SCALE": SCALES.index(build.scale),
         "BATCHED": int(build.batched),
         "CLUSTER": build.cluster,
+        "SHUFFLED": build.shuffled,
+        "X_WIDE": int(build.wide),
     }
 
 

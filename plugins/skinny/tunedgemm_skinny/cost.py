@@ -22,7 +22,7 @@ from pathlib import Path
 from tunedgemm.plugin import Device, Shape
 
 from tunedgemm_skinny.fit import ceil_div, compiled_rows, grid_of, per_split, registers, shared_bytes, span_of, threads_of
-from tunedgemm_skinny.limits import ARCHITECTURES, batches_of, width_of
+from tunedgemm_skinny.limits import ARCHITECTURES, batches_of, depth_of, weight_of, width_of, x_pieces
 from tunedgemm_skinny.names import Kernel, Rows
 
 #: Bytes that a multiprocessor must have in flight for the memory's whole rate: its share of 5 TB/s for most of a microsecond.
@@ -73,24 +73,24 @@ def weights() -> dict[str, list[float]]:
 def floor_of(shape: Shape, device: Device) -> float:
     """Microseconds of a launch and of reading both operands and writing the output."""
     outputs = 2 * shape.m * shape.n
-    moved = width_of(shape.dtype) * (shape.n + shape.m) * shape.k + outputs
+    moved = width_of(weight_of(shape)) * (shape.n + x_pieces(shape) * shape.m) * depth_of(shape) + outputs
     return _RAMP_US + batches_of(shape) * moved / (max(device.cu_num, 1) * _PER_US)
 
 
 def features(kernel: Kernel, splits: int, shape: Shape, device: Device) -> tuple[float, ...]:
     """What the time of a kernel is judged by, in the order of `FEATURES`."""
-    log, gfx, width, units = math.log2, device.gfx, width_of(shape.dtype), max(device.cu_num, 1)
+    log, gfx, width, units = math.log2, device.gfx, width_of(weight_of(shape)), max(device.cu_num, 1)
     per_block, stages, cluster, shared = kernel.per_block, kernel.stages, kernel.cluster, float(kernel.x_shared)
-    share, trip = per_split(kernel, splits, shape, gfx), span_of(kernel, shape.dtype, gfx) * kernel.warps_k
+    share, trip = per_split(kernel, splits, shape, gfx), span_of(kernel, shape, gfx) * kernel.warps_k
     batches = batches_of(shape)
     blocks = ceil_div(shape.n, per_block) * splits * batches
     room = units * _resident(kernel, splits, shape, gfx)
     flight = log(min(room, max(blocks, units)) / units * per_block * min(trip * max(stages - 1, 1), share) * width / _IN_FLIGHT)
     filled = log(blocks / units)
-    us = min(max(width * batches * shape.n * shape.k / (units * _PER_US), _MEASURED_US[0]), _MEASURED_US[1])
+    us = min(max(width * batches * shape.n * depth_of(shape) / (units * _PER_US), _MEASURED_US[0]), _MEASURED_US[1])
     turns, waves = share / trip, ceil_div(blocks, room)
     apart = 0.0 if cluster or splits == 1 else 1.0  # the splits meet in global memory
-    x = compiled_rows(kernel, shape.m, gfx) / per_block
+    x = x_pieces(shape) * compiled_rows(kernel, shape.m, gfx) / per_block
     each, warps_n, unroll, rows, logx = log(kernel.n_each), log(kernel.warps_n), log(kernel.unroll), log(_rows(kernel, shape)), log(x)
     ring, log_splits, steps = log(stages or 1), log(splits), log(turns)
     return (
@@ -116,18 +116,18 @@ def _rows(kernel: Kernel, shape: Shape) -> float:
 
 def _guess(kernel: Kernel, splits: int, shape: Shape, device: Device) -> float:
     """The guess for what was not measured."""
-    units, share, width = max(device.cu_num, 1), per_split(kernel, splits, shape, device.gfx), width_of(shape.dtype)
-    blocks, trip = math.prod(grid_of(kernel, splits, shape)), span_of(kernel, shape.dtype, device.gfx) * kernel.warps_k
+    units, share, width = max(device.cu_num, 1), per_split(kernel, splits, shape, device.gfx), width_of(weight_of(shape))
+    blocks, trip = math.prod(grid_of(kernel, splits, shape)), span_of(kernel, shape, device.gfx) * kernel.warps_k
     resident = min(_resident(kernel, splits, shape, device.gfx), ceil_div(blocks, units))
     # What went to registers is used up before more is loaded.
     in_flight = resident * kernel.per_block * min(0.7 * trip, share) * width
     starved = max(1.0, _IN_FLIGHT / in_flight)
     uneven = ceil_div(blocks, units) * units / blocks
     ragged = ceil_div(share, trip) * trip / share if share > trip else 1.0
-    duration = width * batches_of(shape) * shape.n * shape.k / (units * _PER_US)
+    duration = width * batches_of(shape) * shape.n * depth_of(shape) / (units * _PER_US)
     ends = _ADDING * math.log2(kernel.warps_k) + _STARTING * ceil_div(blocks, units) + _COPYING * kernel.x_shared
     ends += _MEETING + _ADDING * splits if splits > 1 else 0.0
-    partial = 8 / width * splits * shape.m / shape.k if splits > 1 else 0.0
+    partial = 8 / width * splits * shape.m / depth_of(shape) if splits > 1 else 0.0
     return starved * math.sqrt(uneven) * math.sqrt(ragged) * _work(kernel, shape, device.gfx) + ends / duration + partial
 
 
@@ -140,7 +140,7 @@ def _resident(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> int:
 
 def _work(kernel: Kernel, shape: Shape, gfx: str) -> float:
     """What multiplying and reading x add: x is read by every warp, for the rows of the weight that it has."""
-    m, each, rows = shape.m, kernel.each, compiled_rows(kernel, shape.m, gfx)
+    m, each, rows = shape.m, kernel.each, x_pieces(shape) * compiled_rows(kernel, shape.m, gfx)
     reading = 1 + (0.01 * rows / each + 0.03 * rows / kernel.per_block if kernel.x_shared else 0.03 * rows / each)
     if isinstance(kernel, Rows):
         # Of int8 four are multiplied at once; of the rest an instruction each, and one for each conversion, while fp8 comes twice as fast.

@@ -6,8 +6,18 @@ import math
 
 from tunedgemm.plugin import Shape
 
-from tunedgemm_skinny.limits import ARCHITECTURES, MAX_SPLITS, MAX_THREADS, batches_of, width_of
-from tunedgemm_skinny.names import Kernel, Rows, Wgmma
+from tunedgemm_skinny.limits import (
+    ARCHITECTURES,
+    MAX_SPLITS,
+    MAX_THREADS,
+    batches_of,
+    depth_of,
+    shuffled_rows,
+    weight_of,
+    width_of,
+    x_pieces,
+)
+from tunedgemm_skinny.names import Kernel, Rows, Tiles, Wgmma
 
 #: Rows of x of the matrix instructions that take fp8 as fp16.
 _HALVES = 8
@@ -31,9 +41,9 @@ def piece_of(dtype: str) -> int:
     return PIECE // width_of(dtype)
 
 
-def vec_of(k: int, dtype: str) -> int:
+def vec_of(shape: Shape) -> int:
     """Elements of one load: as many as divide K, so that each row begins at a multiple of them; 16 bytes at most."""
-    return math.gcd(k, piece_of(dtype))
+    return math.gcd(depth_of(shape), piece_of(weight_of(shape)))
 
 
 def compiled_rows(kernel: Kernel, m: int, gfx: str) -> int:
@@ -54,18 +64,18 @@ def grid_of(kernel: Kernel, splits: int, shape: Shape) -> tuple[int, int, int]:
     return ceil_div(shape.n, kernel.per_block), splits, batches_of(shape)
 
 
-def span_of(kernel: Kernel, dtype: str, gfx: str) -> int:
-    """Elements of K that a warp has in flight: `unroll` steps of 16 bytes for each lane, in tiles for each of its groups of four lanes."""
+def span_of(kernel: Kernel, shape: Shape, gfx: str) -> int:
+    """Elements of the weight along K that a warp has in flight: `unroll` steps of 16 bytes for each lane, in tiles for each of its groups of four lanes."""
     if isinstance(kernel, Wgmma):
-        return kernel.unroll * _WGMMA_STEP // width_of(dtype)
+        return kernel.unroll * _WGMMA_STEP // width_of(weight_of(shape))
     groups = ARCHITECTURES[gfx].wave if isinstance(kernel, Rows) else 4
-    return kernel.unroll * piece_of(dtype) * groups
+    return kernel.unroll * piece_of(weight_of(shape)) * groups
 
 
 def per_split(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> int:
-    """Elements of K that each split but the last has: whole spans, so that only the last has a ragged end."""
-    span = span_of(kernel, shape.dtype, gfx)
-    return shape.k if splits == 1 else ceil_div(ceil_div(shape.k, splits), span) * span
+    """Elements of the weight along K that each split but the last has: whole spans, so that only the last has a ragged end."""
+    span, depth = span_of(kernel, shape, gfx), depth_of(shape)
+    return depth if splits == 1 else ceil_div(ceil_div(depth, splits), span) * span
 
 
 def held(kernel: Kernel, gfx: str) -> int:
@@ -80,7 +90,7 @@ def shared_bytes(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> int:
     The sums are float32 [warps_k][M][pitch], the pitch being that of ``kernels/portable.h``.
     """
     rows = compiled_rows(kernel, shape.m, gfx)
-    width, span, share = width_of(shape.dtype), span_of(kernel, shape.dtype, gfx), per_split(kernel, splits, shape, gfx)
+    width, span, share = width_of(weight_of(shape)), span_of(kernel, shape, gfx), per_split(kernel, splits, shape, gfx)
     sums = 4 * kernel.warps_k * rows * (kernel.per_block + (0 if isinstance(kernel, Rows) else 4))
     if isinstance(kernel, Wgmma):
         return max(kernel.stages * width * kernel.warps_k * span * (kernel.per_block + rows), sums)
@@ -89,7 +99,7 @@ def shared_bytes(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> int:
     else:
         step = 4 * PIECE
         length = kernel.stages * kernel.warps_k * span * width or ceil_div(share * width, step) * step
-    x = rows * length if kernel.x_shared else 0
+    x = rows * length * x_pieces(shape) if kernel.x_shared else 0
     ring = kernel.stages * kernel.unroll * held(kernel, gfx) * threads_of(kernel, gfx) * PIECE
     return max(x + ring, sums)
 
@@ -109,7 +119,7 @@ def registers(kernel: Kernel, shape: Shape, gfx: str) -> int:
     if isinstance(kernel, Wgmma):
         made = rows // 2 if shape.dtype.startswith("fp8") else 0
         return kernel.n_each * (rows // 2 + made + 8) + (rows // 2 if shape.scale == "block" else 0) + 48
-    parts = piece_of(shape.dtype) // vec_of(shape.k, shape.dtype)  # loads of a piece
+    parts = piece_of(weight_of(shape)) // vec_of(shape)  # loads of a piece
     if kernel.stages:
         loads = 4 * mine * min(kernel.unroll, 4) + (parts - 1) * mine * kernel.unroll
     else:
@@ -118,6 +128,9 @@ def registers(kernel: Kernel, shape: Shape, gfx: str) -> int:
         return rows * (kernel.n_each + 4) + loads + 2 * mine + 32
     tiles = rows // architecture.columns
     # With scales of blocks those of each row of x whose sums a lane has, and, from L1, x of some steps.
+    if weight_of(shape) == "fp4x2":  # four words of each row as bfloat16, of two steps their scales, and where those of a row begin
+        x = 8 * tiles if x_pieces(shape) == 1 else 0 if kernel.x_shared else 12 * tiles
+        return 4 * kernel.n_each * tiles + loads + 10 * mine + x + 2 * (mine + tiles) + 40
     blocks = (4 if kernel.x_shared else 12 + 4 * max(kernel.unroll - 4, 0)) * tiles if shape.scale == "block" else 0
     widened = 8 * (mine + 1) if shape.dtype.startswith("fp8") and architecture.columns == _HALVES else 0  # fp8 as fp16
     return 4 * kernel.n_each * tiles + loads + widened + blocks + 2 * (mine + tiles) + 32
@@ -136,6 +149,10 @@ def refusal(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> str:
         return f"{kernel.name} copies asynchronously; {gfx} cannot"
     if kernel.stages and shape.k * width_of(shape.dtype) % COPY:
         return f"asynchronous copies need K in wholes of {COPY // width_of(shape.dtype)} (K={shape.k})"
+    if weight_of(shape) == "fp4x2" and not isinstance(kernel, Tiles):
+        return f"{kernel.name} does not multiply mxfp4; the family tiles does"
+    if shuffled_rows(shape.layout) and isinstance(kernel, Rows):
+        return f"{kernel.name} reads whole rows; those of a shuffled weight lie in pieces"
     if shape.scale == "block" and isinstance(kernel, Rows):
         return f"{kernel.name} sums all of K at once; scales of blocks need products of 128 elements"
     if kernel.cluster and not 2 <= splits <= architecture.cluster:
@@ -143,8 +160,8 @@ def refusal(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> str:
         return f"{kernel.name} needs splitK in 2..{most} (got {splits})" if most else f"{kernel.name} needs clusters; {gfx} has none"
     if not 1 <= splits <= MAX_SPLITS:
         return f"splitK must be in 0..{MAX_SPLITS} (got {splits})"
-    if (splits - 1) * per_split(kernel, splits, shape, gfx) >= shape.k:
-        return f"K={shape.k} has fewer than splitK={splits} parts of whole steps of {span_of(kernel, shape.dtype, gfx)}"
+    if (splits - 1) * per_split(kernel, splits, shape, gfx) >= depth_of(shape):
+        return f"K={shape.k} has fewer than splitK={splits} parts of whole steps of {span_of(kernel, shape, gfx) * shape.k // depth_of(shape)}"
     wanted = shared_bytes(kernel, splits, shape, gfx)
     if wanted > architecture.shared_bytes:
         return f"{kernel.name} needs {wanted} bytes of shared memory; {gfx} has {architecture.shared_bytes}"

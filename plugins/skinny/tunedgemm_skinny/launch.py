@@ -24,7 +24,7 @@ from tunedgemm.plugin import (
 from tunedgemm_skinny import driver, rtc
 from tunedgemm_skinny.build import ENTRY, build_of, code
 from tunedgemm_skinny.fit import grid_of, partial_bytes, per_split, refusal, shared_bytes, threads_of
-from tunedgemm_skinny.limits import ARCHITECTURES, supports
+from tunedgemm_skinny.limits import ARCHITECTURES, depth_of, supports, x_pieces
 from tunedgemm_skinny.names import Kernel, kernel_of
 from tunedgemm_skinny.native import Launch, Plan, launch_of
 from tunedgemm_skinny.solutions import choices
@@ -97,7 +97,7 @@ def bind(
         threads=threads_of(kernel, device.gfx),
         shared=shared_bytes(kernel, splits, shape, device.gfx),
         n=shape.n,
-        k=shape.k,
+        k=depth_of(shape),
         m=shape.m,
         splits=splits,
         per_split=per_split(kernel, splits, shape, device.gfx),
@@ -192,4 +192,7 @@ def _scaled(
             failed(status)
         return out
 
-    return call
+    def wide(x: Any, weight: Any, w_scale: Any, bias: Any = None) -> Any:
+        return call(x, weight, w_scale, w_scale, bias)  # x has no scales, and none are read
+
+    return wide if x_pieces(shape) > 1 else call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import attrs
 from tunedgemm.plugin import Device, Shape, Unsupported, dtype_bits
@@ -70,18 +71,26 @@ ARCHITECTURES = {
     "gfx950": _cdna(160, "fp8_e4m3fn"),
 }
 
-#: In the order of their numbers in the sources, as are scales.
-INPUTS = ("bf16", "fp16", "int8", "fp8_e4m3fn", "fp8_e4m3fnuz")
+#: Dtypes of weights in the order of their numbers in the sources, as are scales.
+INPUTS = ("bf16", "fp16", "int8", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp4x2")
 SCALES = ("none", "tensor", "row", "block")
-#: Op -> dtypes of its operands and kinds of its scales.
-_FLOATS, _BYTES = INPUTS[:2], INPUTS[2:]
+#: Op -> dtypes of x and kinds of scales.
+_FLOATS, _BYTES, _FP8, _BLOCK = INPUTS[:2], INPUTS[2:5], INPUTS[3:5], ("block",)
 OPS = {
     "a16w16": (_FLOATS, ("none",)),
     "a8w8": (_BYTES, ("tensor", "row")),
-    "a8w8_blockscale": (INPUTS[3:], ("block",)),
+    "a8w8_bpreshuffle": (_BYTES, ("tensor", "row")),
+    "a8w8_blockscale": (_FP8, _BLOCK),
+    "a8w8_blockscale_bpreshuffle": (_FP8, _BLOCK),
+    "a4w4_blockscale": (("fp4x2",), _BLOCK),
+    "a16w4_blockscale": (("bf16",), _BLOCK),
     "batched_bf16": (_FLOATS, ("none",)),
     "batched_a8w8": (_BYTES, ("row",)),
 }
+#: Ops whose weight is mxfp4, whatever x is.
+_FP4_WEIGHTS = ("a4w4_blockscale", "a16w4_blockscale")
+#: AITER's orders of a weight: rows whose pieces of 16 bytes lie side by side, and bytes along K that make a whole.
+_SHUFFLED = re.compile(r"aiter(\d+)x(\d+)")
 OUTPUTS = ("bf16", "fp16", "fp32")
 
 #: Rows of x at most: beyond, a tile of the weight would be read more than once, and other backends are made for that.
@@ -103,8 +112,30 @@ def batches_of(shape: Shape) -> int:
 
 @functools.cache
 def width_of(dtype: str) -> int:
-    """Bytes of an element of the operands."""
+    """Bytes of an element of a weight; of mxfp4 two values are one element."""
     return dtype_bits(dtype) // 8
+
+
+def weight_of(shape: Shape) -> str:
+    """The dtype of the weight."""
+    return "fp4x2" if shape.op in _FP4_WEIGHTS else shape.dtype
+
+
+def depth_of(shape: Shape) -> int:
+    """Elements of the weight along K, two values of mxfp4 being one."""
+    return shape.k // 2 if shape.op in _FP4_WEIGHTS else shape.k
+
+
+def x_pieces(shape: Shape) -> int:
+    """Pieces of x for one of the weight: 16 bytes of mxfp4 are as many values as 64 bytes of bf16."""
+    return 4 if weight_of(shape) == "fp4x2" and shape.dtype == "bf16" else 1
+
+
+@functools.cache
+def shuffled_rows(layout: str) -> int:
+    """Rows of a weight whose pieces lie side by side; 0 for a plain weight, -1 for an order that is not AITER's."""
+    found = _SHUFFLED.fullmatch(layout)
+    return int(found[1]) if found else 0 if layout == "row" else -1
 
 
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
@@ -126,13 +157,14 @@ def _operands(shape: Shape, device: Device) -> str:
         return f"op {shape.op} is not covered; covered: {', '.join(OPS)}"
     dtypes, scales = OPS[shape.op]
     if shape.dtype not in dtypes:
-        return f"operands of {shape.op} must be {' or '.join(dtypes)}, not {shape.dtype}"
+        operands = "x" if shape.op == "a16w4_blockscale" else "operands"
+        return f"{operands} of {shape.op} must be {' or '.join(dtypes)}, not {shape.dtype}"
     if shape.dtype.startswith("fp8") and shape.dtype != (wanted := ARCHITECTURES[device.gfx].fp8):
         return f"{device.gfx} multiplies {wanted}, not {shape.dtype}" if wanted else f"{device.gfx} multiplies no fp8"
     if shape.scale not in scales:
         return f"scales of {shape.op} must be {' or '.join(scales)}, not {shape.scale}"
-    if shape.layout != "row":
-        return f"weights must be plain [N, K], not layout {shape.layout!r}"
+    if shuffled_rows(shape.layout) < 0:
+        return f"weights must be plain [N, K] or in an order of AITER's, not layout {shape.layout!r}"
     if batches_of(shape) > MAX_BATCHES:
         return f"a batch has {MAX_BATCHES} products at most (B={batches_of(shape)})"
     if max(shape.n, shape.m) * shape.k * batches_of(shape) > MAX_ELEMENTS:

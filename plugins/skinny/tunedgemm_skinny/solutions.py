@@ -15,7 +15,7 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution
 
 from tunedgemm_skinny.cost import cost_of
 from tunedgemm_skinny.fit import ceil_div, per_split, refusal, registers, span_of, threads_of
-from tunedgemm_skinny.limits import ARCHITECTURES, batches_of, supports
+from tunedgemm_skinny.limits import ARCHITECTURES, batches_of, depth_of, supports
 from tunedgemm_skinny.names import FAMILIES, Kernel, kernel_of
 
 #: Most solutions of one shape.
@@ -104,7 +104,7 @@ def fits(kernel: Kernel, splits: int, shape: Shape, device: Device) -> bool:
     """Whether a kernel is possible, fits the registers, and leaves no warp without work."""
     if refusal(kernel, splits, shape, device.gfx):
         return False
-    architecture, span = ARCHITECTURES[device.gfx], span_of(kernel, shape.dtype, device.gfx)
+    architecture, span = ARCHITECTURES[device.gfx], span_of(kernel, shape, device.gfx)
     share = per_split(kernel, splits, shape, device.gfx)
     works = (kernel.warps_k - 1) * span < share and (kernel.warps_n - 1) * kernel.each < shape.n and (kernel.unroll == 1 or span <= share)
     most = min(architecture.registers, architecture.register_file // threads_of(kernel, device.gfx))
@@ -154,7 +154,7 @@ def _coarse(family: type[Kernel], shape: Shape, device: Device) -> Iterator[Chos
         if kernel.stages and device.gfx.startswith("gfx"):
             continue
         whole = columns * ceil_div(shape.n, per_block) * warps
-        if whole >= least or shape.k < _SHORT:
+        if whole >= least or depth_of(shape) < _SHORT:
             yield kernel, 1
         parts = max((splits for splits in SPLITS[1:] if whole * splits <= usual), default=0)
         for splits in (parts, parts // 2) if parts > 3 else (parts,) * (parts > 1):

@@ -60,6 +60,8 @@ int setting(const char *name, int otherwise) {
     return text && *text ? atoi(text) : otherwise;
 }
 
+constexpr int FP4 = 5; // the dtype of mxfp4
+
 int shared_limit() { return setting("FAKE_SHARED_BYTES", AMD ? 64 << 10 : 227 << 10); }
 
 int refuse(Status status, const char *format, ...) {
@@ -168,20 +170,23 @@ int find_operands(Launch &launch) {
     const HostProgram &p = *launch.program;
     const size_t m = (size_t)a.m, n = (size_t)a.n, k = (size_t)a.k, splits = (size_t)a.splits, element = p.out == 2 ? 4 : 2;
     const size_t batches = launch.grid_z, width = p.dtype >= 2 ? 1 : 2, blocks = (k + 127) / 128;
-    const size_t x_scales = p.scale == 1 ? 1 : p.scale == 2 ? batches * m : p.scale == 3 ? m * blocks : 0;
-    const size_t w_scales = p.scale == 1 ? 1 : p.scale == 2 ? batches * n : p.scale == 3 ? (n + 127) / 128 * blocks : 0;
+    // Scales in bytes: float32; of mxfp4 e8m0 for each 16 bytes, which beside a shuffled weight are padded to wholes of 256 rows and 8.
+    const auto scales = [&](size_t rows, size_t by_block) {
+        if (p.dtype == FP4) return p.shuffled ? (rows + 255) / 256 * 256 * ((k / 16 + 7) / 8 * 8) : rows * (k / 16);
+        return 4 * (p.scale == 1 ? 1 : p.scale == 2 ? batches * rows : p.scale == 3 ? by_block * blocks : 0);
+    };
     const auto operand = [](const char *name, void *at, size_t bytes, bool written, bool once) {
         return Operand{name, (char *)at, at ? bytes : 0, written, once, 0, 0, std::vector<unsigned char>(once && at ? bytes : 0)};
     };
     launch.operands = {
-        operand("x", a.x, batches * m * k * width, false, false),
+        operand("x", a.x, batches * m * k * width * (p.x_wide ? 4 : 1), false, false),
         operand("weight", a.weight, batches * n * k * width, false, false),
         operand("bias", a.bias, p.bias ? batches * n * (p.bias == 3 ? 4 : 2) : 0, false, false),
         operand("out", a.out, batches * m * n * element, true, true),
         operand("partial", a.partial, splits > 1 ? batches * splits * m * n * 4 : 0, true, true),
         operand("counters", a.counters, splits > 1 ? batches * launch.grid_x * 4 : 0, true, false),
-        operand("x_scale", a.x_scale, x_scales * 4, false, false),
-        operand("w_scale", a.w_scale, w_scales * 4, false, false),
+        operand("x_scale", a.x_scale, p.x_wide ? 0 : scales(m, m), false, false),
+        operand("w_scale", a.w_scale, scales(n, (n + 127) / 128), false, false),
     };
     std::lock_guard<std::mutex> held(lock);
     for (const Operand &each : launch.operands) {
@@ -208,8 +213,9 @@ int check(const Launch &launch) {
     if (a.per_split % p.vec || a.k % p.vec) return refuse(INVALID_VALUE, "%lld of %lld elements a split in loads of %d", a.per_split, a.k, p.vec);
     if (a.per_split * a.splits < a.k) return refuse(INVALID_VALUE, "%d splits of %lld elements leave some of %lld", a.splits, a.per_split, a.k);
     if (!a.x || !a.weight || !a.out || (p.bias && !a.bias)) return refuse(INVALID_VALUE, "an operand is missing");
-    if (p.scale && (!a.x_scale || !a.w_scale)) return refuse(INVALID_VALUE, "a scale is missing");
-    if (p.scale == 3 && a.splits > 1 && a.per_split % (p.unroll > 1 ? 128 : 64))
+    if (p.scale && ((!a.x_scale && !p.x_wide) || !a.w_scale)) return refuse(INVALID_VALUE, "a scale is missing");
+    if (p.shuffled && (a.n % p.shuffled || a.k % (p.dtype >= 2 ? 16 : 8))) return refuse(INVALID_VALUE, "%lld x %lld cannot be shuffled", a.n, a.k);
+    if (p.scale == 3 && p.dtype != FP4 && a.splits > 1 && a.per_split % (p.unroll > 1 ? 128 : 64))
         return refuse(INVALID_VALUE, "splits of %lld elements cut what has one scale", a.per_split);
     if (!p.batched && launch.grid_z != 1) return refuse(INVALID_VALUE, "%u products for a program of one", launch.grid_z);
     if (p.cluster && a.splits != p.cluster) return refuse(INVALID_VALUE, "%d splits for a cluster of %d", a.splits, p.cluster);

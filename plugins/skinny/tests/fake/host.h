@@ -22,7 +22,7 @@ struct HostTable {
 struct HostProgram {
     const char *arch;
     int rows, warps; // rows of the weight and warps of a unit of a block
-    int m, n_each, warps_n, warps_k, unroll, vec, wave, x_shared, out, bias, dtype, scale, batched, cluster;
+    int m, n_each, warps_n, warps_k, unroll, vec, wave, x_shared, out, bias, dtype, scale, batched, cluster, shuffled, x_wide;
 };
 
 #ifdef SKINNY_HOST
@@ -45,16 +45,22 @@ struct HostProgram {
 #ifndef CLUSTER
 #define CLUSTER 0
 #endif
+#ifndef SHUFFLED
+#define SHUFFLED 0
+#endif
+#ifndef X_WIDE
+#define X_WIDE 0
+#endif
 
 extern "C" {
 extern const HostTable *host_table;
 const HostTable *host_table = nullptr;
 extern const HostProgram host_program;
 const HostProgram host_program = {FAKE_ARCH, HOST_ROWS, HOST_WARPS, M, N_EACH, WARPS_N, WARPS_K, UNROLL, VEC, WAVE, X_SHARED, OUT, BIAS, DTYPE,
-                                  SCALE, BATCHED, CLUSTER};
+                                  SCALE, BATCHED, CLUSTER, SHUFFLED, X_WIDE};
 }
 // Given, though only the text of the kernels uses them.
-static_assert(UNROLL > 0 && DTYPE >= 0 && DTYPE <= 4, "UNROLL and DTYPE");
+static_assert(UNROLL > 0 && DTYPE >= 0 && DTYPE <= 5, "UNROLL and DTYPE");
 
 // Threads of the block are numbered from 0; a block's place is (x, y, z) in a grid of y splits and z products.
 inline unsigned host_thread() { return host_table->thread(); }

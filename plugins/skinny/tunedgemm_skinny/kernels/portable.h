@@ -2,7 +2,10 @@
 //
 // A piece is 16 neighbouring bytes along K, PIECE elements, as four words: `Bytes16`. Lanes of `rows` and `tiles` have one at a time. A matrix
 // instruction contracts over K in any order, as long as both operands have the same, so what a lane of `tiles` loads at once is what it gives
-// to two instructions, unexchanged; NVIDIA's take fp8 as fp16, which makes four.
+// to two instructions, unexchanged; NVIDIA's take fp8 as fp16, which makes four. Of mxfp4 an element is a byte here, two values along K.
+//
+// A shuffled weight has the pieces of SHUFFLED neighbouring rows side by side, and after them those of the same rows further along K. Beside it
+// scales of blocks of x lie transposed.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -20,7 +23,8 @@ struct alignas(16) Bytes16 {
 };
 
 #define INT8 (DTYPE == 2)
-#define FP8 (DTYPE >= 3)  // 3: e4m3fn, 4: e4m3fnuz
+#define FP8 (DTYPE == 3 || DTYPE == 4)  // e4m3fn, e4m3fnuz
+#define FP4 (DTYPE == 5)                // e2m1, a scale for each piece; multiplied as bfloat16
 #if DTYPE <= 1
 typedef u16 Element;
 #define PIECE 8
@@ -29,6 +33,8 @@ typedef u8 Element;
 #define PIECE 16
 #endif
 #define LOAD (VEC * 16 / PIECE)  // bytes of a load
+#define SPREAD (SHUFFLED ? SHUFFLED : 1)  // how far apart lie a row's pieces, in pieces
+#define X_PIECES (X_WIDE ? 4 : 1)         // of x for one of the weight: beside mxfp4 x may be bfloat16
 #if INT8
 typedef int Sum;
 #else
@@ -124,7 +130,7 @@ DEVICE u16 half_of(float value) {
 #else
 #define COLUMNS 16
 #endif
-DEVICE void multiply(Sum *c, const u32 *a, const u32 *b) { host_mma(c, a, b, FP8 && WAVE == 32 ? 1 : DTYPE); }
+DEVICE void multiply(Sum *c, const u32 *a, const u32 *b) { host_mma(c, a, b, FP4 ? 0 : FP8 && WAVE == 32 ? 1 : DTYPE); }
 
 DEVICE int dot4(u32 one, u32 two, int sum) {
     for (int i = 0; i < 32; i += 8) sum += (int)(signed char)(one >> i) * (int)(signed char)(two >> i);
@@ -243,7 +249,7 @@ typedef _Float16 Halves4 __attribute__((ext_vector_type(4)));
 DEVICE void multiply(Sum *c, const u32 *a, const u32 *b) {
     Sums4 sums = {c[0], c[1], c[2], c[3]};
     const Words2 left = {a[0], a[1]}, right = {b[0], b[1]};
-#if DTYPE == 0
+#if DTYPE == 0 || FP4
     sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(Shorts4, left), __builtin_bit_cast(Shorts4, right), sums, 0, 0, 0);
 #elif DTYPE == 1
     sums = __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Halves4, left), __builtin_bit_cast(Halves4, right), sums, 0, 0, 0);
@@ -415,7 +421,7 @@ DEVICE u16 half_of(float value) {
 #define REGISTER "+r"
 #else
 #define REGISTER "+f"
-#if DTYPE == 0
+#if DTYPE == 0 || FP4
 #define PRODUCT "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 #else
 #define PRODUCT "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
@@ -492,14 +498,15 @@ DEVICE void multiply_group(Sum *sum, const u8 *weight, const u8 *x, int part, bo
 
 #endif  // -----------------------------------------------------------------------------------------------------------------------------
 
-// The piece from `k` on of the row that begins at `row`; zeros from `end` on where it is not WHOLE. `k` and `end` are multiples of VEC.
+// The piece from `k` on of the row that begins at `row`, of the weight ONCE; zeros from `end` on where it is not WHOLE. `k` and `end` are
+// multiples of VEC.
 template <bool ONCE, bool WHOLE> DEVICE Bytes16 bytes_at(const Element *row, long long k, long long end) {
     Bytes16 found = {{0u, 0u, 0u, 0u}};
     UNROLLED for (int part = 0; part < PIECE; part += VEC) {
         if (WHOLE || k + part < end) {
             Element *to = (Element *)found.word + part;
             if (ONCE)
-                load_once<LOAD>(to, row + k + part);
+                load_once<LOAD>(to, row + SPREAD * k + part);
             else
                 load<LOAD>(to, row + k + part);
         }
@@ -513,9 +520,9 @@ template <bool ONCE, bool WHOLE> DEVICE Bytes16 bytes_at(const Element *row, lon
 #error "no asynchronous copies"
 #endif
 #if ASYNCHRONOUS
-// The piece from `k` on, zeros from `end` on, on its way into a slot of the lane's own.
-DEVICE void begin_bytes(u8 *slot, const Element *row, long long k, long long end) {
-    UNROLLED for (int part = 0; part < PIECE; part += VEC) copy_async<LOAD>(slot + part * 16 / PIECE, row + k + part, k + part < end);
+// The piece from `k` on of a row whose pieces lie APART, zeros from `end` on, on its way into a slot of the lane's own.
+template <int APART> DEVICE void begin_bytes(u8 *slot, const Element *row, long long k, long long end) {
+    UNROLLED for (int part = 0; part < PIECE; part += VEC) copy_async<LOAD>(slot + part * 16 / PIECE, row + APART * k + part, k + part < end);
 }
 #endif
 
@@ -535,7 +542,7 @@ DEVICE void through_ring(u8 *ring, const Element *const *rows, long long begin, 
         u8 *slot = ring + filled * slot_bytes + 16 * thread();
         if (ahead + offset < stop)
             UNROLLED for (int u = 0; u < UNROLL; u++) UNROLLED for (int r = 0; r < COUNT; r++)
-                begin_bytes(slot + (u * COUNT + r) * (THREADS * 16), rows[r], ahead + offset + skew + u * STEP, end);
+                begin_bytes<SPREAD>(slot + (u * COUNT + r) * (THREADS * 16), rows[r], ahead + offset + skew + u * STEP, end);
         if (ahead < stop) also(filled, ahead);
         commit_copies();
         ahead += turn;
@@ -581,6 +588,12 @@ DEVICE Args batch_of(Args args) {
 }
 #endif
 
+// Where row `row` of the weight begins.
+DEVICE const Element *weight_at(const Args &args, long long row) {
+    const long long within = row % SPREAD;
+    return (const Element *)args.weight + (row - within) * args.k + within * PIECE;
+}
+
 DEVICE float scale_at(const void *scales, long long place) {
     u32 bits;
     load<4>(&bits, (const float *)scales + place);
@@ -590,6 +603,20 @@ DEVICE float scale_at(const void *scales, long long place) {
 // Elements 2i and 2i + 1 of 16 bits, exactly.
 DEVICE float first_of(u32 word) { return DTYPE == 0 ? as_float(word << 16) : float_of_half((u16)word); }
 DEVICE float second_of(u32 word) { return DTYPE == 0 ? as_float(word & 0xFFFF0000u) : float_of_half((u16)(word >> 16)); }
+
+#if FP4 && COLUMNS == 8 && !defined(SKINNY_HOST)
+// Two products of bfloat16 each; a product by a power of two is exact.
+DEVICE u32 multiply_bfloats(u32 one, u32 two) {
+    u32 product;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(one), "r"(two), "r"(0x80008000u));
+    return product;
+}
+#elif FP4
+DEVICE u32 multiply_bfloats(u32 one, u32 two) {
+    const float low = as_float(one << 16) * as_float(two << 16), high = as_float(one & 0xFFFF0000u) * as_float(two & 0xFFFF0000u);
+    return as_bits(low) >> 16 | (as_bits(high) & 0xFFFF0000u);
+}
+#endif
 
 // To the nearest, ties to even; a NaN stays one (its fraction might be rounded away).
 DEVICE u16 bfloat_of(float value) {

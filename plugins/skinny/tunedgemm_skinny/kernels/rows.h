@@ -84,7 +84,7 @@ extern "C" KERNEL void skinny(Args args) {
     Work work = {(const Element *)args.x, shared_x, {}, block_y() * args.per_split, limit < args.k ? limit : args.k, args.k,
                  (args.per_split + PIECE - 1) / PIECE * PIECE, args.m};
     UNROLLED for (int r = 0; r < N_EACH; r++)  // beyond the last row the last one again: its sums go nowhere
-        work.rows[r] = (const Element *)args.weight + (first + r < args.n ? first + r : args.n - 1) * args.k;
+        work.rows[r] = weight_at(args, first + r < args.n ? first + r : args.n - 1);
     if (lane % 8 == 0)  // 128 bytes
         UNROLLED for (int r = 0; r < N_EACH; r++) UNROLLED for (int u = 0; u < UNROLL * (STAGES ? STAGES - 1 : 1); u++) {
             const long long k = work.begin + (u / UNROLL * WARPS_K + along_k) * (UNROLL * STEP) + u % UNROLL * STEP + PIECE * lane;

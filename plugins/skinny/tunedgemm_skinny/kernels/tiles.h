@@ -20,42 +20,72 @@
 #if FP8 && COLUMNS == 8
 #define PRODUCTS 4  // instructions that a piece makes: NVIDIA's take fp8 as fp16, for those of fp8 itself sum less exactly on some
 #else
-#define PRODUCTS 2
+#define PRODUCTS 2  // of mxfp4 each of a piece's four words makes as many
 #endif
 
-#define BLOCK 128                    // elements of K, and rows of the weight, that share a scale where SCALE is 3
 #define OWN (COLUMNS == 8 ? 2 : 1)  // rows of a tile of x whose sums a lane has
+#define BLOCK_SCALES (SCALE == 3 && !FP4)
+#if FP4
+#define BLOCK STEP  // elements of K whose scales are loaded at once; each piece has its own
+#else
+#define BLOCK 128  // elements of K, and rows of the weight, that share a scale where they are of blocks
+#endif
 
 // What a lane works on: its rows of the weight and of x, from its group's elements on, and where they end.
 struct Work {
     const Element *rows[N_EACH][HELD], *xs[SHORT];
     const u8 *shared_x;
     long long begin, end;
-#if SCALE == 3
+#if BLOCK_SCALES
     const float *x_scale, *w_scale;  // of the first row of x whose sums the lane has; of the warp's rows of the weight, all in one block
     long long stop;                  // where the split ends
-    u32 blocks;                      // of a row of x
+    u32 by_row, by_block;            // from a row's scale of x to the next row's, and to its next block's
     int left;                        // rows of x from the lane's first one on
+#elif FP4
+    const u8 *w_scales[N_EACH][HELD], *x_scales[SHORT];  // of those rows
+    u32 group;                                          // of the lane: how many pieces after the warp's k its own is
 #endif
 };
 
 // The scales of a block of K: of what is multiplied, and for few rows of x of what comes next, so that nobody waits for them. Of many
 // rows they would take too many registers.
-#define SCALES_AHEAD (SHORT <= 2)
+#define SCALES_AHEAD (SHORT <= 2 || FP4)
 struct Scales {
-#if SCALE == 3
+#if BLOCK_SCALES
     float x[SHORT][OWN], weight;
+#elif FP4
+    u8 x[SHORT], weight[N_EACH][HELD];  // e8m0: 2 to the power of it less 127, 255 is a NaN
 #endif
 };
 
+#if FP4
+// The scales of a row begin here; the one of piece `piece` lies `scale_place` further. Beside a shuffled weight they are in AITER's order: of each
+// 32 rows and 8 pieces those of four pieces apart and of 16 rows apart are neighbours.
+DEVICE const u8 *scales_at(const void *scales, long long row, long long pieces) {
+    return (const u8 *)scales + (SHUFFLED ? row / 32 * ((pieces + 7) / 8) * 256 + row % 16 * 4 + row / 16 % 2 : row * pieces);
+}
+DEVICE long long scale_place(long long piece) { return SHUFFLED ? piece / 8 * 256 + piece % 4 * 64 + piece / 4 % 2 * 2 : piece; }
+#endif
+
 // Those at `k`, zeros from the end on.
 DEVICE void load_scales(const Work &work, Scales &scales, long long k) {
-#if SCALE == 3
+#if BLOCK_SCALES
     const bool there = k < work.stop;
     const u32 block = (u32)(k / BLOCK);
     scales.weight = there ? scale_at(work.w_scale, block) : 0.0f;
     UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < OWN; i++)
-        scales.x[s][i] = there && COLUMNS * s + i < work.left ? scale_at(work.x_scale, (u32)(COLUMNS * s + i) * work.blocks + block) : 0.0f;
+        scales.x[s][i] = there && COLUMNS * s + i < work.left ? scale_at(work.x_scale, (u32)(COLUMNS * s + i) * work.by_row + block * work.by_block) : 0.0f;
+#elif FP4
+    const bool there = k < work.end;
+    const long long place = scale_place(k / PIECE + work.group);
+    UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) {
+        scales.weight[t][h] = 0;
+        if (there) load<1>(&scales.weight[t][h], work.w_scales[t][h] + place);
+    }
+    UNROLLED for (int s = 0; s < SHORT && !X_WIDE; s++) {
+        scales.x[s] = 0;
+        if (there) load<1>(&scales.x[s], work.x_scales[s] + place);
+    }
 #else
     (void)work, (void)scales, (void)k;
 #endif
@@ -67,14 +97,19 @@ DEVICE void next_scales(const Work &work, Scales (&scales)[2], long long k, long
     load_scales(work, SCALES_AHEAD ? scales[1] : scales[0], SCALES_AHEAD ? after : k);
 }
 
-// A piece as the instructions take it, two words each.
+// A part of a piece as the instructions take it, two words each.
 struct Factors {
     u32 word[2 * PRODUCTS];
 };
 
 DEVICE Factors factors_of(const Bytes16 &piece) {
     Factors found;
-#if PRODUCTS == 4
+#if FP4  // of bfloat16, in the order of the others: elements i and i + 4
+    UNROLLED for (int i = 0; i < 2; i++) {
+        found.word[2 * i] = (piece.word[i] & 0xFFFFu) | piece.word[i + 2] << 16;
+        found.word[2 * i + 1] = piece.word[i] >> 16 | (piece.word[i + 2] & 0xFFFF0000u);
+    }
+#elif PRODUCTS == 4
     UNROLLED for (int i = 0; i < 4; i++) halves_of_fp8(piece.word[i], found.word + 2 * i);
 #else
     UNROLLED for (int i = 0; i < 4; i++) found.word[i] = piece.word[i];
@@ -82,14 +117,33 @@ DEVICE Factors factors_of(const Bytes16 &piece) {
     return found;
 }
 
-// One step, by all lanes of the warp: of the weight and of tile `s` of x, `x(s)`.
-template <typename X> DEVICE void multiply_step(const Bytes16 (*weight)[HELD], const Scales &scales, Sum (*sum)[SHORT][4], X x_of) {
+#if FP4
+// Eight numbers of e2m1 with their scale as bfloat16, exactly: the elements i and i + 4 in word i. Their three bits, where a bfloat16 has
+// the low ones of its exponent and the first of its fraction, are a number 2^126 times too small, so the factor is 2^126 times the scale, or
+// where there is no such bfloat16 it comes in two.
+DEVICE Factors factors_of(u32 word, u32 e8m0) {
+    const u32 first = e8m0 == 255 ? 0x7FC0u : ((e8m0 < 128 ? e8m0 : 128) + 126) << 7;
+    Factors found;
+    UNROLLED for (int i = 0; i < 4; i++) {
+        const u32 bits = i < 2 ? word << (6 - 4 * i) : word >> (4 * i - 6);
+        found.word[i] = multiply_bfloats((word << (12 - 4 * i) & 0x80008000u) | (bits & 0x01C001C0u), first | first << 16);
+    }
+    if (e8m0 > 128) {
+        const u32 second = (e8m0 - 1) << 7;
+        UNROLLED for (int i = 0; i < 4; i++) found.word[i] = multiply_bfloats(found.word[i], second | second << 16);
+    }
+    return found;
+}
+#endif
+
+// The products of a part of a step: of the factors `left(t, h)` of the weight and `right(s)` of x.
+template <typename Left, typename Right> DEVICE void multiply_part(const Scales &scales, Sum (*sum)[SHORT][4], Left left_of, Right right_of) {
     Factors factors[N_EACH][HELD];
-    UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) factors[t][h] = factors_of(weight[t][h]);
+    UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) factors[t][h] = left_of(t, h);
     UNROLLED for (int s = 0; s < SHORT; s++) {
-        const Factors x = factors_of(x_of(s));
+        const Factors x = right_of(s);
         UNROLLED for (int t = 0; t < N_EACH; t++) {
-#if SCALE == 3
+#if BLOCK_SCALES
             Sum part[4] = {0, 0, 0, 0};
 #else
             Sum *const part = sum[t][s];
@@ -102,13 +156,34 @@ template <typename X> DEVICE void multiply_step(const Bytes16 (*weight)[HELD], c
 #endif
                 multiply(part, left, x.word + 2 * p);
             }
-#if SCALE == 3
+#if BLOCK_SCALES
             UNROLLED for (int i = 0; i < 4; i++) sum[t][s][i] = multiply_add(part[i], scales.x[s][i % OWN] * scales.weight, sum[t][s][i]);
 #else
             (void)scales;
 #endif
         }
     }
+}
+
+// One step, by all lanes of the warp: of the weight and of x, of whose tile `s` `x_of(s, i)` is the piece, or piece `i` of X_PIECES.
+template <typename X> DEVICE void multiply_step(const Bytes16 (*weight)[HELD], const Scales &scales, Sum (*sum)[SHORT][4], X x_of) {
+#if FP4
+    Bytes16 xs[SHORT];
+    UNROLLED for (int s = 0; s < SHORT && !X_WIDE; s++) xs[s] = x_of(s, 0);
+    UNROLLED for (int part = 0; part < 4; part++)
+        multiply_part(scales, sum, [&](int t, int h) { return factors_of(weight[t][h].word[part], scales.weight[t][h]); },
+                      [&](int s) { return X_WIDE ? factors_of(x_of(s, part)) : factors_of(xs[s].word[part], scales.x[s]); });
+#else
+    multiply_part(scales, sum, [&](int t, int h) { return factors_of(weight[t][h]); }, [&](int s) { return factors_of(x_of(s, 0)); });
+#endif
+}
+
+// Bytes that a tile of x has of a step.
+#define X_STEP (X_PIECES * WAVE * 16)
+
+// Piece `i` of a step's X_PIECES, which are a lane's of tile `s` of x.
+template <bool WHOLE> DEVICE Bytes16 x_at(const Work &work, int s, long long k, int i) {
+    return bytes_at<false, WHOLE>(work.xs[s], X_PIECES * k + PIECE * i, X_PIECES * work.end);
 }
 
 // STEPS steps from `k` on, through registers; the warp goes on at `after`. `ready` waits for x where that is on its way to shared memory.
@@ -121,11 +196,11 @@ DEVICE void advance(const Work &work, long long k, long long after, Scales (&sca
     ready();
     UNROLLED for (int u = 0; u < STEPS; u++) {
         if (u * STEP % BLOCK == 0) next_scales(work, scales, k + u * STEP, u * STEP + BLOCK < STEPS * STEP ? k + u * STEP + BLOCK : after);
-        multiply_step(weight[u], scales[0], sum, [&](int s) {
+        multiply_step(weight[u], scales[0], sum, [&](int s, int i) {
 #if X_SHARED
-            return *(const Bytes16 *)(work.shared_x + ((k - work.begin) / STEP + u) * (SHORT * WAVE * 16) + s * (WAVE * 16));
+            return *(const Bytes16 *)(work.shared_x + ((k - work.begin) / STEP + u) * (SHORT * X_STEP) + s * X_STEP + i * (WAVE * 16));
 #else
-            return bytes_at<false, WHOLE>(work.xs[s], k + u * STEP, work.end);
+            return x_at<WHOLE>(work, s, k + u * STEP, i);
 #endif
         });
     }
@@ -134,16 +209,16 @@ DEVICE void advance(const Work &work, long long k, long long after, Scales (&sca
 #if X_SHARED && !STAGES
 // x of the split on its way to shared memory, [steps of K][SHORT] tiles, each in the order in which the lanes of a warp read it.
 DEVICE void begin_x(const Args &args, u8 *shared, long long begin, long long end) {
-    const u32 pieces = (u32)((end - begin + STEP - 1) / STEP) * (SHORT * WAVE);
+    const u32 pieces = (u32)((end - begin + STEP - 1) / STEP) * (SHORT * X_PIECES * WAVE);
     for (u32 piece = thread(); piece < pieces; piece += THREADS) {
-        const u32 lane = piece % WAVE, row = piece / WAVE % SHORT * COLUMNS + LANE_ROW;
-        const long long k = begin + (long long)(piece / (WAVE * SHORT)) * STEP + LANE_GROUP * PIECE;
+        const u32 lane = piece % WAVE, i = piece / WAVE % X_PIECES, tile = piece / (WAVE * X_PIECES), row = tile % SHORT * COLUMNS + LANE_ROW;
+        const long long k = X_PIECES * (begin + (long long)(tile / SHORT) * STEP + LANE_GROUP * PIECE) + PIECE * i;
         if (row >= (u32)args.m) continue;  // the products with others go nowhere
-        const Element *from = (const Element *)args.x + row * args.k;
+        const Element *from = (const Element *)args.x + row * X_PIECES * args.k;
 #if ASYNCHRONOUS
-        begin_bytes(shared + piece * 16, from, k, end);
+        begin_bytes<1>(shared + piece * 16, from, k, X_PIECES * end);
 #else
-        *(Bytes16 *)(shared + piece * 16) = bytes_at<false, false>(from, k, end);
+        *(Bytes16 *)(shared + piece * 16) = bytes_at<false, false>(from, k, X_PIECES * end);
 #endif
     }
 #if ASYNCHRONOUS
@@ -175,56 +250,66 @@ extern "C" KERNEL void skinny(Args args) {
     const long long first = (long long)block_x() * ROWS + along_n * EACH + LANE_ROW;
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) {
         const long long row = first + 16 * t + 8 * h;
-        work.rows[t][h] = (const Element *)args.weight + (row < args.n ? row : args.n - 1) * args.k + PIECE * LANE_GROUP;
+        work.rows[t][h] = weight_at(args, row < args.n ? row : args.n - 1) + SPREAD * PIECE * LANE_GROUP;
+#if FP4
+        work.w_scales[t][h] = scales_at(args.w_scale, row < args.n ? row : args.n - 1, args.k / PIECE);
+#endif
     }
     UNROLLED for (int s = 0; s < SHORT; s++) {
         const int row = COLUMNS * s + (int)LANE_ROW;
-        work.xs[s] = (const Element *)args.x + (row < args.m ? row : args.m - 1) * args.k + PIECE * LANE_GROUP;
+        work.xs[s] = (const Element *)args.x + ((row < args.m ? row : args.m - 1) * args.k + PIECE * LANE_GROUP) * X_PIECES;
+#if FP4
+        work.x_scales[s] = scales_at(args.x_scale, row < args.m ? row : args.m - 1, args.k / PIECE);
+#endif
     }
+#if FP4
+    work.group = LANE_GROUP;
+#endif
     const long long span = UNROLL * STEP;
-    if (LANE_GROUP == 0)  // 128 bytes are two steps
+    if (SHUFFLED ? LANE_ROW == 0 : LANE_GROUP == 0)  // 128 bytes are two steps of a row, or a piece of eight rows that are shuffled
         UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++)
-            for (int u = 0; u < UNROLL * (STAGES ? STAGES - 1 : 1); u += UNROLL > 1 ? 2 : 1) {
+            for (int u = 0; u < UNROLL * (STAGES ? STAGES - 1 : 1); u += UNROLL > 1 && !SHUFFLED ? 2 : 1) {
                 const long long k = begin + (u / UNROLL * WARPS_K + along_k) * span + u % UNROLL * STEP;
-                if (k < end) prefetch(work.rows[t][h] + k);
+                if (k < work.end) prefetch(work.rows[t][h] + SPREAD * k);
             }
     await_earlier();
 
     Sum sum[N_EACH][SHORT][4];
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int s = 0; s < SHORT; s++) UNROLLED for (int i = 0; i < 4; i++) sum[t][s][i] = 0;
     Scales scales[2];
-#if SCALE == 3
+#if BLOCK_SCALES
     const long long own = COLUMNS == 8 ? 2 * (lane % 4) : lane % 16, row = (long long)block_x() * ROWS + along_n * EACH;
-    work.blocks = (u32)((args.k + BLOCK - 1) / BLOCK);
-    work.x_scale = (const float *)args.x_scale + own * work.blocks;
-    work.w_scale = (const float *)args.w_scale + (row < args.n ? row : args.n - 1) / BLOCK * work.blocks;
+    const u32 blocks = (u32)((args.k + BLOCK - 1) / BLOCK);
+    work.by_row = SHUFFLED ? 1 : blocks, work.by_block = SHUFFLED ? (u32)args.m : 1;
+    work.x_scale = (const float *)args.x_scale + own * work.by_row;
+    work.w_scale = (const float *)args.w_scale + (row < args.n ? row : args.n - 1) / BLOCK * blocks;
     work.stop = end;
     work.left = args.m - (int)own;
-    load_scales(work, scales[1], begin + along_k * span);
 #endif
+    if (SCALES_AHEAD) load_scales(work, scales[1], begin + along_k * span);
 #if X_IN_RING
-    // A slot of x: [WARPS_K][UNROLL][SHORT] steps of a tile, in the order in which the lanes of a warp read them.
+    // A slot of x: [WARPS_K][UNROLL][SHORT][X_PIECES] of a tile, in the order in which the lanes of a warp read them.
     u8 *const x_ring = shared + STAGES * UNROLL * N_EACH * HELD * THREADS * 16;
-    const u32 pieces = WARPS_K * UNROLL * SHORT * WAVE;
+    const u32 pieces = WARPS_K * UNROLL * SHORT * X_PIECES * WAVE;
     const auto begin_x = [&](int slot, long long turn) {
         UNROLLED for (u32 piece = thread(); piece < pieces; piece += THREADS) {
-            const u32 row = piece / WAVE % SHORT * COLUMNS + piece % WAVE / 4;
-            const long long k = turn + piece / (WAVE * SHORT) * STEP + piece % 4 * PIECE;
+            const u32 i = piece / WAVE % X_PIECES, tile = piece / (WAVE * X_PIECES), row = tile % SHORT * COLUMNS + piece % WAVE / 4;
+            const long long k = X_PIECES * (turn + tile / SHORT * STEP + piece % 4 * PIECE) + PIECE * i;
             if (row < (u32)args.m)  // the products with others go nowhere
-                begin_bytes(x_ring + ((u32)slot * pieces + piece) * 16, (const Element *)args.x + row * args.k, k, end);
+                begin_bytes<1>(x_ring + ((u32)slot * pieces + piece) * 16, (const Element *)args.x + row * X_PIECES * args.k, k, X_PIECES * end);
         }
     };
-    const u8 *const x_mine = x_ring + (along_k * UNROLL * SHORT * WAVE + lane) * 16;
+    const u8 *const x_mine = x_ring + along_k * UNROLL * SHORT * X_STEP + lane * 16;
     const auto use = [&](const Bytes16 *weight, long long k, int slot, int u) {
         if (u * STEP % BLOCK == 0) next_scales(work, scales, k, u * STEP + BLOCK < span ? k + BLOCK : k - u * STEP + WARPS_K * span);
         multiply_step((const Bytes16 (*)[HELD])weight, scales[0], sum,
-                      [&](int s) { return *(const Bytes16 *)(x_mine + (slot * pieces + (u * SHORT + s) * WAVE) * 16); });
+                      [&](int s, int i) { return *(const Bytes16 *)(x_mine + slot * pieces * 16 + (u * SHORT + s) * X_STEP + i * (WAVE * 16)); });
     };
     through_ring<N_EACH * HELD>(shared, work.rows[0], begin, end, along_k * span, 0, work.end, begin_x, use);
 #elif STAGES
     const auto use = [&](const Bytes16 *weight, long long k, int, int u) {
         if (u * STEP % BLOCK == 0) next_scales(work, scales, k, u * STEP + BLOCK < span ? k + BLOCK : k - u * STEP + WARPS_K * span);
-        multiply_step((const Bytes16 (*)[HELD])weight, scales[0], sum, [&](int s) { return bytes_at<false, false>(work.xs[s], k, work.end); });
+        multiply_step((const Bytes16 (*)[HELD])weight, scales[0], sum, [&](int s, int i) { return x_at<false>(work, s, k, i); });
     };
     through_ring<N_EACH * HELD>(shared, work.rows[0], begin, end, along_k * span, 0, work.end, [](int, long long) {}, use);
 #else

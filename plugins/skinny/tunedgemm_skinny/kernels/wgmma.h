@@ -26,7 +26,7 @@ struct Scales {
         }
         UNROLLED for (int j = 0; j < M / 8; j++) UNROLLED for (int i = 0; i < 2; i++) {
             const int row = 8 * j + 2 * (int)(lane % 4) + i;
-            x[j][i] = k < end && row < args.m ? scale_at(args.x_scale, row * blocks + block) : 0.0f;
+            x[j][i] = k < end && row < args.m ? scale_at(args.x_scale, SHUFFLED ? block * args.m + row : row * blocks + block) : 0.0f;
         }
     }
 };
@@ -42,15 +42,20 @@ extern "C" KERNEL void skinny(Args args) {
     const long long turn = DEEP * STEP;
     Sum *sums = (Sum *)shared;
 
-    const u32 chunk = thread() % 8, row_of = thread() / 8 % ROWS, step_of = thread() / 8 / ROWS;
+    // Threads of a warp have pieces that lie side by side: those of a row, or of a shuffled weight those of eight rows.
+    const u32 first = SHUFFLED ? thread() / 64 * 8 + thread() % 8 : thread() / 8, row_of = first % ROWS, step_of = first / ROWS;
+    const u32 chunk = SHUFFLED ? thread() / 8 % 8 : thread() % 8, x_chunk = thread() % 8;
     const Element *rows[ROWS_EACH];  // beyond the last row the last one again: its products go nowhere
     UNROLLED for (int r = 0; r < ROWS_EACH; r++) {
         const long long row = (long long)block_x() * ROWS + row_of + r * (THREADS / 8);
-        rows[r] = (const Element *)args.weight + (row < args.n ? row : args.n - 1) * args.k;
+        rows[r] = weight_at(args, row < args.n ? row : args.n - 1);
     }
-    if (chunk == 0)
+    if (SHUFFLED ? thread() % 8 == 0 : chunk == 0)  // 128 bytes
         for (u32 step = step_of; step < (STAGES - 1) * DEEP; step += STEPS_AT_ONCE)
-            UNROLLED for (int r = 0; r < ROWS_EACH; r++) if (begin + step * STEP < end) prefetch(rows[r] + begin + step * STEP);
+            UNROLLED for (int r = 0; r < ROWS_EACH; r++) {
+                const long long k = begin + step * STEP + (SHUFFLED ? chunk * PIECE : 0);
+                if (k < end) prefetch(rows[r] + SPREAD * k);
+            }
     await_earlier();
 
     int filled = 0, used = 0;
@@ -59,13 +64,13 @@ extern "C" KERNEL void skinny(Args args) {
         if (at < end) {
             UNROLLED for (u32 step = step_of; step < DEEP; step += STEPS_AT_ONCE) UNROLLED for (int r = 0; r < ROWS_EACH; r++) {
                 const u32 row = row_of + r * (THREADS / 8);
-                begin_bytes(slot + step * WEIGHT_BYTES + row * 128 + (chunk ^ row % 8) * 16, rows[r], at + step * STEP + chunk * PIECE, end);
+                begin_bytes<SPREAD>(slot + step * WEIGHT_BYTES + row * 128 + (chunk ^ row % 8) * 16, rows[r], at + step * STEP + chunk * PIECE, end);
             }
             UNROLLED for (u32 place = thread() / 8; place < DEEP * M; place += THREADS / 8) {
                 const u32 row = place % M, step = place / M;
                 if (row < (u32)args.m)  // the products with others go nowhere
-                    begin_bytes(x_slot + step * X_BYTES + row * 128 + (chunk ^ row % 8) * 16, (const Element *)args.x + row * args.k,
-                                at + step * STEP + chunk * PIECE, end);
+                    begin_bytes<1>(x_slot + step * X_BYTES + row * 128 + (x_chunk ^ row % 8) * 16, (const Element *)args.x + row * args.k,
+                                   at + step * STEP + x_chunk * PIECE, end);
             }
         }
         commit_copies();
