@@ -14,7 +14,7 @@ from tunedgemm.plugin import Device, Shape
 from tunedgemm_triton.compile import build_of, compiled
 from tunedgemm_triton.names import kernel_of
 
-_MATRIX = r"v_mfma_\w+|v_wmma_\w+|wgmma\.mma_async|tcgen05\.mma|mma\.sync\.aligned|setmaxnreg|cp\.async\.bulk\.tensor"
+_MATRIX = r"v_mfma_\w+|v_wmma_\w+|wgmma\.mma_async[\w.]*|tcgen05\.mma|mma\.sync\.aligned[\w.]*|setmaxnreg|cp\.async\.bulk\.tensor"
 
 
 def look(case: dict[str, Any]) -> dict[str, Any]:
@@ -29,6 +29,7 @@ def look(case: dict[str, Any]) -> dict[str, Any]:
     moved = re.findall(r"= arith\.addi %\w+, %c64_i32", consumers)
     spills = re.findall(r"\.vgpr_spill_count:\s+(\d+)", text)
     found = {"matrix": sorted(set(re.findall(_MATRIX, text))), "shared": kernel.metadata.shared}
+    found["additions"] = len(re.findall(r"\badd(?:\.rn)?\.f32", text))
     return {**found, "spills": sum(map(int, spills)), "moved_by_consumers": len(moved)}
 
 

@@ -77,12 +77,24 @@ def registers(kernel: Kernel, shape: Shape, gfx: str) -> int:
     """32-bit registers a thread for the float32 sums, twice where they are promoted; for gemv also for the loads of one trip."""
     threads = kernel.warps * ARCHITECTURES[gfx].warp_size
     if isinstance(kernel, Gemv):
-        sums = kernel.rows * kernel.block_n * kernel.block_k // (8 * threads)
-        return sums + (kernel.rows + kernel.block_n) * kernel.block_k * kernel.unroll * width_of(shape.dtype) // (4 * threads)
+        loads = kernel.block_k * width_of(shape.dtype)
+        return (kernel.rows * kernel.block_n * loads // 16 + (kernel.rows + kernel.block_n) * loads * kernel.unroll // 4) // threads
     # Two of three warp groups hold sums where warps are specialised.
     groups = 2 if isinstance(kernel, Tma) and kernel.specialize else 1
     sums = 2 if shape.scale == "block" or promotes(kernel, shape, gfx) else 1
-    return sums * kernel.block_m * kernel.block_n // (threads * groups)
+    # Rows that are not aligned are loaded by elements, about two registers each.
+    loads = 2 * (kernel.block_m + kernel.block_n) * kernel.block_k if shape.k * width_of(shape.dtype) % 4 else 0
+    return (sums * kernel.block_m * kernel.block_n + loads) // (threads * groups)
+
+
+def register_limit(kernel: Kernel, gfx: str) -> int:
+    """How many of `registers` leave enough for addresses and operands: what compiles without many spills."""
+    if isinstance(kernel, Gemv):
+        return 200
+    wmma = ARCHITECTURES[gfx].matrix == "wmma"
+    waves = kernel.waves if isinstance(kernel, Gemm) else 0
+    # A SIMD has 512 registers for each lane on CDNA, 1536 on RDNA, which its waves share.
+    return min(96 if wmma else 160, (1536 if wmma else 512) // waves - 40 if waves else 160)
 
 
 def refusal(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> str:
@@ -90,10 +102,8 @@ def refusal(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> str:
     reason = _unfit(kernel, shape) or _descriptors(kernel, split_k, shape, device)
     if reason:
         return reason
-    if isinstance(kernel, Gemm) and device.kind != "amd" and (kernel.nonkdim or kernel.kpack > 1 or kernel.waves):
-        return f"{kernel.name} uses options of AMD's compiler"
-    if isinstance(kernel, Gemm) and device.gfx == "gfx950" and kernel.kpack > 1:
-        return "gfx950 packs K by itself: kpack 2 is the same kernel as kpack 1"
+    if isinstance(kernel, Gemm) and (reason := _without_effect(kernel, device)):
+        return reason
     tiles = tiles_of(kernel, shape)
     if split_k > 1 and tiles > MAX_TILES:
         return f"split-K counts at most {MAX_TILES} tiles (this shape has {tiles})"
@@ -119,6 +129,22 @@ def _unfit(kernel: Kernel, shape: Shape) -> str:
     return ""
 
 
+def packs(gfx: str) -> bool:
+    """Whether k-pack changes the code: Triton 3.6 packs K by itself on gfx950, and only matrix cores have it."""
+    return gfx in ("gfx90a", "gfx942")
+
+
+def _without_effect(kernel: Gemm, device: Device) -> str:
+    """Why an option makes no other kernel than its default, or an empty text."""
+    if device.kind != "amd" and (kernel.nonkdim or kernel.kpack > 1 or kernel.waves or kernel.stream):
+        return f"{kernel.name} uses options of AMD's compiler"
+    if device.kind == "amd" and kernel.kpack > 1 and not packs(device.gfx):
+        return f"{device.gfx} packs K by itself: kpack 2 is the same kernel as kpack 1"
+    if kernel.nonkdim and ARCHITECTURES[device.gfx].matrix != "mfma":
+        return f"{device.gfx} has matrix instructions of one size"
+    return ""
+
+
 def _descriptors(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> str:
     """Why a kernel fed by tensor descriptors cannot serve, or an empty text."""
     if not isinstance(kernel, Tma):
@@ -134,6 +160,8 @@ def _descriptors(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> 
         return f"warps are specialised with 4 of them only, not {kernel.warps}"
     if kernel.specialize and split_k > 1:
         return "a kernel with specialised warps does not split K"
+    if kernel.specialize and (shape.scale == "block" or batches_of(shape) > 1):
+        return "Triton 3.6 misplaces addresses that specialised warps share: scales of blocks and batches are left to others"
     if kernel.specialize and (kernel.block_m, kernel.block_n) == (64, 256):
         return "Triton 3.6 does not compile a 64x256 tile with specialised warps"
     return ""

@@ -2,7 +2,8 @@
 
 ``gemv_r1_m1n2k1024u4_w4s1``: family, revision of the source, tile (m, n, k, unrolled chunks), warps and stages.
 ``gemm_r1_m64n128k64_g8_w4s3_t``: tile, tiles of M side by side (g), and flags: ``t`` transposed product,
-AMD's ``i16`` instruction side, ``p2`` k-pack, ``e2`` waves a SIMD. ``tma_r1_..._ws``: warps specialised.
+AMD's ``i16`` instruction side, ``p2`` k-pack, ``e2`` waves a SIMD, ``c`` weight past the caches.
+``tma_r1_..._t_ws``: transposed, warps specialised.
 
 A name has neither op nor dtype nor scales: which program it becomes follows from the shape (`compile.Build`).
 """
@@ -57,7 +58,7 @@ class Gemv:
 
 @attrs.frozen(cache_hash=True)
 class Gemm:
-    """A tile product on the matrix units; the last three are AMD's (0 and 1 leave them to the compiler)."""
+    """A tile product on the matrix units; the last four are AMD's (0, 1 and False leave them to the compiler)."""
 
     family: ClassVar[str] = "gemm"
     block_m: int = _power(16, 256)
@@ -70,6 +71,7 @@ class Gemm:
     nonkdim: int = attrs.field(default=0, validator=attrs.validators.in_((0, 16, 32)))
     kpack: int = _within(1, 2, 1)
     waves: int = _within(0, 8, 0)
+    stream: bool = False
 
     @property
     def name(self) -> str:
@@ -78,6 +80,7 @@ class Gemm:
         flags += f"_i{self.nonkdim}" if self.nonkdim else ""
         flags += f"_p{self.kpack}" if self.kpack > 1 else ""
         flags += f"_e{self.waves}" if self.waves else ""
+        flags += "_c" * self.stream
         return f"gemm_r{REVISIONS['gemm']}_m{self.block_m}n{self.block_n}k{self.block_k}_g{self.group_m}_w{self.warps}s{self.stages}{flags}"
 
 
@@ -124,7 +127,7 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "gemv": Family(Gemv, r"_m(?P<rows>\d+)n(?P<block_n>\d+)k(?P<block_k>\d+)u(?P<unroll>\d+)_w(?P<warps>\d+)s(?P<stages>\d+)", "gemv"),
-    "gemm": Family(Gemm, _TILE + r"(?P<swap>_t)?(_i(?P<nonkdim>\d+))?(_p(?P<kpack>\d+))?(_e(?P<waves>\d+))?", "gemm"),
+    "gemm": Family(Gemm, _TILE + r"(?P<swap>_t)?(_i(?P<nonkdim>\d+))?(_p(?P<kpack>\d+))?(_e(?P<waves>\d+))?(?P<stream>_c)?", "gemm"),
     "tma": Family(Tma, _TILE + r"(?P<swap>_t)?(?P<specialize>_ws)?", "persistent"),
 }
 

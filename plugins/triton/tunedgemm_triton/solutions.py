@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
 
-from tunedgemm_triton.fit import ceil_div, refusal, registers, shared_bytes, step_of, tiles_of
-from tunedgemm_triton.limits import ARCHITECTURES, supports
+from tunedgemm_triton import spaces
+from tunedgemm_triton.fit import ceil_div, packs, refusal, register_limit, registers, shared_bytes, step_of, tiles_of
+from tunedgemm_triton.limits import ARCHITECTURES, batches_of, supports, width_of
 from tunedgemm_triton.names import Gemm, Gemv, Kernel, Tma, kernel_of
 
 LIBTYPE = "triton"
@@ -22,94 +23,20 @@ GEMV_ROWS = 4
 #: Most solutions of one shape.
 MOST = 60
 
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-
-#: gemv with one row of activations: rows of the weight a program, unrolled chunks, warps. Ordered by what won on an H200.
-_ONE_ROW = (
-    (1, 2, 4), (2, 1, 8), (2, 2, 1), (1, 2, 8), (2, 1, 4), (4, 4, 1), (1, 2, 16), (4, 2, 2), (2, 1, 2), (2, 4, 8), (1, 8, 1), (4, 1, 8),
-    (2, 4, 1), (1, 8, 4), (4, 1, 32), (4, 1, 4), (1, 2, 2), (4, 1, 16), (4, 4, 8), (8, 2, 2), (2, 2, 16), (4, 2, 1), (1, 4, 4), (4, 8, 4),
-)  # fmt: skip
-
-#: The same with two to four rows of activations.
-_FEW_ROWS = (
-    (2, 1, 8), (2, 2, 8), (4, 2, 2), (2, 2, 1), (4, 2, 1), (4, 2, 4), (4, 1, 8), (4, 1, 2), (2, 8, 4), (4, 4, 1), (1, 8, 4), (2, 4, 4),
-    (4, 2, 8), (4, 1, 4), (1, 4, 4), (8, 2, 2), (4, 1, 1), (2, 1, 4), (1, 8, 1), (8, 1, 2),
-)  # fmt: skip
-
-#: gemv for a K with an odd factor p, whose rows fill p or 2 p chunks: rows of the weight, warps.
-_ODD = ((2, 1), (4, 2), (2, 4), (1, 2), (2, 2), (1, 1))
-
-#: gemm for few rows by block_m: block_n, block_k, warps, stages, swap.
-_DECODE = {
-    16: (
-        (64, 128, 4, 5, True), (64, 128, 4, 8, True), (64, 256, 4, 5, True), (64, 64, 4, 8, True), (64, 64, 8, 8, True),
-        (64, 128, 8, 5, True), (64, 128, 4, 3, True), (128, 64, 4, 6, True), (32, 256, 2, 4, False), (32, 128, 2, 4, False),
-        (32, 64, 2, 8, False), (32, 128, 4, 4, False), (64, 128, 4, 5, False), (32, 256, 4, 4, False),
-    ),
-    32: (
-        (64, 64, 4, 8, True), (64, 256, 4, 4, True), (64, 128, 4, 4, True), (64, 128, 4, 8, True), (64, 64, 8, 8, True),
-        (64, 256, 8, 4, True), (64, 128, 8, 8, True), (64, 256, 4, 4, False), (32, 128, 2, 6, False), (32, 64, 2, 7, False),
-        (128, 64, 4, 5, True), (64, 128, 4, 3, True),
-    ),
-    64: (
-        (64, 128, 4, 5, True), (64, 64, 4, 8, False), (32, 128, 4, 8, False), (64, 128, 4, 6, False), (64, 64, 4, 8, True),
-        (32, 256, 4, 4, False), (64, 64, 8, 8, False), (64, 128, 4, 3, True), (32, 64, 4, 8, False),
-    ),
-}  # fmt: skip
-
-#: tma for few rows: block_n, block_k, stages, with block_m 64 and 4 warps.
-_DECODE_TMA = ((64, 128, 5), (64, 128, 6), (64, 128, 4), (32, 128, 6), (32, 128, 4), (64, 64, 8), (32, 128, 8))
-
-#: tma for many rows: block_m, block_n, block_k, warps, stages, specialised.
-_TMA = (
-    (128, 256, 64, 8, 3, False), (128, 256, 64, 8, 4, False), (128, 128, 64, 4, 6, False), (64, 128, 64, 4, 8, False),
-    (128, 64, 64, 4, 8, False), (64, 256, 64, 4, 5, False), (128, 128, 64, 4, 5, False), (64, 128, 128, 4, 4, False),
-    (128, 64, 128, 4, 4, False), (256, 128, 64, 8, 4, False), (64, 128, 64, 4, 4, False), (64, 64, 128, 4, 5, False),
-    (128, 64, 64, 4, 6, False), (128, 128, 64, 8, 5, False), (64, 128, 64, 4, 6, False), (128, 32, 128, 4, 5, False),
-    (128, 128, 64, 4, 3, False), (128, 256, 64, 4, 3, True), (128, 128, 64, 4, 4, True), (64, 128, 128, 4, 3, True),
-)  # fmt: skip
-
-#: gemm for many rows: block_m, block_n, block_k, warps, stages.
-_TILES = (
-    (64, 128, 64, 4, 5), (64, 64, 64, 4, 6), (128, 128, 64, 4, 4), (128, 256, 64, 8, 4), (64, 128, 128, 4, 4), (128, 64, 64, 4, 5),
-    (128, 128, 64, 8, 3), (64, 64, 128, 4, 4), (64, 256, 64, 4, 4), (128, 256, 64, 8, 3), (256, 128, 64, 8, 3), (128, 128, 32, 4, 4),
-    (64, 64, 64, 4, 3), (64, 128, 64, 4, 3),
-)  # fmt: skip
-
-#: gemm on AMD: block_m, block_n, block_k, warps, stages, side of the matrix instruction, k-pack.
-_MFMA = (
-    (256, 256, 64, 8, 2, 16, 1), (128, 128, 64, 4, 2, 16, 1), (256, 128, 64, 8, 2, 16, 2), (128, 256, 64, 8, 2, 16, 2),
-    (128, 128, 32, 4, 2, 32, 1), (128, 128, 64, 4, 2, 32, 2), (64, 128, 64, 4, 2, 16, 2), (128, 64, 64, 4, 2, 16, 2),
-    (64, 64, 64, 4, 2, 16, 1), (64, 64, 128, 4, 2, 16, 2), (32, 64, 128, 4, 2, 16, 2), (32, 128, 64, 4, 2, 16, 1),
-    (128, 128, 64, 4, 3, 16, 1), (64, 128, 128, 4, 2, 16, 1),
-)  # fmt: skip
-
-_LADDERS = {
-    "rows": (1, 2, 3, 4),
-    "block_m": (16, 32, 64, 128, 256),
-    "block_n": (1, 2, 4, 8, 16, 32, 64, 128, 256),
-    "block_k": (32, 64, 128, 256, 512, 1024, 2048, 4096),
-    "unroll": (1, 2, 3, 4, 5, 6, 7, 8, 12, 14, 16),
-    "group_m": (1, 2, 4, 8, 16, 32),
-    "warps": (1, 2, 4, 8, 16),
-    "stages": (1, 2, 3, 4, 5, 6, 7, 8),
-    "waves": (0, 1, 2, 3, 4),
-    "nonkdim": (16, 32),
-    "kpack": (1, 2),
-}
-
 
 def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
     """The solutions of a shape, each once, at most `MOST`, those that cannot fit left out."""
     if isinstance(supports(shape, device), Unsupported):
         return
-    candidates: Iterable[tuple[Kernel, int]]
-    if shape.m <= GEMV_ROWS:
-        candidates = itertools.chain(_gemv(shape, device), itertools.islice(_decode(shape, device), 16))
-    elif shape.m <= 64:
-        candidates = _decode(shape, device)
-    else:
-        candidates = _tiled(shape, device)
+    amd = device.kind == "amd"
+    candidates: Iterable[tuple[Kernel, int]] = _decode(shape, device)
+    if amd and shape.scale == "block":
+        few = itertools.islice(candidates, 8) if shape.m <= 16 else ()
+        candidates = itertools.chain(few, _aiters_blockscale(shape, device))
+    elif shape.m > 64:
+        candidates = _on_amd(shape, device) if amd else _tiled(shape, device)
+    if shape.m <= GEMV_ROWS and shape.layout == "row":
+        candidates = itertools.chain(_gemv(shape, device), itertools.islice(candidates, 16))
     usable = (_solution(kernel, split) for kernel, split in dict.fromkeys(candidates) if fits(kernel, split, shape, device))
     yield from itertools.islice(usable, MOST)
 
@@ -121,13 +48,12 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
     except PluginError:
         return
     split = max(solution.split_k, 1)
-    near: list[tuple[Kernel, int]] = [(kernel, other) for other in _beside(SPLITS, split)]
+    near: list[tuple[Kernel, int]] = [(kernel, other) for other in _beside(spaces.SPLITS, split)]
     for field in attrs.fields(type(kernel)):
-        for value in _beside(_LADDERS.get(field.name, ()), getattr(kernel, field.name)):
+        value = getattr(kernel, field.name)
+        for other in [not value] if isinstance(value, bool) else _beside(spaces.LADDERS.get(field.name, ()), value):
             with contextlib.suppress(PluginError):  # a step out of the family's range
-                near.append((attrs.evolve(kernel, **{field.name: value}), split))
-    if isinstance(kernel, Gemm):
-        near.append((attrs.evolve(kernel, swap=not kernel.swap), split))
+                near.append((attrs.evolve(kernel, **{field.name: other}), split))
     for changed, factor in near:
         if fits(changed, factor, shape, device):
             yield _solution(changed, factor)
@@ -138,7 +64,7 @@ def fits(kernel: Kernel, split: int, shape: Shape, device: Device) -> bool:
     architecture = ARCHITECTURES[device.gfx]
     if refusal(kernel, split, shape, device) or shared_bytes(kernel, shape, device.gfx) > architecture.shared_bytes:
         return False
-    if registers(kernel, shape, device.gfx) > (200 if isinstance(kernel, Gemv) else 160):
+    if registers(kernel, shape, device.gfx) > register_limit(kernel, device.gfx):
         return False
     return (split - 1) * ceil_div(ceil_div(shape.k, step_of(kernel)), split) < ceil_div(shape.k, step_of(kernel))
 
@@ -154,37 +80,67 @@ def _beside(ladder: tuple[int, ...], value: int) -> list[int]:
 
 def _gemv(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
     """Chunks of 16 bytes a thread, so that both operands lie alike in a warp and need no exchange."""
-    lane = 8 * ARCHITECTURES[device.gfx].warp_size
-    known = _ONE_ROW if shape.m == 1 else _FEW_ROWS
+    lane = 16 // width_of(shape.dtype) * ARCHITECTURES[device.gfx].warp_size
+    known = spaces.ONE_ROW if shape.m == 1 else spaces.FEW_ROWS
     odd = shape.k // lane
     while odd and odd % 2 == 0:
         odd //= 2
-    whole = [(block_n, unroll, warps) for unroll in (odd, 2 * odd) for block_n, warps in _ODD] if 1 < odd <= 8 else []
+    whole = [(block_n, unroll, warps) for unroll in (odd, 2 * odd) for block_n, warps in spaces.ODD] if 1 < odd <= 8 else []
     whole = [found for found in whole if shape.k % (lane * found[1] * found[2]) == 0]
     for split in (1, 2, 4):
         for block_n, unroll, warps in (*known[:6], *whole, *known[6:]):
+            if warps * lane > 32 * 256 * 2 // width_of(shape.dtype):
+                continue
             kernel = Gemv(shape.m, block_n, lane * warps, unroll, warps)
-            enough = ceil_div(shape.n, block_n) * warps * split >= 4 * device.cu_num
-            covered = kernel.block_k * unroll * split < shape.k + kernel.block_k
-            if warps * lane <= 32 * 256 and enough and covered and (split == 1 or (block_n > 1 and shape.n < 4096)):
+            enough = batches_of(shape) * ceil_div(shape.n, block_n) * warps * split >= 4 * device.cu_num
+            covered = kernel.block_k * unroll * split < shape.k + kernel.block_k and kernel.block_k <= max(lane, 2 * shape.k)
+            if enough and covered and (split == 1 or (block_n > 1 and shape.n < 4096)):
                 yield kernel, split
+
+
+def _steps(shape: Shape, nbytes: int, stages: int) -> tuple[int, int]:
+    """Elements of a step of so many bytes, and stages: where scales go by blocks a step is one block at most, so there are more stages."""
+    elements = nbytes // width_of(shape.dtype)
+    if shape.scale == "block" and elements > 128:
+        return 128, min(stages * elements // 128, 8)
+    return elements, stages
+
+
+def _tma(shape: Shape, block_m: int, block_n: int, nbytes: int, warps: int, stages: int, **others: bool) -> Tma:
+    block_k, deep = _steps(shape, nbytes, stages)
+    return Tma(block_m, block_n, min(block_k, 256), 8 if block_m > 64 or shape.m > 64 else 1, warps, deep, **others)
+
+
+def _gemm(shape: Shape, device: Device, tile: tuple[int, ...], *, swap: bool = False, group_m: int = 8) -> Gemm:
+    """A plain tile: block_m, block_n, bytes along K, warps, stages, and on AMD the side of the matrix instruction and k-pack."""
+    block_m, block_n, nbytes, warps, stages, nonkdim, kpack = (*tile, *(16, 1)[len(tile) - 5 :])
+    block_k, stages = _steps(shape, nbytes, stages)
+    if device.kind != "amd":
+        return Gemm(block_m, block_n, block_k, group_m, warps, stages, swap)
+    # AMD's matrix instruction has no long side to turn, and its loop keeps one tile in LDS.
+    chosen = nonkdim if ARCHITECTURES[device.gfx].matrix == "mfma" else 0
+    return Gemm(block_m, block_n, block_k, group_m, warps, min(stages, 3), nonkdim=chosen, kpack=kpack if packs(device.gfx) else 1)
 
 
 def _decode(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
     """Few rows: the weight is read once whatever the tile, so split K until every multiprocessor reads."""
     block_m = next(size for size in (16, 32, 64) if size >= shape.m)
-    amd = device.kind == "amd"
-    for rank in range(3):
-        kernels: list[Kernel] = []
-        for block_n, block_k, warps, stages, swap in _DECODE[block_m]:
-            # AMD's matrix instruction has no long side to turn, and its loop keeps one tile in LDS.
-            kernels.append(Gemm(block_m, block_n, block_k, 1, warps, 2 if amd else stages, swap and not amd, 16 if amd else 0))
-        if block_m == 64 and ARCHITECTURES[device.gfx].tma:
-            kernels[3:3] = [Tma(64, block_n, block_k, 1, 4, stages) for block_n, block_k, stages in _DECODE_TMA]
-        for kernel in kernels:
-            splits = _splits(kernel, shape, device)
-            if rank < len(splits):
-                yield kernel, splits[rank]
+    amd, architecture = device.kind == "amd", ARCHITECTURES[device.gfx]
+    kernels: list[Kernel] = [
+        _gemm(shape, device, (block_m, block_n, nbytes, warps, 2 if amd else stages), swap=swap, group_m=1)
+        for block_n, nbytes, warps, stages, swap in spaces.DECODE[block_m]
+    ]
+    kernels[:0] = [_gemm(shape, device, (block_m, *tile[1:]), group_m=1) for tile in _ragged(shape)]
+    if architecture.tma and shape.layout == "row":
+        if block_m == 64:
+            kernels[3:3] = [_tma(shape, 64, block_n, nbytes, 4, stages) for block_n, nbytes, stages in spaces.DECODE_TMA]
+        swapped = [_tma(shape, block_m, *tile, swap=True) for tile in spaces.DECODE_SWAPPED]
+        place = 3 if width_of(shape.dtype) == 1 else len(kernels)
+        kernels[place:place] = swapped
+    splits = [(kernel, _splits(kernel, shape, device)) for kernel in kernels]
+    yield from ((kernel, found[rank]) for rank in range(3) for kernel, found in splits if rank < len(found))
+    if amd:
+        yield from _varied([kernel for kernel in kernels if isinstance(kernel, Gemm)][:6], shape, device)
 
 
 def _splits(kernel: Kernel, shape: Shape, device: Device) -> list[int]:
@@ -195,41 +151,85 @@ def _splits(kernel: Kernel, shape: Shape, device: Device) -> list[int]:
         waves = tiles * split / device.cu_num
         return math.ceil(waves) / waves + 0.1 * math.ceil(waves) + 0.01 * split
 
-    useful = [split for split in SPLITS if split == 1 or (steps >= 4 * split and tiles * split <= 2 * device.cu_num)]
+    useful = [split for split in spaces.SPLITS if split == 1 or (steps >= 4 * split and tiles * split <= 2 * device.cu_num)]
     return sorted(useful, key=cost)
 
 
 def _tiled(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
     """Many rows: the persistent kernel where there is one, plain tiles, split where tiles are too few."""
-    if device.kind == "amd":
-        yield from _mfma(shape, device)
-        return
     covered = 1 << (shape.m - 1).bit_length()
-    persistent = ARCHITECTURES[device.gfx].tma and shape.k % 8 == 0
+    persistent = ARCHITECTURES[device.gfx].tma and shape.layout == "row" and shape.k * width_of(shape.dtype) % 16 == 0
     if persistent:
-        sized: list[Kernel] = [Tma(m, n, k, 8, *others) for m, n, k, *others in _TMA if m <= covered]
-        # The less there is to multiply, the smaller the tiles that come first.
-        sized.sort(key=lambda kernel: shape.m < 512 and tiles_of(kernel, shape) < device.cu_num // 3)
-        for rank in range(2):
-            for kernel in sized:
-                splits = _splits(kernel, shape, device) if not isinstance(kernel, Tma) or not kernel.specialize else [1]
-                if rank < len(splits):
-                    yield kernel, splits[rank]
-        for group in (16, 4):
-            yield from ((attrs.evolve(kernel, group_m=group), 1) for kernel in sized[:2] if isinstance(kernel, Tma))
-    for block_m, block_n, block_k, warps, stages in _TILES[: 6 if persistent else None]:
-        kernel = Gemm(block_m, block_n, block_k, 8, warps, stages)
-        if block_m <= covered:
+        yield from _persistent(shape, device, covered)
+    for tile in _tiles(shape)[: 6 if persistent else None]:
+        kernel = _gemm(shape, device, tile)
+        if kernel.block_m <= covered:
             yield from ((kernel, split) for split in _splits(kernel, shape, device)[: 1 if persistent else 3])
 
 
-def _mfma(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
-    wide = device.gfx in ("gfx90a", "gfx942")
-    side = device.gfx in ("gfx90a", "gfx942", "gfx950")
-    covered = max(32, 1 << (shape.m - 1).bit_length())
-    for block_m, block_n, block_k, warps, stages, nonkdim, kpack in _MFMA:
-        if block_m <= covered:
-            kernel = Gemm(block_m, block_n, block_k, 8, warps, stages, nonkdim=nonkdim if side else 0, kpack=kpack if wide else 1)
-            # The largest tile has no registers left for the addresses of partial sums.
-            splits = [1] if block_m * block_n == 1 << 16 else _splits(kernel, shape, device)[:3]
-            yield from ((kernel, split) for split in splits)
+def _tiles(shape: Shape) -> tuple[tuple[int, ...], ...]:
+    """Plain tiles for many rows."""
+    blocks = tuple((m, n, 128, *others) for m, n, *others in spaces.BLOCKS)
+    return (*_ragged(shape), *(blocks if shape.scale == "block" else ()), *spaces.TILES)
+
+
+def _persistent(shape: Shape, device: Device, covered: int) -> Iterator[tuple[Kernel, int]]:
+    sized = [_tma(shape, *tile, specialize=specialize) for *tile, specialize in spaces.TMA if tile[0] <= covered]
+    if shape.scale == "block":
+        sized = [_tma(shape, m, n, 128, warps, stages) for m, n, warps, stages in spaces.BLOCKS if m <= covered]
+    # The less there is to multiply, the smaller the tiles that come first.
+    sized.sort(key=lambda kernel: shape.m < 512 and tiles_of(kernel, shape) < device.cu_num // 3)
+    splits = [(kernel, [1] if kernel.specialize else _splits(kernel, shape, device)) for kernel in sized]
+    yield from ((kernel, found[rank]) for rank in range(2) for kernel, found in splits if rank < len(found))
+    yield from ((attrs.evolve(kernel, group_m=group), 1) for group in (16, 4) for kernel in sized[:2])
+
+
+def _on_amd(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
+    """Many rows on AMD: tiles and splits, then the first tiles with other options of the compiler."""
+    mfma, covered = ARCHITECTURES[device.gfx].matrix == "mfma", max(32, 1 << (shape.m - 1).bit_length())
+    sized = [_gemm(shape, device, tile) for tile in (*_ragged(shape), *(spaces.MFMA if mfma else spaces.WMMA)) if tile[0] <= covered]
+    for kernel in sized:
+        # The largest tile has no registers left for the addresses of partial sums.
+        splits = [1] if kernel.block_m * kernel.block_n == 1 << 16 else _splits(kernel, shape, device)[:3]
+        yield from ((kernel, split) for split in splits)
+    yield from _varied(sized[:6], shape, device)
+
+
+def _ragged(shape: Shape) -> tuple[tuple[int, ...], ...]:
+    """Small tiles for rows that are not aligned and are loaded by elements."""
+    return spaces.RAGGED if shape.k * width_of(shape.dtype) % 4 else ()
+
+
+def _varied(kernels: Sequence[Gemm], shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
+    """The kernels with other options of AMD's compiler, one at a time."""
+    for changes in spaces.VARIATIONS:
+        for kernel in kernels:
+            yield attrs.evolve(kernel, **changes), _splits(kernel, shape, device)[0]
+
+
+def _aiters_blockscale(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
+    """AITER's space: tiles and splits by what they should cost, each with the other fields, those that are usual first."""
+    mfma, covered = ARCHITECTURES[device.gfx].matrix == "mfma", max(32, 1 << (shape.m - 1).bit_length())
+    space, plain = spaces.AITER_BLOCKSCALE, Gemm(16, 16, 128, 8, 4, 2, nonkdim=16 if mfma else 0, kpack=2 if packs(device.gfx) else 1)
+    tiles = [
+        (attrs.evolve(plain, block_m=m, block_n=n, warps=warps), split)
+        for m, n, warps, split in itertools.product(space["block_m"], space["block_n"], space["warps"], spaces.AITER_SPLITS)
+        if m <= covered
+    ]
+    tiles = [tile for tile in tiles if fits(*tile, shape, device)]
+    tiles.sort(key=lambda tile: _clocks(*tile, shape, device))
+    rest = itertools.product(space["group_m"], space["stages"], space["waves"], space["stream"])
+    others = list(dict.fromkeys([*spaces.AITER_FIRST, *rest]))
+    for total in range(len(tiles) + len(others)):
+        for place in range(max(total - len(others) + 1, 0), min(total + 1, len(tiles))):
+            (kernel, split), (group_m, stages, waves, stream) = tiles[place], others[total - place]
+            yield attrs.evolve(kernel, group_m=group_m, stages=stages, waves=waves, stream=stream), split
+
+
+def _clocks(kernel: Gemm, split: int, shape: Shape, device: Device) -> float:
+    """About how many clocks the launch takes on an MI300X, to put tiles in order: 4096 fp8 operations or 32 bytes from L2 a clock and CU,
+    100 clocks of latency a step, 2000 for a meeting of splits (AMD CDNA 3 white paper; the latencies are rounded guesses)."""
+    waves = ceil_div(tiles_of(kernel, shape) * split, device.cu_num)
+    step = max(kernel.block_m * kernel.block_n / 16, 4 * (kernel.block_m + kernel.block_n)) + 100
+    # Half of the warps' latency is hidden by the other half.
+    return waves * ceil_div(ceil_div(shape.k, 128), split) * (step + 200 / kernel.warps) + 2000 * (split > 1)

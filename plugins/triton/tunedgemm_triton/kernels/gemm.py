@@ -28,12 +28,12 @@ def gemm(
     x, weight, x_scale, w_scale, bias, out, partial, counters, M, N, K, B,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SWAP: tl.constexpr,
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SCALE: tl.constexpr, SHUFFLED: tl.constexpr, BATCHED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PROMOTE: tl.constexpr, UPCAST: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PROMOTE: tl.constexpr, CACHE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """out[M, N] = x[M, K] @ weight[N, K].T, scaled (+ bias[N]); of each of B products where BATCHED.
 
     Grid: (tiles, SPLIT_K, B). SWAP computes the transposed tile, weight @ x.T, so that the long side of the matrix
-    instruction lies along N where M is small. UPCAST is for the interpreter, whose bfloat16 dot is wrong.
+    instruction lies along N where M is small. CACHE is how the weight's loads treat the caches. UPCAST is for the interpreter, whose bfloat16 dot is wrong.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     counter = tile
@@ -60,11 +60,11 @@ def gemm(
         to = at * SHUFFLED if SHUFFLED > 0 else at
         if EVEN_K:
             a = tl.load(x + at)
-            b = tl.load(weight + to)
+            b = tl.load(weight + to, cache_modifier=CACHE)
         else:
             inside = (at + k < K)[None, :]
             a = tl.load(x + at, mask=inside, other=0.0)
-            b = tl.load(weight + to, mask=inside, other=0.0)
+            b = tl.load(weight + to, mask=inside, other=0.0, cache_modifier=CACHE)
         if SCALE == "block" or SCALE == "column":
             factors = block_scales(x_scale, w_scale, m, tile_n * BLOCK_N, at // 128, M, N, K, SCALE, SWAP, BLOCK_N)
             acc += product(a, b, zeros(BLOCK_M, BLOCK_N, SWAP, x.dtype.element_ty), SWAP, PROMOTE, UPCAST) * factors

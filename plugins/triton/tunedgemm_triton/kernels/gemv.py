@@ -32,21 +32,22 @@ def _row(at, k, left, EVEN_K: tl.constexpr):
 
 
 @triton.jit
-def _products(w, row):
-    """Products [BLOCK_N, BLOCK_K], each thread's eight neighbours summed at once: an eighth of the registers for sums."""
-    return tl.sum(tl.reshape(w * row, [w.shape[0], w.shape[1] // 8, 8]), 2)
+def _products(w, row, PACK: tl.constexpr):
+    """Products [BLOCK_N, BLOCK_K], each thread's PACK neighbours summed at once: so many times fewer registers for sums."""
+    return tl.sum(tl.reshape(w * row, [w.shape[0], w.shape[1] // PACK, PACK]), 2)
 
 
 @triton.jit
 def _scaled_products(w, x, k, left, x_scale, w_scale, row, first_n, at, M, K, SCALE: tl.constexpr, EVEN_K: tl.constexpr):
-    """Sums of eight products of the weight's tile and a row of x; with SCALE "block" times the scales of their blocks.
+    """Sums of PACK products of the weight's tile and a row of x; with SCALE "block" times the scales of their blocks.
 
     Scales of x lie [M, blocks of 128 along K], those of the weight [blocks of rows, blocks]; the tile lies in one block of rows.
     """
-    sums = _products(w, _row(x, k, left, EVEN_K))
+    pack: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    sums = _products(w, _row(x, k, left, EVEN_K), pack)
     if SCALE == "block":
         blocks = tl.cdiv(K, 128)
-        block = tl.minimum((at + 8 * tl.arange(0, w.shape[1] // 8)) // 128, blocks - 1)
+        block = tl.minimum((at + pack * tl.arange(0, w.shape[1] // pack)) // 128, blocks - 1)
         by_row = tl.load(x_scale + tl.minimum(row, M - 1).to(tl.int64) * blocks + block)
         sums *= (by_row * tl.load(w_scale + (first_n // 128) * blocks + block))[None, :]
     return sums
@@ -115,7 +116,8 @@ def gemv(
     x1 = x + tl.minimum(row + 1, M - 1).to(tl.int64) * K + k
     x2 = x + tl.minimum(row + 2, M - 1).to(tl.int64) * K + k
     x3 = x + tl.minimum(row + 3, M - 1).to(tl.int64) * K + k
-    acc0 = tl.zeros([BLOCK_N, BLOCK_K // 8], tl.float32)
+    # Sums of the 16 bytes that a thread holds side by side.
+    acc0 = tl.zeros([BLOCK_N, BLOCK_K * x.dtype.element_ty.primitive_bitwidth // 128], tl.float32)
     acc1 = acc0
     acc2 = acc0
     acc3 = acc0

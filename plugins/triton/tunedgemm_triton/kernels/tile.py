@@ -102,13 +102,13 @@ def finish(
 ):  # fmt: skip
     """Scale and store a tile's sums; where K is split, put them to *partial* and let the last program to arrive do so."""
     if SPLIT_K == 1:
-        acc = scaled(acc, x_scale, w_scale, m, n, M, N, SCALE, SWAP)
-        store_tile(acc, out, bias, m, n, M, N, HAS_BIAS, SWAP)
+        total = scaled(acc, x_scale, w_scale, m, n, M, N, SCALE, SWAP)
+        store_tile(total, out, bias, m, n, M, N, HAS_BIAS, SWAP)
     else:
         size = acc.shape[0] * acc.shape[1]
         within = tl.arange(0, acc.shape[0])[:, None] * acc.shape[1] + tl.arange(0, acc.shape[1])[None, :]
         tl.store(partial + part * size + within, acc)
         if arrives_last(counter, SPLIT_K):
             leave_zero(counter)
-            acc = scaled(sum_parts(partial + within, size, SPLIT_K), x_scale, w_scale, m, n, M, N, SCALE, SWAP)
-            store_tile(acc, out, bias, m, n, M, N, HAS_BIAS, SWAP)
+            total = scaled(sum_parts(partial + within, size, SPLIT_K), x_scale, w_scale, m, n, M, N, SCALE, SWAP)
+            store_tile(total, out, bias, m, n, M, N, HAS_BIAS, SWAP)
