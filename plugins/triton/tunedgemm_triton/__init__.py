@@ -10,7 +10,7 @@ from tunedgemm_triton import heuristic, launch, limits, plan_launch, solutions
 from tunedgemm_triton.planned import PLANNED
 
 CONTRACT = 1
-OPS = ("a16w16", *PLANNED)
+OPS = (*limits.OPS, *PLANNED)
 
 
 def library_version(device: Device) -> str:  # noqa: ARG001

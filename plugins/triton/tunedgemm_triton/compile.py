@@ -21,9 +21,9 @@ from typing import Any
 import attrs
 from tunedgemm.plugin import Device, LaunchError, PluginError, Shape, cache_folder
 
-from tunedgemm_triton.fit import promotes
+from tunedgemm_triton.fit import described, promotes
 from tunedgemm_triton.limits import ARCHITECTURES, batches_of
-from tunedgemm_triton.names import FAMILIES, Gemm, Gemv, Kernel, Tma
+from tunedgemm_triton.names import FAMILIES, Gemm, Gemv, Kernel, Streamk, Tma
 
 #: Triton's texts of our dtypes.
 TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "int8": "i8", "fp8_e4m3fn": "fp8e4nv", "fp8_e4m3fnuz": "fp8e4b8"}
@@ -45,6 +45,7 @@ class Build:
         aligned_n, aligned_k: whether N and K are multiples of 16, which lets loads and stores be 16 bytes wide.
         even_k: whether K needs no mask.
         one_trip: whether a gemv program makes a single trip along K.
+        described: whether tensor descriptors of x and the weight are passed.
         promote: elements of K after which sums of fp8 products go from the matrix unit to float32; 0 for none.
     """
 
@@ -61,6 +62,7 @@ class Build:
     aligned_k: bool
     even_k: bool
     one_trip: bool
+    described: bool
     promote: int
 
 
@@ -80,6 +82,7 @@ def build_of(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> Buil
         aligned_n=shape.n % 16 == 0,
         aligned_k=shape.k % 16 == 0,
         even_k=isinstance(kernel, Tma) or shape.k % step == 0,
+        described=described(kernel, shape, device.gfx),
         one_trip=isinstance(kernel, Gemv) and shape.k <= step,
         promote=promotes(kernel, shape, device.gfx),
     )
@@ -94,6 +97,9 @@ def constants(build: Build, *, upcast: bool = False) -> dict[str, int | bool | s
     """The values of the function's constexpr parameters."""
     kernel = build.kernel
     common: dict[str, int | bool | str] = {"BLOCK_N": kernel.block_n, "BLOCK_K": kernel.block_k, "HAS_BIAS": bool(build.bias_dtype)}
+    if isinstance(kernel, Streamk):
+        tile = {"BLOCK_M": kernel.block_m, "GROUP_M": kernel.group_m}
+        return {**common, **tile, "DESCRIBED": build.described, "EVEN_K": build.even_k, "UPCAST": upcast}
     common |= {"SPLIT_K": build.split_k, "SCALE": build.scale, "BATCHED": build.batched}
     if isinstance(kernel, Gemv):
         loop = {"EVEN_K": build.even_k, "ONE_TRIP": build.one_trip, "UNROLL": kernel.unroll, "STAGES": kernel.stages}
@@ -115,7 +121,7 @@ def signature(build: Build, names: list[str]) -> dict[str, str]:
     types = {**dict.fromkeys("MNKB", "i32"), "x_scale": "*fp32", "w_scale": "*fp32", "counters": "*i32"}
     types |= {"x": f"*{dtype}", "weight": f"*{dtype}", "out": f"*{TYPES[build.outdtype]}"}
     types |= {"partial": "*i32" if sums_integers(build) else "*fp32", "bias": f"*{TYPES[build.bias_dtype or build.outdtype]}"}
-    if isinstance(kernel, Tma):
+    if build.described and not isinstance(kernel, Gemv):
         box = "1, " * build.batched
         types["x"] = f"tensordesc<{dtype}[{box}{kernel.block_m}, {kernel.block_k}]>"
         types["weight"] = f"tensordesc<{dtype}[{box}{kernel.block_n}, {kernel.block_k}]>"

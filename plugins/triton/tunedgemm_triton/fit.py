@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunedgemm.plugin import Device, Shape
 
 from tunedgemm_triton.limits import ARCHITECTURES, FP8, MAX_GRID_YZ, MAX_PARTIAL_BYTES, MAX_TILES, OPS, batches_of, width_of
-from tunedgemm_triton.names import Gemm, Gemv, Kernel, Tma
+from tunedgemm_triton.names import Gemm, Gemv, Kernel, Streamk, Tma
 
 
 def ceil_div(size: int, step: int) -> int:
@@ -35,11 +35,21 @@ def grid_of(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> tuple
     if isinstance(kernel, Tma):
         resident = min(max(ARCHITECTURES[device.gfx].shared_bytes // shared_bytes(kernel, shape, device.gfx), 1), 2)
         return min(tiles_of(kernel, shape) * split_k, device.cu_num * resident), 1, 1
+    if isinstance(kernel, Streamk):
+        return min(device.cu_num, tiles_of(kernel, shape) * ceil_div(shape.k, kernel.block_k)), 1, 1
     return tiles_of(kernel, shape) // batches_of(shape), split_k, batches_of(shape)
 
 
-def partial_bytes(kernel: Kernel, split_k: int, shape: Shape) -> int:
-    """Bytes of float32 partial tiles that a split product keeps between its programs."""
+def described(kernel: Kernel, shape: Shape, gfx: str) -> bool:
+    """Whether the kernel is fed by tensor descriptors, whose rows are multiples of 16 bytes."""
+    possible = ARCHITECTURES[gfx].tma and shape.k * width_of(shape.dtype) % 16 == 0
+    return isinstance(kernel, Tma) or (isinstance(kernel, Streamk) and possible)
+
+
+def partial_bytes(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> int:
+    """Bytes of partial tiles, of 4 bytes an element, that programs keep for each other."""
+    if isinstance(kernel, Streamk):
+        return 8 * grid_of(kernel, split_k, shape, device)[0] * kernel.block_m * kernel.block_n
     if split_k == 1:
         return 0
     rows = 1 << (rows_of(kernel) - 1).bit_length()
@@ -66,9 +76,9 @@ def shared_bytes(kernel: Kernel, shape: Shape, gfx: str) -> int:
     if isinstance(kernel, Gemv):
         return 0 if kernel.stages == 1 else width * kernel.stages * (kernel.rows + kernel.block_n) * kernel.block_k
     buffer = width * (kernel.block_m + kernel.block_n) * kernel.block_k
-    if isinstance(kernel, Tma):
+    if described(kernel, shape, gfx):
         return kernel.stages * buffer + max(kernel.block_m * kernel.block_n, 16 << 10) + 256
-    side = kernel.block_n if kernel.swap else kernel.block_m
+    side = kernel.block_n if isinstance(kernel, Gemm) and kernel.swap else kernel.block_m
     from_shared = ARCHITECTURES[gfx].matrix in ("wgmma", "tcgen05") and side >= 64 and kernel.warps >= 4
     return max(kernel.stages - (not from_shared), 1) * buffer
 
@@ -92,9 +102,12 @@ def register_limit(kernel: Kernel, gfx: str) -> int:
     if isinstance(kernel, Gemv):
         return 200
     wmma = ARCHITECTURES[gfx].matrix == "wmma"
+    if isinstance(kernel, Streamk):  # keeps the addresses of two loops and of partial sums
+        return 64 if gfx.startswith("gfx") else 128
     waves = kernel.waves if isinstance(kernel, Gemm) else 0
-    # A SIMD has 512 registers for each lane on CDNA, 1536 on RDNA, which its waves share.
-    return min(96 if wmma else 160, (1536 if wmma else 512) // waves - 40 if waves else 160)
+    # A SIMD has 512 registers for each lane on CDNA, 1536 on RDNA, which its waves share; sums of more than 7/16 of a share spill.
+    share = min(1536 // waves, 256) if wmma and waves else 512 // max(waves, 1)
+    return min(96 if wmma else 160, share * 7 // 16)
 
 
 def refusal(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> str:
@@ -105,12 +118,16 @@ def refusal(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> str:
     if isinstance(kernel, Gemm) and (reason := _without_effect(kernel, device)):
         return reason
     tiles = tiles_of(kernel, shape)
-    if split_k > 1 and tiles > MAX_TILES:
+    if isinstance(kernel, Streamk):
+        if split_k > 1:
+            return "streamk shares tiles by itself; splitK must be 0"
+        tiles = min(tiles, 2 * device.cu_num)  # those that are shared
+    if (split_k > 1 or isinstance(kernel, Streamk)) and tiles > MAX_TILES:
         return f"split-K counts at most {MAX_TILES} tiles (this shape has {tiles})"
     if split_k > ceil_div(shape.k, step_of(kernel)):
         return f"K={shape.k} has fewer than splitK={split_k} steps of {step_of(kernel)}"
-    if partial_bytes(kernel, split_k, shape) > MAX_PARTIAL_BYTES:
-        return f"splitK={split_k} keeps {partial_bytes(kernel, split_k, shape)} bytes of partial sums; {MAX_PARTIAL_BYTES} are the most"
+    if (nbytes := partial_bytes(kernel, split_k, shape, device)) > MAX_PARTIAL_BYTES:
+        return f"{kernel.name} with splitK={split_k} keeps {nbytes} bytes of partial sums; {MAX_PARTIAL_BYTES} are the most"
     groups = grid_of(kernel, split_k, shape, device)[2]
     return "" if groups <= MAX_GRID_YZ else f"M={shape.m} makes {groups} groups of rows; a grid ends at {MAX_GRID_YZ}"
 

@@ -98,7 +98,7 @@ def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsuppo
     if refused := refusal(kernel, split_k, shape, device):
         return Unsupported(refused)
     loaded = load(build_of(kernel, split_k, shape, device), device.index)
-    grid, nbytes = grid_of(kernel, split_k, shape, device), partial_bytes(kernel, split_k, shape)
+    grid, nbytes = grid_of(kernel, split_k, shape, device), partial_bytes(kernel, split_k, shape, device)
     if loaded.maps:
         call = _with_descriptors(loaded, grid, nbytes, shape, device)
     elif shape.scale != "none":

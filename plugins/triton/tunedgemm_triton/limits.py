@@ -73,7 +73,7 @@ BYTES = ("int8", *FP8)
 SHUFFLED = ("aiter16x16", "aiter32x16")
 OUTPUTS = ("bf16", "fp16", "fp32")
 OPS = {
-    "a16w16": Operands(FLOATS, layouts=("row", *SHUFFLED)),
+    "a16w16": Operands(FLOATS, layouts=("row", *SHUFFLED), families=("gemv", "gemm", "tma", "streamk")),
     "a8w8": Operands(BYTES, ("tensor", "row")),
     "a8w8_bpreshuffle": Operands(BYTES, ("tensor", "row"), SHUFFLED, ("gemm",)),
     "a8w8_blockscale": Operands(FP8, ("block",)),

@@ -18,7 +18,7 @@ import attrs
 from tunedgemm.plugin import PluginError
 
 #: Raise a family's number whenever its source changes what a name means or how quick it is.
-REVISIONS = {"gemv": 1, "gemm": 1, "tma": 1}
+REVISIONS = {"gemv": 1, "gemm": 1, "tma": 1, "streamk": 1}
 
 
 def _power(low: int, high: int) -> Any:
@@ -105,7 +105,25 @@ class Tma:
         return f"tma_r{REVISIONS['tma']}_m{self.block_m}n{self.block_n}k{self.block_k}_g{self.group_m}_w{self.warps}s{self.stages}{flags}"
 
 
-Kernel = Gemv | Gemm | Tma
+@attrs.frozen(cache_hash=True)
+class Streamk:
+    """A tile product whose last tiles are shared by all programs, in equal numbers of steps along K."""
+
+    family: ClassVar[str] = "streamk"
+    block_m: int = _power(16, 256)
+    block_n: int = _power(16, 256)
+    block_k: int = _power(16, 256)
+    group_m: int = _within(1, 64)
+    warps: int = _power(1, 8)
+    stages: int = _within(1, 8)
+
+    @property
+    def name(self) -> str:
+        """The text of ``kernelName``."""
+        return f"streamk_r{REVISIONS['streamk']}_m{self.block_m}n{self.block_n}k{self.block_k}_g{self.group_m}_w{self.warps}s{self.stages}"
+
+
+Kernel = Gemv | Gemm | Tma | Streamk
 
 _TILE = r"_m(?P<block_m>\d+)n(?P<block_n>\d+)k(?P<block_k>\d+)_g(?P<group_m>\d+)_w(?P<warps>\d+)s(?P<stages>\d+)"
 
@@ -129,6 +147,7 @@ FAMILIES: dict[str, Family] = {
     "gemv": Family(Gemv, r"_m(?P<rows>\d+)n(?P<block_n>\d+)k(?P<block_k>\d+)u(?P<unroll>\d+)_w(?P<warps>\d+)s(?P<stages>\d+)", "gemv"),
     "gemm": Family(Gemm, _TILE + r"(?P<swap>_t)?(_i(?P<nonkdim>\d+))?(_p(?P<kpack>\d+))?(_e(?P<waves>\d+))?(?P<stream>_c)?", "gemm"),
     "tma": Family(Tma, _TILE + r"(?P<swap>_t)?(?P<specialize>_ws)?", "persistent"),
+    "streamk": Family(Streamk, _TILE, "streamk"),
 }
 
 

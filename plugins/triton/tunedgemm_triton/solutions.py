@@ -13,7 +13,7 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
 from tunedgemm_triton import spaces
 from tunedgemm_triton.fit import ceil_div, packs, refusal, register_limit, registers, shared_bytes, step_of, tiles_of
 from tunedgemm_triton.limits import ARCHITECTURES, batches_of, supports, width_of
-from tunedgemm_triton.names import Gemm, Gemv, Kernel, Tma, kernel_of
+from tunedgemm_triton.names import Gemm, Gemv, Kernel, Streamk, Tma, kernel_of
 
 LIBTYPE = "triton"
 
@@ -70,7 +70,8 @@ def fits(kernel: Kernel, split: int, shape: Shape, device: Device) -> bool:
 
 
 def _solution(kernel: Kernel, split: int) -> Solution:
-    return Solution(LIBTYPE, kernel.name, split if split > 1 else 0, batch_invariant=True)
+    # Where streamk cuts a tile depends on how many tiles there are.
+    return Solution(LIBTYPE, kernel.name, split if split > 1 else 0, batch_invariant=not isinstance(kernel, Streamk))
 
 
 def _beside(ladder: tuple[int, ...], value: int) -> list[int]:
@@ -182,6 +183,14 @@ def _persistent(shape: Shape, device: Device, covered: int) -> Iterator[tuple[Ke
     splits = [(kernel, [1] if kernel.specialize else _splits(kernel, shape, device)) for kernel in sized]
     yield from ((kernel, found[rank]) for rank in range(2) for kernel, found in splits if rank < len(found))
     yield from ((attrs.evolve(kernel, group_m=group), 1) for group in (16, 4) for kernel in sized[:2])
+    yield from _streamk(sized[:8], shape, device)
+
+
+def _streamk(tiles: Sequence[Kernel], shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
+    """Tiles whose last round would leave multiprocessors idle, shared."""
+    found = [tile for tile in tiles if not isinstance(tile, Gemv | Streamk) and tiles_of(tile, shape) % device.cu_num]
+    kernels = [Streamk(tile.block_m, tile.block_n, min(tile.block_k, 256), tile.group_m, tile.warps, min(tile.stages, 8)) for tile in found]
+    yield from ((kernel, 1) for kernel in kernels)
 
 
 def _on_amd(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
@@ -189,9 +198,8 @@ def _on_amd(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
     mfma, covered = ARCHITECTURES[device.gfx].matrix == "mfma", max(32, 1 << (shape.m - 1).bit_length())
     sized = [_gemm(shape, device, tile) for tile in (*_ragged(shape), *(spaces.MFMA if mfma else spaces.WMMA)) if tile[0] <= covered]
     for kernel in sized:
-        # The largest tile has no registers left for the addresses of partial sums.
-        splits = [1] if kernel.block_m * kernel.block_n == 1 << 16 else _splits(kernel, shape, device)[:3]
-        yield from ((kernel, split) for split in splits)
+        yield from ((kernel, split) for split in _amd_splits(kernel, shape, device))
+    yield from _streamk(sized[:6], shape, device)
     yield from _varied(sized[:6], shape, device)
 
 
@@ -204,7 +212,12 @@ def _varied(kernels: Sequence[Gemm], shape: Shape, device: Device) -> Iterator[t
     """The kernels with other options of AMD's compiler, one at a time."""
     for changes in spaces.VARIATIONS:
         for kernel in kernels:
-            yield attrs.evolve(kernel, **changes), _splits(kernel, shape, device)[0]
+            yield attrs.evolve(kernel, **changes), _amd_splits(kernel, shape, device)[0]
+
+
+def _amd_splits(kernel: Gemm, shape: Shape, device: Device) -> list[int]:
+    """As `_splits`; the largest tile has no registers left for the addresses of partial sums."""
+    return [1] if kernel.block_m * kernel.block_n == 1 << 16 else _splits(kernel, shape, device)[:3]
 
 
 def _aiters_blockscale(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:

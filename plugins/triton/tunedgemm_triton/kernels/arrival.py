@@ -5,13 +5,13 @@ import triton.language as tl
 
 
 @triton.jit
-def arrives_last(counter, SPLIT_K: tl.constexpr):
-    """True in the program that is the last of SPLIT_K to reach *counter*; the stores of the others are then visible.
+def arrives_last(counter, programs):
+    """True in the program that is the last of so many to reach *counter*; the stores of the others are then visible.
 
     The barrier puts every thread's partial stores before the release of the atomic, which one thread executes.
     """
     tl.debug_barrier()
-    return tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == SPLIT_K - 1
+    return tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == programs - 1
 
 
 @triton.jit
