@@ -84,7 +84,7 @@ def shared_bytes(kernel: Kernel, shape: Shape, gfx: str) -> int:
 
 
 def registers(kernel: Kernel, shape: Shape, gfx: str) -> int:
-    """32-bit registers a thread for the float32 sums, twice where they are promoted; for gemv also for the loads of one trip."""
+    """32-bit registers a thread for the float32 sums, twice where they are promoted, and for what is loaded at a time."""
     threads = kernel.warps * ARCHITECTURES[gfx].warp_size
     if isinstance(kernel, Gemv):
         loads = kernel.block_k * width_of(shape.dtype)
@@ -92,8 +92,10 @@ def registers(kernel: Kernel, shape: Shape, gfx: str) -> int:
     # Two of three warp groups hold sums where warps are specialised.
     groups = 2 if isinstance(kernel, Tma) and kernel.specialize else 1
     sums = 2 if shape.scale == "block" or promotes(kernel, shape, gfx) else 1
-    # Rows that are not aligned are loaded by elements, about two registers each.
-    loads = 2 * (kernel.block_m + kernel.block_n) * kernel.block_k if shape.k * width_of(shape.dtype) % 4 else 0
+    tile, width, matrix = (kernel.block_m + kernel.block_n) * kernel.block_k, width_of(shape.dtype), ARCHITECTURES[gfx].matrix
+    # Rows that are not aligned are loaded by elements, about two registers each. On AMD tiles come through registers, and on RDNA
+    # the matrix instructions of a whole step have theirs at a time.
+    loads = 2 * tile if shape.k * width % 4 else tile * width // 4 * {"mfma": 1, "wmma": 2}.get(matrix, 0)
     return (sums * kernel.block_m * kernel.block_n + loads) // (threads * groups)
 
 
@@ -101,13 +103,12 @@ def register_limit(kernel: Kernel, gfx: str) -> int:
     """How many of `registers` leave enough for addresses and operands: what compiles without many spills."""
     if isinstance(kernel, Gemv):
         return 200
-    wmma = ARCHITECTURES[gfx].matrix == "wmma"
+    matrix, waves = ARCHITECTURES[gfx].matrix, kernel.waves if isinstance(kernel, Gemm) else 0
     if isinstance(kernel, Streamk):  # keeps the addresses of two loops and of partial sums
-        return 64 if gfx.startswith("gfx") else 128
-    waves = kernel.waves if isinstance(kernel, Gemm) else 0
-    # A SIMD has 512 registers for each lane on CDNA, 1536 on RDNA, which its waves share; sums of more than 7/16 of a share spill.
-    share = min(1536 // waves, 256) if wmma and waves else 512 // max(waves, 1)
-    return min(96 if wmma else 160, share * 7 // 16)
+        return 96 if matrix in ("mfma", "wmma") else 128
+    # A SIMD has 512 registers for each lane on CDNA, 1536 on RDNA, which its waves share.
+    share = {"mfma": 512, "wmma": 1536}.get(matrix, 0) // max(waves, 1)
+    return {"mfma": min(168, share * 9 // 16), "wmma": min(144, share * 9 // 16)}.get(matrix, 160)
 
 
 def refusal(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> str:

@@ -59,7 +59,7 @@ TMA = (
 #: tma, and gemm where it cannot serve, for many rows of operands whose scales go by blocks: there both a step's products and their
 #: sums take registers. block_m, block_n, warps, stages, with one block of 128 along K.
 BLOCKS = (
-    (128, 128, 8, 4), (64, 128, 4, 6), (64, 128, 4, 4), (128, 128, 8, 5), (128, 64, 4, 6), (64, 128, 4, 3), (64, 64, 4, 8),
+    (128, 128, 8, 4), (64, 128, 4, 3), (64, 128, 4, 6), (128, 128, 8, 5), (128, 64, 4, 6), (64, 128, 4, 4), (64, 64, 4, 8),
     (128, 64, 8, 6), (256, 64, 8, 4), (64, 256, 8, 4), (64, 64, 4, 5), (128, 128, 8, 3), (128, 64, 4, 4), (128, 32, 4, 8),
 )  # fmt: skip
 
