@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from tunedgemm.plugin import Device, Launcher, OutOfResources, Shape, Solution, Unsupported, device_of, ops
+from tunedgemm.plugin import Device, Launcher, OutOfResources, Shape, Solution, Unsupported, device_of, ops, plain_weight
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -23,6 +23,30 @@ SHAPES = [
     Shape("a16w16", 1000, 1280, 1024, epilogue="bias"),
 ]
 
+_FP8 = {"dtype": "fp8_e4m3fn", "outdtype": "bf16"}
+_INT8 = {"dtype": "int8", "outdtype": "bf16"}
+SCALED = [
+    Shape("a8w8", 1, 1280, 8192, scale="row", **_FP8),
+    Shape("a8w8", 3, 2112, 7168, scale="tensor", epilogue="bias", **_FP8),
+    Shape("a8w8", 16, 1280, 8192, "fp8_e4m3fn", "fp32", scale="row"),
+    Shape("a8w8", 40, 1000, 4096, scale="row", epilogue="bias", **_INT8),
+    Shape("a8w8", 1000, 1536, 1024, "fp8_e4m3fn", "fp16", scale="row"),
+    Shape("a8w8", 300, 1280, 2048, scale="tensor", **_INT8),
+    Shape("a8w8_blockscale", 1, 576, 7168, scale="block", **_FP8),
+    Shape("a8w8_blockscale", 4, 2112, 7168, scale="block", **_FP8),
+    Shape("a8w8_blockscale", 60, 576, 2000, scale="block", **_FP8),
+    Shape("a8w8_blockscale", 777, 2112, 1104, scale="block", **_FP8),
+    Shape("a8w8_bpreshuffle", 33, 1280, 4096, scale="row", layout="aiter16x16", **_FP8),
+    Shape("a8w8_bpreshuffle", 300, 1280, 1056, scale="tensor", layout="aiter32x16", **_INT8),
+    Shape("a8w8_blockscale_bpreshuffle", 24, 576, 7168, scale="block", layout="aiter16x16", **_FP8),
+    Shape("a8w8_blockscale_bpreshuffle", 500, 2112, 1056, scale="block", layout="aiter16x16", **_FP8),
+    Shape("a16w16", 48, 1280, 4096, layout="aiter16x16"),
+    Shape("batched_bf16", 2, 512, 128, extra={"B": 128}),
+    Shape("batched_bf16", 200, 500, 1000, epilogue="bias", extra={"B": 5}),
+    Shape("batched_a8w8", 20, 500, 1024, scale="row", extra={"B": 7}, **_FP8),
+    Shape("batched_a8w8", 500, 300, 1024, scale="row", epilogue="bias", extra={"B": 3}, **_INT8),
+]
+
 
 @pytest.fixture
 def device() -> Device:
@@ -31,7 +55,7 @@ def device() -> Device:
 
 
 def _operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
-    return ops()["a16w16"].make_inputs(shape, device.torch_device, seed)
+    return ops()[shape.op].make_inputs(shape, device.torch_device, seed)
 
 
 def _bound(solution: Solution, shape: Shape, device: Device) -> Launcher:
@@ -43,9 +67,9 @@ def _bound(solution: Solution, shape: Shape, device: Device) -> Launcher:
 
 
 def _close(out: Any, shape: Shape, operands: tuple[Any, ...]) -> bool:
-    op = ops()["a16w16"]
+    op = ops()[shape.op]
     expected = op.reference(shape, operands)
-    error = (out.reshape(expected.shape).double() - expected.double()).norm(dim=1) / expected.double().norm(dim=1)
+    error = (out.reshape(expected.shape).double() - expected.double()).norm(dim=-1) / expected.double().norm(dim=-1)
     return error.max().item() < op.tolerance(shape).row_error
 
 
@@ -55,19 +79,22 @@ def _split_solution(shape: Shape, device: Device) -> Solution:
     return next(found for found in solutions.enumerate_solutions(shape, device) if found.split_k > 1)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, *SCALED], ids=str)
 def test_every_enumerated_solution_is_right_and_repeats_its_bits(shape: Shape, device: Device) -> None:
     """What is enumerated binds or refuses with a reason, matches the reference, and gives equal bits twice."""
-    from tunedgemm_triton import launch, solutions
+    from tunedgemm_triton import launch, limits, solutions
 
+    if isinstance(answer := limits.supports(shape, device), Unsupported):
+        pytest.skip(answer.reason)
     operands, ran = _operands(shape, device), 0
+    plain = tuple(map(plain_weight, operands))
     for solution in solutions.enumerate_solutions(shape, device):
         try:
             launcher = launch.bind(solution, shape, device)
         except OutOfResources:
             continue
         assert isinstance(launcher, Launcher), launcher
-        first, second = launcher.call(*operands), launcher.call(*operands)
+        first, second = launcher.call(*plain), launcher.call(*plain)
         assert _close(first, shape, operands), solution
         assert torch.equal(first, second), solution
         ran += 1
@@ -85,6 +112,17 @@ def test_specialised_warps_are_right_over_several_tiles(device: Device, name: st
         pytest.skip(f"warps are specialised on sm_90 only, not on {device.gfx}")
     operands = _operands(shape, device)
     launcher = _bound(Solution("triton", name), shape, device)
+    first, second = launcher.call(*operands), launcher.call(*operands)
+    assert _close(first, shape, operands)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("m", "n"), [(100, 512), (1000, 1280), (1024, 7168)])
+def test_shared_tiles_are_right_whatever_their_number(device: Device, m: int, n: int) -> None:
+    """Fewer tiles than multiprocessors, a round and a part, several rounds: the same bits each time."""
+    shape = Shape("a16w16", m, n, 2048, epilogue="bias")
+    operands = _operands(shape, device)
+    launcher = _bound(Solution("triton", "streamk_r1_m128n128k64_g8_w8s3"), shape, device)
     first, second = launcher.call(*operands), launcher.call(*operands)
     assert _close(first, shape, operands)
     assert torch.equal(first, second)
@@ -137,7 +175,7 @@ def test_two_graphs_of_one_split_launcher_replay_at_the_same_time(device: Device
     assert all(_close(out, shape, operands) for _, out, operands, _ in runs)
 
 
-@pytest.mark.parametrize("name", ["split", "tma_r1_m128n128k64_g8_w4s3", "tma_r1_m64n128k64_g8_w4s4/3"])
+@pytest.mark.parametrize("name", ["split", "streamk_r1_m64n128k64_g8_w4s4", "tma_r1_m128n128k64_g8_w4s3", "tma_r1_m64n128k64_g8_w4s4/3"])
 def test_threads_with_streams_of_their_own_share_a_launcher(device: Device, name: str) -> None:
     """Four threads call one launcher on four streams: every answer has the bits of a lone call."""
     shape = Shape("a16w16", 32, 1280, 8192)

@@ -36,7 +36,9 @@ def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
     elif shape.m > 64:
         candidates = _on_amd(shape, device) if amd else _tiled(shape, device)
     if shape.m <= GEMV_ROWS and shape.layout == "row":
-        candidates = itertools.chain(_gemv(shape, device), itertools.islice(candidates, 16))
+        vectors, tiles = _gemv(shape, device), itertools.islice(candidates, 16)
+        # Bytes are widened before they are multiplied, so that rows of activations soon cost more than the weight's way from memory.
+        candidates = _in_turn(vectors, tiles) if width_of(shape.dtype) == 1 else itertools.chain(vectors, tiles)
     usable = (_solution(kernel, split) for kernel, split in dict.fromkeys(candidates) if fits(kernel, split, shape, device))
     yield from itertools.islice(usable, MOST)
 
@@ -72,6 +74,11 @@ def fits(kernel: Kernel, split: int, shape: Shape, device: Device) -> bool:
 def _solution(kernel: Kernel, split: int) -> Solution:
     # Where streamk cuts a tile depends on how many tiles there are.
     return Solution(LIBTYPE, kernel.name, split if split > 1 else 0, batch_invariant=not isinstance(kernel, Streamk))
+
+
+def _in_turn(*lists: Iterable[tuple[Kernel, int]]) -> Iterator[tuple[Kernel, int]]:
+    """The first of each list, then the second of each."""
+    return (found for group in itertools.zip_longest(*lists) for found in group if found is not None)
 
 
 def _beside(ladder: tuple[int, ...], value: int) -> list[int]:
