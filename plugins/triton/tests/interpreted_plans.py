@@ -1,7 +1,8 @@
 """Run as a child with TRITON_INTERPRET=1: runs plans on CPU tensors and prints their worst errors as JSON.
 
 Reads a JSON list of cases: op, the place of one of its examples, kernel name, split_k, and changes: ``m`` another number of rows, for
-fmoe ``skewed`` whether all tokens go to few experts and some to none, ``static`` whether per_Tensor gets its scales.
+fmoe ``skewed`` whether all tokens go to few experts and some to none, ``static`` whether per_Tensor gets its scales, ``sort`` whether only
+the sort is run and looked at.
 """
 
 from __future__ import annotations
@@ -72,6 +73,25 @@ def _arguments(step: Step, plan: Plan, named: dict[str, Any], workspace: Any) ->
     return arguments | {name: name == "UPCAST" or value for name, value in step.program.constants}
 
 
+def _sorted(shape: Shape, plan: Plan, named: dict[str, Any], workspace: Any) -> dict[str, Any]:
+    """How many of the sort's entries differ from a stable sort by expert, each expert's padded to whole blocks."""
+    ids = named["topk_ids"].view(-1)
+    order, owners, used = (
+        workspace[start : start + size].view(torch.int32) for start, size in (plan.buffers[name] for name in ("order", "owners", "used"))
+    )
+    block_m = len(order) // len(owners)
+    expected: list[int] = []
+    expected_owners: list[int] = []
+    for expert in range(int(shape["expert"])):
+        places = (ids == expert).nonzero().view(-1).tolist()
+        blocks = -(-len(places) // block_m)
+        expected += places + [len(ids)] * (blocks * block_m - len(places))
+        expected_owners += [expert] * blocks
+    wrong = int((order[: len(expected)] != torch.tensor(expected)).sum()) + int(used.item() != len(expected_owners))
+    wrong += int((owners[: len(expected_owners)] != torch.tensor(expected_owners)).sum())
+    return {"error": float(wrong), "bound": 1.0, "empty": True, "guarded": len(expected_owners) <= len(owners), "zeroed": True}
+
+
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """One call against the op's reference; also says whether the output's end was kept and the counters were left zero."""
     op, family = ops()[case["op"]], PLANNED[case["op"]]
@@ -85,6 +105,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     named["out"] = out = torch.full((shape.m * shape.n + 64,), torch.nan, dtype=torch_dtype(shape.outdtype))
     named["counters"] = torch.zeros(plan.counters + 4, dtype=torch.int32)
     for step in plan.steps:
+        if case.get("sort") and not step.program.function.startswith("moe_sort.moe_"):
+            return _sorted(shape, plan, named, workspace)
         if not step.given or (step.given in named) is step.present:
             step.program.source[step.grid](**_arguments(step, plan, named, workspace))
     expected = op.reference(shape, operands).double()

@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, dtype_bits
 
 from tunedgemm_triton.fit import ceil_div
 from tunedgemm_triton.limits import ARCHITECTURES, FP8, MAX_GRID_YZ, MAX_TILES
+from tunedgemm_triton.mx import beside, decodes, power
 
 OP = "fmoe"
 
@@ -42,18 +42,6 @@ SCALES = {"No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x128":
 _EXAMPLE = "moe_r1_m64g8_n128k64w8s4_n128k64w8s4"
 _STAGE = r"_n(\d+)k(\d+)w(\d+)s(\d+)"
 _NAME = re.compile(rf"moe_r(\d+)_m(\d+)g(\d+){_STAGE}{_STAGE}((?:_t)?)((?:_a)?)((?:_d)?)")
-
-
-def power(low: int, high: int) -> Any:
-    """A field that is a power of two."""
-
-    def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
-        if not low <= value <= high or value & (value - 1):
-            raise PluginError(
-                f"triton moe: {type(instance).__name__}.{attribute.name} must be a power of two in {low}..{high} (got {value})"
-            )
-
-    return attrs.field(validator=check)
 
 
 @attrs.frozen(cache_hash=True)
@@ -153,14 +141,15 @@ def counters_of_stages(kernel: Moe, split_k: int, shape: Shape) -> tuple[int, in
 def shared_bytes(kernel: Moe, shape: Shape, gfx: str) -> int:
     """Estimate of the shared memory of the larger stage; `bind` checks the real figure.
 
-    A buffer for each step of the pipeline, on AMD one fewer; what is decoded passes through another.
+    A buffer for each step of the pipeline, on AMD one fewer; mxfp4 as `mx.shared_bytes` says.
     """
-    width, halves = dtype_bits(str(shape["q_dtype_w"])), 2 if shape["g1u1"] else 1
+    width, halves, amd = dtype_bits(str(shape["q_dtype_w"])), 2 if shape["g1u1"] else 1, gfx.startswith("gfx")
 
     def needed(tile: Tile, high: int) -> int:
         elements = (kernel.block_m + high) * tile.block_k
-        buffers = max(tile.stages - 1, 1) if gfx.startswith("gfx") else tile.stages
-        return buffers * elements * width // 8 + (elements if kernel.decode else 0)
+        packed = (max(tile.stages - 1, 1) if amd else tile.stages) * elements * width // 8
+        decoded = elements if width == 4 and gfx not in ("gfx950", "sm_100") else 0
+        return max(packed, decoded) if amd else packed + decoded
 
     return max(needed(kernel.first, halves * kernel.first.block_n), needed(kernel.second, kernel.second.block_n))
 
@@ -171,7 +160,7 @@ def refusal(kernel: Moe, split_k: int, shape: Shape, device: Device) -> str:
     if kernel.decode and scale != "mx":
         return f"{kernel.name} decodes mxfp4; the weights are {shape['q_dtype_w']}"
     if scale == "mx":
-        if not kernel.decode and ARCHITECTURES[device.gfx].matrix == "mfma" and device.gfx != "gfx950":
+        if not kernel.decode and False not in decodes(device.gfx):
             return f"Triton 3.6 takes no scaled products apart on {device.gfx}; a kernel with _d does"
         if min(kernel.first.block_k, kernel.second.block_k) < 64:
             return "products of mxfp4 take 64 elements of K or more at a time"
@@ -185,11 +174,13 @@ def refusal(kernel: Moe, split_k: int, shape: Shape, device: Device) -> str:
     return f"a launch counts at most {MAX_TILES} tiles (this shape has {counted})" if counted > MAX_TILES else ""
 
 
-#: Few pairs: block_n and block_k (in bytes of the weight), warps, stages of both stages; whether transposed.
+#: Few pairs: block_n and block_k (in bytes of the weight), warps, stages of both stages; whether transposed, which on Hopper needs 64 rows
+#: of the weight for its warpgroup instructions.
 _FEW = (
-    ((32, 256, 4, 4), (64, 256, 4, 3), True), ((64, 128, 4, 4), (64, 128, 4, 4), True), ((32, 256, 4, 4), (64, 128, 4, 4), True),
-    ((64, 128, 4, 3), (128, 128, 4, 3), True), ((32, 128, 4, 5), (64, 256, 4, 3), True), ((64, 256, 8, 3), (128, 128, 8, 3), True),
-    ((32, 128, 2, 4), (64, 128, 4, 4), False), ((64, 128, 4, 3), (64, 128, 4, 4), False), ((32, 256, 4, 3), (32, 256, 4, 3), False),
+    ((64, 256, 4, 3), (64, 256, 4, 3), True), ((64, 128, 4, 4), (64, 128, 4, 4), True), ((64, 128, 4, 5), (128, 128, 4, 3), True),
+    ((64, 256, 8, 3), (128, 128, 8, 3), True), ((64, 512, 4, 2), (64, 256, 4, 3), True), ((64, 128, 4, 3), (64, 128, 4, 3), True),
+    ((32, 128, 2, 4), (64, 128, 4, 4), False), ((32, 256, 4, 4), (64, 256, 4, 3), False), ((64, 128, 4, 3), (64, 128, 4, 4), False),
+    ((32, 256, 4, 3), (32, 256, 4, 3), False), ((16, 256, 2, 4), (32, 256, 2, 4), False),
 )  # fmt: skip
 
 #: Many pairs: block_m, then as above.
@@ -224,10 +215,16 @@ def fits(kernel: Moe, split: int, shape: Shape, device: Device) -> bool:
     architecture = ARCHITECTURES[device.gfx]
     if refusal(kernel, split, shape, device) or shared_bytes(kernel, shape, device.gfx) > architecture.shared_bytes:
         return False
-    sums = kernel.block_m * kernel.first.block_n * (2 if shape["g1u1"] else 1) // kernel.first.warps
-    sums = max(sums, kernel.block_m * kernel.second.block_n // kernel.second.warps) // architecture.warp_size
+    # Products that are scaled step by step have sums of their own.
+    fresh = 1 if SCALES[str(shape["q_type"])] == "block" else 0
+    counts = ((2 if shape["g1u1"] else 1) + fresh, 1 + fresh)
+    sums = [
+        count * kernel.block_m * tile.block_n // (tile.warps * architecture.warp_size)
+        for count, tile in zip(counts, (kernel.first, kernel.second), strict=True)
+    ]
     steps = ceil_div(shape.n, kernel.first.block_k)
-    return sums <= 160 and (split - 1) * ceil_div(steps, split) < steps
+    limit = 160 if architecture.matrix != "wmma" else 48 if SCALES[str(shape["q_type"])] == "mx" else 80
+    return max(sums) <= limit and (split - 1) * ceil_div(steps, split) < steps
 
 
 def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
@@ -250,16 +247,10 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
             yield Solution(LIBTYPE, changed.name, factor if factor > 1 else 0)
 
 
-def beside(ladder: tuple[int, ...], value: int) -> list[int]:
-    """The steps of a ladder below and above a value."""
-    below, above = [step for step in ladder if step < value], [step for step in ladder if step > value]
-    return below[-1:] + above[:1]
-
-
 def _candidates(shape: Shape, device: Device) -> Iterator[tuple[Moe, int]]:
     """Few pairs are bound by reading weights, so small tiles and a split of K; many by the products."""
     pairs, each = pairs_of(shape), pairs_of(shape) / int(shape["expert"])
-    for decode in _decodes(shape, device):
+    for decode in decodes(device.gfx) if SCALES[str(shape["q_type"])] == "mx" else (False,):
         if each <= 16:
             block_m = 16 if each <= 8 else 32
             if pairs <= MOST_ALONE:
@@ -296,15 +287,10 @@ def _tile(sizes: tuple[int, int, int, int], shape: Shape, device: Device) -> Til
     """A stage's tile, of K in bytes, for the shape's dtype and the architecture."""
     block_n, nbytes, warps, stages = sizes
     bits = dtype_bits(str(shape["q_dtype_w"]))
+    if ARCHITECTURES[device.gfx].matrix == "wmma":  # fewer registers
+        nbytes = min(nbytes, 128)
     block_k = max(nbytes * 8 // bits, 64 if bits == 4 else 32)
     if SCALES[str(shape["q_type"])] == "block":
         block_k = min(block_k, 128)
     # AMD's loop keeps one tile in LDS for each stage but one.
     return Tile(block_n, min(block_k, 256), warps, min(stages, 2) if device.kind == "amd" else stages)
-
-
-def _decodes(shape: Shape, device: Device) -> tuple[bool, ...]:
-    """How mxfp4 may be multiplied: by the compiler's scaled product where there is one, or decoded in the kernel."""
-    if SCALES[str(shape["q_type"])] != "mx" or device.gfx in ("gfx950", "sm_100"):
-        return (False,)
-    return (True,) if ARCHITECTURES[device.gfx].matrix == "mfma" else (True, False)

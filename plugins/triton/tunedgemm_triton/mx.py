@@ -10,6 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
@@ -17,7 +18,6 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
 from tunedgemm_triton.compile import TYPES, shuffled_rows
 from tunedgemm_triton.fit import ceil_div
 from tunedgemm_triton.limits import ARCHITECTURES, MAX_PARTIAL_BYTES, MAX_TILES, OUTPUTS
-from tunedgemm_triton.moe import beside, power
 from tunedgemm_triton.plan import Maker, Plan
 
 #: Raise it whenever a source of `kernels.mx` changes what a name means or how quick it is.
@@ -37,6 +37,18 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 _EXAMPLE = "mx_r1_m64n128k128_g8_w4s3"
 _NAME = re.compile(r"mx_r(\d+)_m(\d+)n(\d+)k(\d+)_g(\d+)_w(\d+)s(\d+)((?:_t)?)((?:_d)?)")
+
+
+def power(low: int, high: int) -> Any:
+    """A field that is a power of two."""
+
+    def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
+        if not low <= value <= high or value & (value - 1):
+            raise PluginError(
+                f"triton moe: {type(instance).__name__}.{attribute.name} must be a power of two in {low}..{high} (got {value})"
+            )
+
+    return attrs.field(validator=check)
 
 
 @attrs.frozen(cache_hash=True)
@@ -97,9 +109,10 @@ def supports(shape: Shape, device: Device) -> bool | Unsupported:
 def decodes(gfx: str) -> tuple[bool, ...]:
     """Whether a kernel may decode mxfp4 itself or leave it to the compiler, best guess first.
 
-    gfx950 and sm_100 multiply it as it is. Triton 3.6 leaves scaled products of CDNA 2 and 3 as they are, and fails.
+    gfx950 and sm_100 multiply it as it is. Triton 3.6 leaves scaled products of CDNA 2 and 3 as they are, and fails; on RDNA
+    what is decoded here spills.
     """
-    if gfx in ("gfx950", "sm_100"):
+    if gfx in ("gfx950", "sm_100") or ARCHITECTURES[gfx].matrix == "wmma":
         return (False,)
     return (True,) if ARCHITECTURES[gfx].matrix == "mfma" else (True, False)
 
@@ -128,11 +141,14 @@ def refusal(kernel: Mx, split_k: int, shape: Shape, device: Device) -> str:
 
 
 def shared_bytes(kernel: Mx, shape: Shape, device: Device) -> int:
-    """Estimate of the shared memory: a buffer for each step, on AMD one fewer; what is decoded passes through another."""
-    packed = shape.dtype == "fp4x2"
-    bits = kernel.block_m * (4 if packed else 16) + kernel.block_n * 4
-    buffers = max(kernel.stages - 1, 1) if device.kind == "amd" else kernel.stages
-    return (buffers * bits // 8 + (kernel.block_m + kernel.block_n if kernel.decode else 0)) * kernel.block_k
+    """Estimate of the shared memory, from what Triton 3.6 allotted; `bind` checks the real figure.
+
+    A buffer for each step but one, and the tile in bf16, of even or of odd elements of K; on AMD these share memory.
+    """
+    bits = kernel.block_m * (4 if shape.dtype == "fp4x2" else 16) + kernel.block_n * 4
+    packed = max(kernel.stages - 1, 1) * bits * kernel.block_k // 8
+    decoded = 0 if device.gfx in ("gfx950", "sm_100") else (kernel.block_m + kernel.block_n) * kernel.block_k
+    return max(packed, decoded) if device.kind == "amd" else packed + decoded
 
 
 def fits(kernel: Mx, split_k: int, shape: Shape, device: Device) -> bool:
@@ -191,6 +207,12 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
     for changed, factor in near:
         if fits(changed, factor, shape, device):
             yield _solution(changed, factor)
+
+
+def beside(ladder: tuple[int, ...], value: int) -> list[int]:
+    """The steps of a ladder below and above a value."""
+    below, above = [step for step in ladder if step < value], [step for step in ladder if step > value]
+    return below[-1:] + above[:1]
 
 
 def _solution(kernel: Mx, split: int) -> Solution:

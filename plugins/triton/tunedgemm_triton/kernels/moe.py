@@ -200,6 +200,6 @@ def moe(
             tl.store(partial + (SPLIT_K + part) * size, more.to(tl.float32))
         if arrives_last(counters + tile, SPLIT_K):
             leave_zero(counters + tile)
-            acc = sum_parts(partial, size, SPLIT_K)
-            more = sum_parts(partial + SPLIT_K * size, size, SPLIT_K) if GATED else acc
-            _finish(acc, more, by_row, w_scale, _spread(factor, SWAP), out, rows, n, pairs, N, height, ACT, GATED, WEIGHTED, SCALE, SWAP)
+            whole = sum_parts(partial, size, SPLIT_K)
+            other = sum_parts(partial + SPLIT_K * size, size, SPLIT_K) if GATED else whole
+            _finish(whole, other, by_row, w_scale, _spread(factor, SWAP), out, rows, n, pairs, N, height, ACT, GATED, WEIGHTED, SCALE, SWAP)
