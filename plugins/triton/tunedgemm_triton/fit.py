@@ -70,14 +70,16 @@ def shared_bytes(kernel: Kernel, shape: Shape, gfx: str) -> int:
     """Estimate of the shared memory that Triton 3.6 allots; `bind` checks the real figure.
 
     The loop's buffers: one a stage where the matrix instruction reads shared memory, else one fewer. A specialised
-    or flattened loop cannot lend them to the output tile, which takes about a byte an element (at least 16 KiB).
+    or flattened loop cannot lend them to the output tile, which takes about a byte an element (at least 16 KiB), two after
+    scales of blocks.
     """
     width = width_of(shape.dtype)
     if isinstance(kernel, Gemv):
         return 0 if kernel.stages == 1 else width * kernel.stages * (kernel.rows + kernel.block_n) * kernel.block_k
     buffer = width * (kernel.block_m + kernel.block_n) * kernel.block_k
     if described(kernel, shape, gfx):
-        return kernel.stages * buffer + max(kernel.block_m * kernel.block_n, 16 << 10) + 256
+        stored = kernel.block_m * kernel.block_n * (2 if shape.scale == "block" else 1)
+        return kernel.stages * buffer + max(stored, 16 << 10) + 256
     side = kernel.block_n if isinstance(kernel, Gemm) and kernel.swap else kernel.block_m
     from_shared = ARCHITECTURES[gfx].matrix in ("wgmma", "tcgen05") and side >= 64 and kernel.warps >= 4
     return max(kernel.stages - (not from_shared), 1) * buffer

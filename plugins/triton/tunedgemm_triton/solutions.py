@@ -11,7 +11,7 @@ import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
 
 from tunedgemm_triton import spaces
-from tunedgemm_triton.fit import ceil_div, packs, refusal, register_limit, registers, shared_bytes, step_of, tiles_of
+from tunedgemm_triton.fit import ceil_div, packs, promotes, refusal, register_limit, registers, shared_bytes, step_of, tiles_of
 from tunedgemm_triton.limits import ARCHITECTURES, batches_of, supports, width_of
 from tunedgemm_triton.names import Gemm, Gemv, Kernel, Streamk, Tma, kernel_of
 
@@ -183,7 +183,7 @@ def _tiles(shape: Shape) -> tuple[tuple[int, ...], ...]:
 
 def _persistent(shape: Shape, device: Device, covered: int) -> Iterator[tuple[Kernel, int]]:
     sized = [_tma(shape, *tile, specialize=specialize) for *tile, specialize in spaces.TMA if tile[0] <= covered]
-    if shape.scale == "block":
+    if shape.scale == "block" or promotes(sized[0], shape, device.gfx):
         sized = [_tma(shape, m, n, 128, warps, stages) for m, n, warps, stages in spaces.BLOCKS if m <= covered]
     # The less there is to multiply, the smaller the tiles that come first.
     sized.sort(key=lambda kernel: shape.m < 512 and tiles_of(kernel, shape) < device.cu_num // 3)
