@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import subprocess
 import sys
 import tokenize
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, Unsupported
+from tunedgemm_triton import spaces
 from tunedgemm_triton.fit import refusal, shared_bytes
 from tunedgemm_triton.limits import ARCHITECTURES, supports
 from tunedgemm_triton.names import REVISIONS, Gemm, Gemv, Kernel, Streamk, Tma, kernel_of
@@ -21,14 +23,31 @@ DEVICES = [Device(gfx, 120) for gfx in ARCHITECTURES]
 ROWS = (1, 2, 3, 4, 5, 16, 33, 64, 100, 300, 4096)
 SHAPES = [Shape("a16w16", m, n, k) for m in ROWS for n, k in ((1280, 8192), (8192, 1024), (333, 501))]
 
+
+def _others(m: int, n: int, k: int, fp8: str) -> list[Shape]:
+    """The other ops of the same sizes, weights shuffled where the sizes allow it."""
+    blocks, layouts = {"dtype": fp8, "outdtype": "bf16", "scale": "block"}, ("aiter16x16", "aiter32x16") if n % 32 == k % 32 == 0 else ()
+    shuffled = [Shape("a8w8_blockscale_bpreshuffle", m, n, k, layout=layout, **blocks) for layout in layouts]
+    shuffled += [Shape("a8w8_bpreshuffle", m, n, k, "int8", "bf16", scale="tensor", layout=layout) for layout in layouts]
+    shuffled += [Shape("a16w16", m, n, k, layout=layout) for layout in layouts]
+    batched = [Shape("batched_bf16", m, n, k, extra={"B": 7}), Shape("batched_a8w8", m, n, k, fp8, "fp32", scale="row", extra={"B": 100})]
+    rows = [Shape("a8w8", m, n, k, dtype, outdtype, scale="row") for dtype in ("int8", fp8) for outdtype in ("bf16", "fp32")]
+    return [*rows, Shape("a8w8_blockscale", m, n, k, **blocks), *batched, *shuffled]
+
+
 KERNELS = Path(str(find_spec("tunedgemm_triton").origin)).parent / "kernels"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.gfx)
 def test_names_are_unique_and_lead_back_to_their_parameters(device: Device) -> None:
     """kernelName alone rebuilds the parameters, and no two solutions of a shape share an identity."""
-    for shape in SHAPES:
+    fp8 = ARCHITECTURES[device.gfx].fp8
+    others = [other for shape in SHAPES for other in _others(shape.m, shape.n, shape.k, fp8 or "fp8_e4m3fn")]
+    for shape in [*SHAPES, *others]:
         found = list(enumerate_solutions(shape, device))
+        if shape.dtype.startswith("fp8") and not fp8:
+            assert not found
+            continue
         assert 0 < len(found) <= MOST
         assert len({(solution.kernel_name, solution.split_k) for solution in found}) == len(found)
         for solution in found:
@@ -36,6 +55,20 @@ def test_names_are_unique_and_lead_back_to_their_parameters(device: Device) -> N
             assert kernel.name == solution.kernel_name
             assert not refusal(kernel, max(solution.split_k, 1), shape, device)
             assert shared_bytes(kernel, shape, device.gfx) <= ARCHITECTURES[device.gfx].shared_bytes
+
+
+def test_aiters_space_of_blockscale_is_listed_on_amd() -> None:
+    """All that is listed for many rows lies in the 5832 of AITER's guide."""
+    space = spaces.AITER_BLOCKSCALE
+    assert math.prod(map(len, space.values())) * len(spaces.AITER_SPLITS) == 5832
+    for gfx, kpack in (("gfx942", 2), ("gfx950", 1)):
+        shape = Shape("a8w8_blockscale", 1024, 7168, 2048, ARCHITECTURES[gfx].fp8, "bf16", scale="block")
+        found = list(enumerate_solutions(shape, Device(gfx, 304)))
+        kernels = [kernel_of(solution.kernel_name) for solution in found]
+        assert len(found) == MOST
+        assert all(getattr(kernel, field) in values for kernel in kernels for field, values in space.items())
+        assert {(kernel.block_k, kernel.nonkdim, kernel.kpack) for kernel in kernels} == {(128, 16, kpack)}
+        assert {max(solution.split_k, 1) for solution in found} <= set(spaces.AITER_SPLITS)
 
 
 def test_real_shapes_have_a_few_dozen_solutions() -> None:

@@ -176,6 +176,8 @@ def _descriptors(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> 
         return f"tensor descriptors need rows of 16-byte multiples (K={shape.k} is not a multiple of {elements})"
     if kernel.specialize and not architecture.specialize:
         return f"Triton does not specialise warps on {device.gfx}"
+    if kernel.specialize and kernel.swap:
+        return "warps are specialised for tiles that are not transposed"
     if kernel.specialize and kernel.warps != 4:
         return f"warps are specialised with 4 of them only, not {kernel.warps}"
     if kernel.specialize and split_k > 1:
