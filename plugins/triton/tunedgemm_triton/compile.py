@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import math
 import os
 import shutil
 import tempfile
@@ -42,7 +43,7 @@ class Build:
         scale: ``none``, ``tensor``, ``row`` or ``block``, and ``column`` for blocks whose scales of x lie transposed.
         layout: of the weight.
         batched: whether there are several products.
-        aligned_n, aligned_k: whether N and K are multiples of 16, which lets loads and stores be 16 bytes wide.
+        n_multiple, k_multiple: the largest of 1, 2, 4, 8 and 16 that divides N or K, which says how wide loads and stores can be.
         even_k: whether K needs no mask.
         one_trip: whether a gemv program makes a single trip along K.
         described: whether tensor descriptors of x and the weight are passed.
@@ -58,8 +59,8 @@ class Build:
     scale: str
     layout: str
     batched: bool
-    aligned_n: bool
-    aligned_k: bool
+    n_multiple: int
+    k_multiple: int
     even_k: bool
     one_trip: bool
     described: bool
@@ -79,8 +80,8 @@ def build_of(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> Buil
         scale="column" if shape.op == "a8w8_blockscale_bpreshuffle" else shape.scale,
         layout=shape.layout,
         batched=batches_of(shape) > 1,
-        aligned_n=shape.n % 16 == 0,
-        aligned_k=shape.k % 16 == 0,
+        n_multiple=math.gcd(shape.n, 16),
+        k_multiple=math.gcd(shape.k, 16),
         even_k=isinstance(kernel, Tma) or shape.k % step == 0,
         described=described(kernel, shape, device.gfx),
         one_trip=isinstance(kernel, Gemv) and shape.k <= step,
@@ -196,20 +197,19 @@ def compiled(build: Build) -> Any:
     """Triton's CompiledKernel of a build, from the cache where it is there; raises what `compile_function` does."""
     function = function_of(build.kernel)
     types = signature(build, list(function.arg_names))
-    wide = {"N"} if build.aligned_n else set()
-    wide |= {"K"} if build.aligned_k else set()
-    return compile_function(function, types, constants(build), wide, options(build), (build.gfx, build.kernel.name))
+    multiples = {"N": build.n_multiple, "K": build.k_multiple}
+    return compile_function(function, types, constants(build), multiples, options(build), (build.gfx, build.kernel.name))
 
 
 def compile_function(
-    function: Any, types: dict[str, str], values: dict[str, Any], wide: set[str], chosen: dict[str, int], of: tuple[str, str]
+    function: Any, types: dict[str, str], values: dict[str, Any], multiples: dict[str, int], chosen: dict[str, int], of: tuple[str, str]
 ) -> Any:
     """Triton's CompiledKernel of a function, from the cache where it is there.
 
     Args:
         types: the type text of every parameter, in their order.
         values: of those that are constant.
-        wide: integers that are multiples of 16; pointers are taken to be.
+        multiples: powers of two that divide integers; of pointers 16 is taken to.
         chosen: options of the compiler.
         of: the architecture, and the name that an error gives.
 
@@ -222,8 +222,8 @@ def compile_function(
 
     gfx, name = of
     target = target_of(gfx)
-    aligned = {place: kind.startswith("*") or parameter in wide for place, (parameter, kind) in enumerate(types.items())}
-    attributes = {(place,): [["tt.divisibility", 16]] for place, is_aligned in aligned.items() if is_aligned}
+    known = [16 if kind.startswith("*") else multiples.get(parameter, 1) for parameter, kind in types.items()]
+    attributes = {(place,): [["tt.divisibility", multiple]] for place, multiple in enumerate(known) if multiple > 1}
     checked = checked_options(chosen, target)
     try:
         with our_cache():

@@ -50,7 +50,7 @@ class Program:
         types, values = dict(self.types), dict(self.constants)
         ordered = {name: "constexpr" if name in values else types[name] for name in self.source.arg_names}
         options = {"num_warps": self.warps, "num_stages": self.stages}
-        return compile_function(self.source, ordered, values, set(self.wide), options, (gfx, self.function))
+        return compile_function(self.source, ordered, values, dict.fromkeys(self.wide, 16), options, (gfx, self.function))
 
 
 @attrs.frozen
