@@ -146,6 +146,11 @@ def test_neighbours_differ_in_one_parameter_and_fit() -> None:
         (Shape("a16w16", 1, 16, 16, dtype="fp32"), "sm_90", "fp32"),
         (Shape("a16w16", 1, 16, 16, outdtype="fp8"), "sm_90", "output"),
         (Shape("a16w16", 1, 16, 16, scale="tensor"), "sm_90", "scale"),
+        (Shape("a8w8", 1, 16, 32, "fp8_e4m3fnuz", "bf16", scale="row"), "sm_90", "fp8_e4m3fn,"),
+        (Shape("a8w8", 1, 16, 32, "fp8_e4m3fn", "bf16", scale="row"), "gfx90a", "no fp8"),
+        (Shape("a8w8", 1, 16, 1 << 17, "int8", "bf16", scale="row"), "sm_90", "K=131071"),
+        (Shape("a8w8_blockscale", 1, 16, 32, "int8", "bf16", scale="block"), "sm_90", "int8"),
+        (Shape("batched_bf16", 1, 16, 16, extra={"B": 1 << 16}), "sm_90", "65535"),
         (Shape("a8w8", 1, 16, 32, dtype="int8", scale="row", layout="aiter16x16"), "gfx942", "layout"),
     ],
 )

@@ -85,6 +85,9 @@ OPS = {
 #: A grid's second and third axes (split-K, groups of rows, products of a batch) end at 65535.
 MAX_GRID_YZ = 65535
 
+#: 2^31 over the largest product of two int8 numbers, 2^14, less one.
+MAX_INT8_K = (1 << 17) - 1
+
 #: Tiles that one split-K launch may count.
 MAX_TILES = 1024
 
@@ -123,6 +126,8 @@ def _operands(shape: Shape, device: Device) -> str:
         return f"operands of {shape.op} must be {' or '.join(taken.dtypes)}, not {shape.dtype}"
     if shape.dtype in FP8 and shape.dtype != (wanted := ARCHITECTURES[device.gfx].fp8):
         return f"{device.gfx} multiplies {wanted}, not {shape.dtype}" if wanted else f"{device.gfx} multiplies no fp8"
+    if shape.dtype == "int8" and shape.k > MAX_INT8_K:
+        return f"sums of int8 products fit int32 up to K={MAX_INT8_K} (K={shape.k})"
     if shape.scale not in taken.scales:
         return f"scales of {shape.op} must be {' or '.join(taken.scales)}, not {shape.scale}"
     if shape.layout not in taken.layouts:
