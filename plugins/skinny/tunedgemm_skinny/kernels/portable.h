@@ -79,6 +79,7 @@ struct alignas(4 * TOGETHER) Sums {
 #define DEVICE [[maybe_unused]] static inline
 #define METHOD
 #define UNROLLED
+#define ROLLED
 #define SHARED u8 *shared = host_shared()
 
 DEVICE u32 thread() { return host_thread(); }
@@ -185,6 +186,7 @@ DEVICE void multiply_group(Sum *sum, const u8 *weight, const u8 *x, int part, bo
 #define DEVICE [[maybe_unused]] static inline __attribute__((device, always_inline))
 #define KERNEL __attribute__((global, amdgpu_flat_work_group_size(THREADS, THREADS)))
 #define UNROLLED _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 #define SHARED u8 *shared = dynamic_shared
 
 extern __attribute__((device, shared, aligned(16))) u8 dynamic_shared[];
@@ -282,6 +284,7 @@ DEVICE void floats_of_fp8(u32 word, float *to) {
 #define KERNEL __global__ __launch_bounds__(THREADS)
 #endif
 #define UNROLLED _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 #define SHARED u8 *shared = dynamic_shared
 
 extern __shared__ __align__(1024) u8 dynamic_shared[];  // as the 128-byte swizzle needs it
@@ -605,6 +608,14 @@ DEVICE float first_of(u32 word) { return DTYPE == 0 ? as_float(word << 16) : flo
 DEVICE float second_of(u32 word) { return DTYPE == 0 ? as_float(word & 0xFFFF0000u) : float_of_half((u16)(word >> 16)); }
 
 #if FP4 && COLUMNS == 8 && !defined(SKINNY_HOST)
+// Whether a lane of the warp has it; elsewhere each asks for itself.
+DEVICE bool any_lane(bool mine) { return __any_sync(~0u, mine); }
+// Opaque: the compiler would merge it with shifts to the left, which go through another pipeline than those to the right.
+DEVICE u32 two_elements_on(u32 word) {
+    u32 found;
+    asm("shr.u32 %0, %1, 8;" : "=r"(found) : "r"(word));
+    return found;
+}
 // Two products of bfloat16 each; a product by a power of two is exact.
 DEVICE u32 multiply_bfloats(u32 one, u32 two) {
     u32 product;
@@ -612,6 +623,8 @@ DEVICE u32 multiply_bfloats(u32 one, u32 two) {
     return product;
 }
 #elif FP4
+DEVICE bool any_lane(bool mine) { return mine; }
+DEVICE u32 two_elements_on(u32 word) { return word >> 8; }
 DEVICE u32 multiply_bfloats(u32 one, u32 two) {
     const float low = as_float(one << 16) * as_float(two << 16), high = as_float(one & 0xFFFF0000u) * as_float(two & 0xFFFF0000u);
     return as_bits(low) >> 16 | (as_bits(high) & 0xFFFF0000u);

@@ -118,28 +118,30 @@ DEVICE Factors factors_of(const Bytes16 &piece) {
 }
 
 #if FP4
-// Eight numbers of e2m1 with their scale as bfloat16, exactly: the elements i and i + 4 in word i. Their three bits, where a bfloat16 has
-// the low ones of its exponent and the first of its fraction, are a number 2^126 times too small, so the factor is 2^126 times the scale, or
-// where there is no such bfloat16 it comes in two.
-DEVICE Factors factors_of(u32 word, u32 e8m0) {
-    const u32 first = e8m0 == 255 ? 0x7FC0u : ((e8m0 < 128 ? e8m0 : 128) + 126) << 7;
+// The first factor of eight numbers, and the second, by an e8m0 scale: two of the same bfloat16. The three bits of an e2m1, where a bfloat16 has
+// the low ones of its exponent and the first of its fraction, are a number 2^126 times too small: the first is 2^126 times the scale. Where
+// there is no such bfloat16, for scales above 2, it is the largest, and the rest is in the second; so is a NaN.
+DEVICE u32 first_factor(u32 e8m0) { return ((e8m0 < 128 ? e8m0 : 128) + 126) * 0x00800080u; }
+DEVICE u32 second_factor(u32 e8m0) { return e8m0 == 255 ? 0x7FC07FC0u : (e8m0 < 128 ? 127 : e8m0 - 1) * 0x00800080u; }
+
+// Eight numbers of e2m1 as bfloat16, exactly: the elements i and i + 4 in word i.
+DEVICE Factors factors_of(u32 word, u32 factor) {
+    const u32 later = two_elements_on(word);
     Factors found;
     UNROLLED for (int i = 0; i < 4; i++) {
-        const u32 bits = i < 2 ? word << (6 - 4 * i) : word >> (4 * i - 6);
-        found.word[i] = multiply_bfloats((word << (12 - 4 * i) & 0x80008000u) | (bits & 0x01C001C0u), first | first << 16);
-    }
-    if (e8m0 > 128) {
-        const u32 second = (e8m0 - 1) << 7;
-        UNROLLED for (int i = 0; i < 4; i++) found.word[i] = multiply_bfloats(found.word[i], second | second << 16);
+        const u32 low = i < 2 ? word : later;
+        found.word[i] = multiply_bfloats((word << (12 - 4 * i) & 0x80008000u) | (low << (6 - 4 * (i % 2)) & 0x01C001C0u), factor);
     }
     return found;
 }
+
+DEVICE void multiply_factors(Factors &factors, u32 factor) {
+    UNROLLED for (int i = 0; i < 4; i++) factors.word[i] = multiply_bfloats(factors.word[i], factor);
+}
 #endif
 
-// The products of a part of a step: of the factors `left(t, h)` of the weight and `right(s)` of x.
-template <typename Left, typename Right> DEVICE void multiply_part(const Scales &scales, Sum (*sum)[SHORT][4], Left left_of, Right right_of) {
-    Factors factors[N_EACH][HELD];
-    UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) factors[t][h] = left_of(t, h);
+// The products of a part of a step: of the factors of the weight and `right(s)` of x.
+template <typename Right> DEVICE void multiply_part(const Scales &scales, Sum (*sum)[SHORT][4], const Factors (&factors)[N_EACH][HELD], Right right_of) {
     UNROLLED for (int s = 0; s < SHORT; s++) {
         const Factors x = right_of(s);
         UNROLLED for (int t = 0; t < N_EACH; t++) {
@@ -165,25 +167,56 @@ template <typename Left, typename Right> DEVICE void multiply_part(const Scales 
     }
 }
 
+#if FP4
+// One step, as below. Scales above 2 are rare: where there is one, parts are multiplied in a loop, whose code is short, with both factors.
+template <typename X> DEVICE void multiply_step(const Bytes16 (*weight)[HELD], const Scales &scales, Sum (*sum)[SHORT][4], X x_of) {
+    Bytes16 ws[N_EACH][HELD], xs[SHORT];
+    u32 largest = 0;
+    UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++)
+        ws[t][h] = weight[t][h], largest |= scales.weight[t][h] + 127u;
+    UNROLLED for (int s = 0; s < SHORT && !X_WIDE; s++) xs[s] = x_of(s, 0), largest |= scales.x[s] + 127u;
+    const auto multiply_words = [&](int i, int part, bool large) {
+        Factors factors[N_EACH][HELD];
+        UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) {
+            factors[t][h] = factors_of(ws[t][h].word[i], first_factor(scales.weight[t][h]));
+            if (large) multiply_factors(factors[t][h], second_factor(scales.weight[t][h]));
+        }
+        multiply_part(scales, sum, factors, [&](int s) {
+            if (X_WIDE) return factors_of(x_of(s, part));
+            Factors x = factors_of(xs[s].word[i], first_factor(scales.x[s]));
+            if (large) multiply_factors(x, second_factor(scales.x[s]));
+            return x;
+        });
+    };
+    if (!any_lane(largest > 255)) {
+        UNROLLED for (int part = 0; part < 4; part++) multiply_words(part, part, false);
+        return;
+    }
+    ROLLED for (int part = 0; part < 4; part++) {
+        multiply_words(0, part, true);
+        UNROLLED for (int i = 0; i < 3; i++) {  // the next word to the first place: registers have no index
+            UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) ws[t][h].word[i] = ws[t][h].word[i + 1];
+            UNROLLED for (int s = 0; s < SHORT && !X_WIDE; s++) xs[s].word[i] = xs[s].word[i + 1];
+        }
+    }
+}
+#else
 // One step, by all lanes of the warp: of the weight and of x, of whose tile `s` `x_of(s, i)` is the piece, or piece `i` of X_PIECES.
 template <typename X> DEVICE void multiply_step(const Bytes16 (*weight)[HELD], const Scales &scales, Sum (*sum)[SHORT][4], X x_of) {
-#if FP4
-    Bytes16 xs[SHORT];
-    UNROLLED for (int s = 0; s < SHORT && !X_WIDE; s++) xs[s] = x_of(s, 0);
-    UNROLLED for (int part = 0; part < 4; part++)
-        multiply_part(scales, sum, [&](int t, int h) { return factors_of(weight[t][h].word[part], scales.weight[t][h]); },
-                      [&](int s) { return X_WIDE ? factors_of(x_of(s, part)) : factors_of(xs[s].word[part], scales.x[s]); });
-#else
-    multiply_part(scales, sum, [&](int t, int h) { return factors_of(weight[t][h]); }, [&](int s) { return factors_of(x_of(s, 0)); });
-#endif
+    Factors factors[N_EACH][HELD];
+    UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) factors[t][h] = factors_of(weight[t][h]);
+    multiply_part(scales, sum, factors, [&](int s) { return factors_of(x_of(s, 0)); });
 }
+#endif
 
 // Bytes that a tile of x has of a step.
 #define X_STEP (X_PIECES * WAVE * 16)
 
 // Piece `i` of a step's X_PIECES, which are a lane's of tile `s` of x.
 template <bool WHOLE> DEVICE Bytes16 x_at(const Work &work, int s, long long k, int i) {
-    return bytes_at<false, WHOLE>(work.xs[s], X_PIECES * k + PIECE * i, X_PIECES * work.end);
+    if (!X_WIDE) return bytes_at<false, WHOLE>(work.xs[s], k, work.end);
+    if (WHOLE || k < work.end) return bytes_at<false, true>(work.xs[s], X_PIECES * k + PIECE * i, 0);
+    return {{0u, 0u, 0u, 0u}};
 }
 
 // STEPS steps from `k` on, through registers; the warp goes on at `after`. `ready` waits for x where that is on its way to shared memory.
