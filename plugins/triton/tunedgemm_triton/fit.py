@@ -71,15 +71,15 @@ def shared_bytes(kernel: Kernel, shape: Shape, gfx: str) -> int:
 
     The loop's buffers: one a stage where the matrix instruction reads shared memory, else one fewer. A specialised
     or flattened loop cannot lend them to the output tile, which takes about a byte an element (at least 16 KiB), two after
-    scales of blocks.
+    scales of blocks, and of fp32 two or, with eight warps, four.
     """
     width = width_of(shape.dtype)
     if isinstance(kernel, Gemv):
         return 0 if kernel.stages == 1 else width * kernel.stages * (kernel.rows + kernel.block_n) * kernel.block_k
     buffer = width * (kernel.block_m + kernel.block_n) * kernel.block_k
     if described(kernel, shape, gfx):
-        stored = kernel.block_m * kernel.block_n * (2 if shape.scale == "block" else 1)
-        return kernel.stages * buffer + max(stored, 16 << 10) + 256
+        each = kernel.warps // 2 if shape.outdtype == "fp32" else 2 if shape.scale == "block" else 1
+        return kernel.stages * buffer + max(kernel.block_m * kernel.block_n * each, 16 << 10) + 256
     side = kernel.block_n if isinstance(kernel, Gemm) and kernel.swap else kernel.block_m
     from_shared = ARCHITECTURES[gfx].matrix in ("wgmma", "tcgen05") and side >= 64 and kernel.warps >= 4
     return max(kernel.stages - (not from_shared), 1) * buffer
