@@ -299,7 +299,9 @@ class Machine:
         counters = torch.zeros(batches, blocks, dtype=torch.int32) if meets else None
         weight = shuffled(case.weight, program.shuffled) if getattr(program, "shuffled", 0) else case.weight
         given = {"x": case.x, "weight": weight, "bias": case.bias, "out": out, "partial": partial, "counters": counters}
-        transposed = weight is not case.weight and program.scale == "block" and case.x_scale is not None and case.x_scale.dim() == case.x.dim()
+        transposed = (
+            weight is not case.weight and program.scale == "block" and case.x_scale is not None and case.x_scale.dim() == case.x.dim()
+        )
         x_scale = case.x_scale.T.contiguous() if transposed and program.dtype != "fp4x2" else case.x_scale
         given |= {"x_scale": x_scale, "w_scale": case.w_scale}
         pointers = {name: None if tensor is None else tensor.data_ptr() for name, tensor in given.items()}

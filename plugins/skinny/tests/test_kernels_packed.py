@@ -93,7 +93,9 @@ class Narrow:
         return out if self.bias is None else out + self.bias.double()
 
 
-def narrow(programs: Any, program: Any, m: int, n: int, k: int, *, splits: int = 1, seed: int = 0, scales: tuple[int, int] = (126, 128)) -> Narrow:
+def narrow(
+    programs: Any, program: Any, m: int, n: int, k: int, *, splits: int = 1, seed: int = 0, scales: tuple[int, int] = (126, 128)
+) -> Narrow:
     """Random bytes with e8m0 scales between two numbers: sums of few such products are exact in float32, in any order."""
     made = torch.Generator().manual_seed(seed)
 
@@ -147,7 +149,7 @@ def test_mxfp4_through_a_ring(machine: Any, programs: Any, given: dict[str, Any]
 @both
 @kinds
 def test_every_code_and_scale(machine: Any, programs: Any, wide: bool) -> None:
-    """Each byte of values with each scale up to 2^125, from where float32 has no number for some, and with NaN is the number that it stands for."""
+    """Each byte with each scale up to 2^125, beyond which float32 lacks some, and with NaN is the number that it stands for."""
     made = program(programs, machine.wave, m=8, wide=wide, out="fp32")
     weight = torch.arange(256, dtype=torch.uint8).repeat(16).view(256, 16)  # all 256 bytes in 16 rows, each row with its scale
     for begin in range(0, 256, 16):
@@ -168,7 +170,9 @@ def test_the_scale_of_x(machine: Any, programs: Any) -> None:
     made = program(programs, machine.wave, m=16, out="fp32")
     case = narrow(programs, made, 16, 17, 96, seed=3)
     for least in (60, 127, 128, 129, 190):
-        scaled = attrs.evolve(case, x_plain=(case.x_plain.int() - 126 + least).to(torch.uint8), w_plain=(case.w_plain.int() - 64).to(torch.uint8))
+        scaled = attrs.evolve(
+            case, x_plain=(case.x_plain.int() - 126 + least).to(torch.uint8), w_plain=(case.w_plain.int() - 64).to(torch.uint8)
+        )
         assert torch.equal(machine.run(made, scaled), scaled.reference().float()), least
 
 

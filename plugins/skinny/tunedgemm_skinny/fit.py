@@ -65,7 +65,7 @@ def grid_of(kernel: Kernel, splits: int, shape: Shape) -> tuple[int, int, int]:
 
 
 def span_of(kernel: Kernel, shape: Shape, gfx: str) -> int:
-    """Elements of the weight along K that a warp has in flight: `unroll` steps of 16 bytes for each lane, in tiles for each of its groups of four lanes."""
+    """Elements of the weight along K that a warp has in flight: `unroll` steps of 16 bytes for each lane, in tiles for each four lanes."""
     if isinstance(kernel, Wgmma):
         return kernel.unroll * _WGMMA_STEP // width_of(weight_of(shape))
     groups = ARCHITECTURES[gfx].wave if isinstance(kernel, Rows) else 4
@@ -161,7 +161,9 @@ def refusal(kernel: Kernel, splits: int, shape: Shape, gfx: str) -> str:
     if not 1 <= splits <= MAX_SPLITS:
         return f"splitK must be in 0..{MAX_SPLITS} (got {splits})"
     if (splits - 1) * per_split(kernel, splits, shape, gfx) >= depth_of(shape):
-        return f"K={shape.k} has fewer than splitK={splits} parts of whole steps of {span_of(kernel, shape, gfx) * shape.k // depth_of(shape)}"
+        return (
+            f"K={shape.k} has fewer than splitK={splits} parts of whole steps of {span_of(kernel, shape, gfx) * shape.k // depth_of(shape)}"
+        )
     wanted = shared_bytes(kernel, splits, shape, gfx)
     if wanted > architecture.shared_bytes:
         return f"{kernel.name} needs {wanted} bytes of shared memory; {gfx} has {architecture.shared_bytes}"

@@ -610,6 +610,8 @@ DEVICE float second_of(u32 word) { return DTYPE == 0 ? as_float(word & 0xFFFF000
 #if FP4 && COLUMNS == 8 && !defined(SKINNY_HOST)
 // Whether a lane of the warp has it; elsewhere each asks for itself.
 DEVICE bool any_lane(bool mine) { return __any_sync(~0u, mine); }
+DEVICE u32 low_halves(u32 one, u32 two) { return __byte_perm(one, two, 0x5410); }
+DEVICE u32 high_halves(u32 one, u32 two) { return __byte_perm(one, two, 0x7632); }
 // Opaque: the compiler would merge it with shifts to the left, which go through another pipeline than those to the right.
 DEVICE u32 two_elements_on(u32 word) {
     u32 found;
@@ -624,6 +626,8 @@ DEVICE u32 multiply_bfloats(u32 one, u32 two) {
 }
 #elif FP4
 DEVICE bool any_lane(bool mine) { return mine; }
+DEVICE u32 low_halves(u32 one, u32 two) { return (one & 0xFFFFu) | two << 16; }
+DEVICE u32 high_halves(u32 one, u32 two) { return one >> 16 | (two & 0xFFFF0000u); }
 DEVICE u32 two_elements_on(u32 word) { return word >> 8; }
 DEVICE u32 multiply_bfloats(u32 one, u32 two) {
     const float low = as_float(one << 16) * as_float(two << 16), high = as_float(one & 0xFFFF0000u) * as_float(two & 0xFFFF0000u);

@@ -77,7 +77,7 @@ DEVICE void load_scales(const Work &work, Scales &scales, long long k) {
         scales.x[s][i] = there && COLUMNS * s + i < work.left ? scale_at(work.x_scale, (u32)(COLUMNS * s + i) * work.by_row + block * work.by_block) : 0.0f;
 #elif FP4
     const bool there = k < work.end;
-    const long long place = scale_place(k / PIECE + work.group);
+    const long long place = scale_place((long long)((unsigned long long)k / PIECE) + work.group);
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) {
         scales.weight[t][h] = 0;
         if (there) load<1>(&scales.weight[t][h], work.w_scales[t][h] + place);
@@ -106,8 +106,8 @@ DEVICE Factors factors_of(const Bytes16 &piece) {
     Factors found;
 #if FP4  // of bfloat16, in the order of the others: elements i and i + 4
     UNROLLED for (int i = 0; i < 2; i++) {
-        found.word[2 * i] = (piece.word[i] & 0xFFFFu) | piece.word[i + 2] << 16;
-        found.word[2 * i + 1] = piece.word[i] >> 16 | (piece.word[i + 2] & 0xFFFF0000u);
+        found.word[2 * i] = low_halves(piece.word[i], piece.word[i + 2]);
+        found.word[2 * i + 1] = high_halves(piece.word[i], piece.word[i + 2]);
     }
 #elif PRODUCTS == 4
     UNROLLED for (int i = 0; i < 4; i++) halves_of_fp8(piece.word[i], found.word + 2 * i);
