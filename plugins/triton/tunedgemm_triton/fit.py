@@ -90,6 +90,9 @@ def registers(kernel: Kernel, shape: Shape, gfx: str) -> int:
     threads = kernel.warps * ARCHITECTURES[gfx].warp_size
     if isinstance(kernel, Gemv):
         loads = kernel.block_k * width_of(shape.dtype)
+        if shape.dtype in FP8 and ARCHITECTURES[gfx].matrix == "wmma":
+            # Triton 3.6 widens fp8 by arithmetic on RDNA: beside registers that takes the compiler minutes for hundreds of elements.
+            return 2 * (kernel.rows + kernel.block_n) * loads * kernel.unroll // threads
         return (kernel.rows * kernel.block_n * loads // 16 + (kernel.rows + kernel.block_n) * loads * kernel.unroll // 4) // threads
     # Two of three warp groups hold sums where warps are specialised.
     groups = 2 if isinstance(kernel, Tma) and kernel.specialize else 1
