@@ -74,3 +74,18 @@ def test_the_classes_that_were_timed_on_hopper(sizes: tuple[int, int, int], take
         assert found == (next(iter(skinny.enumerate_solutions(shape, H200))) if taken else None)
         assert skinny.heuristic_fallback(shape, Device("sm_100", 148)) is None
     assert skinny.heuristic_fallback(Shape("a8w8", *sizes, dtype="fp8", scale="row"), H200) is None
+
+
+@pytest.mark.parametrize("m", [1, 64])
+def test_what_torch_would_rewrite_in_each_call(m: int) -> None:
+    """On NVIDIA weights of mxfp4 and shuffled ones get the first guess, whatever their size; on AMD, where nothing was run, they get none."""
+    fields = {"outdtype": "bf16", "scale": "block"}
+    for shape in (
+        Shape("a16w4_blockscale", m, 2112, 7168, dtype="bf16", **fields),
+        Shape("a4w4_blockscale", m, 2112, 7168, dtype="fp4x2", layout="aiter16x16", **fields),
+        Shape("a16w16", m, 2112, 7168, layout="aiter16x16"),
+    ):
+        for device in (H200, Device("sm_100", 148)):
+            assert skinny.heuristic_fallback(shape, device) == next(iter(skinny.enumerate_solutions(shape, device)))
+        assert skinny.heuristic_fallback(shape, MI300) is None
+    assert skinny.heuristic_fallback(Shape("a16w4_blockscale", 65, 2112, 7168, dtype="bf16", **fields), H200) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape, Solution
 
+from tunedgemm_skinny.limits import weight_of
 from tunedgemm_skinny.solutions import enumerate_solutions
 
 #: Where AITER sends untuned calls here, and to what: rows of x at most, rows of the weight for each compute unit, K at most; K in
