@@ -78,7 +78,7 @@ def test_the_classes_that_were_timed_on_hopper(sizes: tuple[int, int, int], take
 
 @pytest.mark.parametrize("m", [1, 64])
 def test_what_torch_would_rewrite_in_each_call(m: int) -> None:
-    """On NVIDIA weights of mxfp4 and shuffled ones get the first guess, whatever their size; on AMD, where nothing was run, they get none."""
+    """On NVIDIA weights of mxfp4 and shuffled ones get the first guess, whatever their size; on AMD, never run, they get none."""
     fields = {"outdtype": "bf16", "scale": "block"}
     for shape in (
         Shape("a16w4_blockscale", m, 2112, 7168, dtype="bf16", **fields),
