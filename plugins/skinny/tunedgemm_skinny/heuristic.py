@@ -30,8 +30,8 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     of 14, M = 64 in 4 of 15. Of 72 MiB to 160 MiB for M up to 16 it was 24 of 25, but by 1.05 in the median and 0.81 at least where no
     other M of the weight was fitted: too little for an answer that nobody has timed.
 
-    On NVIDIA's devices torch widens a weight of mxfp4, and puts a shuffled one in order, in each call, which reads and writes several times the
-    weight: there the first guess answers for both (mxfp4, one H200: 85 to 118 times as quick).
+    On NVIDIA's devices torch widens a weight of mxfp4, and puts a shuffled one in order, in each call, and so reads and writes it several
+    times: there the first guess answers for both (mxfp4, one H200: 85 to 118 times as quick).
     """
     if device.gfx in _GFX:
         answers = shape.op == "a16w16" and shape.layout == "row" and shape.k % _EIGHT == 0 and _aiters(shape, device)

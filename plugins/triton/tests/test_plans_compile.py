@@ -48,17 +48,20 @@ def _shapes(gfx: str) -> Iterator[Shape]:
         yield _moe(m // 4, "int8", "per_Token", act="gelu")
         yield _moe(m // 4, fp8, "per_1x128")
         yield _moe(m // 4, "fp4x2", "per_1x32", act="swiglu")
-        yield Shape("a4w4_blockscale", m, 4096, 4096, dtype="fp4x2", scale="block", layout="aiter16x16")
+        yield Shape("a4w4_blockscale", m, 4096, 4096, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
     yield _moe(1, fp8, "per_Tensor", doweight_stage1=True)
     yield _moe(300, fp8, "per_Token", g1u1=False)
-    yield Shape("a16w4_blockscale", 16, 4096, 4096, scale="block")
+    if ARCHITECTURES[gfx].matrix != "wmma":
+        yield Shape("a16w4_blockscale", 16, 4096, 4096, scale="block")
 
 
 def _check(shapes: list[Shape], device: Device, limit: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Compile the first solutions of each shape; (case, code) of each product."""
     cases = []
     for shape in shapes:
-        for solution in list(PLANNED[shape.op].enumerate_solutions(shape, device))[:limit]:
+        listed = list(PLANNED[shape.op].enumerate_solutions(shape, device))
+        assert listed, f"nothing is listed for {shape} on {device}"
+        for solution in listed[:limit]:
             cases.append({"gfx": device.gfx, "shape": shape.to_dict(), "kernel": solution.kernel_name, "split_k": max(solution.split_k, 1)})
     command = [sys.executable, "-W", "error::UserWarning", str(Path(__file__).with_name("compile_plans.py"))]
     child = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=3600)

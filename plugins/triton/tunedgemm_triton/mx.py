@@ -97,6 +97,8 @@ def supports(shape: Shape, device: Device) -> bool | Unsupported:
         return Unsupported("an empty batch needs no kernel")
     if shape.dtype != OPS[shape.op]:
         return Unsupported(f"activations of {shape.op} must be {OPS[shape.op]}, which has the range of the scales, not {shape.dtype}")
+    if shape.dtype == "bf16" and ARCHITECTURES[device.gfx].matrix == "wmma":
+        return Unsupported(f"a kernel that decodes mxfp4 for bf16 activations spills its registers on {device.gfx}")
     if shape.layout not in LAYOUTS:
         return Unsupported(f"the weight of {shape.op} must be of layout {' or '.join(LAYOUTS)}, not {shape.layout!r}")
     if shape.outdtype not in OUTPUTS:
@@ -106,12 +108,14 @@ def supports(shape: Shape, device: Device) -> bool | Unsupported:
     return True
 
 
-def decodes(gfx: str) -> tuple[bool, ...]:
-    """Whether a kernel may decode mxfp4 itself or leave it to the compiler, best guess first.
+def decodes(gfx: str, dtype: str = "fp4x2") -> tuple[bool, ...]:
+    """Whether a kernel may decode mxfp4 itself or leave it to the compiler, by the dtype of the activations, best guess first.
 
-    gfx950 and sm_100 multiply it as it is. Triton 3.6 leaves scaled products of CDNA 2 and 3 as they are, and fails; on RDNA
+    What Triton 3.6 makes of bf16 by mxfp4 gives wrong numbers on sm_90. gfx950 and sm_100 multiply mxfp4 by mxfp4 as it is. Triton 3.6 leaves scaled products of CDNA 2 and 3 as they are, and fails; on RDNA
     what is decoded here spills.
     """
+    if dtype == "bf16":
+        return (True,)
     if gfx in ("gfx950", "sm_100") or ARCHITECTURES[gfx].matrix == "wmma":
         return (False,)
     return (True,) if ARCHITECTURES[gfx].matrix == "mfma" else (True, False)
@@ -129,8 +133,8 @@ def partial_bytes(kernel: Mx, split_k: int, shape: Shape) -> int:
 
 def refusal(kernel: Mx, split_k: int, shape: Shape, device: Device) -> str:
     """Why the kernel cannot serve the shape on the device, or an empty text."""
-    if not kernel.decode and False not in decodes(device.gfx):
-        return f"Triton 3.6 takes no scaled products apart on {device.gfx}; a kernel with _d does"
+    if not kernel.decode and False not in decodes(device.gfx, shape.dtype):
+        return f"Triton 3.6 does not multiply {shape.dtype} by mxfp4 on {device.gfx}, or not rightly; a kernel with _d does"
     tiles, steps = tiles_of(kernel, shape), ceil_div(shape.k, kernel.block_k)
     if split_k > 1 and tiles > MAX_TILES:
         return f"split-K counts at most {MAX_TILES} tiles (this shape has {tiles})"
@@ -222,7 +226,7 @@ def _solution(kernel: Mx, split: int) -> Solution:
 def _candidates(shape: Shape, device: Device) -> Iterator[tuple[Mx, int]]:
     amd, covered = device.kind == "amd", max(16, 1 << (shape.m - 1).bit_length())
     for rank in range(3):
-        for decode in decodes(device.gfx):
+        for decode in decodes(device.gfx, shape.dtype):
             for kernel in _kernels(shape, covered, amd=amd, decode=decode):
                 splits = _splits(kernel, shape, device)
                 if rank < len(splits):

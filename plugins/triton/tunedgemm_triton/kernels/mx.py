@@ -81,7 +81,7 @@ def mx_dot(
     """acc + x @ weight.T, or with SWAP acc + weight @ x.T.
 
     weight [BLOCK_N, BLOCK_K / 2] and x [BLOCK_M, BLOCK_K / 2] are bytes of two e2m1 values each, the scales [rows, BLOCK_K / 32].
-    PLAIN x is bf16 without a scale: [BLOCK_M, BLOCK_K], or with DECODE [BLOCK_M, BLOCK_K / 2] pairs of 32 bits.
+    PLAIN x, which goes with DECODE, is bf16 without a scale: [BLOCK_M, BLOCK_K / 2] pairs of 32 bits.
     """
     if DECODE:
         x_even, x_odd = halves(x, x_scale, PLAIN, UPCAST)
@@ -90,11 +90,6 @@ def mx_dot(
             acc = tl.dot(w_odd, x_odd.T, tl.dot(w_even, x_even.T, acc))
         else:
             acc = tl.dot(x_odd, w_odd.T, tl.dot(x_even, w_even.T, acc))
-    elif PLAIN:
-        if SWAP:
-            acc = tl.dot_scaled(weight, w_scale, "e2m1", x.T, None, "bf16", acc)
-        else:
-            acc = tl.dot_scaled(x, None, "bf16", weight.T, w_scale, "e2m1", acc)
     elif SWAP:
         acc = tl.dot_scaled(weight, w_scale, "e2m1", x.T, x_scale, "e2m1", acc)
     else:
@@ -118,12 +113,11 @@ def mx(
     tile_m, tile_n = tile_of(tile, tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    if PLAIN and DECODE:
+    if PLAIN:
         x = x.to(tl.pointer_type(tl.uint32))
-    step: tl.constexpr = 1 if PLAIN and not DECODE else 2  # elements of K in one of x
-    byte, column, group = tl.arange(0, BLOCK_K // 2), tl.arange(0, BLOCK_K // step), tl.arange(0, BLOCK_K // 32)
-    x = places(x, m, column, M, K // step, 0)
-    weight = places(weight, n, byte, N, K // 2, SHUFFLED)
+    pair, group = tl.arange(0, BLOCK_K // 2), tl.arange(0, BLOCK_K // 32)
+    x = places(x, m, pair, M, K // 2, 0)
+    weight = places(weight, n, pair, N, K // 2, SHUFFLED)
     rows, columns = tl.minimum(m, M - 1), tl.minimum(n, N - 1)
     acc = zeros(BLOCK_M, BLOCK_N, SWAP, tl.float32)
     blocks = tl.cdiv(K, BLOCK_K)
@@ -134,14 +128,14 @@ def mx(
         of_w = w_scale + scales_at(columns, at // 32 + group, K // 32, SHUFFLED)
         of_x = x_scale + scales_at(rows, at // 32 + group, K // 32, SHUFFLED)
         if EVEN_K:
-            a = tl.load(x + at // step)
+            a = tl.load(x + at // 2)
             b = tl.load(weight + to)
             b_scale = tl.load(of_w)
             a_scale = b_scale if PLAIN else tl.load(of_x)
         else:
             left = K - at
-            a = tl.load(x + at // step, mask=(column * step < left)[None, :], other=0)
-            b = tl.load(weight + to, mask=(byte * 2 < left)[None, :], other=0)
+            a = tl.load(x + at // 2, mask=(pair * 2 < left)[None, :], other=0)
+            b = tl.load(weight + to, mask=(pair * 2 < left)[None, :], other=0)
             b_scale = tl.load(of_w, mask=(group * 32 < left)[None, :], other=0)
             a_scale = b_scale if PLAIN else tl.load(of_x, mask=(group * 32 < left)[None, :], other=0)
         acc = mx_dot(acc, a, a_scale, b, b_scale, PLAIN, SWAP, DECODE, UPCAST)
