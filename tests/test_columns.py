@@ -81,10 +81,11 @@ def test_the_op_of_a_file(tmp_path, name):
 
 
 def test_an_op_that_is_left_open(tmp_path):
-    """The same columns for two ops without a name: told, with --op; files of several ops: told; M, N and K alone: a16w16."""
+    """The same columns for two ops without a name: told, with --op; files of several ops: told; M, N, K, and a dtype: a16w16."""
     with pytest.raises(UserError, match="are those of a8w8_blockscale and of a8w8_blockscale_bpreshuffle; name one with --op"):
         infer_op([written(tmp_path / "mine.csv", FAMILY["a8w8_blockscale"])])
     paths = [written(tmp_path / f"{number}.csv", FAMILY[name]) for number, name in enumerate(("a8w8", "a8w8_bpreshuffle"))]
     with pytest.raises(UserError, match=r"files of several ops .*0.csv of a8w8, .*1.csv of a8w8_bpreshuffle"):
         infer_op(paths)
-    assert infer_op([written(tmp_path / "shapes.csv", "M,N,K")]).name == infer_op([]).name == "a16w16"
+    for columns in ("M,N,K", "M,N,K,dtype", "M,N,K,bias,dtype,outdtype", "M,N,K,count"):
+        assert infer_op([written(tmp_path / "shapes.csv", columns)]).name == infer_op([]).name == "a16w16"

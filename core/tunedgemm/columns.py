@@ -21,7 +21,7 @@ SYNONYMS = {
 UNTUNED_EXTRA = ("count", "graph", "layer")
 
 #: key columns that a file may lack, as AITER's older files do; the op's parser knows their defaults
-_DEFAULTED = ("bias", "dtype", "outdtype", "scaleAB", "bpreshuffle")
+_DEFAULTED = ("bias", "dtype", "outdtype", "scaleAB", "bpreshuffle", "x_dtype")
 
 #: what nobody's list of shapes has
 _MEASURED = ("us", "kernelName", "kernelName1", "soltimes", "tflops")

@@ -85,7 +85,7 @@ class TestColumns:
 
     def test_the_key_alone(self):
         """M, N, K in elements and x's dtype: plain weight, bf16 out, no bias; without a dtype bf16."""
-        row = {"M": "1", "N": "512", "K": "4096", "dtype": "torch.float16"}
+        row = {"M": "1", "N": "512", "K": "4096", "x_dtype": "torch.float16"}
         found = OP.columns.parse(row)
         assert found == shape(1, 512, 4096, dtype="fp16")
         assert {name: text for name, text in OP.columns.format(found).items() if text} == row
@@ -94,7 +94,7 @@ class TestColumns:
     def test_own_columns(self):
         """Layout, output and bias stand beside the key; rows that name them come before those that do not."""
         row = {
-            "M": "1", "N": "512", "K": "4096", "dtype": "torch.bfloat16",
+            "M": "1", "N": "512", "K": "4096", "x_dtype": "torch.bfloat16",
             "layout": "aiter16x16", "outdtype": "torch.float32", "bias": "True",
         }  # fmt: skip
         found = OP.columns.parse(row)
@@ -105,7 +105,7 @@ class TestColumns:
         ("cells", "message"),
         [
             ({"K": "4100"}, r"K must be a multiple of 32, which share a scale \(got K=4100"),
-            ({"dtype": "fp4x2"}, r"column 'dtype' must be one of bf16, fp16 \(got 'fp4x2'\)"),
+            ({"x_dtype": "fp4x2"}, r"column 'x_dtype' must be one of bf16, fp16 \(got 'fp4x2'\)"),
         ],
     )
     def test_rows_that_no_operands_can_have(self, cells, message):

@@ -26,6 +26,7 @@ def prepare(solution):
     if solution.kernel_name == "dies": os.abort()
     if solution.kernel_name == "hangs": time.sleep(60)
     if solution.kernel_name == "exits": sys.exit("enough")
+    if solution.kernel_name.startswith("slow"): time.sleep(0.5)
     if solution.kernel_name == "dies idle": threading.Timer(0.2, lambda: os._exit(3)).start()
 @hookimpl
 def bind(): return Launcher(lambda x, w: x @ w.t())
@@ -83,6 +84,26 @@ def test_a_compiler_that_dies_idle_costs_no_candidate(brittle: Registry) -> None
     compilers.begin(shape, [fine], device)
 
     assert compilers._pool is None
+
+
+@pytest.mark.slow
+def test_what_is_waited_for_goes_first(brittle: Registry) -> None:
+    """What a shape finds around its leaders does not wait for what was begun ahead for all the shapes after it."""
+    shapes, device = [Shape("a16w16", m, 16, 32) for m in range(1, 4)], device_of(-1)
+    ahead = [Solution("brittle", f"slow {place}") for place in range(20)]
+    compilers = Compilers(jobs=2, timeout=20, registry=brittle)
+    try:
+        assert compilers.finish(shapes[0], ahead[:1], device) == []  # the processes are there
+        for shape in shapes:
+            compilers.begin(shape, ahead, device)
+        began = time.monotonic()
+        assert compilers.finish(shapes[0], [Solution("brittle", "fine"), Solution("brittle", "raises")], device) != []
+        seconds = time.monotonic() - began
+        assert seconds < 4, f"{seconds:.1f} s; all that was begun takes 15 s"
+        assert compilers.finish(shapes[2], ahead[-3:], device) == []
+        assert time.monotonic() - began < 8
+    finally:
+        compilers.stop()
 
 
 def test_backends_without_prepare_start_no_process() -> None:

@@ -36,7 +36,7 @@ def _parse(row: Mapping[str, str]) -> Shape:
         m=size(row, "M"),
         n=size(row, "N"),
         k=k,
-        dtype=dtype(row, "dtype", _DTYPES[0], _DTYPES),
+        dtype=dtype(row, "x_dtype", _DTYPES[0], _DTYPES),
         outdtype=dtype(row, "outdtype", quantised.OUTDTYPES[0], quantised.OUTDTYPES),
         epilogue="bias" if flag(row, "bias") else "none",
         scale="block",
@@ -49,7 +49,7 @@ def _format(shape: Shape) -> dict[str, str]:
         "M": str(shape.m),
         "N": str(shape.n),
         "K": str(shape.k),
-        "dtype": table_text(shape.dtype),
+        "x_dtype": table_text(shape.dtype),
         "layout": "" if shape.layout == "row" else shape.layout,
         "outdtype": quantised.outdtype_cell(shape),
         "bias": "True" if shape.bias else "",
@@ -174,7 +174,7 @@ op = Op(
         tuned_file="a16w4_blockscale_tuned_gemm.csv",
         untuned_file="a16w4_blockscale_untuned_gemm.csv",
         variable="AITER_CONFIG_GEMM_A16W4",
-        key=("M", "N", "K", "dtype"),
+        key=("M", "N", "K", "x_dtype"),  # a name of its own: a file with a column dtype is a16w16's
         values=("libtype", *quantised.VALUES),
         parse=_parse,
         format=_format,
@@ -192,14 +192,14 @@ op = Op(
     examples=(
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512),  # a prime M
-        _example(16, 512, 1024, dtype="fp16", outdtype="fp16"),
+        _example(16, 512, 1024, x_dtype="fp16", outdtype="fp16"),
         _example(33, 130, 96),  # ragged in all three
         _example(5, 96, 32, bias="True", outdtype="fp32"),  # one scale a row
         _example(3, 257, 320, layout="row", bias="True"),  # more rows than one tile of shuffled scales would have, and an odd N
         _example(7, 272, 320, layout="aiter16x16"),  # K/32 is no multiple of 8
         _example(33, 272, 64, layout="aiter16x16", bias="True"),  # the least K of the layout
-        _example(24, 320, 640, dtype="fp16", bias="True"),
-        _example(9, 48, 96, dtype="fp16", outdtype="fp32"),
+        _example(24, 320, 640, x_dtype="fp16", bias="True"),
+        _example(9, 48, 96, x_dtype="fp16", outdtype="fp32"),
         _example(32, 16, 2048, outdtype="fp32"),  # the narrowest N
         _example(0, 256, 512),  # an empty batch
         _example(0, 256, 512, layout="aiter16x16"),

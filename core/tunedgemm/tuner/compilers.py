@@ -1,6 +1,7 @@
 """Compilers: kernels are compiled ahead of timing, on all cores, in processes whose death costs one candidate.
 
-The processes import no torch, so that a pool of many is there at once.
+The processes import no torch, so that a pool of many is there at once. It gets no more at a time than it has processes: what is
+waited for goes before what was only begun ahead, however much that is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.processes import death, spawned
 
+#: What is compiled: for which device, for which shape, and what.
+Task = tuple[Device, Shape, Solution]
+
 
 class Compilers:
     """A pool of compiling processes on this machine, shared by its lanes and started when it is first needed.
@@ -35,9 +39,12 @@ class Compilers:
         self._size = jobs or len(os.sched_getaffinity(0))
         self._timeout, self._registry = timeout, registry or Registry()
         self._pool: ProcessPool | None = None
-        self._pending: dict[tuple[Device, Shape, Solution], tuple[ProcessPool, Future[str]]] = {}
+        self._retired: list[ProcessPool] = []
+        self._waiting: dict[Task, None] = {}
+        self._pending: dict[Task, tuple[ProcessPool, Future[str]]] = {}
+        self._running: set[Future[str]] = set()
         self._stopped = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a task may be over when its end is asked to be told
 
     def start(self, libtypes: Iterable[str]) -> None:
         """Start the processes where one of these backends compiles ahead: they load it while the devices' workers start."""
@@ -51,16 +58,43 @@ class Compilers:
     def begin(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> None:
         """Have solutions compiled; what was begun already is not begun again."""
         for solution in solutions:
+            task = device, shape, solution
             if self._prepares(solution.libtype):
                 with self._lock:
-                    if (device, shape, solution) not in self._pending and not self._stopped:
-                        pool = self._started()
-                        future = pool.schedule(_prepare, args=[solution, shape, device], timeout=self._timeout or None)
-                        self._pending[device, shape, solution] = pool, future
+                    if task not in self._pending and not self._stopped:
+                        self._waiting[task] = None
+                        self._feed()
+
+    def _feed(self) -> None:
+        """Give the pool what it has processes for; the lock is held."""
+        while self._waiting and len(self._running) < self._size and not self._stopped:
+            self._schedule(next(iter(self._waiting)))
+
+    def _schedule(self, task: Task) -> None:
+        """Give the pool one that waits; the lock is held."""
+        del self._waiting[task]
+        device, shape, solution = task
+        pool = self._started()
+        future = pool.schedule(_prepare, args=[solution, shape, device], timeout=self._timeout or None)
+        self._pending[task] = pool, future
+        self._running.add(future)
+        future.add_done_callback(self._ended)
+
+    def _ended(self, future: Future[str]) -> None:
+        with self._lock:
+            self._running.discard(future)
+            self._feed()
+
+    def _first(self, tasks: Iterable[Task]) -> None:
+        """Give the pool those that wait among some."""
+        with self._lock:
+            for task in [task for task in tasks if task in self._waiting and not self._stopped]:
+                self._schedule(task)
 
     def finish(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> list[Timing]:
         """Wait for solutions; returns a Timing of status ``compile_failed`` or the like for each that did not compile."""
         self.begin(shape, solutions, device)
+        self._first((device, shape, solution) for solution in solutions)
         lost = []
         for solution in solutions:
             status, reason = self._finished(shape, solution, device)
@@ -71,6 +105,7 @@ class Compilers:
     def drain(self) -> None:
         """Wait for everything begun: on a CPU, compilers beside a timing would be part of it."""
         with self._lock:
+            self._first(list(self._waiting))
             pending = list(self._pending.values())
         for pool, future in pending:
             with contextlib.suppress(BrokenExecutor):
@@ -87,6 +122,7 @@ class Compilers:
                 return self._result(pool, future)
             except BrokenExecutor:
                 self.begin(shape, [solution], device)
+                self._first([(device, shape, solution)])
         with self._lock:
             self._pending.pop((device, shape, solution), None)
         return "compile_failed", "the compilers died"
@@ -120,7 +156,8 @@ class Compilers:
         """The pool, another one where it broke: that a process of it died idle says nothing about what comes next."""
         if self._pool is not None and not self._pool.active:
             self._pool.stop()
-            self._pool.join()
+            self._retired.append(self._pool)  # joined at the end: a thread of it may wait for the lock, to tell that a task is over
+            self._running.clear()
             self._pool = None
         self._pool = self._pool or spawned(self._size)
         return self._pool
@@ -128,8 +165,9 @@ class Compilers:
     def stop(self) -> None:
         """End the processes, whatever they do."""
         with self._lock:
-            pool, self._pool, self._stopped = self._pool, None, True
-        if pool is not None:
+            pools, self._pool, self._stopped = [*self._retired, *filter(None, [self._pool])], None, True
+            self._waiting.clear()
+        for pool in pools:
             pool.stop()
             pool.join()
 

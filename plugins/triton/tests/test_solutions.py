@@ -59,8 +59,8 @@ def test_names_are_unique_and_lead_back_to_their_parameters(device: Device) -> N
 
 def test_aiters_space_of_blockscale_is_listed_on_amd() -> None:
     """All that is listed for many rows lies in the 5832 of AITER's guide."""
-    space = spaces.AITER_BLOCKSCALE
-    assert math.prod(map(len, space.values())) * len(spaces.AITER_SPLITS) == 5832
+    space = spaces.BLOCKSCALE_OF_AITER
+    assert math.prod(map(len, space.values())) * len(spaces.SPLITS_OF_AITER) == 5832
     for gfx, kpack in (("gfx942", 2), ("gfx950", 1)):
         shape = Shape("a8w8_blockscale", 1024, 7168, 2048, ARCHITECTURES[gfx].fp8, "bf16", scale="block")
         found = list(enumerate_solutions(shape, Device(gfx, 304)))
@@ -68,7 +68,7 @@ def test_aiters_space_of_blockscale_is_listed_on_amd() -> None:
         assert len(found) == MOST
         assert all(getattr(kernel, field) in values for kernel in kernels for field, values in space.items())
         assert {(kernel.block_k, kernel.nonkdim, kernel.kpack) for kernel in kernels} == {(128, 16, kpack)}
-        assert {max(solution.split_k, 1) for solution in found} <= set(spaces.AITER_SPLITS)
+        assert {max(solution.split_k, 1) for solution in found} <= set(spaces.SPLITS_OF_AITER)
 
 
 def test_real_shapes_have_a_few_dozen_solutions() -> None:

@@ -111,8 +111,8 @@ def supports(shape: Shape, device: Device) -> bool | Unsupported:
 def decodes(gfx: str, dtype: str = "fp4x2") -> tuple[bool, ...]:
     """Whether a kernel may decode mxfp4 itself or leave it to the compiler, by the dtype of the activations, best guess first.
 
-    What Triton 3.6 makes of bf16 by mxfp4 gives wrong numbers on sm_90. gfx950 and sm_100 multiply mxfp4 by mxfp4 as it is. Triton 3.6 leaves scaled products of CDNA 2 and 3 as they are, and fails; on RDNA
-    what is decoded here spills.
+    What Triton 3.6 makes of bf16 by mxfp4 gives wrong numbers on sm_90. gfx950 and sm_100 multiply mxfp4 by mxfp4 as it is. Triton 3.6
+    leaves scaled products of CDNA 2 and 3 as they are, and fails; on RDNA what is decoded here spills.
     """
     if dtype == "bf16":
         return (True,)

@@ -230,16 +230,16 @@ def _amd_splits(kernel: Gemm, shape: Shape, device: Device) -> list[int]:
 def _aiters_blockscale(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
     """AITER's space: tiles and splits by what they should cost, each with the other fields, those that are usual first."""
     mfma, covered = ARCHITECTURES[device.gfx].matrix == "mfma", max(32, 1 << (shape.m - 1).bit_length())
-    space, plain = spaces.AITER_BLOCKSCALE, Gemm(16, 16, 128, 8, 4, 2, nonkdim=16 if mfma else 0, kpack=2 if packs(device.gfx) else 1)
+    space, plain = spaces.BLOCKSCALE_OF_AITER, Gemm(16, 16, 128, 8, 4, 2, nonkdim=16 if mfma else 0, kpack=2 if packs(device.gfx) else 1)
     tiles = [
         (attrs.evolve(plain, block_m=m, block_n=n, warps=warps), split)
-        for m, n, warps, split in itertools.product(space["block_m"], space["block_n"], space["warps"], spaces.AITER_SPLITS)
+        for m, n, warps, split in itertools.product(space["block_m"], space["block_n"], space["warps"], spaces.SPLITS_OF_AITER)
         if m <= covered
     ]
     tiles = [tile for tile in tiles if fits(*tile, shape, device)]
     tiles.sort(key=lambda tile: _clocks(*tile, shape, device))
     rest = itertools.product(space["group_m"], space["stages"], space["waves"], space["stream"])
-    others = list(dict.fromkeys([*spaces.AITER_FIRST, *rest]))
+    others = list(dict.fromkeys([*spaces.FIRST_OF_AITER, *rest]))
     for total in range(len(tiles) + len(others)):
         for place in range(max(total - len(others) + 1, 0), min(total + 1, len(tiles))):
             (kernel, split), (group_m, stages, waves, stream) = tiles[place], others[total - place]
