@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import attrs
 from tunedgemm.plugin import Device, Shape, Unsupported, dtype_bits
@@ -107,14 +108,19 @@ def width_of(dtype: str) -> int:
 
 
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
-    """True, or why no kernel here takes the shape on the architecture."""
+    """True, or why no kernel of the families that `names` has takes the shape on the architecture."""
+    return answer(shape, device, _operands)
+
+
+def answer(shape: Shape, device: Device, operands: Callable[[Shape, Device], str]) -> bool | Unsupported:
+    """True, or why no kernel takes the shape on the architecture; *operands* says so of the operands, or nothing."""
     if device.kind == "cpu":
         return Unsupported("Triton compiles for NVIDIA and AMD GPUs, not for a CPU")
     if device.gfx not in ARCHITECTURES:
         return Unsupported(f"no limits are known for {device.gfx}; known: {', '.join(ARCHITECTURES)}")
     if shape.m == 0:
         return Unsupported("an empty batch needs no kernel")
-    reason = _operands(shape, device) or _output(shape)
+    reason = operands(shape, device) or _output(shape)
     return Unsupported(reason) if reason else True
 
 

@@ -15,7 +15,7 @@ import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, dtype_bits
 
 from tunedgemm_triton.fit import ceil_div
-from tunedgemm_triton.limits import ARCHITECTURES, FP8, MAX_GRID_YZ, MAX_TILES
+from tunedgemm_triton.limits import ARCHITECTURES, FP8, MAX_GRID_YZ, MAX_TILES, answer
 from tunedgemm_triton.mx import beside, decodes, power
 
 OP = "fmoe"
@@ -100,18 +100,16 @@ def kernel_of(name: str) -> Moe:
 
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
     """True, or why the fused mixture of experts does not take the shape on the architecture."""
-    if device.kind == "cpu":
-        return Unsupported("Triton compiles for NVIDIA and AMD GPUs, not for a CPU")
-    if device.gfx not in ARCHITECTURES:
-        return Unsupported(f"no limits are known for {device.gfx}; known: {', '.join(ARCHITECTURES)}")
-    if shape.m == 0:
-        return Unsupported("an empty batch needs no kernel")
+    return answer(shape, device, _operands)
+
+
+def _operands(shape: Shape, device: Device) -> str:
     kind, wanted = str(shape["q_dtype_w"]), ARCHITECTURES[device.gfx].fp8
     if kind in FP8 and kind != wanted:
-        return Unsupported(f"{device.gfx} multiplies {wanted or 'no fp8'}, not {kind}")
+        return f"{device.gfx} multiplies {wanted or 'no fp8'}, not {kind}"
     if int(shape["expert"]) > MAX_EXPERTS:
-        return Unsupported(f"{MAX_EXPERTS} experts are sorted at most (expert={shape['expert']})")
-    return True
+        return f"{MAX_EXPERTS} experts are sorted at most (expert={shape['expert']})"
+    return ""
 
 
 def pairs_of(shape: Shape) -> int:

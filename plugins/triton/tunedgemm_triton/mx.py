@@ -17,7 +17,7 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
 
 from tunedgemm_triton.compile import TYPES, shuffled_rows
 from tunedgemm_triton.fit import ceil_div
-from tunedgemm_triton.limits import ARCHITECTURES, MAX_PARTIAL_BYTES, MAX_TILES, OUTPUTS
+from tunedgemm_triton.limits import ARCHITECTURES, MAX_PARTIAL_BYTES, MAX_TILES, answer
 from tunedgemm_triton.plan import Maker, Plan
 
 #: Raise it whenever a source of `kernels.mx` changes what a name means or how quick it is.
@@ -89,23 +89,17 @@ def kernel_of(name: str) -> Mx:
 
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
     """True, or why no product of mxfp4 takes the shape on the architecture."""
-    if device.kind == "cpu":
-        return Unsupported("Triton compiles for NVIDIA and AMD GPUs, not for a CPU")
-    if device.gfx not in ARCHITECTURES:
-        return Unsupported(f"no limits are known for {device.gfx}; known: {', '.join(ARCHITECTURES)}")
-    if shape.m == 0:
-        return Unsupported("an empty batch needs no kernel")
+    return answer(shape, device, _operands)
+
+
+def _operands(shape: Shape, device: Device) -> str:
     if shape.dtype != OPS[shape.op]:
-        return Unsupported(f"activations of {shape.op} must be {OPS[shape.op]}, which has the range of the scales, not {shape.dtype}")
+        return f"activations of {shape.op} must be {OPS[shape.op]}, which has the range of the scales, not {shape.dtype}"
     if shape.dtype == "bf16" and ARCHITECTURES[device.gfx].matrix == "wmma":
-        return Unsupported(f"a kernel that decodes mxfp4 for bf16 activations spills its registers on {device.gfx}")
+        return f"a kernel that decodes mxfp4 for bf16 activations spills its registers on {device.gfx}"
     if shape.layout not in LAYOUTS:
-        return Unsupported(f"the weight of {shape.op} must be of layout {' or '.join(LAYOUTS)}, not {shape.layout!r}")
-    if shape.outdtype not in OUTPUTS:
-        return Unsupported(f"the output must be {', '.join(OUTPUTS)}, not {shape.outdtype}")
-    if shape.bias and shape.bias_dtype not in OUTPUTS:
-        return Unsupported(f"the bias must be {', '.join(OUTPUTS)}, not {shape.bias_dtype}")
-    return True
+        return f"the weight of {shape.op} must be of layout {' or '.join(LAYOUTS)}, not {shape.layout!r}"
+    return ""
 
 
 def decodes(gfx: str, dtype: str = "fp4x2") -> tuple[bool, ...]:
