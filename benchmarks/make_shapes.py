@@ -35,6 +35,10 @@ DECODE = {
     ("qwen3-32b", 8): ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
 }
 
+#: (model, tp) -> its layers in the subset `bands`, and the M of that: 20 products from few rows to many
+BANDS = {("deepseek-v3", 1): ("fused_qkv_a_proj",), ("llama-3.1-8b", 1): ("o_proj",), ("llama-3.3-70b", 8): ("qkv_proj", "gate_up_proj")}
+BAND_MS = (1, 16, 64, 1024, 4096)
+
 #: A square product that none of the models has, kept because published figures for it exist.
 EXTRA = (5120, 5120)
 
@@ -102,6 +106,7 @@ def rows(models: dict[str, dict]) -> Iterator[tuple[str | int, ...]]:
                     names = ["decode"] if decode and m in DECODE_MS else []
                     names += [f"{short}-tp{tp}"] if m in MS else []
                     names += ["layers"] if m in MS and layer.name != "lm_head" else []
+                    names += ["bands"] if m in BAND_MS and layer.name in BANDS.get((model, tp), ()) else []
                     yield model, tp, layer.name, layer.n, layer.k, m, ";".join(names)
     for m in DECODE_MS:
         yield "extra", 1, "extra", *EXTRA, m, "decode"

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import ModuleType
 
 import attrs
+from speed import FIELDS as SHAPES
 from speed import HERE, shapes_of
 from tunedgemm.device import Device, device_of_text
 from tunedgemm.errors import LaunchError
@@ -131,7 +132,7 @@ def main() -> int:
     """Choose, compile, write and count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, help="a row for each compile; a line with # says what of")
-    parser.add_argument("--op", choices=skinny.OPS, default=skinny.OPS[0])
+    parser.add_argument("--op", choices=[op for op in skinny.OPS if op in SHAPES], default=skinny.OPS[0])
     parser.add_argument("--m", nargs="+", type=int, default=ROWS)
     parser.add_argument("--count", type=int, default=COUNT, help=f"solutions of each shape (default: {COUNT})")
     parser.add_argument("--subset", default="decode")

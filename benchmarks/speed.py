@@ -3,10 +3,12 @@
     python benchmarks/speed.py --table tuned.csv --subset llama70b-tp8 --json speed.json
     python benchmarks/speed.py --op a8w8 --table tuned.csv --subset layers
     python benchmarks/speed.py --table tuned.csv --subset decode --inductor
+    python benchmarks/speed.py --op fmoe --table tuned.csv --untuned shapes.csv --beside experts
 
 A gain is the median of the per-round ratios, F.linear over the winner, with its 95 % interval by order statistics. For a quantised op
 torch's own call for the shape takes the place of F.linear: `torch._scaled_mm` where it has one.
-``--inductor`` times F.linear as Inductor compiles it with max-autotune in the same rounds. The floor is 1.5 us, for a launch and its ramp,
+``--inductor`` times F.linear as Inductor compiles it with max-autotune in the same rounds, ``--beside`` another of torch's routes to the
+result. The shapes are those of an untuned file of the op where one is given. The floor is 1.5 us, for a launch and its ramp,
 and the bytes of both operands and the output over the read rate that this device gives in this run.
 "slower" means that the whole interval lies below 0.98. Run it twice, in two processes: the second confirms the first.
 """
@@ -24,11 +26,12 @@ from typing import Any
 
 import attrs
 import torch
+from tunedgemm.csvfile import read_untuned
 from tunedgemm.device import current_device
 from tunedgemm.dispatch import TunedGemm
 from tunedgemm.dtype import dtype_bits
 from tunedgemm.launcher import Launcher
-from tunedgemm.ops import op_named
+from tunedgemm.ops import op_named, ops
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -46,8 +49,6 @@ FIELDS: dict[str, dict[str, str]] = {
     "a16w4_blockscale": {"dtype": "bf16", "outdtype": "bf16", "scale": "block"},
 }
 DEFAULT, AGAIN, INDUCTOR = Solution("torch", "native"), Solution("torch", "native-again"), Solution("torch", "inductor")
-#: Others that may be timed, by the name of their ratio.
-OTHERS = {INDUCTOR: "inductor"}
 SLOWER = 0.98
 #: Microseconds of a launch in a graph, its ramp included; and bytes of a weight from which the floor is judged.
 RAMP_US, LARGE = 1.5, 16e6
@@ -60,6 +61,11 @@ def shapes_of(subset: str, path: Path, op: str = OP.name) -> list[tuple[str, Sha
     sizes = {(int(row["M"]), int(row["N"]), int(row["K"])): row["layer"] for row in reversed(rows)}
     named = {Shape(op, *size, **FIELDS[op]): layer for size, layer in sizes.items()}  # type: ignore[arg-type]
     return sorted(((layer, shape) for shape, layer in named.items()), key=lambda pair: (pair[1].n, pair[1].k, pair[1].m))
+
+
+def shapes_of_file(path: Path, op: str) -> list[tuple[str, Shape]]:
+    """("", shape) of each row of an untuned file."""
+    return [("", row.shape) for row in read_untuned(path, op_named(op))[0]]
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:
@@ -123,9 +129,8 @@ def compare(gemm: TunedGemm, layer: str, shape: Shape, rounds: int, others: dict
     default, again, mine = samples[DEFAULT], samples[AGAIN], samples.get(solution, samples[DEFAULT])
     gain, low, high = interval([a / b for a, b in zip(default, mine, strict=True)]) if solution != DEFAULT else (1.0, 1.0, 1.0)
     control, control_low, control_high = interval([a / b for a, b in zip(default, again, strict=True)])
-    beside = {
-        f"over_{name}": interval([a / b for a, b in zip(samples[key], mine, strict=True)]) for key, name in OTHERS.items() if key in samples
-    }
+    timed = [other for other in others if other in samples]
+    beside = {f"over_{other.kernel_name}": interval([a / b for a, b in zip(samples[other], mine, strict=True)]) for other in timed}
     return {
         **beside, "layer": layer, "M": shape.m, "N": shape.n, "K": shape.k, "solution": str(solution), "tuned": explanation.tuned,
         "default_us": interval(list(default))[0], "tuned_us": interval(list(mine))[0], "gain": gain, "low": low, "high": high,
@@ -147,9 +152,9 @@ def summarise(results: list[dict[str, Any]]) -> list[str]:
         line = f"M={m}: geometric mean {geometric_mean(mine):.3f} over {len(mine)} shapes, slowest {min(mine):.3f}"
         large = [r["tuned_us"] / r["floor_us"] for r in results if r["M"] == m and r["N"] * r["K"] * r.get("bytes", 0) >= LARGE]
         line += f"; over the floor {geometric_mean(large):.3f}, at most {max(large):.3f}, for weights from 16 MB" if large else ""
-        for name in OTHERS.values():
-            found = [r[f"over_{name}"][0] for r in results if r["M"] == m and f"over_{name}" in r]
-            line += f"; over {name} {geometric_mean(found):.3f}, slowest {min(found):.3f}" if found else ""
+        for name in sorted({key for r in results for key in r if key.startswith("over_")}):
+            found = [r[name][0] for r in results if r["M"] == m and name in r]
+            line += f"; over {name[5:]} {geometric_mean(found):.3f}, slowest {min(found):.3f}" if found else ""
         lines.append(line)
     gains = [r["gain"] for r in results]
     slower = [r for r in results if r["high"] < SLOWER]
@@ -162,10 +167,12 @@ def main() -> int:
     """Compare and print; exit 1 if a shape is slower."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, required=True, help="the tuned CSV to judge")
-    parser.add_argument("--op", default=OP.name, choices=FIELDS)
+    parser.add_argument("--op", default=OP.name, choices=ops())
     parser.add_argument("--shapes", type=Path, default=HERE / "shapes.csv")
     parser.add_argument("--subset", default="llama70b-tp8", help="subset of the shapes file; empty for all")
     parser.add_argument("--rows", default="", help="these M alone, with commas")
+    parser.add_argument("--untuned", type=Path, help="an untuned file of the op, in place of a subset")
+    parser.add_argument("--beside", default="", metavar="ROUTE", help="a route of torch's to time, too, where it takes the shape")
     parser.add_argument("--inductor", action="store_true", help="time what Inductor compiles, too")
     parser.add_argument("--rounds", type=int, default=51)
     parser.add_argument("--json", type=Path, help="write everything, raw samples included")
@@ -179,10 +186,14 @@ def main() -> int:
     }  # fmt: skip
     print(json.dumps(head))
     results, rate = [], head["ceilings"].get("read_tb_s", 0.0)  # type: ignore[attr-defined]
-    for layer, shape in shapes_of(arguments.subset, arguments.shapes, arguments.op):
+    op, untuned = arguments.op, arguments.untuned
+    for layer, shape in shapes_of_file(untuned, op) if untuned else shapes_of(arguments.subset, arguments.shapes, op):
         if arguments.rows and str(shape.m) not in arguments.rows.split(","):
             continue
         others = {INDUCTOR: inductor()} if arguments.inductor else {}
+        if arguments.beside:
+            beside = gemm.of(op).registry.get("torch").bind(route := Solution("torch", arguments.beside), shape, device)
+            others |= {route: beside} if isinstance(beside, Launcher) else {}
         found = compare(gemm, layer, shape, arguments.rounds, others)
         found |= {"floor_us": floor_us(shape, rate), "bytes": 0.5 if "w4" in shape.op else dtype_bits(shape.dtype) / 8} if rate else {}
         results.append(found)
