@@ -65,7 +65,7 @@ def shapes_of(subset: str, path: Path, op: str = OP.name) -> list[tuple[str, Sha
 
 def shapes_of_file(path: Path, op: str) -> list[tuple[str, Shape]]:
     """("", shape) of each row of an untuned file."""
-    return [("", row.shape) for row in read_untuned(path, op_named(op))[0]]
+    return [("", row.shape) for row in read_untuned(path, op_named(op))]
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:
