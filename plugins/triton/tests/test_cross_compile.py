@@ -140,11 +140,11 @@ def test_every_op_multiplies_its_operands_as_they_are(gfx: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("m", [1, 4, 16, 64, 256, 4096])
+@pytest.mark.parametrize("m", [4, 64, 1024])
 @pytest.mark.parametrize("gfx", DEVICES)
 def test_a_sample_of_every_space_compiles_within_the_limits(gfx: str, m: int) -> None:
-    """Every seventh solution of each op and class of M compiles to the right instruction and fits the shared memory."""
-    for case, code in _compile(_first(_operands(gfx, m), DEVICES[gfx], 7)):
+    """Every 20th solution of each op and class of M compiles to the right instruction and fits the shared memory."""
+    for case, code in _compile(_first(_operands(gfx, m), DEVICES[gfx], 20)):
         _check(case, code)
 
 
@@ -180,8 +180,8 @@ def test_the_second_consumer_stores_its_own_rows() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("gfx", DEVICES)
 def test_the_whole_space_compiles_within_the_limits(gfx: str) -> None:
-    """Every enumerated solution of each class of M compiles and fits the shared memory."""
-    for case, code in _compile(_cases(DEVICES[gfx], (1, 2, 3, 4, 8, 16, 32, 64, 128, 1024), 99)):
+    """Every enumerated solution of plain a16w16 for a vector or two, few rows and many compiles and fits the shared memory."""
+    for case, code in _compile(_cases(DEVICES[gfx], (2, 16, 1024), 99)):
         _check(case, code)
 
 

@@ -55,13 +55,13 @@ def _shapes(gfx: str) -> Iterator[Shape]:
         yield Shape("a16w4_blockscale", 16, 4096, 4096, scale="block")
 
 
-def _check(shapes: list[Shape], device: Device, limit: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Compile the first solutions of each shape; (case, code) of each product."""
+def _check(shapes: list[Shape], device: Device, *, every: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Compile the first solution of each shape, and others that far apart; (case, code) of each product."""
     cases = []
     for shape in shapes:
         listed = list(PLANNED[shape.op].enumerate_solutions(shape, device))
         assert listed, f"nothing is listed for {shape} on {device}"
-        for solution in listed[:limit]:
+        for solution in listed[::every]:
             cases.append({"gfx": device.gfx, "shape": shape.to_dict(), "kernel": solution.kernel_name, "split_k": max(solution.split_k, 1)})
     command = [sys.executable, "-W", "error::UserWarning", str(Path(__file__).with_name("compile_plans.py"))]
     child = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=3600)
@@ -86,17 +86,17 @@ def _operands(case: dict[str, Any]) -> str:
 def test_first_guesses_multiply_with_the_right_instruction_and_do_not_spill(gfx: str, tmp_path: Path, monkeypatch: Any) -> None:
     """Of each op, dtype and class of rows the first guess uses the right matrix instruction, fits the memory and does not spill."""
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path))
-    for case, code in _check(list(_shapes(gfx)), DEVICES[gfx], 1):
+    for case, code in _check(list(_shapes(gfx)), DEVICES[gfx], every=99):
         assert any(INSTRUCTIONS[gfx][_operands(case)] in text for text in code["matrix"]), f"{case}: {code}"
         assert code["spills"] == 0, f"{case}: {code}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gfx", DEVICES)
-def test_the_whole_space_compiles_within_the_limits(gfx: str, tmp_path: Path, monkeypatch: Any) -> None:
-    """Every enumerated solution compiles, fits the shared memory and multiplies with the matrix instruction."""
+def test_a_sample_of_the_space_compiles_within_the_limits(gfx: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Every 16th solution compiles, fits the shared memory and multiplies with the matrix instruction."""
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path))
-    for case, code in _check(list(_shapes(gfx)), DEVICES[gfx], 99):
+    for case, code in _check(list(_shapes(gfx)), DEVICES[gfx], every=16):
         assert code["matrix"], f"{case}: {code}"
 
 
