@@ -29,7 +29,6 @@ import torch
 from tunedgemm.csvfile import read_untuned
 from tunedgemm.device import current_device
 from tunedgemm.dispatch import TunedGemm
-from tunedgemm.dtype import dtype_bits
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named, ops
 from tunedgemm.settings import Settings
@@ -50,7 +49,7 @@ FIELDS: dict[str, dict[str, str]] = {
 }
 DEFAULT, AGAIN, INDUCTOR = Solution("torch", "native"), Solution("torch", "native-again"), Solution("torch", "inductor")
 SLOWER = 0.98
-#: Microseconds of a launch in a graph, its ramp included; and bytes of a weight from which the floor is judged.
+#: Microseconds of a launch in a graph, its ramp included; and bytes of a product from which the floor is judged.
 RAMP_US, LARGE = 1.5, 16e6
 
 
@@ -150,8 +149,8 @@ def summarise(results: list[dict[str, Any]]) -> list[str]:
     for m in sorted({r["M"] for r in results}):
         mine = [r["gain"] for r in results if r["M"] == m]
         line = f"M={m}: geometric mean {geometric_mean(mine):.3f} over {len(mine)} shapes, slowest {min(mine):.3f}"
-        large = [r["tuned_us"] / r["floor_us"] for r in results if r["M"] == m and r["N"] * r["K"] * r.get("bytes", 0) >= LARGE]
-        line += f"; over the floor {geometric_mean(large):.3f}, at most {max(large):.3f}, for weights from 16 MB" if large else ""
+        large = [r["tuned_us"] / r["floor_us"] for r in results if r["M"] == m and r.get("bytes", 0) >= LARGE]
+        line += f"; over the floor {geometric_mean(large):.3f}, at most {max(large):.3f}, for products from 16 MB" if large else ""
         for name in sorted({key for r in results for key in r if key.startswith("over_")}):
             found = [r[name][0] for r in results if r["M"] == m and name in r]
             line += f"; over {name[5:]} {geometric_mean(found):.3f}, slowest {min(found):.3f}" if found else ""
@@ -177,12 +176,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=51)
     parser.add_argument("--json", type=Path, help="write everything, raw samples included")
     arguments = parser.parse_args()
+    if not arguments.untuned and arguments.op not in FIELDS:
+        parser.error(f"shapes.csv has no shapes of {arguments.op}: give --untuned")
+    if arguments.beside == DEFAULT.kernel_name:
+        parser.error(f"--beside {arguments.beside} is what everything is compared with")
     gemm = TunedGemm(settings=Settings())
     gemm.load_config(arguments.table, arguments.op)
     device = current_device()
     head = {
         "date": datetime.now(timezone.utc).date().isoformat(), "device": str(device), "versions": dict(device.versions),
-        "op": arguments.op, "subset": arguments.subset, "rounds": arguments.rounds, "ceilings": ceilings(),
+        "op": arguments.op, "subset": str(arguments.untuned or arguments.subset), "beside": arguments.beside, "rounds": arguments.rounds,
+        "ceilings": ceilings(),
     }  # fmt: skip
     print(json.dumps(head))
     results, rate = [], head["ceilings"].get("read_tb_s", 0.0)  # type: ignore[attr-defined]
@@ -195,7 +199,7 @@ def main() -> int:
             beside = gemm.of(op).registry.get("torch").bind(route := Solution("torch", arguments.beside), shape, device)
             others |= {route: beside} if isinstance(beside, Launcher) else {}
         found = compare(gemm, layer, shape, arguments.rounds, others)
-        found |= {"floor_us": floor_us(shape, rate), "bytes": 0.5 if "w4" in shape.op else dtype_bits(shape.dtype) / 8} if rate else {}
+        found |= {"floor_us": floor_us(shape, rate), "bytes": op_named(op).bytes_moved(shape)} if rate else {}
         results.append(found)
         band = f"[{found['low']:.3f}, {found['high']:.3f}]"
         control = f"A/A {found['control']:.3f} [{found['control_low']:.3f}, {found['control_high']:.3f}]"

@@ -109,7 +109,7 @@ def changed(op: Op, rows: Iterable[Untuned], changes: Changes) -> tuple[Untuned,
 
 def dtype_column(op: Op) -> str:
     """The column that tells in which dtype an op multiplies; "" where none does."""
-    return next((column for column in ("dtype", "q_dtype_w") if column in (*op.columns.key, *op.columns.own)), "")
+    return next((column for column in ("dtype", "q_dtype_w", "x_dtype") if column in (*op.columns.key, *op.columns.own)), "")
 
 
 def _said(op: Op, changes: Changes) -> dict[str, str]:

@@ -39,6 +39,7 @@ def test_a_family_of_aiters_is_tuned_by_its_files_name_and_explained(
         code, out, _ = run(capsys, "explain", *words)
         assert code == 0 and "out.csv:2" in out
     assert "untuned" in run(capsys, "explain", "2,4,32,64", "--op", "batched_a8w8", "--dtype", "fp8", "--device", "gfx942:304")[1]
+    assert "fp16->bf16" in run(capsys, "explain", "2,64,64", "--op", "a16w4_blockscale", "--dtype", "fp16", "--device", "sm_90:132")[1]
 
 
 @pytest.mark.parametrize("name", sorted(ops()))

@@ -124,7 +124,8 @@ def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
     if layer.kind == "batched":
         return "batched_bf16", {**sizes, "B": str(layer.batch), "dtype": layer.dtype, "outdtype": layer.dtype}
     multiplied = _multiplied(layer, formats)
-    cells = sizes | {"dtype": multiplied, "q_dtype_w": multiplied, "outdtype": layer.dtype, "scaleAB": str(layer.scheme == "fp8_tensor")}
+    cells = sizes | dict.fromkeys(("dtype", "q_dtype_w", "x_dtype"), multiplied)
+    cells |= {"outdtype": layer.dtype, "scaleAB": str(layer.scheme == "fp8_tensor")}
     if formats.preshuffle:
         cells |= {"bpreshuffle": "True", "layout": _SHUFFLED}
     op = shuffled if formats.preshuffle else plain

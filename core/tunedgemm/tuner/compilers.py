@@ -1,7 +1,7 @@
 """Compilers: kernels are compiled ahead of timing, on all cores, in processes whose death costs one candidate.
 
-The processes import no torch, so that a pool of many is there at once. It gets no more at a time than it has processes: what is
-waited for goes before what was only begun ahead, however much that is.
+The processes import no torch, so that a pool of many is there at once. Of what is only begun ahead it gets no more at a
+time than it has processes, so that what is waited for comes next, however much was begun.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Compilers:
         self._size = jobs or len(os.sched_getaffinity(0))
         self._timeout, self._registry = timeout, registry or Registry()
         self._pool: ProcessPool | None = None
-        self._retired: list[ProcessPool] = []
+        self._retired: list[threading.Thread] = []
         self._waiting: dict[Task, None] = {}
         self._pending: dict[Task, tuple[ProcessPool, Future[str]]] = {}
         self._running: set[Future[str]] = set()
@@ -88,8 +88,9 @@ class Compilers:
     def _first(self, tasks: Iterable[Task]) -> None:
         """Give the pool those that wait among some."""
         with self._lock:
-            for task in [task for task in tasks if task in self._waiting and not self._stopped]:
-                self._schedule(task)
+            for task in tasks:
+                if task in self._waiting and not self._stopped:
+                    self._schedule(task)
 
     def finish(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> list[Timing]:
         """Wait for solutions; returns a Timing of status ``compile_failed`` or the like for each that did not compile."""
@@ -156,7 +157,9 @@ class Compilers:
         """The pool, another one where it broke: that a process of it died idle says nothing about what comes next."""
         if self._pool is not None and not self._pool.active:
             self._pool.stop()
-            self._retired.append(self._pool)  # joined at the end: a thread of it may wait for the lock, to tell that a task is over
+            # Its processes end as it is joined; not here, for a thread of it may wait for the lock, to tell that a task is over.
+            self._retired.append(threading.Thread(target=self._pool.join, daemon=True))
+            self._retired[-1].start()
             self._running.clear()
             self._pool = None
         self._pool = self._pool or spawned(self._size)
@@ -165,11 +168,13 @@ class Compilers:
     def stop(self) -> None:
         """End the processes, whatever they do."""
         with self._lock:
-            pools, self._pool, self._stopped = [*self._retired, *filter(None, [self._pool])], None, True
+            pool, self._pool, self._stopped = self._pool, None, True
             self._waiting.clear()
-        for pool in pools:
+        if pool is not None:
             pool.stop()
             pool.join()
+        for thread in self._retired:
+            thread.join()
 
 
 _registry: Registry | None = None

@@ -195,6 +195,19 @@ def test_mxfp4_and_shuffled_weights(compiled: Any, gfx: str, fields: dict[str, A
             assert shared_bytes(kernel, splits, shape, gfx) <= ARCHITECTURES[gfx].shared_bytes
 
 
+@pytest.mark.parametrize("gfx", AMD)
+def test_no_lane_is_masked_at_a_product(compiled: Any, gfx: str) -> None:
+    """AMD's matrix instructions work for all lanes: none lies where a branch has masked some, as that to large scales of mxfp4 might."""
+    for op, dtype in (("a4w4_blockscale", "fp4x2"), ("a16w4_blockscale", "bf16")):
+        shape = Shape(op, 16, 4096, 4096, dtype=dtype, outdtype="bf16", scale="block")
+        masked, products = False, []
+        for line in compiled(build_of(Tiles(1, 1, 1, 1), 1, shape, gfx)).text.splitlines():
+            masked = (masked or "s_and_saveexec" in line) and not re.search(r"s_(or|mov)_b64 exec|s_endpgm", line)
+            products += [masked] * ("v_mfma" in line)
+        assert len(products) > 8
+        assert not any(products), f"{op}: {sum(products)} of {len(products)} products"
+
+
 def test_mxfp4_is_widened_once(compiled: Any) -> None:
     """On NVIDIA two values of the weight take one multiplication by their scale; one for scales above 2 is in a loop apart."""
     shape = Shape("a16w4_blockscale", 8, 4096, 4096, dtype="bf16", outdtype="bf16", scale="block")

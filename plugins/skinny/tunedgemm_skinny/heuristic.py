@@ -31,7 +31,7 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     other M of the weight was fitted: too little for an answer that nobody has timed.
 
     On NVIDIA's devices torch widens a weight of mxfp4, and puts a shuffled one in order, in each call, and so reads and writes it several
-    times: there the first guess answers for both (mxfp4, one H200: 85 to 118 times as quick).
+    times: there the first guess answers for both (mxfp4, one H200: 77 to 131 times as quick).
     """
     if device.gfx in _GFX:
         answers = shape.op == "a16w16" and shape.layout == "row" and shape.k % _EIGHT == 0 and _aiters(shape, device)

@@ -90,7 +90,7 @@ OPS = {
 #: Ops whose weight is mxfp4, whatever x is.
 _FP4_WEIGHTS = ("a4w4_blockscale", "a16w4_blockscale")
 #: AITER's orders of a weight: rows whose pieces of 16 bytes lie side by side, and bytes along K that make a whole.
-_SHUFFLED = re.compile(r"aiter(\d+)x(\d+)")
+_SHUFFLED = re.compile(r"aiter([1-9]\d*)x([1-9]\d*)")
 OUTPUTS = ("bf16", "fp16", "fp32")
 
 #: Rows of x at most: beyond, a tile of the weight would be read more than once, and other backends are made for that.

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import attrs
 from tunedgemm.plugin import PluginError
 
-#: Raise it whenever the sources in ``kernels/`` change what a name means or how quick it is.
+#: From the first release on raise it whenever the sources in ``kernels/`` change what a name means or how quick it is.
 REVISION = 1
 
 #: Warps of a block at most: 1024 threads of 32, which no architecture exceeds.

@@ -608,7 +608,7 @@ DEVICE float first_of(u32 word) { return DTYPE == 0 ? as_float(word << 16) : flo
 DEVICE float second_of(u32 word) { return DTYPE == 0 ? as_float(word & 0xFFFF0000u) : float_of_half((u16)(word >> 16)); }
 
 #if FP4 && COLUMNS == 8 && !defined(SKINNY_HOST)
-// Whether a lane of the warp has it; elsewhere each asks for itself.
+// Whether any lane of the warp has it: the same answer for all.
 DEVICE bool any_lane(bool mine) { return __any_sync(~0u, mine); }
 DEVICE u32 low_halves(u32 one, u32 two) { return __byte_perm(one, two, 0x5410); }
 DEVICE u32 high_halves(u32 one, u32 two) { return __byte_perm(one, two, 0x7632); }
@@ -625,7 +625,15 @@ DEVICE u32 multiply_bfloats(u32 one, u32 two) {
     return product;
 }
 #elif FP4
-DEVICE bool any_lane(bool mine) { return mine; }
+#ifdef SKINNY_HOST
+DEVICE bool any_lane(bool mine) {
+    float lanes = mine;
+    for (int mask = WAVE / 2; mask; mask /= 2) lanes += host_shuffle_xor(lanes, mask);
+    return lanes > 0;
+}
+#else  // AMD's matrix instructions work for all lanes, whichever are masked: none may be where they are
+DEVICE bool any_lane(bool mine) { return __builtin_amdgcn_ballot_w64(mine) != 0; }
+#endif
 DEVICE u32 low_halves(u32 one, u32 two) { return (one & 0xFFFFu) | two << 16; }
 DEVICE u32 high_halves(u32 one, u32 two) { return one >> 16 | (two & 0xFFFF0000u); }
 DEVICE u32 two_elements_on(u32 word) { return word >> 8; }
