@@ -51,6 +51,7 @@ def _operands(shape: Shape, case: dict[str, Any]) -> tuple[Any, ...]:
         operands[4] = torch.arange(int(shape["topk"]), dtype=torch.int32).repeat(shape.m, 1)
         operands[4][-1, -1] = int(shape["expert"]) + 3
         operands[4][0, 0] = -1
+        operands[3][-1, -1] = operands[3][0, 0] = torch.nan  # weights of nobody
     if case.get("static"):
         operands += [torch.tensor([0.02]), torch.tensor([0.05])]
     return tuple(operands)

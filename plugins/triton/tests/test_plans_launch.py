@@ -113,10 +113,14 @@ def test_many_pairs_are_sorted_by_several_programs(device: Device) -> None:
     assert _close(launcher.call(*operands), shape, operands)
 
 
-def test_threads_with_streams_of_their_own_share_a_launcher(device: Device) -> None:
-    """Four threads call one launcher with split and joined sums on four streams: every answer has the bits of a lone call."""
+@pytest.mark.parametrize("kind", ["mx, split", "moe, split", "moe, joined"])
+def test_threads_with_streams_of_their_own_share_a_launcher(kind: str, device: Device) -> None:
+    """Four threads call one launcher with split or joined sums on four streams: every answer has the bits of a lone call."""
     shape = Shape("a4w4_blockscale", 16, 1280, 4096, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
-    solution = next(one for one in PLANNED[shape.op].enumerate_solutions(shape, device) if one.split_k > 1)
+    shape = shape if kind == "mx, split" else attrs.evolve(MOE[2], m=2, n=2048)
+    listed = PLANNED[shape.op].enumerate_solutions(shape, device)
+    joined = kind == "moe, joined"
+    solution = next(one for one in listed if ("_a" in one.kernel_name if joined else one.split_k > 1 and "_a" not in one.kernel_name))
     launcher = _bound(solution, shape, device)
     inputs = [_operands(shape, device, seed) for seed in range(4)]
     alone, wrong = [launcher.call(*operands) for operands in inputs], []

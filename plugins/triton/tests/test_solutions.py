@@ -213,3 +213,11 @@ def _digest(*files: str) -> str:
 def test_a_changed_kernel_has_a_new_revision(family: str, files: tuple[str, ...]) -> None:
     """A tuned row names a revision: the source behind it may not change under it. Raise REVISIONS, then note the digest."""
     assert DIGESTS.get((family, REVISIONS[family])) == _digest(*files)
+
+
+@pytest.mark.parametrize("sizes", [(1, 64, 5376), (1, 16, 70000), (3, 16, 5376)], ids=str)
+def test_a_small_product_is_not_left_without_kernels(sizes: tuple[int, int, int]) -> None:
+    """What leaves a part of K without work does not take the places of what does not."""
+    device = Device("sm_90", 132)
+    for fields in ({}, {"op": "a8w8", "dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "row"}):
+        assert len(list(enumerate_solutions(Shape(**{"op": "a16w16", **fields}, m=sizes[0], n=sizes[1], k=sizes[2]), device))) >= 8

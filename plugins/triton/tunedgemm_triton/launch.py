@@ -89,12 +89,12 @@ def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsuppo
         return answer
     if device.index < 0:
         return Unsupported(f"{device} is described, not present")
-    chosen = resolve(solution, shape, device)
-    split_k = max(chosen.split_k, 1)
     try:
+        chosen = resolve(solution, shape, device)
         kernel = kernel_of(chosen.kernel_name)
     except PluginError as error:
         return Unsupported(str(error))
+    split_k = max(chosen.split_k, 1)
     if refused := refusal(kernel, split_k, shape, device):
         return Unsupported(refused)
     loaded = load(build_of(kernel, split_k, shape, device), device.index)

@@ -16,7 +16,7 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, 
 
 from tunedgemm_triton.fit import ceil_div
 from tunedgemm_triton.limits import ARCHITECTURES, FP8, MAX_GRID_YZ, MAX_TILES, answer
-from tunedgemm_triton.mx import beside, decodes, power
+from tunedgemm_triton.mx import beside, decodes, depth, power
 
 OP = "fmoe"
 
@@ -51,7 +51,7 @@ class Tile:
     block_n: int = power(16, 256)
     block_k: int = power(32, 512)
     warps: int = power(1, 16)
-    stages: int = attrs.field(validator=attrs.validators.in_(range(1, 9)))
+    stages: int = depth()
 
 
 @attrs.frozen(cache_hash=True)
@@ -257,7 +257,7 @@ def _candidates(shape: Shape, device: Device) -> Iterator[tuple[Moe, int]]:
                 yield from _few(block_m, shape, device, decode=decode, alone=False)
         if each > 4:
             # Blocks of about what an expert has come first: larger ones are padding.
-            order = sorted(_MANY, key=lambda tiles: tiles[0] > 2 * each)
+            order = sorted(_MANY, key=lambda tiles: max(0.0, tiles[0] - 2 * each))
             for group in (8, 1):
                 for block_m, first, second in order:
                     yield Moe(block_m, group, _tile(first, shape, device), _tile(second, shape, device), decode=decode), 1
@@ -288,7 +288,7 @@ def _tile(sizes: tuple[int, int, int, int], shape: Shape, device: Device) -> Til
     if ARCHITECTURES[device.gfx].matrix == "wmma":  # fewer registers
         nbytes = min(nbytes, 128)
     block_k = max(nbytes * 8 // bits, 64 if bits == 4 else 32)
-    if SCALES[str(shape["q_type"])] == "block":
-        block_k = min(block_k, 128)
+    if SCALES[str(shape["q_type"])] == "block" and block_k > 128:  # a step has one scale: shorter ones, and more of them on their way
+        block_k, stages = 128, min(stages * block_k // 128, 8)
     # AMD's loop keeps one tile in LDS for each stage but one.
     return Tile(block_n, min(block_k, 256), warps, min(stages, 2) if device.kind == "amd" else stages)

@@ -110,7 +110,8 @@ class _Maker(Maker):
             "BLOCK_M": kernel.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP_M": kernel.group_m, "SWAP": kernel.swap,
             "TOPK": self.topk, "BY_TOKEN": first, "GATED": first and bool(shape["g1u1"]), "ACT": str(shape["act"]) if first else "",
             "WEIGHTED": bool(shape["doweight_stage1"]) == first, "SCALE": self.scale, "SHUFFLED": shuffled_rows(shape.layout),
-            "ALONE": kernel.alone, "JOINED": joined, "DECODE": kernel.decode, "SPLIT_K": split_k, "EVEN_K": k % tile.block_k == 0,
+            "ALONE": kernel.alone, "JOINED": joined, "DECODE": kernel.decode, "SPLIT_K": split_k, "EVEN_N": n % tile.block_n == 0,
+            "EVEN_K": k % tile.block_k == 0,
             "PROMOTE": 0, "UPCAST": False,
         }  # fmt: skip
         tiles = self.blocks * ceil_div(n, tile.block_n)

@@ -40,13 +40,22 @@ _NAME = re.compile(r"mx_r(\d+)_m(\d+)n(\d+)k(\d+)_g(\d+)_w(\d+)s(\d+)((?:_t)?)((
 
 
 def power(low: int, high: int) -> Any:
-    """A field that is a power of two."""
+    """A field that is a power of two; PluginError for another."""
 
     def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
         if not low <= value <= high or value & (value - 1):
-            raise PluginError(
-                f"triton moe: {type(instance).__name__}.{attribute.name} must be a power of two in {low}..{high} (got {value})"
-            )
+            kind = type(instance).__name__.lower()
+            raise PluginError(f"triton {kind}: {attribute.name} must be a power of two in {low}..{high} (got {value})")
+
+    return attrs.field(validator=check)
+
+
+def depth() -> Any:
+    """A field that is a number of stages; PluginError for another."""
+
+    def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
+        if not 1 <= value <= 8:
+            raise PluginError(f"triton {type(instance).__name__.lower()}: {attribute.name} must be in 1..8 (got {value})")
 
     return attrs.field(validator=check)
 
@@ -60,7 +69,7 @@ class Mx:
     block_k: int = power(64, 1024)
     group_m: int = power(1, 64)
     warps: int = power(1, 16)
-    stages: int = attrs.field(validator=attrs.validators.in_(range(1, 9)))
+    stages: int = depth()
     swap: bool = False
     decode: bool = False
 

@@ -37,6 +37,16 @@ def _within(low: int, high: int, default: Any = attrs.NOTHING) -> Any:
     return attrs.field(validator=check, default=default)
 
 
+def _among(*values: int) -> Any:
+    """One of some numbers, the first where nothing is said."""
+
+    def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
+        if value not in values:
+            raise PluginError(f"triton {instance.family}: {attribute.name} must be one of {', '.join(map(str, values))} (got {value})")
+
+    return attrs.field(validator=check, default=values[0])
+
+
 @attrs.frozen(cache_hash=True)
 class Gemv:
     """Multiply and sum: *rows* rows of activations by *block_n* rows of the weight a program."""
@@ -68,7 +78,7 @@ class Gemm:
     warps: int = _power(1, 16)
     stages: int = _within(1, 12)
     swap: bool = False
-    nonkdim: int = attrs.field(default=0, validator=attrs.validators.in_((0, 16, 32)))
+    nonkdim: int = _among(0, 16, 32)
     kpack: int = _within(1, 2, 1)
     waves: int = _within(0, 8, 0)
     stream: bool = False

@@ -30,17 +30,20 @@ def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
         return
     amd = device.kind == "amd"
     candidates: Iterable[tuple[Kernel, int]] = _decode(shape, device)
+
+    def usable(found: Iterable[tuple[Kernel, int]]) -> Iterator[tuple[Kernel, int]]:
+        return (each for each in dict.fromkeys(found) if fits(*each, shape, device))
+
     if amd and shape.scale == "block":
-        few = itertools.islice(candidates, 8) if shape.m <= 16 else ()
+        few = itertools.islice(usable(candidates), 8) if shape.m <= 16 else ()
         candidates = itertools.chain(few, _aiters_blockscale(shape, device))
     elif shape.m > 64:
         candidates = _on_amd(shape, device) if amd else _tiled(shape, device)
     if shape.m <= GEMV_ROWS and shape.layout == "row":
-        vectors, tiles = _gemv(shape, device), itertools.islice(candidates, 16)
+        vectors, tiles = _gemv(shape, device), itertools.islice(usable(candidates), 16)
         # Bytes are widened before they are multiplied, so that rows of activations soon cost more than the weight's way from memory.
         candidates = _in_turn(vectors, tiles) if width_of(shape.dtype) == 1 else itertools.chain(vectors, tiles)
-    usable = (_solution(kernel, split) for kernel, split in dict.fromkeys(candidates) if fits(kernel, split, shape, device))
-    yield from itertools.islice(usable, MOST)
+    yield from (_solution(*each) for each in itertools.islice(usable(candidates), MOST))
 
 
 def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:

@@ -22,22 +22,27 @@ def _spread(rows, SWAP: tl.constexpr):
 
 @triton.jit
 def _added(
-    acc, a, b, of_x, of_w, n, at, height, K,
-    SCALE: tl.constexpr, SWAP: tl.constexpr, DECODE: tl.constexpr, SHUFFLED: tl.constexpr, PROMOTE: tl.constexpr, UPCAST: tl.constexpr,
+    acc, a, b, of_x, of_w, n, first, at, height, K,
+    SCALE: tl.constexpr, ALIKE: tl.constexpr, SWAP: tl.constexpr, DECODE: tl.constexpr, SHUFFLED: tl.constexpr, PROMOTE: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """acc + a @ b.T of one step of K at *at*: scaled where each step has scales of its own.
 
     of_x is what `moe` loads for the step: the scales of the rows [BLOCK_M], or of their groups [BLOCK_M, BLOCK_K / 32] for mxfp4; of_w the
-    address of the expert's scales (for mxfp4 of those of all experts), n its rows.
+    address of the expert's scales (for mxfp4 of those of all experts), n its rows, of which *first* is the first; ALIKE: they share a block.
     """
     if SCALE == "mx":
         group = at // 32 + tl.arange(0, of_x.shape[1])
         b_scale = tl.load(of_w + scales_at(n, group, K // 32, SHUFFLED), mask=(group * 32 < K)[None, :], other=0)
         acc = mx_dot(acc, a, of_x, b, b_scale, False, SWAP, DECODE, UPCAST)
     elif SCALE == "block":
-        by_n = tl.load(of_w + (tl.minimum(n, height - 1) // 128) * tl.cdiv(K, 128) + at // 128)
-        fresh = zeros(a.shape[0], b.shape[0], SWAP, a.dtype)
-        acc += product(a, b, fresh, SWAP, PROMOTE, UPCAST) * _spread(of_x, SWAP) * _spread(by_n, not SWAP)
+        fresh = product(a, b, zeros(a.shape[0], b.shape[0], SWAP, a.dtype), SWAP, PROMOTE, UPCAST)
+        of_w += at // 128
+        if ALIKE:
+            acc += fresh * _spread(of_x * tl.load(of_w + (first // 128) * tl.cdiv(K, 128)), SWAP)
+        else:
+            by_n = tl.load(of_w + (tl.minimum(n, height - 1) // 128) * tl.cdiv(K, 128))
+            acc += fresh * _spread(of_x, SWAP) * _spread(by_n, not SWAP)
     else:
         acc = product(a, b, acc, SWAP, PROMOTE, UPCAST)
     return acc
@@ -96,7 +101,7 @@ def moe(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SWAP: tl.constexpr,
     TOPK: tl.constexpr, BY_TOKEN: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, WEIGHTED: tl.constexpr,
     SCALE: tl.constexpr, SHUFFLED: tl.constexpr, ALONE: tl.constexpr, JOINED: tl.constexpr, DECODE: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, PROMOTE: tl.constexpr, UPCAST: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PROMOTE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """out[pair, N] = act(x[row, K] @ weight[expert, N, K].T), scaled, weighted; of *pairs* pairs in at most *blocks* blocks.
 
@@ -168,18 +173,23 @@ def moe(
             by_m = tl.load(x_scale + place * tl.cdiv(K, 128) + at // 128)
         else:
             by_m = of_x
-        acc = _added(acc, a, b, by_m, w_scale, first_n, at, height, K, SCALE, SWAP, DECODE, SHUFFLED, PROMOTE, UPCAST)
+        acc = _added(
+            acc, a, b, by_m, w_scale, first_n, tile_n * BLOCK_N, at, height, K, SCALE, BLOCK_N <= 128, SWAP, DECODE, SHUFFLED, PROMOTE, UPCAST
+        )  # fmt: skip
         if GATED:
             c = tl.load(c_at + to) if EVEN_K else tl.load(c_at + to, mask=inside, other=0.0)
-            more = _added(more, a, c, by_m, w_scale, N + first_n, at, height, K, SCALE, SWAP, DECODE, SHUFFLED, PROMOTE, UPCAST)
+            more = _added(
+                more, a, c, by_m, w_scale, N + first_n, N + tile_n * BLOCK_N, at, height, K,
+                SCALE, BLOCK_N <= 128 and EVEN_N, SWAP, DECODE, SHUFFLED, PROMOTE, UPCAST,
+            )  # fmt: skip
     by_row = tl.load(x_scale) if SCALE == "tensor" else tl.load(x_scale + place) if SCALE == "row" else 0.0
     factor = tl.load(factors + tl.where(rows < pairs, rows, 0)) if WEIGHTED else rows.to(tl.float32)
     if JOINED:
         acc = _sums(acc, by_row, w_scale, n, height, SCALE, SWAP)
         if WEIGHTED:
             acc *= _spread(factor, SWAP)
-        # The only pair of the block is in its first row.
-        line = tl.sum(tl.where(_spread(rows < pairs, SWAP), acc, 0.0), 1 if SWAP else 0)
+        # The only pair of the block is in its first row; one of no expert adds nothing, whatever its weight.
+        line = tl.sum(tl.where(_spread((rows < pairs) & here, SWAP), acc, 0.0), 1 if SWAP else 0)
         token = block // TOPK
         partial += (token * tiles_n + tile_n).to(tl.int64) * (TOPK * BLOCK_N) + tl.arange(0, BLOCK_N)
         tl.store(partial + (block % TOPK) * BLOCK_N, line)
