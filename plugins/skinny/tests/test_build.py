@@ -52,7 +52,8 @@ def test_what_a_program_is_told() -> None:
     build = build_of(Rows(4, 2, 1, 8, True), 1, SHAPE, "sm_90")
     wanted = {
         "FAMILY_rows": 1, "DTYPE": 0, "OUT": 1, "BIAS": 3, "M": 3, "N_EACH": 4, "WARPS_N": 2, "WARPS_K": 1, "UNROLL": 8, "VEC": 8,
-        "WAVE": 32, "X_SHARED": 1, "STAGES": 0, "SCALE": 0, "BATCHED": 0, "CLUSTER": 0,
+        "WAVE": 32, "X_SHARED": 1, "STAGES": 0, "SCALE": 0, "BATCHED": 0, "CLUSTER": 0, "SHUFFLED": 0,
+        "X_WIDE": 0,
     }  # fmt: skip
     assert defines(build) == wanted
     assert options(build)[:3] == ["--gpu-architecture=sm_90", "--std=c++17", "-default-device"]
@@ -65,6 +66,8 @@ def test_what_a_program_is_told() -> None:
     for (dtype, scale), (number, kind) in numbers.items():
         scaled = build_of(Tiles(1, 2, 4, 2), 1, Shape("a8w8", 3, 8, 64, dtype=dtype, outdtype="bf16", scale=scale), "sm_90")
         assert defines(scaled).items() >= {"DTYPE": number, "SCALE": kind, "VEC": 16, "BATCHED": 0}.items()
+    fp4 = Shape("a16w4_blockscale", 3, 32, 64, outdtype="bf16", scale="block", layout="aiter16x16")
+    assert defines(build_of(Tiles(1, 2, 4, 2), 1, fp4, "sm_90")).items() >= {"DTYPE": 5, "SHUFFLED": 16, "X_WIDE": 1, "VEC": 16}.items()
     batch = Shape("batched_bf16", 3, 8, 64, extra={"B": 2})
     assert defines(build_of(Rows(1, 1, 1, 1), 1, batch, "sm_90")).items() >= {"BATCHED": 1, "SCALE": 0, "M": 3}.items()
 

@@ -53,9 +53,9 @@ def test_what_is_listed_fits(device: Device) -> None:
             assert not refusal(kernel, splits, shape, device.gfx)
             assert shared_bytes(kernel, splits, shape, device.gfx) <= architecture.shared_bytes
             assert registers(kernel, shape, device.gfx) <= architecture.registers
-            share, span = per_split(kernel, splits, shape, device.gfx), span_of(kernel, shape.dtype, device.gfx)
+            share, span = per_split(kernel, splits, shape, device.gfx), span_of(kernel, shape, device.gfx)
             assert (splits - 1) * share < shape.k <= splits * share
-            assert share % vec_of(shape.k, shape.dtype) == 0
+            assert share % vec_of(shape) == 0
             assert (kernel.warps_k - 1) * span < share
             assert (grid_of(kernel, splits, shape)[0] - 1) * kernel.per_block < shape.n
 
