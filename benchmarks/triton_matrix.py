@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import multiprocessing
 import os
 import re
 import statistics
@@ -120,7 +121,7 @@ def spilled(kernel: Any) -> int:
 
 def rows_of(work: list[tuple[Shape, Solution, Device]], processes: int) -> Iterator[dict[str, Any]]:
     """A row for each compile, in order."""
-    with ProcessPool(max_workers=processes) as pool:
+    with ProcessPool(max_workers=processes, context=multiprocessing.get_context("spawn")) as pool:  # LLVM outlives no fork
         futures = [pool.schedule(compiled, args=each, timeout=TIMEOUT) for each in work]
         for (shape, solution, device), future in zip(work, futures, strict=True):
             status, seconds, shared, lost = "ok", 0.0, 0, 0
