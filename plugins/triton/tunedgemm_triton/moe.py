@@ -10,13 +10,16 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
+from typing import ClassVar
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, dtype_bits
 
 from tunedgemm_triton.fit import ceil_div
 from tunedgemm_triton.limits import ARCHITECTURES, FP8, MAX_GRID_YZ, MAX_TILES, answer
-from tunedgemm_triton.mx import beside, decodes, depth, power
+from tunedgemm_triton.mx import decodes
+from tunedgemm_triton.names import power, within
+from tunedgemm_triton.spaces import beside
 
 OP = "fmoe"
 
@@ -48,10 +51,11 @@ _NAME = re.compile(rf"moe_r(\d+)_m(\d+)g(\d+){_STAGE}{_STAGE}((?:_t)?)((?:_a)?)(
 class Tile:
     """The tile of one stage: rows of the weight, elements of K, warps, depth of the pipeline."""
 
+    family: ClassVar[str] = "moe"
     block_n: int = power(16, 256)
     block_k: int = power(32, 512)
     warps: int = power(1, 16)
-    stages: int = depth()
+    stages: int = within(1, 8)
 
 
 @attrs.frozen(cache_hash=True)
@@ -67,6 +71,7 @@ class Moe:
         decode: mxfp4 becomes bf16 in the kernel, instead of by the compiler.
     """
 
+    family: ClassVar[str] = "moe"
     block_m: int = power(16, 256)
     group_m: int = power(1, 64)
     first: Tile

@@ -10,7 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import ClassVar
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
@@ -18,7 +18,9 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
 from tunedgemm_triton.compile import TYPES, shuffled_rows
 from tunedgemm_triton.fit import ceil_div
 from tunedgemm_triton.limits import ARCHITECTURES, MAX_PARTIAL_BYTES, MAX_TILES, answer
+from tunedgemm_triton.names import power, within
 from tunedgemm_triton.plan import Maker, Plan
+from tunedgemm_triton.spaces import beside
 
 #: Raise it whenever a source of `kernels.mx` changes what a name means or how quick it is.
 REVISION = 1
@@ -39,37 +41,17 @@ _EXAMPLE = "mx_r1_m64n128k128_g8_w4s3"
 _NAME = re.compile(r"mx_r(\d+)_m(\d+)n(\d+)k(\d+)_g(\d+)_w(\d+)s(\d+)((?:_t)?)((?:_d)?)")
 
 
-def power(low: int, high: int) -> Any:
-    """A field that is a power of two; PluginError for another."""
-
-    def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
-        if not low <= value <= high or value & (value - 1):
-            kind = type(instance).__name__.lower()
-            raise PluginError(f"triton {kind}: {attribute.name} must be a power of two in {low}..{high} (got {value})")
-
-    return attrs.field(validator=check)
-
-
-def depth() -> Any:
-    """A field that is a number of stages; PluginError for another."""
-
-    def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
-        if not 1 <= value <= 8:
-            raise PluginError(f"triton {type(instance).__name__.lower()}: {attribute.name} must be in 1..8 (got {value})")
-
-    return attrs.field(validator=check)
-
-
 @attrs.frozen(cache_hash=True)
 class Mx:
     """A tile product of mxfp4; *decode* makes bf16 of it in the kernel, *swap* transposes it."""
 
+    family: ClassVar[str] = "mx"
     block_m: int = power(16, 256)
     block_n: int = power(16, 256)
     block_k: int = power(64, 1024)
     group_m: int = power(1, 64)
     warps: int = power(1, 16)
-    stages: int = depth()
+    stages: int = within(1, 8)
     swap: bool = False
     decode: bool = False
 
@@ -215,12 +197,6 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
     for changed, factor in near:
         if fits(changed, factor, shape, device):
             yield _solution(changed, factor)
-
-
-def beside(ladder: tuple[int, ...], value: int) -> list[int]:
-    """The steps of a ladder below and above a value."""
-    below, above = [step for step in ladder if step < value], [step for step in ladder if step > value]
-    return below[-1:] + above[:1]
 
 
 def _solution(kernel: Mx, split: int) -> Solution:

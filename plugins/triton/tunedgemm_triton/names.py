@@ -21,7 +21,9 @@ from tunedgemm.plugin import PluginError
 REVISIONS = {"gemv": 1, "gemm": 1, "tma": 1, "streamk": 1}
 
 
-def _power(low: int, high: int) -> Any:
+def power(low: int, high: int) -> Any:
+    """A field that is a power of two; PluginError for another."""
+
     def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
         if not low <= value <= high or value & (value - 1):
             raise PluginError(f"triton {instance.family}: {attribute.name} must be a power of two in {low}..{high} (got {value})")
@@ -29,7 +31,9 @@ def _power(low: int, high: int) -> Any:
     return attrs.field(validator=check)
 
 
-def _within(low: int, high: int, default: Any = attrs.NOTHING) -> Any:
+def within(low: int, high: int, default: Any = attrs.NOTHING) -> Any:
+    """A field in a range; PluginError for another."""
+
     def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
         if not low <= value <= high:
             raise PluginError(f"triton {instance.family}: {attribute.name} must be in {low}..{high} (got {value})")
@@ -52,12 +56,12 @@ class Gemv:
     """Multiply and sum: *rows* rows of activations by *block_n* rows of the weight a program."""
 
     family: ClassVar[str] = "gemv"
-    rows: int = _within(1, 4)
-    block_n: int = _power(1, 64)
-    block_k: int = _power(64, 16384)
-    unroll: int = _within(1, 16)
-    warps: int = _power(1, 32)
-    stages: int = _within(1, 8, 1)
+    rows: int = within(1, 4)
+    block_n: int = power(1, 64)
+    block_k: int = power(64, 16384)
+    unroll: int = within(1, 16)
+    warps: int = power(1, 32)
+    stages: int = within(1, 8, 1)
 
     @property
     def name(self) -> str:
@@ -66,21 +70,27 @@ class Gemv:
         return f"gemv_r{REVISIONS['gemv']}_{tile}_w{self.warps}s{self.stages}"
 
 
+def _tile(kernel: Any) -> str:
+    """The name of a kernel of tiles before its flags; `_TILE` reads what follows the revision."""
+    sizes = f"m{kernel.block_m}n{kernel.block_n}k{kernel.block_k}_g{kernel.group_m}_w{kernel.warps}s{kernel.stages}"
+    return f"{kernel.family}_r{REVISIONS[kernel.family]}_{sizes}"
+
+
 @attrs.frozen(cache_hash=True)
 class Gemm:
     """A tile product on the matrix units; the last four are AMD's (0, 1 and False leave them to the compiler)."""
 
     family: ClassVar[str] = "gemm"
-    block_m: int = _power(16, 256)
-    block_n: int = _power(16, 256)
-    block_k: int = _power(16, 512)
-    group_m: int = _within(1, 64)
-    warps: int = _power(1, 16)
-    stages: int = _within(1, 12)
+    block_m: int = power(16, 256)
+    block_n: int = power(16, 256)
+    block_k: int = power(16, 512)
+    group_m: int = within(1, 64)
+    warps: int = power(1, 16)
+    stages: int = within(1, 12)
     swap: bool = False
     nonkdim: int = _among(0, 16, 32)
-    kpack: int = _within(1, 2, 1)
-    waves: int = _within(0, 8, 0)
+    kpack: int = within(1, 2, 1)
+    waves: int = within(0, 8, 0)
     stream: bool = False
 
     @property
@@ -91,7 +101,7 @@ class Gemm:
         flags += f"_p{self.kpack}" if self.kpack > 1 else ""
         flags += f"_e{self.waves}" if self.waves else ""
         flags += "_c" * self.stream
-        return f"gemm_r{REVISIONS['gemm']}_m{self.block_m}n{self.block_n}k{self.block_k}_g{self.group_m}_w{self.warps}s{self.stages}{flags}"
+        return _tile(self) + flags
 
 
 @attrs.frozen(cache_hash=True)
@@ -99,12 +109,12 @@ class Tma:
     """The persistent kernel fed by tensor descriptors."""
 
     family: ClassVar[str] = "tma"
-    block_m: int = _power(16, 256)
-    block_n: int = _power(16, 256)
-    block_k: int = _power(16, 256)
-    group_m: int = _within(1, 64)
-    warps: int = _power(1, 8)
-    stages: int = _within(1, 8)
+    block_m: int = power(16, 256)
+    block_n: int = power(16, 256)
+    block_k: int = power(16, 256)
+    group_m: int = within(1, 64)
+    warps: int = power(1, 8)
+    stages: int = within(1, 8)
     swap: bool = False
     specialize: bool = False
 
@@ -112,7 +122,7 @@ class Tma:
     def name(self) -> str:
         """The text of ``kernelName``."""
         flags = "_t" * self.swap + "_ws" * self.specialize
-        return f"tma_r{REVISIONS['tma']}_m{self.block_m}n{self.block_n}k{self.block_k}_g{self.group_m}_w{self.warps}s{self.stages}{flags}"
+        return _tile(self) + flags
 
 
 @attrs.frozen(cache_hash=True)
@@ -120,17 +130,17 @@ class Streamk:
     """A tile product whose last tiles are shared by all programs, in equal numbers of steps along K."""
 
     family: ClassVar[str] = "streamk"
-    block_m: int = _power(16, 256)
-    block_n: int = _power(16, 256)
-    block_k: int = _power(16, 256)
-    group_m: int = _within(1, 64)
-    warps: int = _power(1, 8)
-    stages: int = _within(1, 8)
+    block_m: int = power(16, 256)
+    block_n: int = power(16, 256)
+    block_k: int = power(16, 256)
+    group_m: int = within(1, 64)
+    warps: int = power(1, 8)
+    stages: int = within(1, 8)
 
     @property
     def name(self) -> str:
         """The text of ``kernelName``."""
-        return f"streamk_r{REVISIONS['streamk']}_m{self.block_m}n{self.block_n}k{self.block_k}_g{self.group_m}_w{self.warps}s{self.stages}"
+        return _tile(self)
 
 
 Kernel = Gemv | Gemm | Tma | Streamk

@@ -53,10 +53,10 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
     except PluginError:
         return
     split = max(solution.split_k, 1)
-    near: list[tuple[Kernel, int]] = [(kernel, other) for other in _beside(spaces.SPLITS, split)]
+    near: list[tuple[Kernel, int]] = [(kernel, other) for other in spaces.beside(spaces.SPLITS, split)]
     for field in attrs.fields(type(kernel)):
         value = getattr(kernel, field.name)
-        for other in [not value] if isinstance(value, bool) else _beside(spaces.LADDERS.get(field.name, ()), value):
+        for other in [not value] if isinstance(value, bool) else spaces.beside(spaces.LADDERS.get(field.name, ()), value):
             with contextlib.suppress(PluginError):  # a step out of the family's range
                 near.append((attrs.evolve(kernel, **{field.name: other}), split))
     for changed, factor in near:
@@ -82,11 +82,6 @@ def _solution(kernel: Kernel, split: int) -> Solution:
 def _in_turn(*lists: Iterable[tuple[Kernel, int]]) -> Iterator[tuple[Kernel, int]]:
     """The first of each list, then the second of each."""
     return (found for group in itertools.zip_longest(*lists) for found in group if found is not None)
-
-
-def _beside(ladder: tuple[int, ...], value: int) -> list[int]:
-    below, above = [step for step in ladder if step < value], [step for step in ladder if step > value]
-    return below[-1:] + above[:1]
 
 
 def _gemv(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:

@@ -123,3 +123,9 @@ LADDERS = {
     "nonkdim": (16, 32),
     "kpack": (1, 2),
 }
+
+
+def beside(ladder: tuple[int, ...], value: int) -> list[int]:
+    """The steps of a ladder below and above a value."""
+    below, above = [step for step in ladder if step < value], [step for step in ladder if step > value]
+    return below[-1:] + above[:1]
