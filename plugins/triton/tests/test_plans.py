@@ -44,6 +44,14 @@ def test_every_field_of_a_product_survives_its_name(kernel: mx.Mx) -> None:
     assert mx.kernel_of(kernel.name) == kernel
 
 
+@pytest.mark.parametrize(("k", "multiple"), [(4096, 256), (7168, 256), (416, 32), (384, 128)])
+def test_a_program_is_compiled_for_what_divides_its_rows(k: int, multiple: int) -> None:
+    """Half of K in bytes and its scales must be known to be multiples of what a load takes, and no more than is true is told."""
+    (step,) = mx.plan_of(mx.Mx(16, 32, 64, 1, 2, 5), 1, Shape("a4w4_blockscale", 16, 7168 + 64, k)).steps
+
+    assert dict(step.program.multiples) == {"N": 64, "K": multiple}
+
+
 @pytest.mark.parametrize("flags", [(True, False, False), (False, True, False), (False, False, True)])
 def test_every_field_of_a_mixture_survives_its_name(flags: tuple[bool, bool, bool]) -> None:
     """No parameter is left out of the name."""

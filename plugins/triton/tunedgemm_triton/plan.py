@@ -7,6 +7,7 @@ serves any.
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 import attrs
@@ -16,6 +17,9 @@ from tunedgemm_triton.fit import ceil_div
 
 #: Addresses of buffers are multiples of it.
 _ALIGNED = 256
+#: The largest divisor of N and K that a program is compiled for: K / 2 bytes of mxfp4 are then whole loads of 16 bytes in every row, and
+#: its K / 32 scales of 8.
+_MULTIPLE = 256
 
 Constant = int | float | bool | str
 
@@ -28,14 +32,14 @@ class Program:
         function: ``file.function`` in `kernels`.
         types: Triton's type of each parameter that is not constant, by its name.
         constants: the values of the others.
-        wide: integers that are multiples of 16, which lets loads be 16 bytes wide.
+        multiples: integers and a power of two that divides each: loads get as wide as rows are known to allow.
         warps, stages: compiler options.
     """
 
     function: str
     types: tuple[tuple[str, str], ...]
     constants: tuple[tuple[str, Constant], ...]
-    wide: tuple[str, ...] = ()
+    multiples: tuple[tuple[str, int], ...] = ()
     warps: int = 4
     stages: int = 1
 
@@ -50,7 +54,7 @@ class Program:
         types, values = dict(self.types), dict(self.constants)
         ordered = {name: "constexpr" if name in values else types[name] for name in self.source.arg_names}
         options = {"num_warps": self.warps, "num_stages": self.stages}
-        return compile_function(self.source, ordered, values, dict.fromkeys(self.wide, 16), options, (gfx, self.function))
+        return compile_function(self.source, ordered, values, dict(self.multiples), options, (gfx, self.function))
 
 
 @attrs.frozen
@@ -107,10 +111,10 @@ class Maker:
     def step(self, function: str, grid: tuple[int, ...], values: dict[str, Any], constants: dict[str, Constant], **options: Any) -> None:
         """Add a launch; *values* gives (type, value) of each parameter, an integer standing for itself."""
         typed = {name: value if isinstance(value, tuple) else ("i32", value) for name, value in values.items()}
-        wide = tuple(name for name in ("N", "K") if name in typed and typed[name][1] % 16 == 0)
+        multiples = tuple((name, math.gcd(typed[name][1], _MULTIPLE)) for name in ("N", "K") if name in typed)
         types = tuple((name, kind) for name, (kind, _) in typed.items())
         given = {name: options.pop(name) for name in ("given", "present") if name in options}
-        program = Program(function, types, tuple(constants.items()), wide, **options)
+        program = Program(function, types, tuple(constants.items()), multiples, **options)
         values_of = {name: value for name, (_, value) in typed.items()}
         ordered = tuple((name, values_of[name]) for name in program.source.arg_names if name in values_of)
         self.steps.append(Step(program, (*grid, *[1] * (3 - len(grid))), ordered, **given))
