@@ -1,0 +1,166 @@
+"""What kernels are told, as data: the layouts of their argument buffers, by name.
+
+Sources of AITER's: the structs of its launchers (``csrc/py_itfs_cu/asm_gemm_*.cu``) and the ``.args`` metadata of its code
+objects, which agree. Every argument has a slot of 16 bytes, padding behind it; all bytes that belong to no field are zero.
+A kernel may declare a smaller segment than its launcher's struct where it does not ask for the last fields, and never another order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import attrs
+from tunedgemm.plugin import PluginError, parse_dtype
+
+#: Kinds of fields: ``struct`` format of a little-endian value.
+KINDS = MappingProxyType({"pointer": "<Q", "u32": "<I", "i32": "<i", "f32": "<f"})
+_LEAST = MappingProxyType({"pointer": 0, "u32": 0, "i32": -(1 << 31)})
+_MOST = MappingProxyType({"pointer": (1 << 64) - 1, "u32": (1 << 32) - 1, "i32": (1 << 31) - 1})
+
+
+@attrs.frozen
+class Field:
+    """One argument.
+
+    Attributes:
+        name: what it is called here.
+        offset: of its first byte in the buffer.
+        kind: one of `KINDS`.
+    """
+
+    name: str
+    offset: int = attrs.field(validator=attrs.validators.ge(0))
+    kind: str = attrs.field(validator=attrs.validators.in_(KINDS))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the value."""
+        return struct.calcsize(KINDS[self.kind])
+
+
+@attrs.frozen
+class Abi:
+    """One layout, and what all kernels that have it share.
+
+    Attributes:
+        name: what a pack's descriptor calls it.
+        ops: the ops that its kernels compute.
+        dtypes: what its kernels may take, by operand: ``x``, ``weight``, ``out`` and ``bias``; empty where there is none.
+        fields: its arguments, in the order of their offsets.
+        sizes: bytes of the argument segment that a code object may declare, the largest last: that many are passed.
+        sub_k: elements along K that one split takes at least, and a multiple of which it takes, where a manifest does not say.
+        layout: the layout of a shuffled weight.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    dtypes: Mapping[str, tuple[str, ...]] = attrs.field(converter=MappingProxyType, hash=False)
+    fields: tuple[Field, ...]
+    sizes: tuple[int, ...]
+    sub_k: int
+    layout: str
+
+    def __attrs_post_init__(self) -> None:
+        end = 0
+        for field in self.fields:
+            if field.offset < end or field.offset % field.bytes:
+                raise PluginError(f"abi {self.name}: field {field.name} at {field.offset} overlaps the one before it, or is not aligned")
+            end = field.offset + field.bytes
+        if list(self.sizes) != sorted(self.sizes) or end > self.size:
+            raise PluginError(f"abi {self.name}: its fields end at {end}, beyond its {self.sizes} bytes")
+        for dtype in (dtype for dtypes in self.dtypes.values() for dtype in dtypes):
+            parse_dtype(dtype)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the buffer that is passed."""
+        return self.sizes[-1]
+
+    def field(self, name: str) -> Field:
+        """The field of this name.
+
+        Raises:
+            PluginError: there is none.
+        """
+        for field in self.fields:
+            if field.name == name:
+                return field
+        raise PluginError(f"abi {self.name} has no field {name!r}; it has {', '.join(field.name for field in self.fields)}")
+
+    def pack(self, values: Mapping[str, int | float]) -> bytes:
+        """The buffer for these values; fields without one are 0.
+
+        Raises:
+            PluginError: a value of no field, or one that its field cannot hold.
+        """
+        buffer = bytearray(self.size)
+        for name, value in values.items():
+            field = self.field(name)
+            if field.kind != "f32" and not _LEAST[field.kind] <= value <= _MOST[field.kind]:
+                raise PluginError(f"abi {self.name}: {name}={value} does not fit its field of {field.bytes * 8} bits")
+            struct.pack_into(KINDS[field.kind], buffer, field.offset, value)
+        return bytes(buffer)
+
+
+def _slots(*names: str) -> tuple[Field, ...]:
+    """Fields 16 bytes apart: pointers are marked ``*``, floats ``%``, all others are unsigned."""
+    kinds = {"*": "pointer", "%": "f32"}
+    return tuple(Field(name.rstrip("*%"), 16 * index, kinds.get(name[-1], "u32")) for index, name in enumerate(names))
+
+
+def _dtypes(x: str, out: str, bias: str = "") -> Mapping[str, tuple[str, ...]]:
+    return {"x": tuple(x.split()), "weight": tuple(x.split()), "out": tuple(out.split()), "bias": tuple(bias.split())}
+
+
+# The head that AITER's bf16 and fp4 kernels share; strides other than *0 stay 0. Those of out and c are the same.
+_HEAD = (
+    *("out*", "c*", "a*", "b*", "alpha%", "beta%"),
+    *("stride_out0", "stride_out1", "stride_c0", "stride_c1", "stride_a0", "stride_a1", "stride_b0", "stride_b1"),
+    *("m", "n", "k"),
+)
+# The head that its int8 and block-scaled fp8 kernels share.
+_SCALED_HEAD = ("out*", "a*", "b*", "a_scale*", "b_scale*", "bias*", "m", "n", "k", "stride_a", "stride_b", "stride_out", "splits")
+
+BF16GEMM = Abi(
+    name="aiter-bf16gemm",  # strides in bytes; kernels without split-K declare no semaphore
+    ops=("a16w16",),
+    dtypes=_dtypes("bf16", "bf16 fp32", "bf16 fp32"),
+    fields=_slots(*_HEAD, "splits", "out_is_bf16", "bias*", "add_bias", "semaphore*"),
+    sizes=(336, 352),
+    sub_k=64,
+    layout="aiter16x16",
+)
+I8GEMM = Abi(
+    name="aiter-i8gemm",  # strides of a and b in elements, of out in bytes; the kernel of 112x256 declares three pointers more, never set
+    ops=("a8w8_bpreshuffle",),
+    dtypes=_dtypes("int8", "bf16", "fp32"),
+    fields=_slots(*_SCALED_HEAD),
+    sizes=(208, 256),
+    sub_k=128,
+    layout="aiter32x16",
+)
+F4GEMM = Abi(
+    name="aiter-f4gemm",  # strides in values of 4 bits, of out in elements, of scales in bytes; the kernel without split-K ends before it
+    ops=("a4w4_blockscale",),
+    dtypes=_dtypes("fp4x2", "bf16"),
+    fields=_slots(
+        *_HEAD, "a_scale*", "b_scale*", "stride_a_scale0", "stride_a_scale1", "stride_b_scale0", "stride_b_scale1", "log2_splits"
+    ),
+    sizes=(368, 384),
+    sub_k=256,
+    layout="aiter16x16",
+)
+FP8GEMM_BLOCKSCALE = Abi(
+    name="aiter-fp8gemm-blockscale",  # strides as of int8; scales of 1x128 and of 128x128
+    ops=("a8w8_blockscale_bpreshuffle",),
+    dtypes=_dtypes("fp8_e4m3fnuz fp8_e4m3fn", "bf16", "fp32"),
+    fields=_slots(*_SCALED_HEAD, "scale_m", "scale_n", "scale_k"),
+    sizes=(256,),
+    sub_k=128,
+    layout="aiter16x16",
+)
+
+#: Every layout that can be launched, by name.
+ABIS: Mapping[str, Abi] = MappingProxyType({abi.name: abi for abi in (BF16GEMM, I8GEMM, F4GEMM, FP8GEMM_BLOCKSCALE)})
