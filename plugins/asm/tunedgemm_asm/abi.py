@@ -52,6 +52,7 @@ class Abi:
         sizes: bytes of the argument segment that a code object may declare, the largest last: that many are passed.
         sub_k: elements along K that one split takes at least, and a multiple of which it takes, where a manifest does not say.
         layout: the layout of a shuffled weight.
+        threads: of a workgroup.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Abi:
     sizes: tuple[int, ...]
     sub_k: int
     layout: str
+    threads: int = 256
 
     def __attrs_post_init__(self) -> None:
         end = 0

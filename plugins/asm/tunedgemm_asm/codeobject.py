@@ -1,0 +1,244 @@
+"""Code objects: what an ELF file for AMD GPUs says of itself, and whether that is what its manifest promised. Nothing is run.
+
+Sources: LLVM's AMDGPU user guide (ELF header flags, code object metadata V3 to V6, kernel descriptor).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+import msgpack
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+from tunedgemm.plugin import PluginError
+
+from tunedgemm_asm.abi import Abi
+
+#: EF_AMDGPU_MACH of the header's flags -> architecture.
+MACHINES = MappingProxyType(
+    {
+        **{0x2F: "gfx906", 0x30: "gfx908", 0x3F: "gfx90a", 0x40: "gfx940", 0x4B: "gfx941", 0x4C: "gfx942", 0x4F: "gfx950"},
+        **{0x36: "gfx1030", 0x41: "gfx1100", 0x46: "gfx1101", 0x47: "gfx1102", 0x48: "gfx1200", 0x4E: "gfx1201", 0x49: "gfx1250"},
+    }
+)
+#: LDS that one workgroup may take, in bytes (CDNA 2, 3 and 4 ISA guides).
+LDS_BYTES = MappingProxyType({"gfx90a": 64 << 10, "gfx942": 64 << 10, "gfx950": 160 << 10})
+#: Threads of a workgroup at most, and registers of a thread, vector and accumulation registers together.
+MAX_THREADS, MAX_REGISTERS = 1024, 512
+
+_AMDGPU, _HSA, _NOTE = 224, 64, 32
+_DESCRIPTOR_BYTES = 64
+_POINTERS = ("global_buffer", "dynamic_shared_pointer")
+
+
+class PackError(PluginError):
+    """A pack, a manifest or a code object that cannot be used: names it and the reason."""
+
+
+@attrs.frozen
+class Argument:
+    """One argument, as the metadata of a kernel lists it.
+
+    Attributes:
+        name: what its author calls it; mostly absent.
+        offset, bytes: where it lies in the argument segment.
+        pointer: whether it is an address in global memory.
+    """
+
+    name: str
+    offset: int
+    bytes: int
+    pointer: bool
+
+
+@attrs.frozen
+class Metadata:
+    """What a code object says of one of its kernels.
+
+    Attributes:
+        kernarg_bytes: size of its argument segment.
+        lds_bytes: LDS of a workgroup.
+        scratch_bytes: private memory of a thread.
+        vgprs: registers of a thread, of both kinds where *agprs* are counted in them.
+        agprs: accumulation registers, 0 where it does not say.
+        sgprs: scalar registers of a wave.
+        spills: registers kept in memory.
+        workgroup: threads of a workgroup at most.
+        required: the only size of a workgroup that it may be launched with; empty where any up to *workgroup* is right.
+        wavefront: threads of a wave.
+        args: its arguments in order; empty where it lists none.
+    """
+
+    kernarg_bytes: int
+    lds_bytes: int
+    scratch_bytes: int
+    vgprs: int
+    agprs: int
+    sgprs: int
+    spills: int
+    workgroup: int
+    required: tuple[int, ...]
+    wavefront: int
+    args: tuple[Argument, ...]
+
+
+@attrs.frozen
+class CodeObject:
+    """A code object.
+
+    Attributes:
+        gfx: the architecture that it is for.
+        kernels: what it says of them, by symbol (less the ``.kd`` of their descriptors).
+        sha256: of its bytes, as hexadecimal digits.
+    """
+
+    gfx: str
+    kernels: Mapping[str, Metadata] = attrs.field(converter=MappingProxyType, hash=False)
+    sha256: str
+
+
+def read(content: bytes) -> CodeObject:
+    """The code object in these bytes.
+
+    Raises:
+        PackError: they are none for an AMD GPU, or are cut off or garbled.
+    """
+    if content[:4] != b"\x7fELF":
+        raise PackError(f"not an ELF file: it begins with {content[:4].hex() or 'nothing'}")
+    try:
+        elf = ELFFile(io.BytesIO(content))
+        _check_header(elf, content)
+        gfx = MACHINES.get(elf["e_flags"] & 0xFF, f"machine 0x{elf['e_flags'] & 0xFF:x}")
+        metadata = _metadata(elf)
+        target = str(metadata.get("amdhsa.target", ""))
+        if target and target.partition(":")[0].rpartition("-")[2] != gfx:
+            raise PackError(f"its header says {gfx} and its metadata {target}")
+        kernels = dict(_kernels(elf, content, metadata))
+    except PackError:
+        raise
+    except (ELFError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, struct.error) as error:
+        raise PackError(f"garbled or cut off ({type(error).__name__}: {str(error)[:120]})") from error  # readers raise what comes
+    return CodeObject(gfx, kernels, hashlib.sha256(content).hexdigest())
+
+
+def _check_header(elf: ELFFile, content: bytes) -> None:
+    ident = elf["e_ident"]
+    if elf.elfclass != 64 or not elf.little_endian:
+        raise PackError(f"an ELF file of {elf.elfclass} bits; code objects are of 64, little-endian")
+    if struct.unpack_from("<H", content, 18)[0] != _AMDGPU or content[7] != _HSA:
+        raise PackError(f"an ELF file for another machine ({elf['e_machine']}, {ident['EI_OSABI']}), not for AMD GPUs under HSA")
+    if elf["e_type"] != "ET_DYN":
+        raise PackError(f"not linked: its type is {elf['e_type']}, not ET_DYN")
+    tables = [(elf["e_phoff"], elf["e_phentsize"] * elf["e_phnum"]), (elf["e_shoff"], elf["e_shentsize"] * elf["e_shnum"])]
+    parts = [(part["p_offset"], part["p_filesz"]) for part in elf.iter_segments()] if _inside(tables, content) else []
+    parts += [(part["sh_offset"], part["sh_size"]) for part in elf.iter_sections() if part["sh_type"] != "SHT_NOBITS"] if parts else []
+    if not parts or not _inside(parts, content):
+        raise PackError(f"cut off: {len(content)} bytes are less than its header says")
+
+
+def _inside(parts: list[tuple[int, int]], content: bytes) -> bool:
+    return all(offset + size <= len(content) for offset, size in parts)
+
+
+def _metadata(elf: ELFFile) -> dict[str, Any]:
+    """The map of note NT_AMDGPU_METADATA."""
+    for part in (*elf.iter_segments(), *elf.iter_sections()):
+        if part.header.get("p_type", part.header.get("sh_type")) in ("PT_NOTE", "SHT_NOTE"):
+            for note in part.iter_notes():
+                if note["n_name"] == "AMDGPU" and note["n_type"] in (_NOTE, "NT_AMDGPU_METADATA"):
+                    found = msgpack.unpackb(_bytes(note["n_desc"]))
+                    if isinstance(found, dict):
+                        return found
+    raise PackError("it has no AMDGPU metadata")
+
+
+def _bytes(description: bytes | str) -> bytes:
+    return description if isinstance(description, bytes) else description.encode("latin-1")  # pyelftools below 0.30 gives text
+
+
+def _kernels(elf: ELFFile, content: bytes, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Metadata]]:
+    table = elf.get_section_by_name(".dynsym")
+    if table is None:
+        raise PackError("it exports no symbols")
+    exported = {symbol.name: symbol for symbol in table.iter_symbols()}
+    for kernel in metadata["amdhsa.kernels"]:
+        symbol = kernel[".symbol"]
+        if symbol not in exported or not symbol.endswith(".kd"):
+            raise PackError(f"its metadata names {symbol}, which it does not export")
+        seen = _metadata_of(kernel)
+        _check_descriptor(elf, content, exported[symbol], seen)
+        yield symbol.removesuffix(".kd"), seen
+
+
+def _check_descriptor(elf: ELFFile, content: bytes, symbol: Any, seen: Metadata) -> None:
+    """What the hardware's set-up reads must agree with the metadata, which the runtime reads; a size of arguments of 0 is unstated."""
+    offsets = list(elf.address_offsets(symbol["st_value"], _DESCRIPTOR_BYTES))
+    if not offsets:
+        raise PackError(f"the descriptor {symbol.name} lies outside it")
+    lds, scratch, kernarg = struct.unpack_from("<III", content, offsets[0])
+    if lds != seen.lds_bytes or scratch != seen.scratch_bytes or kernarg not in (0, seen.kernarg_bytes):
+        raise PackError(f"descriptor and metadata of {symbol.name.removesuffix('.kd')} disagree on LDS, scratch or arguments")
+
+
+def _metadata_of(kernel: Mapping[str, Any]) -> Metadata:
+    return Metadata(
+        kernarg_bytes=_number(kernel[".kernarg_segment_size"]),
+        lds_bytes=_number(kernel[".group_segment_fixed_size"]),
+        scratch_bytes=_number(kernel[".private_segment_fixed_size"]),
+        vgprs=_number(kernel[".vgpr_count"]),
+        agprs=_number(kernel.get(".agpr_count", 0)),
+        sgprs=_number(kernel[".sgpr_count"]),
+        spills=_number(kernel.get(".vgpr_spill_count", 0)) + _number(kernel.get(".sgpr_spill_count", 0)),
+        workgroup=_number(kernel[".max_flat_workgroup_size"]),
+        required=tuple(_number(size) for size in kernel.get(".reqd_workgroup_size", ())),
+        wavefront=_number(kernel[".wavefront_size"]),
+        args=tuple(
+            Argument(str(arg.get(".name", "")), _number(arg[".offset"]), _number(arg[".size"]), arg[".value_kind"] in _POINTERS)
+            for arg in kernel.get(".args", ())
+        ),
+    )
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise PackError(f"its metadata has {str(value)[:40]!r} where a number belongs")
+    return value
+
+
+def refusal(code: CodeObject, name: str, abi: Abi, gfx: str) -> str:
+    """Why kernel *name* of this code object must not be launched on *gfx* with the arguments of *abi*; "" where it may be."""
+    if code.gfx != gfx:
+        return f"it is for {code.gfx}, not {gfx}"
+    if name not in code.kernels:
+        return f"it has no kernel {name}; it has {', '.join(code.kernels) or 'none'}"
+    kernel = code.kernels[name]
+    return _arguments(kernel, abi) or _resources(kernel, abi, gfx)
+
+
+def _arguments(kernel: Metadata, abi: Abi) -> str:
+    if kernel.kernarg_bytes not in abi.sizes:
+        return f"its arguments take {kernel.kernarg_bytes} bytes, those of {abi.name} {' or '.join(map(str, abi.sizes))}"
+    listed = {arg.offset: arg for arg in kernel.args}
+    for field in abi.fields if listed else ():
+        arg = listed.get(field.offset)
+        if field.offset < kernel.kernarg_bytes and (arg is None or arg.bytes != field.bytes or arg.pointer != (field.kind == "pointer")):
+            return f"it lists no {field.kind} at {field.offset}, where {abi.name} passes {field.name}"
+    return ""
+
+
+def _resources(kernel: Metadata, abi: Abi, gfx: str) -> str:
+    if kernel.workgroup < abi.threads or (kernel.required and kernel.required != (abi.threads, 1, 1)):
+        return f"it is for workgroups of {kernel.required or kernel.workgroup} threads, {abi.name} launches {abi.threads}"
+    if kernel.workgroup > MAX_THREADS:
+        return f"a workgroup has {MAX_THREADS} threads at most, its {kernel.workgroup}"
+    if kernel.lds_bytes > LDS_BYTES.get(gfx, 0):
+        return f"{gfx} has {LDS_BYTES.get(gfx, 0)} bytes of LDS, it takes {kernel.lds_bytes}"
+    if kernel.wavefront != 64 or kernel.vgprs > MAX_REGISTERS:
+        return f"it has waves of {kernel.wavefront} threads with {kernel.vgprs} registers; {gfx} has 64 with {MAX_REGISTERS} at most"
+    return ""
