@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import attrs
 import msgpack
 
 #: EF_AMDGPU_MACH and its features xnack and sramecc as "any".
@@ -99,12 +100,17 @@ def _kernel(
     return {key: value for key, value in metadata.items() if value is not None}
 
 
+@attrs.define
 class _Section:
-    def __init__(
-        self, name: str, kind: int, flags: int, content: bytes, align: int = 1, link: int = 0, info: int = 0, entry: int = 0
-    ) -> None:
-        self.name, self.kind, self.flags, self.content = name, kind, flags, content
-        self.align, self.link, self.info, self.entry, self.offset = align, link, info, entry, 0
+    name: str
+    kind: int
+    flags: int
+    content: bytes
+    align: int = 1
+    link: int = 0
+    info: int = 0
+    entry: int = 0
+    offset: int = 0
 
 
 def _place(sections: list[_Section]) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import attrs
 import msgpack
-from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 from tunedgemm.plugin import PluginError
 
@@ -23,8 +22,18 @@ from tunedgemm_asm.abi import Abi
 #: EF_AMDGPU_MACH of the header's flags -> architecture.
 MACHINES = MappingProxyType(
     {
-        **{0x2F: "gfx906", 0x30: "gfx908", 0x3F: "gfx90a", 0x40: "gfx940", 0x4B: "gfx941", 0x4C: "gfx942", 0x4F: "gfx950"},
-        **{0x36: "gfx1030", 0x41: "gfx1100", 0x46: "gfx1101", 0x47: "gfx1102", 0x48: "gfx1200", 0x4E: "gfx1201", 0x49: "gfx1250"},
+        0x2F: "gfx906",
+        0x30: "gfx908",
+        0x3F: "gfx90a",
+        0x40: "gfx940",
+        0x41: "gfx1100",
+        0x46: "gfx1101",
+        0x48: "gfx1200",
+        0x49: "gfx1250",
+        0x4B: "gfx941",
+        0x4C: "gfx942",
+        0x4E: "gfx1201",
+        0x4F: "gfx950",
     }
 )
 #: LDS that one workgroup may take, in bytes (CDNA 2, 3 and 4 ISA guides).
@@ -112,19 +121,22 @@ def read(content: bytes) -> CodeObject:
     if content[:4] != b"\x7fELF":
         raise PackError(f"not an ELF file: it begins with {content[:4].hex() or 'nothing'}")
     try:
-        elf = ELFFile(io.BytesIO(content))
-        _check_header(elf, content)
-        gfx = MACHINES.get(elf["e_flags"] & 0xFF, f"machine 0x{elf['e_flags'] & 0xFF:x}")
-        metadata = _metadata(elf)
-        target = str(metadata.get("amdhsa.target", ""))
-        if target and target.partition(":")[0].rpartition("-")[2] != gfx:
-            raise PackError(f"its header says {gfx} and its metadata {target}")
-        kernels = dict(_kernels(elf, content, metadata))
+        gfx, kernels = _read(ELFFile(io.BytesIO(content)), content)
     except PackError:
         raise
-    except (ELFError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, struct.error) as error:
-        raise PackError(f"garbled or cut off ({type(error).__name__}: {str(error)[:120]})") from error  # readers raise what comes
+    except Exception as error:  # bytes of anybody's making: the readers raise what comes
+        raise PackError(f"garbled or cut off ({type(error).__name__}: {str(error)[:120]})") from error
     return CodeObject(gfx, kernels, hashlib.sha256(content).hexdigest())
+
+
+def _read(elf: ELFFile, content: bytes) -> tuple[str, dict[str, Metadata]]:
+    _check_header(elf, content)
+    gfx = MACHINES.get(elf["e_flags"] & 0xFF, f"machine 0x{elf['e_flags'] & 0xFF:x}")
+    metadata = _metadata(elf)
+    target = str(metadata.get("amdhsa.target", ""))
+    if target and target.partition(":")[0].rpartition("-")[2] != gfx:
+        raise PackError(f"its header says {gfx} and its metadata {target}")
+    return gfx, dict(_kernels(elf, content, metadata))
 
 
 def _check_header(elf: ELFFile, content: bytes) -> None:
