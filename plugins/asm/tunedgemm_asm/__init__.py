@@ -1,0 +1,84 @@
+"""Backend ``asm``: GEMM kernels as code objects: AITER's own, other packs, and those of a generator; for AMD GPUs. Importing it loads
+neither torch nor a driver nor a pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import attrs
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
+
+from tunedgemm_asm import driver, heuristic, launch, limits, solutions
+
+if TYPE_CHECKING:
+    from tunedgemm_asm import packs
+
+
+def _found(gfx: str) -> packs.Found:
+    from tunedgemm_asm import packs
+
+    return packs.found(gfx)
+
+
+@attrs.frozen(eq=False)
+class Asm:
+    """The kernels of the packs found as a backend.
+
+    Attributes:
+        libtype: what it is called.
+        found: gives the kernels for an architecture.
+        driver: gives the library; called when something is loaded.
+        host: what to take a CPU for, where that library emulates a device in host memory.
+    """
+
+    libtype: str = "asm"
+    found: Callable[[str], packs.Found] = _found
+    driver: Callable[[driver.Interface], driver.Driver] = driver.loaded
+    host: Device | None = None
+
+    CONTRACT = 1
+    OPS = tuple(limits.OPS)
+
+    def library_version(self, device: Device) -> str:
+        """The digest of all code objects for the device: a kernel's name says nothing of the code behind it."""
+        return self.found(self._seen(device).gfx).version
+
+    @hookimpl
+    def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
+        """Whether the architecture's static limits allow the shape, and a pack has kernels for it."""
+        return limits.supports(shape, seen := self._seen(device), self._kernels(seen))
+
+    @hookimpl
+    def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
+        """Every kernel that takes the shape, with every split worth timing, best guesses first."""
+        return solutions.enumerate_solutions(self.libtype, shape, seen := self._seen(device), self._kernels(seen))
+
+    @hookimpl
+    def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
+        """The solution of an untuned call, if any."""
+        return heuristic.heuristic_fallback(self.libtype, shape, seen := self._seen(device), self._kernels(seen))
+
+    @hookimpl
+    def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+        """Check and load the code object, and fix everything that a call of exactly this shape needs."""
+        if not (answer := self.supports(shape, device)):
+            return answer  # type: ignore[return-value]
+        if not self._present(device):
+            return Unsupported(f"{device} is described, not present")
+        seen = self._seen(device)
+        return launch.bind(self.driver, self._kernels(seen), solution, shape, seen, device.torch_device)
+
+    def _kernels(self, device: Device) -> limits.Kernels:
+        return self.found(device.gfx).kernels
+
+    def _present(self, device: Device) -> bool:
+        return device.index >= 0 or (self.host is not None and device.kind == "cpu")
+
+    def _seen(self, device: Device) -> Device:
+        """The device whose limits count."""
+        return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
+
+
+asm = Asm()

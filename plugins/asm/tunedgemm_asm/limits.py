@@ -1,0 +1,181 @@
+"""Static limits: what the kernels of each layout of arguments take, as data, and why one cannot serve a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+from tunedgemm.plugin import Device, Shape, Unsupported, dtype_bits
+
+from tunedgemm_asm.abi import ABIS
+from tunedgemm_asm.manifest import Kernel
+
+if TYPE_CHECKING:
+    from tunedgemm_asm.packs import Loaded
+
+#: The kernels for an architecture, by name.
+Kernels = Mapping[str, "Loaded"]
+
+#: Architectures for which kernels of these layouts exist, and the fp8 that each multiplies (CDNA 3 and 4 ISA guides).
+FP8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}
+#: Counters of a split-K launch: AITER's launchers have 16 x 64, one for each tile of the output.
+COUNTERS = 1024
+#: Workgroups along the second and third axis of a grid (hipDeviceProp_t::maxGridSize).
+MAX_GRID = 65535
+#: Bytes of an operand: offsets in it have 32 bits.
+MAX_BYTES = 1 << 32
+
+
+@attrs.frozen
+class Rules:
+    """What the launchers of a layout of arguments ask of a shape.
+
+    Attributes:
+        scale: kind of the operands' scales.
+        whole_n: what divides N; 0 for the kernel's tile.
+        splits: parts of K at most.
+        meet: how parts of K meet: ``semaphore`` (then kernels that split have two parts or more), or ``output``, added to what is there.
+        parts: how K is cut: ``counted`` (each part a number of steps), ``aligned`` (equal parts, rounded up to steps, all of them
+            needed) or ``even`` (what divides K; a power of two).
+        wide: whether an operand may have `MAX_BYTES` or more.
+    """
+
+    scale: str
+    whole_n: int
+    splits: int
+    meet: str
+    parts: str
+    wide: bool = False
+
+
+#: AITER: csrc/py_itfs_cu/asm_gemm_{a16w16,a8w8,a4w4}.cu and asm_a8w8_blockscale_bpreshuffle.cu. Its tuner tries 8 parts of int8 and fp8.
+RULES = {
+    "aiter-bf16gemm": Rules("none", 0, 16, "semaphore", "counted"),
+    "aiter-i8gemm": Rules("row", 0, 16, "output", "aligned"),
+    "aiter-fp8gemm-blockscale": Rules("block", 0, 16, "output", "aligned"),
+    "aiter-f4gemm": Rules("block", 16, 16, "output", "even"),
+    "tunedgemm-bf16": Rules("none", 4, 16, "semaphore", "counted", wide=True),
+}
+OPS = tuple(dict.fromkeys(op for abi in ABIS.values() for op in abi.ops))
+
+
+def ceil_div(size: int, step: int) -> int:
+    """Steps that cover a size."""
+    return -(-size // step)
+
+
+def supports(shape: Shape, device: Device, kernels: Kernels) -> bool | Unsupported:
+    """True, or why none of the *kernels*, those of the device's architecture, takes the shape."""
+    if device.gfx not in FP8:
+        return Unsupported(f"code objects are for {' and '.join(FP8)}, not {device.gfx}")
+    if shape.op not in OPS:
+        return Unsupported(f"op {shape.op} is not covered; covered: {', '.join(OPS)}")
+    if shape.m == 0:
+        return Unsupported("an empty batch needs no kernel")
+    mine = [loaded.kernel for loaded in kernels.values() if shape.op in loaded.abi.ops]
+    if not mine:
+        return Unsupported(
+            f"no pack has kernels of {shape.op} for {device.gfx}; install AITER, name folders in TUNEDGEMM_ASM_PACKS, or run "
+            f"`tunedgemm asm build --gfx {device.gfx} -o DIR` for bf16"
+        )
+    reasons = {_operands(kernel, shape) or _sizes(kernel, shape) for kernel in mine}
+    if "" not in reasons:
+        return Unsupported("; ".join(sorted(reasons)[:3]))
+    wanted = FP8[device.gfx]
+    if shape.dtype.startswith("fp8") and shape.dtype != wanted:
+        return Unsupported(f"{device.gfx} multiplies {wanted}, not {shape.dtype}")
+    return True
+
+
+def refusal(kernel: Kernel, splits: int, shape: Shape) -> str:
+    """Why the kernel cannot serve the shape with so many parts of K, or an empty text."""
+    return _operands(kernel, shape) or _sizes(kernel, shape) or _splits(kernel, splits, shape)
+
+
+def _operands(kernel: Kernel, shape: Shape) -> str:
+    abi, rules = ABIS[kernel.abi], RULES[kernel.abi]
+    if shape.op not in abi.ops:
+        return f"{kernel.name} computes {' and '.join(abi.ops)}, not {shape.op}"
+    if shape.dtype not in abi.dtypes["x"]:
+        return f"kernels of {abi.name} take {' or '.join(abi.dtypes['x'])}, not {shape.dtype}"
+    outputs = kernel.outputs or abi.dtypes["out"]
+    if shape.outdtype not in outputs:
+        return f"{kernel.name} writes {' or '.join(outputs)}, not {shape.outdtype}"
+    if shape.scale != rules.scale:
+        return f"kernels of {abi.name} take scales of kind {rules.scale}, not {shape.scale}"
+    if not kernel.shuffled and rules.scale == "block":
+        return f"{kernel.name} reads a plain weight with shuffled scales; {shape.op} has plain scales with it"
+    wanted = abi.layout if kernel.shuffled else "row"
+    if shape.layout != wanted:
+        return f"kernels here read weights of layout {wanted}" if shape.layout != "row" else "kernels here read shuffled weights"
+    return _bias(kernel, shape)
+
+
+def _bias(kernel: Kernel, shape: Shape) -> str:
+    if not shape.bias:
+        return ""
+    abi = ABIS[kernel.abi]
+    if not kernel.bias or not abi.dtypes["bias"]:
+        return f"{kernel.name} adds no bias"
+    # Kernels that write two dtypes read the bias in that of the output.
+    wanted = abi.dtypes["bias"] if len(abi.dtypes["out"]) == 1 else (shape.outdtype,)
+    return "" if shape.bias_dtype in wanted else f"{kernel.name} adds a bias in {' or '.join(wanted)}, not {shape.bias_dtype}"
+
+
+def _sizes(kernel: Kernel, shape: Shape) -> str:
+    abi, rules = ABIS[kernel.abi], RULES[kernel.abi]
+    step = max(abi.sub_k, kernel.sub_k)
+    if shape.k % step:
+        return f"{kernel.name} needs K % {step} = 0 (K={shape.k})"
+    whole = 16 if kernel.shuffled and rules.wide else rules.whole_n or kernel.tile_n
+    if shape.n % whole:
+        return f"{kernel.name} needs N % {whole} = 0 (N={shape.n})"
+    if ceil_div(shape.m, kernel.tile_m) > MAX_GRID:
+        return f"{kernel.name} has {ceil_div(shape.m, kernel.tile_m)} tiles along M; a grid has {MAX_GRID}"
+    bits, out = dtype_bits(shape.dtype) // (2 if shape.dtype == "fp4x2" else 1), dtype_bits(shape.outdtype)
+    if rules.wide:  # a tile is addressed with 31 bits from a base of 64
+        most, rows = MAX_BYTES // 2, {"x": (kernel.tile_m, shape.k, bits), "the weight": (kernel.tile_n, shape.k, bits)}
+        rows["the output"] = (kernel.tile_m, shape.n, out)
+    else:
+        most, rows = (
+            MAX_BYTES,
+            {"x": (shape.m, shape.k, bits), "the weight": (shape.n, shape.k, bits), "the output": (shape.m, shape.n, out)},
+        )
+    for name, (height, width, each) in rows.items():
+        if height * width * each // 8 >= most:
+            return (
+                f"{kernel.name}: {name} has {height * width * each // 8} bytes or more in what it addresses; fewer than {most} are possible"
+            )
+    return ""
+
+
+def _splits(kernel: Kernel, splits: int, shape: Shape) -> str:
+    rules = RULES[kernel.abi]
+    if not 1 <= splits <= rules.splits:
+        return f"{kernel.name}: K is cut into 1 to {rules.splits} parts (got {splits})"
+    if splits > 1 and not kernel.splits:
+        return f"{kernel.name} does not split K (got {splits} parts)"
+    if rules.meet == "semaphore":
+        if splits == 1 and kernel.splits:
+            return f"{kernel.name} splits K into two parts or more"
+        tiles = ceil_div(shape.n, kernel.tile_n) * ceil_div(shape.m, kernel.tile_m)
+        if splits > 1 and tiles > COUNTERS:
+            return f"{kernel.name}: {tiles} tiles that meet over parts of K; there are {COUNTERS} counters"
+    if rules.parts == "even":
+        fits = splits & (splits - 1) == 0 and shape.k % splits == 0
+    else:
+        fits = parts_of(kernel, splits, shape) == splits
+    return "" if fits else f"{kernel.name}: K={shape.k} is not cut into {splits} parts of whole steps of {kernel.sub_k}"
+
+
+def part_of(kernel: Kernel, splits: int, shape: Shape) -> int:
+    """Elements along K of each part but the last: whole steps."""
+    return ceil_div(ceil_div(shape.k, splits), kernel.sub_k) * kernel.sub_k
+
+
+def parts_of(kernel: Kernel, splits: int, shape: Shape) -> int:
+    """Parts that have work where K is cut into so many; of kernels that count steps, as many as there are steps at most."""
+    if RULES[kernel.abi].parts == "counted" and not RULES[kernel.abi].wide:
+        return min(splits, shape.k // kernel.sub_k)
+    return ceil_div(shape.k, part_of(kernel, splits, shape))
