@@ -1,8 +1,13 @@
-"""What kernels are told, as data: the layouts of their argument buffers, by name.
+"""What kernels are told, as data: the layouts of their argument buffers, by name. Bytes that belong to no field are zero.
 
-Sources of AITER's: the structs of its launchers (``csrc/py_itfs_cu/asm_gemm_*.cu``) and the ``.args`` metadata of its code
-objects, which agree. Every argument has a slot of 16 bytes, padding behind it; all bytes that belong to no field are zero.
-A kernel may declare a smaller segment than its launcher's struct where it does not ask for the last fields, and never another order.
+Sources of AITER's: the structs of its launchers (``csrc/py_itfs_cu/asm_*gemm_*.cu``, ``asm_a8w8_blockscale_bpreshuffle.cu``) and the
+``.args`` metadata of its code objects, which agree: every argument has a slot of 16 bytes. A kernel that does not ask for the last
+fields of a layout may declare fewer bytes; it is launched with all of them, as AITER does.
+
+``tunedgemm-bf16`` is ours, for the kernels of `tunedgemm_asm.gcn`. Its fields are naturally aligned, strides are in bytes.
+``tiles_m`` and ``tiles_n`` are ceil(M / tile_m) and ceil(N / tile_n); the grid is (tiles_m * tiles_n, 1, splits). Each of ``splits`` parts
+of K has ``k_part`` elements, a multiple of 64, the last perhaps fewer. ``workspace`` holds tile_m * tile_n fp32 values for each part
+of each tile, ``semaphore`` one zero of 32 bits for each tile, zero again at the end; both are read by kernels that split alone.
 """
 
 from __future__ import annotations
@@ -53,6 +58,8 @@ class Abi:
         sub_k: elements along K that one split takes at least, and a multiple of which it takes, where a manifest does not say.
         layout: the layout of a shuffled weight.
         threads: of a workgroup.
+        for_splits: the fields that a kernel must ask for to split K.
+        bias: whether its kernels can add one, where a manifest does not say.
     """
 
     name: str
@@ -63,6 +70,8 @@ class Abi:
     sub_k: int
     layout: str
     threads: int = 256
+    for_splits: tuple[str, ...] = ()
+    bias: bool = False
 
     def __attrs_post_init__(self) -> None:
         end = 0
@@ -124,6 +133,11 @@ _HEAD = (
 )
 # The head that its int8 and block-scaled fp8 kernels share.
 _SCALED_HEAD = ("out*", "a*", "b*", "a_scale*", "b_scale*", "bias*", "m", "n", "k", "stride_a", "stride_b", "stride_out", "splits")
+# The numbers of our own layout, 4 bytes each.
+_OWN_NUMBERS = (
+    *("stride_out", "stride_a", "stride_b", "m", "n", "k"),
+    *("tiles_m", "tiles_n", "splits", "k_part", "out_is_bf16", "add_bias"),
+)
 
 BF16GEMM = Abi(
     name="aiter-bf16gemm",  # strides in bytes; kernels without split-K declare no semaphore
@@ -133,6 +147,7 @@ BF16GEMM = Abi(
     sizes=(336, 352),
     sub_k=64,
     layout="aiter16x16",
+    for_splits=("semaphore",),
 )
 I8GEMM = Abi(
     name="aiter-i8gemm",  # strides of a and b in elements, of out in bytes; the kernel of 112x256 declares three pointers more, never set
@@ -142,6 +157,8 @@ I8GEMM = Abi(
     sizes=(208, 256),
     sub_k=128,
     layout="aiter32x16",
+    for_splits=("splits",),
+    bias=True,
 )
 F4GEMM = Abi(
     name="aiter-f4gemm",  # strides in values of 4 bits, of out in elements, of scales in bytes; the kernel without split-K ends before it
@@ -153,6 +170,7 @@ F4GEMM = Abi(
     sizes=(368, 384),
     sub_k=256,
     layout="aiter16x16",
+    for_splits=("log2_splits",),
 )
 FP8GEMM_BLOCKSCALE = Abi(
     name="aiter-fp8gemm-blockscale",  # strides as of int8; scales of 1x128 and of 128x128
@@ -162,7 +180,23 @@ FP8GEMM_BLOCKSCALE = Abi(
     sizes=(256,),
     sub_k=128,
     layout="aiter16x16",
+    for_splits=("splits",),
+    bias=True,
+)
+
+OWN_BF16 = Abi(
+    name="tunedgemm-bf16",
+    ops=("a16w16",),
+    dtypes=_dtypes("bf16", "bf16 fp32", "bf16 fp32"),
+    fields=(
+        *(Field(name, 8 * index, "pointer") for index, name in enumerate(("out", "a", "b", "bias", "workspace", "semaphore"))),
+        *(Field(name, 0x30 + 4 * index, "u32") for index, name in enumerate(_OWN_NUMBERS)),
+    ),
+    sizes=(96,),
+    sub_k=64,
+    layout="aiter16x16",
+    for_splits=("workspace", "semaphore"),
 )
 
 #: Every layout that can be launched, by name.
-ABIS: Mapping[str, Abi] = MappingProxyType({abi.name: abi for abi in (BF16GEMM, I8GEMM, F4GEMM, FP8GEMM_BLOCKSCALE)})
+ABIS: Mapping[str, Abi] = MappingProxyType({abi.name: abi for abi in (BF16GEMM, I8GEMM, F4GEMM, FP8GEMM_BLOCKSCALE, OWN_BF16)})

@@ -15,9 +15,9 @@ from typing import Any
 import attrs
 import msgpack
 from elftools.elf.elffile import ELFFile
-from tunedgemm.plugin import PluginError
 
 from tunedgemm_asm.abi import Abi
+from tunedgemm_asm.manifest import Kernel, PackError
 
 #: EF_AMDGPU_MACH of the header's flags -> architecture.
 MACHINES = MappingProxyType(
@@ -38,16 +38,12 @@ MACHINES = MappingProxyType(
 )
 #: LDS that one workgroup may take, in bytes (CDNA 2, 3 and 4 ISA guides).
 LDS_BYTES = MappingProxyType({"gfx90a": 64 << 10, "gfx942": 64 << 10, "gfx950": 160 << 10})
-#: Threads of a workgroup at most, and registers of a thread, vector and accumulation registers together.
-MAX_THREADS, MAX_REGISTERS = 1024, 512
+#: Threads of a wave, and of a workgroup at most; registers of a thread at most, vector and accumulation registers together.
+WAVE, MAX_THREADS, MAX_REGISTERS = 64, 1024, 512
 
 _AMDGPU, _HSA, _NOTE = 224, 64, 32
 _DESCRIPTOR_BYTES = 64
 _POINTERS = ("global_buffer", "dynamic_shared_pointer")
-
-
-class PackError(PluginError):
-    """A pack, a manifest or a code object that cannot be used: names it and the reason."""
 
 
 @attrs.frozen
@@ -223,34 +219,43 @@ def _number(value: Any) -> int:
     return value
 
 
-def refusal(code: CodeObject, name: str, abi: Abi, gfx: str) -> str:
-    """Why kernel *name* of this code object must not be launched on *gfx* with the arguments of *abi*; "" where it may be."""
+def refusal(code: CodeObject, kernel: Kernel, abi: Abi, gfx: str) -> str:
+    """Why a kernel of this code object must not be launched on *gfx* with the arguments of *abi*; "" where it may be."""
     if code.gfx != gfx:
         return f"it is for {code.gfx}, not {gfx}"
-    if name not in code.kernels:
-        return f"it has no kernel {name}; it has {', '.join(code.kernels) or 'none'}"
-    kernel = code.kernels[name]
-    return _arguments(kernel, abi) or _resources(kernel, abi, gfx)
+    if kernel.name not in code.kernels:
+        return f"it has no kernel {kernel.name}; it has {', '.join(code.kernels) or 'none'}"
+    seen = code.kernels[kernel.name]
+    return _arguments(seen, abi) or _resources(seen, abi, gfx) or _promises(seen, kernel, abi)
 
 
-def _arguments(kernel: Metadata, abi: Abi) -> str:
-    if kernel.kernarg_bytes not in abi.sizes:
-        return f"its arguments take {kernel.kernarg_bytes} bytes, those of {abi.name} {' or '.join(map(str, abi.sizes))}"
-    listed = {arg.offset: arg for arg in kernel.args}
+def _arguments(seen: Metadata, abi: Abi) -> str:
+    if seen.kernarg_bytes not in abi.sizes:
+        return f"its arguments take {seen.kernarg_bytes} bytes, those of {abi.name} {' or '.join(map(str, abi.sizes))}"
+    listed = {arg.offset: arg for arg in seen.args}
     for field in abi.fields if listed else ():
         arg = listed.get(field.offset)
-        if field.offset < kernel.kernarg_bytes and (arg is None or arg.bytes != field.bytes or arg.pointer != (field.kind == "pointer")):
+        if field.offset < seen.kernarg_bytes and (arg is None or arg.bytes != field.bytes or arg.pointer != (field.kind == "pointer")):
             return f"it lists no {field.kind} at {field.offset}, where {abi.name} passes {field.name}"
     return ""
 
 
-def _resources(kernel: Metadata, abi: Abi, gfx: str) -> str:
-    if kernel.workgroup < abi.threads or (kernel.required and kernel.required != (abi.threads, 1, 1)):
-        return f"it is for workgroups of {kernel.required or kernel.workgroup} threads, {abi.name} launches {abi.threads}"
-    if kernel.workgroup > MAX_THREADS:
-        return f"a workgroup has {MAX_THREADS} threads at most, its {kernel.workgroup}"
-    if kernel.lds_bytes > LDS_BYTES.get(gfx, 0):
-        return f"{gfx} has {LDS_BYTES.get(gfx, 0)} bytes of LDS, it takes {kernel.lds_bytes}"
-    if kernel.wavefront != 64 or kernel.vgprs > MAX_REGISTERS:
-        return f"it has waves of {kernel.wavefront} threads with {kernel.vgprs} registers; {gfx} has 64 with {MAX_REGISTERS} at most"
+def _resources(seen: Metadata, abi: Abi, gfx: str) -> str:
+    if seen.workgroup < abi.threads or (seen.required and seen.required != (abi.threads, 1, 1)):
+        return f"it is for workgroups of {seen.required or seen.workgroup} threads, {abi.name} launches {abi.threads}"
+    if seen.workgroup > MAX_THREADS:
+        return f"a workgroup has {MAX_THREADS} threads at most, its {seen.workgroup}"
+    if seen.lds_bytes > LDS_BYTES.get(gfx, 0):
+        return f"{gfx} has {LDS_BYTES.get(gfx, 0)} bytes of LDS, it takes {seen.lds_bytes}"
+    if seen.wavefront != WAVE or seen.vgprs > MAX_REGISTERS:
+        return f"it has waves of {seen.wavefront} threads with {seen.vgprs} registers; {gfx} has {WAVE} with {MAX_REGISTERS} at most"
+    return ""
+
+
+def _promises(seen: Metadata, kernel: Kernel, abi: Abi) -> str:
+    """What the manifest promises and the code cannot keep; the sums of a tile are kept in registers."""
+    if kernel.splits and any(abi.field(name).offset >= seen.kernarg_bytes for name in abi.for_splits):
+        return f"the manifest says that it splits K, and it does not ask for {' and '.join(abi.for_splits)}"
+    if kernel.tile_m * kernel.tile_n > abi.threads * MAX_REGISTERS:
+        return f"the manifest's tile of {kernel.tile_m}x{kernel.tile_n} has more values than a workgroup has registers"
     return ""

@@ -1,8 +1,35 @@
-"""Manifests: which kernels a pack has, from a CSV file, as values. A manifest is data: it is parsed, and checked, and never believed."""
+"""Manifests: which kernels a pack has, from a CSV file, as values. A manifest is data: parsed against closed lists, and never believed.
+
+Both of AITER's dialects are read: ``knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias`` of its bf16 kernels and
+``tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name`` of the others, with their comments (``#``, ``//``, ``;``, ``/* */``).
+"""
 
 from __future__ import annotations
 
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
 import attrs
+from tunedgemm.plugin import PluginError
+
+from tunedgemm_asm.abi import Abi
+
+#: Bytes of a manifest at most.
+MAX_BYTES = 4 << 20
+#: Elements along a side of a tile, and other numbers of a manifest, at most.
+MAX_NUMBER = 4096
+
+_SYMBOL = re.compile(r"[A-Za-z_$.][\w$.]{0,510}")
+_REQUIRED = ("knl_name", "co_name", "tilem", "tilen")
+#: Columns by their names in small letters without "_" but for the two names.
+_KNOWN = (*_REQUIRED, "tn", "pf", "bpreshuffle", "splitk", "subk", "bias", "outputs")
+
+
+class PackError(PluginError):
+    """A pack, a manifest or a code object that cannot be used: names it and the reason."""
 
 
 @attrs.frozen
@@ -33,3 +60,133 @@ class Kernel:
     sub_k: int = 64
     bias: bool = False
     outputs: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Manifest:
+    """What a manifest gives.
+
+    Attributes:
+        kernels: those that can be used, in its order.
+        refused: name of a kernel (or the line, where it has none) -> why it is not among them.
+        remarks: what is odd and does no harm.
+    """
+
+    kernels: tuple[Kernel, ...]
+    refused: Mapping[str, str]
+    remarks: tuple[str, ...] = ()
+
+
+def read(path: Path, abi: Abi) -> Manifest:
+    """The kernels of a manifest, whose arguments have this layout.
+
+    Raises:
+        PackError: it cannot be read, is too large, or lacks a column; a bad line costs its own kernel alone.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise PackError(f"{path.name}: more than {MAX_BYTES} bytes")
+        text = content.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PackError(f"{path.name}: {error}") from error
+    return parse(text, path.name, abi)
+
+
+def parse(text: str, name: str, abi: Abi) -> Manifest:
+    """`read`, from text; *name* is the file's, for messages."""
+    rows = csv.reader(_without_comments(text).splitlines())
+    lines = [(rows.line_num, [cell.strip() for cell in row]) for row in rows if any(cell.strip() for cell in row)]
+    if not lines:
+        raise PackError(f"{name}: empty; the first line must name the columns")
+    header = [_column(cell) for cell in lines[0][1]]
+    missing = [column for column in _REQUIRED if column not in header]
+    doubled = [column for column, count in Counter(header).items() if count > 1]
+    if missing or doubled:
+        raise PackError(f"{name} line {lines[0][0]}: the column {(missing or doubled)[0]} is {'missing' if missing else 'there twice'}")
+    unknown = [cell for cell, column in zip(lines[0][1], header, strict=True) if column not in _KNOWN]
+    remarks = (f"{name}: columns that are not known: {', '.join(unknown)}",) if unknown else ()
+    return _kernels(lines[1:], header, name, abi, remarks)
+
+
+def _kernels(lines: Iterable[tuple[int, list[str]]], header: list[str], name: str, abi: Abi, remarks: tuple[str, ...]) -> Manifest:
+    kernels: list[Kernel] = []
+    refused: dict[str, str] = {}
+    places: dict[str, list[int]] = {}
+    for line, cells in lines:
+        row = dict(zip(header, cells, strict=False))
+        label = row.get("knl_name") or f"line {line}"
+        places.setdefault(label, []).append(line)
+        try:
+            _check_width(cells, header)
+            kernels.append(_kernel(row, abi))
+        except PackError as error:
+            refused[label] = f"{name} line {line}: {error}"
+    for label, found in places.items():
+        if len(found) > 1:
+            refused[label] = f"{name}: listed {len(found)} times, in lines {', '.join(map(str, found))}"
+    return Manifest(tuple(kernel for kernel in kernels if kernel.name not in refused), refused, remarks)
+
+
+def _check_width(cells: list[str], header: list[str]) -> None:
+    if len(cells) != len(header):
+        raise PackError(f"it has {len(cells)} cells, the header {len(header)}")
+
+
+def _kernel(row: Mapping[str, str], abi: Abi) -> Kernel:
+    if not _SYMBOL.fullmatch(row["knl_name"]):
+        raise PackError(f"column knl_name: {row['knl_name'][:80]!r} is no symbol")
+    if _number(row, "tn", 1) != 1:
+        raise PackError(f"column tn: {row['tn']!r}; only 1 is known: x [M, K] by weight [N, K]")
+    allowed = abi.dtypes["out"]
+    outputs = tuple(row.get("outputs", "").split()) or allowed
+    if not set(outputs) <= set(allowed):
+        raise PackError(f"column outputs: {row['outputs']!r}; {abi.name} has {' '.join(allowed)}")
+    return Kernel(
+        name=row["knl_name"],
+        file=inside(row["co_name"], "column co_name"),
+        abi=abi.name,
+        tile_m=_number(row, "tilem", least=1),
+        tile_n=_number(row, "tilen", least=1),
+        prefetch=_number(row, "pf", 0),
+        shuffled=bool(_number(row, "bpreshuffle", 0, most=1)),
+        splits=bool(_number(row, "splitk", 0, most=1)),
+        sub_k=_number(row, "subk", abi.sub_k, least=1),
+        bias=bool(_number(row, "bias", int(abi.bias), most=1)),
+        outputs=outputs,
+    )
+
+
+def inside(text: str, where: str) -> str:
+    """The relative path of a file below a folder.
+
+    Raises:
+        PackError: it is none, or leads out of the folder.
+    """
+    path = PurePosixPath(text)
+    if not text or "\\" in text or "\0" in text or ":" in text:
+        raise PackError(f"{where}: {text[:80]!r} is no relative path with / between folders")
+    if path.is_absolute() or ".." in path.parts or path.name in ("", "."):
+        raise PackError(f"{where}: {text[:80]!r} leads out of the pack's folder")
+    return str(path)
+
+
+def _number(row: Mapping[str, str], column: str, default: int | None = None, *, least: int = 0, most: int = MAX_NUMBER) -> int:
+    text = row.get(column, "")
+    if not text and default is not None:
+        return default
+    if not text.isascii() or not text.isdigit() or not least <= int(text[:9]) <= most:
+        raise PackError(f"column {column}: {text[:40]!r} is no number from {least} to {most}")
+    return int(text)
+
+
+def _column(cell: str) -> str:
+    small = cell.lower()
+    return small if small in ("knl_name", "co_name") else small.replace("_", "")
+
+
+def _without_comments(text: str) -> str:
+    """The text with its comments blanked out; lines keep their numbers."""
+    text = re.sub(r"/\*.*?(?:\*/|\Z)", lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
+    return re.sub(r"(?://|#|;).*", "", text)

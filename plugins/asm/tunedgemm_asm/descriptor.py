@@ -1,0 +1,154 @@
+"""Descriptors: what a pack's author says of it, in ``pack.json``; for AITER's tree, which has none, said here.
+
+::
+
+    {"abi": "tunedgemm-bf16", "gfx": "gfx942", "manifest": "manifest.csv",
+     "dtypes": {"x": "bf16", "out": ["bf16", "fp32"]}, "sha256": {"kernel.co": "..."}, "name": "my-pack"}
+
+The first three are needed. ``dtypes`` narrows what the ABI has; ``sha256`` is checked before a code object is used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from tunedgemm_asm.abi import ABIS, Abi
+from tunedgemm_asm.manifest import PackError, inside
+
+NAME = "pack.json"
+#: Bytes of a descriptor at most; levels of folders below a source that are looked through.
+MAX_BYTES, MAX_DEPTH = 1 << 20, 3
+
+_NEEDED = ("abi", "gfx", "manifest")
+_TEXTS = ("name", "version", "license", "description")
+_GFX = re.compile(r"gfx[0-9a-f]{3,5}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+#: AITER's families: folder below ``hsa/<gfx>`` -> manifest, ABI.
+AITER: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "bf16gemm": ("bf16gemm_fp32bf16.csv", "aiter-bf16gemm"),
+        "i8gemm": ("i8gemm_bf16_perTokenI8.csv", "aiter-i8gemm"),
+        "f4gemm": ("f4gemm_bf16_per1x32Fp4.csv", "aiter-f4gemm"),
+        "fp8gemm_blockscale": ("fp8gemm_bf16_blockscale.csv", "aiter-fp8gemm-blockscale"),
+    }
+)
+#: The kind of fp8 numbers of an architecture (CDNA 3 and 4 ISA guides).
+_FP8: Mapping[str, str] = MappingProxyType({"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"})
+
+
+@attrs.frozen
+class Descriptor:
+    """What is said of a pack.
+
+    Attributes:
+        name: what it is called.
+        gfx: the architecture that it is for.
+        abi: name of the layout of its kernels' arguments.
+        manifest: the file that lists them.
+        dtypes: what they take and give, by operand.
+        sha256: file -> hash that its bytes must have; files may be absent.
+    """
+
+    name: str
+    gfx: str
+    abi: str
+    manifest: str
+    dtypes: Mapping[str, tuple[str, ...]] = attrs.field(converter=MappingProxyType, hash=False)
+    sha256: Mapping[str, str] = attrs.field(factory=dict, converter=MappingProxyType, hash=False)
+
+
+def read(folder: Path) -> Descriptor:
+    """The descriptor in a folder.
+
+    Raises:
+        PackError: there is none, or it says what is not allowed; names folder, key and reason.
+    """
+    try:
+        with (folder / NAME).open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        said = json.loads(content.decode()) if len(content) <= MAX_BYTES else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise PackError(f"pack {folder}: {NAME}: {error}") from error
+    try:
+        return _descriptor(said, folder.name)
+    except PackError as error:
+        raise PackError(f"pack {folder}: {NAME}: {error}") from error
+
+
+def _descriptor(said: Any, name: str) -> Descriptor:
+    if not isinstance(said, dict):
+        raise PackError("it must be an object with the keys abi, gfx and manifest")
+    for key in said:
+        if key not in (*_NEEDED, *_TEXTS, "dtypes", "sha256"):
+            raise PackError(f"unknown key {str(key)[:40]!r}; known: {', '.join((*_NEEDED, 'dtypes', 'sha256', *_TEXTS))}")
+    for key in (*_NEEDED, *(key for key in _TEXTS if key in said)):
+        if not isinstance(said.get(key), str) or not said[key].isprintable():
+            raise PackError(f"{key} must be text")
+    if said["abi"] not in ABIS:
+        raise PackError(f"abi {said['abi'][:80]!r} is not known; known: {', '.join(ABIS)}")
+    if not _GFX.fullmatch(said["gfx"]):
+        raise PackError(f"gfx {said['gfx'][:80]!r} is no architecture such as gfx942")
+    return Descriptor(
+        name=said.get("name") or name,
+        gfx=said["gfx"],
+        abi=said["abi"],
+        manifest=inside(said["manifest"], "manifest"),
+        dtypes=_dtypes(said.get("dtypes", {}), ABIS[said["abi"]]),
+        sha256=_hashes(said.get("sha256", {})),
+    )
+
+
+def _dtypes(said: Any, abi: Abi) -> Mapping[str, tuple[str, ...]]:
+    if not isinstance(said, dict) or not set(said) <= set(abi.dtypes):
+        raise PackError(f"dtypes must be an object with some of the keys {', '.join(abi.dtypes)}")
+    narrowed = dict(abi.dtypes)
+    for operand, value in said.items():
+        wanted = tuple(value) if isinstance(value, list) else (value,)
+        if not set(map(str, wanted)) <= set(abi.dtypes[operand]):
+            raise PackError(f"dtypes: {operand} {value!r}; {abi.name} has {' '.join(abi.dtypes[operand]) or 'none'}")
+        narrowed[operand] = wanted
+    return narrowed
+
+
+def _hashes(said: Any) -> Mapping[str, str]:
+    if not isinstance(said, dict) or not all(isinstance(value, str) and _SHA256.fullmatch(value) for value in said.values()):
+        raise PackError("sha256 must be an object of files and 64 hexadecimal digits each")
+    return {inside(file, "sha256"): value for file, value in said.items()}
+
+
+def below(folder: Path) -> Iterator[tuple[Path, Descriptor | None]]:
+    """Folders with a pack, in the order of their names; AITER's with the descriptor that they lack."""
+    yield from _below(folder, MAX_DEPTH)
+
+
+def _below(folder: Path, depth: int) -> Iterator[tuple[Path, Descriptor | None]]:
+    if (folder / NAME).is_file():
+        yield folder, None
+        return
+    if folder.name in AITER and _GFX.fullmatch(folder.parent.name) and (folder / AITER[folder.name][0]).is_file():
+        yield folder, _aiter(folder)
+        return
+    if depth:
+        try:
+            inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
+        except OSError:
+            return
+        for path in inner:
+            yield from _below(path, depth - 1)
+
+
+def _aiter(folder: Path) -> Descriptor:
+    family, gfx = folder.name, folder.parent.name
+    listed, name = AITER[family]
+    dtypes = dict(ABIS[name].dtypes)
+    if gfx in _FP8 and _FP8[gfx] in dtypes["x"]:
+        dtypes["x"] = dtypes["weight"] = (_FP8[gfx],)
+    return Descriptor(f"aiter-{gfx}-{family}", gfx, name, listed, dtypes)

@@ -1,0 +1,312 @@
+"""Packs: folders with a descriptor, a manifest and code objects; which of their kernels may be launched on an architecture.
+
+`found` reads descriptors and manifests, `Loaded` a code object when its kernel is first wanted. What is wrong with one pack costs that
+pack, what is wrong with one kernel that kernel; both are remembered with their reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import attrs
+
+from tunedgemm_asm import codeobject, descriptor, manifest
+from tunedgemm_asm.abi import ABIS, Abi
+from tunedgemm_asm.codeobject import Metadata
+from tunedgemm_asm.descriptor import Descriptor
+from tunedgemm_asm.manifest import Kernel, PackError
+from tunedgemm_asm.sources import sources
+
+#: Bytes of a code object at most; AITER's largest has 150 KiB.
+MAX_BYTES = 64 << 20
+
+
+@attrs.frozen(eq=False)
+class Pack:
+    """A folder of kernels for one architecture.
+
+    Attributes:
+        descriptor: what its author says of it: name, gfx, ABI, dtypes.
+        folder: where manifest and code objects lie.
+        source: who led to it.
+        kernels: those of its manifest that can be used, as far as the manifest tells.
+        refused: name of a kernel -> why it is not among them.
+        remarks: what is odd and does no harm.
+    """
+
+    descriptor: Descriptor
+    folder: Path
+    source: str
+    kernels: tuple[Kernel, ...]
+    refused: Mapping[str, str] = attrs.field(factory=dict)
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return self.descriptor.name
+
+    @property
+    def gfx(self) -> str:
+        """The architecture that it is for."""
+        return self.descriptor.gfx
+
+    @property
+    def abi(self) -> Abi:
+        """The layout of its kernels' arguments."""
+        return ABIS[self.descriptor.abi]
+
+    @property
+    def loaded(self) -> tuple[Loaded, ...]:
+        """Its kernels, each with its file."""
+        return tuple(Loaded(self, kernel, self.folder / kernel.file) for kernel in self.kernels)
+
+    @property
+    def sha256(self) -> str:
+        """Over the manifest's and all code objects' bytes, in the order of their names."""
+        return _digest(self)
+
+
+@functools.cache
+def _digest(pack: Pack) -> str:
+    total = hashlib.sha256()
+    for name in sorted({pack.descriptor.manifest, *(kernel.file for kernel in pack.kernels)}):
+        try:
+            content = (pack.folder / name).read_bytes()
+        except OSError:
+            content = b""
+        total.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+@attrs.frozen
+class Checked:
+    """A code object that was read and may be launched.
+
+    Attributes:
+        content: its bytes.
+        sha256: their hash.
+        metadata: what it says of the kernel.
+    """
+
+    content: bytes = attrs.field(repr=False)
+    sha256: str
+    metadata: Metadata
+
+
+@attrs.frozen(eq=False)
+class Loaded:
+    """A kernel of a pack. Its code object is read and checked once, when it is first wanted."""
+
+    pack: Pack
+    kernel: Kernel
+    path: Path
+    _checked: list[Checked | PackError] = attrs.field(factory=list, init=False, repr=False)
+
+    @property
+    def abi(self) -> Abi:
+        """The layout of its arguments."""
+        return self.pack.abi
+
+    @property
+    def dtypes(self) -> Mapping[str, tuple[str, ...]]:
+        """What it takes and gives, by operand: ``x``, ``weight``, ``out``, ``bias``."""
+        return self.pack.descriptor.dtypes
+
+    def checked(self) -> Checked:
+        """The code object.
+
+        Raises:
+            PackError: it must not be launched; names pack, file and reason, each time.
+        """
+        if not self._checked:
+            try:
+                self._checked.append(_check(self))
+            except PackError as error:
+                self._checked.append(PackError(f"pack {self.pack.name} ({self.pack.folder}): {self.kernel.file}: {error}"))
+        if isinstance(answer := self._checked[0], PackError):
+            raise answer.with_traceback(None)
+        return answer
+
+    def code(self) -> bytes:
+        """The bytes of the code object; raises as `checked`."""
+        return self.checked().content
+
+    def metadata(self) -> Metadata:
+        """What the code object says of the kernel; raises as `checked`."""
+        return self.checked().metadata
+
+    @property
+    def sha256(self) -> str:
+        """Of the code object's bytes; raises as `checked`."""
+        return self.checked().sha256
+
+    @property
+    def fault(self) -> str:
+        """Why it was refused, where its code object was wanted and must not be launched; "" otherwise."""
+        return str(self._checked[0]) if self._checked and isinstance(self._checked[0], PackError) else ""
+
+
+def _check(loaded: Loaded) -> Checked:
+    try:
+        with loaded.path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise PackError(f"cannot be read: {error.strerror or error}") from error
+    if len(content) > MAX_BYTES:
+        raise PackError(f"more than {MAX_BYTES} bytes")
+    code = codeobject.read(content)
+    promised = loaded.pack.descriptor.sha256.get(loaded.kernel.file, code.sha256)
+    if promised != code.sha256:
+        raise PackError(f"its sha256 is {code.sha256}, the descriptor says {promised}")
+    reason = codeobject.refusal(code, loaded.kernel, loaded.abi, loaded.pack.gfx)
+    if reason:
+        raise PackError(reason)
+    return Checked(content, code.sha256, code.kernels[loaded.kernel.name])
+
+
+@attrs.frozen(eq=False)
+class Found:
+    """What there is for one architecture.
+
+    Attributes:
+        gfx: which.
+        packs: in the order in which they count.
+        kernels: by name; of two packs with one name the earlier has it.
+        refusals: what is wrong with packs and manifests; *problems* adds code objects.
+        elsewhere: name of a kernel -> the other architectures that it is found for.
+    """
+
+    gfx: str
+    packs: tuple[Pack, ...]
+    kernels: Mapping[str, Loaded]
+    refusals: tuple[str, ...]
+    elsewhere: Mapping[str, tuple[str, ...]]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Everything that was refused up to now, with its reason."""
+        return self.refusals + tuple(loaded.fault for loaded in self.kernels.values() if loaded.fault)
+
+    @property
+    def version(self) -> str:
+        """``asm 1a2b3c4d5e6f`` over all packs' bytes: a kernel's name says nothing of the code behind it; "" where there is no kernel."""
+        if not self.kernels:
+            return ""
+        return f"asm {hashlib.sha256(' '.join(pack.sha256 for pack in self.packs).encode()).hexdigest()[:12]}"
+
+    def missing(self, name: str) -> str:
+        """Why no kernel of this name can be launched here; "" where one may be."""
+        if name in self.kernels:
+            return self.kernels[name].fault
+        for pack in self.packs:
+            if name in pack.refused:
+                return f"pack {pack.name} ({pack.folder}): {pack.refused[name]}"
+        if name in self.elsewhere:
+            return f"the packs have {name} for {', '.join(self.elsewhere[name])}, not for {self.gfx}"
+        return f"no pack for {self.gfx} has a kernel {name}" if self.packs else f"there is no pack for {self.gfx}"
+
+
+def read(folder: Path, source: str = "") -> Pack:
+    """The pack in a folder with a descriptor.
+
+    Raises:
+        PackError: it cannot be used as a whole; names the folder.
+    """
+    return described(descriptor.read(folder), folder, source)
+
+
+def described(said: Descriptor, folder: Path, source: str) -> Pack:
+    """The pack in a folder, of which this is said; raises as `read`."""
+    try:
+        listed = manifest.read(folder / said.manifest, ABIS[said.abi])
+    except PackError as error:
+        raise PackError(f"pack {said.name} ({folder}): {error}") from error
+    kernels, refused = [], dict(listed.refused)
+    for kernel in listed.kernels:
+        reason = _unusable(kernel, said, folder)
+        if reason:
+            refused[kernel.name] = reason
+        else:
+            kernels.append(attrs.evolve(kernel, outputs=tuple(dtype for dtype in kernel.outputs if dtype in said.dtypes["out"])))
+    return Pack(said, folder, source, tuple(kernels), MappingProxyType(refused), listed.remarks)
+
+
+def _unusable(kernel: Kernel, said: Descriptor, folder: Path) -> str:
+    """What can be told of a kernel without reading its code object."""
+    path = folder / kernel.file
+    try:
+        within = path.resolve().is_relative_to(folder.resolve())
+        exists = path.is_file()
+    except OSError as error:
+        return f"{kernel.file}: {error}"
+    if not within:
+        return f"{kernel.file} leads out of the pack's folder, to {path.resolve()}"
+    if not exists:
+        return f"there is no file {kernel.file}"
+    if not set(kernel.outputs) & set(said.dtypes["out"]):
+        return f"it writes {' '.join(kernel.outputs)}, its pack {' '.join(said.dtypes['out'])}"
+    return ""
+
+
+def in_folder(folder: Path, source: str = "") -> tuple[tuple[Pack, ...], tuple[str, ...]]:
+    """The packs in and below a folder, or in AITER's tree there, and what is wrong with others."""
+    packs, problems = [], []
+    for place, said in descriptor.below(folder):
+        try:
+            packs.append(described(said, place, source) if said is not None else read(place, source))
+        except PackError as error:
+            problems.append(str(error))
+    if not packs and not problems:
+        problems.append(f"{folder} holds no pack: no {descriptor.NAME} in it or below, and no kernels of AITER's")
+    return tuple(packs), tuple(problems)
+
+
+@functools.cache
+def installed() -> tuple[tuple[Pack, ...], tuple[str, ...]]:
+    """The packs of all sources in their order, and what is wrong with others; read once."""
+    packs: list[Pack] = []
+    problems: list[str] = []
+    for source in sources():
+        if source.folder is None:
+            problems.append(source.problem)
+            continue
+        these, wrong = in_folder(source.folder, source.label)
+        known = {pack.folder.resolve() for pack in packs}
+        packs += [pack for pack in these if pack.folder.resolve() not in known]
+        problems += wrong
+    return tuple(packs), tuple(problems)
+
+
+@functools.cache
+def found(gfx: str) -> Found:
+    """The kernels for an architecture, from all sources; read once, until `reload`."""
+    packs, problems = installed()
+    mine = tuple(pack for pack in packs if pack.gfx == gfx)
+    kernels: dict[str, Loaded] = {}
+    refusals = list(problems)
+    for pack in mine:
+        refusals += [f"pack {pack.name} ({pack.folder}): {name}: {reason}" for name, reason in pack.refused.items()]
+        refusals += [f"pack {pack.name} ({pack.folder}): {remark}" for remark in pack.remarks]
+        taken = [loaded.kernel.name for loaded in pack.loaded if loaded.kernel.name in kernels]
+        if taken:
+            owners = sorted({kernels[name].pack.name for name in taken})
+            more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
+            refusals.append(f"pack {pack.name} ({pack.folder}): {taken[0]}{more}: given by {', '.join(owners)} already")
+        kernels |= {loaded.kernel.name: loaded for loaded in pack.loaded if loaded.kernel.name not in kernels}
+    elsewhere: dict[str, tuple[str, ...]] = {}
+    for pack in packs:
+        for kernel in pack.kernels if pack.gfx != gfx else ():
+            elsewhere[kernel.name] = tuple(dict.fromkeys((*elsewhere.get(kernel.name, ()), pack.gfx)))
+    return Found(gfx, mine, MappingProxyType(kernels), tuple(refusals), MappingProxyType(elsewhere))
+
+
+def reload() -> None:
+    """Forget what was read: the environment or the folders have changed."""
+    installed.cache_clear()
+    found.cache_clear()
+    _digest.cache_clear()
