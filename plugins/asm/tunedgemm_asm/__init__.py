@@ -68,7 +68,7 @@ class Asm:
         if not self._present(device):
             return Unsupported(f"{device} is described, not present")
         seen = self._seen(device)
-        return launch.bind(self.driver, self._kernels(seen), solution, shape, seen, device.torch_device)
+        return launch.bind(self.driver, self.found(seen.gfx), solution, shape, seen, device.torch_device)
 
     def _kernels(self, device: Device) -> limits.Kernels:
         return self.found(device.gfx).kernels

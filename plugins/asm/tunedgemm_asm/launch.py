@@ -21,7 +21,6 @@ from tunedgemm.plugin import (
 )
 
 from tunedgemm_asm import driver
-from tunedgemm_asm.limits import Kernels
 from tunedgemm_asm.native import Launch, Plan, launch_of
 from tunedgemm_asm.problem import Problem, problem_of
 from tunedgemm_asm.solutions import resolve
@@ -29,10 +28,12 @@ from tunedgemm_asm.solutions import resolve
 if TYPE_CHECKING:
     import torch
 
+    from tunedgemm_asm.packs import Found
+
 
 def bind(
     drivers: Callable[[driver.Interface], driver.Driver],
-    kernels: Kernels,
+    found: Found,
     solution: Solution,
     shape: Shape,
     device: Device,
@@ -42,7 +43,7 @@ def bind(
 
     Args:
         drivers: gives the library for the device's kind.
-        kernels: those of the device's architecture.
+        found: the packs for the device's architecture.
         device: whose limits count; its index is -1 where host memory stands for it.
         where: the operands' device.
 
@@ -50,8 +51,8 @@ def bind(
         LaunchError: the driver does not load it.
     """
     try:
-        kernel, splits = resolve(solution, shape, device, kernels)
-        code = kernels[kernel.name].code()
+        kernel, splits = resolve(solution, shape, device, found)
+        code = found.kernels[kernel.name].code()
         library = drivers(driver.INTERFACES[device.kind])
     except PluginError as error:
         return Unsupported(str(error))
@@ -59,7 +60,7 @@ def bind(
         function = driver.function_of(library, code, kernel.name, device.index)
     except LaunchError as error:
         raise LaunchError(f"asm {kernel.name} on {device.gfx}: {error}") from error
-    abi, problem = kernels[kernel.name].abi, problem_of(kernel, splits, shape)
+    abi, problem = found.kernels[kernel.name].abi, problem_of(kernel, splits, shape)
     slots = tuple(abi.field(name).offset for name in problem.addresses)
     launch = launch_of(function, Plan(problem.grid, abi.threads, abi.pack(problem.values), slots))
     call = _call(launch, _failing(function, kernel.name), problem, shape, device.index, where)

@@ -162,10 +162,8 @@ def _splits(kernel: Kernel, splits: int, shape: Shape) -> str:
         tiles = ceil_div(shape.n, kernel.tile_n) * ceil_div(shape.m, kernel.tile_m)
         if splits > 1 and tiles > COUNTERS:
             return f"{kernel.name}: {tiles} tiles that meet over parts of K; there are {COUNTERS} counters"
-    if rules.parts == "even":
-        fits = splits & (splits - 1) == 0 and shape.k % splits == 0
-    else:
-        fits = parts_of(kernel, splits, shape) == splits
+    even = splits & (splits - 1) == 0 and shape.k % splits == 0
+    fits = even if rules.parts == "even" else parts_of(kernel, splits, shape) == splits
     return "" if fits else f"{kernel.name}: K={shape.k} is not cut into {splits} parts of whole steps of {kernel.sub_k}"
 
 

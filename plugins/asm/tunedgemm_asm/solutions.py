@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
 
 from tunedgemm_asm.limits import RULES, Kernels, ceil_div, refusal, supports
 from tunedgemm_asm.manifest import Kernel
+
+if TYPE_CHECKING:
+    from tunedgemm_asm.packs import Found
 
 Chosen = tuple[Kernel, int]
 
@@ -85,15 +89,15 @@ def solution_of(libtype: str, kernel: Kernel, splits: int) -> Solution:
     return Solution(libtype, kernel.name, written, deterministic=splits == 1 or kernel.abi == "tunedgemm-bf16")
 
 
-def resolve(solution: Solution, shape: Shape, device: Device, kernels: Kernels) -> Chosen:
+def resolve(solution: Solution, shape: Shape, device: Device, found: Found) -> Chosen:
     """The kernel that a solution names, and the parts of K that its splitK means; 0 or nothing leaves them to `auto_splits`.
 
     Raises:
         PluginError: there is no such kernel for the device, or it does not take the shape so.
     """
-    if solution.kernel_name not in kernels:
-        raise PluginError(f"no pack for {device.gfx} has a kernel {solution.kernel_name or '(none is named)'}")
-    kernel = kernels[solution.kernel_name].kernel
+    if solution.kernel_name not in found.kernels:
+        raise PluginError(found.missing(solution.kernel_name))
+    kernel = found.kernels[solution.kernel_name].kernel
     splits = _splits(solution, kernel, shape, device)
     if reason := refusal(kernel, splits, shape):
         raise PluginError(reason)

@@ -1,0 +1,67 @@
+"""What the tests of this plugin share: the fake HIP runtime, code objects made up by the tests, the plugin's backend over both."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tunedgemm_asm import packs
+
+
+def _module(stem: str) -> ModuleType:
+    """A module beside this file: pytest imports tests by path, so they cannot import their siblings by name."""
+    name = f"tunedgemm_asm_tests_{stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def no_other_packs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Packs of the machine that runs the tests are none of theirs."""
+    for variable in ("TUNEDGEMM_ASM_PACKS", "AITER_ASM_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    packs.reload()
+    yield
+    packs.reload()
+
+
+@pytest.fixture(scope="session")
+def objects() -> ModuleType:
+    """The module that makes up code objects."""
+    return _module("objects")
+
+
+@pytest.fixture(scope="session")
+def fake() -> ModuleType:
+    """The module that compiles the fake HIP runtime, and makes up AITER's tree."""
+    return _module("fake")
+
+
+@pytest.fixture(scope="session")
+def over() -> ModuleType:
+    """The module with the plugin's backend over the fake."""
+    return _module("over")
+
+
+@pytest.fixture(scope="session")
+def backends(over: ModuleType, fake: ModuleType, objects: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The backend over the fake, on a CPU that stands for an MI300X (``gfx942``) and for an MI355X (``gfx950``), with kernels of all kinds."""
+    tree = fake.tree(tmp_path_factory.mktemp("hsa"), objects)
+    return {gfx: over.backend(fake, tree, gfx) for gfx in ("gfx942", "gfx950")}
+
+
+@pytest.fixture
+def asm(backends: dict[str, Any], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The backend of the architecture that is the test's parameter."""
+    monkeypatch.setenv("FAKE_GFX", request.param)
+    return backends[request.param]

@@ -1,0 +1,110 @@
+"""The plugin's backend over the fake HIP runtime, and what is wrong with the output of a launch."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of, ops, torch_dtype
+from tunedgemm.testing.conformance import Poisoned
+from tunedgemm_asm import Asm, driver, packs
+
+CPU = device_of(-1)
+#: What the CPU is taken for.
+HOSTS = {"gfx942": Device("gfx942", 304, "amd-instinct-mi300x"), "gfx950": Device("gfx950", 256, "amd-instinct-mi355x")}
+#: Two roundings of an output of this dtype, more of float32, whose sums are made in another order.
+ROUNDING = {"bf16": 2.0**-7, "fp32": 2.0**-18}
+
+
+def backend(fake: ModuleType, tree: Path, gfx: str) -> Asm:
+    """The backend over a copy of the fake library, which shares nothing with others, and the packs of AITER's tree and beside it."""
+    library = driver.bind_functions(driver.HIP, str(fake.copy_of()))
+    own = tree.with_name(f"{tree.name}-own")
+    found = found_in(gfx, tree, *([own] if own.is_dir() else []))
+    return Asm(found=lambda _: found, driver=lambda _: library, host=HOSTS[gfx])
+
+
+def found_in(gfx: str, *folders: Path) -> packs.Found:
+    """The kernels of the packs in these folders."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUNEDGEMM_ASM_PACKS", ":".join(map(str, folders)))
+        packs.reload()
+        try:
+            return packs.found(gfx)
+        finally:
+            packs.reload()
+
+
+def native(asm: Asm, fake: ModuleType) -> Any:
+    """The fake library of a backend, with its functions for tests."""
+    return fake.native(asm.driver(driver.HIP).path)
+
+
+@attrs.frozen(eq=False)
+class Case:
+    """A shape with operands and what comes out of them.
+
+    Attributes:
+        plain: the operands as a plugin's launcher gets them.
+        wanted: the op's reference.
+    """
+
+    shape: Shape
+    plain: tuple[Any, ...]
+    wanted: torch.Tensor
+
+    def wrong(self, out: torch.Tensor, splits: int = 1) -> str:
+        """What is wrong with an output, "" for a right one; parts of K that are added to it are rounded each time."""
+        dtype = torch_dtype(self.shape.outdtype)
+        if out.dtype != dtype or out.numel() != self.wanted.numel() or not out.is_contiguous():
+            return f"{tuple(out.shape)} {out.dtype} instead of {tuple(self.wanted.shape)} {dtype}"
+        rows = self.wanted.double().reshape(-1, self.shape.n)
+        error = (out.double().reshape(rows.shape) - rows).abs()
+        bound = ROUNDING[self.shape.outdtype] * (splits + 1) / 2 * (rows.abs() + rows.pow(2).mean(dim=1, keepdim=True).sqrt())
+        bad = ~(error <= bound)  # a NaN is bad
+        return f"{int(bad.sum())} of {bad.numel()} numbers are wrong, by up to {error.nan_to_num(torch.inf).max():.3g}" if bad.any() else ""
+
+    def launched(self, launcher: Launcher, splits: int = 1) -> str:
+        """What is wrong with a launch: its output, or bytes beside it."""
+        with Poisoned() as poisoned:
+            out = launcher.call(*self.plain)
+        return self.wrong(out, splits) or ("it writes beside its output" if poisoned.overwritten() else "")
+
+
+@functools.cache
+def case(shape: Shape, seed: int = 0) -> Case:
+    """Random operands of a shape."""
+    op = ops()[shape.op]
+    operands = op.make_inputs(shape, torch.device("cpu"), seed)
+    plain = tuple(None if each is None else getattr(each, "plain", each) for each in operands)
+    return Case(shape, plain, op.reference(shape, operands))
+
+
+def bound(asm: Asm, name: str, shape: Shape, split_k: int = 0) -> Launcher:
+    """A solution of that name, bound; fails with the reason where it is refused."""
+    answer = asm.bind(Solution(asm.libtype, name, split_k=split_k), shape, CPU)
+    assert isinstance(answer, Launcher), f"{shape}: {name}: {answer}"
+    return answer
+
+
+def refused(asm: Asm, name: str, shape: Shape, split_k: int = 0) -> str:
+    """The reason for which a solution of that name does not bind."""
+    answer = asm.bind(Solution(asm.libtype, name, split_k=split_k), shape, CPU)
+    assert isinstance(answer, Unsupported), f"{shape}: {name} binds"
+    return answer.reason
+
+
+def fault(asm: Asm, fake: ModuleType, shape: Shape, name: str, split_k: int = 0) -> str:
+    """What is wrong with a solution: why it is refused, at the bind or at the launch, or its output."""
+    answer = asm.bind(Solution(asm.libtype, name, split_k=split_k), shape, CPU)
+    if not isinstance(answer, Launcher):
+        return str(answer.reason)
+    try:
+        return case(shape).launched(answer, max(split_k, 1))
+    except LaunchError as error:
+        return f"{error}: {native(asm, fake).fake_last_reason().decode()}"
