@@ -223,7 +223,7 @@ def test_a_vetoed_row_continues_the_ladder(tmp_path: Path) -> None:
     padded = Shape("a16w16", 16, 16, 32, **F32)
     path = table_of(
         tmp_path / "t.csv",
-        (shape, Solution("asm", "_ZN5aiter"), 1.0),
+        (shape, Solution("ck", "_ZN5aiter"), 1.0),
         (padded, Solution("turbo", "gone"), 2.0),
         (Shape("a16w16", 8, 16, 32, **F32), Solution("turbo", "fake"), 3.0),
     )
@@ -236,9 +236,9 @@ def test_a_vetoed_row_continues_the_ladder(tmp_path: Path) -> None:
 
     assert calls == ["fake"]
     assert explanation.tuned and "coarse" in explanation.offer.why
-    assert [str(offer.solution) for offer, _ in explanation.passed_over] == ["asm:_ZN5aiter", "turbo:gone"]
+    assert [str(offer.solution) for offer, _ in explanation.passed_over] == ["ck:_ZN5aiter", "turbo:gone"]
     reasons = " ".join(reason for _, reason in explanation.passed_over)
-    assert "not installed; pip install tunedgemm[asm]" in reasons
+    assert "not installed; pip install tunedgemm[ck]" in reasons
     assert "no kernel 'gone'" in reasons
 
 

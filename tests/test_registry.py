@@ -166,16 +166,43 @@ def test_ties_follow_the_list_then_the_rank():
 
 
 def test_optional_hooks_are_optional(shape, cpu):
-    """Without refine there are no neighbours, without prepare nothing happens, without library_version it is empty."""
+    """Without refine there are no neighbours, without prepare nothing happens; library_version, details and lacks are empty."""
     backend = fake_backend("plain")
     (solution,) = backend.solutions(shape, cpu)
     assert backend.refine(solution, shape, cpu) == []
     assert backend.prepare(solution, shape, cpu) is None
     assert backend.library_version(cpu) == ""
+    assert backend.details(cpu) == ()
+    assert backend.lacks(solution, cpu) == ""
+
+
+def test_details_that_raise_are_told(cpu):
+    """The lines come one by one, so what is raised among them takes the place of them all."""
+
+    class Failing:
+        OPS = ("a16w16",)
+
+        def details(self, device):
+            yield "one"
+            raise ZeroDivisionError("of details")
+
+        @registry_module.hookspecs.hookimpl
+        def supports(self):
+            return True
+
+        @registry_module.hookspecs.hookimpl
+        def enumerate_solutions(self):
+            return []
+
+        @registry_module.hookspecs.hookimpl
+        def run(self):
+            return None
+
+    assert make_backend("fake", Failing()).details(cpu) == ("its details() raised ZeroDivisionError: of details",)
 
 
 def test_optional_hooks_are_bound(shape, cpu):
-    """Refine, prepare and library_version reach the plugin's own functions."""
+    """Refine, prepare, library_version, details and lacks reach the plugin's own functions."""
     seen = []
 
     class Plugin:
@@ -183,6 +210,12 @@ def test_optional_hooks_are_bound(shape, cpu):
 
         def library_version(self, device):
             return f"on {device.gfx}"
+
+        def details(self, device):
+            yield f"one file\nfor {device.gfx}"
+
+        def lacks(self, solution, device):
+            return f"no {solution.kernel_name} for {device.gfx}"
 
         @registry_module.hookspecs.hookimpl
         def supports(self):
@@ -211,6 +244,8 @@ def test_optional_hooks_are_bound(shape, cpu):
     backend.prepare(first, shape, sm_90)
     assert seen == [("a", "sm_90")]
     assert backend.library_version(sm_90) == "on sm_90"
+    assert backend.details(sm_90) == ("one file for sm_90",), "a line each"
+    assert backend.lacks(first, sm_90) == "no a for sm_90"
     launcher = backend.bind(first, shape, sm_90)
     assert isinstance(launcher, Launcher)
     assert launcher.call(1, 2) == ("a", 1, 2) == backend.run(first, shape, sm_90, (1, 2))

@@ -41,6 +41,8 @@ class Backend:
     ops: tuple[str, ...]
     hooks: Mapping[str, Callable[..., Any]]
     library_version: Callable[[Device], str]
+    details: Callable[[Device], tuple[str, ...]] = lambda _: ()
+    lacks: Callable[[Solution, Device], str] = lambda *_: ""
 
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
         """True, or the reason why not; a hook that raises counts as a reason."""
@@ -225,7 +227,12 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
     covered = tuple(getattr(plugin, "OPS", ()))
     if not covered:
         raise PluginError(f"libtype {libtype!r}: states no OPS; known ops: {', '.join(ops())}")
-    return Backend(libtype, distribution, version, covered, hooks, _guarded_version(getattr(plugin, "library_version", None)))
+    return Backend(
+        *(libtype, distribution, version, covered, hooks),
+        library_version=_guarded_text(getattr(plugin, "library_version", None)),
+        details=_guarded_details(getattr(plugin, "details", None)),
+        lacks=_guarded_text(getattr(plugin, "lacks", None)),
+    )
 
 
 def _bound(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -244,15 +251,27 @@ def _bound(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..
     return lambda *arguments: function(*(arguments[place] for place in places))
 
 
-def _guarded_version(library_version: Callable[[Device], str] | None) -> Callable[[Device], str]:
+def _guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:
     """The plugin's function; "" where it has none, fails or returns something else than text."""
 
-    def guarded(device: Device) -> str:
+    def guarded(*arguments: Any) -> str:
         try:
-            answer = library_version(device) if library_version is not None else ""
-        except Exception:  # a version that cannot be told is an unknown version
+            answer = function(*arguments) if function is not None else ""
+        except Exception:  # what cannot be told is unknown
             return ""
         return answer if isinstance(answer, str) else ""
+
+    return guarded
+
+
+def _guarded_details(details: Callable[[Device], Iterable[str]] | None) -> Callable[[Device], tuple[str, ...]]:
+    """The plugin's function; one line with the reason where it fails."""
+
+    def guarded(device: Device) -> tuple[str, ...]:
+        try:
+            return tuple(" ".join(str(line).splitlines()) for line in (details(device) if details is not None else ()))
+        except Exception as error:  # a plugin may raise anything
+            return (f"its details() raised {type(error).__name__}: {error}",)
 
     return guarded
 

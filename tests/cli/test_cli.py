@@ -92,7 +92,7 @@ def test_plugins_says_what_is_here_and_what_is_not(capsys: pytest.CaptureFixture
 
     assert code == 0
     assert "torch" in out and "a16w16" in out and "yes" in out
-    assert "pip install tunedgemm[asm]" in " ".join(out.split())
+    assert "pip install tunedgemm[ck]" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_plugins_says_what_is_here_and_what_is_not(capsys: pytest.CaptureFixture
     [
         (["tune", "-i", "absent.csv"], "no such file: absent.csv"),
         (["tune", "--libtype", "nope", "-i", "{untuned}"], "no backend of that name; installed:"),
-        (["tune", "--libtype", "asm", "-i", "{untuned}"], "pip install tunedgemm[asm]"),
+        (["tune", "--libtype", "ck", "-i", "{untuned}"], "pip install tunedgemm[ck]"),
         (["tune", "--op", "a99w99", "-i", "{untuned}"], "unknown op 'a99w99'; registered: a16w16"),
         (["tune", "--iters", "0", "-i", "{untuned}"], "--iters must be at least 1"),
         (["tune"], "AITER_TUNE_GEMM=1"),

@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) ->
         shape = Shape("a16w16", m, n, 128, "fp32")
         return Row(shape=shape, gfx=here.gfx, cu_num=here.cu_num, device=here.name, solution=Solution(libtype, kernel), us=us)
 
-    write_rows(tmp_path / "t.csv", OP, [row(16, 64, 10.0, "torch", "native"), row(8, 96, 5.0, "asm", "k")])
+    write_rows(tmp_path / "t.csv", OP, [row(16, 64, 10.0, "torch", "native"), row(8, 96, 5.0, "ck", "k")])
     write_rows(tmp_path / "real.csv", OP, [row(15, 64, 8.0, "torch", "onednn")])
     return tmp_path
 
@@ -62,7 +62,7 @@ def test_what_is_printed_tells_everything_at_80_columns(folder: Path, capsys: py
     assert "fallback: torch's own call" in out
     assert "regret of padded rows: 25.0 % in all, at worst 25.0 %, known of 20 of 20 calls" in out
     assert "torch:native 10.00 us (row at M=16), 8.00 us with torch:onednn (against, real.csv)" in out
-    assert "40 calls (" in out and "have a row of asm that is not used: not installed; pip install tunedgemm[asm]" in out
+    assert "40 calls (" in out and "have a row of ck that is not used: not installed; pip install tunedgemm[ck]" in out
     assert "with all of these rows in use: exact 70.0 % of calls" in out
     assert "by layer" in out and "a16w16 N=96 K=128 fp32->fp32" in out
     assert "what to tune next" in out
@@ -77,7 +77,7 @@ def test_shapes_are_told_one_by_one(folder: Path, capsys: pytest.CaptureFixture[
 
     [line] = [line for line in out.splitlines() if "a16w16 M=16" in line]
     assert [cell.strip() for cell in line.strip("│").split("│")][1::2] == ["2", "exact"] and "10.00" in line
-    assert "1 call (" in out and " has a row of asm that is not used" in out
+    assert "1 call (" in out and " has a row of ck that is not used" in out
     assert "what to tune next" not in out and "tunedgemm tune" not in out
 
 
@@ -149,7 +149,7 @@ def test_every_shape_is_written_as_csv(folder: Path, capsys: pytest.CaptureFixtu
 
     assert {m: line["how"] for m, line in lines.items()} == {16: "exact", 15: "fine", 8: "fallback", 4: "fallback"}
     assert (lines[15]["us"], lines[15]["us_from"], lines[15]["regret"], lines[15]["row_M"]) == ("10.0000", "padded row", "0.2500", "16")
-    assert "not asm:k: not installed" in lines[8]["why"] and lines[8]["row"] == "exact"
+    assert "not ck:k: not installed" in lines[8]["why"] and lines[8]["row"] == "exact"
     for other in ("in.csv", "t.csv"):
         before = (folder / other).read_text()
         code, _, err = run(capsys, "in.csv", "--csv", other)

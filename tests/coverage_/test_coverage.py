@@ -61,13 +61,13 @@ class TestAnswers:
 
     def test_a_row_that_cannot_be_used_counts_as_what_really_answers(self, listed, table, row):
         """The reason is told with the calls it stands for, and what the rows would answer if they could."""
-        rows = [row(16, solution=Solution("asm", "kernel")), row(32, solution=Solution("asm", "kernel")), row(64)]
+        rows = [row(16, solution=Solution("ck", "kernel")), row(32, solution=Solution("ck", "kernel")), row(64)]
         found = coverage(listed((16, 100), (30, 20), (64, 3)), tables=[table(*rows)])
 
         assert {entry.shape.m: entry.how for entry in found.entries} == {16: "fallback", 30: "fallback", 64: "exact"}
         [unused] = found.unused()
-        assert (unused.libtype, unused.calls) == ("asm", 120)
-        assert unused.reason == "not installed; pip install tunedgemm[asm]"
+        assert (unused.libtype, unused.calls) == ("ck", 120)
+        assert unused.reason == "not installed; pip install tunedgemm[ck]"
         assert found.rows("exact", by="calls") == 103 / 123
 
     def test_a_backends_heuristic_and_a_refusal_are_told(self):

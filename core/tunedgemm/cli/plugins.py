@@ -19,6 +19,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.solution import Unsupported
 
     registry, device = Registry(), current_device()
+    details: list[str] = []
     table = Table(title=f"backends on {device}", title_justify="left")
     for heading in ("libtype", "distribution", "version", "ops", "usable here"):
         table.add_column(heading, overflow="fold")
@@ -30,9 +31,12 @@ def _run(arguments: argparse.Namespace) -> int:
         probe = {name: backend.supports(Shape(name, 64, 1024, 1024), device) for name in backend.ops if name in ops()}
         answer = "yes" if any(probe.values()) else "no: " + "; ".join(sorted({str(reason) for reason in probe.values()}))
         library = backend.library_version(device) if arguments.verbose else ""
+        details += [f"{libtype}: {line}" for line in backend.details(device)] if arguments.verbose else []
         table.add_row(libtype, backend.distribution, f"{backend.version or '-'} {library}".strip(), ", ".join(backend.ops), answer)
     output = console()
     output.print(table)
+    for line in details:
+        output.print(line, markup=False, soft_wrap=True)
     for libtype in registry.libtypes:
         for problem in registry.problems(libtype):
             output.print(f"warning: {problem}", markup=False, soft_wrap=True)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tunedgemm.cli.table.files import answer, asked, op_of
 from tunedgemm.csvfile import read_rows
+from tunedgemm.device import Device
 from tunedgemm.folders import named_file
 from tunedgemm.libtypes import JOINT, known
 from tunedgemm.ops.op import Op
-from tunedgemm.registry import Registry
+from tunedgemm.registry import Backend, Registry
 from tunedgemm.row import Row, key_shape
 from tunedgemm.shape import Shape
 
@@ -86,3 +88,11 @@ def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
     if joint := [row for row in rows if JOINT in row.solution.libtype]:
         kinds = ", ".join(sorted({row.solution.libtype for row in joint}))
         yield f"note: {file}: {len(joint)} rows have stages of two backends ({kinds}), which none runs; the first in line {joint[0].line}"
+    registry, reasons = Registry(), defaultdict(list)
+    for row in rows:
+        backend = registry.get(row.solution.libtype)
+        if isinstance(backend, Backend) and (reason := backend.lacks(row.solution, Device(row.gfx or "unknown", row.cu_num))):
+            reasons[f"{row.solution.libtype}: {reason}"].append(row.line)
+    for reason, lines in reasons.items():
+        count = f"{len(lines)} rows are misses here, the first in line" if len(lines) > 1 else "one row is a miss here, in line"
+        yield f"note: {file}: {count} {lines[0]}: {reason}"
