@@ -10,14 +10,15 @@ import io
 import struct
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import msgpack
-from elftools.elf.elffile import ELFFile
 
 from tunedgemm_asm.abi import Abi
 from tunedgemm_asm.manifest import Kernel, PackError
+
+if TYPE_CHECKING:
+    from elftools.elf.elffile import ELFFile
 
 #: EF_AMDGPU_MACH of the header's flags -> architecture.
 MACHINES = MappingProxyType(
@@ -116,6 +117,8 @@ def read(content: bytes) -> CodeObject:
     """
     if content[:4] != b"\x7fELF":
         raise PackError(f"not an ELF file: it begins with {content[:4].hex() or 'nothing'}")
+    from elftools.elf.elffile import ELFFile  # 40 ms, which no other command should wait for
+
     try:
         gfx, kernels = _read(ELFFile(io.BytesIO(content)), content)
     except PackError:
@@ -156,6 +159,8 @@ def _inside(parts: list[tuple[int, int]], content: bytes) -> bool:
 
 def _metadata(elf: ELFFile) -> dict[str, Any]:
     """The map of note NT_AMDGPU_METADATA."""
+    import msgpack
+
     for part in (*elf.iter_segments(), *elf.iter_sections()):
         if part.header.get("p_type", part.header.get("sh_type")) in ("PT_NOTE", "SHT_NOTE"):
             for note in part.iter_notes():

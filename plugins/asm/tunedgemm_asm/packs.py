@@ -6,6 +6,7 @@ pack, what is wrong with one kernel that kernel; both are remembered with their 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from tunedgemm_asm.sources import sources
 
 #: Bytes of a code object at most; AITER's largest has 150 KiB.
 MAX_BYTES = 64 << 20
+#: What is said where there is no pack at all.
+NONE = "no pack is found; install AITER, name folders in TUNEDGEMM_ASM_PACKS, or make one with `tunedgemm asm build`"
 
 
 @attrs.frozen(eq=False)
@@ -303,6 +306,28 @@ def found(gfx: str) -> Found:
         for kernel in pack.kernels if pack.gfx != gfx else ():
             elsewhere[kernel.name] = tuple(dict.fromkeys((*elsewhere.get(kernel.name, ()), pack.gfx)))
     return Found(gfx, mine, MappingProxyType(kernels), tuple(refusals), MappingProxyType(elsewhere))
+
+
+def line_of(pack: Pack) -> str:
+    """A pack in one line, with the hash of all that it may execute."""
+    source = f", by {pack.source}" if pack.source else ""
+    return f"pack {pack.name} ({pack.folder}{source}): {len(pack.kernels)} kernels of {pack.abi.name}, sha256 {pack.sha256}"
+
+
+def described_packs(found: Found) -> tuple[str, ...]:
+    """A line for each pack of an architecture."""
+    return tuple(line_of(pack) for pack in found.packs)
+
+
+def lines(found: Found) -> tuple[str, ...]:
+    """What there is for an architecture, and what was refused with its reason; code objects are checked for it."""
+    if not found.packs and not found.problems:
+        others = sorted({gfx for every in found.elsewhere.values() for gfx in every})
+        return (f"no pack for {found.gfx}; there are some for {', '.join(others)}" if others else NONE,)
+    for loaded in found.kernels.values():
+        with contextlib.suppress(PackError):  # told among the problems
+            loaded.checked()
+    return (*described_packs(found), *(f"refused: {problem}" for problem in found.problems))
 
 
 def reload() -> None:
