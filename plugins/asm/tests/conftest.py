@@ -55,7 +55,7 @@ def over() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def backends(over: ModuleType, fake: ModuleType, objects: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The backend over the fake, on a CPU that stands for an MI300X (``gfx942``) and for an MI355X (``gfx950``), with kernels of all kinds."""
+    """The backend over the fake with kernels of all kinds, on a CPU that stands for an MI300X (``gfx942``) and an MI355X (``gfx950``)."""
     tree = fake.tree(tmp_path_factory.mktemp("hsa"), objects)
     return {gfx: over.backend(fake, tree, gfx) for gfx in ("gfx942", "gfx950")}
 

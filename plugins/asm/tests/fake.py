@@ -30,9 +30,9 @@ FAMILIES = {
 #: AITER's manifests as they are, where this machine has them.
 MANIFESTS = Path(__file__).parents[4] / "shared" / "aiter" / "manifests"
 
-_BF16 = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias".split(",")
-_SCALED = "tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name".split(",")
-_FP4 = "tile_M,tile_N,splitK,bpreshuffle,knl_name,co_name".split(",")
+_BF16 = ["knl_name", "co_name", "tn", "tileM", "tileN", "pf", "bPreshuffle", "splitK", "subK", "bias"]
+_SCALED = ["tile_m", "tile_n", "splitK", "bpreshuffle", "knl_name", "co_name"]
+_FP4 = ["tile_M", "tile_N", "splitK", "bpreshuffle", "knl_name", "co_name"]
 
 
 class NoCompilerError(RuntimeError):

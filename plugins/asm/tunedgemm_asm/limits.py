@@ -23,6 +23,8 @@ FP8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}
 COUNTERS = 1024
 #: Workgroups along the second and third axis of a grid (hipDeviceProp_t::maxGridSize).
 MAX_GRID = 65535
+#: Tiles of an output of our own kernels, which number them.
+MAX_TILES = (1 << 22) - 1
 #: Bytes of an operand: offsets in it have 32 bits.
 MAX_BYTES = 1 << 32
 
@@ -73,19 +75,20 @@ def supports(shape: Shape, device: Device, kernels: Kernels) -> bool | Unsupport
         return Unsupported(f"op {shape.op} is not covered; covered: {', '.join(OPS)}")
     if shape.m == 0:
         return Unsupported("an empty batch needs no kernel")
-    mine = [loaded.kernel for loaded in kernels.values() if shape.op in loaded.abi.ops]
-    if not mine:
-        return Unsupported(
-            f"no pack has kernels of {shape.op} for {device.gfx}; install AITER, name folders in TUNEDGEMM_ASM_PACKS, or run "
-            f"`tunedgemm asm build --gfx {device.gfx} -o DIR` for bf16"
-        )
-    reasons = {_operands(kernel, shape) or _sizes(kernel, shape) for kernel in mine}
-    if "" not in reasons:
-        return Unsupported("; ".join(sorted(reasons)[:3]))
-    wanted = FP8[device.gfx]
-    if shape.dtype.startswith("fp8") and shape.dtype != wanted:
+    if shape.dtype.startswith("fp8") and shape.dtype != (wanted := FP8[device.gfx]):
         return Unsupported(f"{device.gfx} multiplies {wanted}, not {shape.dtype}")
-    return True
+    reasons = set()
+    for loaded in kernels.values():
+        if shape.op in loaded.abi.ops:
+            if not (reason := _operands(loaded.kernel, shape) or _sizes(loaded.kernel, shape)):
+                return True
+            reasons.add(reason)
+    return Unsupported("; ".join(sorted(reasons)[:3]) or _missing(shape.op, device.gfx))
+
+
+def _missing(op: str, gfx: str) -> str:
+    built = f" or run `tunedgemm asm build --gfx {gfx} -o DIR`," if op == "a16w16" else ""
+    return f"no pack has kernels of {op} for {gfx}: install AITER,{built} and name folders of packs in TUNEDGEMM_ASM_PACKS"
 
 
 def refusal(kernel: Kernel, splits: int, shape: Shape) -> str:
@@ -131,22 +134,23 @@ def _sizes(kernel: Kernel, shape: Shape) -> str:
     whole = 16 if kernel.shuffled and rules.wide else rules.whole_n or kernel.tile_n
     if shape.n % whole:
         return f"{kernel.name} needs N % {whole} = 0 (N={shape.n})"
-    if ceil_div(shape.m, kernel.tile_m) > MAX_GRID:
-        return f"{kernel.name} has {ceil_div(shape.m, kernel.tile_m)} tiles along M; a grid has {MAX_GRID}"
-    bits, out = dtype_bits(shape.dtype) // (2 if shape.dtype == "fp4x2" else 1), dtype_bits(shape.outdtype)
-    if rules.wide:  # a tile is addressed with 31 bits from a base of 64
-        most, rows = MAX_BYTES // 2, {"x": (kernel.tile_m, shape.k, bits), "the weight": (kernel.tile_n, shape.k, bits)}
-        rows["the output"] = (kernel.tile_m, shape.n, out)
+    return _bytes(kernel, shape)
+
+
+def _bytes(kernel: Kernel, shape: Shape) -> str:
+    """Why what the kernel addresses, or its grid, is too large."""
+    x, out = dtype_bits(shape.dtype) // (2 if shape.dtype == "fp4x2" else 1), dtype_bits(shape.outdtype)
+    if RULES[kernel.abi].wide:  # a tile is addressed with 31 bits from a base of 64, and all tiles lie along the first axis of the grid
+        most, m, n = MAX_BYTES // 2, kernel.tile_m, kernel.tile_n
+        tiles, grid = ceil_div(shape.m, m) * ceil_div(shape.n, n), MAX_TILES
     else:
-        most, rows = (
-            MAX_BYTES,
-            {"x": (shape.m, shape.k, bits), "the weight": (shape.n, shape.k, bits), "the output": (shape.m, shape.n, out)},
-        )
-    for name, (height, width, each) in rows.items():
-        if height * width * each // 8 >= most:
-            return (
-                f"{kernel.name}: {name} has {height * width * each // 8} bytes or more in what it addresses; fewer than {most} are possible"
-            )
+        most, m, n = MAX_BYTES, shape.m, shape.n
+        tiles, grid = ceil_div(shape.m, kernel.tile_m), MAX_GRID
+    if tiles > grid:
+        return f"{kernel.name} has {tiles} tiles along an axis of its grid; there are {grid} at most"
+    for name, bits in (("x", m * shape.k * x), ("the weight", n * shape.k * x), ("the output", m * shape.n * out)):
+        if bits // 8 >= most:
+            return f"{kernel.name} would address {bits // 8} bytes of {name} at a time; fewer than {most} are possible"
     return ""
 
 

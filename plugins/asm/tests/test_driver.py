@@ -1,0 +1,97 @@
+"""Drivers: code objects that load or do not, once each, and the words of errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+from tunedgemm.plugin import LaunchError, PluginError
+from tunedgemm_asm import native
+from tunedgemm_asm.driver import HIP, Driver, bind_functions, function_of, loaded
+
+
+@pytest.fixture
+def library(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """A fake driver for a gfx942 that nobody else has."""
+    monkeypatch.setenv("FAKE_GFX", "gfx942")
+    return bind_functions(HIP, str(fake.copy_of()))
+
+
+def test_a_code_object_is_loaded_once(library: Driver, fake: ModuleType, objects: ModuleType) -> None:
+    """The kernels of one code object share a module; other code is another."""
+    both, other = objects.made(["one", "two"]), objects.made(["one"])
+    first = function_of(library, both, "one", -1)
+    assert function_of(library, both, "one", -1) is first
+    assert function_of(library, both, "two", -1).address != first.address
+    assert fake.native(library.path).fake_loads() == 1
+    assert function_of(library, other, "one", -1).address != first.address
+    assert fake.native(library.path).fake_loads() == 2
+
+
+def test_what_cannot_be_loaded_is_refused_in_the_drivers_words(library: Driver, objects: ModuleType) -> None:
+    """No code object, one of another architecture, a kernel that it does not have: the error names the function that was called."""
+    with pytest.raises(LaunchError, match="hipModuleLoadData: device kernel image is invalid"):
+        function_of(library, b"\x7fELF and then nothing of use" * 10, "one", -1)
+    with pytest.raises(LaunchError, match="hipModuleLoadData: no kernel image is available for execution on the device"):
+        function_of(library, objects.made(["one"], "gfx950"), "one", -1)
+    with pytest.raises(LaunchError, match="hipModuleGetFunction: named symbol not found"):
+        function_of(library, objects.made(["one"]), "another", -1)
+
+
+def test_a_status_without_a_text_is_told_by_its_number(library: Driver) -> None:
+    """Every status has words."""
+    assert library.text(0) == "no error"
+    assert library.text(700) == "an illegal memory access was encountered"
+    silent = attrs.evolve(library, functions={**library.functions, "error": lambda status: None})
+    assert silent.text(12) == "status 12"
+
+
+def test_a_library_that_cannot_be_used(fake: ModuleType, tmp_path: Path) -> None:
+    """The error names the file and what is wrong with it; where no name is found the newest is told."""
+    with pytest.raises(PluginError, match=f"asm: {tmp_path}/nowhere.so cannot be used: .*No such file"):
+        bind_functions(HIP, str(tmp_path / "nowhere.so"))
+    with pytest.raises(PluginError, match="undefined symbol: hipModuleUnheardOf"):
+        bind_functions(attrs.evolve(HIP, functions={"load": ("hipModuleUnheardOf", ())}), str(fake.build()))
+    with pytest.raises(PluginError, match=r"libnobody\.so\.2 cannot be used"):
+        loaded(attrs.evolve(HIP, libraries=("libnobody.so.2", "libnobody.so")))
+
+
+PROCESS = """
+import ctypes, sys
+import attrs
+from tunedgemm_asm.driver import HIP, loaded, mapped
+mine = attrs.evolve(HIP, libraries=("libhipOfMine.so.1", "libhipOfMine.so"))
+assert mapped("libhipOfMine.so") == []
+ctypes.CDLL(sys.argv[1])
+assert mapped("libhipOfMine.so") == [sys.argv[1]]
+assert mapped("OfMine.so") == []
+assert loaded(mine).path == sys.argv[1]
+"""
+
+
+def test_the_mapped_driver_is_taken(fake: ModuleType, tmp_path: Path) -> None:
+    """The file that torch has loaded is used, wherever it lies; a file is mapped by its own name, not by the end of another's."""
+    place = tmp_path / "a folder" / "libhipOfMine.so.1.2"
+    place.parent.mkdir()
+    place.write_bytes(fake.build().read_bytes())
+    done = subprocess.run([sys.executable, "-c", PROCESS, str(place)], capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_and_constants_are_hips_own() -> None:
+    """AMD's own bindings have the functions, the words of the list of extra arguments, and the statuses that the fake gives."""
+    hip: Any = pytest.importorskip("rocm.bindings.hip")
+    assert all(hasattr(hip, name) for name, _ in HIP.functions.values())
+    words = (hip.HIP_LAUNCH_PARAM_BUFFER_POINTER, hip.HIP_LAUNCH_PARAM_BUFFER_SIZE, hip.HIP_LAUNCH_PARAM_END)
+    assert words == (native._BUFFER_POINTER, native._BUFFER_SIZE, HIP.end)
+    named = {int(status): status.name for status in hip.hipError_t}
+    assert [named[status] for status in (0, 1, 200, 209, 400, 500, 700, 702, 719)] == [
+        *("hipSuccess", "hipErrorInvalidValue", "hipErrorInvalidImage", "hipErrorNoBinaryForGpu", "hipErrorInvalidHandle"),
+        *("hipErrorNotFound", "hipErrorIllegalAddress", "hipErrorLaunchTimeOut", "hipErrorLaunchFailure"),
+    ]

@@ -1,0 +1,108 @@
+"""Untuned calls: shuffled weights get the first guess, a total order that never picks what cannot run; plain ones need a fitted class."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+from tunedgemm.plugin import Device, Shape, Solution
+from tunedgemm_asm import heuristic
+from tunedgemm_asm.limits import refusal
+from tunedgemm_asm.solutions import rank, resolve
+
+MI300X = Device("gfx942", 304, "amd-instinct-mi300x")
+both = pytest.mark.parametrize("asm", ["gfx942", "gfx950"], indirect=True)
+gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)
+SHUFFLED = Shape("a16w16", 128, 4096, 4096, layout="aiter16x16")
+
+
+def shapes(gfx: str) -> list[Shape]:
+    """Products of many sizes with shuffled weights."""
+    fp8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}[gfx]
+    sizes = list(itertools.product((1, 16, 100, 1024, 9000), (128, 1280, 32768), (128, 512, 8192)))
+    return [
+        *(Shape("a16w16", *size, outdtype=out, layout="aiter16x16") for size in sizes for out in ("bf16", "fp32")),
+        *(Shape("a16w16", *size, epilogue="bias", layout="aiter16x16") for size in sizes),
+        *(Shape("a8w8_bpreshuffle", *size, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16") for size in sizes),
+        *(Shape("a8w8_blockscale_bpreshuffle", *size, dtype=fp8, outdtype="bf16", scale="block", layout="aiter16x16") for size in sizes),
+    ]
+
+
+@both
+def test_shuffled_weights_get_a_kernel_that_runs(asm: Any) -> None:
+    """Whatever is supported gets a guess, and the guess is feasible."""
+    gfx, device = asm.host.gfx, asm.host
+    found = asm.found(gfx)
+    for shape in shapes(gfx):
+        guess = asm.heuristic_fallback(shape, device)
+        assert (guess is not None) is bool(asm.supports(shape, device)), shape
+        if guess is not None:
+            kernel, splits = resolve(guess, shape, device, found)
+            assert refusal(kernel, splits, shape) == ""
+
+
+@gfx942
+def test_the_order_of_a_manifest_does_not_decide(asm: Any) -> None:
+    """Kernels in any order give the same guess and the same list."""
+    kernels, draw = list(asm.found("gfx942").kernels.items()), random.Random(1)
+    for shape in shapes("gfx942")[::7]:
+        wanted = asm.heuristic_fallback(shape, MI300X), list(asm.enumerate_solutions(shape, MI300X))
+        for _ in range(3):
+            draw.shuffle(kernels)
+            other = attrs.evolve(asm, found=lambda _: attrs.evolve(asm.found("gfx942"), kernels=dict(kernels)))
+            assert (other.heuristic_fallback(shape, MI300X), list(other.enumerate_solutions(shape, MI300X))) == wanted
+
+
+@gfx942
+def test_what_aiter_compares_decides(asm: Any, fake: ModuleType) -> None:
+    """Fewer rounds over the compute units, then fewer idle units, then fewer rows for nothing, then the better tile."""
+    kernels = {name: loaded.kernel for name, loaded in asm.found("gfx942").kernels.items()}
+    small, large = (kernels[fake.bf16(tile, shuffled=True)["knl_name"]] for tile in (32, 128))
+    device = attrs.evolve(MI300X, cu_num=64)
+    many = attrs.evolve(SHUFFLED, m=128)  # 256 workgroups in 4 rounds or 64 in one
+    assert rank(large, 1, many, device) < rank(small, 1, many, device)
+    idle = attrs.evolve(SHUFFLED, m=128, n=512)  # one round: 32 workgroups of 64 or 8
+    assert rank(small, 1, idle, device) < rank(large, 1, idle, device)
+    split = kernels[fake.bf16(32, shuffled=True, splits=True)["knl_name"]]
+    ragged = attrs.evolve(SHUFFLED, m=33, n=64 * 8)
+    assert rank(split, 4, ragged, device)[:3] == (1, 0, 31)
+    equal = attrs.evolve(SHUFFLED, m=1 << 14, n=1 << 14)  # no idle units, no rows for nothing
+    assert rank(large, 1, equal, device)[0] < rank(small, 1, equal, device)[0]
+
+
+@gfx942
+def test_too_many_tiles_for_the_counters_are_not_split(asm: Any, fake: ModuleType) -> None:
+    """With more than 1024 tiles only kernels without a split are left."""
+    shape = attrs.evolve(SHUFFLED, m=4096, n=64 * 64)
+    guess = asm.heuristic_fallback(shape, MI300X)
+    assert guess is not None
+    assert guess.split_k == 1
+    chosen = {solution.kernel_name for solution in asm.enumerate_solutions(shape, MI300X)}
+    assert fake.bf16(32, shuffled=True, splits=True)["knl_name"] not in chosen
+
+
+@gfx942
+def test_plain_weights_need_a_fitted_class(asm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No class was fitted; one that is given is answered, and only inside it."""
+    shape = attrs.evolve(SHUFFLED, layout="row")
+    assert heuristic.FITTED == ()
+    assert asm.heuristic_fallback(shape, MI300X) is None
+    fitted = heuristic.Fitted("gfx942", (64, 1024), 32768, "made up")
+    monkeypatch.setattr(heuristic, "FITTED", (fitted,))
+    for m, n, answered in ((64, 4096, True), (1024, 4096, True), (63, 4096, False), (1025, 4096, False), (64, 32768, False)):
+        assert (asm.heuristic_fallback(attrs.evolve(shape, m=m, n=n), MI300X) is not None) is answered, (m, n)
+    assert not fitted.has(shape, attrs.evolve(MI300X, gfx="gfx950"))
+
+
+@gfx942
+def test_kernels_that_never_ran_answer_nothing(asm: Any) -> None:
+    """Where only kernels of the generator fit, an untuned call is torch's."""
+    shape = attrs.evolve(SHUFFLED, n=4096 + 16)  # in no tile of AITER's
+    assert asm.supports(shape, MI300X) is True
+    assert {solution.kernel_name[:10] for solution in asm.enumerate_solutions(shape, MI300X)} == {"tunedgemm_"}
+    assert asm.heuristic_fallback(shape, MI300X) is None
+    assert isinstance(asm.heuristic_fallback(SHUFFLED, MI300X), Solution)

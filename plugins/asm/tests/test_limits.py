@@ -1,0 +1,126 @@
+"""Static limits: what is refused, with which reason, for devices that are not there."""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+from tunedgemm.plugin import Device, Shape
+from tunedgemm_asm import asm as plain
+from tunedgemm_asm.limits import parts_of, refusal
+
+gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)
+gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
+MI300X, MI355X = Device("gfx942", 304, "amd-instinct-mi300x"), Device("gfx950", 256, "amd-instinct-mi355x")
+PRODUCT = Shape("a16w16", 64, 512, 512)
+INT8 = Shape("a8w8_bpreshuffle", 64, 512, 512, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16")
+FP8 = Shape("a8w8_blockscale_bpreshuffle", 64, 512, 512, dtype="fp8_e4m3fn", outdtype="bf16", scale="block", layout="aiter16x16")
+FP4 = Shape("a4w4_blockscale", 64, 512, 512, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
+
+
+def test_without_packs_nothing_is_supported() -> None:
+    """The reason says where kernels come from, and that only bf16 can be built."""
+    assert str(plain.supports(PRODUCT, MI300X)) == (
+        "no pack has kernels of a16w16 for gfx942: install AITER, or run `tunedgemm asm build --gfx gfx942 -o DIR`, "
+        "and name folders of packs in TUNEDGEMM_ASM_PACKS"
+    )
+    assert "asm build" not in str(plain.supports(INT8, MI300X))
+    assert list(plain.enumerate_solutions(PRODUCT, MI300X)) == []
+    assert plain.heuristic_fallback(attrs.evolve(PRODUCT, layout="aiter16x16"), MI300X) is None
+    assert plain.library_version(MI300X) == ""
+
+
+@pytest.mark.parametrize("gfx", ["sm_90", "gfx1100", "cpu-avx512"])
+def test_other_devices_have_no_code_objects(gfx: str) -> None:
+    """Only the architectures that AITER's kernels and ours are for."""
+    assert str(plain.supports(PRODUCT, Device(gfx, 100, "other"))) == f"code objects are for gfx942 and gfx950, not {gfx}"
+
+
+@gfx950
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (attrs.evolve(PRODUCT, m=0), "an empty batch needs no kernel"),
+        (Shape("batched_bf16", 4, 64, 64, extra={"B": 2}), "op batched_bf16 is not covered"),
+        (attrs.evolve(PRODUCT, dtype="fp16", outdtype="fp16"), "take bf16, not fp16"),
+        (attrs.evolve(PRODUCT, outdtype="fp16"), "writes bf16 or fp32, not fp16"),
+        (attrs.evolve(PRODUCT, k=96), r"needs K % 64 = 0 \(K=96\)"),
+        (attrs.evolve(PRODUCT, n=66), r"needs N % 64 = 0 \(N=66\)"),
+        (attrs.evolve(PRODUCT, layout="aiter32x16"), "read weights of layout"),
+        (attrs.evolve(PRODUCT, scale="tensor"), "take scales of kind none, not tensor"),
+        (attrs.evolve(PRODUCT, epilogue="bias", bias_dtype="fp32"), "adds a bias in bf16, not fp32"),
+        (attrs.evolve(INT8, outdtype="fp16"), "writes bf16, not fp16"),
+        (attrs.evolve(INT8, k=192), r"needs K % 128 = 0 \(K=192\)"),
+        (attrs.evolve(INT8, n=160), r"needs N % 128 = 0 \(N=160\)"),
+        (attrs.evolve(INT8, scale="tensor"), "take scales of kind row, not tensor"),
+        (attrs.evolve(INT8, epilogue="bias", bias_dtype="bf16"), "adds a bias in fp32, not bf16"),
+        (attrs.evolve(INT8, dtype="fp8_e4m3fn"), "take int8, not fp8_e4m3fn"),
+        (attrs.evolve(INT8, layout="aiter16x16"), "read weights of layout aiter32x16"),
+        (attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), "gfx950 multiplies fp8_e4m3fn, not fp8_e4m3fnuz"),
+        (attrs.evolve(FP8, n=192), r"needs N % 128 = 0"),
+        (attrs.evolve(FP4, k=384), r"needs K % 256 = 0"),
+        (attrs.evolve(FP4, layout="row"), "reads a plain weight with shuffled scales"),
+        (attrs.evolve(FP4, epilogue="bias"), "adds no bias"),
+        (attrs.evolve(PRODUCT, m=1 << 22, n=512), "would address 4294967296 bytes of x at a time"),
+    ],
+    ids=str,
+)
+def test_what_no_kernel_takes(asm: Any, over: ModuleType, shape: Shape, reason: str) -> None:
+    """The reason names the limit and the number."""
+    kernels = {name: loaded for name, loaded in asm.found("gfx950").kernels.items() if not name.startswith("tunedgemm")}
+    theirs = attrs.evolve(asm, found=lambda _: attrs.evolve(asm.found("gfx950"), kernels=kernels))
+    answer = theirs.supports(shape, MI355X)
+    assert not answer
+    assert re.search(reason, str(answer)), str(answer)
+    assert list(theirs.enumerate_solutions(shape, MI355X)) == []
+    assert theirs.heuristic_fallback(shape, MI355X) is None
+
+
+@gfx942
+def test_an_architecture_has_the_fp8_that_it_multiplies(asm: Any) -> None:
+    """FNUZ on gfx942."""
+    assert asm.supports(attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), MI300X) is True
+    assert str(asm.supports(FP8, MI300X)) == "gfx942 multiplies fp8_e4m3fnuz, not fp8_e4m3fn"
+
+
+@gfx950
+def test_parts_of_k(asm: Any, fake: ModuleType) -> None:
+    """Kernels that count on semaphores have two parts or more and 1024 tiles at most; others as many as their steps allow."""
+    kernels = {name: loaded.kernel for name, loaded in asm.found("gfx950").kernels.items()}
+    split, whole = (
+        kernels[fake.bf16(32, shuffled=False, splits=True)["knl_name"]],
+        kernels[fake.bf16(32, shuffled=False, prefetch=3)["knl_name"]],
+    )
+    assert "splits K into two parts or more" in refusal(split, 1, PRODUCT)
+    assert refusal(split, 8, PRODUCT) == ""
+    assert "K=512 is not cut into 9 parts of whole steps of 64" in refusal(split, 9, PRODUCT)
+    assert "1 to 16 parts (got 17)" in refusal(split, 17, attrs.evolve(PRODUCT, k=4096))
+    assert refusal(whole, 1, PRODUCT) == ""
+    assert "does not split K (got 2 parts)" in refusal(whole, 2, PRODUCT)
+    exactly, over = attrs.evolve(PRODUCT, m=128 * 32, n=8 * 64), attrs.evolve(PRODUCT, m=128 * 32 + 1, n=8 * 64)
+    assert refusal(split, 2, exactly) == ""
+    assert "1032 tiles that meet over parts of K; there are 1024 counters" in refusal(split, 2, over)
+    assert refusal(whole, 1, over) == ""
+    int8 = kernels[fake.ROWS["i8gemm"][0]["knl_name"]]
+    assert [splits for splits in range(1, 9) if not refusal(int8, splits, attrs.evolve(INT8, k=768))] == [1, 2, 3, 6]
+    fp4 = kernels[fake.ROWS["f4gemm"][1]["knl_name"]]
+    assert [splits for splits in range(1, 17) if not refusal(fp4, splits, FP4)] == [1, 2, 4, 8, 16]
+    own = kernels["tunedgemm_bf16_64x64_pf2_splitk"]
+    assert [splits for splits in range(1, 9) if not refusal(own, splits, attrs.evolve(PRODUCT, k=320))] == [2, 3, 5]
+    assert parts_of(own, 4, attrs.evolve(PRODUCT, k=320)) == 3
+
+
+@gfx950
+def test_ours_take_ragged_columns_and_large_operands(asm: Any) -> None:
+    """N in wholes of 4, of 16 for shuffled weights; operands beyond 4 GiB, whose tiles alone are addressed with 32 bits."""
+    kernels = {name: loaded.kernel for name, loaded in asm.found("gfx950").kernels.items()}
+    plain_weight, shuffled = kernels["tunedgemm_bf16_64x64_pf2"], kernels["tunedgemm_bf16_64x64_bshuffle_pf2"]
+    assert refusal(plain_weight, 1, attrs.evolve(PRODUCT, n=100)) == ""
+    assert "N % 4 = 0 (N=102)" in refusal(plain_weight, 1, attrs.evolve(PRODUCT, n=102))
+    assert "N % 16 = 0 (N=100)" in refusal(shuffled, 1, attrs.evolve(PRODUCT, n=100, layout="aiter16x16"))
+    assert refusal(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 23)) == ""
+    assert "would address 2147483648 bytes of x at a time" in refusal(plain_weight, 1, attrs.evolve(PRODUCT, k=1 << 24))
+    assert "has 4194304 tiles along an axis of its grid" in refusal(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 20, n=1 << 14))
