@@ -40,16 +40,14 @@ LAYOUTS = {
     "aiter-fp8gemm-blockscale": (SCALED + ", 208 scale_m, 224 scale_n, 240 scale_k", 256),
     "tunedgemm-bf16": (OWN, 96),
 }
-#: The names that AITER's code objects have for our fields, where they are not the same.
-NAMES = dict(
-    pair.split("=")
-    for pair in """
+#: What AITER's code objects call our fields, where the names are not the same.
+THEIRS = """
 D=out C=c A=a B=b Mdim=m Ndim=n Kdim=k M=m K=k Bias=bias BIAS=bias strideD0=stride_out0 strideD1=stride_out1 strideC0=stride_c0
 strideC1=stride_c1 strideA0=stride_a0 strideA1=stride_a1 strideB0=stride_b0 strideB1=stride_b1 strideScaleA0=stride_a_scale0
 strideScaleA1=stride_a_scale1 strideScaleB0=stride_b_scale0 strideScaleB1=stride_b_scale1 splitk=splits KS=splits log2_k_split=log2_splits
 is_out_b16=out_is_bf16 ptr_semaphore=semaphore SA=a_scale SB=b_scale ScaleA=a_scale ScaleB=b_scale PA=stride_a PB=stride_b PC=stride_out
-""".split()
-)
+"""
+NAMES = dict(pair.split("=") for pair in THEIRS.split())
 
 
 def fields_of(text: str) -> list[tuple[str, int, str]]:

@@ -1,0 +1,236 @@
+"""Code objects: what is read of them, and every way in which one is not what was promised; nothing that is refused is launched."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import struct
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+from tunedgemm_asm import codeobject, descriptor, manifest
+from tunedgemm_asm.abi import ABIS
+from tunedgemm_asm.codeobject import read, refusal
+from tunedgemm_asm.manifest import Kernel, PackError
+
+HSA = Path(os.environ.get("AITER_ASM_DIR") or "/nonexistent")
+ABI = ABIS["aiter-bf16gemm"]
+KERNEL = Kernel("k", "k.co", ABI.name, 96, 64, 0, True, True, 64, True, ("bf16", "fp32"))
+CLANG = shutil.which("clang-19") or shutil.which("clang")
+
+SOURCE = """
+  .amdgcn_target "amdgcn-amd-amdhsa--gfx942"
+  .text
+  .globl k
+  .p2align 8
+  .type k,@function
+k:
+  s_endpgm
+.Lend:
+  .size k, .Lend-k
+  .rodata
+  .p2align 6
+  .amdhsa_kernel k
+    .amdhsa_group_segment_fixed_size 4096
+    .amdhsa_kernarg_size 96
+    .amdhsa_next_free_vgpr 160
+    .amdhsa_accum_offset 128
+    .amdhsa_next_free_sgpr 40
+  .end_amdhsa_kernel
+  .amdgpu_metadata
+---
+amdhsa.version: [1, 2]
+amdhsa.target: amdgcn-amd-amdhsa--gfx942
+amdhsa.kernels:
+  - .name: k
+    .symbol: k.kd
+    .kernarg_segment_size: 96
+    .kernarg_segment_align: 8
+    .group_segment_fixed_size: 4096
+    .private_segment_fixed_size: 0
+    .wavefront_size: 64
+    .sgpr_count: 46
+    .vgpr_count: 160
+    .agpr_count: 32
+    .vgpr_spill_count: 3
+    .sgpr_spill_count: 2
+    .max_flat_workgroup_size: 256
+    .reqd_workgroup_size: [256, 1, 1]
+    .args:
+      - {.name: out, .offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}
+      - {.offset: 48, .size: 4, .value_kind: by_value}
+...
+  .end_amdgpu_metadata
+"""
+
+
+def test_what_a_code_object_says_is_read(objects: ModuleType) -> None:
+    """Architecture, hash, and for each kernel sizes and arguments."""
+    content = objects.made(["a", "k"], "gfx950", 352, 163840, args=[objects.named("D", 0, 8, pointer=True)])
+    code = read(content)
+
+    assert code.gfx == "gfx950" and list(code.kernels) == ["a", "k"]
+    seen = code.kernels["k"]
+    assert (seen.kernarg_bytes, seen.lds_bytes, seen.workgroup, seen.wavefront) == (352, 163840, 256, 64)
+    assert seen.args == (codeobject.Argument("D", 0, 8, pointer=True),)
+    assert code.sha256 == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.skipif(CLANG is None, reason="no clang")
+def test_what_an_assembler_makes_is_read(tmp_path: Path) -> None:
+    """An object that LLVM assembled and linked, field by field."""
+    source, path = tmp_path / "k.s", tmp_path / "k.co"
+    source.write_text(SOURCE)
+    command = [str(CLANG), "-x", "assembler", "-target", "amdgcn-amd-amdhsa", "-mcpu=gfx942", str(source), "-o", str(path)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip(f"{CLANG} does not link for gfx942")
+    code = read(path.read_bytes())
+
+    assert code.gfx == "gfx942"
+    assert code.kernels["k"] == codeobject.Metadata(
+        kernarg_bytes=96, lds_bytes=4096, scratch_bytes=0, vgprs=160, agprs=32, sgprs=46, spills=5, workgroup=256, required=(256, 1, 1),
+        wavefront=64, args=(codeobject.Argument("out", 0, 8, pointer=True), codeobject.Argument("", 48, 4, pointer=False)),
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not HSA.is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")
+def test_aiters_code_objects_are_what_its_manifests_say() -> None:
+    """Every kernel of every manifest: found in its file, for its architecture, with arguments and resources that can be launched."""
+    count = 0
+    for gfx in ("gfx942", "gfx950"):
+        for family, (listed, name) in descriptor.AITER.items():
+            for kernel in manifest.read(HSA / gfx / family / listed, ABIS[name]).kernels:
+                code = read((HSA / gfx / family / kernel.file).read_bytes())
+                assert refusal(code, kernel, ABIS[name], gfx) == ""
+                count += 1
+
+    assert count == 110
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        ({"machine": 62}, "an ELF file for another machine (EM_X86_64"),
+        ({"target": "gfx950"}, "its header says gfx942 and its metadata amdgcn-amd-amdhsa--gfx950"),
+        ({"target": "gfx942:sramecc+:xnack-"}, ""),
+        ({"target": ""}, ""),
+        ({"exported": ["other"]}, "its metadata names k.kd, which it does not export"),
+        ({"descriptor_bytes": 96}, "descriptor and metadata of k disagree"),
+        ({"descriptor_bytes": 0}, ""),
+        ({"changes": {".group_segment_fixed_size": 1024}}, "descriptor and metadata of k disagree"),
+        ({"changes": {".symbol": "k"}}, "its metadata names k, which"),
+        ({"changes": {".vgpr_count": -1}}, "its metadata has '-1' where a number belongs"),
+        ({"changes": {".vgpr_count": "many"}}, "its metadata has 'many' where a number belongs"),
+        ({"changes": {".kernarg_segment_size": None}}, "garbled or cut off (KeyError: '.kernarg_segment_size')"),
+        ({"changes": {".args": 7}}, "garbled or cut off (TypeError"),
+    ],
+)
+def test_an_object_that_contradicts_itself_is_refused(made: Mapping[str, Any], reason: str, objects: ModuleType) -> None:
+    """Header, symbols, descriptor and metadata must agree; what is not stated does not contradict."""
+    content = objects.made(["k"], **made)
+    if not reason:
+        assert refusal(read(content), KERNEL, ABI, "gfx942") == ""
+        return
+    with pytest.raises(PackError) as caught:
+        read(content)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not an ELF file: it begins with nothing"),
+        (b"\x7fEL", "not an ELF file"),
+        (b"__CLANG_OFFLOAD_BUNDLE__", "not an ELF file: it begins with 5f5f434c"),
+        (b"version https://git-lfs.github.com/spec/v1", "not an ELF file"),
+        (b"\x7fELF", "garbled or cut off"),
+        (b"\x7fELF\x01\x01\x01" + b"\0" * 60, "32 bits"),
+    ],
+)
+def test_what_is_no_code_object_is_refused(content: bytes, reason: str) -> None:
+    """Nothing, a bundle, a pointer of Git LFS, the head of an ELF file, or one of 32 bits."""
+    with pytest.raises(PackError) as caught:
+        read(content)
+    assert reason in str(caught.value)
+
+
+def test_an_object_that_is_not_linked_is_refused(objects: ModuleType) -> None:
+    """A relocatable object, as an assembler without a linker leaves it."""
+    content = bytearray(objects.made(["k"]))
+    content[16:18] = struct.pack("<H", 1)
+    with pytest.raises(PackError, match="not linked: its type is ET_REL"):
+        read(bytes(content))
+
+
+def test_an_object_cut_off_anywhere_is_refused(objects: ModuleType) -> None:
+    """At every length below its own."""
+    content = objects.made(["k"])
+    for length in range(len(content)):
+        with pytest.raises(PackError):
+            read(content[:length])
+
+
+def test_garbled_bytes_never_raise_anything_else(objects: ModuleType) -> None:
+    """With bytes changed at random it is read or refused."""
+    draw, content = random.Random(11), objects.made(["a", "k"], args=[objects.named("D", 0, 8, pointer=True)])
+    refused = 0
+    for _ in range(1500):
+        garbled = bytearray(content)
+        for _ in range(draw.choice((1, 1, 2, 8))):
+            garbled[draw.randrange(len(garbled))] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
+        try:
+            refusal(read(bytes(garbled)), KERNEL, ABI, "gfx942")
+        except PackError:
+            refused += 1
+    assert 100 < refused < 1500
+
+
+@pytest.mark.parametrize(
+    ("made", "kernel", "reason"),
+    [
+        ({}, {}, ""),
+        ({"gfx": "gfx950"}, {}, "it is for gfx950, not gfx942"),
+        ({"gfx": "gfx90a"}, {}, "it is for gfx90a, not gfx942"),
+        ({}, {"name": "other"}, "it has no kernel other; it has k"),
+        ({"kernarg_bytes": 96}, {}, "its arguments take 96 bytes, those of aiter-bf16gemm 336 or 352"),
+        ({"kernarg_bytes": 368}, {}, "its arguments take 368 bytes"),
+        ({"kernarg_bytes": 336}, {"splits": False}, ""),
+        ({"kernarg_bytes": 336}, {}, "the manifest says that it splits K, and it does not ask for semaphore"),
+        ({"workgroup": 128}, {}, "it is for workgroups of 128 threads, aiter-bf16gemm launches 256"),
+        ({"workgroup": 2048}, {}, "a workgroup has 1024 threads at most, its 2048"),
+        ({"changes": {".reqd_workgroup_size": [64, 4, 1]}}, {}, "it is for workgroups of (64, 4, 1) threads"),
+        ({"changes": {".reqd_workgroup_size": [256, 1, 1]}}, {}, ""),
+        ({"lds_bytes": 65537}, {}, "gfx942 has 65536 bytes of LDS, it takes 65537"),
+        ({"changes": {".wavefront_size": 32}}, {}, "it has waves of 32 threads"),
+        ({"changes": {".vgpr_count": 513}}, {}, "with 513 registers"),
+        ({}, {"tile_m": 4096}, "the manifest's tile of 4096x64 has more values than a workgroup has registers"),
+    ],
+)
+def test_a_kernel_that_is_not_what_was_promised_is_refused(
+    made: Mapping[str, Any], kernel: Mapping[str, Any], reason: str, objects: ModuleType
+) -> None:
+    """Another architecture, symbol, size of arguments or workgroup; more than the hardware has; a promise that the code cannot keep."""
+    told = refusal(read(objects.made(["k"], **made)), attrs.evolve(KERNEL, **kernel), ABI, "gfx942")
+    assert reason in told and bool(reason) == bool(told)
+
+
+@pytest.mark.parametrize("wrong", ["missing", "moved", "narrow", "a number"])
+def test_arguments_that_are_listed_must_be_those_that_are_passed(wrong: str, objects: ModuleType) -> None:
+    """Each of our fields where the code object has an argument of its size and kind; padding between them may be listed or not."""
+    args = [objects.named(field.name, field.offset, field.bytes, pointer=field.kind == "pointer") for field in ABI.fields]
+    assert refusal(read(objects.made(["k"], args=args)), KERNEL, ABI, "gfx942") == ""
+    if wrong == "missing":
+        del args[3]
+    else:
+        args[3] |= {"moved": {".offset": 52}, "narrow": {".size": 4}, "a number": {".value_kind": "by_value"}}[wrong]
+
+    assert (
+        refusal(read(objects.made(["k"], args=args)), KERNEL, ABI, "gfx942") == "it lists no pointer at 48, where aiter-bf16gemm passes b"
+    )
