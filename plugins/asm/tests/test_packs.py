@@ -1,0 +1,324 @@
+"""Packs: where they come from, what of them may be launched, and every way in which one is bad, which costs itself alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tunedgemm_asm import descriptor, packs, sources
+from tunedgemm_asm.manifest import PackError
+
+HEAD = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"
+HSA = Path(os.environ.get("AITER_ASM_DIR") or "/nonexistent")
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(objects: ModuleType, tmp_path: Path) -> Write:
+    """Writes a pack below the test's folder: a descriptor, a manifest of the kernels named, a code object for each."""
+
+    def write(name: str, *kernels: str, gfx: str = "gfx942", said: Mapping[str, Any] | None = None, **made: Any) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        text = {"abi": "aiter-bf16gemm", "gfx": gfx, "manifest": "m.csv", **(said or {})}
+        (folder / "pack.json").write_text(json.dumps({key: value for key, value in text.items() if value is not None}))
+        (folder / "m.csv").write_text(HEAD + "".join(f"{kernel},{kernel}.co,1,96,64,0,0,0,64,1\n" for kernel in kernels))
+        for kernel in kernels:
+            (folder / f"{kernel}.co").write_bytes(objects.made([kernel], gfx, **made))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def from_folders(monkeypatch: pytest.MonkeyPatch) -> Callable[..., packs.Found]:
+    """What is found for an architecture with these folders in the environment."""
+
+    def found(*folders: Path | str, gfx: str = "gfx942") -> packs.Found:
+        monkeypatch.setenv(sources.VARIABLE, os.pathsep.join(map(str, folders)))
+        packs.reload()
+        return packs.found(gfx)
+
+    return found
+
+
+def test_a_pack_gives_its_kernels(write: Write, from_folders: Callable[..., packs.Found]) -> None:
+    """By name, with file, bytes, hash and metadata; nothing is refused."""
+    folder = write("mine", "a", "b")
+    found = from_folders(folder)
+
+    assert list(found.kernels) == ["a", "b"] and found.problems == ()
+    loaded = found.kernels["a"]
+    content = (folder / "a.co").read_bytes()
+    assert (loaded.code(), loaded.sha256) == (content, hashlib.sha256(content).hexdigest())
+    assert loaded.metadata().kernarg_bytes == 352 and loaded.abi.name == "aiter-bf16gemm"
+    assert loaded.dtypes["out"] == ("bf16", "fp32")
+    assert found.missing("a") == "" and packs.found("gfx942") is found
+
+
+def test_a_pack_is_for_its_architecture_alone(write: Write, from_folders: Callable[..., packs.Found]) -> None:
+    """A name found only under another architecture is a miss that says so."""
+    folders = write("old", "a", "both"), write("new", "b", "both", gfx="gfx950")
+    found = from_folders(*folders)
+
+    assert list(found.kernels) == ["a", "both"]
+    assert found.missing("b") == "the packs have b for gfx950, not for gfx942"
+    assert found.missing("c") == "no pack for gfx942 has a kernel c"
+    assert packs.found("gfx90a").missing("a") == "the packs have a for gfx942, not for gfx90a"
+    assert from_folders(gfx="gfx90a").missing("a") == "there is no pack for gfx90a"
+
+
+def test_a_folder_of_packs_is_looked_through(write: Write, from_folders: Callable[..., packs.Found], tmp_path: Path) -> None:
+    """Packs for several architectures below one folder; hidden folders and caches are passed over."""
+    write("all/gfx942", "a")
+    write("all/gfx950", "b", gfx="gfx950")
+    write("all/.hidden", "c")
+    write("all/__pycache__", "d")
+    found = from_folders(tmp_path / "all")
+
+    assert (list(found.kernels), found.problems) == (["a"], ())
+    assert list(packs.found("gfx950").kernels) == ["b"]
+
+
+def test_of_two_packs_with_one_name_the_earlier_has_it(write: Write, from_folders: Callable[..., packs.Found]) -> None:
+    """The later is told once, whatever it repeats; its other kernels are used."""
+    first, second = write("first", "a", "b"), write("second", "a", "b", "c")
+    found = from_folders(first, second)
+
+    assert {name: loaded.pack.name for name, loaded in found.kernels.items()} == {"a": "first", "b": "first", "c": "second"}
+    assert found.problems == (f"pack second ({second}): a and 1 more: given by first already",)
+    assert from_folders(first, first).problems == ()
+
+
+def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.Found], tmp_path: Path) -> None:
+    """A folder named and absent, or empty; parts that are blank are nothing."""
+    (tmp_path / "empty").mkdir()
+    found = from_folders(tmp_path / "absent", "", " ", tmp_path / "empty")
+
+    assert found.problems[0] == f"TUNEDGEMM_ASM_PACKS: there is no folder {tmp_path / 'absent'}"
+    assert found.problems[1].startswith(f"{tmp_path / 'empty'} holds no pack") and len(found.problems) == 2
+    assert found.kernels == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"abi": None}, "pack.json: abi must be text"),
+        ({"abi": "mine"}, "abi 'mine' is not known; known: aiter-bf16gemm, "),
+        ({"gfx": "gfx942:xnack+"}, "gfx 'gfx942:xnack+' is no architecture"),
+        ({"gfx": 942}, "gfx must be text"),
+        ({"manifest": "../m.csv"}, "manifest: '../m.csv' leads out of the pack's folder"),
+        ({"manifest": "n.csv"}, "n.csv: "),
+        ({"tile": 1}, "unknown key 'tile'; known: abi, gfx, manifest"),
+        ({"name": "a\nb"}, "name must be text"),
+        ({"dtypes": ["bf16"]}, "dtypes must be an object with some of the keys x, weight, out, bias"),
+        ({"dtypes": {"y": "bf16"}}, "dtypes must be an object"),
+        ({"dtypes": {"out": "fp16"}}, "dtypes: out 'fp16'; aiter-bf16gemm has bf16 fp32"),
+        ({"dtypes": {"out": [{}]}}, "dtypes: out"),
+        ({"sha256": {"a.co": "12"}}, "sha256 must be an object of files and 64 hexadecimal digits"),
+        ({"sha256": {"../a.co": "0" * 64}}, "sha256: '../a.co' leads out"),
+    ],
+)
+def test_a_bad_descriptor_costs_its_pack_alone(
+    said: Mapping[str, Any], reason: str, write: Write, from_folders: Callable[..., packs.Found]
+) -> None:
+    """It is refused with folder and reason; the pack beside it is used."""
+    bad, good = write("bad", "a", said=said), write("good", "b")
+    found = from_folders(bad, good)
+
+    (problem,) = found.problems
+    assert str(bad) in problem and reason in problem
+    assert list(found.kernels) == ["b"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (descriptor.MAX_BYTES + 1)])
+def test_a_descriptor_that_is_no_json_object_is_refused(content: bytes, write: Write, from_folders: Callable[..., packs.Found]) -> None:
+    """Nothing, half of it, a list, no text, too deep, too large."""
+    folder = write("bad", "a")
+    (folder / "pack.json").write_bytes(content)
+    (problem,) = from_folders(folder).problems
+    assert f"pack {folder}: pack.json: " in problem
+
+
+def test_a_kernel_without_its_file_costs_itself_alone(write: Write, from_folders: Callable[..., packs.Found]) -> None:
+    """Told when packs are listed, before anything is launched."""
+    folder = write("mine", "a", "b")
+    (folder / "a.co").unlink()
+    found = from_folders(folder)
+
+    assert list(found.kernels) == ["b"]
+    assert found.problems == (f"pack mine ({folder}): a: there is no file a.co",)
+    assert found.missing("a") == found.problems[0].replace(": a: ", ": ")
+
+
+def test_a_path_that_leads_out_is_refused(write: Write, from_folders: Callable[..., packs.Found], tmp_path: Path) -> None:
+    """By its text, or through a link."""
+    folder = write("mine", "a", "b")
+    (tmp_path / "outside.co").write_bytes((folder / "a.co").read_bytes())
+    (folder / "a.co").unlink()
+    (folder / "a.co").symlink_to(tmp_path / "outside.co")
+    (folder / "m.csv").write_text((folder / "m.csv").read_text().replace("b.co", "../outside.co"))
+    found = from_folders(folder)
+
+    assert found.kernels == {}
+    assert "column co_name: '../outside.co' leads out of the pack's folder" in found.missing("b")
+    assert "a.co leads out of the pack's folder" in found.missing("a")
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        ({"exported": ["other"]}, "does not export"),
+        ({"kernarg_bytes": 128}, "its arguments take 128 bytes"),
+        ({"workgroup": 64}, "it is for workgroups of 64 threads"),
+        ({"target": "gfx950"}, "its header says gfx942 and its metadata"),
+        ({"lds_bytes": 1 << 17}, "65536 bytes of LDS"),
+    ],
+)
+def test_a_bad_code_object_is_refused_before_any_launch(
+    made: Mapping[str, Any], reason: str, write: Write, from_folders: Callable[..., packs.Found], objects: ModuleType
+) -> None:
+    """Its bytes are never given out; pack, file and reason are told each time, and stay among the problems."""
+    folder = write("mine", "a", "b")
+    (folder / "a.co").write_bytes(objects.made(["a"], **made))
+    found = from_folders(folder)
+    assert found.problems == ()
+
+    for _ in range(2):
+        with pytest.raises(PackError) as caught:
+            found.kernels["a"].code()
+        assert str(caught.value).startswith(f"pack mine ({folder}): a.co: ") and reason in str(caught.value)
+    assert found.kernels["b"].code()
+    assert found.problems == (str(caught.value),) and found.missing("a") == str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["truncated", "another architecture", "another symbol", "gone"])
+def test_a_file_that_was_exchanged_is_refused(
+    kind: str, write: Write, from_folders: Callable[..., packs.Found], objects: ModuleType
+) -> None:
+    """The kinds of a lying manifest: each is refused by name."""
+    folder = write("mine", "a")
+    content = (folder / "a.co").read_bytes()
+    found = from_folders(folder)
+    {
+        "truncated": lambda: (folder / "a.co").write_bytes(content[: len(content) // 2]),
+        "another architecture": lambda: (folder / "a.co").write_bytes(objects.made(["a"], "gfx950")),
+        "another symbol": lambda: (folder / "a.co").write_bytes(objects.made(["b"])),
+        "gone": (folder / "a.co").unlink,
+    }[kind]()
+    reasons = {
+        "truncated": "cut off",
+        "another architecture": "for gfx950",
+        "another symbol": "has no kernel a; it has b",
+        "gone": "No such",
+    }
+    with pytest.raises(PackError, match=reasons[kind]):
+        found.kernels["a"].checked()
+
+
+def test_a_hash_that_is_promised_is_checked(write: Write, from_folders: Callable[..., packs.Found], objects: ModuleType) -> None:
+    """A file of other bytes is refused; with the right ones it is used."""
+    content = objects.made(["a"])
+    right = write("right", "a", said={"sha256": {"a.co": hashlib.sha256(content).hexdigest()}})
+    wrong = write("wrong", "a", said={"sha256": {"a.co": "0" * 64}})
+
+    assert from_folders(right).kernels["a"].code() == content
+    with pytest.raises(PackError, match=r"its sha256 is [0-9a-f]{64}, the descriptor says 0000"):
+        from_folders(wrong).kernels["a"].code()
+
+
+def test_dtypes_of_a_descriptor_narrow_those_of_the_layout(write: Write, from_folders: Callable[..., packs.Found]) -> None:
+    """Of the pack, and of each of its kernels; one that writes nothing of them is refused."""
+    folder = write("mine", "a", said={"dtypes": {"out": "fp32", "x": ["bf16"]}})
+    found = from_folders(folder)
+    assert found.kernels["a"].dtypes["out"] == ("fp32",) and found.kernels["a"].kernel.outputs == ("fp32",)
+
+    (folder / "m.csv").write_text(HEAD.strip() + ",outputs\na,a.co,1,96,64,0,0,0,64,1,bf16\n")
+    assert "it writes bf16, its pack fp32" in from_folders(folder).missing("a")
+
+
+def test_the_version_follows_every_byte(write: Write, from_folders: Callable[..., packs.Found]) -> None:
+    """Of code objects and manifest; without kernels it is empty."""
+    folder = write("mine", "a", "b")
+    first = from_folders(folder).version
+    assert first.startswith("asm ") and len(first) == 16 and from_folders(folder).version == first
+
+    (folder / "a.co").write_bytes((folder / "a.co").read_bytes() + b"\0")
+    second = from_folders(folder).version
+    (folder / "m.csv").write_text((folder / "m.csv").read_text().replace(",96,", ",80,", 1))
+    third = from_folders(folder).version
+
+    assert len({first, second, third}) == 3
+    assert from_folders().version == ""
+
+
+def test_aiters_own_tree_needs_no_descriptor(
+    objects: ModuleType, tmp_path: Path, from_folders: Callable[..., packs.Found], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own variable, as a folder that the user names, or one architecture of it; fp8 is that of the architecture."""
+    for gfx in ("gfx942", "gfx950"):
+        folder = tmp_path / "hsa" / gfx / "fp8gemm_blockscale"
+        folder.mkdir(parents=True)
+        (folder / "fp8gemm_bf16_blockscale.csv").write_text("tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n32,128,1,1,k,k.co\n")
+        (folder / "k.co").write_bytes(objects.made(["k"], gfx, 256))
+    (tmp_path / "hsa" / "gfx942" / "fmha").mkdir()  # AITER has many kernels that are no GEMMs
+
+    for place in (tmp_path / "hsa", tmp_path / "hsa" / "gfx942", tmp_path / "hsa" / "gfx942" / "fp8gemm_blockscale"):
+        found = from_folders(place)
+        assert list(found.kernels) == ["k"] and found.problems == () and found.kernels["k"].code()
+    monkeypatch.setenv(sources.AITER_VARIABLE, str(tmp_path / "hsa") + "/")
+    kinds = {gfx: from_folders(gfx=gfx).kernels["k"] for gfx in ("gfx942", "gfx950")}
+
+    assert {gfx: loaded.dtypes["x"] for gfx, loaded in kinds.items()} == {"gfx942": ("fp8_e4m3fnuz",), "gfx950": ("fp8_e4m3fn",)}
+    assert kinds["gfx950"].pack.source == "AITER_ASM_DIR" and kinds["gfx950"].pack.name == "aiter-gfx950-fp8gemm_blockscale"
+
+
+PROGRAM = """
+import sys
+from tunedgemm_asm import packs
+found = packs.found("gfx942")
+print(sorted((name, loaded.pack.source) for name, loaded in found.kernels.items()))
+print([problem for problem in found.problems])
+print([name for name in ("example_pack", "bad_pack", "aiter_meta", "torch", "elftools") if name in sys.modules])
+"""
+
+
+def test_installed_packages_are_found_without_importing_them(write: Write, tmp_path: Path) -> None:
+    """One that an entry point names, and AITER's; a package whose import would fail is read like any other. Neither torch is loaded."""
+    write("site/example_pack/kernels/gfx942", "theirs")
+    write("site/aiter_meta/hsa/own", "aiters")
+    site = tmp_path / "site"
+    for package in ("example_pack", "aiter_meta"):
+        (site / package / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (info := site / "example_pack-1.dist-info").mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: example-pack\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[tunedgemm.asm_packs]\nexample = example_pack.kernels\nnowhere = example_pack.absent\nno_name = example_pack:kernels/../..\n"
+    )
+    variables = {key: value for key, value in os.environ.items() if key not in (sources.VARIABLE, sources.AITER_VARIABLE)}
+    environment = {**variables, "PYTHONPATH": os.pathsep.join([str(site), *filter(None, sys.path)])}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False)
+
+    assert done.returncode == 0, done.stderr
+    kernels, problems, imported = done.stdout.splitlines()
+    assert kernels == "[('aiters', 'AITER (aiter_meta)'), ('theirs', 'example-pack')]"
+    assert "entry point nowhere names the package example_pack.absent, which has no folder here" in problems
+    assert "'example_pack:kernels/../..' names no package" in problems
+    assert imported == "[]"
+
+
+@pytest.mark.skipif(not HSA.is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")
+def test_aiters_real_tree_is_found_whole(from_folders: Callable[..., packs.Found]) -> None:
+    """37 kernels for gfx942 and 73 for gfx950, all of which pass every check."""
+    for gfx, count in (("gfx942", 37), ("gfx950", 73)):
+        found = from_folders(HSA, gfx=gfx)
+        assert len([loaded.code() for loaded in found.kernels.values()]) == count and found.problems == ()
