@@ -1,0 +1,120 @@
+"""Text to code objects, by whichever assembler is there.
+
+In this order: the one that ``TUNEDGEMM_ASM_CLANG`` names, ROCm's clang, a clang on PATH that knows the architecture (gfx950: LLVM 20 and
+later), the LLVM inside Triton.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import attrs
+from tunedgemm.plugin import PluginError
+
+CLANG = "TUNEDGEMM_ASM_CLANG"
+#: Seconds for one file; a kernel takes less than one.
+_SECONDS = 120
+_NEWEST, _OLDEST = 26, 17
+_PROBE = '    .amdgcn_target "amdgcn-amd-amdhsa--{gfx}"\n    .text\n    .globl probe\nprobe:\n    {product}\n    s_endpgm\n'
+_PRODUCTS = {
+    "gfx942": "v_mfma_f32_16x16x16_bf16 a[0:3], v[0:1], v[2:3], a[0:3]",
+    "gfx950": "v_mfma_f32_16x16x32_bf16 a[0:3], v[0:3], v[4:7], a[0:3]",
+}
+# Triton's functions for this are its own: they are called in a process of their own, since its LLVM ends a process at an error.
+_TRITON = """
+import json, pathlib, sys
+from triton._C.libtriton import llvm
+from triton.backends.amd.compiler import HIPBackend
+from triton.backends.compiler import GPUTarget
+gfx, folder = sys.argv[1:]
+llvm.init_targets()
+backend = HIPBackend(GPUTarget("hip", gfx, 64))
+for name, text in json.load(sys.stdin).items():
+    code = backend.make_hsaco(text, {}, backend.parse_options({}))
+    pathlib.Path(folder, name).write_bytes(code)
+"""
+
+
+@attrs.frozen
+class Assembler:
+    """One that makes code objects for an architecture.
+
+    Attributes:
+        gfx: the architecture.
+        name: what it calls itself.
+        clang: its program; empty for Triton's.
+    """
+
+    gfx: str
+    name: str
+    clang: str = ""
+
+    def assemble(self, texts: Mapping[str, str], folder: Path) -> None:
+        """Code objects of texts by the names of the files to write.
+
+        Raises:
+            PluginError: it refused one; says what it said.
+        """
+        if not self.clang:
+            command = [sys.executable, "-c", _TRITON, self.gfx, str(folder)]
+            _run(command, json.dumps(dict(texts)), f"Triton's LLVM, {len(texts)} kernels for {self.gfx}")
+            return
+        options = ("-x", "assembler", "-target", "amdgcn-amd-amdhsa", f"-mcpu={self.gfx}", "-nogpulib", "-")
+        for name, text in texts.items():
+            _run([self.clang, *options, "-o", str(folder / name)], text, f"{self.clang}, {name}")
+
+
+def _run(command: list[str], given: str, what: str) -> str:
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_SECONDS * 10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PluginError(f"{what}: {error}") from error
+    if done.returncode:
+        raise PluginError(f"{what}: {' '.join(done.stderr.split())[:500] or f'ended with {done.returncode}'}")
+    return done.stdout
+
+
+def assembler_for(gfx: str) -> Assembler:
+    """The first that can make code objects for an architecture.
+
+    Raises:
+        PluginError: none can; says which were tried, and what each said.
+    """
+    refused = []
+    for clang in _candidates():
+        try:
+            version = _run([clang, "--version"], "", clang).partition("\n")[0] if clang else _triton()
+            found = Assembler(gfx, version, clang)
+            with tempfile.TemporaryDirectory() as folder:
+                found.assemble({"probe.co": _PROBE.format(gfx=gfx, product=_PRODUCTS[gfx])}, Path(folder))
+                Path(folder, "probe.co").stat()
+        except (PluginError, OSError) as error:
+            refused.append(str(error))
+            continue
+        return found
+    raise PluginError(f"no assembler for {gfx}: set {CLANG} to a clang that knows it. Tried: {'; '.join(refused) or 'none is there'}")
+
+
+def _candidates() -> Iterator[str]:
+    """Programs, best first; an empty name is Triton's."""
+    if named := os.environ.get(CLANG):
+        yield named
+        return
+    for root in dict.fromkeys((os.environ.get("ROCM_PATH"), "/opt/rocm")):
+        if root and (clang := shutil.which(str(Path(root, "llvm", "bin", "clang")))):
+            yield clang
+    for name in ("amdclang", "clang", *(f"clang-{version}" for version in range(_NEWEST, _OLDEST, -1))):
+        if clang := shutil.which(name):
+            yield clang
+    yield ""
+
+
+def _triton() -> str:
+    return "Triton " + _run([sys.executable, "-c", "import triton; print(triton.__version__)"], "", "Triton").strip()

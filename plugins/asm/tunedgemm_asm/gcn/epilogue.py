@@ -1,0 +1,214 @@
+"""After the loop: bias, rounding and stores.
+
+A product's four results of a lane are neighbours along N, since the weight is the product's first operand: row lane % 16 of x, rows
+4 * (lane / 16) to + 3 of the weight. So a lane stores 8 bytes of bf16 or 16 of fp32 at once, and four lanes a line's 32 or 64.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from tunedgemm_asm.gcn.frame import Frame
+from tunedgemm_asm.gcn.plan import SIDE
+from tunedgemm_asm.gcn.prologue import RAW, describe, rows_left
+from tunedgemm_asm.gcn.registers import VCC, Reg
+from tunedgemm_asm.gcn.stream import Item, Label, Op, branch, op
+
+#: An offset beyond every buffer: nothing is stored there.
+NOWHERE = 0x80000000
+_ROUND, _NAN, _UPPER = 0x7FFF, 0x7FFF0000, 0x07060302
+
+
+@attrs.frozen
+class Output:
+    """One of the two forms of the output, and the registers of storing it.
+
+    Attributes:
+        f: registers of the kernel.
+        bits: of a value, 16 (bf16) or 32 (fp32).
+        to, bias: buffer descriptors.
+        rows: offset of a lane's row, of each product along M.
+        column: a lane's first column in the tile.
+        columns_left: columns of the tile that exist.
+        added: what is added to the four results of each product along N.
+        nowhere: offset of what must not be stored.
+        values, spare: four results on their way out, and room for rounding them.
+        scalars: constants of rounding.
+    """
+
+    f: Frame
+    bits: int
+    to: Reg
+    bias: Reg
+    rows: Reg
+    column: Reg
+    columns_left: Reg
+    added: Reg
+    nowhere: Reg
+    values: tuple[Reg, ...]
+    spare: Reg
+    scalars: Reg
+
+    @property
+    def bytes(self) -> int:
+        """Of a value."""
+        return self.bits // 8
+
+    @property
+    def width(self) -> str:
+        """Of a memory instruction for four values."""
+        return "x2" if self.bits == 16 else "x4"
+
+
+def output(f: Frame, bits: int) -> Output:
+    """Registers for storing; those of the loop are free by then, but for the lane's number and the accumulators."""
+    given = attrs.evolve(f.given, taken={**f.given.taken, "v": 1})
+    made = Output(
+        f=f, bits=bits, to=f.from_a, bias=f.from_b,
+        rows=given("v", f.plan.blocks_m, align=1), column=given("v"), columns_left=f.steps,
+        added=given("v", 4 * f.plan.blocks_n), nowhere=given("v"),
+        values=tuple(given("v", 4) for _ in range(4)), spare=given("v", 4), scalars=f.spare[4:8],
+    )  # fmt: skip
+    f.given.taken["v"] = max(f.given.taken["v"], given.taken["v"])
+    return made
+
+
+def store_tile(f: Frame) -> list[Item]:
+    """The tile into the output, as bf16 or fp32."""
+    fp32, end = Label("store_fp32"), Label("end")
+    return [
+        op("s_cmp_eq_u32", (), f.argument("out_is_bf16"), 0),
+        branch("s_cbranch_scc1", fp32),
+        *store_as(output(f, 16)),
+        branch("s_branch", end),
+        fp32,
+        *store_as(output(f, 32)),
+        end,
+        op("s_endpgm"),
+    ]
+
+
+def store_as(o: Output) -> list[Op]:
+    """The tile into an output of this many bits."""
+    return [*place_rows(o), *describe_output(o), *load_bias(o), *store_products(o)]
+
+
+def place_rows(o: Output) -> list[Op]:
+    """Offsets of a lane's rows in the tile, and its first column."""
+    f, plan, v, s = o.f, o.f.plan, o.spare, o.f.spare
+    stride = f.argument("stride_out")
+    shift = o.bytes.bit_length() - 1
+    ops = [
+        op("v_and_b32_e32", v[0], SIDE - 1, f.lane),
+        op("s_mul_i32", s[0], f.wave_m, plan.blocks_m * SIDE),
+        op("v_add_u32_e32", v[0], s[0], v[0], note="row"),
+        op("v_lshrrev_b32_e32", v[1], 4, f.lane),
+        op("v_lshlrev_b32_e32", v[1], 2, v[1]),
+        op("s_mul_i32", s[1], f.wave_n, plan.blocks_n * SIDE),
+        op("v_add_u32_e32", o.column, s[1], v[1], note="first column"),
+        op("v_mul_lo_u32", o.rows[0], v[0], stride),
+        op("v_lshl_add_u32", o.rows[0], o.column, shift, o.rows[0]),
+        op("s_lshl_b32", s[0], stride, SIDE.bit_length() - 1),
+    ]
+    ops += [op("v_add_u32_e32", o.rows[one], s[0], o.rows[one - 1]) for one in range(1, plan.blocks_m)]
+    return [*ops, op("v_mov_b32_e32", o.nowhere, NOWHERE)]
+
+
+def describe_output(o: Output) -> list[Op]:
+    """Buffers of the tile in the output and of its part of the bias; the bias of a call without one is empty, and adds zeros.
+
+    The output's ends behind the last row that exists. The columns that do not are no matter of the buffer: see `store_products`.
+    """
+    f, plan, s = o.f, o.f.plan, o.f.spare
+    shift = o.bytes.bit_length() - 1
+    return [
+        *describe(f, o.to, f.argument("out"), f.at_m, plan.tile_m, f.argument("stride_out")),
+        op("s_mul_i32", s[0], f.at_n, plan.tile_n),
+        op("s_lshl_b32", s[0], s[0], shift, note="bytes before the first column"),
+        op("s_add_u32", o.to[0], o.to[0], s[0]),
+        op("s_addc_u32", o.to[1], o.to[1], 0),
+        op("s_and_b32", o.to[1], o.to[1], 0xFFFF),
+        op("s_add_u32", o.bias[0], f.argument("bias")[0], s[0]),
+        op("s_addc_u32", o.bias[1], f.argument("bias")[1], 0),
+        op("s_and_b32", o.bias[1], o.bias[1], 0xFFFF),
+        *rows_left(f, o.columns_left, f.at_n, plan.tile_n, "n"),
+        op("s_lshl_b32", s[1], o.columns_left, shift),
+        op("s_mul_i32", o.bias[2], s[1], f.argument("add_bias")),
+        op("s_mov_b32", o.bias[3], RAW),
+        *rows_left(f, s[0], f.at_m, plan.tile_m, "m"),
+        op("s_sub_u32", s[0], s[0], 1),
+        op("s_mul_i32", s[0], s[0], f.argument("stride_out")),
+        op("s_add_u32", o.to[2], s[0], s[1]),
+    ]
+
+
+def load_bias(o: Output) -> list[Op]:
+    """Four values of each product along N, as fp32."""
+    v, ops = o.spare, []
+    ops.append(op("v_lshlrev_b32_e32", v[0], o.bytes.bit_length() - 1, o.column))
+    fours = o.added.fours()
+    for n, four in enumerate(fours):
+        to = four[2:4] if o.bits == 16 else four
+        offset = n * SIDE * o.bytes
+        ops.append(op(f"buffer_load_dword{o.width}", to, v[0], o.bias, 0, mods="offen" + (f" offset:{offset}" if offset else "")))
+    if o.bits == 32:
+        return ops
+    ops.append(op("s_mov_b32", o.scalars[0], 0xFFFF0000))
+    for four in fours:
+        ops += [
+            op("v_lshlrev_b32_e32", four[0], 16, four[2]),
+            op("v_and_b32_e32", four[1], o.scalars[0], four[2]),
+            op("v_lshlrev_b32_e32", four[2], 16, four[3]),
+            op("v_and_b32_e32", four[3], o.scalars[0], four[3]),
+        ]
+    return ops
+
+
+def store_products(o: Output) -> list[Op]:
+    """Results with the bias, to where they belong; columns that do not exist go nowhere."""
+    f, plan = o.f, o.f.plan
+    ops = round_constants(o)
+    for n, added in enumerate(o.added.fours()):
+        ops.append(op("v_sub_u32_e32", o.spare[0], o.columns_left, o.column))
+        ops.append(op("v_cmp_lt_i32_e32", VCC, n * SIDE, o.spare[0], note="columns of the products that exist"))
+        for m in range(plan.blocks_m):
+            values = o.values[m % len(o.values)]
+            total = f.sum(m, n)
+            ops += [op("v_accvgpr_read_b32", values[one], total[one]) for one in range(4)]
+            ops += [op("v_add_f32_e32", values[one], values[one], added[one]) for one in range(4)]
+            stored = values if o.bits == 32 else values[0:2]
+            if o.bits == 16:
+                ops += rounded(o, values)
+            ops.append(op("v_cndmask_b32_e32", o.spare[1], o.nowhere, o.rows[m], VCC))
+            offset = n * SIDE * o.bytes
+            mods = "offen" + (f" offset:{offset}" if offset else "")
+            ops.append(op(f"buffer_store_dword{o.width}", (), stored, o.spare[1], o.to, 0, mods=mods))
+    return ops
+
+
+def round_constants(o: Output) -> list[Op]:
+    """What `rounded` takes from scalars."""
+    if o.bits == 32 or o.f.plan.target.packs:
+        return []
+    constants = (_ROUND, _UPPER)
+    return [op("s_mov_b32", o.scalars[one], constant) for one, constant in enumerate(constants)] + [
+        op("v_mov_b32_e32", o.spare[3], _NAN, note="NaN")
+    ]
+
+
+def rounded(o: Output, values: Reg) -> list[Op]:
+    """Four fp32 values to bf16, to nearest, ties to even, in the first two registers."""
+    pairs = ((0, 1), (2, 3))
+    if o.f.plan.target.packs:
+        return [op("v_cvt_pk_bf16_f32", values[first // 2], values[first], values[second]) for first, second in pairs]
+    ops = []
+    mask, odd = o.scalars[2:4], o.spare[2]
+    for value in (values[one] for one in range(4)):
+        ops += [
+            op("v_cmp_u_f32_e64", mask, value, value, note="NaN"),
+            op("v_bfe_u32", odd, value, 16, 1),
+            op("v_add3_u32", value, value, odd, o.scalars[0]),
+            op("v_cndmask_b32_e64", value, value, o.spare[3], mask),
+        ]
+    ops += [op("v_perm_b32", values[first // 2], values[second], values[first], o.scalars[1]) for first, second in pairs]
+    return ops

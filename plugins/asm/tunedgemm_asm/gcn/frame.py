@@ -1,0 +1,114 @@
+"""The registers of one kernel, by what they are for."""
+
+from __future__ import annotations
+
+import attrs
+
+from tunedgemm_asm.abi import ABIS
+from tunedgemm_asm.gcn.plan import HALVES, Plan
+from tunedgemm_asm.gcn.registers import Reg, Registers
+
+ABI = ABIS["tunedgemm-bf16"]
+
+
+@attrs.define
+class Frame:
+    """What the parts of a kernel share.
+
+    Attributes:
+        plan: what the kernel is.
+        given: gives out registers that no part has.
+        kernarg, tile, part: what the hardware starts a wave with: address of the arguments; number of the workgroup along x, which
+            becomes the tile's; and along z, which is the part of K.
+        lane: number of the lane in its workgroup, later in its wave.
+        arguments: as they lie in memory.
+        at_m, at_n: which tile along M and along N.
+        wave_m, wave_n: which wave along them.
+        from_a, from_b: buffer descriptors of what is loaded next.
+        steps: left to multiply.
+        left_a, left_b: left to load; both are one for a plain weight.
+        spare: scalars without a lasting meaning.
+        offset_a, offset_b: of each load from its descriptor, of a lane.
+        staged: loads on their way to LDS, by set; x first.
+        blocks_a, blocks_b: operands of the products, by half of a step, or for a shuffled weight by set and half.
+        write: address in LDS to which a lane writes; or of a wave, where loads end there.
+        read_a, read_b: addresses in LDS from which a lane reads, by buffer and half.
+        sums: accumulators, four of each product.
+    """
+
+    plan: Plan
+    given: Registers
+    kernarg: Reg
+    tile: Reg
+    part: Reg
+    lane: Reg
+    arguments: Reg
+    at_m: Reg
+    at_n: Reg
+    wave_m: Reg
+    wave_n: Reg
+    from_a: Reg
+    from_b: Reg
+    steps: Reg
+    left_a: Reg
+    left_b: Reg
+    spare: Reg
+    offset_a: Reg
+    offset_b: Reg
+    staged: tuple[Reg, ...]
+    blocks_a: tuple[Reg, ...]
+    blocks_b: tuple[Reg, ...]
+    write: Reg
+    read_a: tuple[Reg, ...]
+    read_b: tuple[Reg, ...]
+    sums: Reg
+
+    def argument(self, name: str) -> Reg:
+        """The scalars that hold an argument."""
+        field = ABI.field(name)
+        return self.arguments[field.offset // 4 : (field.offset + field.bytes) // 4]
+
+    @property
+    def loose(self) -> Reg:
+        """Vector registers for what is done before the loop: those of the first operands."""
+        return self.blocks_a[0]
+
+    def sum(self, m: int, n: int) -> Reg:
+        """The accumulators of a product."""
+        first = 4 * (m * self.plan.blocks_n + n)
+        return self.sums[first : first + 4]
+
+    def lds(self, step: int) -> Reg:
+        """The part of LDS that holds a step."""
+        return Reg("lds", step % self.plan.buffers)
+
+
+def frame_of(plan: Plan) -> Frame:
+    """Registers for a kernel.
+
+    Raises:
+        PluginError: it would need more than there are.
+    """
+    given = Registers()
+    direct, unrolled = plan.target.direct, plan.unrolled
+    sets_b = unrolled * HALVES if plan.shuffled else HALVES
+    kernarg, tile, part = given("s", 2), given("s"), given("s")
+    left = given("s")
+    return Frame(
+        plan=plan, given=given, kernarg=kernarg, tile=tile, part=part,
+        lane=given("v"),
+        arguments=given("s", ABI.size // 4, align=8),
+        at_m=given("s"), at_n=given("s"), wave_m=given("s"), wave_n=given("s"),
+        from_a=given("s", 4), from_b=given("s", 4),
+        steps=given("s"), left_a=left, left_b=given("s") if plan.shuffled else left,
+        spare=given("s", 8),
+        offset_a=given("v", plan.loads_a, align=1),
+        offset_b=given("v", plan.blocks_n if plan.shuffled else plan.loads_b, align=1),
+        staged=() if direct else tuple(given("v", 4 * (plan.loads_a + plan.loads_b)) for _ in range(plan.prefetch)),
+        blocks_a=tuple(given("v", 4 * plan.blocks_m) for _ in range(HALVES)),
+        blocks_b=tuple(given("v", 4 * plan.blocks_n) for _ in range(sets_b)),
+        write=given("s" if direct else "v"),
+        read_a=tuple(given("v", HALVES, align=1) for _ in range(plan.buffers)),
+        read_b=() if plan.shuffled else tuple(given("v", HALVES, align=1) for _ in range(plan.buffers)),
+        sums=given("a", 4 * plan.blocks),
+    )  # fmt: skip

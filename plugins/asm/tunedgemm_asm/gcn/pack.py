@@ -1,0 +1,82 @@
+"""Packs of generated kernels."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from tunedgemm_asm.gcn.assembler import assembler_for
+from tunedgemm_asm.gcn.frame import ABI
+from tunedgemm_asm.gcn.kernel import text_of
+from tunedgemm_asm.gcn.plan import STEP, Plan
+from tunedgemm_asm.gcn.targets import TARGETS, target_of
+
+MANIFEST = "manifest.csv"
+#: Tiles: rows, columns, waves along M for a plain weight, steps loaded ahead for a plain and for a shuffled weight. A small tile has few
+#: products to hide memory's latency behind and so looks further ahead; the registers of a large one, which wait for the loads of gfx942,
+#: and the LDS of gfx950 allow less. A shuffled weight is no matter of LDS: there the four waves stand along N, and each loads its own.
+_TILES = {
+    "gfx942": (
+        *((32, 64, 1, 4, 4), (32, 128, 1, 3, 4), (64, 64, 2, 3, 4), (64, 128, 2, 2, 3), (96, 64, 2, 3, 3), (128, 64, 4, 2, 3)),
+        *((96, 128, 2, 2, 2), (128, 128, 2, 2, 2), (160, 128, 2, 2, 2), (128, 256, 2, 2, 2), (256, 128, 2, 2, 2), (256, 256, 2, 1, 1)),
+    ),
+    "gfx950": (
+        *((32, 64, 1, 4, 4), (32, 128, 1, 3, 4), (64, 64, 2, 3, 4), (64, 128, 2, 2, 3), (96, 64, 2, 3, 3), (128, 64, 4, 2, 3)),
+        *((96, 128, 2, 1, 2), (128, 128, 2, 1, 2), (160, 128, 2, 1, 2), (128, 256, 2, 2, 2), (256, 128, 2, 2, 2), (256, 256, 2, 1, 1)),
+    ),
+}
+#: Accumulators of a lane at most where several workgroups share a tile: such tiles are small, there are few of them.
+_SPLIT_MOST = 128 * 128
+
+
+@attrs.frozen
+class Built:
+    """A pack that was written: its kernels' names, and who assembled them."""
+
+    names: tuple[str, ...]
+    assembler: str
+
+
+def plans(gfx: str) -> Iterator[Plan]:
+    """All kernels of an architecture.
+
+    Raises:
+        PluginError: none are generated for it.
+    """
+    target_of(gfx)
+    for tile_m, tile_n, waves_m, plain, shuffled in _TILES[gfx]:
+        for split in (False, True)[: 1 + (tile_m * tile_n <= _SPLIT_MOST)]:
+            yield Plan(gfx, tile_m, tile_n, waves_m, plain, False, split)
+            yield Plan(gfx, tile_m, tile_n, 1, shuffled, True, split)
+
+
+#: All kernels of all architectures.
+PLANS = tuple(plan for gfx in TARGETS for plan in plans(gfx))
+
+
+def build(gfx: str, folder: Path) -> Built:
+    """Writes manifest, descriptor and code objects of all kernels for an architecture.
+
+    Raises:
+        PluginError: none are generated for it, or no assembler knows it.
+    """
+    made = tuple(plans(gfx))
+    assembler = assembler_for(gfx)
+    folder.mkdir(parents=True, exist_ok=True)
+    assembler.assemble({f"{plan.name}.co": text_of(plan) for plan in made}, folder)
+    rows = [
+        {"knl_name": plan.name, "co_name": f"{plan.name}.co", "tn": 1, "tileM": plan.tile_m, "tileN": plan.tile_n, "pf": plan.prefetch,
+         "bPreshuffle": int(plan.shuffled), "splitK": int(plan.split), "subK": STEP, "bias": 1}
+        for plan in made
+    ]  # fmt: skip
+    with (folder / MANIFEST).open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    described = {"name": f"tunedgemm-{gfx}", "abi": ABI.name, "gfx": gfx, "manifest": MANIFEST}
+    (folder / "pack.json").write_text(json.dumps(described, indent=2) + "\n")
+    return Built(tuple(plan.name for plan in made), assembler.name)

@@ -1,0 +1,236 @@
+"""Before the loop: which tile, where its operands are, and where each lane's share of them is."""
+
+from __future__ import annotations
+
+from tunedgemm_asm.gcn.frame import ABI, Frame
+from tunedgemm_asm.gcn.plan import HALVES, PACK, ROWS, SIDE, STEP, STEP_BYTES, Plan
+from tunedgemm_asm.gcn.registers import Reg
+from tunedgemm_asm.gcn.stream import Op, op
+
+#: Word 3 of a buffer descriptor: a format of 32 bits, no stride, no swizzle; the range is checked in bytes.
+RAW = 0x20000
+#: Chiplets of a device, over which the hardware deals workgroups in turn. Tiles of M that share a panel.
+CHIPLETS, PANEL = 8, 8
+#: Bytes of a lane's load.
+WIDE = 2 * PACK
+
+
+def load_arguments(f: Frame) -> list[Op]:
+    """The arguments into scalars: 96 bytes."""
+    first, second = f.arguments[:16], f.arguments[16:24]
+    return [
+        op("s_load_dwordx16", first, f.kernarg, hex(0), note=f"arguments of {ABI.name}"),
+        op("s_load_dwordx8", second, f.kernarg, hex(64)),
+    ]
+
+
+def divide(f: Frame, quotient: Reg, rest: Reg, dividend: Reg, divisor: Reg) -> list[Op]:
+    """Quotient and rest of numbers below 2**22: by fp32's reciprocal, which is off by one at most, and put right."""
+    v, s = f.loose, f.spare[6]
+    return [
+        op("v_cvt_f32_u32_e32", v[0], divisor),
+        op("v_rcp_iflag_f32_e32", v[0], v[0]),
+        op("v_cvt_f32_u32_e32", v[1], dividend),
+        op("v_mul_f32_e32", v[0], v[1], v[0]),
+        op("v_cvt_u32_f32_e32", v[0], v[0]),
+        op("v_readfirstlane_b32", quotient, v[0]),
+        op("s_mul_i32", s, quotient, divisor),
+        op("s_sub_i32", rest, dividend, s),
+        op("s_cmp_lt_i32", (), rest, 0),
+        op("s_cselect_b32", s, divisor, 0),
+        op("s_cselect_b32", f.spare[7], 1, 0),
+        op("s_add_i32", rest, rest, s),
+        op("s_sub_i32", quotient, quotient, f.spare[7]),
+        op("s_cmp_ge_i32", (), rest, divisor),
+        op("s_cselect_b32", s, divisor, 0),
+        op("s_cselect_b32", f.spare[7], 1, 0),
+        op("s_sub_i32", rest, rest, s),
+        op("s_add_i32", quotient, quotient, f.spare[7]),
+    ]
+
+
+def choose_tile(f: Frame) -> list[Op]:
+    """Which tile this workgroup computes.
+
+    Workgroups are dealt to the chiplets in turn, each of which has its own L2: so neighbouring tiles are given to workgroups of one
+    chiplet. Neighbours are the tiles of a panel: up to 8 along M that share rows of the weight, then the next along N.
+    """
+    tiles_m, tiles_n = f.argument("tiles_m"), f.argument("tiles_n")
+    s = f.spare
+    return [
+        op("s_mul_i32", s[0], tiles_m, tiles_n, note="tiles"),
+        op("s_and_b32", s[1], f.tile, CHIPLETS - 1, note="chiplet"),
+        op("s_lshr_b32", s[2], f.tile, 3, note="which of its workgroups"),
+        op("s_and_b32", s[3], s[0], CHIPLETS - 1),
+        op("s_lshr_b32", s[0], s[0], 3),
+        op("s_mul_i32", s[0], s[0], s[1]),
+        op("s_min_u32", s[3], s[3], s[1]),
+        op("s_add_u32", f.tile, s[0], s[3]),
+        op("s_add_u32", f.tile, f.tile, s[2], note="tile"),
+        op("s_lshl_b32", s[0], tiles_n, 3, note="tiles of a whole panel"),
+        *divide(f, s[1], s[2], f.tile, s[0]),
+        op("s_lshl_b32", s[1], s[1], 3, note="first tile of M in the panel"),
+        op("s_sub_u32", s[3], tiles_m, s[1]),
+        op("s_min_u32", s[3], s[3], PANEL, note="tiles of M in it"),
+        *divide(f, f.at_n, f.at_m, s[2], s[3]),
+        op("s_add_u32", f.at_m, f.at_m, s[1]),
+    ]
+
+
+def share_of_k(f: Frame) -> list[Op]:
+    """Steps of this workgroup, and in the last spare scalar but two its first element along K."""
+    begin = f.spare[5]
+    return [
+        op("s_mul_i32", begin, f.part, f.argument("k_part"), note="first element along K"),
+        op("s_sub_u32", f.steps, f.argument("k"), begin),
+        op("s_min_u32", f.steps, f.steps, f.argument("k_part")),
+        op("s_lshr_b32", f.steps, f.steps, STEP.bit_length() - 1, note="steps"),
+        op("s_mov_b32", f.left_a, f.steps),
+        *([op("s_mov_b32", f.left_b, f.steps)] if f.plan.shuffled else []),
+    ]
+
+
+def describe(f: Frame, to: Reg, pointer: Reg, index: Reg, tile: int, stride: Reg) -> list[Op]:
+    """Base of a buffer descriptor at the first row of a tile, in 64 bits: a matrix may be larger than 4 GiB."""
+    s = f.spare
+    return [
+        op("s_mul_i32", s[0], index, tile),
+        op("s_mul_hi_u32", s[1], s[0], stride),
+        op("s_mul_i32", s[2], s[0], stride),
+        op("s_add_u32", to[0], pointer[0], s[2]),
+        op("s_addc_u32", to[1], pointer[1], s[1]),
+        op("s_mov_b32", to[3], RAW),
+    ]
+
+
+def rows_left(f: Frame, to: Reg, index: Reg, tile: int, size: str) -> list[Op]:
+    """Rows of a tile that exist."""
+    return [
+        op("s_mul_i32", to, index, tile),
+        op("s_sub_u32", to, f.argument(size), to),
+        op("s_min_u32", to, to, tile),
+    ]
+
+
+def describe_operand(f: Frame, name: str) -> list[Op]:
+    """The buffer of ``a`` or ``b`` whose first bytes are this workgroup's first step of its tile.
+
+    It ends with the step's bytes of the last row that exists: loads from rows beyond it give zeros.
+    """
+    plan, s = f.plan, f.spare
+    shuffled = name == "b" and plan.shuffled
+    to, index, tile, size = (f.from_a, f.at_m, plan.tile_m, "m") if name == "a" else (f.from_b, f.at_n, plan.tile_n, "n")
+    stride = f.argument(f"stride_{name}")
+    return [
+        *describe(f, to, f.argument(name), index, tile, stride),
+        op("s_lshl_b32", s[0], f.spare[5], 5 if shuffled else 1, note="bytes before the first element along K"),
+        op("s_add_u32", to[0], to[0], s[0]),
+        op("s_addc_u32", to[1], to[1], 0),
+        op("s_and_b32", to[1], to[1], 0xFFFF),
+        *rows_left(f, s[0], index, tile, size),
+        *([op("s_lshr_b32", s[0], s[0], 4, note="blocks of 16 rows")] if shuffled else []),
+        op("s_sub_u32", s[0], s[0], 1),
+        op("s_mul_i32", s[0], s[0], stride),
+        *([op("s_lshl_b32", s[0], s[0], 4)] if shuffled else []),
+        op("s_add_u32", to[2], s[0], step_bytes(plan, name)),
+    ]
+
+
+def step_bytes(plan: Plan, name: str) -> int:
+    """From a step to the next: of a row, or of a block of 16 rows of a shuffled weight."""
+    return STEP_BYTES * (SIDE if name == "b" and plan.shuffled else 1)
+
+
+def place_waves(f: Frame) -> list[Op]:
+    """Which wave along M and N this one is; afterwards ``lane`` is still the lane of the workgroup."""
+    v = f.loose[0]
+    return [
+        op("v_lshrrev_b32_e32", v, 6, f.lane),
+        op("v_readfirstlane_b32", f.spare[4], v),
+        op("s_and_b32", f.wave_m, f.spare[4], f.plan.waves_m - 1),
+        op("s_lshr_b32", f.wave_n, f.spare[4], f.plan.waves_m.bit_length() - 1),
+    ]
+
+
+def place_loads(f: Frame) -> list[Op]:
+    """Where each lane loads from, and where in LDS that goes.
+
+    Eight lanes load the 128 bytes of a row. A row's 8 packs of 16 bytes stand in LDS in the order that XOR with the row's number modulo 8
+    gives, so that 8 lanes that read the same pack of 8 rows, and 8 that write a row, meet 32 different banks.
+    """
+    plan = f.plan
+    row, pack, mixed = f.loose[0], f.loose[1], f.loose[2]
+    ops = [
+        op("v_lshrrev_b32_e32", row, 3, f.lane, note="row"),
+        op("v_and_b32_e32", pack, PACK - 1, f.lane, note="pack"),
+        op("v_and_b32_e32", mixed, PACK - 1, row),
+        op("v_xor_b32_e32", mixed, mixed, pack),
+    ]
+    if plan.target.direct:
+        ops += [
+            op("v_mov_b32_e32", pack, mixed),
+            op("s_lshl_b32", f.write, f.spare[4], 10, note="a wave's 8 rows in LDS"),
+        ]
+    else:
+        ops += [
+            op("v_lshlrev_b32_e32", f.write, 7, row),
+            op("v_lshl_add_u32", f.write, mixed, 4, f.write),
+        ]
+    for name, offsets, loads in (("a", f.offset_a, plan.loads_a), ("b", f.offset_b, plan.loads_b)):
+        if not loads:
+            continue
+        stride = f.argument(f"stride_{name}")
+        ops += [
+            op("v_mul_lo_u32", offsets[0], row, stride),
+            op("v_lshl_add_u32", offsets[0], pack, 4, offsets[0]),
+            op("s_lshl_b32", f.spare[0], stride, ROWS.bit_length() - 1),
+        ]
+        ops += [op("v_add_u32_e32", offsets[one], f.spare[0], offsets[one - 1]) for one in range(1, loads)]
+    return ops
+
+
+def place_shuffled(f: Frame) -> list[Op]:
+    """Where each lane loads a shuffled weight from: 16 bytes a lane, 1 KiB a wave, are the operand of 16 rows by 32 elements."""
+    plan, s = f.plan, f.spare
+    ops = [
+        op("s_mul_i32", s[0], f.wave_n, plan.blocks_n),
+        op("s_lshl_b32", s[1], f.argument("stride_b"), 4, note="bytes of a block of 16 rows"),
+        op("s_mul_i32", s[0], s[0], s[1]),
+        op("v_lshlrev_b32_e32", f.offset_b[0], 4, f.lane),
+        op("v_add_u32_e32", f.offset_b[0], s[0], f.offset_b[0]),
+    ]
+    return ops + [op("v_add_u32_e32", f.offset_b[one], s[1], f.offset_b[one - 1]) for one in range(1, plan.blocks_n)]
+
+
+def narrow_lane(f: Frame) -> list[Op]:
+    """``lane`` becomes the number in the wave."""
+    return [op("v_and_b32_e32", f.lane, 63, f.lane)]
+
+
+def place_reads(f: Frame) -> list[Op]:
+    """Where in LDS each lane finds its 16 bytes of 16 rows by 32 elements: row lane % 16, pack lane / 16 of the half."""
+    plan = f.plan
+    row, pack = f.loose[0], f.loose[1]
+    ops = [
+        op("v_and_b32_e32", row, SIDE - 1, f.lane),
+        op("v_lshrrev_b32_e32", pack, 4, f.lane),
+        op("v_lshlrev_b32_e32", row, 7, row),
+        op("v_lshl_add_u32", row, pack, 4, row),
+        op("v_and_b32_e32", pack, PACK - 1, f.lane),
+        op("v_lshlrev_b32_e32", pack, 4, pack),
+        op("v_xor_b32_e32", row, row, pack, note="pack XOR row % 8"),
+    ]
+    for reads, wave, blocks, first in ((f.read_a, f.wave_m, plan.blocks_m, 0), (f.read_b, f.wave_n, plan.blocks_n, plan.tile_m)):
+        for buffer, addresses in enumerate(reads):
+            ops += [
+                op("s_mul_i32", f.spare[0], wave, blocks * SIDE * STEP_BYTES),
+                op("s_add_u32", f.spare[0], f.spare[0], buffer * plan.buffer_bytes + first * STEP_BYTES),
+                op("v_add_u32_e32", addresses[0], f.spare[0], row),
+                op("v_xor_b32_e32", addresses[1], WIDE * (PACK // HALVES), addresses[0], note="the other half"),
+            ]
+    return ops
+
+
+def clear_sums(f: Frame) -> list[Op]:
+    """Accumulators to zero."""
+    return [op("v_accvgpr_write_b32", f.sums[one], 0) for one in range(f.sums.count)]

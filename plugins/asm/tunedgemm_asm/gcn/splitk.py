@@ -1,0 +1,135 @@
+"""Several workgroups for the K of one tile.
+
+Each writes its sums into the workspace and counts itself at the tile's semaphore; the last to come adds all parts, in their order: so the
+result does not depend on who was last. The count is an increment that wraps at the number of parts, which leaves the semaphore at zero.
+
+Workgroups of a tile may run on different chiplets, whose L2 caches do not see each other's lines. Stores and loads of parts therefore have
+the scope of the device (``sc1``), as has the atomic increment; between them a wave waits for all its stores, and the workgroup for all its
+waves (LLVM, "Memory Model GFX942").
+"""
+
+from __future__ import annotations
+
+from tunedgemm_asm.gcn.frame import Frame
+from tunedgemm_asm.gcn.prologue import RAW
+from tunedgemm_asm.gcn.registers import EXEC, Reg
+from tunedgemm_asm.gcn.stream import Item, Label, Op, branch, op
+
+#: Bytes that a wave stores of one product: 16 of each lane.
+_BLOCK = 1024
+#: Products that are loaded at once while parts are added.
+_AT_ONCE = 8
+_COUNTED, _LAST, _ADD = Label("counted"), Label("last"), Label("add")
+
+
+def share_tile(f: Frame) -> list[Item]:
+    """The parts of a tile into the accumulators of the last workgroup to come; the others end here."""
+    return [*store_part(f), *count(f), *add_parts(f)]
+
+
+def describe_part(f: Frame, to: Reg, part: Reg | int) -> list[Op]:
+    """A buffer of the tile's part in the workspace, which holds all tiles of a part side by side."""
+    plan, s = f.plan, f.spare
+    workspace = f.argument("workspace")
+    return [
+        op("s_mul_i32", s[0], f.argument("tiles_m"), f.argument("tiles_n")),
+        op("s_mul_i32", s[0], s[0], part),
+        op("s_add_u32", s[0], s[0], f.tile),
+        op("s_mul_hi_u32", s[1], s[0], plan.tile_m * plan.tile_n * 4),
+        op("s_mul_i32", s[0], s[0], plan.tile_m * plan.tile_n * 4),
+        op("s_add_u32", to[0], workspace[0], s[0]),
+        op("s_addc_u32", to[1], workspace[1], s[1]),
+        op("s_and_b32", to[1], to[1], 0xFFFF),
+        op("s_mov_b32", to[2], plan.tile_m * plan.tile_n * 4),
+        op("s_mov_b32", to[3], RAW),
+    ]
+
+
+def place_lane(f: Frame, offset: Reg) -> list[Op]:
+    """Where in a part a lane's sums begin: those of a wave lie together, product by product."""
+    plan, s = f.plan, f.spare
+    return [
+        op("s_mul_i32", s[0], f.wave_n, plan.waves_m),
+        op("s_add_u32", s[0], s[0], f.wave_m),
+        op("s_mul_i32", s[0], s[0], plan.blocks * _BLOCK),
+        op("v_lshlrev_b32_e32", offset, 4, f.lane),
+        op("v_add_u32_e32", offset, s[0], offset),
+    ]
+
+
+def _each_block(offset: Reg, first: int, count: int) -> list[tuple[int, str, list[Op]]]:
+    """Products from one on: number, the rest of a memory instruction's text, and what moves a lane's offset on before it."""
+    found = []
+    for block in range(first, first + count):
+        moved = [op("v_add_u32_e32", offset, 4 * _BLOCK, offset)] if block % 4 == 0 and block else []
+        within = block % 4 * _BLOCK
+        found.append((block, "offen" + (f" offset:{within}" if within else "") + " sc1", moved))
+    return found
+
+
+def store_part(f: Frame) -> list[Op]:
+    """This workgroup's sums into the workspace, straight from the accumulators."""
+    offset, ops = f.loose[0], []
+    ops += [*describe_part(f, f.from_a, f.part), *place_lane(f, offset)]
+    for block, mods, moved in _each_block(offset, 0, f.plan.blocks):
+        ops += [*moved, op("buffer_store_dwordx4", (), f.sums.fours()[block], offset, f.from_a, 0, mods=mods)]
+    return ops
+
+
+def count(f: Frame) -> list[Item]:
+    """Once all stores of all waves have arrived, one lane counts the workgroup; all waves learn whether it was the last."""
+    s, v = f.spare, f.loose
+    semaphore = f.argument("semaphore")
+    return [
+        op("s_waitcnt", (), mods="vmcnt(0)"),
+        op("s_barrier"),
+        op("s_lshl_b32", s[2], f.tile, 2),
+        op("s_add_u32", s[4], semaphore[0], s[2]),
+        op("s_addc_u32", s[5], semaphore[1], 0),
+        op("s_sub_u32", s[3], f.argument("splits"), 1),
+        op("v_mov_b32_e32", v[0], 0),
+        op("s_add_u32", s[2], f.wave_m, f.wave_n),
+        op("s_cmp_lg_u32", (), s[2], 0),
+        branch("s_cbranch_scc1", _COUNTED),
+        op("s_mov_b64", EXEC, 1, note="one lane"),
+        op("v_mov_b32_e32", v[1], s[3]),
+        op("global_atomic_inc", v[2], v[0], v[1], s[4:6], mods="sc0"),
+        Op("ds_write_b32", (), (v[0], v[2]), writes=(f.lds(0),)),
+        op("s_mov_b64", EXEC, -1),
+        _COUNTED,
+        Op("s_barrier", reads=(f.lds(0),)),
+        Op("ds_read_b32", (v[3],), (v[0],), reads=(f.lds(0),)),
+        op("v_readfirstlane_b32", s[2], v[3]),
+        op("s_cmp_eq_u32", (), s[2], s[3]),
+        branch("s_cbranch_scc1", _LAST),
+        op("s_endpgm"),
+        _LAST,
+    ]
+
+
+def add_parts(f: Frame) -> list[Item]:
+    """The sums of all parts: the first into the accumulators, then one after the other added to them."""
+    plan, part, left = f.plan, f.part, f.steps
+    free = f.given.taken["v"] // 4 - 1
+    at_once = max(1, min(_AT_ONCE, plan.blocks, free - 1))
+    offset, room = Reg("v", 1), [Reg("v", 4 + 4 * one, 4) for one in range(at_once)]
+    spare = Reg("v", 2)
+    f.given.taken["v"] = max(f.given.taken["v"], 4 + 4 * at_once)
+    sums = f.sums.fours()
+    ops: list[Item] = [op("s_mov_b32", part, 0), *describe_part(f, f.from_a, part), *place_lane(f, offset)]
+    for block, mods, moved in _each_block(offset, 0, plan.blocks):
+        ops += [*moved, op("buffer_load_dwordx4", sums[block], offset, f.from_a, 0, mods=mods)]
+    ops += [op("s_sub_u32", left, f.argument("splits"), 1), _ADD, op("s_add_u32", part, part, 1)]
+    ops += [*describe_part(f, f.from_a, part), *place_lane(f, offset)]
+    for first in range(0, plan.blocks, at_once):
+        group = range(first, min(first + at_once, plan.blocks))
+        for block, mods, moved in _each_block(offset, first, len(group)):
+            ops += [*moved, op("buffer_load_dwordx4", room[block - first], offset, f.from_a, 0, mods=mods)]
+        for block in group:
+            for one in range(4):
+                ops += [
+                    op("v_accvgpr_read_b32", spare, sums[block][one]),
+                    op("v_add_f32_e32", spare, spare, room[block - first][one]),
+                    op("v_accvgpr_write_b32", sums[block][one], spare),
+                ]
+    return [*ops, op("s_sub_u32", left, left, 1), op("s_cmp_lg_u32", (), left, 0), branch("s_cbranch_scc1", _ADD)]

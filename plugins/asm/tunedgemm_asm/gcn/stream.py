@@ -1,0 +1,117 @@
+"""Instructions as values, and a stream of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from tunedgemm_asm.gcn.registers import EXEC, SCC, Reg
+
+Operand = Reg | int | float | str
+#: Scalar instructions that leave SCC as it was; all others of the scalar unit here write it.
+_KEEP_SCC = ("s_mov", "s_cselect", "s_mul", "s_load", "s_nop", "s_waitcnt", "s_barrier", "s_branch", "s_cbranch", "s_endpgm", "s_setprio")
+_READ_SCC = ("s_addc", "s_subb", "s_cselect", "s_cbranch_scc")
+_KEEP_EXEC = ("v_readfirstlane", "v_mfma")
+
+
+@attrs.frozen
+class Op:
+    """One instruction.
+
+    Attributes:
+        name: its mnemonic.
+        to: the registers that it writes and names.
+        of: what it reads and names, in the order of the text.
+        mods: what follows the operands.
+        reads, writes: registers that it reads or writes without naming them; LDS among them.
+        note: a comment.
+    """
+
+    name: str
+    to: tuple[Reg, ...] = ()
+    of: tuple[Operand, ...] = ()
+    mods: str = ""
+    reads: tuple[Reg, ...] = ()
+    writes: tuple[Reg, ...] = ()
+    note: str = ""
+
+    @property
+    def unit(self) -> str:
+        """Who executes it: ``mfma``, ``valu``, ``salu``, ``smem``, ``vmem``, ``lds``, ``branch``, ``barrier``, ``wait`` or ``end``."""
+        special = {"s_barrier": "barrier", "s_waitcnt": "wait", "s_nop": "wait", "s_endpgm": "end", "s_branch": "branch"}
+        starts = {"s_cbranch": "branch", "s_load": "smem", "s_": "salu", "v_mfma": "mfma", "v_": "valu", "ds_": "lds"}
+        if self.name in special:
+            return special[self.name]
+        return next((unit for start, unit in starts.items() if self.name.startswith(start)), "vmem")
+
+    @property
+    def stores(self) -> bool:
+        """Whether it writes memory outside the workgroup."""
+        return self.unit == "vmem" and ("store" in self.name or "atomic" in self.name)
+
+    @property
+    def read(self) -> tuple[Reg, ...]:
+        """All registers that it reads."""
+        implied = (SCC,) if self.name.startswith(_READ_SCC) else ()
+        if self.unit in ("valu", "vmem", "lds") and not self.name.startswith(_KEEP_EXEC):
+            implied += (EXEC,)
+        return (*(one for one in self.of if isinstance(one, Reg)), *self.reads, *implied)
+
+    @property
+    def written(self) -> tuple[Reg, ...]:
+        """All registers that it writes."""
+        implied = (SCC,) if self.unit == "salu" and not self.name.startswith(_KEEP_SCC) else ()
+        return (*self.to, *self.writes, *implied)
+
+    def __str__(self) -> str:
+        operands = ", ".join(_written(one) for one in (*self.to, *self.of))
+        text = f"    {self.name} {operands}{' ' if self.mods else ''}{self.mods}".rstrip()
+        return f"{text:<72}; {self.note}" if self.note else text
+
+
+@attrs.frozen
+class Label:
+    """A place to branch to."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f".L{self.name}:"
+
+
+Item = Op | Label
+Stream = Sequence[Item]
+
+
+def _written(operand: Operand) -> str:
+    if isinstance(operand, int) and not isinstance(operand, bool) and not -16 <= operand <= 64:
+        return hex(operand & 0xFFFFFFFF)
+    return str(operand)
+
+
+def op(name: str, to: Reg | Sequence[Reg] = (), *of: Operand, mods: str = "", note: str = "") -> Op:
+    """An instruction that names all that it reads and writes."""
+    return Op(name, (to,) if isinstance(to, Reg) else tuple(to), of, mods, note=note)
+
+
+def branch(name: str, label: Label, note: str = "") -> Op:
+    """A branch to a place."""
+    return Op(name, (), (f".L{label.name}",), note=note)
+
+
+def weave(main: Sequence[Op], beside: Sequence[Op], first: float = 0.0, last: float = 1.0) -> list[Op]:
+    """The instructions of ``beside`` spread evenly, in their order, over those of ``main`` from the share ``first`` to the share ``last``.
+
+    What a matrix instruction takes several cycles for, the other units have to themselves: the spread keeps all of them busy.
+    """
+    woven: list[Op] = []
+    done = 0
+    begin, end = first * len(main), last * len(main)
+    for index, one in enumerate(main):
+        share = (index + 1 - begin) / max(end - begin, 1e-9)
+        wanted = round(min(max(share, 0.0), 1.0) * len(beside))
+        woven.append(one)
+        woven.extend(beside[done:wanted])
+        done = max(done, wanted)
+    return woven + list(beside[done:])
