@@ -7,9 +7,10 @@ from tunedgemm import plugin
 
 #: What `CONTRACT` = 1 promises. Taking a name away is a new contract.
 WORDS = """
-CONTRACT Columns Command Device LaunchError Launcher Op OutOfResources PluginError Shape Solution Tolerance Unsupported UserError
-artifact cache_folder device_of dtype_bits home_folder hookimpl on_device ops parse_dtype plain_weight semaphores short_dtype
-shuffle_weight torch_dtype tune unshuffle_weight workspace
+CONTRACT Columns Command Device LaunchError Launcher Op Options OutOfResources Outcome Planned PluginError Progress Row Shape Solution
+Tolerance Unsupported UserError artifact cache_folder console device_of dtype_bits home_folder hookimpl on_device op_named ops parse_dtype
+plain_weight read_log read_rows semaphores shape_of_texts short_dtype shuffle_weight summary torch_dtype tune unshuffle_weight upsert
+workspace
 """
 MENU = set(WORDS.split())
 

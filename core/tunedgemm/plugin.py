@@ -15,7 +15,7 @@ from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.errors import LaunchError, OutOfResources, PluginError, UserError
 from tunedgemm.hookspecs import CONTRACT, hookimpl
 from tunedgemm.launcher import Launcher, on_device
-from tunedgemm.ops import ops
+from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.op import Columns, Op, Tolerance
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
@@ -29,8 +29,13 @@ __all__ = [
     "LaunchError",
     "Launcher",
     "Op",
+    "Options",  # noqa: F822
     "OutOfResources",
+    "Outcome",  # noqa: F822
+    "Planned",  # noqa: F822
     "PluginError",
+    "Progress",  # noqa: F822
+    "Row",  # noqa: F822
     "Shape",
     "Solution",
     "Tolerance",
@@ -38,27 +43,39 @@ __all__ = [
     "UserError",
     "artifact",
     "cache_folder",
+    "console",  # noqa: F822
     "device_of",
     "dtype_bits",
     "home_folder",  # noqa: F822 - by __getattr__, like those below
     "hookimpl",
     "on_device",
+    "op_named",
     "ops",
     "parse_dtype",
     "plain_weight",  # noqa: F822
+    "read_log",  # noqa: F822
+    "read_rows",  # noqa: F822
     "semaphores",
+    "shape_of_texts",  # noqa: F822
     "short_dtype",
     "shuffle_weight",  # noqa: F822
+    "summary",  # noqa: F822
     "torch_dtype",
     "tune",  # noqa: F822
     "unshuffle_weight",  # noqa: F822
+    "upsert",  # noqa: F822
     "workspace",
 ]
 
-#: Lazily: the tuner and the folders of tables stand above the contract, and weights load torch.
+#: Lazily: the tuner, its report and tables stand above the contract, and weights load torch.
 _LATE = {
-    "tune": "tunedgemm.tuner",
+    **dict.fromkeys(("Options", "tune"), "tunedgemm.tuner"),
+    **dict.fromkeys(("Outcome", "Planned"), "tunedgemm.tuner.trial"),
+    **dict.fromkeys(("Progress", "console", "summary"), "tunedgemm.report"),
+    **dict.fromkeys(("Row", "read_rows", "upsert"), "tunedgemm.csvfile"),
     "home_folder": "tunedgemm.folders",
+    "read_log": "tunedgemm.tuner.log",
+    "shape_of_texts": "tunedgemm.asked",
     **dict.fromkeys(("plain_weight", "shuffle_weight", "unshuffle_weight"), "tunedgemm.weights"),
 }
 

@@ -25,7 +25,8 @@ PLACE = Place(Device("sm_90", 132, "nvidia-h200", 0))
 TASKS = tuple(Task(Shape("a16w16", m, 64, 128)) for m in (1, 2, 3))
 #: every option with a value that is not its default, as flags
 FLAGS = {
-    "libtype": "--libtype triton,torch", "errRatio": "--errRatio 0.1", "deterministic": "--deterministic",
+    "libtype": "--libtype triton,torch", "errRatio": "--errRatio 0.1", "atol": "--atol 0.1", "rtol": "--rtol 0.02",
+    "deterministic": "--deterministic",
     "batch_invariant": "--batch-invariant", "cache": "--cache hot", "timing": "--timing eager", "warmup": "--warmup 2",
     "iters": "--iters 11", "candidates": "--candidates 32", "topk": "--topk 3", "seconds": "--seconds 1.5", "budget": "--budget 60",
     "batch": "--batch 7", "timeout": "--timeout 20",

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 #: Options that are flags of the same name.
 _SAME = (
-    "libtype", "errRatio", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "candidates", "topk", "seconds",
-    "budget", "batch", "timeout", "kernel_timeout", "all", "stale", "resume", "shard", "sort", "jobs", "mp", "executor", "device",
-    "ray_address",
+    "libtype", "errRatio", "atol", "rtol", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "candidates",
+    "topk", "seconds", "budget", "batch", "timeout", "kernel_timeout", "all", "stale", "resume", "shard", "sort", "jobs", "mp", "executor",
+    "device", "ray_address",
 )  # fmt: skip
 
 
@@ -87,6 +87,8 @@ def _add_choices(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--libtype", default="all", help="comma list of libtypes, also the order that decides ties (default: %(default)s)")
     add("--errRatio", type=float, default=0.05, help="largest share of wrong elements (default: %(default)s)")
+    add("--atol", type=float, help="absolute tolerance of an element; default: the op's")
+    add("--rtol", type=float, help="relative tolerance of an element; default: the op's")
     add("--deterministic", action="store_true", help="only solutions that gave the same bits in repeated runs")
     add("--batch-invariant", action="store_true", help="only solutions whose rows have the same bits whatever M; one for each N, K")
     add("-k", "--splitK", action="store_true", help="accepted for AITER's scripts: split-K solutions are always candidates")

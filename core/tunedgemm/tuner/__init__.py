@@ -31,8 +31,8 @@ from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Place, Planned
 
 #: Options that decide what a trial says; trials of an interrupted run with others are not reused.
 _MATTERS = (
-    "libtype", "errRatio", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "candidates", "topk", "seconds",
-    "shard", "all", "timeout", "kernel_timeout",
+    "libtype", "errRatio", "atol", "rtol", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "candidates", "topk",
+    "seconds", "shard", "all", "timeout", "kernel_timeout",
 )  # fmt: skip
 #: So many solutions of each shape, and of the whole group, may become its pin.
 _PIN_BEST = 4

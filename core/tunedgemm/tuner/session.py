@@ -19,6 +19,7 @@ from tunedgemm.device import Device, device_of
 from tunedgemm.errors import TunedGemmError
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named
+from tunedgemm.ops.op import Op
 from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
@@ -94,7 +95,8 @@ class Session:
             gc.freeze()
         if self.index >= 0:
             torch.cuda.empty_cache()
-        op, device, options = op_named(self.op_name), self.device, self.options
+        device, options = self.device, self.options
+        op = bounded(op_named(self.op_name), options)
         if self.bench is None:
             self._sampler = Workload(op, shape, device, cache=options.cache, timing=options.timing)
         else:
@@ -201,3 +203,10 @@ class Session:
         except Exception as error:
             said = blamed.detail if isinstance(blamed, Timing) else str(error)
             raise DeviceFault(f"{said}"[:500]) from None
+
+
+def bounded(op: Op, options: Options) -> Op:
+    """The op with the tolerance of an element that the options ask for."""
+    asked = {name: value for name in ("atol", "rtol") if (value := getattr(options, name)) is not None}
+    own = op.tolerance
+    return attrs.evolve(op, tolerance=lambda shape: attrs.evolve(own(shape), **asked)) if asked else op

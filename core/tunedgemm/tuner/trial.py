@@ -51,7 +51,8 @@ class Options:
 
     Attributes:
         libtype: ``all`` or a comma list of libtypes, which also decides ties.
-        errRatio: largest share of elements outside the op's tolerance.
+        errRatio: largest share of elements outside the tolerance.
+        atol, rtol: the tolerance of an element, ``|out - ref| <= atol + rtol * |ref|``; None for the op's own.
         deterministic: only solutions that gave the same bits in repeated runs.
         batch_invariant: only solutions whose rows have the same bits whatever M; one is pinned for each (N, K), with M = 0.
         cache: ``cold`` rotates the weights through memory, ``hot`` uses one copy.
@@ -80,6 +81,8 @@ class Options:
 
     libtype: str = "all"
     errRatio: float = attrs.field(default=MAX_ERROR_RATIO, validator=_a_share)
+    atol: float | None = attrs.field(default=None, validator=attrs.validators.optional(_at_least(0.0)))
+    rtol: float | None = attrs.field(default=None, validator=attrs.validators.optional(_at_least(0.0)))
     deterministic: bool = False
     batch_invariant: bool = False
     cache: str = attrs.field(default="cold", validator=_one_of("cold", "hot"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
 
-from tunedgemm_triton import heuristic, launch, limits, plan_launch, solutions
+from tunedgemm_triton import heuristic, launch, limits, plan_launch, searchspace, solutions
+from tunedgemm_triton.dialect import OURS
 from tunedgemm_triton.planned import PLANNED
 
 CONTRACT = 1
@@ -26,13 +28,17 @@ def supports(shape: Shape, device: Device) -> bool | Unsupported:
 
 @hookimpl
 def enumerate_solutions(shape: Shape, device: Device) -> Iterable[Solution]:
-    """The kernels worth timing for the shape, best guesses first."""
-    return PLANNED.get(shape.op, solutions).enumerate_solutions(shape, device)
+    """The kernels worth timing for the shape, a JSON file's choice and then the best guesses first; or a search space of the user's own."""
+    own = searchspace.enumerated(OURS, shape, device, supports(shape, device))
+    if own is not None:
+        return own
+    first, listed = heuristic_fallback(shape, device), PLANNED.get(shape.op, solutions).enumerate_solutions(shape, device)
+    return itertools.chain([first], (found for found in listed if found != first)) if first else listed
 
 
 @hookimpl
 def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
-    """The solution of an untuned call, if any."""
+    """The solution of an untuned call: that of a JSON file, if there is one."""
     return heuristic.heuristic_fallback(shape, device)
 
 
@@ -56,4 +62,4 @@ def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsuppo
 @hookimpl
 def refine(solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
     """The solution's neighbours: one parameter changed at a time."""
-    return PLANNED.get(shape.op, solutions).refine(solution, shape, device)
+    return searchspace.inside(PLANNED.get(shape.op, solutions).refine(solution, shape, device), OURS, shape, device)

@@ -30,6 +30,7 @@ from tunedgemm.plugin import (
 from tunedgemm_triton.compile import Build, build_of, compiled, our_cache
 from tunedgemm_triton.counters import counters_of
 from tunedgemm_triton.fit import grid_of, partial_bytes, refusal
+from tunedgemm_triton.heuristic import heuristic_fallback
 from tunedgemm_triton.limits import ARCHITECTURES, batches_of, supports
 from tunedgemm_triton.names import kernel_of
 from tunedgemm_triton.solutions import enumerate_solutions
@@ -56,10 +57,10 @@ class Loaded:
 
 
 def resolve(solution: Solution, shape: Shape, device: Device) -> Solution:
-    """The solution itself, or the first enumerated one for AITER's alias ``auto`` (or no name)."""
+    """The solution itself; for AITER's alias ``auto`` (or no name) the choice of a JSON file, or the first enumerated one."""
     if solution.kernel_name not in ("auto", ""):
         return solution
-    first = next(enumerate_solutions(shape, device), None)
+    first = heuristic_fallback(shape, device) or next(enumerate_solutions(shape, device), None)
     if first is None:
         raise PluginError(f"triton lists no kernel for {shape} on {device}")
     return first

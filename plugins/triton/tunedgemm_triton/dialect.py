@@ -1,0 +1,132 @@
+"""Dialects: how a backend's solutions are said in JSON files. Ours, and those of backends that others make with `author`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
+
+import attrs
+from tunedgemm.plugin import Device, Shape, Solution, Unsupported, UserError
+
+from tunedgemm_triton import limits, moe, mx, parameters, solutions
+from tunedgemm_triton.jsonfile import Sizes
+from tunedgemm_triton.parameters import Entry
+from tunedgemm_triton.planned import PLANNED
+
+#: Op -> the kernel's name in its files, as AITER's are named.
+CONFIGS = {
+    "a16w16": "GEMM-A16W16",
+    "a8w8": "GEMM-A8W8",
+    "a8w8_bpreshuffle": "GEMM-A8W8_PRESHUFFLED",
+    "a8w8_blockscale": "GEMM-A8W8_BLOCKSCALE",
+    "a8w8_blockscale_bpreshuffle": "GEMM-A8W8_BLOCKSCALE_PRESHUFFLED",
+    "a4w4_blockscale": "GEMM-AFP4WFP4",
+    "a16w4_blockscale": "GEMM-A16WFP4",
+    "batched_bf16": "BATCHED_GEMM-A16W16",
+    "batched_a8w8": "BATCHED_GEMM-A8W8",
+}
+#: fmoe: kind of quantisation -> the same.
+_MOE = {
+    "No": "GEMM-FMOE_A16W16",
+    "per_Tensor": "GEMM-FMOE_A8W8",
+    "per_Token": "GEMM-FMOE_A8W8",
+    "per_1x128": "GEMM-FMOE_A8W8_BLOCKSCALE",
+    "per_1x32": "GEMM-FMOE_AFP4WFP4",
+}
+_SHUFFLED = "_PRESHUFFLED"
+
+
+@attrs.frozen
+class Dialect:
+    """What tuning through JSON files asks of a backend.
+
+    Attributes:
+        libtype: the backend's name.
+        ops: the ops that it covers.
+        config_of: a shape -> the kernel's name in its files, such as ``GEMM-A8W8``.
+        entry_of: (solution, shape, gfx) -> the parameters that mean it.
+        unused_of: (parameters, op) -> what of them has no effect, or UserError for what is wrong.
+        solution_of: (parameters, shape, device) -> the solution that they mean, or None, and what of them has no effect, or why it is None.
+        fits: (solution, shape, device) -> whether it is worth compiling.
+        supports: as the hook.
+        listed: (shape, device) -> what the backend lists for itself, best guesses first.
+    """
+
+    libtype: str
+    ops: tuple[str, ...]
+    config_of: Callable[[Shape], str]
+    entry_of: Callable[[Solution, Shape, str], dict[str, Any]]
+    unused_of: Callable[[Entry, str], tuple[str, ...]]
+    solution_of: Callable[[Entry, Shape, Device], tuple[Solution | None, tuple[str, ...]]]
+    fits: Callable[[Solution, Shape, Device], bool]
+    supports: Callable[[Shape, Device], bool | Unsupported]
+    listed: Callable[[Shape, Device], Any]
+
+    def op_of(self, config: str) -> str:
+        """The op whose files have this kernel's name; "" for none."""
+        return next((op for op in self.ops if self.names(op, config)), "")
+
+    def names(self, op: str, config: str) -> bool:
+        """Whether the files of an op may be named so."""
+        own = CONFIGS.get(op, "") if self.libtype == solutions.LIBTYPE else self.config_of(Shape(op, 1, 1, 1))
+        return config in ((own, own + _SHUFFLED) if op != moe.OP else tuple(_MOE.values()))
+
+
+def config_of(shape: Shape) -> str:
+    """The name of AITER's kernel for a shape, as its files have it."""
+    if shape.op == moe.OP:
+        return _MOE[str(shape["q_type"])]
+    own = CONFIGS[shape.op]
+    return own if shape.layout == "row" or own.endswith(_SHUFFLED) else own + _SHUFFLED
+
+
+def sizes_of(shape: Shape) -> Sizes:
+    """The sizes in the name of a weight's file."""
+    extra = dict(shape.extra)
+    leading = [("B", int(extra["B"]))] if "B" in extra else [("E", int(extra["expert"]))] if "expert" in extra else []
+    return (*leading, ("N", shape.n), ("K", shape.k))
+
+
+def _fits(solution: Solution, shape: Shape, device: Device) -> bool:
+    kernel, split = parameters.kernel_of(solution.kernel_name, shape.op), max(solution.split_k, 1)
+    fits: Callable[..., bool] = moe.fits if shape.op == moe.OP else mx.fits if shape.op in mx.OPS else solutions.fits
+    return fits(kernel, split, shape, device)
+
+
+def _listed(shape: Shape, device: Device) -> Any:
+    return PLANNED.get(shape.op, solutions).enumerate_solutions(shape, device)
+
+
+#: Of the backend ``triton``.
+OURS = Dialect(
+    libtype=solutions.LIBTYPE,
+    ops=(*limits.OPS, *PLANNED),
+    config_of=config_of,
+    entry_of=parameters.entry_of,
+    unused_of=lambda entry, op: parameters.parsed(entry, op).unused,
+    solution_of=parameters.solution_of,
+    fits=_fits,
+    supports=lambda shape, device: PLANNED.get(shape.op, limits).supports(shape, device),
+    listed=_listed,
+)
+
+
+def dialect_of(libtype: str) -> Dialect:
+    """The dialect of an installed backend, which its registered object has as ``dialect``.
+
+    Raises:
+        UserError: there is no such backend, it cannot be imported, or it has none.
+    """
+    if libtype == OURS.libtype:
+        return OURS
+    found = [entry for entry in entry_points(group="tunedgemm.backends") if entry.name == libtype]
+    if not found:
+        raise UserError(f"no backend {libtype!r} is installed; its package has an entry point of that name in the group tunedgemm.backends")
+    try:
+        dialect = getattr(found[0].load(), "dialect", None)
+    except Exception as error:  # a plugin's import may raise anything
+        raise UserError(f"backend {libtype!r} ({found[0].value}) cannot be imported: {type(error).__name__}: {error}") from None
+    if not isinstance(dialect, Dialect):
+        raise UserError(f"backend {libtype!r} has no JSON files: its object has no `dialect` (tunedgemm_triton.author.TunedKernel has one)")
+    return dialect
