@@ -45,6 +45,14 @@ class Asm:
         """The digest of all code objects for the device: a kernel's name says nothing of the code behind it."""
         return self.found(self._seen(device).gfx).version
 
+    def details(self, device: Device) -> Iterable[str]:
+        """Every pack for the device with the hash of what it may execute, and what was refused."""
+        return packs.lines(self.found(self._seen(device).gfx))
+
+    def lacks(self, solution: Solution, device: Device) -> str:
+        """Why no pack for the device has the solution's kernel."""
+        return self.found(self._seen(device).gfx).missing(solution.kernel_name)
+
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Whether the architecture's static limits allow the shape, and a pack has kernels for it."""

@@ -63,27 +63,22 @@ class Pack:
         """The layout of its kernels' arguments."""
         return ABIS[self.descriptor.abi]
 
-    @property
+    @functools.cached_property
     def loaded(self) -> tuple[Loaded, ...]:
         """Its kernels, each with its file."""
         return tuple(Loaded(self, kernel, self.folder / kernel.file) for kernel in self.kernels)
 
-    @property
+    @functools.cached_property
     def sha256(self) -> str:
         """Over the manifest's and all code objects' bytes, in the order of their names."""
-        return _digest(self)
-
-
-@functools.cache
-def _digest(pack: Pack) -> str:
-    total = hashlib.sha256()
-    for name in sorted({pack.descriptor.manifest, *(kernel.file for kernel in pack.kernels)}):
-        try:
-            content = (pack.folder / name).read_bytes()
-        except OSError:
-            content = b""
-        total.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
-    return total.hexdigest()
+        total = hashlib.sha256()
+        for name in sorted({self.descriptor.manifest, *(kernel.file for kernel in self.kernels)}):
+            try:
+                content = (self.folder / name).read_bytes()
+            except OSError:
+                content = b""
+            total.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+        return total.hexdigest()
 
 
 @attrs.frozen
@@ -300,7 +295,7 @@ def found(gfx: str) -> Found:
             owners = sorted({kernels[name].pack.name for name in taken})
             more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
             refusals.append(f"pack {pack.name} ({pack.folder}): {taken[0]}{more}: given by {', '.join(owners)} already")
-        kernels |= {loaded.kernel.name: loaded for loaded in pack.loaded if loaded.kernel.name not in kernels}
+        kernels = {loaded.kernel.name: loaded for loaded in pack.loaded} | kernels
     elsewhere: dict[str, tuple[str, ...]] = {}
     for pack in packs:
         for kernel in pack.kernels if pack.gfx != gfx else ():
@@ -334,4 +329,3 @@ def reload() -> None:
     """Forget what was read: the environment or the folders have changed."""
     installed.cache_clear()
     found.cache_clear()
-    _digest.cache_clear()

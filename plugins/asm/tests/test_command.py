@@ -1,0 +1,165 @@
+"""``tunedgemm asm``, ``plugins -v`` and ``table check``: what packs are here, what is wrong with them, and which rows have no kernel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tunedgemm.plugin import Device
+from tunedgemm_asm import packs, sources
+
+HEAD = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(objects: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes a pack of one architecture with kernels ``NAME: what is made up``, and puts its folder into the environment."""
+
+    def write(name: str, kernels: Mapping[str, Mapping[str, Any]], gfx: str = "gfx942", **said: Any) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "pack.json").write_text(json.dumps({"abi": "aiter-bf16gemm", "gfx": gfx, "manifest": "m.csv", **said}))
+        (folder / "m.csv").write_text(HEAD + "".join(f"{kernel},{kernel}.co,1,96,64,3,1,1,64,1\n" for kernel in kernels))
+        for kernel, made in kernels.items():
+            (folder / f"{kernel}.co").write_bytes(objects.made([kernel], gfx, **made))
+        monkeypatch.setenv(sources.VARIABLE, str(tmp_path))
+        packs.reload()
+        return folder
+
+    return write
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[str], str]:
+    (script,) = entry_points(group="console_scripts", name="tunedgemm")
+    code = script.load()(list(map(str, arguments)))
+    out, err = capsys.readouterr()
+    return code, out.splitlines(), err
+
+
+def test_list_tells_packs_kernels_and_refusals(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """By architecture: each pack with its folder and hash; with -v every kernel; what was refused with its reason."""
+    folder = write("mine", {"a": {}, "broken": {"kernarg_bytes": 8}})
+    write("other", {"b": {}}, gfx="gfx950")
+    digest = packs.found("gfx942").packs[0].sha256
+
+    code, out, _ = run(capsys, "asm", "list")
+    assert code == 0
+    assert out[:2] == [
+        "gfx942: 2 kernels in 1 packs",
+        f"  pack mine ({folder}, by TUNEDGEMM_ASM_PACKS): 2 kernels of aiter-bf16gemm, sha256 {digest}",
+    ]
+    assert out[2] == "gfx950: 1 kernels in 1 packs" and not any("broken" in line for line in out), "code is read with -v alone"
+    code, out, _ = run(capsys, "asm", "list", "-v", "--gfx", "gfx942")
+    assert code == 0 and "gfx950" not in "".join(out)
+    sha256 = packs.found("gfx942").kernels["a"].sha256[:12]
+    marks = "96x64, prefetch 3, shuffled weights, splits K, bias, bf16 fp32, 256 VGPRs, 65536 bytes of LDS"
+    assert f"    a: {marks}, sha256 {sha256}" in out
+    assert out[-1].startswith(f"refused: pack mine ({folder}): broken.co: its arguments take 8 bytes")
+
+
+def test_list_without_packs_says_how_to_get_some(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no error."""
+    code, out, _ = run(capsys, "asm", "list")
+    assert code == 0 and out == [packs.NONE]
+
+
+def test_check_passes_a_good_pack(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 0, a line a pack, with -v its kernels; what is odd and harmless is a note."""
+    folder = write("mine", {"a": {}, "b": {"changes": {".vgpr_spill_count": 4}}})
+    (folder / "old.co").write_bytes(b"")
+    code, out, _ = run(capsys, "asm", "check", "-v", folder)
+
+    assert code == 0 and out[-1] == f"{folder}: no fault"
+    assert f"note: pack mine ({folder}): no usable kernel is in old.co" in out
+    assert f"note: pack mine ({folder}): b keeps 4 registers in memory" in out
+    assert any(line.startswith("  a: 96x64") for line in out)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fault"),
+    [
+        (lambda folder: (folder / "a.co").write_bytes((folder / "a.co").read_bytes()[:900]), "a.co: cut off"),
+        (lambda folder: (folder / "a.co").write_bytes(b"MZ"), "a.co: not an ELF file"),
+        (lambda folder: (folder / "a.co").unlink(), "a: there is no file a.co"),
+        (lambda folder: (folder / "a.co").write_bytes((folder / "b.co").read_bytes()), "a.co: it has no kernel a; it has b"),
+        (lambda folder: (folder / "m.csv").write_text(HEAD), "it has no kernel"),
+        (lambda folder: edit(folder / "m.csv", "\nb,b.co", "\na,b.co"), "a: m.csv: listed 2 times, in lines 2, 3"),
+        (lambda folder: edit(folder / "m.csv", "a.co", "../a.co"), "'../a.co' leads out of the pack's folder"),
+        (lambda folder: edit(folder / "m.csv", ",bias", ",biased"), "columns that are not known: biased"),
+        (lambda folder: edit(folder / "pack.json", "gfx942", "gfx950"), "a.co: it is for gfx942, not gfx950"),
+        (
+            lambda folder: edit(folder / "pack.json", "aiter-bf16gemm", "tunedgemm-bf16"),
+            "its arguments take 352 bytes, those of tunedgemm-bf16 96",
+        ),
+        (
+            lambda folder: edit(folder / "pack.json", "}", ', "sha256": {"c.co": "' + "0" * 64 + '"}}'),
+            "sha256 of c.co, which no usable kernel",
+        ),
+    ],
+)
+def test_check_names_every_fault(spoil: Callable[[Path], Any], fault: str, write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 1, the pack, the file or kernel and the reason; what serves calls would lose that pack or kernel alone."""
+    folder = write("mine", {"a": {}, "b": {}})
+    assert run(capsys, "asm", "check", folder)[0] == 0
+    spoil(folder)
+    code, out, _ = run(capsys, "asm", "check", folder)
+
+    assert any(fault in line and str(folder) in line for line in out), out
+    assert code == (0 if fault == "it has no kernel" else 1)
+    assert (f"{folder}: no fault" in out) == (code == 0)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_check_judges_several_folders_together(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """One kernel in two packs of one architecture is a fault; in those of two it is none. A folder without a pack is one."""
+    first, second, third = write("first", {"a": {}}), write("second", {"a": {}}), write("third", {"a": {}}, gfx="gfx950")
+    code, out, _ = run(capsys, "asm", "check", first, third)
+    assert code == 0
+    code, out, _ = run(capsys, "asm", "check", first, second)
+    assert code == 1 and f"pack second ({second}): a is given by first ({first}) already" in out
+    (empty := tmp_path / "none").mkdir()
+    code, out, _ = run(capsys, "asm", "check", empty)
+    assert code == 1 and "holds no pack" in out[0]
+    code, _, err = run(capsys, "asm", "check", tmp_path / "absent")
+    assert code == 2 and f"there is no folder {tmp_path / 'absent'}" in err
+
+
+def test_plugins_tells_packs_with_their_hashes(write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With -v, on the device that is present: each pack with the hash of what it may execute, and what was refused."""
+    folder = write("mine", {"a": {}, "broken": {"workgroup": 64}})
+    monkeypatch.setattr("tunedgemm.device.current_device", lambda: Device("gfx942", 304))
+    code, out, _ = run(capsys, "plugins", "-v")
+
+    assert code == 0
+    digest = packs.found("gfx942").packs[0].sha256
+    assert f"asm: pack mine ({folder}, by TUNEDGEMM_ASM_PACKS): 2 kernels of aiter-bf16gemm, sha256 {digest}" in out
+    assert any(line.startswith(f"asm: refused: pack mine ({folder}): broken.co: it is for workgroups of 64") for line in out)
+    assert any(packs.found("gfx942").version in line for line in out), "what goes into a table's column libver"
+
+
+def test_table_check_notes_rows_whose_kernel_is_not_here(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A name of another architecture, or of none, is a miss with its reason; the file itself has no fault."""
+    write("mine", {"a": {}})
+    write("other", {"b": {}}, gfx="gfx950")
+    rows = "".join(
+        f"{gfx},304,{m},64,64,False,torch.bfloat16,torch.bfloat16,False,True,asm,0,2,9.5,{kernel},0.0,1,1\n"
+        for m, (gfx, kernel) in enumerate([("gfx942", "a"), ("gfx942", "b"), ("gfx942", "b"), ("gfx950", "b"), ("gfx950", "c")], 1)
+    )
+    columns = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw\n"
+    (path := tmp_path / "bf16_tuned_gemm.csv").write_text(columns + rows)
+    code, out, _ = run(capsys, "table", "check", path)
+
+    assert code == 0 and out[0] == f"{path}: 5 rows, no fault"
+    assert out[1:] == [
+        f"note: {path}: 2 rows are misses here, the first in line 3: asm: the packs have b for gfx950, not for gfx942",
+        f"note: {path}: one row is a miss here, in line 6: asm: no pack for gfx950 has a kernel c",
+    ]
