@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 SOURCES = Path(__file__).with_name("fake")
-FLAGS = ("-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden")
+FLAGS = ("-O3", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden")
 #: Folder of a family below ``hsa/<gfx>`` -> its manifest, bytes of arguments that its code objects declare.
 FAMILIES = {
     "bf16gemm": ("bf16gemm_fp32bf16.csv", 352),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of, ops, torch_dtype
 from tunedgemm.testing.conformance import Poisoned
-from tunedgemm_asm import Asm, driver, packs
+from tunedgemm_asm import Asm, driver, launch, packs
 
 CPU = device_of(-1)
 #: What the CPU is taken for.
@@ -83,6 +85,36 @@ def case(shape: Shape, seed: int = 0) -> Case:
     operands = op.make_inputs(shape, torch.device("cpu"), seed)
     plain = tuple(None if each is None else getattr(each, "plain", each) for each in operands)
     return Case(shape, plain, op.reference(shape, operands))
+
+
+@contextlib.contextmanager
+def fenced(asm: Asm, fake: ModuleType, operands: tuple[Any, ...]) -> Iterator[None]:
+    """A block in which launches may read the *operands* alone, and write what the plugin allocates for it alone.
+
+    What a wrong launch would read or write beside them is refused, and hurts nobody.
+    """
+    library = native(asm, fake)
+
+    def registered(tensor: torch.Tensor, *, writable: bool = True) -> torch.Tensor:
+        library.fake_register(tensor.data_ptr(), tensor.numel() * tensor.element_size(), int(writable))
+        return tensor
+
+    library.fake_forget_all()
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name, writable in (
+            (torch, "empty", True),
+            (launch, "workspace", True),
+            (launch, "semaphores", True),
+            (launch, "_zeros", False),
+        ):
+            plain = getattr(owner, name)
+            patch.setattr(owner, name, lambda *a, plain=plain, writable=writable, **k: registered(plain(*a, **k), writable=writable))
+        for each in operands:
+            registered(each, writable=False)
+        try:
+            yield
+        finally:
+            library.fake_forget_all()
 
 
 def bound(asm: Asm, name: str, shape: Shape, split_k: int = 0) -> Launcher:

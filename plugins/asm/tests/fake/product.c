@@ -55,13 +55,20 @@ static uint16_t to_bf16(float value) {
         return 0x7FC0;
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
-static float fp8(unsigned char bits, int fnuz) {
+static float fp8_value(unsigned char bits, int fnuz) {
     const int exponent = bits >> 3 & 15, mantissa = bits & 7, bias = fnuz ? 8 : 7;
     const float sign = bits & 128 ? -1.0f : 1.0f;
     if (fnuz ? bits == 128 : (bits & 127) == 127)
         return NAN;
     return sign * (exponent ? ldexpf(8.0f + mantissa, exponent - bias - 3) : ldexpf(mantissa, 1 - bias - 3));
 }
+static float fp8_values[2][256];
+__attribute__((constructor)) static void fill_fp8(void) {
+    int i;
+    for (i = 0; i < 512; i++)
+        fp8_values[i / 256][i % 256] = fp8_value((unsigned char)i, i / 256);
+}
+static float fp8(unsigned char bits, int fnuz) { return fp8_values[fnuz][bits]; }
 static float fp4(unsigned nibble) {
     static const float values[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
     return nibble & 8 ? -values[nibble & 7] : values[nibble & 7];
@@ -93,30 +100,46 @@ static float scale_fp4(uint64_t scales, uint32_t groups, uint64_t row, uint64_t 
     return bits == 255 ? NAN : ldexpf(1.0f, bits - 127);
 }
 
-/* The sum over k in [begin, end) of one element of the output, before its bias. */
+/* The products of the values in one pack of 16 bytes of the weight, whose first is that of k; x lies at a. */
+static float pack_floats(const Kernel *kernel, const unsigned char *a, const unsigned char *w, uint64_t values) {
+    float total = 0.0f;
+    uint64_t i;
+    for (i = 0; i < values; i++)
+        switch (kernel->abi) {
+        case FP8: total += fp8(a[i], kernel->fnuz) * fp8(w[i], kernel->fnuz); break;
+        case FP4: total += fp4(a[i / 2] >> 4 * (i % 2) & 15) * fp4(w[i / 2] >> 4 * (i % 2) & 15); break;
+        default: total += bf16(a + 2 * i) * bf16(w + 2 * i);
+        }
+    return total;
+}
+
+/* The sum over k in [begin, end), which are wholes of packs, of one element of the output, before its bias. */
 static float sum(const Kernel *kernel, const Told *t, uint64_t row, uint64_t column, uint64_t begin, uint64_t end) {
     const unsigned char *a = (const unsigned char *)t->a + row * t->stride_a, *b = (const unsigned char *)t->b;
+    const uint64_t values = kernel->abi == FP4 ? 32 : kernel->abi == INT8 || kernel->abi == FP8 ? 16 : 8;
     float total = 0.0f, block = 0.0f;
     int64_t whole = 0;
     uint64_t k;
-    for (k = begin; k < end; k++) {
+    int i;
+    for (k = begin; k < end; k += values) {
+        const uint64_t byte = k * 16 / values;
+        const unsigned char *x = a + byte, *w = b + place(kernel, column, byte, t->stride_b);
         switch (kernel->abi) {
-        case BF16:
-        case OWN: total += bf16(a + 2 * k) * bf16(b + place(kernel, column, 2 * k, t->stride_b)); break;
-        case INT8: whole += (int)(signed char)a[k] * (int)(signed char)b[place(kernel, column, k, t->stride_b)]; break;
-        case FP8:
-            block += fp8(a[k], kernel->fnuz) * fp8(b[place(kernel, column, k, t->stride_b)], kernel->fnuz);
-            if (k % 128 == 127 || k + 1 == end) {
+        case INT8:
+            for (i = 0; i < 16; i++)
+                whole += (int)(signed char)x[i] * (int)(signed char)w[i];
+            break;
+        case FP8: /* one scale for 128 of K */
+            block += pack_floats(kernel, x, w, values);
+            if ((k + values) % 128 == 0) {
                 total += block * ((const float *)t->a_scale)[k / 128 * t->scale_m + row] * ((const float *)t->b_scale)[column / 128 * t->scale_k + k / 128];
                 block = 0.0f;
             }
             break;
-        case FP4: {
-            const unsigned char x = a[k / 2], w = b[place(kernel, column, k / 2, t->stride_b)];
-            const int shift = k % 2 ? 4 : 0;
-            total += fp4(x >> shift & 15) * fp4(w >> shift & 15) * scale_fp4(t->a_scale, t->a_groups, row, k / 32) * scale_fp4(t->b_scale, t->b_groups, column, k / 32);
+        case FP4: /* one scale for 32 of K */
+            total += pack_floats(kernel, x, w, values) * scale_fp4(t->a_scale, t->a_groups, row, k / 32) * scale_fp4(t->b_scale, t->b_groups, column, k / 32);
             break;
-        }
+        default: total += pack_floats(kernel, x, w, values);
         }
     }
     if (kernel->abi == INT8)
@@ -251,8 +274,8 @@ static int read_fp4(Reader *r, Told *t) {
     t->b_groups = number(r, 0x150);
     logarithm = number(r, 0x170);
     t->out_bf16 = 1;
-    if (t->alpha != 1.0f || logarithm > 4)
-        return refuse(INVALID_VALUE, "alpha %g, 2^%u parts of K", t->alpha, logarithm);
+    if (t->alpha != 1.0f || logarithm > 4 || (number(r, 0xA0) | number(r, 0xC0)) % 2)
+        return refuse(INVALID_VALUE, "alpha %g, 2^%u parts of K, half a byte between rows", t->alpha, logarithm);
     t->splits = 1u << logarithm;
     return r->size >= 0x174 ? SUCCESS : refuse(INVALID_VALUE, "%llu bytes of arguments", (unsigned long long)r->size);
 }
@@ -308,19 +331,21 @@ typedef struct {
 static int divided(const Kernel *kernel, const Launch *launch, const Told *t, uint64_t *part) {
     const uint64_t columns = (t->n + kernel->tile_n - 1) / kernel->tile_n, splits = t->splits;
     const uint64_t steps = kernel->abi == BF16 || kernel->abi == OWN ? 64 : kernel->abi == FP4 ? 256 : 128;
-    if (t->k % steps)
+    if (!t->m || !t->n || !t->k || t->k % steps)
         return refuse(INVALID_VALUE, "K=%u in steps of %llu", t->k, (unsigned long long)steps);
     if ((kernel->abi == BF16 || kernel->abi == INT8 || kernel->abi == FP8) && t->n % kernel->tile_n)
         return refuse(INVALID_VALUE, "N=%u in tiles of %d", t->n, kernel->tile_n);
     if (!splits || splits > 16 || (splits > 1 && !kernel->splits))
         return refuse(INVALID_VALUE, "%llu parts of K", (unsigned long long)splits);
+    if (kernel->abi != OWN && (launch->grid[1] > (t->m + kernel->tile_m - 1ull) / kernel->tile_m || launch->grid[0] > columns * (kernel->abi == INT8 || kernel->abi == FP8 ? splits : 1)))
+        return refuse(INVALID_VALUE, "%u x %u workgroups are more than tiles", launch->grid[0], launch->grid[1]);
     *part = kernel->abi == OWN ? t->part : ((t->k + splits - 1) / splits + steps - 1) / steps * steps;
     if (kernel->abi == INT8 || kernel->abi == FP8) {
         if (launch->grid[2] != 1 || launch->grid[0] != columns * splits || (t->k + *part - 1) / *part != splits)
             return refuse(INVALID_VALUE, "%u workgroups for %llu tiles and %llu parts of K", launch->grid[0], (unsigned long long)columns, (unsigned long long)splits);
     } else if (launch->grid[2] != (kernel->abi == FP4 ? (t->k + *part - 1) / *part : splits))
         return refuse(INVALID_VALUE, "%u workgroups for %llu parts of K", launch->grid[2], (unsigned long long)splits);
-    if (kernel->abi == OWN && (t->tiles_n != columns || t->tiles_m != (t->m + kernel->tile_m - 1u) / kernel->tile_m || launch->grid[1] != 1 || (splits - 1) * *part >= t->k || splits * *part < t->k))
+    if (kernel->abi == OWN && (launch->grid[0] > (uint64_t)t->tiles_m * t->tiles_n || t->tiles_n != columns || t->tiles_m != (t->m + kernel->tile_m - 1u) / kernel->tile_m || launch->grid[1] != 1 || (splits - 1) * *part >= t->k || splits * *part < t->k))
         return refuse(INVALID_VALUE, "%u x %u tiles, %llu parts of %llu", t->tiles_m, t->tiles_n, (unsigned long long)splits, (unsigned long long)*part);
     return SUCCESS;
 }

@@ -1,0 +1,213 @@
+"""A bound launcher: right in every corner, shared by threads, refused with a reason; what it needs beside operands is its own."""
+
+from __future__ import annotations
+
+import threading
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from tunedgemm.plugin import Launcher, LaunchError, Shape, Solution, semaphores
+from tunedgemm.testing.conformance import Poisoned
+from tunedgemm_asm import driver, launch, packs
+
+gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)
+gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
+PRODUCT = Shape("a16w16", 70, 128, 512)
+INT8 = Shape("a8w8_bpreshuffle", 40, 256, 512, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16")
+FP4 = Shape("a4w4_blockscale", 40, 512, 1024, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
+
+
+def name_of(fake: ModuleType, tile: int, **how: Any) -> str:
+    """A bf16 kernel's name."""
+    return fake.bf16(tile, **how)["knl_name"]
+
+
+@gfx942
+@pytest.mark.parametrize("m", [1, 31, 32, 33, 64, 65, 97])
+def test_ragged_rows_are_right(asm: Any, over: ModuleType, fake: ModuleType, m: int) -> None:
+    """M around whole tiles, with and without a split, bias and shuffled weights."""
+    for layout, epilogue in (("row", "none"), ("aiter16x16", "bias")):
+        shape, shuffled = attrs.evolve(PRODUCT, m=m, layout=layout, epilogue=epilogue), layout != "row"
+        prefetch = 0 if shuffled else 3
+        assert over.fault(asm, fake, shape, name_of(fake, 32, shuffled=shuffled, prefetch=prefetch), 1) == ""
+        assert over.fault(asm, fake, shape, name_of(fake, 64, shuffled=shuffled, splits=True), 5) == ""
+
+
+@gfx950
+def test_leading_dimensions_are_kept(asm: Any, over: ModuleType, fake: ModuleType) -> None:
+    """x [..., K] gives an output [..., N], also where rows of the output's memory are nobody's."""
+    for shape, name, split in (
+        (attrs.evolve(PRODUCT, m=12), name_of(fake, 32, shuffled=False, prefetch=3), 1),
+        (attrs.evolve(PRODUCT, m=12), name_of(fake, 32, shuffled=False, splits=True), 2),
+        (attrs.evolve(INT8, m=12), fake.ROWS["i8gemm"][0]["knl_name"], 2),
+        (attrs.evolve(FP4, m=12), fake.ROWS["f4gemm"][1]["knl_name"], 1),
+    ):
+        case = over.case(shape)
+        x, *rest = case.plain
+        out = over.bound(asm, name, shape, split).call(x.view(3, 4, -1), *rest)
+        assert out.shape == (3, 4, shape.n)
+        assert case.wrong(out.reshape(12, shape.n), 2) == ""
+        vector = attrs.evolve(shape, m=1)
+        case = over.case(vector)
+        out = over.bound(asm, name, vector, split).call(*case.plain)
+        assert (out.shape, case.wrong(out, 2)) == ((1, shape.n), "")
+
+
+@gfx942
+def test_threads_share_a_launcher_and_no_semaphore(asm: Any, over: ModuleType, fake: ModuleType) -> None:
+    """Threads, which stand for streams, each have counters of their own; all get their own product."""
+    shape = attrs.evolve(PRODUCT, m=16)
+    launcher, native = over.bound(asm, name_of(fake, 32, shuffled=False, splits=True), shape, 4), over.native(asm, fake)
+    cases, wrong, places = [over.case(shape, seed) for seed in range(4)], [], []
+    start = threading.Barrier(4)
+
+    def work(case: Any) -> None:
+        start.wait(timeout=60)
+        for _ in range(20):
+            if text := case.wrong(launcher.call(*case.plain), 4):
+                wrong.append(text)
+        places.append(native.fake_last().contents.u64(0x150))
+
+    threads = [threading.Thread(target=work, args=(case,)) for case in cases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(set(places)) == 4
+
+
+@gfx942
+def test_semaphores_are_the_cores(asm: Any, over: ModuleType, fake: ModuleType) -> None:
+    """1024 counters of the thread, zero at each launch; a launch that finds others would never end, and here fails."""
+    launcher, case = over.bound(asm, name_of(fake, 32, shuffled=False, splits=True), PRODUCT, 4), over.case(PRODUCT)
+    counters = semaphores(1024, torch.device("cpu"))
+    for _ in range(3):
+        assert case.wrong(launcher.call(*case.plain), 4) == ""
+        assert over.native(asm, fake).fake_last().contents.u64(0x150) == counters.data_ptr()
+        assert not counters.any()
+    counters[1] = 1
+    try:
+        with pytest.raises(LaunchError, match="hipModuleLaunchKernel: the launch timed out"):
+            launcher.call(*case.plain)
+    finally:
+        counters.zero_()
+    assert case.wrong(launcher.call(*case.plain), 4) == ""
+
+
+@gfx942
+def test_captured_graphs_have_counters_and_scratch_of_their_own(
+    asm: Any, over: ModuleType, fake: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the core gives while a stream is captured is asked for at each call and held until it is launched."""
+    asked: list[tuple[str, int]] = []
+
+    def fresh(kind: str, dtype: torch.dtype) -> Any:
+        def give(count: int, device: torch.device) -> torch.Tensor:
+            asked.append((kind, count))
+            return torch.zeros(count, dtype=dtype, device=device)
+
+        return give
+
+    monkeypatch.setattr(launch, "semaphores", fresh("counters", torch.int32))
+    monkeypatch.setattr(launch, "workspace", fresh("bytes", torch.uint8))
+    launcher, case = over.bound(asm, "tunedgemm_bf16_32x32_pf2_splitk", PRODUCT, 4), over.case(PRODUCT)
+    for _ in range(2):
+        assert case.wrong(launcher.call(*case.plain)) == ""
+    assert asked == [("bytes", launcher.workspace_bytes), ("counters", 1024)] * 2
+    assert launcher.graph_safe
+
+
+@gfx950
+def test_parts_that_are_added_find_zeros(asm: Any, over: ModuleType, fake: ModuleType) -> None:
+    """Where parts of K are added to the output it is zero before; a launch on memory full of NaN shows it."""
+    for shape, name, split in ((INT8, fake.ROWS["i8gemm"][0]["knl_name"], 4), (FP4, fake.ROWS["f4gemm"][2]["knl_name"], 1)):
+        assert over.fault(asm, fake, shape, name, split) == ""
+
+
+@gfx942
+def test_a_bias_that_is_absent_is_zeros(asm: Any, over: ModuleType, fake: ModuleType) -> None:
+    """Kernels that always add a bias get one, the same for all launchers of the weight."""
+    name = fake.ROWS["i8gemm"][0]["knl_name"]
+    native, places = over.native(asm, fake), []
+    for m in (3, 40):
+        shape = attrs.evolve(INT8, m=m)
+        assert over.fault(asm, fake, shape, name, 1) == ""
+        places.append(native.fake_last().contents.u64(0x50))
+    assert places[0] == places[1]
+    biased = attrs.evolve(INT8, epilogue="bias", bias_dtype="fp32")
+    assert over.fault(asm, fake, biased, name, 2) == ""
+    assert native.fake_last().contents.u64(0x50) == over.case(biased).plain[4].data_ptr()
+
+
+@gfx950
+def test_rows_beyond_m_are_nobodys(asm: Any, over: ModuleType, fake: ModuleType) -> None:
+    """AITER's fp4 kernels write wholes of 32 rows: the memory has them, the output does not."""
+    launcher, case = over.bound(asm, fake.ROWS["f4gemm"][0]["knl_name"], FP4), over.case(FP4)
+    with Poisoned() as poisoned:
+        out = launcher.call(*case.plain)
+    assert out.shape == (40, 512)
+    assert out.untyped_storage().nbytes() >= 64 * 512 * 2
+    assert not poisoned.overwritten()
+    assert not out.isnan().any()
+
+
+@gfx942
+def test_a_launch_that_fails_names_the_kernel(asm: Any, over: ModuleType, fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's words; the next launch works again."""
+    name = name_of(fake, 32, shuffled=False, prefetch=3)
+    launcher, case = over.bound(asm, name, PRODUCT, 1), over.case(PRODUCT)
+    with monkeypatch.context() as failing:
+        failing.setenv("FAKE_LAUNCH_STATUS", "719")
+        with pytest.raises(LaunchError) as error:
+            launcher.call(*case.plain)
+    assert str(error.value) == f"asm {name}: hipModuleLaunchKernel: unspecified launch failure"
+    assert case.wrong(launcher.call(*case.plain)) == ""
+    with pytest.raises(LaunchError, match="illegal memory access"):
+        over.bound(
+            asm, name_of(fake, 32, shuffled=True, splits=False), attrs.evolve(PRODUCT, layout="aiter16x16", epilogue="bias"), 1
+        ).call(*case.plain, torch.empty(0))
+
+
+@gfx942
+def test_a_driver_that_does_not_load_it_is_an_error(asm: Any, over: ModuleType, fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code object is right and the device another: the error names kernel, architecture and the driver's words."""
+    monkeypatch.setenv("FAKE_GFX", "gfx950")
+    fresh = driver.bind_functions(driver.HIP, str(fake.copy_of()))
+    name = name_of(fake, 96, shuffled=True, splits=True)
+    with pytest.raises(LaunchError, match=f"asm {name} on gfx942: hipModuleLoadData: no kernel image is available"):
+        over.bound(attrs.evolve(asm, driver=lambda _: fresh), name, attrs.evolve(PRODUCT, layout="aiter16x16"), 2)
+
+
+@gfx942
+def test_a_code_object_is_checked_before_it_is_loaded(
+    asm: Any, over: ModuleType, fake: ModuleType, objects: ModuleType, tmp_path: Any
+) -> None:
+    """One kernel whose file is cut off costs that kernel: the bind says pack, file and reason, the driver never sees it."""
+    tree = fake.tree(tmp_path / "hsa", objects)
+    row = fake.bf16(32, shuffled=False, prefetch=3)
+    path = tree / "gfx942" / "bf16gemm" / row["co_name"]
+    path.write_bytes(path.read_bytes()[:200])
+    broken = over.backend(fake, tree, "gfx942")
+    assert over.refused(broken, row["knl_name"], PRODUCT).startswith(f"pack bf16gemm ({path.parent}): {path.name}: ") or (
+        path.name in over.refused(broken, row["knl_name"], PRODUCT)
+    )
+    assert over.native(broken, fake).fake_loads() == 0
+    assert over.fault(broken, fake, PRODUCT, name_of(fake, 64, shuffled=False, prefetch=3), 1) == ""
+    assert any(path.name in problem for problem in broken.found("gfx942").problems)
+    assert isinstance(broken.found("gfx942"), packs.Found)
+
+
+@gfx942
+def test_a_described_device_is_refused(asm: Any, over: ModuleType, fake: ModuleType) -> None:
+    """Solutions are listed for a device that is not there, and none binds."""
+    from tunedgemm.plugin import Device
+
+    absent = Device("gfx942", 304, "amd-instinct-mi300x")
+    plain = attrs.evolve(asm, host=None)
+    first = next(iter(plain.enumerate_solutions(PRODUCT, absent)))
+    assert "is described, not present" in str(plain.bind(first, PRODUCT, absent))
+    assert isinstance(asm.bind(Solution("asm", first.kernel_name, first.split_k), PRODUCT, over.CPU), Launcher)
