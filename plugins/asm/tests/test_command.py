@@ -163,3 +163,21 @@ def test_table_check_notes_rows_whose_kernel_is_not_here(write: Write, capsys: p
         f"note: {path}: 2 rows are misses here, the first in line 3: asm: the packs have b for gfx950, not for gfx942",
         f"note: {path}: one row is a miss here, in line 6: asm: no pack for gfx950 has a kernel c",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
+def test_build_writes_a_pack_that_passes(gfx: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Where there is an assembler: every kernel of the generator, judged like anybody's."""
+    code, out, err = run(capsys, "asm", "build", "--gfx", gfx, "-o", tmp_path / gfx)
+    if code == 2 and "assembl" in err:
+        pytest.skip(err)
+
+    assert code == 0 and out[-1] == f"{tmp_path / gfx}: no fault"
+    assert f"kernels for {gfx}, assembled by" in out[0]
+
+
+def test_build_refuses_what_it_has_no_kernels_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """One line with what there is."""
+    code, _, err = run(capsys, "asm", "build", "--gfx", "gfx1100", "-o", tmp_path)
+    assert code == 2 and "asm build: kernels are generated for gfx942, gfx950, not for 'gfx1100'" in err and err.count("\n") == 1

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tunedgemm.plugin import Command, UserError
+from tunedgemm.plugin import Command, PluginError, UserError
 
 from tunedgemm_asm import judge, packs
 from tunedgemm_asm.manifest import PackError
@@ -95,9 +95,12 @@ def _verdict(verdict: judge.Verdict, verbose: bool) -> Sequence[str]:
 def _build(arguments: argparse.Namespace) -> int:
     from tunedgemm_asm.gcn.pack import build
 
-    built = build(arguments.gfx, arguments.output)
+    try:
+        built = build(arguments.gfx, arguments.output)
+    except (PluginError, OSError) as error:
+        raise UserError(f"asm build: {error}") from error
     print(f"{arguments.output}: {len(built.names)} kernels for {arguments.gfx}, assembled by {built.assembler}")
-    return 0
+    return _check(argparse.Namespace(folders=[arguments.output], verbose=arguments.verbose))
 
 
 command = Command("asm", "list, check or build packs of code objects", _add_arguments, _run)

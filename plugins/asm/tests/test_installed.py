@@ -1,0 +1,83 @@
+"""The example of a pack: a wheel of data alone, installed in an environment of its own, whose kernels the plugin finds and offers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "asm-pack"
+pytestmark = pytest.mark.slow
+
+MANIFEST = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n{0},{0}.co,1,64,64,2,0,0,64,1\n"
+
+
+@pytest.fixture(scope="module")
+def installed(objects: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The python of a fresh environment: the running one's packages, and the example as a wheel, with a kernel for each architecture."""
+    folder = tmp_path_factory.mktemp("pack")
+    source = shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "example_asm_pack"))
+    for gfx in ("gfx942", "gfx950"):
+        (pack := source / "example_asm_pack" / gfx).mkdir(parents=True)
+        (pack / "pack.json").write_text(
+            json.dumps({"abi": "tunedgemm-bf16", "gfx": gfx, "manifest": "manifest.csv", "name": f"example-{gfx}"})
+        )
+        (pack / "manifest.csv").write_text(MANIFEST.format(f"example_{gfx}"))
+        (pack / f"example_{gfx}.co").write_bytes(objects.made([f"example_{gfx}"], gfx, 96))
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-index", "--no-build-isolation", "--no-deps"]
+    run(*pip, "wheel", *offline, "--wheel-dir", folder / "wheels", source)
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
+    python = folder / "venv" / "bin" / "python"
+    (site,) = (folder / "venv").glob("lib/python*/site-packages")
+    # Paths that .pth files of the running environment add (editable installs) have to be found as well.
+    (site / "running.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    (wheel,) = (folder / "wheels").glob("*.whl")
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".py", ".so", ".pth"))], "data alone"
+    run(*pip, "--python", python, "install", *offline, wheel)
+    return python
+
+
+def run(*command: Any, cwd: Path | None = None) -> str:
+    variables = {key: value for key, value in os.environ.items() if key not in ("TUNEDGEMM_ASM_PACKS", "AITER_ASM_DIR")}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, check=False, cwd=cwd, env=variables)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_the_plugin_finds_its_kernels(installed: Path, tmp_path: Path) -> None:
+    """By the wheel's name, each architecture its own, with nothing refused."""
+    listed = run(installed, "-m", "tunedgemm", "asm", "list", "-v", cwd=tmp_path)
+
+    for gfx in ("gfx942", "gfx950"):
+        assert f"{gfx}: 1 kernels in 1 packs\n  pack example-{gfx} (" in listed and f"    example_{gfx}: 64x64, prefetch 2" in listed
+    assert "by example-asm-pack): 1 kernels of tunedgemm-bf16, sha256 " in listed and "refused" not in listed
+
+
+def test_the_backend_offers_them(installed: Path, tmp_path: Path) -> None:
+    """As solutions of the libtype asm, for a device that is described."""
+    program = (
+        "from tunedgemm.registry import Registry\n"
+        "from tunedgemm.plugin import Device, Shape\n"
+        "(asm,) = Registry().select('asm')\n"
+        "print(*asm.solutions(Shape('a16w16', 128, 256, 512), Device('gfx942', 304)))\n"
+        "print(asm.library_version(Device('gfx942', 304)), asm.library_version(Device('gfx90a', 104)))\n"
+    )
+    solutions, version = run(installed, "-c", program, cwd=tmp_path).splitlines()
+    assert solutions == "asm:example_gfx942 splitK=1"
+    assert version.startswith("asm ") and len(version.split()) == 2
+
+
+def test_a_check_of_what_is_installed_finds_no_fault(installed: Path, tmp_path: Path) -> None:
+    """The folder in the environment is a pack like any other."""
+    (folder,) = installed.parents[1].glob("lib/python*/site-packages/example_asm_pack")
+    assert run(installed, "-m", "tunedgemm", "asm", "check", folder, cwd=tmp_path).splitlines()[-1] == f"{folder}: no fault"
