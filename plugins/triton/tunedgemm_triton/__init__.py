@@ -29,10 +29,12 @@ def supports(shape: Shape, device: Device) -> bool | Unsupported:
 @hookimpl
 def enumerate_solutions(shape: Shape, device: Device) -> Iterable[Solution]:
     """The kernels worth timing for the shape, a JSON file's choice and then the best guesses first; or a search space of the user's own."""
-    own = searchspace.enumerated(OURS, shape, device, supports(shape, device))
+    answer = supports(shape, device)
+    own = searchspace.enumerated(OURS, shape, device, answer)
     if own is not None:
         return own
-    first, listed = heuristic_fallback(shape, device), PLANNED.get(shape.op, solutions).enumerate_solutions(shape, device)
+    first = heuristic_fallback(shape, device) if answer else None
+    listed = PLANNED.get(shape.op, solutions).enumerate_solutions(shape, device)
     return itertools.chain([first], (found for found in listed if found != first)) if first else listed
 
 

@@ -35,6 +35,8 @@ _MOE = {
     "per_1x32": "GEMM-FMOE_AFP4WFP4",
 }
 _SHUFFLED = "_PRESHUFFLED"
+#: Ops of plain and of shuffled weights.
+_ANY_LAYOUT = ("a16w16", *mx.OPS)
 
 
 @attrs.frozen
@@ -69,8 +71,11 @@ class Dialect:
 
     def names(self, op: str, config: str) -> bool:
         """Whether the files of an op may be named so."""
-        own = CONFIGS.get(op, "") if self.libtype == solutions.LIBTYPE else self.config_of(Shape(op, 1, 1, 1))
-        return config in ((own, own + _SHUFFLED) if op != moe.OP else tuple(_MOE.values()))
+        if self.libtype != solutions.LIBTYPE:
+            return config == self.config_of(Shape(op, 1, 1, 1))
+        if op == moe.OP:
+            return config in _MOE.values()
+        return config == CONFIGS[op] or (op in _ANY_LAYOUT and config == CONFIGS[op] + _SHUFFLED)
 
 
 def config_of(shape: Shape) -> str:
@@ -78,7 +83,7 @@ def config_of(shape: Shape) -> str:
     if shape.op == moe.OP:
         return _MOE[str(shape["q_type"])]
     own = CONFIGS[shape.op]
-    return own if shape.layout == "row" or own.endswith(_SHUFFLED) else own + _SHUFFLED
+    return own + _SHUFFLED if shape.layout != "row" and shape.op in _ANY_LAYOUT else own
 
 
 def sizes_of(shape: Shape) -> Sizes:

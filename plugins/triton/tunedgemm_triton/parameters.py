@@ -204,6 +204,8 @@ def solution_of(entry: Entry, shape: Shape, device: Device) -> tuple[Solution | 
         UserError: see `parsed`.
     """
     found = parsed(entry, shape.op)
+    if device.gfx not in ARCHITECTURES:
+        return None, (*found.unused, f"no limits are known for {device.gfx}")
     kernel, notes = _on_device(found.kernel, entry, shape, device)
     refusal = PLANNED[shape.op].refusal if shape.op in PLANNED else fit.refusal
     split_k, told = _split(kernel, found.split_k, shape)

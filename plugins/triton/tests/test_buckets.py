@@ -1,0 +1,92 @@
+"""Which bucket answers for M, against the rule told once more, plainly."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tunedgemm_triton import buckets
+from tunedgemm_triton.buckets import ANY, BOUNDS, BOUNDS_OF, LEGACY, NEW
+
+ROWS = st.integers(0, 40_000)
+ALL_BOUNDS = st.sampled_from([BOUNDS, *BOUNDS_OF.values()])
+NEW_KEYS = st.builds("M_{}_{}".format, st.sampled_from(["LEQ", "GEQ"]), st.sampled_from([*BOUNDS, 31, 320, 7]))
+OLD = ["small", "medium_M32", "medium_M64", "medium_M128", "large", "xlarge", "xlarge_M512", "xlarge_M1024", "xlarge_M2048", "xlarge_M4096"]
+
+
+def plainly(keys: set[str], m: int, bounds: tuple[int, ...]) -> str | None:
+    """The rule of the newer keys, one question after the other."""
+    lower = [bound for bound in bounds if bound >= m and f"M_LEQ_{bound}" in keys]
+    upper = [bound for bound in bounds if bound <= m and f"M_GEQ_{bound}" in keys]
+    if lower:
+        return f"M_LEQ_{min(lower)}"
+    if upper:
+        return f"M_GEQ_{max(upper)}"
+    return ANY if ANY in keys else None
+
+
+def plainly_old(keys: set[str], m: int) -> str | None:
+    """The rule of the older keys."""
+    if m < 32:
+        wanted = ["small"]
+    elif m <= 32:
+        wanted = ["medium_M32"]
+    elif m <= 64:
+        wanted = ["medium_M64"]
+    elif m <= 128:
+        wanted = ["medium_M128"]
+    elif m <= 256:
+        wanted = ["large"]
+    else:
+        power = 512
+        while power < m:
+            power *= 2
+        wanted = [f"xlarge_M{power}", "xlarge"]
+    for key in [*wanted, ANY]:
+        if key in keys:
+            return key
+    return None
+
+
+@given(st.sets(NEW_KEYS | st.just(ANY)), ROWS, ALL_BOUNDS)
+def test_the_newer_rule(keys: set[str], m: int, bounds: tuple[int, ...]) -> None:
+    """M_LEQ_x upwards, M_GEQ_y downwards, any; keys beyond the limits are never found."""
+    assert buckets.find(keys, m, bounds) == plainly(keys, m, bounds)
+
+
+@given(st.sets(st.sampled_from(OLD), min_size=1), st.booleans(), ROWS)
+def test_the_older_rule(keys: set[str], catch_all: bool, m: int) -> None:
+    """small, medium, large, xlarge with its power of two; a missing one gives way to any."""
+    keys |= {ANY} if catch_all else set()
+    assert buckets.find(keys, m) == plainly_old(keys, m)
+
+
+@given(st.sets(NEW_KEYS | st.sampled_from([*OLD, ANY, "tiny", "M_LEQ_x"]), min_size=1), ALL_BOUNDS)
+def test_a_dead_key_is_one_that_no_m_finds(keys: set[str], bounds: tuple[int, ...]) -> None:
+    """A file with that key alone beside `any` never answers with it, and with every other key some M does."""
+    style = buckets.style_of(keys)
+    for key in keys:
+        alone = {key, ANY} if buckets.style_of({key}) == style else {key, ANY, "M_LEQ_1" if style == NEW else "small"}
+        found = {buckets.find(alone, m, bounds) for m in {0, 1, *(bound + one for bound in (*bounds, 31, 16384, 32768) for one in (0, 1))}}
+        assert (key in buckets.dead_keys(keys, bounds)) == (key not in found)
+
+
+@given(st.sets(st.integers(1, 40_000), min_size=1, max_size=12), st.sampled_from([NEW, LEGACY]), ALL_BOUNDS)
+def test_what_is_written_is_found(rows: set[int], style: str, bounds: tuple[int, ...]) -> None:
+    """In a file with the keys of all tested M, each of these finds the key it was written under."""
+    keys = {ANY, *(buckets.key_of(m, style, bounds) for m in rows)}
+    assert all(buckets.find(keys, m, bounds) == buckets.key_of(m, style, bounds) for m in rows)
+    assert buckets.style_of(keys) == style
+
+
+@given(ROWS.filter(bool), st.sampled_from([NEW, LEGACY]), ALL_BOUNDS)
+def test_a_key_stands_for_rows_of_its_own(m: int, style: str, bounds: tuple[int, ...]) -> None:
+    """The M that a key is looked at with, by `check` and in the order of a file, finds it."""
+    key = buckets.key_of(m, style, bounds)
+    assert buckets.find({key, ANY}, buckets.rows_of(key), bounds) == key
+
+
+@pytest.mark.parametrize(("m", "key"), [(16, "small"), (32, "medium_M32"), (100, "medium_M128"), (256, "large"), (2048, "xlarge_M2048")])
+def test_the_guides_example(m: int, key: str) -> None:
+    """AITER's guide names these buckets."""
+    assert buckets.key_of(m, LEGACY) == key

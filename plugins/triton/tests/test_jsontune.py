@@ -1,0 +1,307 @@
+"""Tuning into JSON files: the core's tuner over our lists of kernels, with times that are made up, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tunedgemm.plugin import Device, Options, Outcome, Planned, Row, Shape, Solution, UserError, ops
+from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+from tunedgemm.testing.replay import Samples
+from tunedgemm_triton import buckets, export, jsonfile, jsontune, parameters, searchspace
+from tunedgemm_triton.dialect import OURS
+from tunedgemm_triton.jsontune import Request
+
+H200 = Device("sm_90", 132)
+PAIRS = ((96, 256), (160, 128))
+
+
+def _us(shape: Shape, solution: Solution) -> float:
+    """A time that depends on both, the same in every run."""
+    return 10.0 + zlib.crc32(f"{shape} {solution}".encode()) % 1000 / 100
+
+
+def _bench(op: Any, shape: Shape, device: Device) -> Callable[..., Any]:
+    return lambda launchers, rounds: {solution: Samples((_us(shape, solution),) * rounds) for solution in launchers}
+
+
+#: Our dialect as on an H200, whatever runs the test.
+DIALECT = attrs.evolve(
+    OURS,
+    solution_of=lambda entry, shape, _: OURS.solution_of(entry, shape, H200),
+    fits=lambda solution, shape, _: OURS.fits(solution, shape, H200),
+    listed=lambda shape, _: list(OURS.listed(shape, H200))[:5],
+)
+
+
+def _bench_of(call: Callable[..., Any] = exact, op: str = "a16w16") -> dict[str, Any]:
+    def listed(shape: Shape, device: Device) -> list[Solution]:
+        own = searchspace.enumerated(DIALECT, shape, device, True)
+        return list(DIALECT.listed(shape, device) if own is None else own)
+
+    return {"registry": fake_registry(fake_backend("triton", ops=[op], solutions=listed, call=call)), "bench": _bench}
+
+
+def _request(folder: Path, **changes: Any) -> Request:
+    options = Options(libtype="triton", device="cpu", iters=3, warmup=0, atol=1e-2, rtol=1e-2)
+    request = Request(DIALECT, "a16w16", PAIRS, (1, 16, 48, 100), {"outdtype": "bf16"}, folder, options)
+    return attrs.evolve(request, **changes)
+
+
+def _ran(request: Request, progress: Callable[..., None] = lambda *_: None, **bench: Any) -> tuple[jsontune.Result, list[str]]:
+    said: list[str] = []
+    return jsontune.run(request, progress, said.append, **(bench or _bench_of())), said
+
+
+def _gfx(result: jsontune.Result) -> str:
+    return str(result.report.places[0].device.gfx)
+
+
+@pytest.mark.parametrize("style", [buckets.NEW, buckets.LEGACY])
+def test_what_the_tuner_writes_the_reader_returns(tmp_path: Path, style: str) -> None:
+    """Of two weights and several M: each tested M gets its winner, and the default file exists."""
+    request = _request(tmp_path, style=style)
+    result, said = _ran(request)
+    winners = {outcome.task.shape: outcome.winner.solution for outcome in result.report.outcomes}
+    assert len(winners) == 8
+    gfx = _gfx(result)
+    names = [f"{gfx}-GEMM-A16W16-N=96-K=256.json", f"{gfx}-GEMM-A16W16-N=160-K=128.json", f"{gfx}-GEMM-A16W16.json"]
+    assert [path.name for path in result.files] == names
+    shared = [shape for shape in winners if style == buckets.LEGACY and shape.m in (1, 16)]
+    for shape, winner in winners.items():
+        entries = jsonfile.read(tmp_path / f"{gfx}-GEMM-A16W16-N={shape.n}-K={shape.k}.json")
+        key = buckets.find(entries, shape.m)
+        assert key is not None
+        found, notes = parameters.solution_of(entries[key], shape, H200)
+        assert not notes
+        if shape not in shared:
+            assert found == winner
+        else:
+            assert found in {winners[other] for other in shared if (other.n, other.k) == (shape.n, shape.k)}
+        assert parameters.solution_of(entries["any"], attrs.evolve(shape, m=100), H200)[0] == winners[attrs.evolve(shape, m=100)]
+    assert said[0] == f"Architecture: {gfx}"
+    assert "5 to 5 configurations a shape" in said[1]
+    assert said[2] == "Number of (N, K): 2, 8 shapes to time, 0 in the table already"
+    assert [line.split(" took ")[0] for line in said[3:]] == ["Tuning for A16W16-N=96-K=256", "Tuning for A16W16-N=160-K=128"]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.sets(st.integers(1, 20_000), min_size=1, max_size=8),
+    picks=st.lists(st.integers(0, 30), min_size=8, max_size=8),
+    style=st.sampled_from([buckets.NEW, buckets.LEGACY]),
+    which=st.sampled_from([("a16w16", 4096, 4096), ("a8w8_blockscale", 2112, 7168), ("a4w4_blockscale", 2048, 2048)]),
+)
+def test_rows_become_buckets_that_return_them(rows: set[int], picks: list[int], style: str, which: tuple[str, int, int]) -> None:
+    """Any winners at any M: every M finds a row of its own bucket, its own where it has that alone; `any` is the largest M's."""
+    op, n, k = which
+    base = next((shape for shape in ops()[op].examples if shape.m), Shape("a16w16", 1, 1, 1))
+    made = []
+    for m, pick in zip(sorted(rows), picks, strict=False):
+        shape = attrs.evolve(base, m=m, n=n, k=k)
+        listed = list(OURS.listed(shape, H200))
+        made.append(Row(shape, "sm_90", 132, "", listed[pick % len(listed)], 5.0 + pick))
+    entries = export.entries_of(made, OURS, style, {})
+    bounds = buckets.bounds_of(OURS.config_of(made[0].shape))
+    own = {row.shape.m: parameters.entry_of(row.solution, row.shape, "sm_90") for row in made}
+    for row in made:
+        key = buckets.find(entries, row.shape.m, bounds)
+        assert key == buckets.key_of(row.shape.m, style, bounds)
+        beside = [other for other in own if buckets.key_of(other, style, bounds) == key]
+        assert entries[key] in [own[m] for m in beside]
+        if len(beside) == 1:
+            assert parameters.solution_of(entries[key], row.shape, H200) == (row.solution, ())
+    assert entries["any"] == own[max(own)]
+    assert buckets.dead_keys(entries, bounds) == {}
+
+
+def test_a_bucket_gets_what_costs_its_rows_least() -> None:
+    """Two M of one bucket: the winner of one that is nearly as fast for the other, not the other way round."""
+    shapes = [Shape("a16w16", m, 4096, 4096) for m in (40, 60)]
+    first, second = list(OURS.listed(shapes[0], H200))[:2]
+    rows = [Row(shapes[0], "sm_90", 132, "", first, 10.0), Row(shapes[1], "sm_90", 132, "", second, 10.0)]
+    assert export.cheapest(rows, {}) == rows[1]
+    assert export.cheapest(rows, {shapes[1]: {first: 10.2}, shapes[0]: {second: 20.0}}) == rows[0]
+    assert export.cheapest(rows, {shapes[1]: {first: 30.0}, shapes[0]: {second: 20.0}}) == rows[1]
+
+
+def test_a_shared_bucket_is_told(tmp_path: Path) -> None:
+    """Where an M gets another solution than its best, the run says how much slower that is."""
+    result, _ = _ran(_request(tmp_path, rows=(33, 40, 50, 60, 64)))
+    winners = {outcome.task.shape: outcome.winner for outcome in result.report.outcomes}
+    by_weight = {pair: {w.solution for s, w in winners.items() if (s.n, s.k) == pair} for pair in PAIRS}
+    assert max(map(len, by_weight.values())) > 1
+    assert result.shared
+    assert all("shares M_LEQ_64: 1." in line and line.endswith("x as long as its best") for line in result.shared)
+
+
+def test_the_default_is_the_most_common_choice() -> None:
+    """By bucket, over all weights; of several the first."""
+    files: list[Mapping[str, Any]] = [
+        {"M_LEQ_16": {"a": 1}, "any": {"a": 1}},
+        {"M_LEQ_16": {"a": 2}, "any": {"a": 3}},
+        {"M_LEQ_16": {"a": 2}, "M_LEQ_4": {"a": 9}, "any": {"a": 2}},
+    ]  # fmt: skip
+    assert export.default_of(files) == {"M_LEQ_4": {"a": 9}, "M_LEQ_16": {"a": 2}, "any": {"a": 1}}
+    assert list(export.default_of(files)) == ["M_LEQ_4", "M_LEQ_16", "any"]
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    """Ctrl-C after the first weight: its file stands; the same command times the rest alone, and writes what a whole run would."""
+    done: list[Shape] = []
+
+    def stop(place: Any, event: Any) -> None:
+        if isinstance(event, Outcome):
+            done.append(event.task.shape)
+            if len(done) == 5:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _ran(_request(tmp_path / "first"), stop)
+    assert len(list((tmp_path / "first").glob("*.json"))) == 1
+    again: list[int] = []
+
+    def count(place: Any, event: Any) -> None:
+        if isinstance(event, Planned):
+            again.append(len(event.tasks))
+
+    result, _ = _ran(_request(tmp_path / "first"), count)
+    whole, _ = _ran(_request(tmp_path / "whole"))
+    assert again == [3]
+    assert len(result.files) == len(whole.files) == 3
+    for path in whole.files:
+        assert (tmp_path / "first" / path.name).read_text() == path.read_text()
+
+
+def test_more_rows_and_weights_later(tmp_path: Path) -> None:
+    """A second run adds to the buckets of the first, and its weights count for the default file."""
+    _ran(_request(tmp_path, pairs=PAIRS[:1], rows=(16,)))
+    result, said = _ran(_request(tmp_path, pairs=PAIRS, rows=(48,)))
+    entries = jsonfile.read(tmp_path / f"{_gfx(result)}-GEMM-A16W16-N=96-K=256.json")
+    assert list(entries) == ["M_LEQ_16", "M_LEQ_64", "any"]
+    assert list(jsonfile.read(result.files[-1])) == ["M_LEQ_16", "M_LEQ_64", "any"]
+    nothing, said = _ran(_request(tmp_path, pairs=PAIRS, rows=(48,)))
+    assert nothing.report.outcomes == ()
+    assert "0 shapes to time, 2 in the table already" in said[2]
+    assert len(nothing.files) == 3
+
+
+def test_an_own_space_is_all_that_is_timed(tmp_path: Path) -> None:
+    """Its product, folded where configurations are the same kernel; neighbours stay inside; its size is told."""
+    space = {"BLOCK_SIZE_M": [16, 32], "BLOCK_SIZE_N": [64, 128], "BLOCK_SIZE_K": 64, "kpack": [1, 2], "num_stages": 3}
+    (tmp_path / "space.json").write_text(json.dumps(space))
+    result, said = _ran(_request(tmp_path / "out", space=str(tmp_path / "space.json"), rows=(48,)))
+    timed = {
+        timing.solution.kernel_name
+        for outcome in result.report.outcomes
+        for timing in outcome.timings
+        if timing.solution.libtype == "triton"
+    }
+    assert timed == {f"gemm_r1_m{m}n{n}k64_g1_w4s3" for m in (16, 32) for n in (64, 128)}
+    assert said[1].endswith(f"8 configurations, of which 4 differ on {_gfx(result)} and 4 fit a shape")
+
+
+def test_aiters_space_has_5832() -> None:
+    """The loops of the guide, of which an H200 has 972 different kernels."""
+    space = searchspace.space_of(searchspace.AITER)
+    shape = Shape("a8w8_blockscale", 4096, 4096, 4096, "fp8_e4m3fn", "bf16", scale="block")
+    assert len(space.entries) == 5832
+    found = searchspace.listed(space, OURS, attrs.evolve(shape, n=1024, m=512), H200)
+    assert found.different == 972
+    assert 100 < len(found.solutions) < 972
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "must be an object of parameters"),
+        ('{"BLOCK_SIZE_M": [64], "BLOCK_SIZE_N": [64], "BLOCK_SIZE_K": [64], "speed": [1]}', "has a parameter 'speed'"),
+        ('{"BLOCK_SIZE_M": [64, 65], "BLOCK_SIZE_N": [64], "BLOCK_SIZE_K": [64]}', "BLOCK_SIZE_M must be a power of two"),
+        ('{"BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 256, "num_stages": 8}', "none of its 1 configurations can run"),
+        ('{"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "kernel": "tma"}', ""),
+    ],
+)
+def test_a_space_that_cannot_be_used_is_a_mistake(tmp_path: Path, text: str, said: str) -> None:
+    """Told before anything is measured, with the reason; the last one is fine."""
+    path = tmp_path / "space.json"
+    path.write_text(text)
+    request = _request(tmp_path / "out", space=str(path), rows=(48,))
+    if not said:
+        assert _ran(request)[0].missing == ()
+        return
+    with pytest.raises(UserError, match=said):
+        _ran(request)
+    assert not list((tmp_path / "out").glob("*.json"))
+
+
+def test_a_missing_space_is_a_mistake(tmp_path: Path) -> None:
+    """The file is named."""
+    with pytest.raises(UserError, match=r"nowhere\.json: the search space cannot be read"):
+        _ran(_request(tmp_path, space=str(tmp_path / "nowhere.json")))
+
+
+def test_nothing_that_is_right_means_no_file(tmp_path: Path) -> None:
+    """Kernels that are off by more than the tolerances are skipped and counted; a weight without any is named, the others are written."""
+
+    def call(solution: Solution, shape: Shape, *operands: Any) -> Any:
+        return exact(solution, shape, *operands) * (1.03 if shape.n == 96 else 1.0)
+
+    result, _ = _ran(_request(tmp_path), **_bench_of(call))
+    assert [name.text for name in result.missing] == [f"{_gfx(result)}-GEMM-A16W16-N=96-K=256.json"]
+    assert {timing.status for o in result.report.failed for timing in o.timings if timing.solution.libtype == "triton"} == {"wrong"}
+    assert len(result.files) == 2
+
+
+def test_the_tolerances_are_those_asked_for(tmp_path: Path) -> None:
+    """The same kernels pass where the tolerances allow it: 3 % off is off by the op's bound of a row, 0.5 % is not."""
+
+    def call(solution: Solution, shape: Shape, *operands: Any) -> Any:
+        return exact(solution, shape, *operands) * 1.005
+
+    assert _ran(_request(tmp_path / "wide"), **_bench_of(call))[0].missing == ()
+    tight = Options(libtype="triton", device="cpu", iters=3, warmup=0, atol=1e-6, rtol=1e-4)
+    assert len(_ran(_request(tmp_path / "tight", options=tight), **_bench_of(call))[0].missing) == 2
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """A mistake before anything is measured."""
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot be written.*--save-path"):
+        _ran(_request(tmp_path / "file" / "below"))
+
+
+@pytest.mark.parametrize("pairs", [((0, 128),), ((128, 0),), ((128, 1 << 40),)])
+def test_sizes_that_no_op_has(tmp_path: Path, pairs: tuple[tuple[int, int], ...]) -> None:
+    """N and K are refused with the reason."""
+    with pytest.raises(UserError, match="must be"):
+        _ran(_request(tmp_path, pairs=pairs))
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    """The tuner's table becomes the same files, and these, with its trial log, the same rows."""
+    request = _request(tmp_path)
+    result, _ = _ran(request)
+    table = request.table()
+    rows = jsontune.read_rows(table, request.family)[0]
+    log = table.with_name(table.stem + ".trials.jsonl")
+    found = export.files_of(rows, DIALECT, buckets.NEW, {})
+    assert found.left == ()
+    assert {name.text: jsonfile.text_of(entries) for name, entries in found.files.items()} == {
+        path.name: path.read_text() for path in result.files[:-1]
+    }
+    times = next(iter(export.timed(log).values()))
+    back = []
+    for name, entries in found.files.items():
+        here = {shape: us for shape, us in times.items() if shape.n == dict(name.sizes)["N"]}
+        made, left = export.rows_of(entries, DIALECT, Device(name.gfx, rows[0].cu_num, rows[0].device), here)
+        assert left == []
+        back += made
+    assert {(row.shape, row.solution, row.us) for row in back} == {(row.shape, row.solution, row.us) for row in rows}
