@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 import attrs
 
+from tunedgemm_asm.gcn import flow
 from tunedgemm_asm.gcn.registers import M0
 from tunedgemm_asm.gcn.stream import Item, Op, Stream, op
 from tunedgemm_asm.gcn.targets import Target
-from tunedgemm_asm.gcn.waits import ways
 
 Unit = tuple[str, int]
 #: Wait states from a kind of writer to a kind of reader.
@@ -135,22 +135,13 @@ class Past:
 
 def entered(stream: Stream, target: Target, obey: bool) -> list[Past]:
     """Of each item its past; with ``obey`` the wait states that an instruction needs are taken to have passed before it."""
-    rules, following = Rules(target), ways(stream)
-    states: list[Past | None] = [None] * len(stream)
-    states[0], todo = Past(), [0]
-    while todo:
-        at = todo.pop()
-        past, item = states[at] or Past(), stream[at]
-        if isinstance(item, Op):
-            needed = rules.needed(item, past) if obey else 0
-            past = (past.after(nop(needed)) if needed else past).after(item)
-        for on in following[at]:
-            before = states[on]
-            joined = past if before is None else before.join(past)
-            if joined != before:
-                states[on] = joined
-                todo.append(on)
-    return [state or Past() for state in states]
+    rules = Rules(target)
+
+    def after(past: Past, item: Op) -> Past:
+        needed = rules.needed(item, past) if obey else 0
+        return (past.after(nop(needed)) if needed else past).after(item)
+
+    return flow.entered(stream, Past(), after)
 
 
 def with_nops(stream: Stream, target: Target) -> list[Item]:

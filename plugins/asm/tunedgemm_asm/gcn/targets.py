@@ -48,7 +48,7 @@ LANES, THREADS = 64, 256
 TARGETS = MappingProxyType(
     {
         "gfx942": Target("gfx942", 64 << 10, 512, 32, "v_mfma_f32_16x16x16_bf16", 16, 16, 4, False, False, False),
-        "gfx950": Target("gfx950", 160 << 10, 1280, 64, "v_mfma_f32_16x16x32_bf16", 32, 16, 8, True, True, True),
+        "gfx950": Target("gfx950", 160 << 10, 1280, 64, "v_mfma_f32_16x16x32_bf16", 32, 16, 4, True, True, True),
     }
 )
 

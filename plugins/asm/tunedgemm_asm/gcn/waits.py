@@ -15,10 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from tunedgemm_asm.gcn.stream import Item, Label, Op, Stream
+from tunedgemm_asm.gcn import flow
+from tunedgemm_asm.gcn.stream import Item, Op, Stream
 
-#: The most that the counters hold; what is older than as many others needs no more than them.
-MOST = {"vmcnt": 63, "lgkmcnt": 15}
+#: The most that is waited for: one less than the counters hold (63, 15), where they may stand for more.
+MOST = {"vmcnt": 62, "lgkmcnt": 14}
 _WAITS = re.compile(r"(vmcnt|lgkmcnt)\((\d+)\)")
 #: Stand for "any LDS instruction" and "any scalar load" among the pending.
 _LDS, _SCALAR = ("any lds", 0), ("any smem", 0)
@@ -75,21 +76,6 @@ def _issued(pending: Mapping[Unit, int], units: Iterable[Unit]) -> dict[Unit, in
     return {unit: age + 1 for unit, age in pending.items()} | dict.fromkeys(units, 0)
 
 
-def ways(stream: Stream) -> list[tuple[int, ...]]:
-    """Of each item the items that may follow it."""
-    places = {f".L{item.name}": at for at, item in enumerate(stream) if isinstance(item, Label)}
-    following: list[tuple[int, ...]] = []
-    for at, item in enumerate(stream):
-        on = (at + 1,) if at + 1 < len(stream) else ()
-        if isinstance(item, Op) and item.unit == "branch":
-            target = places[str(item.of[0])]
-            on = (target,) if item.name == "s_branch" else (*on, target)
-        elif isinstance(item, Op) and item.unit == "end":
-            on = ()
-        following.append(on)
-    return following
-
-
 def entered(stream: Stream, obey: bool) -> list[Pending]:
     """Of each item what may be on its way before it.
 
@@ -97,21 +83,11 @@ def entered(stream: Stream, obey: bool) -> list[Pending]:
         stream: the items.
         obey: whether the waits that an instruction needs are taken to stand before it, beside those that do.
     """
-    following = ways(stream)
-    states: list[Pending | None] = [None] * len(stream)
-    states[0], todo = Pending(), [0]
-    while todo:
-        at = todo.pop()
-        state, item = states[at] or Pending(), stream[at]
-        if isinstance(item, Op):
-            state = (state.after_wait(state.waits(item)) if obey else state).after(item)
-        for on in following[at]:
-            before = states[on]
-            joined = state if before is None else before.join(state)
-            if joined != before:
-                states[on] = joined
-                todo.append(on)
-    return [state or Pending() for state in states]
+
+    def after(state: Pending, item: Op) -> Pending:
+        return (state.after_wait(state.waits(item)) if obey else state).after(item)
+
+    return flow.entered(stream, Pending(), after)
 
 
 def with_waits(stream: Stream) -> list[Item]:
