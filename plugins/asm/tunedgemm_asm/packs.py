@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -283,7 +283,11 @@ def installed() -> tuple[tuple[Pack, ...], tuple[str, ...]]:
 @functools.cache
 def found(gfx: str) -> Found:
     """The kernels for an architecture, from all sources; read once, until `reload`."""
-    packs, problems = installed()
+    return gathered(gfx, *installed())
+
+
+def gathered(gfx: str, packs: Sequence[Pack], problems: Sequence[str] = ()) -> Found:
+    """The kernels for an architecture of these packs, and what is wrong with any of them."""
     mine = tuple(pack for pack in packs if pack.gfx == gfx)
     kernels: dict[str, Loaded] = {}
     refusals = list(problems)
