@@ -6,12 +6,12 @@ wait state, ``s_nop n`` is n + 1. Where ways join, the least distance from a wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 
 from tunedgemm_asm.gcn import flow
-from tunedgemm_asm.gcn.registers import M0
+from tunedgemm_asm.gcn.registers import M0, Reg
 from tunedgemm_asm.gcn.stream import Item, Op, Stream, op
 from tunedgemm_asm.gcn.targets import Target
 
@@ -65,8 +65,9 @@ class Rules:
             result, total = item.to[0], item.of[2]
             operands = [unit for reg in item.read if reg != total for unit in reg.units]
             found = [VALU_TO_PRODUCT - past.since("valu", units), self.to_operand - past.since("mfma", operands)]
-            if total != result or past.last.get(("whole", result.units[0])) != result.count:
-                found.append(self.to_sum - past.since("mfma", getattr(total, "units", ())))
+            if isinstance(total, Reg):
+                parts = [unit for unit in total.units if total != result or past.results.get(unit) != total]
+                found.append(self.to_sum - past.since("mfma", parts))
             return max(found)
         found = [self.to_operand - past.since("mfma", units)]
         if item.unit == "valu":
@@ -89,21 +90,21 @@ class Past:
 
     Attributes:
         ago: of a kind and a register: wait states since; 0 is the instruction before.
-        last: of ``whole`` and the first register of a matrix instruction's result: how many registers the result has.
+        results: of a register the whole result of the matrix instruction that wrote it.
     """
 
     ago: Mapping[tuple[str, Unit], int] = attrs.field(factory=dict)
-    last: Mapping[tuple[str, Unit], int] = attrs.field(factory=dict)
+    results: Mapping[Unit, Reg] = attrs.field(factory=dict)
 
-    def since(self, kind: str, units: object) -> int:
+    def since(self, kind: str, units: Iterable[Unit]) -> int:
         """Wait states since any of these registers was written by this kind; `FAR` if it is long ago."""
-        return min((self.ago.get((kind, unit), FAR) for unit in units), default=FAR)  # type: ignore[attr-defined]
+        return min((self.ago.get((kind, unit), FAR) for unit in units), default=FAR)
 
     def after(self, item: Op) -> Past:
         """The past after an instruction."""
         states = int(item.of[0]) + 1 if item.name == "s_nop" else 1
         ago = {key: since + states for key, since in self.ago.items() if since + states < FAR}
-        last = self.last
+        results = self.results
         written = [unit for reg in item.written for unit in reg.units]
         if item.unit in ("valu", "mfma"):
             for kind in ("valu", "mfma", "trans"):
@@ -116,21 +117,19 @@ class Past:
         elif item.unit == "mfma":
             total = item.of[2]
             ago.update({("mfma", unit): 0 for unit in written} | {("sum", unit): 0 for unit in getattr(total, "units", ())})
-            last = {**last, ("whole", written[0]): len(written)}
+            results = {**results, **dict.fromkeys(written, item.to[0])}
         elif item.unit == "salu" and M0 in item.written:
             ago.update({("m0", unit): 0 for unit in M0.units})
         elif item.stores and item.name.endswith(("x3", "x4")):
             ago.update({("store", unit): 0 for reg in item.of[:1] for unit in getattr(reg, "units", ())})
-        return Past(ago, last)
+        return Past(ago, results)
 
     def join(self, other: Past) -> Past:
         """The past after one of two ways."""
         keys = {*self.ago, *other.ago}
-        last = {key: value for key, value in self.last.items() if other.last.get(key, value) == value}
-        return Past(
-            {key: min(self.ago.get(key, FAR), other.ago.get(key, FAR)) for key in keys},
-            last | {key: value for key, value in other.last.items() if key not in self.last},
-        )
+        results = {unit: result for unit, result in self.results.items() if other.results.get(unit, result) == result}
+        results |= {unit: result for unit, result in other.results.items() if unit not in self.results}
+        return Past({key: min(self.ago.get(key, FAR), other.ago.get(key, FAR)) for key in keys}, results)
 
 
 def entered(stream: Stream, target: Target, obey: bool) -> list[Past]:
