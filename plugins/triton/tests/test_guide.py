@@ -56,19 +56,20 @@ print(torch.allclose(tunedgemm.gemm_a16w16(x, weight).float(), x.float() @ weigh
 def test_the_guides_kernel_is_tuned_and_dispatched(package: Path) -> None:
     """The guide's own command line tunes it in worker processes; its files answer a call that nobody tuned."""
     line = next(line for line in GUIDE.read_text().splitlines() if line.startswith("tunedgemm triton tune --libtype rowgemm"))
-    words = [*line.split()[1:], "--device", "cpu", "--num-iters", "1", "--seconds", "0.01", "--cache", "hot"]
+    # One weight, two of the four configurations: a call takes the interpreter 10 ms, and a sample has many.
+    words = [*line.split()[1:], "--n", "48", "--candidates", "2", "--device", "cpu", "--num-iters", "1", "--seconds", "0", "--cache", "hot"]
 
     tuned = _child(package, "-m", "tunedgemm", *words)
 
     assert tuned.returncode == 0, tuned.stdout + tuned.stderr
     files = sorted((package / "home" / "triton" / "gemm").glob("*.json"))
-    assert [path.name.partition("-GEMM-")[2] for path in files] == ["ROWGEMM-N=48-K=64.json", "ROWGEMM-N=96-K=64.json", "ROWGEMM.json"]
+    assert [path.name.partition("-GEMM-")[2] for path in files] == ["ROWGEMM-N=48-K=64.json", "ROWGEMM.json"]
     entries = json.loads(files[0].read_text())
     assert list(entries) == ["M_LEQ_4", "M_LEQ_16", "any"]
     assert set(entries["any"]) == {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps"}
-    assert "Search space size: 4 to 4 configurations" in tuned.stdout
-    assert "Number of (N, K): 2" in tuned.stdout
-    assert len(re.findall(r"Tuning for ROWGEMM-N=\d+-K=64 took [\d.]+ seconds", tuned.stdout)) == 2
+    assert "Search space size: 4 configurations" in tuned.stdout
+    assert "Number of (N, K): 1, 2 shapes" in tuned.stdout
+    assert re.search(r"Tuning for ROWGEMM-N=48-K=64 took [\d.]+ seconds", tuned.stdout)
 
     called = _child(package, "-c", CALL, TUNEDGEMM_FALLBACK="rowgemm")
 
@@ -79,4 +80,4 @@ def test_the_guides_kernel_is_tuned_and_dispatched(package: Path) -> None:
 
     checked = _child(package, "-m", "tunedgemm", "triton", "check", "--libtype", "rowgemm")
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "3 files, 0 things to mend, 0 notes" in checked.stdout
+    assert "2 files, 0 things to mend, 0 notes" in checked.stdout

@@ -225,7 +225,7 @@ class _Run:
         request = self.request
         if not request.space:
             counts = [len(list(request.dialect.listed(shape, device))) for shape in self.shapes]
-            return f"{min(counts)} to {max(counts)} configurations a shape, as the backend lists them, and neighbours of the best"
+            return f"{_range(counts)} configurations a shape, as the backend lists them, and neighbours of the best"
         space = searchspace.space_of(request.space)
         found = {shape: searchspace.listed(space, request.dialect, shape, device) for shape in self.shapes}
         counts = [len(one.solutions) for one in found.values()]
@@ -238,8 +238,7 @@ class _Run:
         for shape in empty:
             self.say(f"{space.source}: none of its configurations can run {shape}: {found[shape].reason}")
         different = max(one.different for one in found.values())
-        fitting = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{max(counts)}"
-        return f"{len(space.entries)} configurations, of which {different} differ on {device.gfx} and {fitting} fit a shape"
+        return f"{len(space.entries)} configurations, of which {different} differ on {device.gfx} and {_range(counts)} fit a shape"
 
     def _write(self, sizes: Sizes) -> None:
         """The files of one weight, one for each architecture, from the table."""
@@ -256,6 +255,10 @@ class _Run:
             jsonfile.write(path, found[name])
             self.files.append(path)
             self.shared += _regrets(found[name], here, self.request.dialect, times)
+
+
+def _range(counts: Sequence[int]) -> str:
+    return f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{max(counts)}"
 
 
 def _log_of(table: Path) -> Path:

@@ -1,0 +1,233 @@
+"""``tunedgemm triton``: what is typed, what is printed, and how mistakes are told."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tunedgemm.plugin import Row, Shape, Solution, UserError, op_named, read_rows, upsert
+from tunedgemm_triton import command, jsonfile, jsontune
+from tunedgemm_triton.dialect import dialect_of
+from tunedgemm_triton.jsontune import Request
+
+ENTRY = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "num_warps": 4, "num_stages": 2}
+BLOCKS = {"dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "block"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder, with no other."""
+    monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv(jsonfile.VARIABLE, raising=False)
+    return tmp_path / "home" / "triton" / "gemm"
+
+
+def _run(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-v", "--verbose", action="store_true")
+    command.command.add_arguments(parser)
+    return command.command.run(parser.parse_args(words))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """What a run was asked for; it ends as if somebody had stopped it."""
+    found: list[Request] = []
+
+    def run(request: Request, *_: Any) -> Any:
+        found.append(request)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jsontune, "run", run)
+    return found
+
+
+TUNE = ("tune", "--op", "a8w8_blockscale", "--n", "1024,4096", "--k", "1024")
+
+
+def test_the_guides_defaults(asked: list[Request], home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight M, tolerances of 0.01, ten rounds, bf16, the user folder; a run that was stopped says that it goes on."""
+    assert _run(*TUNE) == 130
+    [request] = asked
+    assert request.pairs == ((1024, 1024), (4096, 1024))
+    assert request.rows == (16, 32, 64, 128, 256, 512, 2048, 4096)
+    assert request.shapes()[-1] == Shape("a8w8_blockscale", 4096, 4096, 1024, **BLOCKS)
+    options = request.options
+    assert (options.libtype, options.iters, options.atol, options.rtol, options.errRatio) == ("triton", 10, 0.01, 0.01, 0.05)
+    assert (request.folder, request.style, request.space) == (home, "new", "")
+    assert "the same command goes on from here" in capsys.readouterr().out
+
+
+def test_what_is_said_arrives(asked: list[Request], tmp_path: Path) -> None:
+    """Each flag, where it belongs."""
+    words = (
+        "--m 7,9 --num-iters 20 --atol 0.1 --rtol 0.2 --out-dtype fp16 --set dtype=fp8_e4m3fnuz --mp 3 --keys legacy --search-space aiter"
+    )
+    assert _run(*TUNE, *words.split(), "--save-path", str(tmp_path / "out")) == 130
+    [request] = asked
+    assert (request.rows, request.style, request.space, request.folder) == ((7, 9), "legacy", "aiter", tmp_path / "out")
+    options = request.options
+    assert (options.iters, options.atol, options.rtol, options.mp) == (20, 0.1, 0.2, 3)
+    assert {(shape.dtype, shape.outdtype) for shape in request.shapes()} == {("fp8_e4m3fnuz", "fp16")}
+
+
+@pytest.mark.parametrize(
+    ("op", "more", "shape"),
+    [
+        ("a16w16", (), Shape("a16w16", 16, 96, 64)),
+        ("batched_bf16", ("--set", "B=5"), Shape("batched_bf16", 16, 96, 64, extra={"B": 5})),
+        ("a4w4_blockscale", (), None),
+        ("a8w8_bpreshuffle", (), None),
+    ],
+)
+def test_every_op_can_be_asked_for(asked: list[Request], op: str, more: tuple[str, ...], shape: Shape | None) -> None:
+    """Sizes go to the op's own columns."""
+    assert _run("tune", "--op", op, "--n", "96", "--k", "64", "--m", "16", *more) == 130
+    [found] = asked[0].shapes()
+    assert (found.op, found.m, found.n, found.k) == (op, 16, 96, 64)
+    assert shape is None or found == shape
+
+
+def test_fmoe_is_told_by_its_own_columns(asked: list[Request]) -> None:
+    """N is model_dim, K inter_dim, M the tokens; what else there is comes with --set."""
+    more = ["expert=8", "topk=2", "act_type=ActivationType.Silu", "dtype=torch.bfloat16", "q_dtype_a=torch.bfloat16"]
+    more += ["q_dtype_w=torch.bfloat16", "q_type=QuantType.No", "use_g1u1=1", "doweight_stage1=0"]
+    words = [word for text in more for word in ("--set", text)]
+    assert _run("tune", "--op", "fmoe", "--n", "256", "--k", "128", "--m", "16", *words) == 130
+    [shape] = asked[0].shapes()
+    assert (shape.m, shape.n, shape.k, shape["expert"]) == (16, 256, 128, 8)
+    assert asked[0].table().name.startswith("GEMM-FMOE_A16W16-")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--op", "a16w16", "--n", "1,2", "--k", "1,2,3"), "--n names 2 weights and --k 3"),
+        (("--op", "a17", "--n", "1", "--k", "1"), "a17"),
+        (("--op", "a16w16", "--n", "1", "--k", "1", "--set", "dtype"), "--set takes COLUMN=TEXT"),
+        (("--op", "a16w16", "--n", "1", "--k", "1", "--libtype", "nobody"), "no backend 'nobody' is installed"),
+        (("--op", "a16w16", "--n", "1", "--k", "1", "--libtype", "skinny"), "has no JSON files|no backend 'skinny'"),
+        (("--op", "a16w16", "--n", "1", "--k", "1", "--num-iters", "0"), "--iters must be at least 1"),
+        (("--op", "a16w16", "--n", "1", "--k", "1", "--atol", "-1"), "--atol must be at least 0"),
+    ],
+)
+def test_mistakes_are_told(words: tuple[str, ...], said: str) -> None:
+    """In one line, before anything starts."""
+    with pytest.raises(UserError, match=said):
+        _run("tune", *words)
+
+
+@pytest.mark.slow
+def test_a_cpu_is_refused_before_anything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The real tuner starts its worker, learns what the device is, and the op's refusal is told."""
+    with pytest.raises(UserError, match=r"triton does not take it: Triton compiles for NVIDIA and AMD GPUs"):
+        _run(*TUNE, "--device", "cpu", "--save-path", str(tmp_path / "out"))
+    assert "Architecture: cpu-" in capsys.readouterr().out
+
+
+def _put(folder: Path, name: str, entries: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(entries if isinstance(entries, str) else json.dumps(entries))
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "said"),
+    [
+        ("gfx942-GEMM-A8W8.json", "{", "is no JSON"),
+        ("gfx942-GEMM-A8W8.json", {"M_LEQ_31": ENTRY, "any": ENTRY}, "'M_LEQ_31' is never looked at"),
+        ("gfx942-GEMM-A8W8.json", {"tiny": ENTRY, "any": ENTRY}, "'tiny' is the key of no bucket"),
+        ("gfx942-GEMM-A8W8.json", {"small": ENTRY, "M_LEQ_64": ENTRY, "any": ENTRY}, "'small' is never looked at in a file with"),
+        ("gfx942-GEMM-A8W8.json", {"any": {**ENTRY, "speed": 1}}, "any: no kernel of the family gemm has a parameter 'speed'"),
+        ("gfx942-GEMM-A8W8.json", {"any": {**ENTRY, "num_warps": 3}}, "any: triton gemm: num_warps must be a power of two"),
+        ("gfx942-GEMM-A8W8_BLOCKSCALE-N=256-K=512.json", {"any": {**ENTRY, "BLOCK_SIZE_K": 256}}, "serves no M="),
+        ("gfx9999-GEMM-A8W8.json", {"any": ENTRY}, "no kernel is compiled for gfx9999"),
+        ("mine.json", {"any": ENTRY}, "is never read: names are as"),
+    ],
+)
+def test_check_names_what_is_to_be_mended(home: Path, capsys: pytest.CaptureFixture[str], name: str, entries: object, said: str) -> None:
+    """One line each, exit code 1; without arguments the user's folder is looked at."""
+    path = _put(home, name, entries)
+    assert _run("check") == 1
+    told = capsys.readouterr().out
+    assert f"{path}: " in told
+    assert said in told
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "said"),
+    [
+        ("sm_90-GEMM-A8W8.json", {"any": {**ENTRY, "kpack": 2}}, "kpack has no effect on sm_90 (any)"),
+        ("sm_90-GEMM-A8W8.json", {"any": {**ENTRY, "SPLITK_BLOCK_SIZE": 2}}, "SPLITK_BLOCK_SIZE has no effect"),
+        ("sm_90-GEMM-A8W8.json", {"M_LEQ_64": ENTRY}, "no bucket answers for M=128, 256"),
+        ("gfx942-GEMM-A16W16-ATOMIC.json", {"any": ENTRY}, "there is no kernel GEMM-A16W16-ATOMIC"),
+        ("gfx942-GEMM-A16W16-N8=512-K=64.json", {"any": ENTRY}, "sizes in a name are N and K"),
+        ("gfx950-GEMM-AFP4WFP4.json", {"any": {**ENTRY, "waves_per_eu": 2}}, "waves_per_eu has no effect"),
+    ],
+)
+def test_check_notes_what_has_no_effect(home: Path, capsys: pytest.CaptureFixture[str], name: str, entries: object, said: str) -> None:
+    """Nothing is ignored without a word; exit code 0."""
+    _put(home, name, entries)
+    assert _run("check") == 0
+    assert said in capsys.readouterr().out
+
+
+def test_check_of_nothing_is_a_mistake(tmp_path: Path) -> None:
+    """A path that is not there is named."""
+    with pytest.raises(UserError, match="no such file or folder"):
+        _run("check", str(tmp_path / "nowhere"))
+
+
+def _table(path: Path) -> list[Row]:
+    op, shape = op_named("a16w16"), Shape("a16w16", 16, 4096, 1024)
+    rows = [
+        Row(Shape("a16w16", m, 4096, 1024), "sm_90", 132, "nvidia-h200", Solution("triton", name, split), us)
+        for m, name, split, us in ((16, "gemm_r1_m16n64k128_g1_w4s5_t", 4, 5.0), (100, "tma_r1_m128n128k64_g8_w4s3", 0, 9.0))
+    ]
+    others = [
+        Row(shape, "sm_90", 132, "nvidia-h100", Solution("torch", "native"), 4.0),
+        Row(shape, "gfx942", 304, "", Solution("triton", "auto"), 4.0),
+    ]
+    upsert(path, op, [*rows, *others])
+    return rows
+
+
+def test_export_both_ways(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table's rows of the backend become files; these, with the table's times, the same rows again."""
+    rows = _table(tmp_path / "tuned.csv")
+    assert _run("export", str(tmp_path / "tuned.csv"), "--op", "a16w16") == 0
+    told = capsys.readouterr().out
+    assert told.count("left out") == 3
+    assert sorted(path.name for path in home.glob("*.json")) == ["sm_90-GEMM-A16W16-N=4096-K=1024.json", "sm_90-GEMM-A16W16.json"]
+    entries = jsonfile.read(home / "sm_90-GEMM-A16W16-N=4096-K=1024.json")
+    assert list(entries) == ["M_LEQ_16", "M_LEQ_128", "any"]
+    assert entries["any"]["kernel"] == "tma"
+    assert entries["M_LEQ_16"]["NUM_KSPLIT"] == 4
+
+    back = tmp_path / "back.csv"
+    assert _run("export", str(home), "--op", "a16w16", "-o", str(back), "--times", str(tmp_path / "tuned.csv")) == 0
+    found = {(row.shape, row.solution, row.us) for row in read_rows(back, op_named("a16w16"))[0]}
+    assert found == {(row.shape, row.solution, row.us) for row in rows}
+
+
+def test_export_without_times_is_a_mistake(home: Path, tmp_path: Path) -> None:
+    """A row needs a time, and a file has none."""
+    _put(home, "sm_90-GEMM-A16W16-N=4096-K=1024.json", {"any": ENTRY})
+    with pytest.raises(UserError, match="a row needs a time"):
+        _run("export", str(home), "--op", "a16w16", "-o", str(tmp_path / "back.csv"))
+    assert not (tmp_path / "back.csv").exists()
+
+
+def test_export_of_foreign_rows_is_a_mistake(tmp_path: Path) -> None:
+    """A table without a row of the backend makes no file."""
+    upsert(tmp_path / "t.csv", op_named("a16w16"), [Row(Shape("a16w16", 1, 64, 64), "sm_90", 132, "", Solution("torch", "native"), 1.0)])
+    with pytest.raises(UserError, match="none of the 1 rows is of triton"):
+        _run("export", str(tmp_path / "t.csv"), "--op", "a16w16")
+
+
+def test_our_dialect_needs_no_entry_point() -> None:
+    """The command works for the plugin's own kernels, however it is installed."""
+    assert dialect_of("triton").libtype == "triton"
