@@ -86,16 +86,18 @@ def products(f: Frame, step: int, half: int) -> list[Op]:
     """The products of half a step: weight by x, so that a lane's four results are neighbours along N.
 
     The two instructions of 16 elements each that gfx942 needs for 32 take a lane's 16 bytes in halves: the order of elements along K is
-    the same in both operands, so the sum is the same.
+    the same in both operands, so the sum is the same. They do not follow each other, so that no product waits for a sum.
     """
     plan, name, depth = f.plan, f.plan.target.product, f.plan.target.depth
+    blocks_a = f.blocks_a[half].fours()
     blocks_b = f.blocks_b[step % plan.unrolled * HALVES + half if plan.shuffled else half].fours()
-    parts = 32 // depth
+    parts, together = 32 // depth, 2 if plan.blocks_n == 1 else 1
     ops = []
-    for m, four_a in enumerate(f.blocks_a[half].fours()):
+    for first in range(0, plan.blocks_m, together):
         for part in range(parts):
             words = slice(part * 4 // parts, (part + 1) * 4 // parts)
-            ops += [op(name, f.sum(m, n), four_b[words], four_a[words], f.sum(m, n)) for n, four_b in enumerate(blocks_b)]
+            for m in range(first, min(first + together, plan.blocks_m)):
+                ops += [op(name, f.sum(m, n), four_b[words], blocks_a[m][words], f.sum(m, n)) for n, four_b in enumerate(blocks_b)]
     return ops
 
 

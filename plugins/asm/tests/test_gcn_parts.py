@@ -1,0 +1,155 @@
+"""Parts of generated kernels: where lanes read and write, and how the loop is woven."""
+
+import itertools
+
+import pytest
+from tunedgemm_asm.gcn import loop, prologue
+from tunedgemm_asm.gcn.frame import frame_of
+from tunedgemm_asm.gcn.pack import PLANS
+from tunedgemm_asm.gcn.plan import Plan
+from tunedgemm_asm.gcn.registers import Reg
+from tunedgemm_asm.gcn.stream import Op, op, weave
+
+TILES = [plan for plan in PLANS if not plan.split]
+#: Lanes whose 16 bytes LDS gives at once: with 32 banks eight, with 64 banks sixteen. Neighbours, and the groups that are known of
+#: `ds_read_b128`.
+EIGHTS = [[8 * group + lane for lane in range(8)] for group in range(8)]
+MIXED = [[32 * half + lane for lane in (*range(4), *range(12, 16), *range(20, 28))] for half in range(2)]
+
+
+def run(ops, lanes, scalars):
+    """What a part's integer instructions leave in the vector registers of each lane, and in scalars."""
+    values = {("v", 0): list(lanes), **{("s", index): value for index, value in scalars.items()}}
+    n = len(lanes)
+
+    def of(operand):
+        found = values[operand.units[0]] if isinstance(operand, Reg) else operand
+        return found if isinstance(found, list) else [found] * n
+
+    doing = {
+        "v_lshrrev_b32": lambda by, x: x >> by, "v_lshlrev_b32": lambda by, x: x << by, "v_and_b32": lambda x, y: x & y,
+        "v_xor_b32": lambda x, y: x ^ y, "v_add_u32": lambda x, y: x + y, "v_mov_b32": lambda x: x, "v_mul_lo_u32": lambda x, y: x * y,
+        "v_lshl_add_u32": lambda x, by, y: (x << by) + y, "s_mul_i32": lambda x, y: x * y, "s_add_u32": lambda x, y: x + y,
+        "s_lshl_b32": lambda x, by: x << by,
+    }  # fmt: skip
+    for item in ops:
+        results = [doing[item.name.removesuffix("_e32")](*given) for given in zip(*(of(one) for one in item.of), strict=True)]
+        values[item.to[0].units[0]] = results if item.to[0].file == "v" else results[0]
+    return values
+
+
+def banks(plan, lanes, addresses):
+    """Banks that 16 bytes at each lane's address lie in."""
+    return [addresses[lane] // 4 % plan.target.lds_banks + word for lane in lanes for word in range(4)]
+
+
+def placed(plan, part, lanes, **scalars):
+    """Values of registers after a part of the prologue."""
+    f = frame_of(plan)
+    stride = 2 * 8192
+    known = {f.argument(name).index: stride for name in ("stride_a", "stride_b")}
+    known |= {getattr(f, name).index: value for name, value in scalars.items() if name != "wave"} | {
+        f.spare.index + 4: scalars.get("wave", 0)
+    }
+    return f, run(part(f), lanes, known)
+
+
+@pytest.mark.parametrize("plan", TILES, ids=lambda plan: f"{plan.gfx}-{plan.name}")
+def test_reads_of_lds_meet_all_banks(plan):
+    """Of each group of lanes that LDS serves at once, no two want different words of one bank."""
+    for wave in range(4):
+        f, values = placed(plan, prologue.place_reads, range(64), wave_m=wave % plan.waves_m, wave_n=wave // plan.waves_m)
+        for address in [half for pair in (*f.read_a, *f.read_b) for half in (pair[0], pair[1])]:
+            addresses = values[address.units[0]]
+            assert max(addresses) < plan.lds_bytes
+            groups = EIGHTS if plan.target.lds_banks == 32 else MIXED
+            for group in groups:
+                met = banks(plan, group, addresses)
+                assert len(set(met)) == len(met)
+
+
+@pytest.mark.parametrize("plan", TILES, ids=lambda plan: f"{plan.gfx}-{plan.name}")
+def test_what_is_read_is_what_was_written(plan):
+    """Each lane of the products finds the row and the 16 bytes of K that it is to multiply, of x and of a plain weight."""
+    f, loads = placed(plan, prologue.place_loads, range(256))
+    written = {}
+    if plan.target.direct:
+        where = [lane * 16 for lane in range(256)]  # of a wave M0, and 16 bytes for each lane behind it
+    else:
+        where = loads[f.write.units[0]]
+        for group in range(32):
+            met = banks(plan, range(8 * group, 8 * group + 8), where)
+            assert len(set(met)) == len(met)
+    stride = 2 * 8192
+    for first, offsets in ((0, f.offset_a), (plan.tile_m, f.offset_b)):
+        for one in range(offsets.count if first == 0 or not plan.shuffled else 0):
+            for lane in range(256):
+                row, byte = divmod(loads[offsets[one].units[0]][lane], stride)
+                written[where[lane] + (first + one * 32) * 128] = (first + row, byte)
+    for wave in range(4):
+        at = {"wave_m": wave % plan.waves_m, "wave_n": wave // plan.waves_m}
+        f, values = placed(plan, prologue.place_reads, range(64), **at)
+        for reads, first, blocks, index in (
+            (f.read_a, 0, plan.blocks_m, at["wave_m"]),
+            (f.read_b, plan.tile_m, plan.blocks_n, at["wave_n"]),
+        ):
+            for half in range(2) if reads else ():
+                for block in range(blocks):
+                    for lane in range(64):
+                        row = first + (index * blocks + block) * 16 + lane % 16
+                        pack = 4 * half + lane // 16
+                        assert written[values[reads[0][half].units[0]][lane] + block * 2048] == (row, 16 * pack)
+
+
+@pytest.mark.parametrize("plan", TILES, ids=lambda plan: f"{plan.gfx}-{plan.name}")
+def test_products_of_a_step_cover_the_tile_once(plan):
+    """Every accumulator gets each 32 elements of a half once, from operands of its row and column."""
+    f = frame_of(plan)
+    parts = 32 // plan.target.depth
+    for half in range(2):
+        made = loop.products(f, 1, half)
+        assert len(made) == plan.blocks * parts
+        for m in range(plan.blocks_m):
+            for n in range(plan.blocks_n):
+                own = [item for item in made if item.to == (f.sum(m, n),)]
+                assert len(own) == parts
+                assert all(item.of[2] == f.sum(m, n) for item in own)
+                assert {item.of[1].units for item in own} == {
+                    f.blocks_a[half].fours()[m][4 // parts * p : 4 // parts * (p + 1)].units for p in range(parts)
+                }
+
+
+@pytest.mark.parametrize("plan", TILES, ids=lambda plan: f"{plan.gfx}-{plan.name}")
+def test_neighbouring_products_add_to_different_sums(plan):
+    """The matrix unit need not wait for a result."""
+    made = loop.products(frame_of(plan), 0, 0)
+    assert not [one for one, other in itertools.pairwise(made) if one.to == other.to]
+
+
+def test_weaving_keeps_order_and_spreads():
+    """All instructions are there, both orders are kept, and none of the second kind bunch while there are products left."""
+    main = [op("v_mfma", (), index) for index in range(32)]
+    beside = [op("s_mov_b32", (), index) for index in range(16)]
+    woven = weave(main, beside)
+    assert [item for item in woven if item.name == "v_mfma"] == main
+    assert [item for item in woven if item.name != "v_mfma"] == beside
+    assert max(len(run) for run in "".join("m" if item.name == "v_mfma" else "b" for item in woven).split("m")) == 1
+    early = weave(main, beside, last=0.5)
+    assert all(item.name == "v_mfma" for item in early[-16:])
+
+
+def test_loads_are_wide():
+    """16 bytes of each lane, and eight lanes for a row's 128 bytes."""
+    for plan in TILES:
+        f = frame_of(plan)
+        names = {item.name for item in loop.step(f, 0) if isinstance(item, Op) and item.unit in ("vmem", "lds")}
+        assert names <= {"buffer_load_dwordx4", "ds_read_b128", "ds_write_b128"}
+
+
+def test_a_shuffled_weight_is_loaded_as_it_lies():
+    """A wave's load of a block is 1 KiB without gaps: as AITER shuffles, the operand of 16 rows by 32 elements."""
+    plan = Plan("gfx942", 64, 128, 1, 2, shuffled=True)
+    f, values = placed(plan, prologue.place_shuffled, range(64), wave_n=3)
+    block = 16 * 2 * 8192
+    for one in range(plan.blocks_n):
+        assert values[f.offset_b[one].units[0]] == [(3 * plan.blocks_n + one) * block + 16 * lane for lane in range(64)]

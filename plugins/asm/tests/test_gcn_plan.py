@@ -1,0 +1,99 @@
+"""Plans of generated kernels, their registers, and what they are predicted to take."""
+
+import attrs
+import pytest
+from tunedgemm.plugin import PluginError
+from tunedgemm_asm.gcn.cost import cost
+from tunedgemm_asm.gcn.frame import frame_of
+from tunedgemm_asm.gcn.pack import PLANS, plans
+from tunedgemm_asm.gcn.plan import Plan
+from tunedgemm_asm.gcn.registers import MOST, Reg, Registers
+from tunedgemm_asm.gcn.targets import REGISTERS, TARGETS
+
+GOOD = Plan("gfx942", 64, 128, 2, 2)
+
+
+def test_names_are_distinct_and_say_what_they_are():
+    """A table stores them, so each names one kernel of an architecture."""
+    assert GOOD.name == "tunedgemm_bf16_64x128_pf2"
+    assert attrs.evolve(GOOD, shuffled=True, waves_m=1, split=True).name == "tunedgemm_bf16_64x128_bshuffle_pf2_splitk"
+    for gfx in TARGETS:
+        names = [plan.name for plan in plans(gfx)]
+        assert len(set(names)) == len(names) > 30
+
+
+@pytest.mark.parametrize("gfx", TARGETS)
+def test_tiles_reach_from_small_to_large(gfx):
+    """Both kinds of weight have every tile, from 32 by 64 to 256 by 256; small ones with and without split K."""
+    for shuffled in (False, True):
+        tiles = {(plan.tile_m, plan.tile_n) for plan in plans(gfx) if plan.shuffled == shuffled and not plan.split}
+        assert {(32, 64), (64, 64), (128, 128), (256, 256)} <= tiles
+        split = {(plan.tile_m, plan.tile_n) for plan in plans(gfx) if plan.shuffled == shuffled and plan.split}
+        assert {(32, 64), (64, 64), (128, 128)} <= split < tiles
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"gfx": "gfx90a"}, "gfx90a"),
+        ({"tile_m": 80, "waves_m": 1}, "32 rows"),
+        ({"tile_n": 80}, "share a tile"),
+        ({"tile_m": 48}, "share a tile"),
+        ({"waves_m": 3}, "share a tile"),
+        ({"prefetch": 0}, "prefetch 0"),
+        ({"tile_m": 512, "tile_n": 256}, "98304 bytes of LDS"),
+    ],
+)
+def test_what_no_kernel_can_be_is_refused(change, word):
+    """With the reason."""
+    with pytest.raises(PluginError, match=word):
+        attrs.evolve(GOOD, **change)
+
+
+def test_registers_run_out():
+    """A plan that wants more than a file has is refused, not spilled."""
+    with pytest.raises(PluginError, match="registers of file v"):
+        frame_of(Plan("gfx942", 256, 128, 1, 8, shuffled=True))
+    given = Registers()
+    with pytest.raises(PluginError, match="of which there are 102"):
+        given("s", MOST["s"] + 1)
+
+
+def test_groups_of_registers_are_aligned():
+    """Groups of vector registers begin at even ones, descriptors of buffers at a multiple of four."""
+    given = Registers()
+    assert given("v") == Reg("v", 0)
+    assert given("v", 4) == Reg("v", 2, 4)
+    assert given("s", 3) == Reg("s", 0, 3)
+    assert given("s", 4) == Reg("s", 4, 4)
+    assert str(Reg("v", 2, 4)[1:3]) == "v[3:4]"
+    assert str(Reg("a", 2, 4)[3]) == "a5"
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.gfx}-{plan.name}")
+def test_a_kernel_fits(plan):
+    """Registers, LDS and the registers of its parts, none of which two parts have at once."""
+    f = frame_of(plan)
+    parts = [f.offset_a, f.offset_b, *f.staged, *f.blocks_a, *f.blocks_b, *f.read_a, *f.read_b, f.lane, f.sums, f.arguments]
+    parts += [f.from_a, f.from_b, f.spare, f.write, f.steps, f.tile, f.part, f.at_m, f.at_n, f.wave_m, f.wave_n, f.kernarg]
+    units = [unit for part in parts for unit in part.units]
+    assert len(set(units)) == len(units)
+    assert plan.lds_bytes <= plan.target.lds_bytes
+    assert f.given.taken["v"] <= 256
+    assert f.sums.count == 4 * plan.blocks <= 256
+
+
+@pytest.mark.parametrize("plan", [plan for plan in PLANS if not plan.split], ids=lambda plan: f"{plan.gfx}-{plan.name}")
+def test_what_a_step_takes(plan):
+    """Each element is loaded and multiplied once; nobody waits for the issue of instructions where tiles are large."""
+    taken = cost(plan)
+    assert taken.step["mfma"] * plan.target.depth == plan.blocks * 64
+    loads = plan.loads_a + plan.loads_b + (2 * plan.blocks_n if plan.shuffled else 0)
+    assert taken.step["vmem"] == loads
+    operands = 2 * (plan.blocks_m + (0 if plan.shuffled else plan.blocks_n))
+    assert taken.step["lds"] == operands + (0 if plan.target.direct else plan.loads_a + plan.loads_b)
+    assert taken.step["barrier"] == (1 if plan.target.direct else 2)
+    assert taken.waves * (taken.vectors + taken.sums) <= REGISTERS
+    if plan.tile_m * plan.tile_n >= 128 * 128:
+        assert taken.issue_cycles < taken.product_cycles
+        assert taken.waves >= 1
