@@ -54,9 +54,14 @@ def over() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def backends(over: ModuleType, fake: ModuleType, objects: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def tree(fake: ModuleType, objects: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """AITER's tree with made-up code objects of all its kinds; a pack of our own kind lies beside it."""
+    return fake.tree(tmp_path_factory.mktemp("packs") / "hsa", objects)  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def backends(over: ModuleType, fake: ModuleType, tree: Path) -> dict[str, Any]:
     """The backend over the fake with kernels of all kinds, on a CPU that stands for an MI300X (``gfx942``) and an MI355X (``gfx950``)."""
-    tree = fake.tree(tmp_path_factory.mktemp("hsa"), objects)
     return {gfx: over.backend(fake, tree, gfx) for gfx in ("gfx942", "gfx950")}
 
 

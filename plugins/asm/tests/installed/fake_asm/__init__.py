@@ -1,0 +1,21 @@
+"""The plugin's own backend over the fake HIP runtime, as a distribution that the tuner's processes find; ``FAKE_ASM_LIBRARY`` names it.
+
+Its kernels are those of ``TUNEDGEMM_ASM_PACKS``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from tunedgemm.plugin import Device
+from tunedgemm_asm import Asm, driver
+
+
+@functools.cache
+def _driver(interface: driver.Interface) -> driver.Driver:
+    return driver.bind_functions(interface, os.environ["FAKE_ASM_LIBRARY"])
+
+
+mi300x = Asm("fakeasm", driver=_driver, host=Device("gfx942", 304, "amd-instinct-mi300x"))
+mi355x = Asm("fakeasm950", driver=_driver, host=Device("gfx950", 256, "amd-instinct-mi355x"))
