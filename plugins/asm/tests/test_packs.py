@@ -275,7 +275,7 @@ def test_aiters_own_tree_needs_no_descriptor(
     for place in (tmp_path / "hsa", tmp_path / "hsa" / "gfx942", tmp_path / "hsa" / "gfx942" / "fp8gemm_blockscale"):
         found = from_folders(place)
         assert list(found.kernels) == ["k"] and found.problems == () and found.kernels["k"].code()
-    monkeypatch.setenv(sources.AITER_VARIABLE, str(tmp_path / "hsa") + "/")
+    monkeypatch.setenv(sources.OF_AITER, str(tmp_path / "hsa") + "/")
     kinds = {gfx: from_folders(gfx=gfx).kernels["k"] for gfx in ("gfx942", "gfx950")}
 
     assert {gfx: loaded.dtypes["x"] for gfx, loaded in kinds.items()} == {"gfx942": ("fp8_e4m3fnuz",), "gfx950": ("fp8_e4m3fn",)}
@@ -304,7 +304,7 @@ def test_installed_packages_are_found_without_importing_them(write: Write, tmp_p
     (info / "entry_points.txt").write_text(
         "[tunedgemm.asm_packs]\nexample = example_pack.kernels\nnowhere = example_pack.absent\nno_name = example_pack:kernels/../..\n"
     )
-    variables = {key: value for key, value in os.environ.items() if key not in (sources.VARIABLE, sources.AITER_VARIABLE)}
+    variables = {key: value for key, value in os.environ.items() if key not in (sources.VARIABLE, sources.OF_AITER)}
     environment = {**variables, "PYTHONPATH": os.pathsep.join([str(site), *filter(None, sys.path)])}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False)
 

@@ -18,7 +18,7 @@ import attrs
 #: Folders of packs, or of AITER's tree, joined by `os.pathsep`.
 VARIABLE = "TUNEDGEMM_ASM_PACKS"
 #: AITER's own variable for its tree of code objects; it sets it itself when it is imported.
-AITER_VARIABLE = "AITER_ASM_DIR"
+OF_AITER = "AITER_ASM_DIR"
 GROUP = "tunedgemm.asm_packs"
 #: Packages of AITER that may have the tree: inside, or, in a checkout, beside.
 _AITER_PACKAGES = ("aiter_meta", "aiter")
@@ -70,9 +70,9 @@ def _of_package(entry: EntryPoint) -> Source:
 
 
 def _aiter() -> Iterator[Source]:
-    named = os.environ.get(AITER_VARIABLE, "").strip()
+    named = os.environ.get(OF_AITER, "").strip()
     if named:
-        yield _existing(AITER_VARIABLE, Path(named).expanduser())
+        yield _existing(OF_AITER, Path(named).expanduser())
         return
     for package in _AITER_PACKAGES:
         for location in _locations(package):
