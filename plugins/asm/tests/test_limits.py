@@ -65,6 +65,7 @@ def test_other_devices_have_no_code_objects(gfx: str) -> None:
         (attrs.evolve(FP4, layout="row"), "reads a plain weight with shuffled scales"),
         (attrs.evolve(FP4, epilogue="bias"), "adds no bias"),
         (attrs.evolve(PRODUCT, m=1 << 22, n=512), "would address 4294967296 bytes of x at a time"),
+        (attrs.evolve(INT8, m=1 << 21, n=1024), "would address 4294967296 bytes of the output at a time"),
     ],
     ids=str,
 )
@@ -111,6 +112,13 @@ def test_parts_of_k(asm: Any, fake: ModuleType) -> None:
     own = kernels["tunedgemm_bf16_64x64_pf2_splitk"]
     assert [splits for splits in range(1, 9) if not refusal(own, splits, attrs.evolve(PRODUCT, k=320))] == [2, 3, 5]
     assert parts_of(own, 4, attrs.evolve(PRODUCT, k=320)) == 3
+
+
+@gfx950
+def test_fp4_has_large_outputs(asm: Any) -> None:
+    """AITER's own table has rows with outputs beyond 4 GiB; operands have fewer bytes."""
+    assert asm.supports(attrs.evolve(FP4, m=838784, n=5760, k=3584), MI355X) is True
+    assert "bytes of x at a time" in str(asm.supports(attrs.evolve(FP4, m=1 << 22, k=2048), MI355X))
 
 
 @gfx950
