@@ -1,0 +1,16 @@
+"""An emulator of AMDGCN text (gfx942, gfx950) on numpy: the judge of kernels where no such GPU is.
+
+It is a tool of the tests alone.  It runs what LLVM's assembler reads and what its disassembler prints, 64 lanes at a time, and it is
+stricter than hardware: what a program may not rely on is an error (`fault.Fault`) that names the line.
+"""
+
+from __future__ import annotations
+
+from .bench import Bench
+from .fault import Fault
+from .kernel import Kernel, arguments, kernels_of
+from .launch import Rules, Run, launch
+from .memory import Memory
+from .text import parse
+
+__all__ = ["Bench", "Fault", "Kernel", "Memory", "Rules", "Run", "arguments", "kernels_of", "launch", "parse"]

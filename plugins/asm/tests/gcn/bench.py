@@ -1,0 +1,69 @@
+"""A few instructions on waves whose registers a test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .kernel import kernels_of
+from .launch import Group, Machine, Rules
+from .lds import Lds
+from .memory import Memory
+from .text import ACCUMULATION, VECTOR
+from .wave import Wave
+
+_TEXT = """
+ .amdgcn_target "amdgcn-amd-amdhsa--{gfx}"
+probe:
+{body}
+ s_endpgm
+ .amdhsa_kernel probe
+ .end_amdhsa_kernel
+"""
+
+
+class Bench:
+    """One workgroup that runs a text of instructions; ``waves`` have undefined registers but for those that `give` sets."""
+
+    def __init__(
+        self, body: str, *, gfx: str = "gfx942", waves: int = 1, lds: int = 0, memory: Memory | None = None, rules: Rules | None = None
+    ) -> None:
+        self.kernel = kernels_of(_TEXT.format(gfx=gfx, body=body))["probe"]
+        self.memory = memory or Memory()
+        self.memory.begin()
+        self.memory.groups += [0] * waves
+        rules = rules or Rules()
+        self.group = Group(0, (0, 0, 0), self.memory, Lds(lds), rules, 0)
+        self.group.waves = [Wave(self.group, number, rules.slice) for number in range(waves)]
+        self.machine = Machine(self.kernel, rules)
+
+    def give(self, registers: Mapping[str, Any], wave: int | None = None) -> Bench:
+        """Sets registers by name, v3, a0, s2, vcc or exec, in one wave or in all: integers, or arrays of 32 bits of 64 lanes."""
+        for each in self.group.waves if wave is None else [self.group.waves[wave]]:
+            for name, value in registers.items():
+                if name in ("vcc", "exec"):
+                    each.put64({"vcc": 106, "exec": 126}[name], value)
+                elif name[0] == "s":
+                    each.put(int(name[1:]), value)
+                else:
+                    key = int(name[1:]) + {"v": VECTOR, "a": ACCUMULATION}[name[0]]
+                    each.write(key, np.broadcast_to(np.asarray(value), 64).view(np.uint32) if np.ndim(value) else value, np.ones(64, bool))
+        return self
+
+    def run(self) -> Bench:
+        """Runs all waves to their end."""
+        while not self.group.ended:
+            self.machine.advance(self.group)
+        return self
+
+    def vector(self, register: str, dtype: Any = np.uint32, wave: int = 0) -> np.ndarray:
+        """The lanes of a vector or accumulation register, all of them defined."""
+        found, key = self.group.waves[wave], int(register[1:]) + {"v": VECTOR, "a": ACCUMULATION}[register[0]]
+        found.check(key, np.ones(64, bool))
+        return found.v[key - VECTOR].view(dtype).copy()
+
+    def scalar(self, number: int, wave: int = 0) -> int:
+        """A scalar register."""
+        return self.group.waves[wave].get(number)
