@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import attrs
@@ -39,11 +40,7 @@ class Op:
     @property
     def unit(self) -> str:
         """Who executes it: ``mfma``, ``valu``, ``salu``, ``smem``, ``vmem``, ``lds``, ``branch``, ``barrier``, ``wait`` or ``end``."""
-        special = {"s_barrier": "barrier", "s_waitcnt": "wait", "s_nop": "wait", "s_endpgm": "end", "s_branch": "branch"}
-        starts = {"s_cbranch": "branch", "s_load": "smem", "s_": "salu", "v_mfma": "mfma", "v_": "valu", "ds_": "lds"}
-        if self.name in special:
-            return special[self.name]
-        return next((unit for start, unit in starts.items() if self.name.startswith(start)), "vmem")
+        return _unit(self.name)
 
     @property
     def stores(self) -> bool:
@@ -82,6 +79,13 @@ class Label:
 
 Item = Op | Label
 Stream = Sequence[Item]
+
+
+@functools.cache
+def _unit(name: str) -> str:
+    special = {"s_barrier": "barrier", "s_waitcnt": "wait", "s_nop": "wait", "s_endpgm": "end", "s_branch": "branch"}
+    starts = {"s_cbranch": "branch", "s_load": "smem", "s_": "salu", "v_mfma": "mfma", "v_": "valu", "ds_": "lds"}
+    return special.get(name) or next((unit for start, unit in starts.items() if name.startswith(start)), "vmem")
 
 
 def _written(operand: Operand) -> str:

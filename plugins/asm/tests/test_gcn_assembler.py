@@ -1,0 +1,166 @@
+"""Every generated kernel is assembled for its architecture; who assembles, and what is said where nobody can."""
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+
+import pytest
+from tunedgemm.plugin import PluginError
+from tunedgemm_asm import codeobject, packs
+from tunedgemm_asm.gcn import assembler, pack
+from tunedgemm_asm.gcn.assembler import assembler_for
+from tunedgemm_asm.gcn.frame import ABI
+from tunedgemm_asm.gcn.kernel import stream_of, text_of, vectors
+from tunedgemm_asm.gcn.pack import build, plans
+from tunedgemm_asm.gcn.stream import Op
+from tunedgemm_asm.gcn.targets import TARGETS
+
+DISASSEMBLERS = [found for name in ("llvm-objdump", *(f"llvm-objdump-{n}" for n in range(26, 17, -1))) if (found := shutil.which(name))]
+
+
+def able(gfx):
+    """The assembler for an architecture; the test is skipped by name where there is none."""
+    try:
+        return assembler_for(gfx)
+    except PluginError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def built(request, tmp_path_factory):
+    """A pack of all kernels of an architecture, and where it lies."""
+    able(request.param)
+    folder = tmp_path_factory.mktemp(request.param)
+    return request.param, folder, build(request.param, folder)
+
+
+def test_every_kernel_is_assembled(built):
+    """Each plan's code object is there and promises what the loader checks before a launch."""
+    gfx, folder, made = built
+    assert made.names == tuple(plan.name for plan in plans(gfx))
+    assert sorted(path.name for path in folder.glob("*.co")) == sorted(f"{name}.co" for name in made.names)
+    for plan in plans(gfx):
+        code = codeobject.read((folder / f"{plan.name}.co").read_bytes())
+        assert code.gfx == gfx
+        assert list(code.kernels) == [plan.name]
+
+
+def test_registers_and_lds_are_those_of_the_plan(built):
+    """The metadata says what the instructions use; nothing is spilled, and LDS is no larger than the architecture's."""
+    gfx, folder, _ = built
+    for plan in plans(gfx):
+        seen = codeobject.read((folder / f"{plan.name}.co").read_bytes()).kernels[plan.name]
+        stream, f = stream_of(plan)
+        used = {unit for item in stream if isinstance(item, Op) for reg in (*item.read, *item.written) for unit in reg.units}
+        most = {file: max((index for name, index in used if name == file), default=-1) + 1 for file in "vas"}
+        assert most["v"] <= vectors(f) == seen.vgprs - seen.agprs
+        assert most["a"] == seen.agprs == f.sums.count
+        assert most["s"] <= f.given.taken["s"] <= seen.sgprs
+        assert seen.spills == 0
+        assert seen.lds_bytes == plan.lds_bytes <= plan.target.lds_bytes
+        assert seen.kernarg_bytes == ABI.size
+        assert seen.workgroup == 256
+        assert seen.wavefront == 64
+
+
+def test_the_loader_takes_the_pack(built, monkeypatch):
+    """Every kernel is found, with its own tile, and its code object passes the checks."""
+    gfx, folder, made = built
+    monkeypatch.setenv("TUNEDGEMM_ASM_PACKS", str(folder))
+    packs.reload()
+    found = packs.found(gfx)
+    assert not found.problems
+    assert set(made.names) == set(found.kernels)
+    for plan in plans(gfx):
+        loaded = found.kernels[plan.name]
+        assert (loaded.kernel.tile_m, loaded.kernel.tile_n, loaded.kernel.shuffled) == (plan.tile_m, plan.tile_n, plan.shuffled)
+        assert (loaded.kernel.splits, loaded.kernel.bias, loaded.kernel.prefetch) == (plan.split, True, plan.prefetch)
+        assert loaded.code() == (folder / f"{plan.name}.co").read_bytes()
+
+
+def disassembler(gfx, path):
+    """One that knows an architecture; the test is skipped by name where there is none."""
+    for program in DISASSEMBLERS:
+        known = subprocess.run([program, "--mcpu=help", "--triple=amdgcn", "-d", str(path)], capture_output=True, text=True)
+        if f"{gfx} " in known.stderr:
+            return program
+    pytest.skip(f"no llvm-objdump knows {gfx}: {', '.join(DISASSEMBLERS) or 'none is there'}")
+
+
+def test_the_code_is_the_text(built):
+    """A disassembler reads the mnemonics that the generator wrote, in their order."""
+    gfx, folder, made = built
+    program = disassembler(gfx, folder / f"{made.names[0]}.co")
+    for plan in list(plans(gfx))[::7]:
+        command = [program, "-d", str(folder / f"{plan.name}.co")]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        read = re.findall(r"^\s+([a-z]+_\w+)", printed, re.MULTILINE)
+        stream, _ = stream_of(plan)
+        wanted = [bare(item.name) for item in stream if isinstance(item, Op)]
+        assert [bare(name) for name in read][: len(wanted)] == wanted
+
+
+def bare(name):
+    """A mnemonic without its encoding; a disassembler may write another."""
+    return re.sub(r"_e(32|64)$", "", name)
+
+
+def test_another_architecture_refuses_the_text(tmp_path):
+    """gfx942 has no product of 32 elements, and no 16 bytes from memory to LDS: assemblers are judges."""
+    found = able("gfx942")
+    plan = next(plans("gfx950"))
+    with pytest.raises(PluginError):
+        found.assemble({"k.co": text_of(plan).replace("gfx950", "gfx942")}, tmp_path)
+
+
+def test_text_is_the_same_each_time():
+    """Packs can be compared by their hashes."""
+    plan = next(plans("gfx950"))
+    assert text_of(plan) == text_of(plan)
+
+
+def script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+    return str(path)
+
+
+def test_the_named_clang_is_taken_alone(monkeypatch, tmp_path):
+    """TUNEDGEMM_ASM_CLANG comes before all others; if it cannot, the message has its words and no other is tried."""
+    monkeypatch.setenv(assembler.CLANG, script(tmp_path / "clang", 'echo "it is broken" >&2; exit 3'))
+    with pytest.raises(PluginError, match=r"no assembler for gfx942.*it is broken") as told:
+        assembler_for("gfx942")
+    assert "Triton" not in str(told.value)
+    monkeypatch.setenv(assembler.CLANG, str(tmp_path / "absent"))
+    with pytest.raises(PluginError, match="absent"):
+        assembler_for("gfx942")
+
+
+def test_a_clang_that_does_not_know_the_architecture_is_passed_over(monkeypatch, tmp_path):
+    """The next is tried; here it is one that pretends."""
+    bad = script(tmp_path / "clang", 'echo "clang version 1"; [ "$1" = --version ] || { echo "invalid target ID" >&2; exit 1; }')
+    good = script(tmp_path / "clang-20", 'echo "clang version 20"; while [ $# -gt 1 ]; do shift; done; [ "$1" = --version ] || echo > "$1"')
+    monkeypatch.delenv(assembler.CLANG, raising=False)
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(assembler, "_NEWEST", 20)
+    found = assembler_for("gfx950")
+    assert found.clang in (good, shutil.which("amdclang"))
+    assert found.clang != bad
+
+
+def test_where_nobody_can(monkeypatch, tmp_path):
+    """The message names the variable and all that were tried; nothing is written."""
+    monkeypatch.setattr(assembler, "_candidates", lambda: iter([script(tmp_path / "clang", "exit 1")]))
+    with pytest.raises(PluginError, match="TUNEDGEMM_ASM_CLANG"):
+        build("gfx942", tmp_path / "pack")
+    assert not (tmp_path / "pack").exists()
+
+
+def test_unknown_architectures_are_refused(tmp_path):
+    """By name, with those that are known."""
+    with pytest.raises(PluginError, match="gfx942, gfx950, not for 'gfx1100'"):
+        build("gfx1100", tmp_path)
+    assert not (tmp_path / pack.MANIFEST).exists()
