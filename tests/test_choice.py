@@ -149,6 +149,19 @@ def test_examine_says_what_a_backend_says():
     assert isinstance(answer, Unsupported) and "K is odd" in answer.reason
 
 
+def test_a_kernel_that_a_backend_lacks_is_passed_over_for_a_described_device():
+    """What cannot be bound is asked for by name: a row of a kernel that is there serves, another is a miss with the reason."""
+
+    def lacks(solution, device):
+        return "" if solution.kernel_name == "k" else f"none for {device.gfx}"
+
+    registry = fake_registry(attrs.evolve(fake_backend("mine"), lacks=lacks))
+    there, gone = (chosen(registry, row(Solution("mine", name), gfx="gfx942", cu_num=304)) for name in ("k", "old"))
+
+    assert (there.libtype, told(there)) == ("mine", [])
+    assert (gone.libtype, told(gone)) == ("torch", ["none for gfx942"])
+
+
 def test_rows_come_before_heuristics_and_torch_is_last():
     """A row, then who may answer untuned calls, then torch."""
     registry = fake_registry(fake_backend("mine", solutions=("k",), heuristic="k"))

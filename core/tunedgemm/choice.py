@@ -152,9 +152,11 @@ def choose(
         whole = backend if isinstance(backend, Unsupported) else resolve(offer, backend, shape, device)
         last = whole if isinstance(whole, Offer) else offer
         reason = whole.reason if isinstance(whole, Unsupported) else veto(whole.solution)
-        if not reason and isinstance(backend, Backend):
-            if not present:
+        if not reason and isinstance(backend, Backend) and not present:
+            reason = backend.lacks(last.solution, device)
+            if not reason:
                 return Explanation(shape, device, last, tuple(passed)), None
+        elif not reason and isinstance(backend, Backend):
             launcher = backend.bind(last.solution, shape, device)
             if isinstance(launcher, Launcher):
                 _revalidated(last, backend, device)

@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
-import msgpack
+import pytest
+
+msgpack = pytest.importorskip("msgpack", reason="what the plugin reads code objects with is not installed")
+pytest.importorskip("elftools", reason="what the plugin reads code objects with is not installed")
 
 #: EF_AMDGPU_MACH and its features xnack and sramecc as "any".
 FLAGS = {"gfx90a": 0x53F, "gfx942": 0x54C, "gfx950": 0x54F, "gfx1100": 0x41}

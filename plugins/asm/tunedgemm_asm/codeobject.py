@@ -117,8 +117,11 @@ def read(content: bytes) -> CodeObject:
     """
     if content[:4] != b"\x7fELF":
         raise PackError(f"not an ELF file: it begins with {content[:4].hex() or 'nothing'}")
-    from elftools.elf.elffile import ELFFile  # 40 ms, which no other command should wait for
-
+    try:
+        import msgpack  # noqa: F401 - for `_metadata`; both take 40 ms, which no other command should wait for
+        from elftools.elf.elffile import ELFFile
+    except ImportError as error:
+        raise PackError(f"code objects are read with pyelftools and msgpack: {error}") from error
     try:
         gfx, kernels = _read(ELFFile(io.BytesIO(content)), content)
     except PackError:
