@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,7 @@ def test_an_unknown_column_is_remarked_and_not_used() -> None:
         ("# nothing\n", "m.csv: empty"),
         ("knl_name,tileM,tileN\n", "m.csv line 1: the column co_name is missing"),
         (HEAD.strip() + ",tile_m\n", "the column tilem is there twice"),
+        (HEAD + '"' + "k" * 200_000, "line 2: field larger than field limit"),
     ],
 )
 def test_a_manifest_without_a_header_is_refused(text: str, reason: str) -> None:
@@ -126,6 +128,23 @@ def test_a_manifest_without_a_header_is_refused(text: str, reason: str) -> None:
     with pytest.raises(PackError, match=r"m\.csv") as caught:
         parse(text, "m.csv", BF16)
     assert reason in str(caught.value)
+
+
+def test_any_text_is_read_or_refused() -> None:
+    """Lines with letters exchanged at random; what is refused is told in one line of bounded length."""
+    draw, text = random.Random(7), HEAD + GOOD + "b,b/b.co,1,32,64,0,0,0,64,0\n"
+    for _ in range(2000):
+        letters = list(text)
+        for _ in range(draw.choice((1, 2, 5))):
+            letters[draw.randrange(len(letters))] = draw.choice('",\n\r\0 #/*;0.\\é²x')
+        try:
+            listed = parse("".join(letters), "m.csv", BF16)
+        except PackError as error:
+            told = [str(error)]
+        else:
+            told = [f"{name}: {reason}" for name, reason in listed.refused.items()]
+            assert all(kernel.tile_m and kernel.file and ".." not in kernel.file.split("/") for kernel in listed.kernels)
+        assert all("\n" not in line and len(line) < 1200 for line in told), told
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\0k", b"x" * (manifest.MAX_BYTES + 1), None], ids=["no text", "too large", "absent"])

@@ -295,7 +295,7 @@ print([name for name in ("example_pack", "bad_pack", "aiter_meta", "torch", "elf
 def test_installed_packages_are_found_without_importing_them(write: Write, tmp_path: Path) -> None:
     """One that an entry point names, and AITER's; a package whose import would fail is read like any other. Neither torch is loaded."""
     write("site/example_pack/kernels/gfx942", "theirs")
-    write("site/aiter_meta/hsa/own", "aiters")
+    write("site/aiter_meta/hsa/gfx942/own", "aiters")
     site = tmp_path / "site"
     for package in ("example_pack", "aiter_meta"):
         (site / package / "__init__.py").write_text("raise SystemExit('imported')\n")

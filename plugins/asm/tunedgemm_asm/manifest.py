@@ -22,7 +22,10 @@ MAX_BYTES = 4 << 20
 #: Elements along a side of a tile, and other numbers of a manifest, at most.
 MAX_NUMBER = 4096
 
-_SYMBOL = re.compile(r"[A-Za-z_$.][\w$.]{0,510}")
+#: Letters of a kernel's name at most.
+MAX_NAME = 512
+
+_SYMBOL = re.compile(rf"[A-Za-z_$.][\w$.]{{0,{MAX_NAME - 1}}}", re.ASCII)
 _REQUIRED = ("knl_name", "co_name", "tilem", "tilen")
 #: Columns by their names in small letters without "_" but for the two names.
 _KNOWN = (*_REQUIRED, "tn", "pf", "bpreshuffle", "splitk", "subk", "bias", "outputs")
@@ -97,7 +100,10 @@ def read(path: Path, abi: Abi) -> Manifest:
 def parse(text: str, name: str, abi: Abi) -> Manifest:
     """`read`, from text; *name* is the file's, for messages."""
     rows = csv.reader(_without_comments(text).splitlines())
-    lines = [(rows.line_num, [cell.strip() for cell in row]) for row in rows if any(cell.strip() for cell in row)]
+    try:
+        lines = [(rows.line_num, [cell.strip() for cell in row]) for row in rows if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise PackError(f"{name} line {rows.line_num}: {error}") from error
     if not lines:
         raise PackError(f"{name}: empty; the first line must name the columns")
     header = [_column(cell) for cell in lines[0][1]]
@@ -116,7 +122,7 @@ def _kernels(lines: Iterable[tuple[int, list[str]]], header: list[str], name: st
     places: dict[str, list[int]] = {}
     for line, cells in lines:
         row = dict(zip(header, cells, strict=False))
-        label = row.get("knl_name") or f"line {line}"
+        label = " ".join(row.get("knl_name", "").split())[:MAX_NAME] or f"line {line}"
         places.setdefault(label, []).append(line)
         try:
             _check_width(cells, header)

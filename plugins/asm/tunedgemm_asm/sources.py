@@ -77,7 +77,7 @@ def _aiter() -> Iterator[Source]:
     for package in _AITER_PACKAGES:
         for location in _locations(package):
             for tree in (location / "hsa", location.parent / "hsa"):
-                if tree.is_dir():
+                if any(tree.glob("gfx*")):
                     yield Source(f"AITER ({package})", tree)
                     return
 
