@@ -71,11 +71,11 @@ class Asm:
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
         """Check and load the code object, and fix everything that a call of exactly this shape needs."""
-        if not (answer := self.supports(shape, device)):
-            return answer  # type: ignore[return-value]
+        seen = self._seen(device)
+        if reason := limits.elsewhere(shape, seen):
+            return Unsupported(reason)
         if not self._present(device):
             return Unsupported(f"{device} is described, not present")
-        seen = self._seen(device)
         return launch.bind(self.driver, self.found(seen.gfx), solution, shape, seen, device.torch_device)
 
     def _kernels(self, device: Device) -> limits.Kernels:

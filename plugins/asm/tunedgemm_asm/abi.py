@@ -12,6 +12,7 @@ of each tile, ``semaphore`` one zero of 32 bits for each tile, zero again at the
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -95,10 +96,14 @@ class Abi:
         Raises:
             PluginError: there is none.
         """
-        for field in self.fields:
-            if field.name == name:
-                return field
-        raise PluginError(f"abi {self.name} has no field {name!r}; it has {', '.join(field.name for field in self.fields)}")
+        found = self._by_name.get(name)
+        if found is None:
+            raise PluginError(f"abi {self.name} has no field {name!r}; it has {', '.join(self._by_name)}")
+        return found
+
+    @functools.cached_property
+    def _by_name(self) -> Mapping[str, Field]:
+        return {field.name: field for field in self.fields}
 
     def pack(self, values: Mapping[str, int | float]) -> bytes:
         """The buffer for these values; fields without one are 0.

@@ -72,14 +72,8 @@ def ceil_div(size: int, step: int) -> int:
 
 def supports(shape: Shape, device: Device, kernels: Kernels) -> bool | Unsupported:
     """True, or why none of the *kernels*, those of the device's architecture, takes the shape."""
-    if device.gfx not in FP8:
-        return Unsupported(f"code objects are for {' and '.join(FP8)}, not {device.gfx}")
-    if shape.op not in OPS:
-        return Unsupported(f"op {shape.op} is not covered; covered: {', '.join(OPS)}")
-    if shape.m == 0:
-        return Unsupported("an empty batch needs no kernel")
-    if shape.dtype.startswith("fp8") and shape.dtype != (wanted := FP8[device.gfx]):
-        return Unsupported(f"{device.gfx} multiplies {wanted}, not {shape.dtype}")
+    if reason := elsewhere(shape, device):
+        return Unsupported(reason)
     reasons = set()
     for loaded in kernels.values():
         if shape.op in loaded.abi.ops:
@@ -87,6 +81,19 @@ def supports(shape: Shape, device: Device, kernels: Kernels) -> bool | Unsupport
                 return True
             reasons.add(reason)
     return Unsupported("; ".join(sorted(reasons)[:3]) or _missing(shape.op, device.gfx))
+
+
+def elsewhere(shape: Shape, device: Device) -> str:
+    """Why no kernel at all takes the shape on the device, whichever packs there are, or an empty text."""
+    if device.gfx not in FP8:
+        return f"code objects are for {' and '.join(FP8)}, not {device.gfx}"
+    if shape.op not in OPS:
+        return f"op {shape.op} is not covered; covered: {', '.join(OPS)}"
+    if shape.m == 0:
+        return "an empty batch needs no kernel"
+    if shape.dtype.startswith("fp8") and shape.dtype != (wanted := FP8[device.gfx]):
+        return f"{device.gfx} multiplies {wanted}, not {shape.dtype}"
+    return ""
 
 
 def _missing(op: str, gfx: str) -> str:
