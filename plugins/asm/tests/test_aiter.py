@@ -1,0 +1,53 @@
+"""AITER's own code objects through the loader and the launcher, over the fake runtime; skipped where ``AITER_ASM_DIR`` names none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tunedgemm.plugin import Shape
+from tunedgemm_asm import packs
+
+#: Read before the tests hide it.
+TREE = os.environ.get("AITER_ASM_DIR", "")
+pytestmark = pytest.mark.skipif(not TREE or not Path(TREE, "gfx942").is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")
+FP8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}
+
+
+def product(loaded: packs.Loaded, gfx: str) -> Shape:
+    """A small product that the kernel takes."""
+    kernel = loaded.kernel
+    if kernel.abi == "aiter-bf16gemm":
+        layout = "aiter16x16" if kernel.shuffled else "row"
+        return Shape("a16w16", 40, kernel.tile_n, 256, layout=layout, epilogue="bias" if kernel.bias else "none")
+    if kernel.abi == "aiter-i8gemm":
+        return Shape("a8w8_bpreshuffle", 40, kernel.tile_n, 256, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16")
+    if kernel.abi == "aiter-fp8gemm-blockscale":
+        return Shape("a8w8_blockscale_bpreshuffle", 40, 128, 256, dtype=FP8[gfx], outdtype="bf16", scale="block", layout="aiter16x16")
+    return Shape("a4w4_blockscale", 40, 144, 512, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
+
+
+@pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
+def test_every_code_object_loads_and_gets_the_arguments_that_it_declares(
+    gfx: str, over: ModuleType, fake: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real files pass the checks, the fake finds their kernels and sizes, and what it is told makes the product."""
+    monkeypatch.setenv("FAKE_GFX", gfx)
+    asm: Any = over.backend(fake, Path(TREE), gfx)
+    found = asm.found(gfx)
+    assert not found.refusals
+    wrong, launched = {}, 0
+    for name, loaded in found.kernels.items():
+        assert loaded.metadata().kernarg_bytes in loaded.abi.sizes
+        if "noBpreShuffle" in name:  # plain weights with shuffled scales: no op of ours
+            continue
+        launched += 1
+        written = (1 if loaded.kernel.abi == "aiter-f4gemm" else 2) if loaded.kernel.splits else 0
+        if text := over.fault(asm, fake, product(loaded, gfx), name, written):
+            wrong[name] = text
+    assert not wrong
+    assert launched == {"gfx942": 37, "gfx950": 72}[gfx]
+    assert over.native(asm, fake).fake_loads() == launched
