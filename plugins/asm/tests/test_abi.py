@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
 from tunedgemm.plugin import PluginError
-from tunedgemm_asm import codeobject, descriptor
+from tunedgemm_asm import codeobject, descriptor, manifest
 from tunedgemm_asm.abi import ABIS, Abi, Field
 
 #: AITER's variable, which names its tree of code objects.
@@ -133,3 +136,29 @@ def test_the_layouts_are_those_of_aiters_code_objects(family: str, gfx: str) -> 
             seen.add(kernel.kernarg_bytes)
 
     assert seen <= set(abi.sizes) and (seen or (family, gfx) == ("f4gemm", "gfx942"))
+
+
+OBJDUMP = shutil.which("llvm-objdump-19") or shutil.which("llvm-objdump")
+#: A scalar load from the argument segment, whose address is in s[0:1]: dwords, offset.
+LOAD = re.compile(r"s_load_dword(?:x(\d+))? s\[?[\d:]+\]?, s\[0:1\], (0x[0-9a-f]+|\d+)")
+
+
+@pytest.mark.skipif(not HSA.is_dir() or OBJDUMP is None, reason="AITER_ASM_DIR names no tree of AITER's code objects, or no llvm-objdump")
+@pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("family", descriptor.AITER)
+def test_what_aiters_kernels_load_are_our_fields(family: str, gfx: str, tmp_path: Path) -> None:
+    """By their instructions: nothing else, each as wide as the field; what a split needs by those kernels that the manifest says split."""
+    listed, name = descriptor.AITER[family]
+    abi = ABIS[name]
+    fields = {field.offset: field for field in abi.fields}
+    for kernel in manifest.read(HSA / gfx / family / listed, abi).kernels:
+        content = bytearray((HSA / gfx / family / kernel.file).read_bytes())
+        content[48] = 0x4C  # LLVM 19 knows no gfx950; scalar loads are the same on gfx942
+        (path := tmp_path / "k.co").write_bytes(content)
+        text = subprocess.run([str(OBJDUMP), "-d", str(path)], capture_output=True, text=True, check=True).stdout
+        loads = [(int(found[2], 0), 4 * int(found[1] or 1)) for found in LOAD.finditer(text)]
+
+        assert loads and all(offset in fields and size == fields[offset].bytes for offset, size in loads), kernel.name
+        loaded = {fields[offset].name for offset, _ in loads}
+        assert {"out", "a", "b", "m", "n", "k"} <= loaded
+        assert set(abi.for_splits) <= loaded if kernel.splits else not set(abi.for_splits) & loaded, kernel.name
