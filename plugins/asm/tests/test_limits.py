@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import Device, Shape
+from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm import asm as plain
 from tunedgemm_asm.limits import parts_of, refusal
 
@@ -132,3 +132,18 @@ def test_ours_take_ragged_columns_and_large_operands(asm: Any) -> None:
     assert refusal(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 23)) == ""
     assert "would address 2147483648 bytes of x at a time" in refusal(plain_weight, 1, attrs.evolve(PRODUCT, k=1 << 24))
     assert "has 4194304 tiles along an axis of its grid" in refusal(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 20, n=1 << 14))
+
+
+def test_packs_are_looked_for_where_they_can_be_used() -> None:
+    """On other devices no file is read and no reader of code objects is imported."""
+
+    def never(gfx: str) -> Any:
+        raise AssertionError(gfx)
+
+    elsewhere = attrs.evolve(plain, found=never)
+    h200 = Device("sm_90", 132, "nvidia-h200")
+    assert not elsewhere.supports(PRODUCT, h200)
+    assert elsewhere.library_version(h200) == ""
+    assert list(elsewhere.enumerate_solutions(PRODUCT, h200)) == []
+    assert elsewhere.heuristic_fallback(attrs.evolve(PRODUCT, layout="aiter16x16"), h200) is None
+    assert not elsewhere.bind(Solution("asm", "any"), PRODUCT, h200)

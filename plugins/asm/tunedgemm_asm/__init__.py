@@ -43,7 +43,8 @@ class Asm:
 
     def library_version(self, device: Device) -> str:
         """The digest of all code objects for the device: a kernel's name says nothing of the code behind it."""
-        return self.found(self._seen(device).gfx).version
+        gfx = self._seen(device).gfx
+        return self.found(gfx).version if gfx in limits.FP8 else ""
 
     def details(self, device: Device) -> Iterable[str]:
         """Every pack for the device with the hash of what it may execute, and what was refused."""
@@ -79,7 +80,8 @@ class Asm:
         return launch.bind(self.driver, self.found(seen.gfx), solution, shape, seen, device.torch_device)
 
     def _kernels(self, device: Device) -> limits.Kernels:
-        return self.found(device.gfx).kernels
+        """The kernels for the device; for one that has none no pack is looked for."""
+        return self.found(device.gfx).kernels if device.gfx in limits.FP8 else {}
 
     def _present(self, device: Device) -> bool:
         return device.index >= 0 or (self.host is not None and device.kind == "cpu")

@@ -52,4 +52,4 @@ def guess(shape: Shape, device: Device, kernels: Kernels) -> Chosen | None:
     asked: list[Kernel] = [loaded.kernel for loaded in kernels.values() if loaded.abi.name in _ANSWERING and shape.op in loaded.abi.ops]
     fitting = [(kernel, auto_splits(kernel, shape, device)) for kernel in asked]
     fitting = [chosen for chosen in fitting if not refusal(*chosen, shape)]
-    return min(fitting, key=lambda chosen: rank(*chosen, shape, device), default=None)
+    return min(fitting, key=lambda chosen: rank(chosen[0], chosen[1], shape, device), default=None)

@@ -30,7 +30,7 @@ def choices(shape: Shape, device: Device, kernels: Kernels) -> list[Chosen]:
         for splits in splits_of(loaded.kernel, shape, device)
         if not refusal(loaded.kernel, splits, shape)
     ]
-    return sorted(fitting, key=lambda chosen: rank(*chosen, shape, device))
+    return sorted(fitting, key=lambda chosen: rank(chosen[0], chosen[1], shape, device))
 
 
 def rank(kernel: Kernel, splits: int, shape: Shape, device: Device) -> tuple[float | str, ...]:
