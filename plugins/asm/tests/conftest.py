@@ -14,10 +14,13 @@ from tunedgemm_asm import packs
 
 
 def _module(stem: str) -> ModuleType:
-    """A module beside this file: pytest imports tests by path, so they cannot import their siblings by name."""
+    """A module or package beside this file: pytest imports tests by path, so they cannot import their siblings by name."""
     name = f"tunedgemm_asm_tests_{stem}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
+        package = Path(__file__).with_name(stem) / "__init__.py"
+        where = {"submodule_search_locations": [str(package.parent)]} if package.exists() else {}
+        path = package if package.exists() else Path(__file__).with_name(f"{stem}.py")
+        spec = importlib.util.spec_from_file_location(name, path, **where)
         assert spec is not None
         assert spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -39,6 +42,12 @@ def no_other_packs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def objects() -> ModuleType:
     """The module that makes up code objects."""
     return _module("objects")
+
+
+@pytest.fixture(scope="session")
+def gcn() -> ModuleType:
+    """The emulator of AMDGCN text."""
+    return _module("gcn")
 
 
 @pytest.fixture(scope="session")
