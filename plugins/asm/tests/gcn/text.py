@@ -282,6 +282,8 @@ class _Reader:
         while found := re.match(r"^([.A-Za-z_$][\w.$]*):\s*", bare):
             self.labels[found[1]] = len(self.instructions)
             bare = bare[found.end() :]
+        if bare.startswith(".") and _OBJDUMP.search(line):
+            raise Fault("unsupported", f"line {number}: the disassembler knows no such instruction: {line.strip()}")
         if bare.startswith("."):
             self._directive(bare)
         elif re.match(r"^[a-z]+_[a-z0-9_]+", bare):

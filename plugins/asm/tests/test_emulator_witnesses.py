@@ -1,0 +1,279 @@
+"""Kernels that others made, clang, Triton and AMD itself, compute numpy's product on the emulator: its layouts and rules are theirs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tunedgemm.plugin import Shape
+from tunedgemm_asm.abi import ABIS
+from tunedgemm_asm.manifest import read
+from tunedgemm_asm.problem import problem_of
+
+#: Read before the tests hide it.
+TREE = Path(os.environ.get("AITER_ASM_DIR") or "/nonexistent")
+CLANGS = [found for name in ("clang", *(f"clang-{version}" for version in range(26, 16, -1))) if (found := shutil.which(name))]
+OBJDUMPS = [found for name in (*(f"llvm-objdump-{n}" for n in range(26, 16, -1)), "llvm-objdump") if (found := shutil.which(name))]
+
+HIP = """
+typedef short half4 __attribute__((ext_vector_type(4)));
+typedef float float4_ __attribute__((ext_vector_type(4)));
+typedef float float16_ __attribute__((ext_vector_type(16)));
+#define KERNEL(threads) extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
+#define FENCE(order) __builtin_amdgcn_fence(order, "workgroup")
+#define MEET FENCE(__ATOMIC_RELEASE); __builtin_amdgcn_s_barrier(); FENCE(__ATOMIC_ACQUIRE)
+KERNEL(64) small(const half4* a, const half4* b, float* c, int k) {
+  int lane = __builtin_amdgcn_workitem_id_x(), group = __builtin_amdgcn_workgroup_id_x();
+  float4_ sum = {0, 0, 0, 0};
+  for (int i = 0; i < k; i += 16)
+    sum = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a[((group * 16 + lane % 16) * k + i) / 4 + lane / 16],
+                                                    b[(lane % 16 * k + i) / 4 + lane / 16], sum, 0, 0, 0);
+  for (int r = 0; r < 4; r++) c[(group * 16 + 4 * (lane / 16) + r) * 16 + lane % 16] = sum[r];
+}
+KERNEL(64) wide(const half4* a, const half4* b, float* c, int k) {
+  int lane = __builtin_amdgcn_workitem_id_x(), group = __builtin_amdgcn_workgroup_id_x();
+  float16_ sum = {0};
+  for (int i = 0; i < k; i += 8)
+    sum = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(a[((group * 32 + lane % 32) * k + i) / 4 + lane / 32],
+                                                   b[(lane % 32 * k + i) / 4 + lane / 32], sum, 0, 0, 0);
+  for (int r = 0; r < 16; r++) c[(group * 32 + 8 * (r / 4) + 4 * (lane / 32) + r % 4) * 32 + lane % 32] = sum[r];
+}
+KERNEL(256) total(const float* a, float* c, unsigned* count, int n) {
+  __attribute__((shared)) static float part[256];
+  int lane = __builtin_amdgcn_workitem_id_x(), group = __builtin_amdgcn_workgroup_id_x();
+  float sum = 0;
+  for (int i = lane; i < n; i += 256) sum += a[group * n + i];
+  part[lane] = sum;
+  for (int step = 128; step; step >>= 1) {
+    MEET;
+    if (lane < step) part[lane] += part[lane + step];
+  }
+  MEET;
+  if (lane == 0) { c[group] = part[0]; __hip_atomic_fetch_add(count, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT); }
+}
+"""
+
+
+def disassembled(path):
+    """The text of a code object and its descriptors, by LLVM's disassembler; skipped where there is none."""
+    for objdump in OBJDUMPS:
+        command = [objdump, "--mcpu=gfx942", str(path)]
+        done = [subprocess.run([*command, *more], capture_output=True, text=True) for more in (["-d"], ["-D", "-j", ".rodata"])]
+        if not any(each.returncode for each in done):
+            return done[0].stdout, done[1].stdout
+    pytest.skip("no llvm-objdump that knows gfx942")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """What a clang makes of the source above: the text, and the text disassembled from the code object with its descriptors."""
+    folder = tmp_path_factory.mktemp("clang")
+    source = folder / "k.hip"
+    source.write_text(HIP)
+    options = [
+        "-x",
+        "hip",
+        "--cuda-device-only",
+        "--offload-arch=gfx942",
+        "-nogpulib",
+        "-nogpuinc",
+        "--no-gpu-bundle-output",
+        "-O3",
+        str(source),
+    ]
+    for clang in CLANGS:
+        done = subprocess.run([clang, *options, "-S", "-o", str(folder / "k.s")], capture_output=True, text=True)
+        if done.returncode == 0:
+            subprocess.run([clang, *options, "-o", str(folder / "k.co")], capture_output=True, check=True)
+            return {"text": ((folder / "k.s").read_text(), ""), "object": disassembled(folder / "k.co")}
+    pytest.skip("no clang compiles HIP for gfx942")
+
+
+@pytest.mark.parametrize("form", ["text", "object"])
+@pytest.mark.parametrize(("name", "side"), [("small", 16), ("wide", 32)])
+def test_products_that_clang_compiles(gcn, compiled, form, name, side):
+    """The builtin functions' layouts, in the compiler's own text and in what the disassembler prints of its code object."""
+    text, descriptors = compiled[form]
+    kernel = gcn.kernels_of(text, "gfx942", descriptors)[name]
+    draw = np.random.default_rng(side)
+    x, weight = (gcn.numbers.bf16(draw.standard_normal((rows, 64))) for rows in (2 * side, side))
+    memory = gcn.Memory()
+    given = [("Q", memory.place("x", x)), ("Q", memory.place("weight", weight)), ("Q", memory.place("out", 8 * side * side)), ("i", 64)]
+    gcn.launch(kernel, (2,), (64,), gcn.arguments(*given), memory)
+    assert gcn.numbers.wrong(memory.read("out", np.float32).reshape(2 * side, side), x, weight, None, "fp32") <= 1
+
+
+@pytest.mark.parametrize("order", ["up", "down"])
+def test_a_sum_that_clang_compiles(gcn, compiled, order):
+    """LDS between waves, masks of lanes, an atomic that publishes."""
+    kernel = gcn.kernels_of(*compiled["object"][:1], "gfx942", compiled["object"][1])["total"]
+    values = np.random.default_rng(1).integers(-99, 99, (3, 1000)).astype(np.float32)
+    memory = gcn.Memory()
+    given = [
+        ("Q", memory.place("x", values)),
+        ("Q", memory.place("out", 12)),
+        ("Q", memory.place("count", np.zeros(1, np.uint32))),
+        ("i", 1000),
+    ]
+    gcn.launch(kernel, (3,), (256,), gcn.arguments(*given), memory, gcn.Rules(order=order))
+    assert memory.read("out", np.float32).tolist() == values.sum(axis=1).tolist()
+    assert memory.read("count", np.uint32).tolist() == [3]
+
+
+TRITON = """
+import json, sys
+import triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+@triton.jit
+def product(a, b, c, M, N, K, sa, sb, sc, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rm = tl.program_id(0) * BM + tl.arange(0, BM)
+    rn = tl.program_id(1) * BN + tl.arange(0, BN)
+    rk = tl.arange(0, BK)
+    pa, pb = a + rm[:, None] * sa + rk[None, :], b + rn[None, :] * sb + rk[:, None]
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        x = tl.load(pa, mask=(rm[:, None] < M) & (rk[None, :] + k < K), other=0.0)
+        y = tl.load(pb, mask=(rn[None, :] < N) & (rk[:, None] + k < K), other=0.0)
+        acc = tl.dot(x, y, acc)
+        pa += BK
+        pb += BK
+    tl.store(c + rm[:, None] * sc + rn[None, :], acc.to(c.dtype.element_ty), mask=(rm[:, None] < M) & (rn[None, :] < N))
+
+for line in json.loads(sys.argv[1]):
+    gfx, bm, bn, bk, warps, stages, side, out = line
+    names = ["a", "b", "c", "M", "N", "K", "sa", "sb", "sc", "BM", "BN", "BK"]
+    types = ["*bf16", "*bf16", "*" + out] + ["i32"] * 6 + ["constexpr"] * 3
+    aligned = {(i,): [["tt.divisibility", 16]] for i in (0, 1, 2, 5, 6, 7, 8)}
+    source = ASTSource(product, dict(zip(names, types)), {"BM": bm, "BN": bn, "BK": bk}, aligned)
+    made = triton.compile(source, GPUTarget("hip", gfx, 64), dict(num_warps=warps, num_stages=stages, matrix_instr_nonkdim=side))
+    print(json.dumps([made.asm["amdgcn"], made.metadata.shared]))
+"""
+# Architecture, block of M, N and K, waves, stages, side of the matrix instruction, output.
+QUICK = [("gfx942", 32, 32, 32, 1, 1, 16, "bf16"), ("gfx950", 64, 64, 64, 4, 2, 32, "fp32")]
+BLOCKS = [
+    (32, 32, 32, 1, 1, 16, "bf16"), (64, 64, 64, 4, 2, 16, "bf16"), (64, 64, 64, 4, 2, 32, "fp32"), (128, 128, 64, 4, 3, 32, "bf16"),
+    (32, 64, 64, 2, 2, 16, "fp32"), (256, 128, 64, 8, 2, 32, "bf16"),
+]  # fmt: skip
+
+
+def by_triton(folder, configurations):
+    """Texts and bytes of LDS, compiled in a process of its own: Triton's LLVM ends a process at an error."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("no Triton")
+    program = folder / "product.py"
+    program.write_text(TRITON)
+    done = subprocess.run(
+        [sys.executable, str(program), json.dumps(configurations)], capture_output=True, text=True, check=True,
+        env={**os.environ, "TRITON_CACHE_DIR": str(folder), "TRITON_INTERPRET": "0"},
+    )  # fmt: skip
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+
+
+def check_triton(gcn, configuration, text, lds_bytes):
+    """A product with tails in M, N and K."""
+    _, bm, bn, _, warps, _, _, out = configuration
+    m, n, k = 72, 80, 160
+    draw = np.random.default_rng(bm)
+    x, weight = (gcn.numbers.bf16(draw.standard_normal((rows, k))) for rows in (m, n))
+    memory = gcn.Memory()
+    addresses = [memory.place("x", x), memory.place("weight", weight), memory.place("out", m * n * (2 if out == "bf16" else 4))]
+    given = [*(("Q", address) for address in addresses), *(("i", value) for value in (m, n, k, k, k, n)), ("Q", 0), ("Q", 0)]
+    # Triton's ping-pong between halves of a workgroup relies on the order in which LDS gets reads and writes.
+    rules = gcn.Rules(late_reads=warps < 8)
+    kernel = gcn.kernels_of(text)["product"]
+    gcn.launch(kernel, (-(-m // bm), -(-n // bn)), (64 * warps,), gcn.arguments(*given), memory, rules, lds_bytes)
+    found = memory.read("out", np.uint16 if out == "bf16" else np.float32).reshape(m, n)
+    assert gcn.numbers.wrong(gcn.numbers.fp32(found) if out == "bf16" else found, x, weight, None, out) <= 1
+
+
+def test_products_that_triton_compiles(gcn, tmp_path):
+    """A block of each architecture: masks, LDS, exchanges of lanes, both sides of matrix instructions, both outputs."""
+    made = by_triton(tmp_path, QUICK)
+    assert len(made) == len(QUICK)
+    for configuration, (text, lds_bytes) in zip(QUICK, made, strict=True):
+        check_triton(gcn, configuration, text, lds_bytes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
+def test_more_products_that_triton_compiles(gcn, tmp_path, gfx):
+    """Blocks of 32 to 256, 1 to 8 waves, 1 to 3 stages."""
+    configurations = [(gfx, *block) for block in BLOCKS]
+    made = by_triton(tmp_path, configurations)
+    assert len(made) == len(configurations)
+    for configuration, (text, lds_bytes) in zip(configurations, made, strict=True):
+        check_triton(gcn, configuration, text, lds_bytes)
+
+
+def aiter_kernels(gfx):
+    """AITER's bf16 kernels by its manifest, but for those that LLVM 19's disassembler cannot read."""
+    folder = TREE / gfx / "bf16gemm"
+    manifest = folder / "bf16gemm_fp32bf16.csv"
+    return (
+        [kernel for kernel in read(manifest, ABIS["aiter-bf16gemm"]).kernels if "256x256" not in kernel.name] if manifest.exists() else []
+    )
+
+
+AITER = [(gfx, kernel) for gfx in ("gfx942", "gfx950") for kernel in aiter_kernels(gfx)]
+
+
+def check_aiter(gcn, gfx, kernel, out, order):
+    """A product with a tail in M through the launcher's own arguments, with a bias, which these kernels read as bf16 for every output."""
+    abi, splits = ABIS["aiter-bf16gemm"], 3 if kernel.splits else 1
+    shape = Shape(
+        "a16w16",
+        kernel.tile_m + 5,
+        2 * kernel.tile_n,
+        512,
+        outdtype=out,
+        layout="aiter16x16" if kernel.shuffled else "row",
+        epilogue="bias",
+        bias_dtype="bf16",
+    )
+    problem = problem_of(kernel, splits, shape)
+    draw = np.random.default_rng(kernel.tile_m)
+    x, weight, bias = (gcn.numbers.bf16(draw.standard_normal(size)) for size in ((shape.m, shape.k), (shape.n, shape.k), shape.n))
+    memory = gcn.Memory()
+    size = 2 if out == "bf16" else 4
+    given = {
+        "out": np.full(size * shape.m * shape.n, 0x7F, np.uint8), "a": x, "b": gcn.numbers.shuffled(weight) if kernel.shuffled else weight,
+        "bias": bias, "semaphore": np.zeros(problem.counters, np.uint32),
+    }  # fmt: skip
+    values = {**problem.values, **{name: memory.place(name, given[name]) for name in problem.addresses}}
+    text, descriptors = disassembled(TREE / gfx / "bf16gemm" / kernel.file)
+    # Workgroups of split-K wait for each other, so their turns are short.
+    rules = gcn.Rules(unobserved=False, order=order, slice=3000)
+    gcn.launch(gcn.kernels_of(text, gfx, descriptors)[kernel.name], problem.grid, (abi.threads,), abi.pack(values), memory, rules)
+    found = memory.read("out", np.uint16 if out == "bf16" else np.float32).reshape(shape.m, shape.n)
+    found = gcn.numbers.fp32(found) if out == "bf16" else found
+    # Parts of K are added to bf16 one by one, each sum is rounded.
+    assert gcn.numbers.wrong(found, x, weight, gcn.numbers.fp32(bias), out, splits + (splits > 1)) <= 1
+    if splits > 1:
+        assert not memory.read("semaphore").any()
+
+
+@pytest.mark.skipif(not AITER, reason="AITER_ASM_DIR names no tree of AITER's code objects")
+@pytest.mark.parametrize("name", ["32x64_bshuffle_splitkE", "32x64_pf3_splitkE", "32x64_splitk_cleanE"])
+def test_kernels_of_amd_compute_with_the_arguments_of_our_launcher(gcn, name):
+    """Code objects of AITER: shuffled, plain and split-K, with bias, both outputs: layout and meaning of the arguments are theirs."""
+    gfx, kernel = next((gfx, kernel) for gfx, kernel in AITER if name in kernel.name)
+    for out in ("bf16", "fp32"):
+        check_aiter(gcn, gfx, kernel, out, "up")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not AITER, reason="AITER_ASM_DIR names no tree of AITER's code objects")
+@pytest.mark.parametrize(("gfx", "kernel"), AITER, ids=lambda value: getattr(value, "name", value))
+def test_every_kernel_of_amd_computes_with_the_arguments_of_our_launcher(gcn, gfx, kernel):
+    """All tiles of the manifests, workgroups in either order."""
+    turn = AITER.index((gfx, kernel)) % 2
+    check_aiter(gcn, gfx, kernel, ("bf16", "fp32")[turn], ("up", "down")[turn])
