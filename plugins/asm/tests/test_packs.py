@@ -282,6 +282,16 @@ def test_aiters_own_tree_needs_no_descriptor(
     assert kinds["gfx950"].pack.source == "AITER_ASM_DIR" and kinds["gfx950"].pack.name == "aiter-gfx950-fp8gemm_blockscale"
 
 
+def test_what_the_plugin_ships_comes_last(write: Write, from_folders: Callable[..., packs.Found], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder ``packs`` beside its modules; a kernel that the user has too is the user's."""
+    shipped, named = write("plugin/packs/gfx942", "a", "b"), write("mine", "b")
+    monkeypatch.setattr(sources, "__file__", str(shipped.parents[1] / "sources.py"))
+    found = from_folders(named)
+
+    assert {name: loaded.pack.source for name, loaded in found.kernels.items()} == {"b": sources.VARIABLE, "a": "tunedgemm-asm"}
+    assert found.problems == (f"pack gfx942 ({shipped}): b: given by mine already",)
+
+
 PROGRAM = """
 import sys
 from tunedgemm_asm import packs
