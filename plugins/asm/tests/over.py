@@ -34,6 +34,7 @@ def backend(fake: ModuleType, tree: Path, gfx: str) -> Asm:
 def found_in(gfx: str, *folders: Path) -> packs.Found:
     """The kernels of the packs in these folders."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("AITER_ASM_DIR", raising=False)
         patch.setenv("TUNEDGEMM_ASM_PACKS", ":".join(map(str, folders)))
         packs.reload()
         try:

@@ -52,6 +52,7 @@ def test_other_devices_have_no_code_objects(gfx: str) -> None:
         (attrs.evolve(PRODUCT, layout="aiter32x16"), "read weights of layout"),
         (attrs.evolve(PRODUCT, scale="tensor"), "take scales of kind none, not tensor"),
         (attrs.evolve(PRODUCT, epilogue="bias", bias_dtype="fp32"), "adds a bias in bf16, not fp32"),
+        (attrs.evolve(PRODUCT, outdtype="fp32", epilogue="bias", bias_dtype="fp32"), "adds a bias in bf16, not fp32"),
         (attrs.evolve(INT8, outdtype="fp16"), "writes bf16, not fp16"),
         (attrs.evolve(INT8, k=192), r"needs K % 128 = 0 \(K=192\)"),
         (attrs.evolve(INT8, n=160), r"needs N % 128 = 0 \(N=160\)"),
@@ -127,6 +128,9 @@ def test_ours_take_ragged_columns_and_large_operands(asm: Any) -> None:
     kernels = {name: loaded.kernel for name, loaded in asm.found("gfx950").kernels.items()}
     plain_weight, shuffled = kernels["tunedgemm_bf16_64x64_pf2"], kernels["tunedgemm_bf16_64x64_bshuffle_pf2"]
     assert refusal(plain_weight, 1, attrs.evolve(PRODUCT, n=100)) == ""
+    biased = attrs.evolve(PRODUCT, outdtype="fp32", epilogue="bias")
+    assert "adds a bias in fp32, not bf16" in refusal(plain_weight, 1, biased)
+    assert refusal(plain_weight, 1, attrs.evolve(biased, bias_dtype="fp32")) == ""
     assert "N % 4 = 0 (N=102)" in refusal(plain_weight, 1, attrs.evolve(PRODUCT, n=102))
     assert "N % 16 = 0 (N=100)" in refusal(shuffled, 1, attrs.evolve(PRODUCT, n=100, layout="aiter16x16"))
     assert refusal(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 23)) == ""

@@ -57,8 +57,8 @@ def test_bf16_as_aiters_launcher_fills_it(asm: Any, fake: ModuleType, over: Modu
 
 @gfx950
 def test_bf16_with_a_split_a_bias_and_float32(asm: Any, fake: ModuleType, over: ModuleType) -> None:
-    """Parts of K along the third axis, a semaphore, rows of 4 bytes an element, the bias and that it is added."""
-    shape = Shape("a16w16", 33, 192, 512, outdtype="fp32", epilogue="bias", bias_dtype="fp32", layout="aiter16x16")
+    """Parts of K along the third axis, a semaphore, rows of 4 bytes an element, a bias of 2, and that it is added."""
+    shape = Shape("a16w16", 33, 192, 512, outdtype="fp32", epilogue="bias", layout="aiter16x16")
     launch = launched(asm, fake, over, shape, fake.bf16(32, shuffled=True, splits=True)["knl_name"], 3)
     there = {0x00: True, 0x10: False, 0x20: True, 0x30: True, 0x130: True, 0x150: True}
     assert numbers(launch, there) == {

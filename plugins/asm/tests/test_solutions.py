@@ -22,6 +22,7 @@ def shapes(gfx: str) -> list[Shape]:
     fp8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}[gfx]
     return [
         PRODUCT,
+        attrs.evolve(PRODUCT, outdtype="fp32", epilogue="bias"),
         attrs.evolve(PRODUCT, outdtype="fp32", epilogue="bias", bias_dtype="fp32"),
         attrs.evolve(PRODUCT, m=33, layout="aiter16x16", epilogue="bias"),
         attrs.evolve(PRODUCT, m=1, n=100, k=320),
@@ -118,7 +119,7 @@ def test_every_row_of_aiters_manifests_runs(asm: Any, fake: ModuleType, objects:
             for out in ("bf16", "fp32")
         ),
         attrs.evolve(INT8, m=130, k=256),
-        attrs.evolve(shapes(gfx)[6], m=130, k=256),
+        attrs.evolve(shapes(gfx)[7], m=130, k=256),
         attrs.evolve(FP4, m=40, n=144, k=512),
     ):
         for name, loaded in theirs.found(gfx).kernels.items():

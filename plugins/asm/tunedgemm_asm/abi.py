@@ -145,9 +145,9 @@ _OWN_NUMBERS = (
 )
 
 BF16GEMM = Abi(
-    name="aiter-bf16gemm",  # strides in bytes; kernels without split-K declare no semaphore
+    name="aiter-bf16gemm",  # strides in bytes; kernels without split-K declare no semaphore; whatever the output is, they load the bias as bf16
     ops=("a16w16",),
-    dtypes=_dtypes("bf16", "bf16 fp32", "bf16 fp32"),
+    dtypes=_dtypes("bf16", "bf16 fp32", "bf16"),
     fields=_slots(*_HEAD, "splits", "out_is_bf16", "bias*", "add_bias", "semaphore*"),
     sizes=(336, 352),
     sub_k=64,

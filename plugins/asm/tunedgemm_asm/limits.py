@@ -131,8 +131,8 @@ def _bias(kernel: Kernel, shape: Shape) -> str:
     abi = ABIS[kernel.abi]
     if not kernel.bias or not abi.dtypes["bias"]:
         return f"{kernel.name} adds no bias"
-    # Kernels that write two dtypes read the bias in that of the output.
-    wanted = abi.dtypes["bias"] if len(abi.dtypes["out"]) == 1 else (shape.outdtype,)
+    # Kernels that read two dtypes read that of the output.
+    wanted = abi.dtypes["bias"] if len(abi.dtypes["bias"]) == 1 else (shape.outdtype,)
     return "" if shape.bias_dtype in wanted else f"{kernel.name} adds a bias in {' or '.join(wanted)}, not {shape.bias_dtype}"
 
 

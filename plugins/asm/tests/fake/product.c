@@ -147,10 +147,15 @@ static float sum(const Kernel *kernel, const Told *t, uint64_t row, uint64_t col
     return t->alpha * total;
 }
 
+/* float32 for scaled operands; of our own kernels as the output is; AITER's of bf16 load 2 bytes for each column whatever the output is. */
+static int wide_bias(const Kernel *kernel, const Told *t) {
+    return kernel->abi == INT8 || kernel->abi == FP8 || (kernel->abi == OWN && !t->out_bf16);
+}
+
 static float biased(const Kernel *kernel, const Told *t, uint64_t column) {
     if (!t->add_bias)
         return 0.0f;
-    if (kernel->abi == INT8 || kernel->abi == FP8 || !t->out_bf16)
+    if (wide_bias(kernel, t))
         return ((const float *)t->bias)[column];
     return bf16((const unsigned char *)t->bias + 2 * column);
 }
@@ -177,7 +182,7 @@ static int check_operands(const Kernel *kernel, const Told *t, uint64_t rows) {
     if ((status = check_memory("x", t->a, (t->m - 1) * t->stride_a + row, 0)) || (status = check_memory("weight", t->b, (t->n - 1) * t->stride_b + row, 0)) ||
         (status = check_memory("out", t->out, (rows - 1) * t->stride_out + width, 1)))
         return status;
-    if (t->add_bias && (status = check_memory("bias", t->bias, (uint64_t)t->n * (kernel->abi == INT8 || kernel->abi == FP8 || !t->out_bf16 ? 4 : 2), 0)))
+    if (t->add_bias && (status = check_memory("bias", t->bias, (uint64_t)t->n * (wide_bias(kernel, t) ? 4 : 2), 0)))
         return status;
     switch (kernel->abi) {
     case INT8:
@@ -339,11 +344,12 @@ static int divided(const Kernel *kernel, const Launch *launch, const Told *t, ui
         return refuse(INVALID_VALUE, "%llu parts of K", (unsigned long long)splits);
     if (kernel->abi != OWN && (launch->grid[1] > (t->m + kernel->tile_m - 1ull) / kernel->tile_m || launch->grid[0] > columns * (kernel->abi == INT8 || kernel->abi == FP8 ? splits : 1)))
         return refuse(INVALID_VALUE, "%u x %u workgroups are more than tiles", launch->grid[0], launch->grid[1]);
-    *part = kernel->abi == OWN ? t->part : ((t->k + splits - 1) / splits + steps - 1) / steps * steps;
+    /* Whole steps; of bf16 rounded down, the last part has the rest. */
+    *part = kernel->abi == OWN ? t->part : kernel->abi == BF16 ? t->k / steps / splits * steps : ((t->k + splits - 1) / splits + steps - 1) / steps * steps;
     if (kernel->abi == INT8 || kernel->abi == FP8) {
         if (launch->grid[2] != 1 || launch->grid[0] != columns * splits || (t->k + *part - 1) / *part != splits)
             return refuse(INVALID_VALUE, "%u workgroups for %llu tiles and %llu parts of K", launch->grid[0], (unsigned long long)columns, (unsigned long long)splits);
-    } else if (launch->grid[2] != (kernel->abi == FP4 ? (t->k + *part - 1) / *part : splits))
+    } else if (!*part || launch->grid[2] != (kernel->abi == FP4 ? (t->k + *part - 1) / *part : splits))
         return refuse(INVALID_VALUE, "%u workgroups for %llu parts of K", launch->grid[2], (unsigned long long)splits);
     if (kernel->abi == OWN && (launch->grid[0] > (uint64_t)t->tiles_m * t->tiles_n || t->tiles_n != columns || t->tiles_m != (t->m + kernel->tile_m - 1u) / kernel->tile_m || launch->grid[1] != 1 || (splits - 1) * *part >= t->k || splits * *part < t->k))
         return refuse(INVALID_VALUE, "%u x %u tiles, %llu parts of %llu", t->tiles_m, t->tiles_n, (unsigned long long)splits, (unsigned long long)*part);
@@ -351,11 +357,11 @@ static int divided(const Kernel *kernel, const Launch *launch, const Told *t, ui
 }
 
 static Work work_of(const Kernel *kernel, const Launch *launch, const Told *t, uint64_t part, const unsigned *at) {
-    const uint64_t columns = (t->n + kernel->tile_n - 1) / kernel->tile_n;
     const int along = kernel->abi == INT8 || kernel->abi == FP8;
-    const uint64_t row = kernel->abi == OWN ? at[0] / t->tiles_n : at[1], column = kernel->abi == OWN ? at[0] % t->tiles_n : along ? at[0] % columns : at[0];
-    const uint64_t split = along ? at[0] / columns : at[2], begin = split * part;
-    Work work = {row * kernel->tile_m, column * kernel->tile_n, begin < t->k ? begin : t->k, begin + part < t->k ? begin + part : t->k, kernel->abi == OWN ? at[0] : at[1] * launch->grid[0] + at[0], !split};
+    const uint64_t row = kernel->abi == OWN ? at[0] / t->tiles_n : at[1], column = kernel->abi == OWN ? at[0] % t->tiles_n : along ? at[0] / t->splits : at[0];
+    const uint64_t split = along ? at[0] % t->splits : at[2], begin = split * part;
+    const int last = begin + part >= t->k || (kernel->abi == BF16 && split + 1 == t->splits);
+    Work work = {row * kernel->tile_m, column * kernel->tile_n, begin < t->k ? begin : t->k, last ? t->k : begin + part, kernel->abi == OWN ? at[0] : at[1] * launch->grid[0] + at[0], !split};
     return work;
 }
 
