@@ -144,8 +144,9 @@ _OWN_NUMBERS = (
     *("tiles_m", "tiles_n", "splits", "k_part", "out_is_bf16", "add_bias"),
 )
 
+# Strides in bytes; kernels without split-K declare no semaphore; all load the bias as bf16, whatever the output is.
 BF16GEMM = Abi(
-    name="aiter-bf16gemm",  # strides in bytes; kernels without split-K declare no semaphore; whatever the output is, they load the bias as bf16
+    name="aiter-bf16gemm",
     ops=("a16w16",),
     dtypes=_dtypes("bf16", "bf16 fp32", "bf16"),
     fields=_slots(*_HEAD, "splits", "out_is_bf16", "bias*", "add_bias", "semaphore*"),
