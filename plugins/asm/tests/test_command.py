@@ -181,3 +181,20 @@ def test_build_refuses_what_it_has_no_kernels_for(capsys: pytest.CaptureFixture[
     """One line with what there is."""
     code, _, err = run(capsys, "asm", "build", "--gfx", "gfx1100", "-o", tmp_path)
     assert code == 2 and "asm build: kernels are generated for gfx942, gfx950, not for 'gfx1100'" in err and err.count("\n") == 1
+
+
+def test_explain_says_why_a_rows_kernel_is_not_used(
+    write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row whose kernel is there serves its shape; one whose name is another architecture's is passed over with the reason."""
+    write("mine", {"a": {}})
+    write("other", {"b": {}}, gfx="gfx950")
+    columns = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw\n"
+    row = "gfx942,304,{},64,128,False,torch.bfloat16,torch.bfloat16,False,True,asm,0,2,9.5,{},0.0,1,1\n"
+    (path := tmp_path / "t.csv").write_text(columns + row.format(96, "a") + row.format(64, "b"))
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(path))
+
+    code, out, _ = run(capsys, "explain", "96,64,128", "--device", "gfx942:304", "--layout", "aiter16x16")
+    assert code == 0 and any("runs asm:a splitK=2" in line for line in out), out
+    code, out, _ = run(capsys, "explain", "64,64,128", "--device", "gfx942:304", "--layout", "aiter16x16")
+    assert code == 0 and any("not asm:b splitK=2: the packs have b for gfx950, not for gfx942" in line for line in out), out
