@@ -112,6 +112,12 @@ def test_fmoe_is_told_by_its_own_columns(asked: list[Request]) -> None:
         (("--op", "a16w16", "--n", "1", "--k", "1", "--libtype", "skinny"), "has no JSON files|no backend 'skinny'"),
         (("--op", "a16w16", "--n", "1", "--k", "1", "--num-iters", "0"), "--iters must be at least 1"),
         (("--op", "a16w16", "--n", "1", "--k", "1", "--atol", "-1"), "--atol must be at least 0"),
+        (("--op", "a16w16", "--n", "1", "--k", "1", "--out-dtype", "f17"), "unknown dtype 'f17'"),
+        (("--op", "a16w16", "--n", "0", "--k", "1"), "'n' must be at least 1"),
+        (("--op", "a16w16", "--n", "100", "--k", "128", "--set", "layout=aiter16x16"), "N divisible by 16"),
+        (("--op", "a8w8_bpreshuffle", "--n", "96", "--k", "40"), "K by 32"),
+        (("--op", "a4w4_blockscale", "--n", "96", "--k", "40"), "K must be a multiple of 32"),
+        (("--op", "batched_bf16", "--n", "96", "--k", "64"), "'B' must be a whole number"),
     ],
 )
 def test_mistakes_are_told(words: tuple[str, ...], said: str) -> None:

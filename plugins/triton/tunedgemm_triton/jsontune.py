@@ -23,9 +23,12 @@ from tunedgemm.plugin import (
     Shape,
     Unsupported,
     UserError,
+    dtype_bits,
     op_named,
     read_rows,
     shape_of_texts,
+    shuffle_weight,
+    torch_dtype,
     tune,
 )
 
@@ -80,6 +83,8 @@ class Request:
             for m in self.rows:
                 said = {**self.columns, **dict(zip(names, map(str, (m, n, k)), strict=True))}
                 found.append(shape_of_texts(self.family, (), said))
+        for shape in found[:: len(self.rows)]:
+            _check_layout(self.family, shape)
         return found
 
     def table(self) -> Path:
@@ -90,6 +95,20 @@ class Request:
         shape = self.shapes()[0]
         digest = hashlib.sha256(repr(told).encode()).hexdigest()[:8]
         return self.folder / TUNING / f"{self.dialect.config_of(shape)}-{digest}.csv"
+
+
+def _check_layout(op: Op, shape: Shape) -> None:
+    """Raise UserError for N and K that the weight's layout does not have."""
+    if shape.layout == "row" or "E" in dict(sizes_of(shape)):
+        return
+    import torch
+
+    kind = torch_dtype(op.weight_dtype(shape))
+    width = shape.k * dtype_bits(op.weight_dtype(shape)) // (8 * kind.itemsize)
+    try:
+        shuffle_weight(torch.empty(shape.n, width, dtype=kind, device="meta"), shape.layout)
+    except UserError as error:
+        raise UserError(f"{shape}: {error}") from None
 
 
 def _sizes(op: Op) -> tuple[str, str, str]:

@@ -27,9 +27,9 @@ VARIABLE = "TUNEDGEMM_TRITON_SPACE"
 AITER = "aiter"
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Space:
-    """Configurations: where they come from, and each as an entry of a JSON file."""
+    """Configurations: where they come from, and each as an entry of a JSON file; one that was read twice is the same object."""
 
     source: str
     entries: tuple[Entry, ...]
@@ -42,7 +42,7 @@ def space_of(text: str) -> Space:
         UserError: it cannot be read, or is no space.
     """
     if text == AITER:
-        return Space(AITER, tuple(_aiters()))
+        return _aiters()
     path = Path(text).expanduser()
     try:
         return _read(str(path), path.stat().st_mtime_ns)
@@ -88,6 +88,7 @@ class Listed:
     reason: str = ""
 
 
+@functools.lru_cache(maxsize=64)
 def listed(space: Space, dialect: Dialect, shape: Shape, device: Device) -> Listed:
     """What of a space can serve a shape.
 
@@ -150,8 +151,10 @@ def _product(values: Mapping[str, Any]) -> Iterator[Entry]:
         yield dict(zip(values, chosen, strict=True))
 
 
-def _aiters() -> Iterator[Entry]:
+@functools.cache
+def _aiters() -> Space:
     """The loops of AITER's guide: 5832 configurations."""
     space = {NAMES[field]: list(values) for field, values in spaces.BLOCKSCALE_OF_AITER.items()}
     space["cache_modifier"] = ["", ".cg"]
-    yield from _product({**space, SPLIT: list(spaces.SPLITS_OF_AITER), "BLOCK_SIZE_K": 128, "kpack": 2, "matrix_instr_nonkdim": 16})
+    fixed = {"BLOCK_SIZE_K": 128, "kpack": 2, "matrix_instr_nonkdim": 16}
+    return Space(AITER, tuple(_product({**space, SPLIT: list(spaces.SPLITS_OF_AITER), **fixed})))

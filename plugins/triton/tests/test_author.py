@@ -1,0 +1,180 @@
+"""A backend made by `TunedKernel`, tuned by the real command in worker processes: what is right, wrong, dies, or is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tunedgemm.plugin import Device, Shape, Solution, Unsupported, UserError
+from tunedgemm_triton import jsonfile
+from tunedgemm_triton.author import TunedKernel
+
+MODULE = """
+import os, time
+import torch
+from tunedgemm.plugin import OutOfResources
+from tunedgemm_triton.author import TunedKernel
+
+def launch(values, x, weight, bias=None):
+    if values["KIND"] == "dies":
+        os._exit(3)
+    if values["KIND"] == "greedy":
+        raise OutOfResources("needs 300 KiB of shared memory")
+    if values["KIND"] != "quick":
+        time.sleep(0.002)
+    return torch.nn.functional.linear(x, weight, bias) * (2 if values["KIND"] == "wrong" else 1)
+
+backend = TunedKernel(
+    libtype="plainly",
+    op="a16w16",
+    space={"KIND": ("slow", "quick", "wrong", "dies", "greedy"), "BLOCK": (1,)},
+    launch=launch,
+    takes=lambda shape, device: shape.outdtype == shape.dtype and shape.layout == "row" and shape.scale == "none",
+    fits=lambda values, shape, device: "" if values["BLOCK"] <= shape.m else "BLOCK is at most M",
+    graph_safe=False,
+)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """The module above, installed."""
+    (tmp_path / "plainly.py").write_text(MODULE)
+    info = tmp_path / "plainly-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plainly\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[tunedgemm.backends]\nplainly = plainly:backend\n")
+    return tmp_path
+
+
+def _begun(folder: Path, *words: str) -> subprocess.Popen[str]:
+    paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {
+        **os.environ,
+        "TUNEDGEMM_HOME": str(folder / "home"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": paths,
+        "PYTHONUNBUFFERED": "1",
+    }
+    command = [sys.executable, "-m", "tunedgemm", "triton", "tune", "--libtype", "plainly", "--op", "a16w16", "--device", "cpu", *words]
+    return subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _ran(folder: Path, *words: str) -> tuple[int, str]:
+    process = _begun(folder, *words)
+    told, _ = process.communicate(timeout=300)
+    return process.returncode, told
+
+
+WORDS = ("--n", "64,96", "--k", "128", "--m", "1,16", "--num-iters", "2", "--seconds", "0.05", "--cache", "hot")
+
+
+@pytest.mark.slow
+def test_what_is_wrong_or_dies_is_skipped_and_counted(package: Path) -> None:
+    """Configurations that end their process, ask for too much, or are wrong cost themselves alone; the quick one wins everywhere."""
+    code, told = _ran(package, *WORDS)
+    assert code == 0, told
+    for path in sorted((package / "home" / "triton" / "gemm").glob("*-N=*.json")):
+        assert {entry["KIND"] for entry in jsonfile.read(path).values()} == {"quick"}
+    assert "Search space size: 5 configurations" in told
+    assert "4 wrong" in told
+    assert "4 out_of_resources" in told
+    assert "4 crashed" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"])
+def test_a_run_that_is_stopped_goes_on(package: Path, number: signal.Signals, code: int) -> None:
+    """After the first shape: its times are kept; the same command ends with all files."""
+    process = _begun(package, *WORDS)
+    assert process.stdout is not None
+    told = []
+    for line in process.stdout:
+        told.append(line)
+        if line.startswith("1/4"):
+            process.send_signal(number)
+            break
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == code, "".join(told) + rest
+    assert "the same command goes on from here" in rest
+
+    code, again = _ran(package, *WORDS)
+
+    assert code == 0, again
+    assert len(list((package / "home" / "triton" / "gemm").glob("*.json"))) == 3
+    trials = next((package / "home" / "triton" / "gemm" / "tuning").glob("*.trials.jsonl")).read_text().splitlines()
+    first = [json.loads(line) for line in trials]
+    done = [line for line in first if line["kind"] == "shape"]
+    assert len(done) == 4
+    assert len({json.dumps(line["shape"], sort_keys=True) for line in done}) == 4
+
+
+@pytest.mark.slow
+def test_a_space_of_which_nothing_fits(package: Path) -> None:
+    """One line, exit code 2, in the time that a worker takes to start."""
+    (package / "space.json").write_text('{"KIND": ["quick"], "BLOCK": [32, 64]}')
+    began = time.monotonic()
+    code, told = _ran(package, *WORDS, "--search-space", "space.json")
+    assert code == 2
+    assert "none of its 2 configurations can run" in told
+    assert "BLOCK is at most M" in told
+    assert time.monotonic() - began < 60
+
+
+def _kernel(**changes: object) -> TunedKernel:
+    given = {
+        "libtype": "mine",
+        "op": "a16w16",
+        "space": {"BLOCK": (16, 32), "FAST": (True, False), "MODE": ("a", "b")},
+        "launch": lambda *_: None,
+        "takes": lambda shape, device: shape.m > 1 or Unsupported("one row"),
+    }
+    return TunedKernel(**{**given, **changes})  # type: ignore[arg-type]
+
+
+SHAPE, CPU = Shape("a16w16", 4, 64, 64), Device("cpu-avx2", 1)
+
+
+def test_names_say_every_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each solution of the space has a name of its own, from which its parameters come back with their types."""
+    monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path))
+    kernel = _kernel()
+    listed = kernel.enumerate_solutions(SHAPE, CPU)
+    assert len(listed) == len({solution.kernel_name for solution in listed}) == 8
+    assert [kernel.values_of(solution) for solution in listed][:2] == [
+        {"BLOCK": 16, "FAST": True, "MODE": "a"}, {"BLOCK": 16, "FAST": True, "MODE": "b"},
+    ]  # fmt: skip
+    own = kernel.solution({"BLOCK": 64, "FAST": False, "MODE": "c"})
+    assert kernel.values_of(own) == {"BLOCK": 64, "FAST": False, "MODE": "c"}
+    assert kernel.enumerate_solutions(Shape("a16w16", 1, 64, 64), CPU) == []
+
+
+def test_other_revisions_are_refused() -> None:
+    """A row of an earlier revision, or of another kernel, is not launched."""
+    kernel = _kernel(revision=2)
+    for name in ("mine_r1;BLOCK=16;FAST=True;MODE=a", "other_r2;BLOCK=16", "auto"):
+        answer = kernel.bind(Solution("mine", name), SHAPE, CPU)
+        assert isinstance(answer, Unsupported)
+        assert "in revision 2" in str(answer)
+    assert str(kernel.bind(kernel.solution({"BLOCK": 16, "FAST": True, "MODE": "a"}), Shape("a16w16", 1, 64, 64), CPU)) == "one row"
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"BLOCK": 16, "FAST": True}, "lacks MODE"),
+        ({"BLOCK": 16, "FAST": True, "MODE": "a", "SPEED": 1}, "no parameter 'SPEED'"),
+        ({"BLOCK": "16", "FAST": True, "MODE": "a"}, "BLOCK must be like 16"),
+        ({"BLOCK": True, "FAST": True, "MODE": "a"}, "BLOCK must be like 16"),
+    ],
+)
+def test_entries_are_checked(entry: dict[str, object], said: str) -> None:
+    """What a file says has to be a parameter of the kernel's, of its type."""
+    with pytest.raises(UserError, match=said):
+        _kernel().dialect.solution_of(entry, SHAPE, CPU)
