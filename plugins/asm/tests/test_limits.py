@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +12,7 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm import asm as plain
-from tunedgemm_asm.limits import parts_of, refusal
+from tunedgemm_asm.limits import parts_of, refused
 
 gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)
 gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
@@ -91,28 +93,28 @@ def test_an_architecture_has_the_fp8_that_it_multiplies(asm: Any) -> None:
 @gfx950
 def test_parts_of_k(asm: Any, fake: ModuleType) -> None:
     """Kernels that count on semaphores have two parts or more and 1024 tiles at most; others as many as their steps allow."""
-    kernels = {name: loaded.kernel for name, loaded in asm.found("gfx950").kernels.items()}
+    kernels = asm.found("gfx950").kernels
     split, whole = (
         kernels[fake.bf16(32, shuffled=False, splits=True)["knl_name"]],
         kernels[fake.bf16(32, shuffled=False, prefetch=3)["knl_name"]],
     )
-    assert "splits K into two parts or more" in refusal(split, 1, PRODUCT)
-    assert refusal(split, 8, PRODUCT) == ""
-    assert "K=512 is not cut into 9 parts of whole steps of 64" in refusal(split, 9, PRODUCT)
-    assert "1 to 16 parts (got 17)" in refusal(split, 17, attrs.evolve(PRODUCT, k=4096))
-    assert refusal(whole, 1, PRODUCT) == ""
-    assert "does not split K (got 2 parts)" in refusal(whole, 2, PRODUCT)
+    assert "splits K into two parts or more" in refused(split, 1, PRODUCT)
+    assert refused(split, 8, PRODUCT) == ""
+    assert "K=512 is not cut into 9 parts of whole steps of 64" in refused(split, 9, PRODUCT)
+    assert "1 to 16 parts (got 17)" in refused(split, 17, attrs.evolve(PRODUCT, k=4096))
+    assert refused(whole, 1, PRODUCT) == ""
+    assert "does not split K (got 2 parts)" in refused(whole, 2, PRODUCT)
     exactly, over = attrs.evolve(PRODUCT, m=128 * 32, n=8 * 64), attrs.evolve(PRODUCT, m=128 * 32 + 1, n=8 * 64)
-    assert refusal(split, 2, exactly) == ""
-    assert "1032 tiles that meet over parts of K; there are 1024 counters" in refusal(split, 2, over)
-    assert refusal(whole, 1, over) == ""
+    assert refused(split, 2, exactly) == ""
+    assert "1032 tiles that meet over parts of K; there are 1024 counters" in refused(split, 2, over)
+    assert refused(whole, 1, over) == ""
     int8 = kernels[fake.ROWS["i8gemm"][0]["knl_name"]]
-    assert [splits for splits in range(1, 9) if not refusal(int8, splits, attrs.evolve(INT8, k=768))] == [1, 2, 3, 6]
+    assert [splits for splits in range(1, 9) if not refused(int8, splits, attrs.evolve(INT8, k=768))] == [1, 2, 3, 6]
     fp4 = kernels[fake.ROWS["f4gemm"][1]["knl_name"]]
-    assert [splits for splits in range(1, 17) if not refusal(fp4, splits, FP4)] == [1, 2, 4, 8, 16]
+    assert [splits for splits in range(1, 17) if not refused(fp4, splits, FP4)] == [1, 2, 4, 8, 16]
     own = kernels["tunedgemm_bf16_64x64_pf2_splitk"]
-    assert [splits for splits in range(1, 9) if not refusal(own, splits, attrs.evolve(PRODUCT, k=320))] == [2, 3, 5]
-    assert parts_of(own, 4, attrs.evolve(PRODUCT, k=320)) == 3
+    assert [splits for splits in range(1, 9) if not refused(own, splits, attrs.evolve(PRODUCT, k=320))] == [2, 3, 5]
+    assert parts_of(own.kernel, 4, attrs.evolve(PRODUCT, k=320)) == 3
 
 
 @gfx950
@@ -125,17 +127,17 @@ def test_fp4_has_large_outputs(asm: Any) -> None:
 @gfx950
 def test_ours_take_ragged_columns_and_large_operands(asm: Any) -> None:
     """N in wholes of 4, of 16 for shuffled weights; operands beyond 4 GiB, whose tiles alone are addressed with 32 bits."""
-    kernels = {name: loaded.kernel for name, loaded in asm.found("gfx950").kernels.items()}
+    kernels = asm.found("gfx950").kernels
     plain_weight, shuffled = kernels["tunedgemm_bf16_64x64_pf2"], kernels["tunedgemm_bf16_64x64_bshuffle_pf2"]
-    assert refusal(plain_weight, 1, attrs.evolve(PRODUCT, n=100)) == ""
+    assert refused(plain_weight, 1, attrs.evolve(PRODUCT, n=100)) == ""
     biased = attrs.evolve(PRODUCT, outdtype="fp32", epilogue="bias")
-    assert "adds a bias in fp32, not bf16" in refusal(plain_weight, 1, biased)
-    assert refusal(plain_weight, 1, attrs.evolve(biased, bias_dtype="fp32")) == ""
-    assert "N % 4 = 0 (N=102)" in refusal(plain_weight, 1, attrs.evolve(PRODUCT, n=102))
-    assert "N % 16 = 0 (N=100)" in refusal(shuffled, 1, attrs.evolve(PRODUCT, n=100, layout="aiter16x16"))
-    assert refusal(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 23)) == ""
-    assert "would address 2147483648 bytes of x at a time" in refusal(plain_weight, 1, attrs.evolve(PRODUCT, k=1 << 24))
-    assert "has 4194304 tiles along an axis of its grid" in refusal(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 20, n=1 << 14))
+    assert "adds a bias in fp32, not bf16" in refused(plain_weight, 1, biased)
+    assert refused(plain_weight, 1, attrs.evolve(biased, bias_dtype="fp32")) == ""
+    assert "N % 4 = 0 (N=102)" in refused(plain_weight, 1, attrs.evolve(PRODUCT, n=102))
+    assert "N % 16 = 0 (N=100)" in refused(shuffled, 1, attrs.evolve(PRODUCT, n=100, layout="aiter16x16"))
+    assert refused(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 23)) == ""
+    assert "would address 2147483648 bytes of x at a time" in refused(plain_weight, 1, attrs.evolve(PRODUCT, k=1 << 24))
+    assert "has 4194304 tiles along an axis of its grid" in refused(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 20, n=1 << 14))
 
 
 def test_packs_are_looked_for_where_they_can_be_used() -> None:
@@ -151,3 +153,30 @@ def test_packs_are_looked_for_where_they_can_be_used() -> None:
     assert list(elsewhere.enumerate_solutions(PRODUCT, h200)) == []
     assert elsewhere.heuristic_fallback(attrs.evolve(PRODUCT, layout="aiter16x16"), h200) is None
     assert not elsewhere.bind(Solution("asm", "any"), PRODUCT, h200)
+
+
+@gfx950
+def test_a_packs_descriptor_may_narrow_its_layout(
+    asm: Any, over: ModuleType, fake: ModuleType, objects: ModuleType, tmp_path: Path
+) -> None:
+    """A pack for one output dtype, or one of the bias, is asked for no other."""
+    said = {"abi": "tunedgemm-bf16", "gfx": "gfx950", "manifest": "m.csv", "dtypes": {"out": ["fp32"], "bias": ["fp32"]}, "name": "narrow"}
+    fake.write(tmp_path / "narrow", "m.csv", fake.OWN, objects, "gfx950", 96)
+    (tmp_path / "narrow" / "pack.json").write_text(json.dumps(said))
+    found = over.found_in("gfx950", tmp_path / "narrow")
+    narrow = attrs.evolve(asm, found=lambda _: found)
+    assert not narrow.supports(PRODUCT, MI355X)
+    wide = attrs.evolve(PRODUCT, outdtype="fp32")
+    assert narrow.supports(wide, MI355X) is True
+    assert narrow.supports(attrs.evolve(wide, epilogue="bias", bias_dtype="fp32"), MI355X) is True
+    every = attrs.evolve(
+        found.kernels["tunedgemm_bf16_32x32_pf2"].pack.descriptor, dtypes={"x": ("bf16",), "weight": (), "out": ("fp32",), "bias": ()}
+    )
+    assert "the pack narrow is for weight in" in refused(Named(found.kernels["tunedgemm_bf16_32x32_pf2"], every.dtypes), 1, wide)
+
+
+class Named:
+    """A kernel of a pack with other dtypes."""
+
+    def __init__(self, loaded: Any, dtypes: Any) -> None:
+        self.kernel, self.abi, self.pack, self.dtypes = loaded.kernel, loaded.abi, loaded.pack, dtypes

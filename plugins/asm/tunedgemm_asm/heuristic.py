@@ -5,8 +5,7 @@ from __future__ import annotations
 import attrs
 from tunedgemm.plugin import Device, Shape, Solution
 
-from tunedgemm_asm.limits import RULES, Kernels, refusal, supports
-from tunedgemm_asm.manifest import Kernel
+from tunedgemm_asm.limits import RULES, Kernels, refused, supports
 from tunedgemm_asm.solutions import Chosen, auto_splits, rank, solution_of
 
 
@@ -49,7 +48,10 @@ def guess(shape: Shape, device: Device, kernels: Kernels) -> Chosen | None:
     """The best kernel by `rank`, each with the parts of K that AITER's launcher gives it; None where none fits."""
     if not supports(shape, device, kernels):
         return None
-    asked: list[Kernel] = [loaded.kernel for loaded in kernels.values() if loaded.abi.name in _ANSWERING and shape.op in loaded.abi.ops]
-    fitting = [(kernel, auto_splits(kernel, shape, device)) for kernel in asked]
-    fitting = [chosen for chosen in fitting if not refusal(*chosen, shape)]
+    fitting = []
+    for loaded in kernels.values():
+        if loaded.abi.name in _ANSWERING and shape.op in loaded.abi.ops:
+            splits = auto_splits(loaded.kernel, shape, device)
+            if not refused(loaded, splits, shape):
+                fitting.append((loaded.kernel, splits))
     return min(fitting, key=lambda chosen: rank(chosen[0], chosen[1], shape, device), default=None)

@@ -77,7 +77,7 @@ def supports(shape: Shape, device: Device, kernels: Kernels) -> bool | Unsupport
     reasons = set()
     for loaded in kernels.values():
         if shape.op in loaded.abi.ops:
-            if not (reason := _operands(loaded.kernel, shape) or _sizes(loaded.kernel, shape)):
+            if not (reason := _operands(loaded.kernel, shape) or _dtypes(loaded, shape) or _sizes(loaded.kernel, shape)):
                 return True
             reasons.add(reason)
     return Unsupported("; ".join(sorted(reasons)[:3]) or _missing(shape.op, device.gfx))
@@ -101,9 +101,25 @@ def _missing(op: str, gfx: str) -> str:
     return f"no pack has kernels of {op} for {gfx}: install AITER,{built} and name folders of packs in TUNEDGEMM_ASM_PACKS"
 
 
+def refused(loaded: Loaded, splits: int, shape: Shape) -> str:
+    """Why the kernel of a pack cannot serve the shape with so many parts of K, or an empty text."""
+    return refusal(loaded.kernel, splits, shape) or _dtypes(loaded, shape)
+
+
 def refusal(kernel: Kernel, splits: int, shape: Shape) -> str:
-    """Why the kernel cannot serve the shape with so many parts of K, or an empty text."""
+    """The same for a kernel of any pack."""
     return _operands(kernel, shape) or _sizes(kernel, shape) or _splits(kernel, splits, shape)
+
+
+def _dtypes(loaded: Loaded, shape: Shape) -> str:
+    """Why the pack's descriptor, which may have fewer dtypes than its layout of arguments, leaves the shape out."""
+    said = loaded.dtypes
+    for operand, dtype in (("x", shape.dtype), ("weight", shape.dtype), ("out", shape.outdtype)):
+        if dtype not in said[operand]:
+            return f"the pack {loaded.pack.name} is for {operand} in {' or '.join(said[operand])}, not {dtype}"
+    if shape.bias and said["bias"] and shape.bias_dtype not in said["bias"]:
+        return f"the pack {loaded.pack.name} is for a bias in {' or '.join(said['bias'])}, not {shape.bias_dtype}"
+    return ""
 
 
 def _operands(kernel: Kernel, shape: Shape) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
 
-from tunedgemm_asm.limits import RULES, Kernels, ceil_div, refusal, supports
+from tunedgemm_asm.limits import RULES, Kernels, ceil_div, refused, supports
 from tunedgemm_asm.manifest import Kernel
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def choices(shape: Shape, device: Device, kernels: Kernels) -> list[Chosen]:
         for loaded in kernels.values()
         if shape.op in loaded.abi.ops
         for splits in splits_of(loaded.kernel, shape, device)
-        if not refusal(loaded.kernel, splits, shape)
+        if not refused(loaded, splits, shape)
     ]
     return sorted(fitting, key=lambda chosen: rank(chosen[0], chosen[1], shape, device))
 
@@ -97,11 +97,11 @@ def resolve(solution: Solution, shape: Shape, device: Device, found: Found) -> C
     """
     if solution.kernel_name not in found.kernels:
         raise PluginError(found.missing(solution.kernel_name))
-    kernel = found.kernels[solution.kernel_name].kernel
-    splits = _splits(solution, kernel, shape, device)
-    if reason := refusal(kernel, splits, shape):
+    loaded = found.kernels[solution.kernel_name]
+    splits = _splits(solution, loaded.kernel, shape, device)
+    if reason := refused(loaded, splits, shape):
         raise PluginError(reason)
-    return kernel, splits
+    return loaded.kernel, splits
 
 
 def _splits(solution: Solution, kernel: Kernel, shape: Shape, device: Device) -> int:
