@@ -4,6 +4,10 @@ Sources of AITER's: the structs of its launchers (``csrc/py_itfs_cu/asm_*gemm_*.
 ``.args`` metadata of its code objects, which agree: every argument has a slot of 16 bytes. A kernel that does not ask for the last
 fields of a layout may declare fewer bytes; it is launched with all of them, as AITER does.
 
+What AITER's bf16 kernels do with theirs, by their code: the bias is bf16, whatever they write. With several splits the workgroups of the
+first part zero their tile of the output and set its semaphore to the number of parts; all wait for that, add their sums by atomic
+instructions (of bf16 pairs or fp32) and count the semaphore down, so it is zero again at the end. N has no tail.
+
 ``tunedgemm-bf16`` is ours, for the kernels of `tunedgemm_asm.gcn`. Its fields are naturally aligned, strides are in bytes.
 ``tiles_m`` and ``tiles_n`` are ceil(M / tile_m) and ceil(N / tile_n); the grid is (tiles_m * tiles_n, 1, splits). Each of ``splits`` parts
 of K has ``k_part`` elements, a multiple of 64, the last perhaps fewer. ``workspace`` holds tile_m * tile_n fp32 values for each part
