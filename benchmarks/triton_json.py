@@ -5,7 +5,7 @@
 
 For each shape the file's choice, the backend's first guess, the guess once more (A/A) and torch's own call take turns in every round; with
 ``--table`` so does the row of exactly that M. A gain is the median of a round's ratios guess over choice, a regret that of choice over
-row, each with its 95 % interval by order statistics. Weights are cold, calls run in CUDA graphs.
+row, less 1, each with its 95 % interval by order statistics. Weights are cold, calls run in CUDA graphs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from speed import FIELDS, geometric_mean, interval, shapes_of_file
+from speed import FIELDS, SLOWER, geometric_mean, interval, shapes_of_file
 from tunedgemm.csvfile import key_shape, read_rows
 from tunedgemm.device import Device, current_device
 from tunedgemm.launcher import Launcher
@@ -65,24 +65,27 @@ def measured(shape: Shape, device: Device, registry: Registry, rows: dict[Shape,
     samples = {key.kernel_name: answer.us for key, answer in answers.items() if isinstance(answer, Samples)}
     found: dict[str, Any] = {"M": shape.m, "N": shape.n, "K": shape.k, **{name: str(solution) for name, solution in solutions.items()}}
     found |= {f"{name}_us": interval(list(us))[0] for name, us in samples.items()}
-    for what, (over, under) in {"gain": ("guess", "choice"), "control": ("guess", "again"), "regret": ("choice", "own")}.items():
+    ratios = {"gain": ("guess", "choice"), "control": ("guess", "again"), "over_torch": ("torch", "choice"), "regret": ("choice", "own")}
+    for what, (over, under) in ratios.items():
         if over in samples and under in samples:
-            found[what] = interval([a / b for a, b in zip(samples[over], samples[under], strict=True)])
-    if "torch" in samples:
-        found["over_torch"] = interval([a / b for a, b in zip(samples["torch"], samples["choice"], strict=True)])
+            less = 1.0 if what == "regret" else 0.0
+            found[what] = interval([a / b - less for a, b in zip(samples[over], samples[under], strict=True)])
     return {**found, "samples": samples}
 
 
 def summary(results: list[dict[str, Any]]) -> list[str]:
-    """A line for each ratio: its geometric mean, its worst, how many are beyond the noise."""
+    """A line for each ratio: its mean, its worst, and of how many the whole interval is beyond 2 %."""
     lines = []
-    for what, bad in (("gain", False), ("control", False), ("over_torch", False), ("regret", True)):
-        found = [result[what] for result in results if what in result]
-        if found:
-            values = [median for median, _, _ in found]
-            worst = max(values) if bad else min(values)
-            beyond = sum(1 for _, low, high in found if (low > 1.02 if bad else high < 0.98))
-            lines.append(f"{what}: geometric mean {geometric_mean(values):.3f} over {len(values)}, worst {worst:.3f}, {beyond} beyond 2 %")
+    for what in ("gain", "control", "over_torch"):
+        if found := [result[what] for result in results if what in result]:
+            values, slower = [median for median, _, _ in found], sum(1 for _, _, high in found if high < SLOWER)
+            lines.append(
+                f"{what}: geometric mean {geometric_mean(values):.3f} over {len(values)}, least {min(values):.3f}, {slower} slower"
+            )
+    if found := [result["regret"] for result in results if "regret" in result]:
+        values, more = [median for median, _, _ in found], sum(1 for _, low, _ in found if low > 1 - SLOWER)
+        mean = geometric_mean([1 + value for value in values]) - 1
+        lines.append(f"regret: {mean:.3f} in the mean over {len(values)}, at most {max(values):.3f}, {more} beyond {1 - SLOWER:.2f}")
     return lines
 
 

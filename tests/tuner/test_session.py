@@ -46,6 +46,13 @@ def test_only_the_first_guesses_are_listed_where_few_are_wanted() -> None:
     assert session().list(SHAPE)[0] == (GOOD, BAD)
 
 
+def test_the_tolerance_of_an_element_may_be_said() -> None:
+    """`atol` and `rtol` take the place of the op's: without any, the rounding of a sum is too much."""
+    assert session(errRatio=0.0).check(SHAPE, GOOD).status == "ok"
+    assert session(errRatio=0.0, atol=1e-3, rtol=0.0).check(SHAPE, GOOD).status == "ok"
+    assert session(errRatio=0.0, atol=0.0, rtol=0.0).check(SHAPE, GOOD).status == "wrong"
+
+
 def test_what_fails_in_a_round_costs_itself() -> None:
     """Samples of the others come back beside the Timing that says what happened."""
     answers = session().sample(SHAPE, (BAD, GOOD, GONE), 2)

@@ -13,6 +13,7 @@ from tunedgemm_triton import command, jsonfile, jsontune
 from tunedgemm_triton.dialect import dialect_of
 from tunedgemm_triton.jsontune import Request
 
+AITER = Path(__file__).parents[4] / "shared" / "aiter" / "triton"
 ENTRY = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "num_warps": 4, "num_stages": 2}
 BLOCKS = {"dtype": "fp8_e4m3fn", "outdtype": "bf16", "scale": "block"}
 
@@ -150,7 +151,6 @@ def _put(folder: Path, name: str, entries: object) -> Path:
         ("gfx942-GEMM-A8W8.json", {"any": {**ENTRY, "speed": 1}}, "any: no kernel of the family gemm has a parameter 'speed'"),
         ("gfx942-GEMM-A8W8.json", {"any": {**ENTRY, "num_warps": 3}}, "any: triton gemm: num_warps must be a power of two"),
         ("gfx942-GEMM-A8W8_BLOCKSCALE-N=256-K=512.json", {"any": {**ENTRY, "BLOCK_SIZE_K": 256}}, "serves no M="),
-        ("gfx9999-GEMM-A8W8.json", {"any": ENTRY}, "no kernel is compiled for gfx9999"),
         ("mine.json", {"any": ENTRY}, "is never read: names are as"),
     ],
 )
@@ -169,6 +169,8 @@ def test_check_names_what_is_to_be_mended(home: Path, capsys: pytest.CaptureFixt
         ("sm_90-GEMM-A8W8.json", {"any": {**ENTRY, "kpack": 2}}, "kpack has no effect on sm_90 (any)"),
         ("sm_90-GEMM-A8W8.json", {"any": {**ENTRY, "SPLITK_BLOCK_SIZE": 2}}, "SPLITK_BLOCK_SIZE has no effect"),
         ("sm_90-GEMM-A8W8.json", {"M_LEQ_64": ENTRY}, "no bucket answers for M=128, 256"),
+        ("gfx9999-GEMM-A8W8.json", {"any": ENTRY}, "no kernel is compiled for gfx9999"),
+        ("gfx942-MOE-DEFAULT.json", {"small_M": ENTRY}, "there is no kernel MOE-DEFAULT"),
         ("gfx942-GEMM-A16W16-ATOMIC.json", {"any": ENTRY}, "there is no kernel GEMM-A16W16-ATOMIC"),
         ("gfx942-GEMM-A16W16-N8=512-K=64.json", {"any": ENTRY}, "sizes in a name are N and K"),
         ("gfx950-GEMM-AFP4WFP4.json", {"any": {**ENTRY, "waves_per_eu": 2}}, "waves_per_eu has no effect"),
@@ -179,6 +181,13 @@ def test_check_notes_what_has_no_effect(home: Path, capsys: pytest.CaptureFixtur
     _put(home, name, entries)
     assert _run("check") == 0
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not AITER.is_dir(), reason="AITER's files are not beside the repository")
+def test_nothing_of_aiters_files_is_to_be_mended(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every option of theirs is understood, or named as without effect."""
+    assert _run("check", str(AITER)) == 0
+    assert "6 files, 0 things to mend" in capsys.readouterr().out
 
 
 def test_check_of_nothing_is_a_mistake(tmp_path: Path) -> None:

@@ -52,15 +52,15 @@ def _findings(path: Path, dialects: Sequence[Dialect]) -> Iterator[Finding]:
         yield Finding(path, "is never read: names are as gfx942-GEMM-A8W8-N=2112-K=7168.json, without -N=…-K=… for all other weights")
         return
     dialect = next((dialect for dialect in dialects if dialect.op_of(name.config)), None)
-    yield from _keys(path, name, entries)
     if dialect is None:
         yield Finding(path, f"is never read here: there is no kernel {name.config}; this is one of AITER's own", wrong=False)
         return
+    yield from _keys(path, name, entries)
     letters = [letter for letter, _ in name.sizes]
     if letters not in ([], ["N", "K"], ["B", "N", "K"], ["E", "N", "K"]):
         yield Finding(path, f"is never read: sizes in a name are N and K, with B or E before them, not {', '.join(letters)}", wrong=False)
     if name.gfx not in ARCHITECTURES and not name.gfx.startswith("cpu-"):
-        yield Finding(path, f"no kernel is compiled for {name.gfx}; known: {', '.join(ARCHITECTURES)}")
+        yield Finding(path, f"no kernel is compiled for {name.gfx}; known: {', '.join(ARCHITECTURES)}", wrong=False)
     notes: dict[str, list[str]] = {}
     for key, entry in entries.items():
         try:
