@@ -222,11 +222,15 @@ handover:
  s_load_dwordx4 s[4:7], s[0:1], 0x0
  v_lshlrev_b32_e32 v1, 2, v0
  v_mov_b32_e32 v2, 7
- s_lshl_b32 s9, s2, 8
+ s_lshl_b32 s9, s2, 9
  v_add_u32_e32 v1, s9, v1
  s_waitcnt lgkmcnt(0)
  global_store_dword v1, v2, s[4:5]{store}
  {publish}
+ s_barrier
+ v_readfirstlane_b32 s12, v0
+ s_cmp_lg_u32 s12, 0
+ s_cbranch_scc1 end
  v_mov_b32_e32 v3, 0
  v_mov_b32_e32 v4, 1
  s_mov_b64 s[10:11], exec
@@ -238,8 +242,8 @@ handover:
  s_cmp_eq_u32 s8, 1
  s_cbranch_scc0 end
  {refresh}
- v_xor_b32_e32 v1, 0x100, v1
- global_load_dword v6, v1, s[4:5]{load}
+ v_xor_b32_e32 v1, 0x200, v1
+ global_load_dword v6, v1, s[4:5] offset:256{load}
  s_waitcnt vmcnt(0)
 end:
  s_endpgm
@@ -253,20 +257,21 @@ HANDOVERS = {
     "written through, read through": (" sc1", "s_waitcnt vmcnt(0)", "", " sc1", ""),
     "not written back": ("", "s_waitcnt vmcnt(0)", "buffer_inv sc1\n s_waitcnt vmcnt(0)", "", "no buffer_wbl2 sc1 followed"),
     "not refreshed": (" sc1", "s_waitcnt vmcnt(0)", "", "", "nor was buffer_inv sc1 waited for"),
-    "not waited for": (" sc1", "", "buffer_inv sc1", "", "undefined|coherence|race"),
+    "refresh not waited for": (" sc1", "s_waitcnt vmcnt(0)", "buffer_inv sc1", "", "nor was buffer_inv sc1 waited for"),
+    "not waited for": (" sc1", "", "buffer_inv sc1\n s_waitcnt vmcnt(0)", "", "nothing orders this load"),
 }
 
 
 @pytest.mark.parametrize("order", ["up", "down"])
 @pytest.mark.parametrize("name", HANDOVERS)
 def test_workgroups_hand_over_through_memory_that_is_made_visible(gcn, name, order):
-    """The last of two workgroups reads what the other wrote: the writer publishes before the atomic, the reader refreshes behind it."""
+    """The last of two workgroups reads what a wave of the other wrote: each publishes before all meet and one counts."""
     store, publish, refresh, load, message = HANDOVERS[name]
     text = HANDOVER.format(store=store, publish=publish, refresh=refresh, load=load)
     memory = gcn.Memory()
-    data, counter = memory.place("data", 512), memory.place("counter", np.zeros(1, np.uint32))
+    data, counter = memory.place("data", 1024), memory.place("counter", np.zeros(1, np.uint32))
     run = lambda: gcn.launch(  # noqa: E731
-        gcn.kernels_of(text)["handover"], (2,), (64,), gcn.arguments(("Q", data), ("Q", counter)), memory, gcn.Rules(order=order)
+        gcn.kernels_of(text)["handover"], (2,), (128,), gcn.arguments(("Q", data), ("Q", counter)), memory, gcn.Rules(order=order)
     )
     if not message:
         run()
@@ -275,6 +280,17 @@ def test_workgroups_hand_over_through_memory_that_is_made_visible(gcn, name, ord
     else:
         with pytest.raises(gcn.Fault, match=message):
             run()
+
+
+def test_workgroups_that_do_not_count_are_not_ordered(gcn):
+    """The second reads the first's writes because it happened to run later: a fault, whatever the loads."""
+    text = HANDOVER.format(store=" sc1", publish="s_waitcnt vmcnt(0)", refresh="buffer_inv sc1\n s_waitcnt vmcnt(0)", load=" sc1")
+    text = text.replace("global_atomic_inc v5, v3, v4, s[6:7] sc0", "global_load_dword v5, v3, s[6:7] sc1")
+    text = text.replace("s_cbranch_scc0 end", "s_cmp_eq_u32 s2, 1\n s_cbranch_scc0 end")
+    memory = gcn.Memory()
+    given = gcn.arguments(("Q", memory.place("data", 1024)), ("Q", memory.place("counter", np.ones(1, np.uint32))))
+    with pytest.raises(gcn.Fault, match="nothing orders this load"):
+        gcn.launch(gcn.kernels_of(text)["handover"], (2,), (128,), given, memory)
 
 
 def test_faults_name_kernel_workgroup_wave_and_line(gcn):

@@ -250,8 +250,8 @@ def check_aiter(gcn, gfx, kernel, out, order):
     }  # fmt: skip
     values = {**problem.values, **{name: memory.place(name, given[name]) for name in problem.addresses}}
     text, descriptors = disassembled(TREE / gfx / "bf16gemm" / kernel.file)
-    # Workgroups of split-K wait for each other, so their turns are short.
-    rules = gcn.Rules(unobserved=False, order=order, slice=3000)
+    # Workgroups of split-K wait for those of the first part, so their turns are short where those come last.
+    rules = gcn.Rules(unobserved=False, order=order, slice=200_000 if order == "up" else 500)
     gcn.launch(gcn.kernels_of(text, gfx, descriptors)[kernel.name], problem.grid, (abi.threads,), abi.pack(values), memory, rules)
     found = memory.read("out", np.uint16 if out == "bf16" else np.float32).reshape(shape.m, shape.n)
     found = gcn.numbers.fp32(found) if out == "bf16" else found

@@ -88,7 +88,7 @@ def access_of(wave: Wave, *, device: bool = False, scalar: bool = False) -> Acce
     """Who asks, as `memory` wants to know it."""
     group = wave.group
     return Access(
-        group.first_wave + wave.number, group.number, group.epoch, wave.scalar_invalidated if scalar else wave.invalidated, device,
+        group.first_wave + wave.number, group.number, wave.scalar_invalidated if scalar else wave.invalidated, device,
         group.rules.coherence,
     )  # fmt: skip
 
@@ -289,15 +289,18 @@ def _atomic(instruction: Instruction, function: Callable[[np.ndarray, np.ndarray
             raise Fault("alignment", "an atomic wants a multiple of 4")
         values = wave.v[data.key() - VECTOR, place.lanes].copy()
         lanes = place.lanes.copy()
+        since = memory.time
 
         def finish() -> None:
             access = access_of(wave, device=True)
             old = np.zeros(LANES, np.uint32)
             for lane, address, value in zip(np.flatnonzero(lanes), place.addresses, values, strict=True):
-                before = memory.load(np.asarray([address]), 4, access).view(np.uint32).reshape(1)
+                before = memory.load(np.asarray([address]), 4, access, atomic=True).view(np.uint32).reshape(1)
                 after = np.asarray(function(before.copy(), np.asarray([value], np.uint32)), np.uint32)
                 memory.store(np.asarray([address]), after.view(np.uint8).reshape(1, 4), access, atomic=True)
                 old[lane] = before[0]
+            if values.size == 1:  # one lane counts for a workgroup; many add up data
+                memory.synchronise(int(place.addresses[0]), access, since)
             if result:
                 wave.write(result.key(), old, lanes)
 
@@ -317,7 +320,7 @@ def _visibility(instruction: Instruction) -> Bound:
             if not device:
                 return
             if instruction.mnemonic == "buffer_wbl2":
-                group.memory.publish(group.number)
+                group.memory.publish(access_of(wave))
             else:
                 wave.invalidated = group.memory.time
 

@@ -158,6 +158,7 @@ class Machine:
                         f"{self._where(alive[0])}: a barrier that {len(group.waves) - len(alive)} waves of the workgroup never reach",
                     )
                 group.epoch += 1
+                group.memory.barrier([group.first_wave + wave.number for wave in alive])
                 for wave in alive:
                     wave.waiting = False
             left -= self.issued - before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -19,8 +20,8 @@ HIDDEN = np.iinfo(np.int64).max
 class Allocation:
     """Bytes at an address.
 
-    Arrays of one entry for each 2 bytes say which wave wrote it, in which epoch of its workgroup, and since when other workgroups may see
-    it; they are made at the first write.
+    Arrays of one entry for each 2 bytes say which wave wrote it and when, who made that visible to other workgroups and when, and whether
+    it was an atomic; they are made at the first write.
     """
 
     name: str
@@ -28,34 +29,39 @@ class Allocation:
     size: int
     data: np.ndarray
     defined: np.ndarray | None
-    writer: np.ndarray | None = None
-    epoch: np.ndarray | None = None
-    seen: np.ndarray | None = None
+    written: Writes | None = None
 
-    def track(self) -> None:
-        if self.writer is None:
-            halves = self.data.size // 2
-            self.writer = np.full(halves, -1, np.int32)
-            self.epoch = np.zeros(halves, np.int32)
-            self.seen = np.full(halves, -1, np.int64)
+
+class Writes:
+    """Of every 2 bytes of an allocation the last write."""
+
+    def __init__(self, halves: int) -> None:
+        self.writer = np.full(halves, -1, np.int32)
+        self.done = np.full(halves, -1, np.int64)
+        self.publisher = np.full(halves, -1, np.int32)
+        self.seen = np.full(halves, -1, np.int64)
+        self.atomic = np.zeros(halves, bool)
 
 
 @attrs.define(eq=False)
 class Access:
-    """Who asks: wave and workgroup by number, the workgroup's epoch (barriers so far), and since when the wave's view is fresh."""
+    """Who asks: wave and workgroup by number, since when the wave's view is fresh, and whether the access goes to where all see it."""
 
     wave: int
     group: int
-    epoch: int
     fresh: int
     device: bool = False
-    coherent: bool = True
+    judged: bool = True
 
 
 class Memory:
     """Global memory.
 
     ``place`` copies an array, or leaves so many bytes undefined, and returns the address; ``read`` gives back what is there.
+
+    Each wave has a clock: of every wave, up to when it knows what that wave did.  Barriers join the clocks of a workgroup, and so do,
+    through the address, a wave's atomic (or store for all) and a later atomic (or load for all) of another.  A wave may use what another
+    wrote if its clock covers the write; of another workgroup, the moment from which the write was visible.
     """
 
     def __init__(self) -> None:
@@ -64,6 +70,9 @@ class Memory:
         self.time = 0
         #: Which workgroup a wave's number belongs to, by number.
         self.groups: list[int] = []
+        self._clocks: dict[int, dict[int, int]] = {}
+        #: Of addresses that synchronise, what those who wrote there knew.
+        self._synchronised: dict[int, dict[int, int]] = {}
         #: Of each workgroup, what it wrote that others may not see yet.
         self._hidden: dict[int, list[tuple[Allocation, np.ndarray]]] = {}
 
@@ -95,8 +104,10 @@ class Memory:
     def begin(self) -> None:
         """A launch begins: all that was written before is seen by all."""
         for each in self._allocations:
-            each.writer = each.epoch = each.seen = None
+            each.written = None
         self._hidden.clear()
+        self._clocks.clear()
+        self._synchronised.clear()
         self.groups.clear()
 
     def end(self) -> None:
@@ -140,16 +151,43 @@ class Memory:
         if addresses.size:
             self._parts(addresses, size)
 
-    def load(self, addresses: np.ndarray, size: int, access: Access) -> np.ndarray:
+    def barrier(self, waves: Iterable[int]) -> None:
+        """Waves have met: each knows what all have finished."""
+        self.time += 1
+        known: dict[int, int] = {}
+        for wave in waves:
+            _join(known, self._clocks.get(wave, {}))
+        for wave in waves:
+            known[wave] = self.time
+        for wave in waves:
+            self._clocks[wave] = dict(known)
+
+    def synchronise(self, address: int, access: Access, since: int | None = None) -> None:
+        """A wave learns what those knew who wrote to an address; given ``since``, it lets others learn what it knew at that time."""
+        clock = self._clocks.setdefault(access.wave, {})
+        _join(clock, self._synchronised.get(address, {}))
+        if since is not None:
+            _join(clock, {access.wave: since})
+            _join(self._synchronised.setdefault(address, {}), clock)
+
+    def load(self, addresses: np.ndarray, size: int, access: Access, *, atomic: bool = False) -> np.ndarray:
         """Bytes [n, size] at addresses [n], uint64."""
         out = np.empty((addresses.size, size), np.uint8)
         if not addresses.size:
             return out
+        meets = self._meets(addresses, access) if access.device and self._synchronised else None
         for found, places in self._parts(addresses, size):
             start = (addresses[places] - np.uint64(found.base)).astype(np.int64)
             out[places] = found.data[start[:, None] + np.arange(size)]
-            self._judge_load(found, _halves(start, size), access)
+            self._judge_load(found, _halves(start if meets is None else start[~meets[places]], size), access, atomic)
         return out
+
+    def _meets(self, addresses: np.ndarray, access: Access) -> np.ndarray:
+        """Which of the addresses synchronise: the wave that loads there learns what is known."""
+        found = np.isin(addresses, np.fromiter(self._synchronised, np.uint64))
+        for address in addresses[found]:
+            self.synchronise(int(address), access)
+        return found
 
     def store(self, addresses: np.ndarray, values: np.ndarray, access: Access, *, atomic: bool = False) -> None:
         """Writes bytes [n, size] to addresses [n]; the highest of equal addresses wins."""
@@ -160,68 +198,75 @@ class Memory:
         for found, places in self._parts(addresses, size):
             start = (addresses[places] - np.uint64(found.base)).astype(np.int64)
             halves = _halves(start, size)
-            found.track()
-            assert found.writer is not None
-            assert found.epoch is not None
-            assert found.seen is not None
-            self._judge_store(found, halves, access, atomic)
+            written = found.written = found.written or Writes(found.data.size // 2)
+            if not atomic and access.judged:
+                self._judge_store(found, written, halves, access)
             found.data[start[:, None] + np.arange(size)] = values[places]
             if found.defined is not None:
                 found.defined[halves] = True
-            found.writer[halves], found.epoch[halves] = access.wave, access.epoch
-            seen = atomic or access.device
-            found.seen[halves] = self.time if seen else HIDDEN
-            if not seen:
+            written.writer[halves], written.done[halves], written.atomic[halves] = access.wave, self.time, atomic
+            visible = atomic or access.device
+            written.publisher[halves], written.seen[halves] = access.wave, self.time if visible else HIDDEN
+            if not visible:
                 self._hidden.setdefault(access.group, []).append((found, halves))
 
-    def publish(self, group: int) -> None:
-        """What a workgroup wrote becomes visible to all (`buffer_wbl2 sc1`)."""
+    def publish(self, access: Access) -> None:
+        """What a workgroup has written becomes visible to all (`buffer_wbl2 sc1`)."""
         self.time += 1
-        for found, halves in self._hidden.pop(group, []):
-            assert found.writer is not None
-            assert found.seen is not None
-            mine = halves[(np.asarray(self.groups)[found.writer[halves]] == group) & (found.seen[halves] == HIDDEN)]
-            found.seen[mine] = self.time
+        for found, halves in self._hidden.pop(access.group, []):
+            assert found.written is not None
+            mine = halves[(self._groups_of(found.written.writer[halves]) == access.group) & (found.written.seen[halves] == HIDDEN)]
+            found.written.seen[mine], found.written.publisher[mine] = self.time, access.wave
+        self._clocks.setdefault(access.wave, {})[access.wave] = self.time
 
-    def _judge_load(self, found: Allocation, halves: np.ndarray, access: Access) -> None:
+    def _groups_of(self, waves: np.ndarray) -> np.ndarray:
+        return np.asarray(self.groups)[waves]
+
+    def _unordered(self, written: Writes, halves: np.ndarray, access: Access) -> np.ndarray:
+        """Those that another wave wrote and that this wave's clock does not cover."""
+        foreign = halves[(written.writer[halves] >= 0) & (written.writer[halves] != access.wave)]
+        if not foreign.size:
+            return foreign
+        same = self._groups_of(written.writer[foreign]) == access.group
+        who = np.where(same, written.writer[foreign], written.publisher[foreign])
+        when = np.where(same, written.done[foreign], written.seen[foreign])
+        clock = self._clocks.get(access.wave, {})
+        known = np.zeros(len(self.groups), np.int64)
+        known[list(clock)] = list(clock.values())
+        return foreign[when > known[who]]
+
+    def _judge_load(self, found: Allocation, halves: np.ndarray, access: Access, atomic: bool) -> None:
         if found.defined is not None and not found.defined[halves].all():
             raise Fault("undefined", f"{found.name}: byte {2 * int(halves[~found.defined[halves]][0])} was never written")
-        if found.writer is None or not access.coherent:
+        written = found.written
+        if written is None or not access.judged:
             return
-        assert found.seen is not None
-        assert found.epoch is not None
-        foreign = halves[(found.writer[halves] >= 0) & (found.writer[halves] != access.wave)]
-        if not foreign.size:
-            return
-        same = np.asarray(self.groups)[found.writer[foreign]] == access.group
-        racing = foreign[same & (found.epoch[foreign] >= access.epoch)]
-        if racing.size:
-            raise Fault(
-                "race", f"{found.name}: byte {2 * int(racing[0])} was written by another wave of the workgroup since the last barrier"
-            )
-        others = foreign[~same]
-        stale = others[found.seen[others] > (self.time if access.device else access.fresh)]
-        if stale.size:
-            why = (
-                "without sc1 and no buffer_wbl2 sc1 followed"
-                if found.seen[stale[0]] == HIDDEN
-                else "and this load has no sc1, nor was buffer_inv sc1 waited for since"
-            )
-            raise Fault("coherence", f"{found.name}: byte {2 * int(stale[0])} was written by another workgroup {why}")
+        if atomic:
+            halves = halves[~written.atomic[halves]]
+        unordered = self._unordered(written, halves, access)
+        if unordered.size:
+            first = unordered[0]
+            what = f"{found.name}: byte {2 * int(first)} was written by"
+            if written.seen[first] == HIDDEN and self.groups[written.writer[first]] != access.group:
+                raise Fault("coherence", f"{what} another workgroup without sc1 and no buffer_wbl2 sc1 followed")
+            raise Fault("race", f"{what} wave {written.writer[first]}, and nothing orders this load behind it")
+        others = halves[(written.writer[halves] >= 0) & (written.writer[halves] != access.wave)]
+        others = others[self._groups_of(written.writer[others]) != access.group]
+        if not access.device and (written.seen[others] > access.fresh).any():
+            stale = 2 * int(others[written.seen[others] > access.fresh][0])
+            why = "this load has no sc1, nor was buffer_inv sc1 waited for"
+            raise Fault("coherence", f"{found.name}: byte {stale} was written by another workgroup: {why}")
 
-    def _judge_store(self, found: Allocation, halves: np.ndarray, access: Access, atomic: bool) -> None:
-        if not access.coherent:
-            return
-        assert found.writer is not None
-        assert found.seen is not None
-        assert found.epoch is not None
-        foreign = halves[(found.writer[halves] >= 0) & (found.writer[halves] != access.wave)]
-        if not foreign.size:
-            return
-        same = np.asarray(self.groups)[found.writer[foreign]] == access.group
-        racing = foreign[(same & (found.epoch[foreign] >= access.epoch)) | (~same & (found.seen[foreign] == HIDDEN))]
-        if racing.size and not atomic:
+    def _judge_store(self, found: Allocation, written: Writes, halves: np.ndarray, access: Access) -> None:
+        racing = self._unordered(written, halves, access)
+        if racing.size:
             raise Fault("race", f"{found.name}: byte {2 * int(racing[0])} was written by another wave, and nothing orders the two writes")
+
+
+def _join(clock: dict[int, int], other: dict[int, int]) -> None:
+    """The later moment of each wave."""
+    for wave, time in other.items():
+        clock[wave] = max(clock.get(wave, 0), time)
 
 
 def _halves(start: np.ndarray, size: int) -> np.ndarray:

@@ -93,9 +93,13 @@ def _store(instruction: Instruction, words: int) -> Bound:
         values = np.asarray([wave.get(data.first + word) for word in range(words)], np.uint32)
         at = np.asarray([address + 4 * word for word in range(words)], np.uint64)
         memory.check(at, 4)
+        since, device = memory.time, "glc" in instruction.modifiers
 
         def finish() -> None:
-            memory.store(at, values.view(np.uint8).reshape(-1, 4), access_of(wave, device="glc" in instruction.modifiers))
+            access = access_of(wave, device=device)
+            memory.store(at, values.view(np.uint8).reshape(-1, 4), access)
+            if device:
+                memory.synchronise(address, access, since)
 
         begin(wave, Outstanding(instruction, "scalar", (), finish))
 
@@ -115,7 +119,8 @@ def _atomic(instruction: Instruction) -> Bound:
         given = np.asarray([wave.get(data.first)], np.uint32)
         memory.check(address, 4)
         access = access_of(wave, device=True)
-        old = memory.load(address, 4, access).view(np.uint32).reshape(-1)
+        old = memory.load(address, 4, access, atomic=True).view(np.uint32).reshape(-1)
+        memory.synchronise(int(address[0]), access, memory.time)
         memory.store(address, np.asarray(ATOMICS[name](old.copy(), given), np.uint32).view(np.uint8).reshape(1, 4), access, atomic=True)
         finish = (lambda: wave.put(data.first, int(old[0]))) if returning else None
         begin(wave, Outstanding(instruction, "scalar", data.keys if returning else (), finish))
