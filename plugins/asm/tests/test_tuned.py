@@ -72,6 +72,7 @@ def test_shuffled_weights_go_through_the_whole_way(run: Run, tmp_path: Path) -> 
     assert f"fakeasm:{row['kernelName']}" in served.stdout
 
 
+@pytest.mark.slow
 def test_a_kernel_that_faults_costs_one_solution(run: Run, tmp_path: Path, fake: ModuleType) -> None:
     """The process dies of it, all others are tried, and the shape gets a row."""
     faulty = fake.bf16(64, shuffled=False, prefetch=3)["knl_name"]

@@ -82,11 +82,11 @@ def enumerate_solutions(libtype: str, shape: Shape, device: Device, kernels: Ker
 def solution_of(libtype: str, kernel: Kernel, splits: int) -> Solution:
     """The solution of a kernel; splitK as AITER's rows have it: the number of parts, of fp4 its logarithm.
 
-    AITER's kernels add parts of K in the order in which they end; ours in one order.
+    AITER's kernels add parts of K to zeros in the order in which they end, which two parts do not show; ours in one order.
     """
     rules = RULES[kernel.abi]
     written = splits.bit_length() - 1 if rules.parts == "even" else splits
-    return Solution(libtype, kernel.name, written, deterministic=splits == 1 or kernel.abi == "tunedgemm-bf16")
+    return Solution(libtype, kernel.name, written, deterministic=splits <= 2 or kernel.abi == "tunedgemm-bf16")
 
 
 def resolve(solution: Solution, shape: Shape, device: Device, found: Found) -> Chosen:
