@@ -34,16 +34,14 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.timing
 def test_a_shape_is_timed_with_its_control_and_its_row(script: ModuleType) -> None:
     """A file's choice that is quicker than the first guess gains; beside a row that is as quick it loses little."""
-    backend = fake_backend(
-        "triton", solutions=["slow", "quick", "own"], heuristic="quick", sleep={"slow": 0.02, "quick": 0.001, "own": 0.001}
-    )
+    backend = fake_backend("triton", solutions=["slow", "quick", "own"], heuristic="quick", sleep={"slow": 0.003})
     shape = Shape("a16w16", 4, 32, 64)
-    found = script.measured(shape, device_of(-1), fake_registry(backend), {shape: Solution("triton", "own")}, 5)
+    found = script.measured(shape, device_of(-1), fake_registry(backend), {shape: Solution("triton", "own")}, 3)
     assert found["choice"] == "triton:quick"
     assert set(found["samples"]) == {"choice", "guess", "again", "own", "torch"}
     assert found["gain"][0] > 1.5
     assert found["over_torch"][0] < 1
-    assert found["regret"][0] < 0.5
+    assert found["regret"][0] < 1
     assert {"control", "choice_us"} <= set(found)
     assert [line.partition(":")[0] for line in script.summary([found])] == ["gain", "control", "over_torch", "regret"]
 

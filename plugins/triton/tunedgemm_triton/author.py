@@ -6,6 +6,7 @@ TUNEDGEMM_FALLBACK names it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -59,7 +60,7 @@ class TunedKernel:
         """The op, as backends state it."""
         return (self.op,)
 
-    @property
+    @functools.cached_property
     def dialect(self) -> Dialect:
         """How its solutions are said in JSON files."""
         return Dialect(
