@@ -7,7 +7,7 @@ from tunedgemm_asm.gcn import loop, prologue
 from tunedgemm_asm.gcn.frame import frame_of
 from tunedgemm_asm.gcn.pack import PLANS
 from tunedgemm_asm.gcn.plan import Plan
-from tunedgemm_asm.gcn.registers import Reg
+from tunedgemm_asm.gcn.registers import M0, Reg
 from tunedgemm_asm.gcn.stream import Op, op, weave
 
 TILES = [plan for plan in PLANS if not plan.split]
@@ -68,6 +68,17 @@ def test_reads_of_lds_meet_all_banks(plan):
                 assert len(set(met)) == len(met)
 
 
+def ends(f, step):
+    """Of each load of a step: where in LDS the first lane's 16 bytes end, the offsets of its lanes, and its operand's first row in LDS."""
+    plan = f.plan
+    offsets = [(f.offset_a[one], 0) for one in range(plan.loads_a)] + [(f.offset_b[one], plan.tile_m) for one in range(plan.loads_b)]
+    if plan.target.direct:
+        at = [item.of[1] for item in loop.load(f, step) if item.to == (M0,)]
+    else:
+        at = [int(item.mods.partition(":")[2] or 0) for item in loop.write_lds(f, step)]
+    return [(one, offset, first) for one, (offset, first) in zip(at, offsets, strict=True)]
+
+
 @pytest.mark.parametrize("plan", TILES, ids=lambda plan: f"{plan.gfx}-{plan.name}")
 def test_what_is_read_is_what_was_written(plan):
     """Each lane of the products finds the row and the 16 bytes of K that it is to multiply, of x and of a plain weight."""
@@ -80,12 +91,12 @@ def test_what_is_read_is_what_was_written(plan):
         for group in range(32):
             met = banks(plan, range(8 * group, 8 * group + 8), where)
             assert len(set(met)) == len(met)
-    stride = 2 * 8192
-    for first, offsets in ((0, f.offset_a), (plan.tile_m, f.offset_b)):
-        for one in range(offsets.count if first == 0 or not plan.shuffled else 0):
+    for step in range(plan.buffers):
+        for at, offset, first in ends(f, step):
             for lane in range(256):
-                row, byte = divmod(loads[offsets[one].units[0]][lane], stride)
-                written[where[lane] + (first + one * 32) * 128] = (first + row, byte)
+                row, byte = divmod(loads[offset.units[0]][lane], 2 * 8192)
+                written[where[lane] + at] = (step, first + row, byte)
+    assert len(written) == plan.lds_bytes // 16
     for wave in range(4):
         at = {"wave_m": wave % plan.waves_m, "wave_n": wave // plan.waves_m}
         f, values = placed(plan, prologue.place_reads, range(64), **at)
@@ -93,12 +104,10 @@ def test_what_is_read_is_what_was_written(plan):
             (f.read_a, 0, plan.blocks_m, at["wave_m"]),
             (f.read_b, plan.tile_m, plan.blocks_n, at["wave_n"]),
         ):
-            for half in range(2) if reads else ():
-                for block in range(blocks):
-                    for lane in range(64):
-                        row = first + (index * blocks + block) * 16 + lane % 16
-                        pack = 4 * half + lane // 16
-                        assert written[values[reads[0][half].units[0]][lane] + block * 2048] == (row, 16 * pack)
+            for step, half in itertools.product(range(len(reads)), range(2)):
+                for block, lane in itertools.product(range(blocks), range(64)):
+                    found = written[values[reads[step][half].units[0]][lane] + block * 2048]
+                    assert found == (step, first + (index * blocks + block) * 16 + lane % 16, 16 * (4 * half + lane // 16))
 
 
 @pytest.mark.parametrize("plan", TILES, ids=lambda plan: f"{plan.gfx}-{plan.name}")
@@ -127,15 +136,25 @@ def test_neighbouring_products_add_to_different_sums(plan):
 
 
 def test_weaving_keeps_order_and_spreads():
-    """All instructions are there, both orders are kept, and none of the second kind bunch while there are products left."""
+    """All instructions are there, each track in its order between its shares, and none bunch while there are products left."""
     main = [op("v_mfma", (), index) for index in range(32)]
     beside = [op("s_mov_b32", (), index) for index in range(16)]
-    woven = weave(main, beside)
+    woven = weave(main, (0, 1, beside))
     assert [item for item in woven if item.name == "v_mfma"] == main
     assert [item for item in woven if item.name != "v_mfma"] == beside
     assert max(len(run) for run in "".join("m" if item.name == "v_mfma" else "b" for item in woven).split("m")) == 1
-    early = weave(main, beside, last=0.5)
+    early = weave(main, (0, 0.5, beside))
     assert all(item.name == "v_mfma" for item in early[-16:])
+    assert early[-17] == beside[-1]
+
+
+def test_where_tracks_meet_the_first_goes_first():
+    """A barrier at a share stands behind what is to be done by it, and before what may be done after it."""
+    main = [op("v_mfma", (), index) for index in range(8)]
+    before, barrier, after = ([op(name, (), index) for index in range(count)] for name, count in (("b", 3), ("s_barrier", 1), ("a", 5)))
+    woven = weave(main, (0, 0.5, before), (0.5, 0.5, barrier), (0.5, 1, after))
+    assert [item for item in woven if item.name != "v_mfma"] == [*before, *barrier, *after]
+    assert [item.name for item in woven].index("s_barrier") == 4 + 3
 
 
 def test_loads_are_wide():

@@ -90,8 +90,8 @@ def frame_of(plan: Plan) -> Frame:
         PluginError: it would need more than there are.
     """
     given = Registers()
-    direct, unrolled = plan.target.direct, plan.unrolled
-    sets_b = unrolled * HALVES if plan.shuffled else HALVES
+    direct = plan.target.direct
+    sets_b = plan.sets * HALVES if plan.shuffled else HALVES
     kernarg, tile, part = given("s", 2), given("s"), given("s")
     left = given("s")
     return Frame(

@@ -15,6 +15,11 @@ from tunedgemm_asm.gcn.stream import Item, Label, Op, branch, op, weave
 
 #: Bytes between a lane's loads of a shuffled weight for the two halves of a step.
 _HALF_SHUFFLED = 1024
+#: Shares of a step's products by which: the second half's operands are read; all waves have them, and LDS may be written; it is written;
+#: all waves see it; the next step's first operands are read. Between asking LDS and meeting the others there is time for the answer.
+_READ, _LEFT, _WRITTEN, _SEEN, _FOLLOW, _HALF = 0.25, 0.36, 0.62, 0.7, 0.95, 0.5
+#: The same where the next step has a buffer of its own: it is written.
+_BESIDE = 0.35
 LOOP, DONE = Label("loop"), Label("done")
 
 
@@ -38,7 +43,7 @@ def load(f: Frame, step: int) -> list[Op]:
 def load_shuffled(f: Frame, step: int, half: int) -> list[Op]:
     """Loads of half a step of a shuffled weight on their way to the registers that the products read."""
     plan = f.plan
-    to = f.blocks_b[step % plan.unrolled * HALVES + half].fours()
+    to = f.blocks_b[step % plan.sets * HALVES + half].fours()
     mods = "offen" + (f" offset:{half * _HALF_SHUFFLED}" if half else "")
     ops = [op("buffer_load_dwordx4", to[one], f.offset_b[one], f.from_b, 0, mods=mods) for one in range(plan.blocks_n)]
     return ops + (advance(f.left_b, (f.from_b, step_bytes(plan, "b"))) if half == HALVES - 1 else [])
@@ -56,8 +61,10 @@ def advance(left: Reg, *buffers: tuple[Reg, int]) -> list[Op]:
 def write_lds(f: Frame, step: int) -> list[Op]:
     """What was loaded of a step into LDS."""
     staged = f.staged[step % f.plan.prefetch].fours()
+    first = step % f.plan.buffers * f.plan.buffer_bytes
     return [
-        Op("ds_write_b128", (), (f.write, four), _offset(one * ROWS * STEP_BYTES), writes=(f.lds(step),)) for one, four in enumerate(staged)
+        Op("ds_write_b128", (), (f.write, four), _offset(first + one * ROWS * STEP_BYTES), writes=(f.lds(step),))
+        for one, four in enumerate(staged)
     ]
 
 
@@ -90,7 +97,7 @@ def products(f: Frame, step: int, half: int) -> list[Op]:
     """
     plan, name, depth = f.plan, f.plan.target.product, f.plan.target.depth
     blocks_a = f.blocks_a[half].fours()
-    blocks_b = f.blocks_b[step % plan.unrolled * HALVES + half if plan.shuffled else half].fours()
+    blocks_b = f.blocks_b[step % plan.sets * HALVES + half if plan.shuffled else half].fours()
     parts, together = 32 // depth, 2 if plan.blocks_n == 1 else 1
     ops = []
     for first in range(0, plan.blocks_m, together):
@@ -110,11 +117,11 @@ def start(f: Frame) -> list[Op]:
     """The first loads, and the first step into LDS."""
     plan = f.plan
     ops: list[Op] = []
-    for step in range(plan.unrolled):
+    for step in range(plan.sets):
         ops += load(f, step)
         if plan.shuffled:
             ops += load_shuffled(f, step, 0)
-            ops += load_shuffled(f, step, 1) if step < plan.unrolled - 1 else []
+            ops += load_shuffled(f, step, 1) if step < plan.sets - 1 else []
     if not plan.target.direct:
         ops += [*write_lds(f, 0), *load(f, plan.prefetch)]
     return [*ops, *meet(f, 0), *read_lds(f, 0, 0)]
@@ -123,21 +130,38 @@ def start(f: Frame) -> list[Op]:
 def step(f: Frame, number: int) -> list[Op]:
     """One step; its number says which registers and buffers are its own."""
     plan = f.plan
-    ahead = number + plan.unrolled
-    first = read_lds(f, number, 1) + (load_shuffled(f, ahead - 1, 1) if plan.shuffled else [])
+    ahead = number + plan.sets
+    own = [*read_lds(f, number, 1), *(load_shuffled(f, ahead - 1, 1) if plan.shuffled else [])]
+    following = read_lds(f, number + 1, 0)
     shuffled = load_shuffled(f, ahead, 0) if plan.shuffled else []
+    run = [*products(f, number, 0), *products(f, number, 1)]
     if plan.target.direct:
-        second = weave(products(f, number, 1), [*read_lds(f, number + 1, 0), *load(f, ahead), *shuffled])
-        return [*weave(products(f, number, 0), first, last=0.7), *meet(f, number + 1), *second]
-    half = products(f, number, 1)
-    early, late = half[: len(half) // 2], half[len(half) // 2 :]
-    return [
-        *weave(products(f, number, 0), first, last=0.7),
-        *meet(f),
-        *weave(early, [*write_lds(f, number + 1), *shuffled]),
-        *meet(f, number + 1),
-        *weave(late, [*read_lds(f, number + 1, 0), *load(f, number + 1 + plan.prefetch)]),
-    ]
+        return weave(
+            run,
+            (0, _READ, own),
+            (_HALF, _HALF, meet(f, number + 1)),
+            (_HALF, _FOLLOW, following),
+            (_HALF, 1, [*load(f, ahead), *shuffled]),
+        )
+    written, later = write_lds(f, number + 1), load(f, number + 1 + plan.prefetch)
+    if plan.buffers > 1:
+        return weave(
+            run,
+            (0, _READ, own),
+            (0, _BESIDE, written),
+            (_HALF, _HALF, meet(f, number + 1)),
+            (_HALF, _FOLLOW, following),
+            (_HALF, 1, [*shuffled, *later]),
+        )
+    return weave(
+        run,
+        (0, _READ, own),
+        (_LEFT, _LEFT, meet(f)),
+        (_LEFT, _WRITTEN, written),
+        (_SEEN, _SEEN, meet(f, number + 1)),
+        (_SEEN, _FOLLOW, following),
+        (_WRITTEN, 1, [*shuffled, *later]),
+    )
 
 
 def loop(f: Frame) -> list[Item]:

@@ -16,17 +16,39 @@ from tunedgemm_asm.gcn.plan import STEP, Plan
 from tunedgemm_asm.gcn.targets import TARGETS, target_of
 
 MANIFEST = "manifest.csv"
-#: Tiles: rows, columns, waves along M for a plain weight, steps loaded ahead for a plain and for a shuffled weight. A small tile has few
-#: products to hide memory's latency behind and so looks further ahead; the registers of a large one, which wait for the loads of gfx942,
-#: and the LDS of gfx950 allow less. A shuffled weight is no matter of LDS: there the four waves stand along N, and each loads its own.
+#: Tiles: rows, columns, waves along M for a plain weight, steps loaded ahead for a plain weight and for a shuffled one.
+#:
+#: A small tile has few products to hide memory's latency behind and so looks further ahead. For gfx942 what is on its way takes registers,
+#: for gfx950 with a plain weight LDS: where looking further ahead leaves room for one workgroup instead of two, both are there to be tuned.
+#: A shuffled weight is no matter of LDS: there the four waves stand along N, and each loads its own columns.
 _TILES = {
     "gfx942": (
-        *((32, 64, 1, 4, 4), (32, 128, 1, 3, 4), (64, 64, 2, 3, 4), (64, 128, 2, 2, 3), (96, 64, 2, 3, 3), (128, 64, 4, 2, 3)),
-        *((96, 128, 2, 2, 2), (128, 128, 2, 2, 2), (160, 128, 2, 2, 2), (128, 256, 2, 2, 2), (256, 128, 2, 2, 2), (256, 256, 2, 1, 1)),
+        (32, 64, 1, (4,), (4,)),
+        (32, 128, 1, (3,), (4,)),
+        (64, 64, 2, (3,), (4,)),
+        (64, 128, 2, (2,), (3,)),
+        (96, 64, 2, (3,), (3,)),
+        (96, 128, 2, (2,), (2,)),
+        (128, 64, 4, (2,), (3,)),
+        (128, 128, 2, (2,), (2,)),
+        (160, 128, 2, (2,), (2,)),
+        (128, 256, 2, (2,), (2,)),
+        (256, 128, 2, (2,), (2,)),
+        (256, 256, 2, (1,), (1,)),
     ),
     "gfx950": (
-        *((32, 64, 1, 4, 4), (32, 128, 1, 3, 4), (64, 64, 2, 3, 4), (64, 128, 2, 2, 3), (96, 64, 2, 3, 3), (128, 64, 4, 2, 3)),
-        *((96, 128, 2, 1, 2), (128, 128, 2, 1, 2), (160, 128, 2, 1, 2), (128, 256, 2, 2, 2), (256, 128, 2, 2, 2), (256, 256, 2, 1, 1)),
+        (32, 64, 1, (4,), (4,)),
+        (32, 128, 1, (3,), (4,)),
+        (64, 64, 2, (3, 6), (4,)),
+        (64, 128, 2, (2,), (3,)),
+        (96, 64, 2, (3,), (3,)),
+        (96, 128, 2, (1, 3), (2,)),
+        (128, 64, 4, (2,), (3,)),
+        (128, 128, 2, (1, 3), (2,)),
+        (160, 128, 2, (2,), (2,)),
+        (128, 256, 2, (2,), (2,)),
+        (256, 128, 2, (2,), (2,)),
+        (256, 256, 2, (1,), (1,)),
     ),
 }
 #: Accumulators of a lane at most where several workgroups share a tile: such tiles are small, there are few of them.
@@ -48,10 +70,10 @@ def plans(gfx: str) -> Iterator[Plan]:
         PluginError: none are generated for it.
     """
     target_of(gfx)
-    for tile_m, tile_n, waves_m, plain, shuffled in _TILES[gfx]:
+    for tile_m, tile_n, waves_m, *depths in _TILES[gfx]:
         for split in (False, True)[: 1 + (tile_m * tile_n <= _SPLIT_MOST)]:
-            yield Plan(gfx, tile_m, tile_n, waves_m, plain, False, split)
-            yield Plan(gfx, tile_m, tile_n, 1, shuffled, True, split)
+            for shuffled, ahead in zip((False, True), depths, strict=True):
+                yield from (Plan(gfx, tile_m, tile_n, 1 if shuffled else waves_m, steps, shuffled, split) for steps in ahead)
 
 
 #: All kernels of all architectures.

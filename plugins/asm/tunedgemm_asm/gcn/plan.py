@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 from tunedgemm.plugin import PluginError
 
@@ -14,6 +16,8 @@ STEP_BYTES = 2 * STEP
 #: Halves of a step: each is 32 elements deep, what 4 groups of 16 lanes hold 8 of each. Rows that 256 lanes load at once.
 HALVES, ROWS = 2, THREADS * PACK // STEP
 WAVES = THREADS // 64
+#: Rows of x at most of which LDS holds two steps, with a shuffled weight and loads that go through registers.
+_DOUBLED = 128
 
 
 @attrs.frozen
@@ -91,8 +95,14 @@ class Plan:
 
     @property
     def buffers(self) -> int:
-        """Steps that LDS holds. Where loads end in LDS, those on their way have buffers of their own; else they wait in registers."""
-        return self.prefetch + 1 if self.target.direct else 1
+        """Steps that LDS holds.
+
+        Where loads end in LDS, those on their way have buffers of their own. Else they wait in registers: then a second buffer, which saves
+        a barrier in each step, is worth its room where LDS does not limit the workgroups of a compute unit.
+        """
+        if self.target.direct:
+            return self.prefetch + 1
+        return 2 if self.shuffled and self.tile_m <= _DOUBLED else 1
 
     @property
     def buffer_bytes(self) -> int:
@@ -105,6 +115,11 @@ class Plan:
         return self.buffers * self.buffer_bytes
 
     @property
+    def sets(self) -> int:
+        """Steps whose part of a shuffled weight has registers; on the way to LDS through registers, steps of x too."""
+        return self.buffers if self.target.direct else self.prefetch
+
+    @property
     def unrolled(self) -> int:
         """Steps of the loop's text: each has its own registers and buffers."""
-        return self.buffers if self.target.direct else self.prefetch
+        return math.lcm(self.sets, self.buffers)

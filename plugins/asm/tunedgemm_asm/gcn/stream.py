@@ -104,18 +104,24 @@ def branch(name: str, label: Label, note: str = "") -> Op:
     return Op(name, (), (f".L{label.name}",), note=note)
 
 
-def weave(main: Sequence[Op], beside: Sequence[Op], first: float = 0.0, last: float = 1.0) -> list[Op]:
-    """The instructions of ``beside`` spread evenly, in their order, over those of ``main`` from the share ``first`` to the share ``last``.
+def weave(main: Sequence[Op], *tracks: tuple[float, float, Sequence[Op]]) -> list[Op]:
+    """Instructions spread over those of ``main``, which keep their order.
 
     What a matrix instruction takes several cycles for, the other units have to themselves: the spread keeps all of them busy.
+
+    Args:
+        main: matrix instructions.
+        tracks: instructions that stand between two shares of ``main``, evenly and in their order; where tracks meet, the first goes first.
     """
+    placed: list[tuple[int, Op]] = []
+    for first, last, ops in tracks:
+        step = (last - first) * len(main) / max(len(ops), 1)
+        placed += [(round(first * len(main) + (index + 1) * step), one) for index, one in enumerate(ops)]
     woven: list[Op] = []
-    done = 0
-    begin, end = first * len(main), last * len(main)
-    for index, one in enumerate(main):
-        share = (index + 1 - begin) / max(end - begin, 1e-9)
-        wanted = round(min(max(share, 0.0), 1.0) * len(beside))
-        woven.append(one)
-        woven.extend(beside[done:wanted])
-        done = max(done, wanted)
-    return woven + list(beside[done:])
+    beside = sorted(placed, key=lambda pair: pair[0])
+    for at, one in enumerate((*main, None)):
+        while beside and beside[0][0] <= at:
+            woven.append(beside.pop(0)[1])
+        if one is not None:
+            woven.append(one)
+    return woven + [one for _, one in beside]
