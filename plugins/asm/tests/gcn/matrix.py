@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 
 from .fault import Fault
+from .numbers import e4m3
 from .operands import Bound, keys_of, register_of, unsupported
 from .text import VECTOR, Instruction, Number, Operand, Register
 from .wave import LANES, Wave
@@ -40,15 +41,19 @@ SHAPES = {
         Shape(16, 16, "bf16", 4), Shape(32, 8, "bf16", 8), Shape(16, 16, "f16", 4), Shape(32, 8, "f16", 8),
         Shape(16, 32, "bf16", 4, ("gfx950",)), Shape(32, 16, "bf16", 8, ("gfx950",)), Shape(16, 32, "f16", 4, ("gfx950",)),
         Shape(32, 16, "f16", 8, ("gfx950",)), Shape(16, 4, "f32", 8), Shape(32, 2, "f32", 16),
-        Shape(16, 32, "i8", 4), Shape(32, 16, "i8", 8),
+        Shape(16, 32, "i8", 4), Shape(32, 16, "i8", 8), Shape(16, 32, "fp8_fp8", 4), Shape(32, 16, "fp8_fp8", 8),
     )
 }  # fmt: skip
-_ELEMENTS = {"bf16": 2, "f16": 2, "f32": 1, "i8": 4}
+#: Values of the 256 codes: gfx942 has its own format, gfx950 that of OCP.
+FP8 = {"gfx942": e4m3(fnuz=True), "gfx950": e4m3(fnuz=False)}
+_ELEMENTS = {"bf16": 2, "f16": 2, "f32": 1, "i8": 4, "fp8_fp8": 4}
 
 
-def values_of(words: np.ndarray, kind: str) -> np.ndarray:
+def values_of(words: np.ndarray, kind: str, gfx: str) -> np.ndarray:
     """The elements [64, n] in registers uint32 [registers, 64] as float32, or int32 of int8."""
     flat = np.ascontiguousarray(words.T)
+    if kind == "fp8_fp8":
+        return FP8[gfx][flat.view(np.uint8)]
     if kind == "bf16":
         return (flat.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
     if kind == "f16":
@@ -89,12 +94,13 @@ def bind(instruction: Instruction, gfx: str) -> Bound | None:
     if isinstance(addend, Register) and addend.count != out.count:
         raise Fault("operand", f"{instruction}: {addend} must be {out.count} registers")
     return Bound(
-        instruction, _run(shape, out, first, second, addend), "mfma", keys_of(first, second, addend), out.keys,
+        instruction, _run(shape, gfx, (out, first, second), addend), "mfma", keys_of(first, second, addend), out.keys,
         passes=shape.passes, addend=keys_of(addend), product=out.keys,
     )  # fmt: skip
 
 
-def _run(shape: Shape, out: Register, first: Register, second: Register, addend: Operand) -> Callable[[Wave], None]:
+def _run(shape: Shape, gfx: str, registers: tuple[Register, Register, Register], addend: Operand) -> Callable[[Wave], None]:
+    out, first, second = registers
     rows, columns = rows_of(shape.side), np.broadcast_to(np.arange(LANES) % shape.side, (out.count, LANES))
     dtype: Any = np.int32 if shape.kind == "i8" else np.float32
     everywhere = np.ones(LANES, bool)
@@ -109,8 +115,8 @@ def _run(shape: Shape, out: Register, first: Register, second: Register, addend:
         for key in used:
             if not wave.known[key]:
                 wave.check(key, everywhere)
-        a = matrix_of(values_of(block(wave, first), shape.kind), shape.side)
-        b = matrix_of(values_of(block(wave, second), shape.kind), shape.side)
+        a = matrix_of(values_of(block(wave, first), shape.kind, gfx), shape.side)
+        b = matrix_of(values_of(block(wave, second), shape.kind, gfx), shape.side)
         product = (a @ b.T)[rows, columns]
         before = constant if constant is not None else block(wave, addend).view(dtype)  # type: ignore[arg-type]
         wave.v[top : top + out.count] = (product + before).astype(dtype).view(np.uint32)

@@ -16,10 +16,21 @@ def fp32(halves: np.ndarray) -> np.ndarray:
     return (halves.astype(np.uint32) << 16).view(np.float32)
 
 
-def shuffled(weight: np.ndarray) -> np.ndarray:
-    """A weight [n, k] as AITER's `shuffle_weight` with layout (16, 16) lays it: blocks of 16 rows and 8 elements of k."""
+def e4m3(*, fnuz: bool) -> np.ndarray:
+    """The values of the 256 codes of fp8 e4m3, float32: OCP's, or that without a negative zero, whose exponents are one less."""
+    code = np.arange(256)
+    sign, exponent, fraction = np.where(code & 0x80, -1.0, 1.0), (code >> 3) & 15, code & 7
+    bias = 8 if fnuz else 7
+    values = np.where(exponent > 0, (1 + fraction / 8) * 2.0 ** (exponent - bias), fraction / 8 * 2.0 ** (1 - bias)) * sign
+    values[[0x80] if fnuz else [0x7F, 0xFF]] = np.nan
+    return values.astype(np.float32)
+
+
+def shuffled(weight: np.ndarray, rows: int = 16) -> np.ndarray:
+    """A weight [n, k] as AITER's `shuffle_weight` with layout (rows, 16) lays it: blocks of so many rows and 16 bytes of k."""
     n, k = weight.shape
-    return np.ascontiguousarray(weight.reshape(n // 16, 16, k // 8, 8).transpose(0, 2, 1, 3)).reshape(n, k)
+    each = 16 // weight.itemsize
+    return np.ascontiguousarray(weight.reshape(n // rows, rows, k // each, each).transpose(0, 2, 1, 3)).reshape(n, k)
 
 
 def wrong(got: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, dtype: str, roundings: int = 1) -> float:
