@@ -1,5 +1,9 @@
 """Plans of generated kernels, their registers, and what they are predicted to take."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import attrs
 import pytest
 from tunedgemm.plugin import PluginError
@@ -97,3 +101,15 @@ def test_what_a_step_takes(plan):
     if plan.tile_m * plan.tile_n >= 128 * 128:
         assert taken.issue_cycles < taken.product_cycles
         assert taken.waves >= 1
+
+
+@pytest.mark.slow
+def test_the_page_of_results_is_of_these_kernels():
+    """What a step takes is written down as it is."""
+    root = Path(__file__).parents[3]
+    page = root / "benchmarks" / "results" / "asm-kernels" / "README.md"
+    if not page.exists():
+        pytest.skip("the benchmarks are not beside the plugin")
+    command = [sys.executable, str(root / "benchmarks" / "asm_kernels.py"), "--out", str(page), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr + "run python benchmarks/asm_kernels.py --out " + str(page)

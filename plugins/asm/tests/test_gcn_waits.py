@@ -141,7 +141,8 @@ def test_no_wait_of_a_kernel_can_be_left_out_or_shortened(plan):
     derived = [at for at, item in enumerate(stream) if isinstance(item, Op) and item.name == "s_waitcnt"]
     assert len(derived) > 10
     for at in derived[:: max(1, len(derived) // 12)]:
-        if stream[at].mods == "vmcnt(0)" and isinstance(stream[at + 1], Op) and stream[at + 1].name == "s_barrier":
+        behind = [item.name for item in stream[at + 1 : at + 3] if isinstance(item, Op)]
+        if stream[at].mods == "vmcnt(0)" and behind in (["s_barrier", behind[-1]], ["s_waitcnt", "s_barrier"]):
             continue  # the one that publishes stores, which nothing in the stream uses
         for longer in longer_waits(stream[at]):
             changed = [*stream[:at], *([longer] if longer.mods else []), *stream[at + 1 :]]
