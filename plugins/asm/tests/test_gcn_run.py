@@ -136,6 +136,15 @@ def test_one_tile(plan):
     right(plan, 64, 64, 64, outdtype="fp32", bias=False)
 
 
+@pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_fewer_steps_than_are_loaded_ahead(gfx, shuffled):
+    """Loads beyond K meet empty buffers, and a wave ends when the last has come."""
+    plan = Plan(gfx, 32, 64, 1, 4, shuffled)
+    for steps in (1, 2, 3, 5):
+        right(plan, 5, 64, 64 * steps, outdtype="fp32", bias=False)
+
+
 @pytest.mark.parametrize("plan", SMALL, ids=named)
 def test_tails(plan):
     """Rows and columns that a tile has and the output does not are neither read nor written: memory around them is none."""
