@@ -1,7 +1,8 @@
 """a8w8_bpreshuffle: a8w8 with a shuffled weight, ``out[..., N] = (x[..., K] @ weight[N, K].T) * x_scale * w_scale (+ bias[N])``.
 
-AITER's ``gemm_a8w8_bpreshuffle`` (fp8, layout (16, 16)) and ``gemm_a8w8_ASM`` (int8, layout (32, 16)); its table is
-``a8w8_bpreshuffle_tuned_gemm.csv``. Here a bias may be absent or present with either dtype.
+AITER's ``gemm_a8w8_bpreshuffle`` (fp8) and ``gemm_a8w8_ASM`` (int8); its table is ``a8w8_bpreshuffle_tuned_gemm.csv``. Here a bias may be
+absent or present with either dtype. Both read a weight in layout (16, 16): so do AITER's tuner, its tests and, run by an emulator of their
+instructions, its int8 kernels, whatever the comments beside ``gemm_a8w8_ASM`` say of (32, 16).
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ if TYPE_CHECKING:
 NAME = "a8w8_bpreshuffle"
 
 
-def _layout(dtype: str) -> str:
+def _layout(dtype: str) -> str:  # noqa: ARG001 - as other families are asked
     """The layout that AITER's kernels want."""
-    return "aiter32x16" if dtype == "int8" else "aiter16x16"
+    return "aiter16x16"
 
 
 def _layout_of(weight: torch.Tensor) -> str:
-    sides = "(32, 16)" if str(weight.dtype) == "torch.int8" else "(16, 16)"
-    return shuffled_layout(NAME, weight, sides, "gemm_a8w8")
+    return shuffled_layout(NAME, weight, "(16, 16)", "gemm_a8w8")
 
 
 def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
@@ -49,7 +49,7 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
 
         Args:
             XQ: activations, int8 or fp8 e4m3, any leading dimensions (M rows in all).
-            WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels want (16, 16) for fp8, (32, 16) for int8.
+            WQ: of the same dtype, as `shuffle_weight` or `as_shuffled` gives it; AITER's kernels want (16, 16).
             x_scale, w_scale: float32: M values as [M], [M, 1] or [..., 1] and N values as [N], [N, 1] or [1, N]; or one value each.
             bias: [N] or [1, N] in bf16, fp16 or fp32, or absent.
             dtype: of the output: bf16, fp16 or fp32; None for bf16.

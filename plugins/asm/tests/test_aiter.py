@@ -24,7 +24,7 @@ def product(loaded: packs.Loaded, gfx: str) -> Shape:
         layout = "aiter16x16" if kernel.shuffled else "row"
         return Shape("a16w16", 40, kernel.tile_n, 256, layout=layout, epilogue="bias" if kernel.bias else "none")
     if kernel.abi == "aiter-i8gemm":
-        return Shape("a8w8_bpreshuffle", 40, kernel.tile_n, 256, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16")
+        return Shape("a8w8_bpreshuffle", 40, kernel.tile_n, 256, dtype="int8", outdtype="bf16", scale="row", layout="aiter16x16")
     if kernel.abi == "aiter-fp8gemm-blockscale":
         return Shape("a8w8_blockscale_bpreshuffle", 40, 128, 256, dtype=FP8[gfx], outdtype="bf16", scale="block", layout="aiter16x16")
     return Shape("a4w4_blockscale", 40, 144, 512, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")

@@ -75,7 +75,7 @@ class OverFake(BackendConformance):
             Shape("a16w16", 33, 128, 256),
             Shape("a16w16", 5, 192, 320, outdtype="fp32", epilogue="bias", bias_dtype="fp32"),
             Shape("a16w16", 70, 64, 128, layout="aiter16x16", epilogue="bias"),
-            Shape("a8w8_bpreshuffle", 33, 256, 256, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16"),
+            Shape("a8w8_bpreshuffle", 33, 256, 256, dtype="int8", outdtype="bf16", scale="row", layout="aiter16x16"),
             Shape("a8w8_blockscale_bpreshuffle", 33, 256, 256, dtype=cls.fp8, outdtype="bf16", scale="block", layout="aiter16x16"),
             Shape("a4w4_blockscale", 33, 144, 512, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16"),
         )

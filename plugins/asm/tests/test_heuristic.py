@@ -27,7 +27,7 @@ def shapes(gfx: str) -> list[Shape]:
     return [
         *(Shape("a16w16", *size, outdtype=out, layout="aiter16x16") for size in sizes for out in ("bf16", "fp32")),
         *(Shape("a16w16", *size, epilogue="bias", layout="aiter16x16") for size in sizes),
-        *(Shape("a8w8_bpreshuffle", *size, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16") for size in sizes),
+        *(Shape("a8w8_bpreshuffle", *size, dtype="int8", outdtype="bf16", scale="row", layout="aiter16x16") for size in sizes),
         *(Shape("a8w8_blockscale_bpreshuffle", *size, dtype=fp8, outdtype="bf16", scale="block", layout="aiter16x16") for size in sizes),
     ]
 

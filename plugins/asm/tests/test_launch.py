@@ -16,7 +16,7 @@ from tunedgemm_asm import driver, launch, packs
 gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)
 gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
 PRODUCT = Shape("a16w16", 70, 128, 512)
-INT8 = Shape("a8w8_bpreshuffle", 40, 256, 512, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16")
+INT8 = Shape("a8w8_bpreshuffle", 40, 256, 512, dtype="int8", outdtype="bf16", scale="row", layout="aiter16x16")
 FP4 = Shape("a4w4_blockscale", 40, 512, 1024, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
 
 

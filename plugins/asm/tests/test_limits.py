@@ -18,7 +18,7 @@ gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)
 gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
 MI300X, MI355X = Device("gfx942", 304, "amd-instinct-mi300x"), Device("gfx950", 256, "amd-instinct-mi355x")
 PRODUCT = Shape("a16w16", 64, 512, 512)
-INT8 = Shape("a8w8_bpreshuffle", 64, 512, 512, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16")
+INT8 = Shape("a8w8_bpreshuffle", 64, 512, 512, dtype="int8", outdtype="bf16", scale="row", layout="aiter16x16")
 FP8 = Shape("a8w8_blockscale_bpreshuffle", 64, 512, 512, dtype="fp8_e4m3fn", outdtype="bf16", scale="block", layout="aiter16x16")
 FP4 = Shape("a4w4_blockscale", 64, 512, 512, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
 
@@ -61,7 +61,7 @@ def test_other_devices_have_no_code_objects(gfx: str) -> None:
         (attrs.evolve(INT8, scale="tensor"), "take scales of kind row, not tensor"),
         (attrs.evolve(INT8, epilogue="bias", bias_dtype="bf16"), "adds a bias in fp32, not bf16"),
         (attrs.evolve(INT8, dtype="fp8_e4m3fn"), "take int8, not fp8_e4m3fn"),
-        (attrs.evolve(INT8, layout="aiter16x16"), "read weights of layout aiter32x16"),
+        (attrs.evolve(INT8, layout="aiter32x16"), "read weights of layout aiter16x16"),
         (attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), "gfx950 multiplies fp8_e4m3fn, not fp8_e4m3fnuz"),
         (attrs.evolve(FP8, n=192), r"needs N % 128 = 0"),
         (attrs.evolve(FP4, k=384), r"needs K % 256 = 0"),

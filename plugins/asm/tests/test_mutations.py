@@ -19,7 +19,7 @@ CASES: dict[str, list[tuple[Shape, str, int]]] = {
         (Shape("a16w16", 40, 192, 256, epilogue="bias", outdtype="fp32", layout="aiter16x16"), "bf16gemm", 2),
     ],
     "aiter-i8gemm": [
-        (Shape("a8w8_bpreshuffle", 40, 256, 512, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16"), "i8gemm", 4)
+        (Shape("a8w8_bpreshuffle", 40, 256, 512, dtype="int8", outdtype="bf16", scale="row", layout="aiter16x16"), "i8gemm", 4)
     ],
     "aiter-fp8gemm-blockscale": [
         (

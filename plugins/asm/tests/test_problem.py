@@ -79,7 +79,7 @@ def test_bf16_with_a_split_a_bias_and_float32(asm: Any, fake: ModuleType, over: 
 @gfx950
 def test_int8_as_aiters_launcher_fills_it(asm: Any, fake: ModuleType, over: ModuleType) -> None:
     """Strides of operands in elements, of the output in bytes; parts of K along the first axis; always a bias."""
-    shape = Shape("a8w8_bpreshuffle", 40, 256, 512, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16")
+    shape = Shape("a8w8_bpreshuffle", 40, 256, 512, dtype="int8", outdtype="bf16", scale="row", layout="aiter16x16")
     launch = launched(asm, fake, over, shape, fake.ROWS["i8gemm"][0]["knl_name"], 4)
     there = dict.fromkeys(range(0x00, 0x60, 0x10), True)
     assert numbers(launch, there) == {0x60: 40, 0x70: 256, 0x80: 512, 0x90: 512, 0xA0: 512, 0xB0: 512, 0xC0: 4}

@@ -13,7 +13,7 @@ from tunedgemm_asm.solutions import auto_splits, resolve
 both = pytest.mark.parametrize("asm", ["gfx942", "gfx950"], indirect=True)
 gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
 PRODUCT = Shape("a16w16", 40, 128, 512)
-INT8 = Shape("a8w8_bpreshuffle", 40, 256, 768, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16")
+INT8 = Shape("a8w8_bpreshuffle", 40, 256, 768, dtype="int8", outdtype="bf16", scale="row", layout="aiter16x16")
 FP4 = Shape("a4w4_blockscale", 40, 272, 1024, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
 
 

@@ -166,7 +166,7 @@ I8GEMM = Abi(
     fields=_slots(*_SCALED_HEAD),
     sizes=(208, 256),
     sub_k=128,
-    layout="aiter32x16",
+    layout="aiter16x16",
     for_splits=("splits",),
     bias=True,
 )

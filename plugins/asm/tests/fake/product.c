@@ -86,12 +86,11 @@ typedef struct {
     float alpha;
 } Told;
 
-/* Where a weight's packs of 16 bytes lie: `side` rows side by side. */
+/* Where a weight's packs of 16 bytes lie: those of 16 rows side by side where it is shuffled. */
 static uint64_t place(const Kernel *kernel, uint64_t row, uint64_t byte, uint64_t stride) {
-    const uint64_t side = !kernel->shuffled ? 0 : kernel->abi == INT8 ? 32 : 16;
-    if (!side)
+    if (!kernel->shuffled)
         return row * stride + byte;
-    return row / side * side * stride + byte / 16 * side * 16 + row % side * 16 + byte % 16;
+    return row / 16 * 16 * stride + byte / 16 * 256 + row % 16 * 16 + byte % 16;
 }
 
 static float scale_fp4(uint64_t scales, uint32_t groups, uint64_t row, uint64_t group) {
