@@ -61,7 +61,7 @@ def test_a_pack_gives_its_kernels(write: Write, from_folders: Callable[..., pack
     content = (folder / "a.co").read_bytes()
     assert (loaded.code(), loaded.sha256) == (content, hashlib.sha256(content).hexdigest())
     assert loaded.metadata().kernarg_bytes == 352 and loaded.abi.name == "aiter-bf16gemm"
-    assert loaded.dtypes["out"] == ("bf16", "fp32")
+    assert loaded.dtypes["out"] == ("bf16", "fp32") and not loaded.of_aiter
     assert found.missing("a") == "" and packs.found("gfx942") is found
 
 
@@ -119,6 +119,7 @@ def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.F
         ({"manifest": "../m.csv"}, "manifest: '../m.csv' leads out of the pack's folder"),
         ({"manifest": "n.csv"}, "n.csv: "),
         ({"tile": 1}, "unknown key 'tile'; known: abi, gfx, manifest"),
+        ({"of_aiter": True}, "unknown key 'of_aiter'"),
         ({"name": "a\nb"}, "name must be text"),
         ({"dtypes": ["bf16"]}, "dtypes must be an object with some of the keys x, weight, out, bias"),
         ({"dtypes": {"y": "bf16"}}, "dtypes must be an object"),
@@ -279,6 +280,7 @@ def test_aiters_own_tree_needs_no_descriptor(
     kinds = {gfx: from_folders(gfx=gfx).kernels["k"] for gfx in ("gfx942", "gfx950")}
 
     assert {gfx: loaded.dtypes["x"] for gfx, loaded in kinds.items()} == {"gfx942": ("fp8_e4m3fnuz",), "gfx950": ("fp8_e4m3fn",)}
+    assert all(loaded.of_aiter for loaded in kinds.values())
     assert kinds["gfx950"].pack.source == "AITER_ASM_DIR" and kinds["gfx950"].pack.name == "aiter-gfx950-fp8gemm_blockscale"
 
 

@@ -55,6 +55,7 @@ class Descriptor:
         manifest: the file that lists them.
         dtypes: what they take and give, by operand.
         sha256: file -> hash that its bytes must have; files may be absent.
+        of_aiter: whether it is part of AITER's tree, which has no descriptors; said here, never by a ``pack.json``.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Descriptor:
     manifest: str
     dtypes: Mapping[str, tuple[str, ...]] = attrs.field(converter=MappingProxyType, hash=False)
     sha256: Mapping[str, str] = attrs.field(factory=dict, converter=MappingProxyType, hash=False)
+    of_aiter: bool = False
 
 
 def read(folder: Path) -> Descriptor:
@@ -151,4 +153,4 @@ def _aiter(folder: Path) -> Descriptor:
     dtypes = dict(ABIS[name].dtypes)
     if gfx in _FP8 and _FP8[gfx] in dtypes["x"]:
         dtypes["x"] = dtypes["weight"] = (_FP8[gfx],)
-    return Descriptor(f"aiter-{gfx}-{family}", gfx, name, listed, dtypes)
+    return Descriptor(f"aiter-{gfx}-{family}", gfx, name, listed, dtypes, of_aiter=True)

@@ -115,6 +115,11 @@ class Loaded:
         """What it takes and gives, by operand: ``x``, ``weight``, ``out``, ``bias``."""
         return self.pack.descriptor.dtypes
 
+    @property
+    def of_aiter(self) -> bool:
+        """Whether it lies in AITER's tree of code objects."""
+        return self.pack.descriptor.of_aiter
+
     def checked(self) -> Checked:
         """The code object.
 
