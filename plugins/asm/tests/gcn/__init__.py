@@ -6,7 +6,7 @@ stricter than hardware: what a program may not rely on is an error (`fault.Fault
 
 from __future__ import annotations
 
-from . import numbers
+from . import newer, numbers
 from .bench import Bench
 from .fault import Fault
 from .kernel import Kernel, arguments, kernels_of
@@ -14,4 +14,4 @@ from .launch import Rules, Run, launch
 from .memory import Memory
 from .text import parse
 
-__all__ = ["Bench", "Fault", "Kernel", "Memory", "Rules", "Run", "arguments", "kernels_of", "launch", "numbers", "parse"]
+__all__ = ["Bench", "Fault", "Kernel", "Memory", "Rules", "Run", "arguments", "kernels_of", "launch", "newer", "numbers", "parse"]
