@@ -3,6 +3,9 @@
 A step is 64 elements along K, in two halves of 32. While the products of the first half run, a wave reads the second half's operands from
 LDS; then all waves meet, since nobody needs the step's part of LDS any more. While the products of the second half run, what comes next
 goes into LDS, later loads set out, and the next step's first operands are read. So no product waits for what was asked for just before.
+
+Where LDS has a second buffer, the next step goes there while this one is read, and the waves meet once a step; so they do where loads end
+in LDS, which fill the buffer that was read last.
 """
 
 from __future__ import annotations
