@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +19,7 @@ from tunedgemm_asm.solutions import rank, resolve
 MI300X = Device("gfx942", 304, "amd-instinct-mi300x")
 both = pytest.mark.parametrize("asm", ["gfx942", "gfx950"], indirect=True)
 gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)
+gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
 SHUFFLED = Shape("a16w16", 128, 4096, 4096, layout="aiter16x16")
 
 
@@ -99,10 +102,40 @@ def test_plain_weights_need_a_fitted_class(asm: Any, monkeypatch: pytest.MonkeyP
 
 
 @gfx942
-def test_kernels_that_never_ran_answer_nothing(asm: Any) -> None:
-    """Where only kernels of the generator fit, an untuned call is torch's."""
+def test_kernels_of_other_packs_answer_nothing(asm: Any, over: ModuleType, fake: ModuleType, objects: ModuleType, tmp_path: Path) -> None:
+    """Where only kernels of the generator fit, or of a pack whose arguments are AITER's, an untuned call is torch's."""
     shape = attrs.evolve(SHUFFLED, n=4096 + 16)  # in no tile of AITER's
     assert asm.supports(shape, MI300X) is True
     assert {solution.kernel_name[:10] for solution in asm.enumerate_solutions(shape, MI300X)} == {"tunedgemm_"}
     assert asm.heuristic_fallback(shape, MI300X) is None
     assert isinstance(asm.heuristic_fallback(SHUFFLED, MI300X), Solution)
+    fake.write(tmp_path / "mine", "m.csv", fake.ROWS["bf16gemm"], objects, "gfx942", 352)
+    (tmp_path / "mine" / "pack.json").write_text(json.dumps({"abi": "aiter-bf16gemm", "gfx": "gfx942", "manifest": "m.csv"}))
+    found = over.found_in("gfx942", tmp_path / "mine")
+    theirs = attrs.evolve(asm, found=lambda _: found)
+    assert theirs.supports(SHUFFLED, MI300X) is True
+    assert theirs.heuristic_fallback(SHUFFLED, MI300X) is None
+
+
+def test_a_kernel_that_must_not_be_launched_is_no_guess(over: ModuleType, fake: ModuleType, objects: ModuleType, tmp_path: Path) -> None:
+    """The next one in the order answers, which is one that binds; where all code objects are garbage it is torch."""
+    tree = fake.tree(tmp_path / "hsa", objects)
+    seen = []
+    while guess := (broken := over.backend(fake, tree, "gfx942")).heuristic_fallback(SHUFFLED, broken.host):
+        assert guess.kernel_name not in seen
+        over.bound(broken, guess.kernel_name, SHUFFLED, guess.split_k)
+        seen.append(guess.kernel_name)
+        broken.found("gfx942").kernels[guess.kernel_name].path.write_bytes(b"garbage")
+    assert len(seen) > 3
+
+
+@gfx950
+def test_fp4_has_no_ragged_guess_of_128x512(asm: Any, over: ModuleType, fake: ModuleType) -> None:
+    """AITER's launcher chooses this tile for whole tiles of N alone; rows may name it, and the tuner tries it."""
+    shape = Shape("a4w4_blockscale", 128, 3840, 4096, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
+    [name] = [row["knl_name"] for row in fake.ROWS["f4gemm"] if "128x512" in row["knl_name"]]
+    alone = attrs.evolve(asm, found=lambda gfx: attrs.evolve(asm.found(gfx), kernels={name: asm.found(gfx).kernels[name]}))
+    assert asm.heuristic_fallback(shape, asm.host).kernel_name != name
+    assert alone.heuristic_fallback(shape, asm.host) is None
+    assert alone.heuristic_fallback(attrs.evolve(shape, n=4096), asm.host).kernel_name == name
+    assert {solution.kernel_name for solution in alone.enumerate_solutions(shape, asm.host)} == {name}

@@ -12,7 +12,9 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm import asm as plain
-from tunedgemm_asm.limits import parts_of, refused
+from tunedgemm_asm import problem
+from tunedgemm_asm.abi import ABIS
+from tunedgemm_asm.limits import RULES, parts_of, refused
 
 gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)
 gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
@@ -47,23 +49,24 @@ def test_other_devices_have_no_code_objects(gfx: str) -> None:
     [
         (attrs.evolve(PRODUCT, m=0), "an empty batch needs no kernel"),
         (Shape("batched_bf16", 4, 64, 64, extra={"B": 2}), "op batched_bf16 is not covered"),
-        (attrs.evolve(PRODUCT, dtype="fp16", outdtype="fp16"), "take bf16, not fp16"),
+        (attrs.evolve(PRODUCT, dtype="fp16", outdtype="fp16"), "takes bf16, not fp16"),
         (attrs.evolve(PRODUCT, outdtype="fp16"), "writes bf16 or fp32, not fp16"),
         (attrs.evolve(PRODUCT, k=96), r"needs K % 64 = 0 \(K=96\)"),
         (attrs.evolve(PRODUCT, n=66), r"needs N % 64 = 0 \(N=66\)"),
-        (attrs.evolve(PRODUCT, layout="aiter32x16"), "read weights of layout"),
-        (attrs.evolve(PRODUCT, scale="tensor"), "take scales of kind none, not tensor"),
+        (attrs.evolve(PRODUCT, layout="aiter32x16"), "reads weights of layout aiter16x16, not aiter32x16"),
+        (attrs.evolve(PRODUCT, scale="tensor"), "takes scales of kind none, not tensor"),
         (attrs.evolve(PRODUCT, epilogue="bias", bias_dtype="fp32"), "adds a bias in bf16, not fp32"),
         (attrs.evolve(PRODUCT, outdtype="fp32", epilogue="bias", bias_dtype="fp32"), "adds a bias in bf16, not fp32"),
         (attrs.evolve(INT8, outdtype="fp16"), "writes bf16, not fp16"),
         (attrs.evolve(INT8, k=192), r"needs K % 128 = 0 \(K=192\)"),
         (attrs.evolve(INT8, n=160), r"needs N % 128 = 0 \(N=160\)"),
-        (attrs.evolve(INT8, scale="tensor"), "take scales of kind row, not tensor"),
+        (attrs.evolve(INT8, scale="tensor"), "takes scales of kind row, not tensor"),
         (attrs.evolve(INT8, epilogue="bias", bias_dtype="bf16"), "adds a bias in fp32, not bf16"),
-        (attrs.evolve(INT8, dtype="fp8_e4m3fn"), "take int8, not fp8_e4m3fn"),
-        (attrs.evolve(INT8, layout="aiter32x16"), "read weights of layout aiter16x16"),
+        (attrs.evolve(INT8, dtype="fp8_e4m3fn"), "takes int8, not fp8_e4m3fn"),
+        (attrs.evolve(INT8, layout="aiter32x16"), "reads weights of layout aiter16x16"),
         (attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), "gfx950 multiplies fp8_e4m3fn, not fp8_e4m3fnuz"),
         (attrs.evolve(FP8, n=192), r"needs N % 128 = 0"),
+        (attrs.evolve(FP8, layout="row"), "reads weights of layout aiter16x16, not row$"),
         (attrs.evolve(FP4, k=384), r"needs K % 256 = 0"),
         (attrs.evolve(FP4, layout="row"), "reads a plain weight with shuffled scales"),
         (attrs.evolve(FP4, epilogue="bias"), "adds no bias"),
@@ -100,7 +103,7 @@ def test_parts_of_k(asm: Any, fake: ModuleType) -> None:
     )
     assert "splits K into two parts or more" in refused(split, 1, PRODUCT)
     assert refused(split, 8, PRODUCT) == ""
-    assert "K=512 is not cut into 9 parts of whole steps of 64" in refused(split, 9, PRODUCT)
+    assert "does not cut K=512 into 9 parts of whole steps of 64" in refused(split, 9, PRODUCT)
     assert "1 to 16 parts (got 17)" in refused(split, 17, attrs.evolve(PRODUCT, k=4096))
     assert refused(whole, 1, PRODUCT) == ""
     assert "does not split K (got 2 parts)" in refused(whole, 2, PRODUCT)
@@ -168,11 +171,28 @@ def test_a_packs_descriptor_may_narrow_its_layout(
     assert not narrow.supports(PRODUCT, MI355X)
     wide = attrs.evolve(PRODUCT, outdtype="fp32")
     assert narrow.supports(wide, MI355X) is True
-    assert narrow.supports(attrs.evolve(wide, epilogue="bias", bias_dtype="fp32"), MI355X) is True
-    every = attrs.evolve(
-        found.kernels["tunedgemm_bf16_32x32_pf2"].pack.descriptor, dtypes={"x": ("bf16",), "weight": (), "out": ("fp32",), "bias": ()}
-    )
-    assert "the pack narrow is for weight in" in refused(Named(found.kernels["tunedgemm_bf16_32x32_pf2"], every.dtypes), 1, wide)
+    biased = attrs.evolve(wide, epilogue="bias", bias_dtype="fp32")
+    assert narrow.supports(biased, MI355X) is True
+    own = found.kernels["tunedgemm_bf16_32x32_pf2"]
+    for operand, shape, dtype in (("weight", wide, "bf16"), ("bias", biased, "fp32")):
+        without = Named(own, {**own.dtypes, operand: ()})
+        assert refused(without, 1, shape) == f"{own.kernel.name} is for {operand} in no dtype by its pack narrow, not {dtype}"
+    assert refused(Named(own, {**own.dtypes, "bias": ()}), 1, wide) == ""
+
+
+def test_every_layout_of_arguments_has_its_limits_and_its_maker() -> None:
+    """A layout that the packs may name is known to all tables that say something of one, and the other way round."""
+    assert set(RULES) == set(problem._MAKERS) == set(ABIS)
+
+
+@gfx950
+def test_a_reason_is_told_once_with_one_kernel_as_an_example(asm: Any) -> None:
+    """Kernels that refuse a shape alike share a line; there are three at most."""
+    told = str(asm.supports(attrs.evolve(PRODUCT, k=96), MI355X))
+    assert told.startswith("no kernel of a16w16 takes it: ")
+    reasons = [reason.split(" ", 1) for reason in told.removeprefix("no kernel of a16w16 takes it: ").split("; ")]
+    assert sorted(text for _, text in reasons) == ["needs K % 64 = 0 (K=96)", "reads weights of layout aiter16x16, not row"]
+    assert all(name in asm.found("gfx950").kernels for name, _ in reasons)
 
 
 class Named:

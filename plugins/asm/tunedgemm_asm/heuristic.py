@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import attrs
-from tunedgemm.plugin import Device, Shape, Solution
+import contextlib
 
-from tunedgemm_asm.limits import RULES, Kernels, refused, supports
+import attrs
+from tunedgemm.plugin import Device, PluginError, Shape, Solution
+
+from tunedgemm_asm.limits import Kernels, elsewhere, refused
+from tunedgemm_asm.manifest import Kernel
 from tunedgemm_asm.solutions import Chosen, auto_splits, rank, solution_of
 
 
@@ -32,8 +35,8 @@ class Fitted:
 
 #: None was measured. A fit would begin with 64 <= M <= 1024 and N < 32768.
 FITTED: tuple[Fitted, ...] = ()
-#: Kernels that answer untuned calls: AITER's, which run in production. Those of the generator never ran on hardware.
-_ANSWERING = tuple(name for name in RULES if name.startswith("aiter-"))
+#: Layout and tile of the kernel that AITER's launcher gives whole tiles of N alone where it chooses; rows and the tuner name it for others.
+_WHOLE = ("aiter-f4gemm", 128, 512)
 
 
 def heuristic_fallback(libtype: str, shape: Shape, device: Device, kernels: Kernels) -> Solution | None:
@@ -45,13 +48,25 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device, kernels: Kern
 
 
 def guess(shape: Shape, device: Device, kernels: Kernels) -> Chosen | None:
-    """The best kernel by `rank`, each with the parts of K that AITER's launcher gives it; None where none fits."""
-    if not supports(shape, device, kernels):
+    """The best kernel by `rank`, each with the parts of K that AITER's launcher gives it; None where none fits.
+
+    It is one of AITER's, which run in production: kernels of other packs are chosen by tuning alone. Its code object was read and may run.
+    """
+    if elsewhere(shape, device):
         return None
     fitting = []
     for loaded in kernels.values():
-        if loaded.abi.name in _ANSWERING and shape.op in loaded.abi.ops:
+        if loaded.of_aiter and shape.op in loaded.abi.ops and not _ragged(loaded.kernel, shape):
             splits = auto_splits(loaded.kernel, shape, device)
             if not refused(loaded, splits, shape):
-                fitting.append((loaded.kernel, splits))
-    return min(fitting, key=lambda chosen: rank(chosen[0], chosen[1], shape, device), default=None)
+                fitting.append((rank(loaded.kernel, splits, shape, device), loaded, splits))
+    for _, loaded, splits in sorted(fitting, key=lambda each: each[0]):
+        with contextlib.suppress(PluginError):  # told among the packs' problems
+            loaded.checked()
+            return loaded.kernel, splits
+    return None
+
+
+def _ragged(kernel: Kernel, shape: Shape) -> bool:
+    """Whether the kernel would have a tail in N that AITER's launcher does not trust it with."""
+    return (kernel.abi, kernel.tile_m, kernel.tile_n) == _WHOLE and shape.n % kernel.tile_n != 0

@@ -121,9 +121,12 @@ _PLAIN = ("out", "a", "b")
 _BIASED = (*_PLAIN, "bias")
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _zeros(n: int, where: torch.device) -> torch.Tensor:
-    """Float32 zeros [N] for kernels that always add a bias."""
+    """Float32 zeros [N] for kernels that always add a bias, for all streams; kept for ever, because a captured graph may read them."""
     import torch
 
-    return torch.zeros(n, dtype=torch.float32, device=where)
+    zeros = torch.zeros(n, dtype=torch.float32, device=where)
+    if where.type == "cuda":
+        torch.cuda.current_stream(where).synchronize()  # other streams do not wait for the fill
+    return zeros

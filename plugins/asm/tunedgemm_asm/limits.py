@@ -36,31 +36,39 @@ class Rules:
     Attributes:
         scale: kind of the operands' scales.
         whole_n: what divides N; 0 for the kernel's tile.
+        whole_n_shuffled: the same where the weight is shuffled.
         splits: parts of K at most.
         meet: how parts of K meet: ``semaphore`` (then kernels that split have two parts or more), or ``output``, added to what is there.
         parts: how K is cut: ``counted`` (each part a number of steps), ``aligned`` (equal parts, rounded up to steps, all of them
             needed) or ``even`` (what divides K; a power of two).
+        ordered: whether parts are added in one order, which gives the same bits in each call.
+        numbered: whether tiles are numbered along the first axis of the grid, `MAX_TILES` at most.
         wide: whether operands and output may have `MAX_BYTES` or more, because a tile's own base has 64 bits.
         large_output: whether the output may.
+        shuffled_scales: whether scales are shuffled, also those of a plain weight.
     """
 
     scale: str
     whole_n: int
+    whole_n_shuffled: int
     splits: int
     meet: str
     parts: str
+    ordered: bool = False
+    numbered: bool = False
     wide: bool = False
     large_output: bool = False
+    shuffled_scales: bool = False
 
 
 #: AITER: csrc/py_itfs_cu/asm_gemm_{a16w16,a8w8,a4w4}.cu and asm_a8w8_blockscale_bpreshuffle.cu. Its fp4 table has rows with outputs of
 #: up to 9 GiB without an error; no other table has such rows.
 RULES = {
-    "aiter-bf16gemm": Rules("none", 0, 16, "semaphore", "counted"),
-    "aiter-i8gemm": Rules("row", 0, 16, "output", "aligned"),
-    "aiter-fp8gemm-blockscale": Rules("block", 0, 16, "output", "aligned"),
-    "aiter-f4gemm": Rules("block", 16, 16, "output", "even", large_output=True),
-    "tunedgemm-bf16": Rules("none", 4, 16, "semaphore", "counted", wide=True),
+    "aiter-bf16gemm": Rules("none", 0, 0, 16, "semaphore", "counted"),
+    "aiter-i8gemm": Rules("row", 0, 0, 16, "output", "aligned"),
+    "aiter-fp8gemm-blockscale": Rules("block", 0, 0, 16, "output", "aligned"),
+    "aiter-f4gemm": Rules("block", 16, 16, 16, "output", "even", large_output=True, shuffled_scales=True),
+    "tunedgemm-bf16": Rules("none", 4, 16, 16, "semaphore", "aligned", ordered=True, numbered=True, wide=True),
 }
 OPS = tuple(dict.fromkeys(op for abi in ABIS.values() for op in abi.ops))
 
@@ -74,13 +82,16 @@ def supports(shape: Shape, device: Device, kernels: Kernels) -> bool | Unsupport
     """True, or why none of the *kernels*, those of the device's architecture, takes the shape."""
     if reason := elsewhere(shape, device):
         return Unsupported(reason)
-    reasons = set()
-    for loaded in kernels.values():
+    reasons: dict[str, str] = {}
+    for name, loaded in kernels.items():
         if shape.op in loaded.abi.ops:
             if not (reason := _operands(loaded.kernel, shape) or _dtypes(loaded, shape) or _sizes(loaded.kernel, shape)):
                 return True
-            reasons.add(reason)
-    return Unsupported("; ".join(sorted(reasons)[:3]) or _missing(shape.op, device.gfx))
+            reasons.setdefault(reason, name)  # one kernel stands for all that refuse it so
+    if not reasons:
+        return Unsupported(_missing(shape.op, device.gfx))
+    told = "; ".join(f"{name} {reason}" for reason, name in sorted(reasons.items())[:3])
+    return Unsupported(f"no kernel of {shape.op} takes it: {told}")
 
 
 def elsewhere(shape: Shape, device: Device) -> str:
@@ -103,41 +114,44 @@ def _missing(op: str, gfx: str) -> str:
 
 def refused(loaded: Loaded, splits: int, shape: Shape) -> str:
     """Why the kernel of a pack cannot serve the shape with so many parts of K, or an empty text."""
-    return refusal(loaded.kernel, splits, shape) or _dtypes(loaded, shape)
+    return refusal(loaded.kernel, splits, shape) or _named(loaded.kernel, _dtypes(loaded, shape))
 
 
 def refusal(kernel: Kernel, splits: int, shape: Shape) -> str:
     """The same for a kernel of any pack."""
-    return _operands(kernel, shape) or _sizes(kernel, shape) or _splits(kernel, splits, shape)
+    return _named(kernel, _operands(kernel, shape) or _sizes(kernel, shape) or _splits(kernel, splits, shape))
+
+
+def _named(kernel: Kernel, reason: str) -> str:
+    """The reason with the kernel's name, as whose predicate it is written."""
+    return f"{kernel.name} {reason}" if reason else ""
 
 
 def _dtypes(loaded: Loaded, shape: Shape) -> str:
     """Why the pack's descriptor, which may have fewer dtypes than its layout of arguments, leaves the shape out."""
-    said = loaded.dtypes
-    for operand, dtype in (("x", shape.dtype), ("weight", shape.dtype), ("out", shape.outdtype)):
-        if dtype not in said[operand]:
-            return f"the pack {loaded.pack.name} is for {operand} in {' or '.join(said[operand])}, not {dtype}"
-    if shape.bias and said["bias"] and shape.bias_dtype not in said["bias"]:
-        return f"the pack {loaded.pack.name} is for a bias in {' or '.join(said['bias'])}, not {shape.bias_dtype}"
+    operands = {"x": shape.dtype, "weight": shape.dtype, "out": shape.outdtype} | ({"bias": shape.bias_dtype} if shape.bias else {})
+    for operand, dtype in operands.items():
+        if dtype not in (said := loaded.dtypes[operand]):
+            return f"is for {operand} in {' or '.join(said) or 'no dtype'} by its pack {loaded.pack.name}, not {dtype}"
     return ""
 
 
 def _operands(kernel: Kernel, shape: Shape) -> str:
     abi, rules = ABIS[kernel.abi], RULES[kernel.abi]
     if shape.op not in abi.ops:
-        return f"{kernel.name} computes {' and '.join(abi.ops)}, not {shape.op}"
+        return f"computes {' and '.join(abi.ops)}, not {shape.op}"
     if shape.dtype not in abi.dtypes["x"]:
-        return f"kernels of {abi.name} take {' or '.join(abi.dtypes['x'])}, not {shape.dtype}"
+        return f"takes {' or '.join(abi.dtypes['x'])}, not {shape.dtype}"
     outputs = kernel.outputs or abi.dtypes["out"]
     if shape.outdtype not in outputs:
-        return f"{kernel.name} writes {' or '.join(outputs)}, not {shape.outdtype}"
+        return f"writes {' or '.join(outputs)}, not {shape.outdtype}"
     if shape.scale != rules.scale:
-        return f"kernels of {abi.name} take scales of kind {rules.scale}, not {shape.scale}"
-    if not kernel.shuffled and rules.scale == "block":
-        return f"{kernel.name} reads a plain weight with shuffled scales; {shape.op} has plain scales with it"
+        return f"takes scales of kind {rules.scale}, not {shape.scale}"
     wanted = abi.layout if kernel.shuffled else "row"
     if shape.layout != wanted:
-        return f"kernels here read weights of layout {wanted}" if shape.layout != "row" else "kernels here read shuffled weights"
+        return f"reads weights of layout {wanted}, not {shape.layout}"
+    if not kernel.shuffled and rules.shuffled_scales:
+        return f"reads a plain weight with shuffled scales; {shape.op} has plain scales with it"
     return _bias(kernel, shape)
 
 
@@ -146,56 +160,55 @@ def _bias(kernel: Kernel, shape: Shape) -> str:
         return ""
     abi = ABIS[kernel.abi]
     if not kernel.bias or not abi.dtypes["bias"]:
-        return f"{kernel.name} adds no bias"
+        return "adds no bias"
     # Kernels that read two dtypes read that of the output.
     wanted = abi.dtypes["bias"] if len(abi.dtypes["bias"]) == 1 else (shape.outdtype,)
-    return "" if shape.bias_dtype in wanted else f"{kernel.name} adds a bias in {' or '.join(wanted)}, not {shape.bias_dtype}"
+    return "" if shape.bias_dtype in wanted else f"adds a bias in {' or '.join(wanted)}, not {shape.bias_dtype}"
 
 
 def _sizes(kernel: Kernel, shape: Shape) -> str:
     abi, rules = ABIS[kernel.abi], RULES[kernel.abi]
     step = max(abi.sub_k, kernel.sub_k)
     if shape.k % step:
-        return f"{kernel.name} needs K % {step} = 0 (K={shape.k})"
-    whole = 16 if kernel.shuffled and rules.wide else rules.whole_n or kernel.tile_n
+        return f"needs K % {step} = 0 (K={shape.k})"
+    whole = (rules.whole_n_shuffled if kernel.shuffled else rules.whole_n) or kernel.tile_n
     if shape.n % whole:
-        return f"{kernel.name} needs N % {whole} = 0 (N={shape.n})"
+        return f"needs N % {whole} = 0 (N={shape.n})"
     return _bytes(kernel, shape)
 
 
 def _bytes(kernel: Kernel, shape: Shape) -> str:
     """Why what the kernel addresses, or its grid, is too large."""
+    rules = RULES[kernel.abi]
     x, out = dtype_bits(shape.dtype) // (2 if shape.dtype == "fp4x2" else 1), dtype_bits(shape.outdtype)
-    if RULES[kernel.abi].wide:  # a tile is addressed with 31 bits from a base of 64, and all tiles lie along the first axis of the grid
-        most, m, n = MAX_BYTES // 2, kernel.tile_m, kernel.tile_n
-        tiles, grid = ceil_div(shape.m, m) * ceil_div(shape.n, n), MAX_TILES
-    else:
-        most, m, n = MAX_BYTES, shape.m, shape.n
-        tiles, grid = ceil_div(shape.m, kernel.tile_m), MAX_GRID
-    if tiles > grid:
-        return f"{kernel.name} has {tiles} tiles along an axis of its grid; there are {grid} at most"
-    written = 0 if RULES[kernel.abi].large_output else m * shape.n * out
+    # Where each tile has its own base, 31 bits address it.
+    most, m, n = (MAX_BYTES // 2, kernel.tile_m, kernel.tile_n) if rules.wide else (MAX_BYTES, shape.m, shape.n)
+    written = 0 if rules.large_output else m * shape.n * out
     for name, bits in (("x", m * shape.k * x), ("the weight", n * shape.k * x), ("the output", written)):
         if bits // 8 >= most:
-            return f"{kernel.name} would address {bits // 8} bytes of {name} at a time; fewer than {most} are possible"
+            return f"would address {bits // 8} bytes of {name} at a time; fewer than {most} are possible"
+    tiles_m, tiles_n = ceil_div(shape.m, kernel.tile_m), ceil_div(shape.n, kernel.tile_n)
+    tiles, grid = (tiles_m * tiles_n, MAX_TILES) if rules.numbered else (tiles_m, MAX_GRID)
+    if tiles > grid:
+        return f"has {tiles} tiles along an axis of its grid; there are {grid} at most"
     return ""
 
 
 def _splits(kernel: Kernel, splits: int, shape: Shape) -> str:
     rules = RULES[kernel.abi]
     if not 1 <= splits <= rules.splits:
-        return f"{kernel.name}: K is cut into 1 to {rules.splits} parts (got {splits})"
+        return f"cuts K into 1 to {rules.splits} parts (got {splits})"
     if splits > 1 and not kernel.splits:
-        return f"{kernel.name} does not split K (got {splits} parts)"
+        return f"does not split K (got {splits} parts)"
     if rules.meet == "semaphore":
         if splits == 1 and kernel.splits:
-            return f"{kernel.name} splits K into two parts or more"
+            return "splits K into two parts or more"
         tiles = ceil_div(shape.n, kernel.tile_n) * ceil_div(shape.m, kernel.tile_m)
         if splits > 1 and tiles > COUNTERS:
-            return f"{kernel.name}: {tiles} tiles that meet over parts of K; there are {COUNTERS} counters"
+            return f"has {tiles} tiles that meet over parts of K; there are {COUNTERS} counters"
     even = splits & (splits - 1) == 0 and shape.k % splits == 0
     fits = even if rules.parts == "even" else parts_of(kernel, splits, shape) == splits
-    return "" if fits else f"{kernel.name}: K={shape.k} is not cut into {splits} parts of whole steps of {kernel.sub_k}"
+    return "" if fits else f"does not cut K={shape.k} into {splits} parts of whole steps of {kernel.sub_k}"
 
 
 def part_of(kernel: Kernel, splits: int, shape: Shape) -> int:
@@ -205,6 +218,6 @@ def part_of(kernel: Kernel, splits: int, shape: Shape) -> int:
 
 def parts_of(kernel: Kernel, splits: int, shape: Shape) -> int:
     """Parts that have work where K is cut into so many; of kernels that count steps, as many as there are steps at most."""
-    if RULES[kernel.abi].parts == "counted" and not RULES[kernel.abi].wide:
+    if RULES[kernel.abi].parts == "counted":
         return min(splits, shape.k // kernel.sub_k)
     return ceil_div(shape.k, part_of(kernel, splits, shape))

@@ -86,7 +86,7 @@ def solution_of(libtype: str, kernel: Kernel, splits: int) -> Solution:
     """
     rules = RULES[kernel.abi]
     written = splits.bit_length() - 1 if rules.parts == "even" else splits
-    return Solution(libtype, kernel.name, written, deterministic=splits <= 2 or kernel.abi == "tunedgemm-bf16")
+    return Solution(libtype, kernel.name, written, deterministic=splits <= 2 or rules.ordered)
 
 
 def resolve(solution: Solution, shape: Shape, device: Device, found: Found) -> Chosen:
