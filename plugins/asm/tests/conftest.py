@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tunedgemm_asm import packs
+from tunedgemm_asm import packs, sources
 
 
 def _module(stem: str) -> ModuleType:
@@ -30,9 +30,11 @@ def _module(stem: str) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def no_other_packs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Packs of the machine that runs the tests are none of theirs."""
-    for variable in ("TUNEDGEMM_ASM_PACKS", "AITER_ASM_DIR"):
+    """Packs of the machine that runs the tests, named or installed, are none of theirs."""
+    for variable in (sources.VARIABLE, sources.OF_AITER):
         monkeypatch.delenv(variable, raising=False)
+    for name in ("entry_points", "_locations"):
+        monkeypatch.setattr(sources, name, lambda *_, **__: [])
     packs.reload()
     yield
     packs.reload()

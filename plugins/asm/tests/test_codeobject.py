@@ -221,6 +221,12 @@ def test_a_kernel_that_is_not_what_was_promised_is_refused(
     assert reason in told and bool(reason) == bool(told)
 
 
+def test_a_kernel_for_an_architecture_of_which_nothing_is_known_is_refused(objects: ModuleType) -> None:
+    """By that reason, not by a size that it is taken for."""
+    told = refusal(read(objects.made(["k"], "gfx1100")), KERNEL, ABI, "gfx1100")
+    assert told == "kernels run on gfx942 and gfx950; what gfx1100 has is not known"
+
+
 @pytest.mark.parametrize("wrong", ["missing", "moved", "narrow", "a number"])
 def test_arguments_that_are_listed_must_be_those_that_are_passed(wrong: str, objects: ModuleType) -> None:
     """Each of our fields where the code object has an argument of its size and kind; padding between them may be listed or not."""

@@ -55,12 +55,13 @@ def run(*command: Any, cwd: Path | None = None) -> str:
 
 
 def test_the_plugin_finds_its_kernels(installed: Path, tmp_path: Path) -> None:
-    """By the wheel's name, each architecture its own, with nothing refused."""
+    """By the wheel's name, each architecture its own, with nothing of it refused, whatever else the machine has."""
     listed = run(installed, "-m", "tunedgemm", "asm", "list", "-v", cwd=tmp_path)
 
     for gfx in ("gfx942", "gfx950"):
-        assert f"{gfx}: 1 kernels in 1 packs\n  pack example-{gfx} (" in listed and f"    example_{gfx}: 64x64, prefetch 2" in listed
-    assert "by example-asm-pack): 1 kernels of tunedgemm-bf16, sha256 " in listed and "refused" not in listed
+        (line,) = [line for line in listed.splitlines() if line.startswith(f"  pack example-{gfx} (")]
+        assert "by example-asm-pack): 1 kernels of tunedgemm-bf16, sha256 " in line and f"    example_{gfx}: 64x64, prefetch 2" in listed
+    assert "refused: pack example" not in listed
 
 
 def test_the_backend_offers_them(installed: Path, tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_the_backend_offers_them(installed: Path, tmp_path: Path) -> None:
         "print(asm.library_version(Device('gfx942', 304)), asm.library_version(Device('gfx90a', 104)))\n"
     )
     solutions, version = run(installed, "-c", program, cwd=tmp_path).splitlines()
-    assert solutions == "asm:example_gfx942 splitK=1"
+    assert "asm:example_gfx942 splitK=1" in solutions
     assert version.startswith("asm ") and len(version.split()) == 2
 
 

@@ -99,6 +99,52 @@ def test_of_two_packs_with_one_name_the_earlier_has_it(write: Write, from_folder
     assert from_folders(first, first).problems == ()
 
 
+def test_a_pack_that_cannot_be_used_does_not_hide_a_later_one(
+    write: Write, from_folders: Callable[..., packs.Found], objects: ModuleType
+) -> None:
+    """Of one name the first whose code object passes has it; where none does, the first, with its reason."""
+    first, second, third = write("first", "a", "b"), write("second", "a", "b"), write("third", "b")
+    for folder, kernel in ((first, "a"), (first, "b"), (second, "b"), (third, "b")):
+        (folder / f"{kernel}.co").write_bytes(b"MZ" if kernel == "a" else objects.made(["other"]))
+    found = from_folders(first, second, third)
+
+    assert {name: loaded.pack.name for name, loaded in found.kernels.items()} == {"a": "second", "b": "first"}
+    assert found.kernels["a"].code() and found.missing("a") == ""
+    assert f"pack first ({first}): a.co: not an ELF file: it begins with 4d5a" in found.problems
+    assert found.missing("b") == f"pack first ({first}): b.co: it has no kernel b; it has other"
+
+
+@pytest.mark.parametrize("kind", ["a link to itself", "no such user", "a long path", "no permission", "a long name"])
+def test_a_place_that_cannot_be_looked_at_costs_itself_alone(kind: str, write: Write, from_folders: Callable[..., packs.Found]) -> None:
+    """It is a problem with its reason; packs and kernels beside it are used."""
+    good, bad = write("good", "g"), write("bad", "a", "b")
+    place, reason = str(bad), ""
+    if kind == "a link to itself":
+        (bad / "a.co").unlink()
+        (bad / "a.co").symlink_to("a.co")
+        reason = "a.co"
+    elif kind == "no such user":
+        place, reason = "~nosuchuser/x", "TUNEDGEMM_ASM_PACKS: ~nosuchuser/x: "
+    elif kind == "a long path":
+        place, reason = f"/{'x' * 5000}", "TUNEDGEMM_ASM_PACKS: /xxx"
+    elif kind == "a long name":
+        (bad / "pack.json").write_text('{"abi": "aiter-bf16gemm", "gfx": "gfx942", "manifest": "' + "x" * 5000 + '"}')
+        reason = "File name too long"
+    else:
+        if os.geteuid() == 0:
+            pytest.skip("root may look into every folder")
+        bad.chmod(0o600)
+        reason = f"{bad} cannot be looked through: "
+    try:
+        found = from_folders(place, good)
+    finally:
+        bad.chmod(0o700)
+
+    assert found.kernels["g"].code()
+    assert any(reason in problem and len(problem) < 1200 for problem in found.problems), found.problems
+    assert set(found.kernels) == ({"b", "g"} if kind == "a link to itself" else {"g"})
+
+
 def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.Found], tmp_path: Path) -> None:
     """A folder named and absent, or empty; parts that are blank are nothing."""
     (tmp_path / "empty").mkdir()
@@ -117,7 +163,7 @@ def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.F
         ({"gfx": "gfx942:xnack+"}, "gfx 'gfx942:xnack+' is no architecture"),
         ({"gfx": 942}, "gfx must be text"),
         ({"manifest": "../m.csv"}, "manifest: '../m.csv' leads out of the pack's folder"),
-        ({"manifest": "n.csv"}, "n.csv: "),
+        ({"manifest": "n.csv"}, "there is no file n.csv"),
         ({"tile": 1}, "unknown key 'tile'; known: abi, gfx, manifest"),
         ({"of_aiter": True}, "unknown key 'of_aiter'"),
         ({"name": "a\nb"}, "name must be text"),
@@ -175,6 +221,23 @@ def test_a_path_that_leads_out_is_refused(write: Write, from_folders: Callable[.
     assert "a.co leads out of the pack's folder" in found.missing("a")
 
 
+@pytest.mark.parametrize("name", ["m.csv", "pack.json"])
+def test_what_describes_a_pack_lies_in_its_folder(
+    name: str, write: Write, from_folders: Callable[..., packs.Found], tmp_path: Path
+) -> None:
+    """A link to a file outside is refused, and a pipe, which would never end, is no file."""
+    folder = write("mine", "a")
+    (folder / name).rename(tmp_path / name)
+    (folder / name).symlink_to(tmp_path / name)
+    (problem,) = from_folders(folder).problems
+    assert f"{name} leads out of the pack's folder, to {tmp_path / name}" in problem
+
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    (problem,) = from_folders(folder).problems
+    assert ("there is no file m.csv" if name == "m.csv" else "holds no pack") in problem
+
+
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
@@ -193,6 +256,7 @@ def test_a_bad_code_object_is_refused_before_any_launch(
     (folder / "a.co").write_bytes(objects.made(["a"], **made))
     found = from_folders(folder)
     assert found.problems == ()
+    assert reason in found.missing("a"), "it is read for the answer"
 
     for _ in range(2):
         with pytest.raises(PackError) as caught:
@@ -220,10 +284,40 @@ def test_a_file_that_was_exchanged_is_refused(
         "truncated": "cut off",
         "another architecture": "for gfx950",
         "another symbol": "has no kernel a; it has b",
-        "gone": "No such",
+        "gone": "there is no file a.co",
     }
     with pytest.raises(PackError, match=reasons[kind]):
         found.kernels["a"].checked()
+
+
+def test_what_runs_is_what_was_hashed(write: Write, from_folders: Callable[..., packs.Found], tmp_path: Path) -> None:
+    """A file with other bytes than when the packs were listed is refused, and one that leads out by then."""
+    folder = write("mine", "a", "b")
+    found = from_folders(folder)
+    assert found.version
+    (folder / "a.co").write_bytes((folder / "a.co").read_bytes() + b"\0")
+    (folder / "b.co").rename(tmp_path / "b.co")
+    (folder / "b.co").symlink_to(tmp_path / "b.co")
+
+    assert found.missing("a") == f"pack mine ({folder}): a.co was exchanged since it was listed"
+    assert "b.co leads out of the pack's folder" in found.missing("b")
+    assert from_folders(folder).missing("a") == "", "it is listed again"
+
+
+def test_a_file_that_cannot_be_read_is_tried_again(write: Write, from_folders: Callable[..., packs.Found]) -> None:
+    """It is told, its pack's hash is not that of an empty file, and once it can be read it is used."""
+    folder = write("mine", "a")
+    found = from_folders(folder)
+    content = (folder / "a.co").read_bytes()
+    (folder / "a.co").unlink()
+    away = found.version
+    assert found.missing("a") == f"pack mine ({folder}): there is no file a.co" == found.problems[0]
+
+    (folder / "a.co").write_bytes(content)
+    assert found.kernels["a"].code() == content and found.problems == ()
+    there = found.version
+    (folder / "a.co").write_bytes(b"")
+    assert len({away, there, from_folders(folder).version}) == 3
 
 
 def test_a_hash_that_is_promised_is_checked(write: Write, from_folders: Callable[..., packs.Found], objects: ModuleType) -> None:
@@ -248,7 +342,7 @@ def test_dtypes_of_a_descriptor_narrow_those_of_the_layout(write: Write, from_fo
 
 
 def test_the_version_follows_every_byte(write: Write, from_folders: Callable[..., packs.Found]) -> None:
-    """Of code objects and manifest; without kernels it is empty."""
+    """Of code objects, manifest and descriptor; without kernels it is empty."""
     folder = write("mine", "a", "b")
     first = from_folders(folder).version
     assert first.startswith("asm ") and len(first) == 16 and from_folders(folder).version == first
@@ -257,8 +351,10 @@ def test_the_version_follows_every_byte(write: Write, from_folders: Callable[...
     second = from_folders(folder).version
     (folder / "m.csv").write_text((folder / "m.csv").read_text().replace(",96,", ",80,", 1))
     third = from_folders(folder).version
+    (folder / "pack.json").write_text((folder / "pack.json").read_text() + " ")
+    fourth = from_folders(folder).version
 
-    assert len({first, second, third}) == 3
+    assert len({first, second, third, fourth}) == 4
     assert from_folders().version == ""
 
 
@@ -305,7 +401,9 @@ print([name for name in ("example_pack", "bad_pack", "aiter_meta", "torch", "elf
 
 
 def test_installed_packages_are_found_without_importing_them(write: Write, tmp_path: Path) -> None:
-    """One that an entry point names, and AITER's; a package whose import would fail is read like any other. Neither torch is loaded."""
+    """One that an entry point names, and AITER's, but no folder of the working directory; a package whose import would fail is read like
+    any other. Neither torch is loaded.
+    """
     write("site/example_pack/kernels/gfx942", "theirs")
     write("site/aiter_meta/hsa/gfx942/own", "aiters")
     site = tmp_path / "site"
@@ -318,7 +416,10 @@ def test_installed_packages_are_found_without_importing_them(write: Write, tmp_p
     )
     variables = {key: value for key, value in os.environ.items() if key not in (sources.VARIABLE, sources.OF_AITER)}
     environment = {**variables, "PYTHONPATH": os.pathsep.join([str(site), *filter(None, sys.path)])}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False)
+    cwd = tmp_path / "cwd"  # where a folder has a package's name and nothing of it was installed
+    write("cwd/example_pack/kernels/gfx942", "trap")
+    write("cwd/aiter/hsa/gfx942/own", "trap2")
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False, cwd=cwd)
 
     assert done.returncode == 0, done.stderr
     kernels, problems, imported = done.stdout.splitlines()

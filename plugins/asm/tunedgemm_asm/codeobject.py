@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from tunedgemm_asm.abi import Abi
+from tunedgemm_asm.gcn.targets import LANES, REGISTERS, TARGETS
 from tunedgemm_asm.manifest import Kernel, PackError
 
 if TYPE_CHECKING:
@@ -37,10 +38,8 @@ MACHINES = MappingProxyType(
         0x4F: "gfx950",
     }
 )
-#: LDS that one workgroup may take, in bytes (CDNA 2, 3 and 4 ISA guides).
-LDS_BYTES = MappingProxyType({"gfx90a": 64 << 10, "gfx942": 64 << 10, "gfx950": 160 << 10})
-#: Threads of a wave, and of a workgroup at most; registers of a thread at most, vector and accumulation registers together.
-WAVE, MAX_THREADS, MAX_REGISTERS = 64, 1024, 512
+#: Threads of a workgroup at most.
+MAX_THREADS = 1024
 
 _AMDGPU, _HSA, _NOTE = 224, 64, 32
 _DESCRIPTOR_BYTES = 64
@@ -231,6 +230,8 @@ def refusal(code: CodeObject, kernel: Kernel, abi: Abi, gfx: str) -> str:
     """Why a kernel of this code object must not be launched on *gfx* with the arguments of *abi*; "" where it may be."""
     if code.gfx != gfx:
         return f"it is for {code.gfx}, not {gfx}"
+    if gfx not in TARGETS:
+        return f"kernels run on {' and '.join(TARGETS)}; what {gfx} has is not known"
     if kernel.name not in code.kernels:
         return f"it has no kernel {kernel.name}; it has {', '.join(code.kernels) or 'none'}"
     seen = code.kernels[kernel.name]
@@ -253,10 +254,10 @@ def _resources(seen: Metadata, abi: Abi, gfx: str) -> str:
         return f"it is for workgroups of {seen.required or seen.workgroup} threads, {abi.name} launches {abi.threads}"
     if seen.workgroup > MAX_THREADS:
         return f"a workgroup has {MAX_THREADS} threads at most, its {seen.workgroup}"
-    if seen.lds_bytes > LDS_BYTES.get(gfx, 0):
-        return f"{gfx} has {LDS_BYTES.get(gfx, 0)} bytes of LDS, it takes {seen.lds_bytes}"
-    if seen.wavefront != WAVE or seen.vgprs > MAX_REGISTERS:
-        return f"it has waves of {seen.wavefront} threads with {seen.vgprs} registers; {gfx} has {WAVE} with {MAX_REGISTERS} at most"
+    if seen.lds_bytes > TARGETS[gfx].lds_bytes:
+        return f"{gfx} has {TARGETS[gfx].lds_bytes} bytes of LDS, it takes {seen.lds_bytes}"
+    if seen.wavefront != LANES or seen.vgprs > REGISTERS:
+        return f"it has waves of {seen.wavefront} threads with {seen.vgprs} registers; {gfx} has {LANES} with {REGISTERS} at most"
     return ""
 
 
@@ -264,6 +265,6 @@ def _promises(seen: Metadata, kernel: Kernel, abi: Abi) -> str:
     """What the manifest promises and the code cannot keep; the sums of a tile are kept in registers."""
     if kernel.splits and any(abi.field(name).offset >= seen.kernarg_bytes for name in abi.for_splits):
         return f"the manifest says that it splits K, and it does not ask for {' and '.join(abi.for_splits)}"
-    if kernel.tile_m * kernel.tile_n > abi.threads * MAX_REGISTERS:
+    if kernel.tile_m * kernel.tile_n > abi.threads * REGISTERS:
         return f"the manifest's tile of {kernel.tile_m}x{kernel.tile_n} has more values than a workgroup has registers"
     return ""

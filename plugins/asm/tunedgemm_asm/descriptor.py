@@ -10,6 +10,7 @@ The first three are needed. ``dtypes`` narrows what the ABI has; ``sha256`` is c
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,8 @@ from typing import Any
 import attrs
 
 from tunedgemm_asm.abi import ABIS, Abi
-from tunedgemm_asm.manifest import PackError, inside
+from tunedgemm_asm.limits import FP8
+from tunedgemm_asm.manifest import PackError, content_of, inside
 
 NAME = "pack.json"
 #: Bytes of a descriptor at most; levels of folders below a source that are looked through.
@@ -40,8 +42,6 @@ AITER: Mapping[str, tuple[str, str]] = MappingProxyType(
         "fp8gemm_blockscale": ("fp8gemm_bf16_blockscale.csv", "aiter-fp8gemm-blockscale"),
     }
 )
-#: The kind of fp8 numbers of an architecture (CDNA 3 and 4 ISA guides).
-_FP8: Mapping[str, str] = MappingProxyType({"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"})
 
 
 @attrs.frozen
@@ -56,6 +56,7 @@ class Descriptor:
         dtypes: what they take and give, by operand.
         sha256: file -> hash that its bytes must have; files may be absent.
         of_aiter: whether it is part of AITER's tree, which has no descriptors; said here, never by a ``pack.json``.
+        digest: SHA-256 of the ``pack.json``; "" where there is none.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Descriptor:
     dtypes: Mapping[str, tuple[str, ...]] = attrs.field(converter=MappingProxyType, hash=False)
     sha256: Mapping[str, str] = attrs.field(factory=dict, converter=MappingProxyType, hash=False)
     of_aiter: bool = False
+    digest: str = ""
 
 
 def read(folder: Path) -> Descriptor:
@@ -74,14 +76,12 @@ def read(folder: Path) -> Descriptor:
         PackError: there is none, or it says what is not allowed; names folder, key and reason.
     """
     try:
-        with (folder / NAME).open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        said = json.loads(content.decode()) if len(content) <= MAX_BYTES else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise PackError(f"pack {folder}: {NAME}: {error}") from error
-    try:
-        return _descriptor(said, folder.name)
+        content = content_of(folder, NAME, MAX_BYTES)
     except PackError as error:
+        raise PackError(f"pack {folder}: {error}") from error
+    try:
+        return attrs.evolve(_descriptor(json.loads(content.decode()), folder.name), digest=hashlib.sha256(content).hexdigest())
+    except (PackError, ValueError, RecursionError) as error:
         raise PackError(f"pack {folder}: {NAME}: {error}") from error
 
 
@@ -126,31 +126,32 @@ def _hashes(said: Any) -> Mapping[str, str]:
     return {inside(file, "sha256"): value for file, value in said.items()}
 
 
-def below(folder: Path) -> Iterator[tuple[Path, Descriptor | None]]:
-    """Folders with a pack, in the order of their names; AITER's with the descriptor that they lack."""
+def below(folder: Path) -> Iterator[tuple[Path, Descriptor | PackError]]:
+    """Folders with a pack, in the order of their names, AITER's with the descriptor that they lack; or why one cannot be read."""
     yield from _below(folder, MAX_DEPTH)
 
 
-def _below(folder: Path, depth: int) -> Iterator[tuple[Path, Descriptor | None]]:
-    if (folder / NAME).is_file():
-        yield folder, None
-        return
-    if folder.name in AITER and _GFX.fullmatch(folder.parent.name) and (folder / AITER[folder.name][0]).is_file():
-        yield folder, _aiter(folder)
-        return
-    if depth:
-        try:
+def _below(folder: Path, depth: int) -> Iterator[tuple[Path, Descriptor | PackError]]:
+    inner: list[Path] = []
+    try:
+        if (folder / NAME).is_file():
+            yield folder, read(folder)
+        elif folder.name in AITER and _GFX.fullmatch(folder.parent.name) and (folder / AITER[folder.name][0]).is_file():
+            yield folder, _aiter(folder)
+        elif depth:
             inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
-        except OSError:
-            return
-        for path in inner:
-            yield from _below(path, depth - 1)
+    except PackError as error:
+        yield folder, error
+    except (OSError, RuntimeError, ValueError) as error:
+        yield folder, PackError(f"{folder} cannot be looked through: {error}")
+    for path in inner:
+        yield from _below(path, depth - 1)
 
 
 def _aiter(folder: Path) -> Descriptor:
     family, gfx = folder.name, folder.parent.name
     listed, name = AITER[family]
     dtypes = dict(ABIS[name].dtypes)
-    if gfx in _FP8 and _FP8[gfx] in dtypes["x"]:
-        dtypes["x"] = dtypes["weight"] = (_FP8[gfx],)
+    if gfx in FP8 and FP8[gfx] in dtypes["x"]:
+        dtypes["x"] = dtypes["weight"] = (FP8[gfx],)
     return Descriptor(f"aiter-{gfx}-{family}", gfx, name, listed, dtypes, of_aiter=True)

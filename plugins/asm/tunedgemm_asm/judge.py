@@ -8,7 +8,6 @@ from pathlib import Path
 import attrs
 
 from tunedgemm_asm import packs
-from tunedgemm_asm.manifest import PackError
 from tunedgemm_asm.packs import Pack
 
 
@@ -47,11 +46,7 @@ def verdicts(folders: Iterable[Path]) -> Iterator[Verdict]:
 
 
 def _of_code(pack: Pack) -> Iterator[str]:
-    for loaded in pack.loaded:
-        try:
-            loaded.checked()
-        except PackError as error:
-            yield str(error)
+    yield from filter(None, (loaded.refused() for loaded in pack.loaded))
 
 
 def _of_hashes(pack: Pack) -> Iterator[str]:
@@ -71,8 +66,8 @@ def _given(pack: Pack, owners: dict[tuple[str, str], Pack]) -> Iterator[str]:
 
 
 def _notes(pack: Pack) -> Iterator[str]:
-    listed = {(pack.folder / kernel.file).resolve() for kernel in pack.kernels}
-    spare = [path.name for path in sorted(pack.folder.rglob("*.co")) if path.resolve() not in listed]
+    listed = {kernel.file for kernel in pack.kernels}
+    spare = [path.name for path in sorted(pack.folder.rglob("*.co")) if path.relative_to(pack.folder).as_posix() not in listed]
     if spare:
         yield f"no usable kernel is in {', '.join(spare[:5])}{f' and {len(spare) - 5} more' if len(spare) > 5 else ''}"
     if not pack.kernels:

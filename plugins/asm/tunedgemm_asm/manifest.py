@@ -35,6 +35,10 @@ class PackError(PluginError):
     """A pack, a manifest or a code object that cannot be used: names it and the reason."""
 
 
+class UnreadableError(PackError):
+    """A file that cannot be read: that may pass, so it is worth another try."""
+
+
 @attrs.frozen
 class Kernel:
     """One kernel, as its manifest describes it.
@@ -86,41 +90,53 @@ def read(path: Path, abi: Abi) -> Manifest:
     Raises:
         PackError: it cannot be read, is too large, or lacks a column; a bad line costs its own kernel alone.
     """
+    return decoded(content_of(path.parent, path.name, MAX_BYTES), path.name, abi)
+
+
+def decoded(content: bytes, name: str, abi: Abi) -> Manifest:
+    """`read`, from bytes; *name* is the file's, for messages."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise PackError(f"{path.name}: more than {MAX_BYTES} bytes")
-        text = content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PackError(f"{path.name}: {error}") from error
-    return parse(text, path.name, abi)
+        return parse(content.decode("utf-8-sig"), name, abi)
+    except UnicodeDecodeError as error:
+        raise PackError(f"{name}: {error}") from error
 
 
 def parse(text: str, name: str, abi: Abi) -> Manifest:
     """`read`, from text; *name* is the file's, for messages."""
-    rows = csv.reader(_without_comments(text).splitlines())
-    try:
-        lines = [(rows.line_num, [cell.strip() for cell in row]) for row in rows if any(cell.strip() for cell in row)]
-    except csv.Error as error:
-        raise PackError(f"{name} line {rows.line_num}: {error}") from error
+    lines = [(number, line) for number, line in enumerate(_without_comments(text).splitlines(), 1) if line.strip(", \t")]
     if not lines:
         raise PackError(f"{name}: empty; the first line must name the columns")
-    header = [_column(cell) for cell in lines[0][1]]
+    try:
+        titles = _cells(lines[0][1])
+    except PackError as error:
+        raise PackError(f"{name} line {lines[0][0]}: {error}") from error
+    header = [_column(title) for title in titles]
     missing = [column for column in _REQUIRED if column not in header]
     doubled = [column for column, count in Counter(header).items() if count > 1]
     if missing or doubled:
         raise PackError(f"{name} line {lines[0][0]}: the column {(missing or doubled)[0]} is {'missing' if missing else 'there twice'}")
-    unknown = [cell for cell, column in zip(lines[0][1], header, strict=True) if column not in _KNOWN]
+    unknown = [title for title, column in zip(titles, header, strict=True) if column not in _KNOWN]
     remarks = (f"{name}: columns that are not known: {', '.join(unknown)}",) if unknown else ()
     return _kernels(lines[1:], header, name, abi, remarks)
 
 
-def _kernels(lines: Iterable[tuple[int, list[str]]], header: list[str], name: str, abi: Abi, remarks: tuple[str, ...]) -> Manifest:
+def _cells(line: str) -> list[str]:
+    try:
+        return [cell.strip() for cell in next(csv.reader([line]))]
+    except csv.Error as error:
+        raise PackError(str(error)) from error
+
+
+def _kernels(lines: Iterable[tuple[int, str]], header: list[str], name: str, abi: Abi, remarks: tuple[str, ...]) -> Manifest:
     kernels: list[Kernel] = []
     refused: dict[str, str] = {}
     places: dict[str, list[int]] = {}
-    for line, cells in lines:
+    for line, text in lines:
+        try:
+            cells = _cells(text)
+        except PackError as error:
+            refused[f"line {line}"] = f"{name} line {line}: {error}"
+            continue
         row = dict(zip(header, cells, strict=False))
         label = " ".join(row.get("knl_name", "").split())[:MAX_NAME] or f"line {line}"
         places.setdefault(label, []).append(line)
@@ -176,6 +192,41 @@ def inside(text: str, where: str) -> str:
     if path.is_absolute() or ".." in path.parts or path.name in ("", "."):
         raise PackError(f"{where}: {text[:80]!r} leads out of the pack's folder")
     return str(path)
+
+
+def place_of(folder: Path, file: str) -> Path:
+    """Where a file of a pack lies, links resolved.
+
+    Raises:
+        PackError: out of the pack's folder; names the file, as the others do.
+        UnreadableError: there is no such file, or it cannot be told.
+    """
+    try:
+        place = (folder / file).resolve()
+        within, exists = place.is_relative_to(folder.resolve()), place.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # a link to itself is a RuntimeError up to Python 3.12
+        raise UnreadableError(f"{file[:80]}: {_reason(error)}") from error
+    if not within:
+        raise PackError(f"{file} leads out of the pack's folder, to {place}")
+    if not exists:
+        raise UnreadableError(f"there is no file {file}")
+    return place
+
+
+def content_of(folder: Path, file: str, most: int) -> bytes:
+    """The bytes of a file of a pack; raises as `place_of`, and where there are more than *most*."""
+    try:
+        with place_of(folder, file).open("rb") as opened:
+            content = opened.read(most + 1)
+    except OSError as error:
+        raise UnreadableError(f"{file}: {_reason(error)}") from error
+    if len(content) > most:
+        raise PackError(f"{file}: more than {most} bytes")
+    return content
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _number(row: Mapping[str, str], column: str, default: int | None = None, *, least: int = 0, most: int = MAX_NUMBER) -> int:

@@ -1,7 +1,8 @@
 """Packs: folders with a descriptor, a manifest and code objects; which of their kernels may be launched on an architecture.
 
-`found` reads descriptors and manifests, `Loaded` a code object when its kernel is first wanted. What is wrong with one pack costs that
-pack, what is wrong with one kernel that kernel; both are remembered with their reason.
+`found` reads descriptors and manifests, `Loaded` a code object when its kernel is first wanted, and those of a name that several packs
+have at once. What is wrong with one pack costs that pack, what is wrong with one kernel that kernel; both are remembered with their
+reason.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tunedgemm_asm import codeobject, descriptor, manifest
 from tunedgemm_asm.abi import ABIS, Abi
 from tunedgemm_asm.codeobject import Metadata
 from tunedgemm_asm.descriptor import Descriptor
-from tunedgemm_asm.manifest import Kernel, PackError
+from tunedgemm_asm.manifest import Kernel, PackError, UnreadableError, content_of, place_of
 from tunedgemm_asm.sources import sources
 
 #: Bytes of a code object at most; AITER's largest has 150 KiB.
@@ -39,6 +40,7 @@ class Pack:
         kernels: those of its manifest that can be used, as far as the manifest tells.
         refused: name of a kernel -> why it is not among them.
         remarks: what is odd and does no harm.
+        hashes: SHA-256 of the files that were read, which must stay what they were.
     """
 
     descriptor: Descriptor
@@ -47,6 +49,7 @@ class Pack:
     kernels: tuple[Kernel, ...]
     refused: Mapping[str, str] = attrs.field(factory=dict)
     remarks: tuple[str, ...] = ()
+    hashes: dict[str, str] = attrs.field(factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -68,16 +71,27 @@ class Pack:
         """Its kernels, each with its file."""
         return tuple(Loaded(self, kernel, self.folder / kernel.file) for kernel in self.kernels)
 
-    @functools.cached_property
+    def content(self, file: str) -> bytes:
+        """The bytes of one of its files, the same each time: *sha256* is of what is used.
+
+        Raises:
+            PackError: it was exchanged since it was first read; and as `content_of`.
+        """
+        content = content_of(self.folder, file, MAX_BYTES)
+        digest = hashlib.sha256(content).hexdigest()
+        if self.hashes.setdefault(file, digest) != digest:
+            raise PackError(f"{file} was exchanged since it was listed")
+        return content
+
+    @property
     def sha256(self) -> str:
-        """Over the manifest's and all code objects' bytes, in the order of their names."""
-        total = hashlib.sha256()
-        for name in sorted({self.descriptor.manifest, *(kernel.file for kernel in self.kernels)}):
-            try:
-                content = (self.folder / name).read_bytes()
-            except OSError:
-                content = b""
-            total.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+        """Over the bytes of descriptor, manifest and all code objects, in the order of their names."""
+        total = hashlib.sha256(f"{descriptor.NAME}\0{self.descriptor.digest}\n".encode())
+        for file in sorted({self.descriptor.manifest, *(kernel.file for kernel in self.kernels)}):
+            if file not in self.hashes:
+                with contextlib.suppress(PackError):  # told when its kernel is wanted
+                    self.content(file)
+            total.update(f"{file}\0{self.hashes.get(file, 'unreadable')}\n".encode())
         return total.hexdigest()
 
 
@@ -98,7 +112,7 @@ class Checked:
 
 @attrs.frozen(eq=False)
 class Loaded:
-    """A kernel of a pack. Its code object is read and checked once, when it is first wanted."""
+    """A kernel of a pack. Its code object is read and checked when it is first wanted, once where it can be read."""
 
     pack: Pack
     kernel: Kernel
@@ -126,11 +140,11 @@ class Loaded:
         Raises:
             PackError: it must not be launched; names pack, file and reason, each time.
         """
-        if not self._checked:
+        if not self._checked or isinstance(self._checked[0], UnreadableError):
             try:
-                self._checked.append(_check(self))
+                self._checked[:] = [_check(self)]
             except PackError as error:
-                self._checked.append(PackError(f"pack {self.pack.name} ({self.pack.folder}): {self.kernel.file}: {error}"))
+                self._checked[:] = [type(error)(f"pack {self.pack.name} ({self.pack.folder}): {error}")]
         if isinstance(answer := self._checked[0], PackError):
             raise answer.with_traceback(None)
         return answer
@@ -148,6 +162,14 @@ class Loaded:
         """Of the code object's bytes; raises as `checked`."""
         return self.checked().sha256
 
+    def refused(self) -> str:
+        """Why it must not be launched, for which its code object is read; "" where it may be."""
+        try:
+            self.checked()
+        except PackError as error:
+            return str(error)
+        return ""
+
     @property
     def fault(self) -> str:
         """Why it was refused, where its code object was wanted and must not be launched; "" otherwise."""
@@ -155,20 +177,18 @@ class Loaded:
 
 
 def _check(loaded: Loaded) -> Checked:
+    file = loaded.kernel.file
+    content = loaded.pack.content(file)
     try:
-        with loaded.path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise PackError(f"cannot be read: {error.strerror or error}") from error
-    if len(content) > MAX_BYTES:
-        raise PackError(f"more than {MAX_BYTES} bytes")
-    code = codeobject.read(content)
-    promised = loaded.pack.descriptor.sha256.get(loaded.kernel.file, code.sha256)
+        code = codeobject.read(content)
+    except PackError as error:
+        raise PackError(f"{file}: {error}") from error
+    promised = loaded.pack.descriptor.sha256.get(file, code.sha256)
     if promised != code.sha256:
-        raise PackError(f"its sha256 is {code.sha256}, the descriptor says {promised}")
+        raise PackError(f"{file}: its sha256 is {code.sha256}, the descriptor says {promised}")
     reason = codeobject.refusal(code, loaded.kernel, loaded.abi, loaded.pack.gfx)
     if reason:
-        raise PackError(reason)
+        raise PackError(f"{file}: {reason}")
     return Checked(content, code.sha256, code.kernels[loaded.kernel.name])
 
 
@@ -179,7 +199,7 @@ class Found:
     Attributes:
         gfx: which.
         packs: in the order in which they count.
-        kernels: by name; of two packs with one name the earlier has it.
+        kernels: by name; of two packs with one name the earlier has it whose code object can be used.
         refusals: what is wrong with packs and manifests; *problems* adds code objects.
         elsewhere: name of a kernel -> the other architectures that it is found for.
     """
@@ -203,9 +223,9 @@ class Found:
         return f"asm {hashlib.sha256(' '.join(pack.sha256 for pack in self.packs).encode()).hexdigest()[:12]}"
 
     def missing(self, name: str) -> str:
-        """Why no kernel of this name can be launched here; "" where one may be."""
+        """Why no kernel of this name can be launched here; "" where one may be. Its code object is read for it."""
         if name in self.kernels:
-            return self.kernels[name].fault
+            return self.kernels[name].refused()
         for pack in self.packs:
             if name in pack.refused:
                 return f"pack {pack.name} ({pack.folder}): {pack.refused[name]}"
@@ -214,19 +234,15 @@ class Found:
         return f"no pack for {self.gfx} has a kernel {name}" if self.packs else f"there is no pack for {self.gfx}"
 
 
-def read(folder: Path, source: str = "") -> Pack:
-    """The pack in a folder with a descriptor.
+def described(said: Descriptor, folder: Path, source: str) -> Pack:
+    """The pack in a folder, of which this is said.
 
     Raises:
         PackError: it cannot be used as a whole; names the folder.
     """
-    return described(descriptor.read(folder), folder, source)
-
-
-def described(said: Descriptor, folder: Path, source: str) -> Pack:
-    """The pack in a folder, of which this is said; raises as `read`."""
     try:
-        listed = manifest.read(folder / said.manifest, ABIS[said.abi])
+        content = content_of(folder, said.manifest, manifest.MAX_BYTES)
+        listed = manifest.decoded(content, said.manifest, ABIS[said.abi])
     except PackError as error:
         raise PackError(f"pack {said.name} ({folder}): {error}") from error
     kernels, refused = [], dict(listed.refused)
@@ -236,21 +252,16 @@ def described(said: Descriptor, folder: Path, source: str) -> Pack:
             refused[kernel.name] = reason
         else:
             kernels.append(attrs.evolve(kernel, outputs=tuple(dtype for dtype in kernel.outputs if dtype in said.dtypes["out"])))
-    return Pack(said, folder, source, tuple(kernels), MappingProxyType(refused), listed.remarks)
+    hashes = {said.manifest: hashlib.sha256(content).hexdigest()}
+    return Pack(said, folder, source, tuple(kernels), MappingProxyType(refused), listed.remarks, hashes)
 
 
 def _unusable(kernel: Kernel, said: Descriptor, folder: Path) -> str:
     """What can be told of a kernel without reading its code object."""
-    path = folder / kernel.file
     try:
-        within = path.resolve().is_relative_to(folder.resolve())
-        exists = path.is_file()
-    except OSError as error:
-        return f"{kernel.file}: {error}"
-    if not within:
-        return f"{kernel.file} leads out of the pack's folder, to {path.resolve()}"
-    if not exists:
-        return f"there is no file {kernel.file}"
+        place_of(folder, kernel.file)
+    except PackError as error:
+        return str(error)
     if not set(kernel.outputs) & set(said.dtypes["out"]):
         return f"it writes {' '.join(kernel.outputs)}, its pack {' '.join(said.dtypes['out'])}"
     return ""
@@ -261,7 +272,9 @@ def in_folder(folder: Path, source: str = "") -> tuple[tuple[Pack, ...], tuple[s
     packs, problems = [], []
     for place, said in descriptor.below(folder):
         try:
-            packs.append(described(said, place, source) if said is not None else read(place, source))
+            if isinstance(said, PackError):
+                raise said
+            packs.append(described(said, place, source))
         except PackError as error:
             problems.append(str(error))
     if not packs and not problems:
@@ -278,10 +291,13 @@ def installed() -> tuple[tuple[Pack, ...], tuple[str, ...]]:
         if source.folder is None:
             problems.append(source.problem)
             continue
-        these, wrong = in_folder(source.folder, source.label)
-        known = {pack.folder.resolve() for pack in packs}
-        packs += [pack for pack in these if pack.folder.resolve() not in known]
-        problems += wrong
+        try:
+            these, wrong = in_folder(source.folder, source.label)
+            known = {pack.folder.resolve() for pack in packs}
+            packs += [pack for pack in these if pack.folder.resolve() not in known]
+            problems += wrong
+        except (OSError, RuntimeError, ValueError) as error:
+            problems.append(f"{source.label}: {source.folder}: {error}")
     return tuple(packs), tuple(problems)
 
 
@@ -299,12 +315,19 @@ def gathered(gfx: str, packs: Sequence[Pack], problems: Sequence[str] = ()) -> F
     for pack in mine:
         refusals += [f"pack {pack.name} ({pack.folder}): {name}: {reason}" for name, reason in pack.refused.items()]
         refusals += [f"pack {pack.name} ({pack.folder}): {remark}" for remark in pack.remarks]
-        taken = [loaded.kernel.name for loaded in pack.loaded if loaded.kernel.name in kernels]
+        taken = []
+        for loaded in pack.loaded:
+            name = loaded.kernel.name
+            earlier = kernels.setdefault(name, loaded)
+            if earlier is not loaded and (fault := earlier.refused()) and not loaded.refused():
+                kernels[name] = loaded
+                refusals.append(fault)
+            elif earlier is not loaded:
+                taken.append(name)
         if taken:
             owners = sorted({kernels[name].pack.name for name in taken})
             more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
             refusals.append(f"pack {pack.name} ({pack.folder}): {taken[0]}{more}: given by {', '.join(owners)} already")
-        kernels = {loaded.kernel.name: loaded for loaded in pack.loaded} | kernels
     elsewhere: dict[str, tuple[str, ...]] = {}
     for pack in packs:
         for kernel in pack.kernels if pack.gfx != gfx else ():
@@ -329,8 +352,7 @@ def lines(found: Found) -> tuple[str, ...]:
         others = sorted({gfx for every in found.elsewhere.values() for gfx in every})
         return (f"no pack for {found.gfx}; there are some for {', '.join(others)}" if others else NONE,)
     for loaded in found.kernels.values():
-        with contextlib.suppress(PackError):  # told among the problems
-            loaded.checked()
+        loaded.refused()  # told among the problems
     return (*described_packs(found), *(f"refused: {problem}" for problem in found.problems))
 
 

@@ -43,7 +43,7 @@ def sources() -> Iterator[Source]:
     """Every place, in the order in which they count."""
     for text in os.environ.get(VARIABLE, "").split(os.pathsep):
         if text.strip():
-            yield _existing(VARIABLE, Path(text.strip()).expanduser())
+            yield _existing(VARIABLE, text.strip())
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         yield _of_package(entry)
     yield from _aiter()
@@ -52,8 +52,13 @@ def sources() -> Iterator[Source]:
         yield Source("tunedgemm-asm", shipped)
 
 
-def _existing(label: str, folder: Path) -> Source:
-    return Source(label, folder) if folder.is_dir() else Source(label, None, f"{label}: there is no folder {folder}")
+def _existing(label: str, text: str) -> Source:
+    try:
+        folder = Path(text).expanduser()
+        there = folder.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:  # no permission, too long, or the home of nobody
+        return Source(label, None, f"{label}: {text[:200]}: {error}"[:400])
+    return Source(label, folder) if there else Source(label, None, f"{label}: there is no folder {folder}")
 
 
 def _of_package(entry: EntryPoint) -> Source:
@@ -62,9 +67,11 @@ def _of_package(entry: EntryPoint) -> Source:
     if not _MODULE.fullmatch(entry.value):
         return Source(label, None, f"{label}: entry point {entry.name} = {entry.value!r} names no package")
     top, *below = entry.value.split(".")
-    for location in _locations(top):
+    # Where its own distribution lies comes first: a folder of that name in the working directory is not what was installed.
+    owned = [Path(str(entry.dist.locate_file(top)))] if entry.dist else []
+    for location in (*owned, *_locations(top)):
         folder = location.joinpath(*below)
-        if folder.is_dir():
+        if _is_folder(folder):
             return Source(label, folder)
     return Source(label, None, f"{label}: entry point {entry.name} names the package {entry.value}, which has no folder here")
 
@@ -72,20 +79,27 @@ def _of_package(entry: EntryPoint) -> Source:
 def _aiter() -> Iterator[Source]:
     named = os.environ.get(OF_AITER, "").strip()
     if named:
-        yield _existing(OF_AITER, Path(named).expanduser())
+        yield _existing(OF_AITER, named)
         return
     for package in _AITER_PACKAGES:
         for location in _locations(package):
             for tree in (location / "hsa", location.parent / "hsa"):
-                if any(tree.glob("gfx*")):
+                if _is_folder(tree) and any(tree.glob("gfx*")):
                     yield Source(f"AITER ({package})", tree)
                     return
 
 
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def _locations(package: str) -> list[Path]:
-    """Folders of a top-level package, which is found and not imported."""
+    """Folders of a top-level package, which is found and not imported; a folder that only has its name is none."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return []
-    return [Path(location) for location in (spec.submodule_search_locations or ())] if spec is not None else []
+    return [Path(location) for location in (spec.submodule_search_locations or ())] if spec is not None and spec.origin else []
