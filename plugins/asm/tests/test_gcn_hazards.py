@@ -54,7 +54,8 @@ TABLE = {
     "product to lds": (PRODUCT, op("ds_write_b128", (), v(0), a(0, 4)), 7, 8),
     "what a product adds to, to overwriting": (product(a(8, 4), v(10, 2), v(12, 2), a(0, 4)), op("v_accvgpr_write_b32", a(1), 0), 3, 3),
     "what a product multiplies, to overwriting": (PRODUCT, op("v_mov_b32_e32", v(10), 0), 0, 0),
-    "store to overwriting": (STORE, op("v_mov_b32_e32", v(22), 0), 1, 1),
+    "store to overwriting": (STORE, op("v_mov_b32_e32", v(22), 0), 2, 2),
+    "store to product": (STORE, product(v(20, 4), v(10, 2), v(12, 2), 0), 2, 2),
     "small store to overwriting": (op("buffer_store_dwordx2", (), v(20, 2), v(0), SOURCE, 0), op("v_mov_b32_e32", v(20), 0), 0, 0),
 }  # fmt: skip
 
@@ -89,10 +90,12 @@ def test_many_wait_states_are_several_instructions():
 
 
 def test_a_later_writer_counts():
-    """A register that was overwritten since by another kind of instruction is that one's."""
+    """A register that another kind of vector instruction overwrote is that one's; one that a scalar instruction overwrote is not."""
     target = TARGETS["gfx942"]
-    made = with_nops([COMPARE, op("s_mov_b64", VCC, 0), op("v_cndmask_b32_e32", v(5), v(6), v(7), VCC)], target)
-    assert states(made) <= 1
+    reciprocal, read = op("v_rcp_iflag_f32_e32", v(8), v(9)), op("v_mul_f32_e32", v(1), v(8), v(2))
+    assert states(with_nops([reciprocal, MOVE, read], target)) == 0
+    assert states(with_nops([MOVE, reciprocal, read], target)) == 1
+    assert states(with_nops([COMPARE, op("s_mov_b64", VCC, 0), op("v_cndmask_b32_e32", v(5), v(6), v(7), VCC)], target)) == 1
 
 
 def test_a_sum_that_two_products_wrote_is_a_part_of_each():

@@ -23,7 +23,7 @@ VALU_SCALAR_TO_VALU = 2  # a scalar or VCC, to a vector instruction
 VALU_TO_READLANE = 1  # a vector register, to v_readfirstlane
 TRANSCENDENTAL_TO_VALU = 1
 M0_TO_LDS_LOAD = 1  # a scalar instruction's M0, to a load into LDS
-STORE_TO_VALU = 1  # a store of more than 8 bytes of a lane, until its data may be overwritten
+STORE_TO_VALU = 2  # a store of more than 8 bytes of a lane, until vector and matrix instructions may overwrite its data
 #: No distance matters beyond it.
 FAR = 24
 _TRANSCENDENTAL = ("v_rcp", "v_rsq", "v_sqrt", "v_exp", "v_log", "v_sin", "v_cos")
@@ -65,6 +65,7 @@ class Rules:
             result, total = item.to[0], item.of[2]
             operands = [unit for reg in item.read if reg != total for unit in reg.units]
             found = [VALU_TO_PRODUCT - past.since("valu", units), self.to_operand - past.since("mfma", operands)]
+            found.append(STORE_TO_VALU - past.since("store", result.units))
             if isinstance(total, Reg):
                 parts = [unit for unit in total.units if total != result or past.results.get(unit) != total]
                 found.append(self.to_sum - past.since("mfma", parts))
