@@ -10,11 +10,14 @@ from pathlib import Path
 import attrs
 import pytest
 from tunedgemm.cli import main
+from tunedgemm.cli.table import check
 from tunedgemm.csvfile import Row, read_rows, write_rows
+from tunedgemm.device import Device
 from tunedgemm.libtypes import AITER, OF_AITERS_OPS
 from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.testing.fakes import fake_backend, fake_registry
 
 OP = op_named("a16w16")
 HEAD = "gfx,cu_num,M,N,K,libtype,us,kernelName,note"
@@ -199,6 +202,30 @@ class TestCheck:
             1,
             ["2: is tagged 'flydsl_fallback': AITER looks up no such row, nor does this"],
         )
+
+    def test_misses_are_asked_of_whom_they_concern(self, tmp_path, capsys, monkeypatch):
+        """A backend is asked about rows of its own ops that name a device and may win, each with that device."""
+        asked = []
+
+        def lacks(solution: Solution, device: Device) -> str:
+            asked.append((solution.kernel_name, device.gfx, device.cu_num))
+            return f"no kernel for {device.gfx}"
+
+        mine, other = (attrs.evolve(fake_backend(name, ops=(op,)), lacks=lacks) for name, op in (("mine", "a16w16"), ("other", "a8w8")))
+        monkeypatch.setattr(check, "Registry", lambda: fake_registry(mine, other))
+        _, out = checked(
+            tmp_path,
+            capsys,
+            line(libtype="mine", name="a"),
+            line(2, libtype="mine", name="of_no_device", gfx=",0"),
+            line(4, libtype="mine", name="never_wins", us=0),
+            line(8, libtype="other", name="of_another_op"),
+            line(16, libtype="mine", name="b"),
+        )
+        assert asked == [("a", "gfx942", 304), ("b", "gfx942", 304)]
+        assert [text for text in out if "miss" in text] == [
+            "note:  2 rows are misses here, the first in line 2: mine: no kernel for gfx942"
+        ]
 
     def test_a_packed_weight_that_no_layout_divides(self, tmp_path, capsys):
         """K counts elements and the layout bytes, also where the activations are no pairs."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import LaunchError, PluginError
-from tunedgemm_asm import native
+from tunedgemm_asm import driver, native
 from tunedgemm_asm.driver import HIP, Driver, bind_functions, function_of, loaded
 
 
@@ -32,6 +34,24 @@ def test_a_code_object_is_loaded_once(library: Driver, fake: ModuleType, objects
     assert fake.native(library.path).fake_loads() == 1
     assert function_of(library, other, "one", -1).address != first.address
     assert fake.native(library.path).fake_loads() == 2
+
+
+def test_each_device_loads_it_for_itself(library: Driver, fake: ModuleType, objects: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A code object is loaded once for each device, while that one is the current."""
+    loads, blocks = fake.native(library.path).fake_loads, []
+
+    @contextlib.contextmanager
+    def block(index: int) -> Iterator[None]:
+        before = loads()
+        yield
+        blocks.append((index, loads() - before))
+
+    monkeypatch.setattr(driver, "current", block)
+    code = objects.made(["one", "two"])
+    functions = [function_of(library, code, entry, index) for entry in ("one", "two") for index in (0, 1)]
+    assert blocks == [(0, 1), (1, 1), (0, 0), (1, 0)]
+    assert len({function.address for function in functions}) == 4
+    assert [function_of(library, code, "one", index) for index in (0, 1)] == functions[:2]
 
 
 def test_what_cannot_be_loaded_is_refused_in_the_drivers_words(library: Driver, objects: ModuleType) -> None:

@@ -159,11 +159,14 @@ def test_every_value_matters(
     """Each argument one more, a half or nothing; each axis of the grid one more or less; each address left out or exchanged."""
     asm, unseen, plain = backends["gfx950"], [], problem.problem_of
 
-    def seen(label: str, change: Any) -> None:
+    def seen_with(label: str, name: str, other: Any) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(launch, "problem_of", lambda *told: change(plain(*told)))
+            patch.setattr(launch, name, other)
             if not faults(asm, over, fake, abi):
                 unseen.append(label)
+
+    def seen(label: str, change: Any) -> None:
+        seen_with(label, "problem_of", lambda *told: change(plain(*told)))
 
     kernel = asm.found("gfx950").kernels[name_of(fake, CASES[abi][0])].kernel
     first = plain(kernel, 2, CASES[abi][0][0])
@@ -185,10 +188,17 @@ def test_every_value_matters(
                     told, grid=tuple(size + more * (place == axis) for place, size in enumerate(told.grid))
                 ),
             )
+    for place, name in enumerate(first.addresses):
+        seen_with(f"{name} left out", "launch_of", lambda *told, place=place: without(native.launch_of(*told), place))
     for place, name in enumerate(first.addresses[:-1]):
         after = (name, first.addresses[place + 1])
         seen(f"{after} exchanged", lambda told, after=after: attrs.evolve(told, addresses=exchanged(told.addresses, *after)))
     assert not unseen
+
+
+def without(plain: native.Launch, place: int) -> native.Launch:
+    """The launch with nothing in place of an address."""
+    return lambda stream, *addresses: plain(stream, *(0 if at == place else address for at, address in enumerate(addresses)))
 
 
 def exchanged(names: tuple[str, ...], one: str, other: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import importlib.machinery
 import importlib.util
 import shutil
 import subprocess
+import sys
 import sysconfig
 import threading
 import time
@@ -185,8 +186,24 @@ def test_the_extension_checks_what_it_is_given() -> None:
         kind(launch=1)
     with pytest.raises((TypeError, SystemError)):
         kind(1, 1, (1, 1, 1), 32, 0, bytes(32), [0], 3, None)
+    with pytest.raises(TypeError):
+        kind(1, 1, (1, 1, 1), 32, 0, bytearray(32), (0,), 3, None)
     with pytest.raises(RuntimeError, match="not initialised"):
         kind.__new__(kind).launch(0)
+
+
+@extension
+def test_a_launch_holds_its_arguments_and_takes_few_bytes() -> None:
+    """The template lives as long as the launch, which is no larger for arguments of another size: there may be as many as shapes."""
+    kind, template = native._extension.Launch, bytes(range(200)) + bytes(152)
+    before = sys.getrefcount(template)
+    made = kind(1, 1, (1, 1, 1), 32, 0, template, (0,), 3, None)
+    assert sys.getrefcount(template) == before + 1
+    made.__init__(1, 1, (1, 1, 1), 32, 0, template, (0,), 3, None)
+    assert sys.getrefcount(template) == before + 1
+    assert kind.__basicsize__ <= 256
+    del made
+    assert sys.getrefcount(template) == before
 
 
 @extension
@@ -226,7 +243,7 @@ CHANGES = [
     ("PyLong_AsUnsignedLongLong(args[i + 1])", "PyLong_AsUnsignedLongLong(args[i])"),
     ("PyLong_AsUnsignedLongLong(args[0])", "PyLong_AsUnsignedLongLong(args[1])"),
     ("memcpy(arguments, self->arguments, bytes)", "memcpy(arguments, self->arguments, bytes - 100)"),
-    ("memcpy(self->arguments, arguments, self->bytes)", "memcpy(self->arguments, arguments, self->bytes - 100)"),
+    ("self->arguments = PyBytes_AsString(constant)", "self->arguments = PyBytes_AsString(constant) + 1"),
     ("arguments + self->slot[i]", "arguments + self->slot[i] + 8"),
     ("&address, sizeof address", "&address, 4"),
     ("self->function = (void *)(uintptr_t)function", "self->function = (void *)(uintptr_t)(unsigned)function"),

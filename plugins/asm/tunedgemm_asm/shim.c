@@ -28,7 +28,8 @@ typedef struct {
     size_t bytes;
     uintptr_t end;
     unsigned slot[MOST_SLOTS];
-    unsigned char arguments[MOST_BYTES];
+    const char *arguments; /* the bytes of constant */
+    PyObject *constant;
     PyObject *owner; /* keeps the function alive */
 } Launch;
 
@@ -57,16 +58,16 @@ static int read_slots(Launch *self, PyObject *slots) {
 static int launch_init(Launch *self, PyObject *args, PyObject *kwargs) {
     unsigned long long launch, function, end;
     unsigned grid[3], threads, shared;
-    const char *arguments;
     Py_ssize_t bytes;
-    PyObject *slots, *owner, *before;
+    PyObject *constant, *slots, *owner, *constant_before, *owner_before;
     if (kwargs != NULL && PyDict_Size(kwargs) > 0) {
         PyErr_SetString(PyExc_TypeError, "Launch takes no keywords");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "KK(III)IIy#OKO", &launch, &function, &grid[0], &grid[1], &grid[2], &threads, &shared, &arguments, &bytes,
-                          &slots, &end, &owner))
+    if (!PyArg_ParseTuple(args, "KK(III)IISOKO", &launch, &function, &grid[0], &grid[1], &grid[2], &threads, &shared, &constant, &slots, &end,
+                          &owner))
         return -1;
+    bytes = PyBytes_Size(constant);
     if (bytes > MOST_BYTES) {
         PyErr_Format(PyExc_ValueError, "arguments have at most %d bytes (got %zd)", MOST_BYTES, bytes);
         return -1;
@@ -75,17 +76,21 @@ static int launch_init(Launch *self, PyObject *args, PyObject *kwargs) {
     self->bytes = (size_t)bytes;
     if (read_slots(self, slots))
         return -1;
-    memcpy(self->arguments, arguments, self->bytes);
     self->function = (void *)(uintptr_t)function;
     memcpy(self->grid, grid, sizeof self->grid);
     self->threads = threads;
     self->shared = shared;
     self->end = (uintptr_t)end;
     self->launch = (launch_fn)(uintptr_t)launch;
-    before = self->owner;
+    constant_before = self->constant;
+    owner_before = self->owner;
+    Py_INCREF(constant);
     Py_INCREF(owner);
+    self->arguments = PyBytes_AsString(constant);
+    self->constant = constant;
     self->owner = owner;
-    Py_XDECREF(before);
+    Py_XDECREF(constant_before);
+    Py_XDECREF(owner_before);
     return 0;
 }
 
@@ -121,6 +126,7 @@ static PyObject *launch_launch(Launch *self, PyObject *const *args, Py_ssize_t c
 static void launch_dealloc(Launch *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    Py_XDECREF(self->constant);
     Py_XDECREF(self->owner);
     release(self);
     Py_DECREF(type);

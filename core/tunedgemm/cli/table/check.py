@@ -91,7 +91,9 @@ def _notes(file: Path, rows: Sequence[Row]) -> Iterator[str]:
     registry, reasons = Registry(), defaultdict(list)
     for row in rows:
         backend = registry.get(row.solution.libtype)
-        if isinstance(backend, Backend) and (reason := backend.lacks(row.solution, Device(row.gfx or "unknown", row.cu_num))):
+        if not isinstance(backend, Backend) or row.shape.op not in backend.ops or not row.gfx or not row.valid:
+            continue  # nobody is asked of it: none computes it, it names no device, or it never wins
+        if reason := backend.lacks(row.solution, Device(row.gfx, row.cu_num)):
             reasons[f"{row.solution.libtype}: {reason}"].append(row.line)
     for reason, lines in reasons.items():
         count = f"{len(lines)} rows are misses here, the first in line" if len(lines) > 1 else "one row is a miss here, in line"
