@@ -12,7 +12,7 @@ import tunedgemm
 import tunedgemm_triton
 from tunedgemm.plugin import Device, Shape, Solution, UserError, ops
 from tunedgemm_triton import heuristic, jsonfile, launch, plan_launch
-from tunedgemm_triton.dialect import CONFIGS, OURS, sizes_of
+from tunedgemm_triton.dialect import OURS, TAGS, sizes_of
 from tunedgemm_triton.jsonfile import Name
 from tunedgemm_triton.planned import PLANNED
 
@@ -96,18 +96,18 @@ def test_another_architecture_is_never_used(home: Path) -> None:
 def test_a_batch_of_that_size_goes_before_any(home: Path) -> None:
     """B-N-K, then N-K."""
     batched = Shape("batched_bf16", 100, 4096, 1024, extra={"B": 8})
-    _put(home, Name("sm_90", CONFIGS["batched_bf16"], WEIGHT), 32)
+    _put(home, Name("sm_90", TAGS["batched_bf16"], WEIGHT), 32)
     assert _chosen(batched) == _kernel(32)
-    _put(home, Name("sm_90", CONFIGS["batched_bf16"], sizes_of(batched)), 64)
+    _put(home, Name("sm_90", TAGS["batched_bf16"], sizes_of(batched)), 64)
     assert _chosen(batched) == _kernel(64)
 
 
 def test_every_op_has_files_of_its_own(home: Path) -> None:
     """No two ops read the same file, and each file's name tells its op."""
     shapes = [next((shape for shape in ops()[op].examples if shape.m), SHAPE) for op in OURS.ops]
-    names = {OURS.config_of(shape): shape.op for shape in shapes}
+    names = {OURS.tag_of(shape): shape.op for shape in shapes}
     assert len(names) == len(OURS.ops)
-    assert all(OURS.op_of(config) == op for config, op in names.items())
+    assert all(OURS.tags[tag] == op for tag, op in names.items())
 
 
 def test_auto_means_the_choice(home: Path) -> None:

@@ -109,7 +109,7 @@ def test_rows_become_buckets_that_return_them(rows: set[int], picks: list[int], 
         listed = list(OURS.listed(shape, H200))
         made.append(Row(shape, "sm_90", 132, "", listed[pick % len(listed)], 5.0 + pick))
     entries = export.entries_of(made, OURS, style, {})
-    bounds = buckets.bounds_of(OURS.config_of(made[0].shape))
+    bounds = buckets.bounds_of(OURS.tag_of(made[0].shape))
     own = {row.shape.m: parameters.entry_of(row.solution, row.shape, "sm_90") for row in made}
     for row in made:
         key = buckets.find(entries, row.shape.m, bounds)

@@ -57,7 +57,7 @@ def test_aiters_entries_mean_kernels(path: Path) -> None:
     """Each entry becomes a kernel, and that kernel an entry which says the same, but for what follows from the shape."""
     name = jsonfile.name_of(path)
     assert name is not None
-    shape = Shape("a16w16", 100, 4096, 4096) if "A16W16" in name.config else attrs.evolve(BLOCKS, **_sizes(name))
+    shape = Shape("a16w16", 100, 4096, 4096) if "A16W16" in name.tag else attrs.evolve(BLOCKS, **_sizes(name))
     for entry in jsonfile.read(path).values():
         solution, _ = OURS.solution_of(entry, shape, MI300X)
         assert solution is not None

@@ -66,7 +66,8 @@ class TunedKernel:
         return Dialect(
             libtype=self.libtype,
             ops=(self.op,),
-            config_of=lambda _: f"GEMM-{self.libtype.upper()}",
+            tags={f"GEMM-{self.libtype.upper()}": self.op},
+            tag_of=lambda _: f"GEMM-{self.libtype.upper()}",
             entry_of=lambda solution, *_: dict(self.values_of(solution)),
             unused_of=lambda entry, _: self._checked(entry) and (),
             solution_of=self._solution_of,

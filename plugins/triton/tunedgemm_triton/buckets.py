@@ -29,9 +29,9 @@ _OLD = re.compile(r"small|medium_M(32|64|128)|large|xlarge|xlarge_M(\d+)")
 _SMALL, _MEDIUM, _LARGE = 32, 128, 256
 
 
-def bounds_of(config: str) -> tuple[int, ...]:
+def bounds_of(tag: str) -> tuple[int, ...]:
     """The limits of M in the files of a kernel, by its name, as ``GEMM-A8W8``."""
-    return BOUNDS_OF.get(config, BOUNDS)
+    return BOUNDS_OF.get(tag, BOUNDS)
 
 
 def style_of(keys: Collection[str]) -> str:

@@ -51,9 +51,9 @@ def _findings(path: Path, dialects: Sequence[Dialect]) -> Iterator[Finding]:
     if name is None:
         yield Finding(path, "is never read: names are as gfx942-GEMM-A8W8-N=2112-K=7168.json, without -N=…-K=… for all other weights")
         return
-    dialect = next((dialect for dialect in dialects if dialect.op_of(name.config)), None)
+    dialect = next((dialect for dialect in dialects if name.tag in dialect.tags), None)
     if dialect is None:
-        yield Finding(path, f"is never read here: there is no kernel {name.config}; this is one of AITER's own", wrong=False)
+        yield Finding(path, f"is never read here: there is no kernel {name.tag}; this is one of AITER's own", wrong=False)
         return
     yield from _keys(path, name, entries)
     letters = [letter for letter, _ in name.sizes]
@@ -74,7 +74,7 @@ def _findings(path: Path, dialects: Sequence[Dialect]) -> Iterator[Finding]:
 
 def _keys(path: Path, name: Name, entries: Iterable[str]) -> Iterator[Finding]:
     keys = list(entries)
-    bounds = buckets.bounds_of(name.config)
+    bounds = buckets.bounds_of(name.tag)
     for key, reason in buckets.dead_keys(keys, bounds).items():
         yield Finding(path, f"{key!r} {reason}")
     unanswered = [m for m in (1, *bounds, 2 * bounds[-1]) if buckets.find(keys, m, bounds) is None]
@@ -89,7 +89,7 @@ def _unused(name: Name, bucket: tuple[str, Entry], dialect: Dialect) -> tuple[st
         UserError: something is wrong with it, or no kernel can serve it there.
     """
     key, entry = bucket
-    unused = dialect.unused_of(entry, dialect.op_of(name.config))
+    unused = dialect.unused_of(entry, dialect.tags[name.tag])
     shape, device = _shape(name, key, dialect), Device(name.gfx, _UNITS)
     if shape is None or not dialect.supports(shape, device):
         return unused
@@ -102,7 +102,7 @@ def _unused(name: Name, bucket: tuple[str, Entry], dialect: Dialect) -> tuple[st
 
 def _shape(name: Name, key: str, dialect: Dialect) -> Shape | None:
     """A shape that the entry may be asked about; None where the name does not tell enough of it."""
-    op = op_named(dialect.op_of(name.config))
+    op = op_named(dialect.tags[name.tag])
     sizes = dict(name.sizes) or {"N": 4096, "K": 4096}
     if not {"N", "K"} <= {*sizes} or not {"M", "N", "K"} <= {*op.columns.key}:
         return None
@@ -111,7 +111,7 @@ def _shape(name: Name, key: str, dialect: Dialect) -> Shape | None:
     own, fp8 = op.columns.own, ARCHITECTURES[name.gfx].fp8 if name.gfx in ARCHITECTURES else ""
     said |= {"dtype": fp8} if fp8 and "dtype" in own and "blockscale" in op.name else {}
     said |= {"q_dtype_w": fp8} if fp8 and "q_dtype_w" in op.columns.key else {}
-    said |= {"layout": SHUFFLED[0]} if name.config.endswith("_PRESHUFFLED") and "layout" in own else {}
+    said |= {"layout": SHUFFLED[0]} if name.tag.endswith("_PRESHUFFLED") and "layout" in own else {}
     try:
         return shape_of_texts(op, (), said)
     except UserError:

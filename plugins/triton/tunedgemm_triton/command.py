@@ -227,7 +227,7 @@ def _to_files(arguments: argparse.Namespace) -> int:
     for name, entries in found.files.items():
         jsonfile.write(folder / name.text, entries)
         written.append(folder / name.text)
-    for name in dict.fromkeys(jsonfile.Name(name.gfx, name.config) for name in found.files):
+    for name in dict.fromkeys(jsonfile.Name(name.gfx, name.tag) for name in found.files):
         jsonfile.write(folder / name.text, export.default_of(export.neighbours_of(folder, name, arguments.keys)))
         written.append(folder / name.text)
     for path in written:
@@ -246,7 +246,7 @@ def _to_table(arguments: argparse.Namespace) -> int:
     from tunedgemm_triton.dialect import dialect_of, sizes_of
 
     op, dialect = op_named(arguments.op), dialect_of(arguments.libtype)
-    files = [path for path in _files(arguments.paths) if (name := jsonfile.name_of(path)) and dialect.op_of(name.config) == op.name]
+    files = [path for path in _files(arguments.paths) if (name := jsonfile.name_of(path)) and dialect.tags.get(name.tag) == op.name]
     rows, count = [], 0
     for path in files:
         name = jsonfile.name_of(path)
@@ -256,7 +256,7 @@ def _to_table(arguments: argparse.Namespace) -> int:
                 here = {
                     shape: us
                     for shape, us in times.items()
-                    if name and (device.gfx, dialect.config_of(shape), sizes_of(shape)) == (name.gfx, name.config, name.sizes)
+                    if name and (device.gfx, dialect.tag_of(shape), sizes_of(shape)) == (name.gfx, name.tag, name.sizes)
                 }
                 fresh, left = export.rows_of(jsonfile.read(path), dialect, device, here)
                 rows += fresh

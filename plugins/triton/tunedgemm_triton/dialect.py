@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -14,8 +14,8 @@ from tunedgemm_triton.jsonfile import Sizes
 from tunedgemm_triton.parameters import Entry
 from tunedgemm_triton.planned import PLANNED
 
-#: Op -> the kernel's name in its files, as AITER's are named.
-CONFIGS = {
+#: Op -> tag, the kernel's name in its files, as AITER's are named.
+TAGS = {
     "a16w16": "GEMM-A16W16",
     "a8w8": "GEMM-A8W8",
     "a8w8_bpreshuffle": "GEMM-A8W8_PRESHUFFLED",
@@ -39,14 +39,15 @@ _SHUFFLED = "_PRESHUFFLED"
 _ANY_LAYOUT = ("a16w16", *mx.OPS)
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Dialect:
     """What tuning through JSON files asks of a backend.
 
     Attributes:
         libtype: the backend's name.
         ops: the ops that it covers.
-        config_of: a shape -> the kernel's name in its files, such as ``GEMM-A8W8``.
+        tags: the names of kernels that its files may have, such as ``GEMM-A8W8``, each with its op.
+        tag_of: a shape -> the tag of its files.
         entry_of: (solution, shape, gfx) -> the parameters that mean it.
         unused_of: (parameters, op) -> what of them has no effect, or UserError for what is wrong.
         solution_of: (parameters, shape, device) -> the solution that they mean, or None, and what of them has no effect, or why it is None.
@@ -57,7 +58,8 @@ class Dialect:
 
     libtype: str
     ops: tuple[str, ...]
-    config_of: Callable[[Shape], str]
+    tags: Mapping[str, str]
+    tag_of: Callable[[Shape], str]
     entry_of: Callable[[Solution, Shape, str], dict[str, Any]]
     unused_of: Callable[[Entry, str], tuple[str, ...]]
     solution_of: Callable[[Entry, Shape, Device], tuple[Solution | None, tuple[str, ...]]]
@@ -65,24 +67,12 @@ class Dialect:
     supports: Callable[[Shape, Device], bool | Unsupported]
     listed: Callable[[Shape, Device], Any]
 
-    def op_of(self, config: str) -> str:
-        """The op whose files have this kernel's name; "" for none."""
-        return next((op for op in self.ops if self.names(op, config)), "")
 
-    def names(self, op: str, config: str) -> bool:
-        """Whether the files of an op may be named so."""
-        if self.libtype != solutions.LIBTYPE:
-            return config == self.config_of(Shape(op, 1, 1, 1))
-        if op == moe.OP:
-            return config in _MOE.values()
-        return config == CONFIGS[op] or (op in _ANY_LAYOUT and config == CONFIGS[op] + _SHUFFLED)
-
-
-def config_of(shape: Shape) -> str:
-    """The name of AITER's kernel for a shape, as its files have it."""
+def tag_of(shape: Shape) -> str:
+    """The tag of a shape, as AITER's files have it."""
     if shape.op == moe.OP:
         return _MOE[str(shape["q_type"])]
-    own = CONFIGS[shape.op]
+    own = TAGS[shape.op]
     return own + _SHUFFLED if shape.layout != "row" and shape.op in _ANY_LAYOUT else own
 
 
@@ -107,7 +97,12 @@ def _listed(shape: Shape, device: Device) -> Any:
 OURS = Dialect(
     libtype=solutions.LIBTYPE,
     ops=(*limits.OPS, *PLANNED),
-    config_of=config_of,
+    tags={
+        **{tag: op for op, tag in TAGS.items()},
+        **{TAGS[op] + _SHUFFLED: op for op in _ANY_LAYOUT},
+        **dict.fromkeys(_MOE.values(), moe.OP),
+    },
+    tag_of=tag_of,
     entry_of=parameters.entry_of,
     unused_of=lambda entry, op: parameters.parsed(entry, op).unused,
     solution_of=parameters.solution_of,

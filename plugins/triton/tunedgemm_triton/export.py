@@ -48,14 +48,14 @@ def files_of(rows: Iterable[Row], dialect: Dialect, style: str, times: Times) ->
         if reason:
             left.append(f"{row.shape}: {reason}")
         else:
-            name = Name(row.gfx, dialect.config_of(row.shape), sizes_of(row.shape))
+            name = Name(row.gfx, dialect.tag_of(row.shape), sizes_of(row.shape))
             groups.setdefault(name, []).append(row)
     return Exported({name: entries_of(group, dialect, style, times) for name, group in sorted(groups.items(), key=_place)}, tuple(left))
 
 
 def _place(item: tuple[Name, Any]) -> tuple[str, str, list[int]]:
     name = item[0]
-    return name.gfx, name.config, [size for _, size in name.sizes]
+    return name.gfx, name.tag, [size for _, size in name.sizes]
 
 
 def _left(row: Row, dialect: Dialect) -> str:
@@ -77,7 +77,7 @@ def _left(row: Row, dialect: Dialect) -> str:
 
 def entries_of(rows: Sequence[Row], dialect: Dialect, style: str, times: Times) -> dict[str, Entry]:
     """The entries of one file: for each bucket the row that costs its rows least, and ``any`` from the largest M."""
-    bounds = buckets.bounds_of(dialect.config_of(rows[0].shape))
+    bounds = buckets.bounds_of(dialect.tag_of(rows[0].shape))
     ordered = sorted(rows, key=lambda row: (row.shape.m, row.us))
     held: dict[str, list[Row]] = {}
     for row in ordered:
@@ -122,14 +122,9 @@ def default_of(files: Sequence[Mapping[str, Entry]]) -> dict[str, Entry]:
 def neighbours_of(folder: Path, name: Name, style: str) -> list[Mapping[str, Entry]]:
     """The files in a folder of the same kernel and architecture, each of one weight, with the same way of keys."""
     found = []
-    for path in sorted(folder.glob(f"{name.gfx}-{name.config}-*.json")):
+    for path in sorted(folder.glob(f"{name.gfx}-{name.tag}-*.json")):
         other = jsonfile.name_of(path)
-        if (
-            other is not None
-            and other.config == name.config
-            and other.gfx == name.gfx
-            and {letter for letter, _ in other.sizes} >= {"N", "K"}
-        ):
+        if other is not None and other.tag == name.tag and other.gfx == name.gfx and {letter for letter, _ in other.sizes} >= {"N", "K"}:
             entries = jsonfile.read(path)
             found += [entries] if buckets.style_of(entries) == style else []
     return found
@@ -176,7 +171,7 @@ def rows_of(entries: Mapping[str, Entry], dialect: Dialect, device: Device, time
     """
     rows, left = [], []
     for shape in sorted(times, key=lambda shape: shape.m):
-        key = buckets.find(entries, shape.m, buckets.bounds_of(dialect.config_of(shape)))
+        key = buckets.find(entries, shape.m, buckets.bounds_of(dialect.tag_of(shape)))
         if key is None:
             left.append(f"{shape}: no bucket answers for M={shape.m}")
             continue

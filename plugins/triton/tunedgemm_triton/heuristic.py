@@ -53,12 +53,12 @@ def choice_of(dialect: Dialect, shape: Shape, device: Device) -> Choice | None:
     """
     if shape.op not in dialect.ops or not shape.m:
         return None
-    config = dialect.config_of(shape)
-    path = jsonfile.find(device.gfx, config, sizes_of(shape))
+    tag = dialect.tag_of(shape)
+    path = jsonfile.find(device.gfx, tag, sizes_of(shape))
     if path is None:
         return None
     entries = jsonfile.read(path)
-    key = buckets.find(entries, shape.m, buckets.bounds_of(config))
+    key = buckets.find(entries, shape.m, buckets.bounds_of(tag))
     if key is None:
         return None
     try:

@@ -31,7 +31,7 @@ DEFAULT = "DEFAULT.json"
 #: (letter, size), as ("N", 2112).
 Sizes = tuple[tuple[str, int], ...]
 
-_NAME = re.compile(r"(?:(?P<gfx>gfx[0-9a-f]+|sm_\d+|cpu-[a-z0-9_]+)-)?(?P<config>[A-Z][^=]*?)(?P<sizes>(?:-[A-Z]\w*=\d+)*)\.json")
+_NAME = re.compile(r"(?:(?P<gfx>gfx[0-9a-f]+|sm_\d+|cpu-[a-z0-9_]+)-)?(?P<tag>[A-Z][^=]*?)(?P<sizes>(?:-[A-Z]\w*=\d+)*)\.json")
 _NESTED = ("triton", "gemm")
 
 
@@ -40,19 +40,19 @@ class Name:
     """What a file's name says: architecture, kernel (``GEMM-A8W8``), and the sizes it is for, () for all."""
 
     gfx: str
-    config: str
+    tag: str
     sizes: Sizes = ()
 
     @property
     def text(self) -> str:
         """The name of the file in a flat folder."""
-        return f"{self.gfx}-{self.config}{suffix(self.sizes)}.json"
+        return f"{self.gfx}-{self.tag}{suffix(self.sizes)}.json"
 
     @property
     def nested(self) -> Path:
         """The path of the file in AITER's newer folders."""
-        folder = Path(self.gfx, *_NESTED, self.config.lower().replace("-", "_"))
-        return folder / (f"{self.config}{suffix(self.sizes)}.json" if self.sizes else DEFAULT)
+        folder = Path(self.gfx, *_NESTED, self.tag.lower().replace("-", "_"))
+        return folder / (f"{self.tag}{suffix(self.sizes)}.json" if self.sizes else DEFAULT)
 
 
 def suffix(sizes: Sizes) -> str:
@@ -72,7 +72,7 @@ def name_of(path: Path) -> Name | None:
     if not found or not (found["gfx"] or gfx):
         return None
     sizes = tuple((letter, int(size)) for letter, size in re.findall(r"-([A-Z]\w*)=(\d+)", found["sizes"]))
-    return Name(found["gfx"] or gfx, found["config"], sizes)
+    return Name(found["gfx"] or gfx, found["tag"], sizes)
 
 
 def user_folder() -> Path:
@@ -87,13 +87,13 @@ def folders() -> list[Path]:
     return [*named, user_folder(), SHIPPED]
 
 
-def find(gfx: str, config: str, sizes: Sizes) -> Path | None:
+def find(gfx: str, tag: str, sizes: Sizes) -> Path | None:
     """The file that answers for a weight: the first folder that has one for it or for all decides.
 
     Args:
         sizes: with the batch's or the experts' first where there are any; one file may be for N and K alone.
     """
-    wanted = [Name(gfx, config, sizes), *([Name(gfx, config, sizes[-2:])] if len(sizes) > 2 else []), Name(gfx, config)]
+    wanted = [Name(gfx, tag, sizes), *([Name(gfx, tag, sizes[-2:])] if len(sizes) > 2 else []), Name(gfx, tag)]
     for folder in folders():
         for place in (
             [folder / name.nested for name in wanted],

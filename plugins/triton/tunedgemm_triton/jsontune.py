@@ -94,7 +94,7 @@ class Request:
         told += [hashlib.sha256(repr([dict(entry) for entry in space.entries]).encode()).hexdigest()] if space else []
         shape = self.shapes()[0]
         digest = hashlib.sha256(repr(told).encode()).hexdigest()[:8]
-        return self.folder / TUNING / f"{self.dialect.config_of(shape)}-{digest}.csv"
+        return self.folder / TUNING / f"{self.dialect.tag_of(shape)}-{digest}.csv"
 
 
 def _check_layout(op: Op, shape: Shape) -> None:
@@ -197,7 +197,7 @@ class _Run:
                     self._write(sizes)
                     break
         for gfx in self._gfx:
-            name = Name(gfx, self._config)
+            name = Name(gfx, self._tag_of_all)
             found = export.neighbours_of(self.request.folder, name, self.request.style)
             if found:
                 path = self.request.folder / name.text
@@ -205,14 +205,14 @@ class _Run:
                 self.files.append(path)
 
     @property
-    def _config(self) -> str:
-        return self.request.dialect.config_of(self.shapes[0])
+    def _tag_of_all(self) -> str:
+        return self.request.dialect.tag_of(self.shapes[0])
 
     def _tag(self, sizes: Sizes) -> str:
-        return f"{self._config.removeprefix('GEMM-')}{jsonfile.suffix(sizes)}"
+        return f"{self._tag_of_all.removeprefix('GEMM-')}{jsonfile.suffix(sizes)}"
 
     def _names(self, sizes: Sizes) -> list[Name]:
-        return [Name(gfx, self._config, sizes) for gfx in self._gfx]
+        return [Name(gfx, self._tag_of_all, sizes) for gfx in self._gfx]
 
     def _planned(self, event: Any) -> None:
         """Say what is about to be done; refuse what cannot be done before anything is measured."""
@@ -295,7 +295,7 @@ def _rows(table: Path, op: Op, asked: Iterable[Shape]) -> list[Row]:
 def _regrets(entries: Mapping[str, Any], rows: Iterable[Row], dialect: Dialect, times: export.Times) -> list[str]:
     found = []
     for row in rows:
-        bounds = buckets.bounds_of(dialect.config_of(row.shape))
+        bounds = buckets.bounds_of(dialect.tag_of(row.shape))
         key = buckets.find(entries, row.shape.m, bounds)
         own = dialect.entry_of(row.solution, row.shape, row.gfx)
         if key is None or entries[key] == own:
