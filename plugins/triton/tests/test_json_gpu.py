@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.plugin import Launcher, Shape, Solution, device_of, ops
-from tunedgemm_triton import buckets, jsonfile, launch
+from tunedgemm_triton import buckets, heuristic, jsonfile, launch
 from tunedgemm_triton.dialect import OURS
 
 torch = pytest.importorskip("torch")
@@ -60,7 +60,7 @@ def test_a_weight_is_tuned_and_its_files_serve(tmp_path: Path, monkeypatch: pyte
     for m in (1, 16, 40, 300, 1000):
         for n, k in ((576, 1024), (1024, 512), (256, 256)):
             shape = Shape("a8w8_blockscale", m, n, k, fp8, "bf16", scale="block")
-            auto = launch.resolve(Solution("triton", "auto"), shape, device)
+            auto = heuristic.resolve(Solution("triton", "auto"), shape, device)
             entries = jsonfile.read(jsonfile.find(device.gfx, "GEMM-A8W8_BLOCKSCALE", (("N", n), ("K", k))))  # type: ignore[arg-type]
             assert auto == OURS.solution_of(entries[str(buckets.find(entries, m))], shape, device)[0]
             launcher = launch.bind(Solution("triton", "auto"), shape, device)

@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 
 import attrs
-from tunedgemm.plugin import Device, Shape, Solution, UserError
+from tunedgemm.plugin import Device, PluginError, Shape, Solution, UserError
 
 from tunedgemm_triton import buckets, jsonfile
 from tunedgemm_triton.dialect import OURS, Dialect, sizes_of
@@ -31,6 +31,20 @@ class Choice:
 def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
     """The choice of a JSON file; None without one: a shape goes to a Triton kernel only where somebody tuned it or said so."""
     return chosen(OURS, shape, device)
+
+
+def resolve(solution: Solution, shape: Shape, device: Device) -> Solution:
+    """The solution itself; for AITER's alias ``auto`` (or no name) the choice of a JSON file, or the first enumerated one.
+
+    Raises:
+        PluginError: nothing is listed for the shape.
+    """
+    if solution.kernel_name not in ("auto", ""):
+        return solution
+    first = chosen(OURS, shape, device) or next(iter(OURS.listed(shape, device)), None)
+    if first is None:
+        raise PluginError(f"triton lists no kernel for {shape} on {device}")
+    return first
 
 
 def chosen(dialect: Dialect, shape: Shape, device: Device) -> Solution | None:

@@ -30,10 +30,9 @@ from tunedgemm.plugin import (
 from tunedgemm_triton.compile import Build, build_of, compiled, our_cache
 from tunedgemm_triton.counters import counters_of
 from tunedgemm_triton.fit import grid_of, partial_bytes, refusal
-from tunedgemm_triton.heuristic import heuristic_fallback
+from tunedgemm_triton.heuristic import resolve
 from tunedgemm_triton.limits import ARCHITECTURES, batches_of, supports
 from tunedgemm_triton.names import kernel_of
-from tunedgemm_triton.solutions import enumerate_solutions
 
 #: Descriptors that one launcher keeps for each operand: addresses repeat, since allocators and weights do.
 _MAX_MAPS = 256
@@ -54,16 +53,6 @@ class Loaded:
     head: tuple[Any, ...]
     rest: tuple[None, ...]
     maps: tuple[dict[str, Any], ...]
-
-
-def resolve(solution: Solution, shape: Shape, device: Device) -> Solution:
-    """The solution itself; for AITER's alias ``auto`` (or no name) the choice of a JSON file, or the first enumerated one."""
-    if solution.kernel_name not in ("auto", ""):
-        return solution
-    first = heuristic_fallback(shape, device) or next(enumerate_solutions(shape, device), None)
-    if first is None:
-        raise PluginError(f"triton lists no kernel for {shape} on {device}")
-    return first
 
 
 def prepare(solution: Solution, shape: Shape, device: Device) -> None:

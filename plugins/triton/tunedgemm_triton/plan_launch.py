@@ -14,7 +14,7 @@ import attrs
 from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported, on_device, ops, torch_dtype
 
 from tunedgemm_triton.counters import counters_of
-from tunedgemm_triton.heuristic import heuristic_fallback
+from tunedgemm_triton.heuristic import resolve
 from tunedgemm_triton.launch import Loaded, loaded_of
 from tunedgemm_triton.plan import Plan, Program, Step
 from tunedgemm_triton.planned import Planned
@@ -82,13 +82,9 @@ def bind(family: Planned, solution: Solution, shape: Shape, device: Device) -> L
 
 
 def _resolved(family: Planned, solution: Solution, shape: Shape, device: Device) -> tuple[Any, int]:
-    """The kernel of a solution and its parts of K; for ``auto`` (or no name) that of a JSON file, or the first enumerated one's."""
-    if solution.kernel_name in ("auto", ""):
-        first = heuristic_fallback(shape, device) or next(iter(family.enumerate_solutions(shape, device)), None)
-        if first is None:
-            raise PluginError(f"triton lists no kernel for {shape} on {device}")
-        solution = first
-    return family.kernel_of(solution.kernel_name), max(solution.split_k, 1)
+    """The kernel of a solution and its parts of K, 1 for none."""
+    found = resolve(solution, shape, device)
+    return family.kernel_of(found.kernel_name), max(found.split_k, 1)
 
 
 @functools.lru_cache(maxsize=1024)
