@@ -144,6 +144,13 @@ def test_what_is_wrong_is_named(change: dict[str, object], said: str) -> None:
         parameters.solution_of({**PLAIN, **change}, BLOCKS, MI300X)
 
 
+@pytest.mark.parametrize(("op", "kernel"), [("a4w4_blockscale", "gemm"), ("fmoe", "mx"), ("a16w16", "moe"), ("a8w8_bpreshuffle", "tma")])
+def test_a_kernel_of_another_op_is_named(op: str, kernel: str) -> None:
+    """A family that the op does not have is a mistake that tells those that it has."""
+    with pytest.raises(UserError, match=rf"kernel must be one of .* for {op} \(got '{kernel}'\)"):
+        parameters.parsed({**PLAIN, "kernel": kernel}, op)
+
+
 def test_a_missing_size_is_named() -> None:
     """A tile has no default."""
     with pytest.raises(UserError, match="lacks BLOCK_SIZE_N"):

@@ -13,9 +13,9 @@ from typing import Any
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, UserError
 
-from tunedgemm_triton import fit, names, solutions
+from tunedgemm_triton import fit, moe, names, solutions
 from tunedgemm_triton.fit import ceil_div, packs, step_of
-from tunedgemm_triton.limits import ARCHITECTURES
+from tunedgemm_triton.limits import ARCHITECTURES, OPS
 from tunedgemm_triton.moe import Moe, Tile
 from tunedgemm_triton.mx import Mx, decodes
 from tunedgemm_triton.names import Gemm
@@ -64,9 +64,14 @@ class Parsed:
     unused: tuple[str, ...] = ()
 
 
+def families_of(op: str) -> tuple[str, ...]:
+    """The families that serve an op."""
+    return OPS[op].families if op in OPS else ("moe",) if op == moe.OP else ("mx",)
+
+
 def family_of(op: str) -> str:
     """The family of an entry that names none."""
-    return "moe" if op == "fmoe" else "mx" if op in PLANNED else "gemm"
+    return "gemm" if op in OPS else families_of(op)[0]
 
 
 def fields_of(kind: Any) -> dict[str, tuple[str, ...]]:
@@ -94,9 +99,12 @@ def entry_of(solution: Solution, shape: Shape, gfx: str) -> dict[str, Any]:
             value = getattr(value, part)
         found[name] = (".cg" if value else None) if name == "cache_modifier" else value
     found[SPLIT] = max(solution.split_k, 1)
-    kept = [*NAMES.values(), SPLIT] if isinstance(kernel, Gemm) and gfx.startswith("gfx") else []
     order = [name for name in dict.fromkeys([*_ORDER, *found]) if name in found]
-    said = _ALWAYS | ({*AMDS} & {*kept}) | ({"DECODE"} if isinstance(kernel, Mx) else set())
+    said = set(_ALWAYS)
+    if isinstance(kernel, Gemm) and gfx.startswith("gfx"):
+        said |= {*AMDS}
+    elif isinstance(kernel, Mx):
+        said.add("DECODE")
     entry = {name: found[name] for name in order if name in said or found[name] != _default(name)}
     return entry if plain else {KERNEL: kernel.family, **entry}
 
@@ -128,9 +136,9 @@ def parsed(entry: Entry, op: str) -> Parsed:
     if not isinstance(entry, Mapping):
         raise UserError(f"must be an object of parameters (got {str(entry)[:60]!r})")
     family = entry.get(KERNEL, family_of(op))
-    kind = KINDS.get(family) if isinstance(family, str) else None
-    if kind is None:
-        raise UserError(f"{KERNEL} must be one of {', '.join(KINDS)} (got {family!r})")
+    if family not in families_of(op):
+        raise UserError(f"{KERNEL} must be one of {', '.join(families_of(op))} for {op} (got {family!r})")
+    kind = KINDS[family]
     fields, unused = fields_of(kind), []
     for name in entry:
         if name in FOLLOWS:
@@ -222,7 +230,7 @@ def solution_of(entry: Entry, shape: Shape, device: Device) -> tuple[Solution | 
 
 def _on_device(kernel: Any, entry: Entry, shape: Shape, device: Device) -> tuple[Any, list[str]]:
     """The kernel without options that the architecture does not have, and what was left out."""
-    if isinstance(kernel, Mx | Moe) and "DECODE" not in entry and shape.op != "fmoe":
+    if isinstance(kernel, Mx | Moe) and "DECODE" not in entry and shape.op != moe.OP:
         return attrs.evolve(kernel, decode=decodes(device.gfx, shape.dtype)[0]), []
     if not isinstance(kernel, Gemm):
         return kernel, []
