@@ -61,7 +61,7 @@ def test_the_older_rule(keys: set[str], catch_all: bool, m: int) -> None:
     assert buckets.find(keys, m) == plainly_old(keys, m)
 
 
-@given(st.sets(NEW_KEYS | st.sampled_from([*OLD, ANY, "tiny", "M_LEQ_x"]), min_size=1), ALL_BOUNDS)
+@given(st.sets(NEW_KEYS | st.sampled_from([*OLD, ANY, "tiny", "M_LEQ_x", "M_LEQ_016", "xlarge_M0512"]), min_size=1), ALL_BOUNDS)
 def test_a_dead_key_is_one_that_no_m_finds(keys: set[str], bounds: tuple[int, ...]) -> None:
     """A file with that key alone beside `any` never answers with it, and with every other key some M does."""
     style = buckets.style_of(keys)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
 import pytest
+import torch
 import tunedgemm
 import tunedgemm_triton
-from tunedgemm.plugin import Device, Shape, Solution, UserError, ops
-from tunedgemm_triton import heuristic, jsonfile, launch, plan_launch
+from tunedgemm.dispatch import Dispatcher
+from tunedgemm.plugin import Device, Shape, Solution, UserError, device_of, op_named, ops
+from tunedgemm.registry import Registry, make_backend
+from tunedgemm.settings import Settings
+from tunedgemm.table import Table
+from tunedgemm_triton import heuristic, jsonfile, plan_launch
+from tunedgemm_triton.author import TunedKernel
 from tunedgemm_triton.dialect import OURS, TAGS, sizes_of
 from tunedgemm_triton.jsonfile import Name
 from tunedgemm_triton.planned import PLANNED
@@ -113,9 +120,9 @@ def test_every_op_has_files_of_its_own(home: Path) -> None:
 def test_auto_means_the_choice(home: Path) -> None:
     """The alias, and a row without a kernel's name, run what the file says; without a file the first guess."""
     auto = Solution("triton", "auto")
-    guess = launch.resolve(auto, SHAPE, H200)
+    guess = heuristic.resolve(auto, SHAPE, H200)
     _put(home, Name("sm_90", "GEMM-A16W16"), 32)
-    assert launch.resolve(auto, SHAPE, H200).kernel_name == _kernel(32) != guess.kernel_name
+    assert heuristic.resolve(auto, SHAPE, H200).kernel_name == _kernel(32) != guess.kernel_name
     assert next(iter(tunedgemm_triton.enumerate_solutions(SHAPE, H200))).kernel_name == _kernel(32)
     mx = Shape("a4w4_blockscale", 100, 4096, 1024, "fp4x2", "bf16", scale="block")
     _put(home, Name("sm_90", "GEMM-AFP4WFP4"), 32)
@@ -123,18 +130,46 @@ def test_auto_means_the_choice(home: Path) -> None:
     assert (kernel.block_m, kernel.block_n, split) == (64, 32, 1)
 
 
-def test_reload_picks_up_new_files(home: Path) -> None:
-    """A file that was changed, or has gone, counts from the next first call of a shape on, which `reload` makes of all."""
-    _put(home, Name("sm_90", "GEMM-A16W16"), 32)
-    assert _chosen() == _kernel(32)
+def test_a_changed_file_is_read_anew(home: Path) -> None:
+    """Also one that is as long as the one before, of the same time, as a quick writer leaves it; and one that has gone is gone."""
     path = home / Name("sm_90", "GEMM-A16W16").text
+    jsonfile.write(path, {"any": _entry(32)})
+    assert _chosen() == _kernel(32)
     state = path.stat()
-    _put(home, Name("sm_90", "GEMM-A16W16"), 64)
-    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
-    tunedgemm.reload()
+    jsonfile.write(path, {"any": _entry(64)})
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert path.stat().st_size == state.st_size
     assert _chosen() == _kernel(64)
     path.unlink()
     assert _chosen() == ""
+
+
+def test_reload_picks_up_new_files(home: Path) -> None:
+    """Calls run what a file says; a shape that is bound keeps its choice until `reload`, a new one gets what the file says by then."""
+    ran: list[int] = []
+
+    def launch(values: Mapping[str, int], x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ran.append(values["BLOCK"])
+        return torch.nn.functional.linear(x, weight)
+
+    kernel = TunedKernel("mine", "a16w16", {"BLOCK": (16, 32)}, launch, takes=lambda *_: True)
+    registry = Registry(())
+    registry.add(make_backend("mine", kernel))
+    dispatcher = Dispatcher(op_named("a16w16"), registry, settings=Settings(untuned=("mine",)), table=Table.load(op_named("a16w16")))
+    weight, path = torch.ones(32, 64), home / Name(device_of(-1).gfx, "GEMM-MINE").text
+
+    def called(m: int) -> list[int]:
+        ran.clear()
+        assert dispatcher.call(torch.ones(m, 64), weight).shape == (m, 32)
+        return list(ran)
+
+    assert called(3) == []
+    jsonfile.write(path, {"any": {"BLOCK": 16}})
+    assert (called(3), called(4)) == ([], [16])
+    jsonfile.write(path, {"any": {"BLOCK": 32}})
+    assert (called(4), called(5)) == ([16], [32])
+    dispatcher.reload()
+    assert (called(3), called(4)) == ([32], [32])
 
 
 def test_explain_tells_of_the_choice(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, UserError, hookimpl
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, UserError, hookimpl, on_device
 
 from tunedgemm_triton import searchspace
 from tunedgemm_triton.dialect import Dialect
@@ -63,11 +63,12 @@ class TunedKernel:
     @functools.cached_property
     def dialect(self) -> Dialect:
         """How its solutions are said in JSON files."""
+        tag = f"GEMM-{self.libtype.upper()}"
         return Dialect(
             libtype=self.libtype,
             ops=(self.op,),
-            tags={f"GEMM-{self.libtype.upper()}": self.op},
-            tag_of=lambda _: f"GEMM-{self.libtype.upper()}",
+            tags={tag: self.op},
+            tag_of=lambda _: tag,
             entry_of=lambda solution, *_: dict(self.values_of(solution)),
             unused_of=lambda entry, _: self._checked(entry) and (),
             solution_of=self._solution_of,
@@ -123,7 +124,7 @@ class TunedKernel:
         if reason := self.fits(values, shape, device):
             return Unsupported(reason)
         launch = self.launch
-        return Launcher(lambda *operands: launch(values, *operands), graph_safe=self.graph_safe)
+        return Launcher(on_device(lambda *operands: launch(values, *operands), device.index), graph_safe=self.graph_safe)
 
     def solution(self, values: Values) -> Solution:
         """The solution of some parameters: its kernelName says them all."""

@@ -15,12 +15,11 @@ NEW, LEGACY = "new", "legacy"
 #: AITER's limits of M; a key with another number is looked at by nobody.
 BOUNDS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _OF_FP4 = (4, 8, 16, 31, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-#: Other limits, by the name of AITER's kernel.
+#: Other limits, by the kernel's tag.
 BOUNDS_OF = {
     "GEMM-AFP4WFP4": _OF_FP4,
     "GEMM-AFP4WFP4_PRESHUFFLED": _OF_FP4,
     "BATCHED_GEMM-AFP4WFP4": (1, 4, 8, 16, 32, 64, 128, 256, 320, 512, 1024, 2048, 4096, 8192),
-    "GEMM-A16W16-gated": (64, 128, 256, 512, 2048),
 }
 
 _BOUND = re.compile(r"M_(LEQ|GEQ)_(\d+)")
@@ -30,7 +29,7 @@ _SMALL, _MEDIUM, _LARGE = 32, 128, 256
 
 
 def bounds_of(tag: str) -> tuple[int, ...]:
-    """The limits of M in the files of a kernel, by its name, as ``GEMM-A8W8``."""
+    """The limits of M in the files of a tag, such as ``GEMM-A8W8``."""
     return BOUNDS_OF.get(tag, BOUNDS)
 
 
@@ -85,7 +84,7 @@ def dead_keys(keys: Collection[str], bounds: tuple[int, ...] = BOUNDS) -> dict[s
             continue
         if bound is None and old is None:
             found[key] = "is the key of no bucket: M_LEQ_x, M_GEQ_y and any are, or small, medium_M32 ..., large, xlarge, any"
-        elif bound is not None and int(bound[2]) not in bounds:
+        elif bound is not None and bound[2] not in map(str, bounds):
             found[key] = f"is never looked at: the limits of M are {', '.join(map(str, bounds))}"
         elif old is not None and style == NEW:
             found[key] = "is never looked at in a file with keys as M_LEQ_x"

@@ -37,7 +37,7 @@ _NESTED = ("triton", "gemm")
 
 @attrs.frozen
 class Name:
-    """What a file's name says: architecture, kernel (``GEMM-A8W8``), and the sizes it is for, () for all."""
+    """What a file's name says: architecture, the kernel's tag (``GEMM-A8W8``), and the sizes it is for, () for all."""
 
     gfx: str
     tag: str
@@ -93,16 +93,20 @@ def find(gfx: str, tag: str, sizes: Sizes) -> Path | None:
     Args:
         sizes: with the batch's or the experts' first where there are any; one file may be for N and K alone.
     """
-    wanted = [Name(gfx, tag, sizes), *([Name(gfx, tag, sizes[-2:])] if len(sizes) > 2 else []), Name(gfx, tag)]
     for folder in folders():
-        for place in (
-            [folder / name.nested for name in wanted],
-            *([at / name.text for name in wanted] for at in (folder, folder / "gemm")),
-        ):
-            for path in place:
-                if path.is_file():
-                    return path
+        if folder.is_dir():  # often it is not, and every shape that is met asks
+            found = next((path for path in _places(folder, gfx, tag, sizes) if path.is_file()), None)
+            if found is not None:
+                return found
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _places(folder: Path, gfx: str, tag: str, sizes: Sizes) -> tuple[Path, ...]:
+    """Where a folder may have the file of a weight, the first first."""
+    names = [Name(gfx, tag, sizes), *([Name(gfx, tag, sizes[-2:])] if len(sizes) > 2 else []), Name(gfx, tag)]
+    flat = [at / name.text for at in (folder, folder / "gemm") for name in names]
+    return (*(folder / name.nested for name in names), *flat)
 
 
 def listed(folder: Path) -> Iterator[Path]:
@@ -120,11 +124,11 @@ def read(path: Path) -> Mapping[str, Entry]:
         state = path.stat()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return _read(path, state.st_mtime_ns, state.st_size)
+    return _read(path, (state.st_mtime_ns, state.st_size, state.st_ino))
 
 
 @functools.lru_cache(maxsize=1024)
-def _read(path: Path, _changed: int, _size: int) -> Mapping[str, Entry]:
+def _read(path: Path, _state: tuple[int, ...]) -> Mapping[str, Entry]:
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_object)
     except OSError as error:
