@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from tunedgemm.plugin import Row, Shape, Solution, UserError, op_named, read_rows, upsert
+from tunedgemm.timing import Timing
 from tunedgemm_triton import command, jsonfile, jsontune
 from tunedgemm_triton.dialect import dialect_of
 from tunedgemm_triton.jsontune import Request
@@ -115,6 +117,7 @@ def test_fmoe_is_told_by_its_own_columns(asked: list[Request]) -> None:
         (("--op", "a16w16", "--n", "1", "--k", "1", "--atol", "-1"), "--atol must be at least 0"),
         (("--op", "a16w16", "--n", "1", "--k", "1", "--out-dtype", "f17"), "unknown dtype 'f17'"),
         (("--op", "a16w16", "--n", "0", "--k", "1"), "'n' must be at least 1"),
+        (("--op", "a16w16", "--n", "1", "--k", "1", "--m", "0,16"), "M must be at least 1"),
         (("--op", "a16w16", "--n", "100", "--k", "128", "--set", "layout=aiter16x16"), "N divisible by 16"),
         (("--op", "a8w8_bpreshuffle", "--n", "96", "--k", "40"), "K by 32"),
         (("--op", "a4w4_blockscale", "--n", "96", "--k", "40"), "K must be a multiple of 32"),
@@ -125,6 +128,18 @@ def test_mistakes_are_told(words: tuple[str, ...], said: str) -> None:
     """In one line, before anything starts."""
     with pytest.raises(UserError, match=said):
         _run("tune", *words)
+
+
+def test_an_op_without_the_column_is_not_told_the_dtype_of_its_output() -> None:
+    """An op of one's own may have sizes alone; asked for, the column is named as one that it lacks."""
+    op = op_named("a16w16")
+    bare = attrs.evolve(op, columns=attrs.evolve(op.columns, key=("M", "N", "K"), own=()))
+    parser = argparse.ArgumentParser()
+    command.command.add_arguments(parser)
+    words = ["tune", "--op", "a16w16", "--n", "1", "--k", "1"]
+    assert command._columns(parser.parse_args(words), bare) == {}
+    assert command._columns(parser.parse_args(words), op) == {"outdtype": "bf16"}
+    assert command._columns(parser.parse_args([*words, "--out-dtype", "fp16"]), bare) == {"outdtype": "fp16"}
 
 
 @pytest.mark.slow
@@ -234,6 +249,19 @@ def test_export_without_times_is_a_mistake(home: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a row needs a time"):
         _run("export", str(home), "--op", "a16w16", "-o", str(tmp_path / "back.csv"))
     assert not (tmp_path / "back.csv").exists()
+
+
+def test_export_passes_over_times_of_other_ops(home: Path, tmp_path: Path) -> None:
+    """A trial log that also has another op's trials gives the rows of the op that is asked for."""
+    rows, log = _table(tmp_path / "tuned.csv"), tmp_path / "log.trials.jsonl"
+    assert _run("export", str(tmp_path / "tuned.csv"), "--op", "a16w16") == 0
+    device = {"gfx": "sm_90", "cu_num": 132, "device": "nvidia-h200"}
+    trials = [Timing(row.shape, row.solution, "ok", us=row.us) for row in rows]
+    trials.append(Timing(Shape("fancy", 16, 4096, 1024), rows[0].solution, "ok", us=1.0))
+    log.write_text("".join(json.dumps({**json.loads(trial.to_json()), "kind": "trial", "run": "1", **device}) + "\n" for trial in trials))
+    assert _run("export", str(home), "--op", "a16w16", "-o", str(tmp_path / "back.csv"), "--times", str(log)) == 0
+    found = {(row.shape, row.solution, row.us) for row in read_rows(tmp_path / "back.csv", op_named("a16w16"))[0]}
+    assert found == {(row.shape, row.solution, row.us) for row in rows}
 
 
 def test_export_of_foreign_rows_is_a_mistake(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import attrs
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tunedgemm.plugin import Device, Options, Outcome, Planned, Row, Shape, Solution, UserError, ops
+from tunedgemm.plugin import Device, Options, Outcome, Planned, Row, Shape, Solution, UserError, ops, upsert
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 from tunedgemm.testing.replay import Samples
+from tunedgemm.tuner.trial import Place, Task
 from tunedgemm_triton import buckets, export, jsonfile, jsontune, parameters, searchspace
 from tunedgemm_triton.dialect import OURS
 from tunedgemm_triton.jsontune import Request
@@ -38,6 +39,7 @@ DIALECT = attrs.evolve(
     solution_of=lambda entry, shape, _: OURS.solution_of(entry, shape, H200),
     fits=lambda solution, shape, _: OURS.fits(solution, shape, H200),
     listed=lambda shape, _: list(OURS.listed(shape, H200))[:5],
+    supports=lambda shape, _: OURS.supports(shape, H200),
 )
 
 
@@ -193,6 +195,53 @@ def test_more_rows_and_weights_later(tmp_path: Path) -> None:
     assert len(nothing.files) == 3
 
 
+def test_what_the_budget_did_not_suffice_for_did_not_fail(tmp_path: Path) -> None:
+    """A weight that was not begun has no file, and does not count as one without a kernel that passes."""
+    spent = attrs.evolve(_request(tmp_path).options, budget=1e-6)
+    result, _ = _ran(_request(tmp_path, options=spent))
+    assert len(result.report.unbegun) == 8
+    assert (result.files, result.missing) == ((), ())
+
+
+def test_a_broken_file_beside_ends_no_run(tmp_path: Path) -> None:
+    """The default is made of the files that can be read."""
+    whole, _ = _ran(_request(tmp_path))
+    (tmp_path / f"{_gfx(whole)}-GEMM-A16W16-N=7-K=7.json").write_text("{")
+    again, _ = _ran(_request(tmp_path))
+    assert again.files == whole.files
+
+
+def test_each_architecture_has_its_files(tmp_path: Path) -> None:
+    """Devices of two kinds: a file is written when its own device is done, and none is missing at the end."""
+    request = _request(tmp_path, pairs=PAIRS[:1], rows=(16,))
+    [shape], (solution, *_) = request.shapes(), OURS.listed(Shape("a16w16", 16, 96, 256), H200)
+    places = tuple(Place(Device(gfx, 132)) for gfx in ("sm_90", "sm_100"))
+    names = [f"{place.device.gfx}-GEMM-A16W16-N=96-K=256.json" for place in places]
+    run = jsontune._Run(request, [shape], request.table(), lambda *_: None, lambda _: None)
+    run(None, Planned((Task(shape), Task(shape)), (), places, request.table()))
+    for count, place in enumerate(places, 1):
+        request.table().parent.mkdir(parents=True, exist_ok=True)
+        upsert(request.table(), request.family, [Row(shape, place.device.gfx, 132, "", solution, 5.0)])
+        run(place, Outcome(Task(shape), None, None, (), place=place))
+        assert sorted(path.name for path in tmp_path.glob("*.json")) == sorted(names[:count])
+    files, missing = run.finish()
+    assert [path.name for path in files] == [*names, "sm_90-GEMM-A16W16.json", "sm_100-GEMM-A16W16.json"]
+    assert missing == []
+
+
+def test_times_of_another_architecture_decide_nothing() -> None:
+    """Two rows of one bucket on an H200; that one of them is quick for both on another GPU does not count."""
+    shapes = [Shape("a16w16", m, 4096, 4096) for m in (40, 60)]
+    first, second = list(OURS.listed(shapes[0], H200))[:2]
+    rows = [Row(shapes[0], "sm_90", 132, "", first, 10.0), Row(shapes[1], "sm_90", 132, "", second, 10.0)]
+    quick = {shapes[1]: {first: 10.2}, shapes[0]: {second: 20.0}}
+    chosen = []
+    for device in (H200, Device("sm_100", 148)):
+        [entries] = export.files_of(rows, OURS, buckets.NEW, {device: quick}).files.values()
+        chosen.append(entries["M_LEQ_64"])
+    assert chosen == [parameters.entry_of(solution, shapes[0], "sm_90") for solution in (first, second)]
+
+
 def test_an_own_space_is_all_that_is_timed(tmp_path: Path) -> None:
     """Its product, folded where configurations are the same kernel; neighbours stay inside; its size is told."""
     space = {"BLOCK_SIZE_M": [16, 32], "BLOCK_SIZE_N": [64, 128], "BLOCK_SIZE_K": 64, "kpack": [1, 2], "num_stages": 3}
@@ -278,11 +327,11 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         _ran(_request(tmp_path / "file" / "below"))
 
 
-@pytest.mark.parametrize("pairs", [((0, 128),), ((128, 0),), ((128, 1 << 40),)])
-def test_sizes_that_no_op_has(tmp_path: Path, pairs: tuple[tuple[int, int], ...]) -> None:
-    """N and K are refused with the reason."""
+@pytest.mark.parametrize("changes", [{"pairs": ((0, 128),)}, {"pairs": ((128, 0),)}, {"pairs": ((128, 1 << 40),)}, {"rows": (16, 0)}])
+def test_sizes_that_no_op_has(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """M, N and K are refused with the reason."""
     with pytest.raises(UserError, match="must be"):
-        _ran(_request(tmp_path, pairs=pairs))
+        _ran(_request(tmp_path, **changes))
 
 
 def test_there_and_back(tmp_path: Path) -> None:
@@ -297,7 +346,7 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert {name.text: jsonfile.text_of(entries) for name, entries in found.files.items()} == {
         path.name: path.read_text() for path in result.files[:-1]
     }
-    times = next(iter(export.timed(log).values()))
+    times = next(iter(export.timed(log, request.family).values()))
     back = []
     for name, entries in found.files.items():
         here = {shape: us for shape, us in times.items() if shape.n == dict(name.sizes)["N"]}

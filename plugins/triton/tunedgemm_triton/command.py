@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import signal
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,7 +50,7 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     add("--atol", type=float, default=1e-2, help="absolute tolerance of an element (default: %(default)g)")
     add("--rtol", type=float, default=1e-2, help="relative tolerance of an element (default: %(default)g)")
     add("--errRatio", type=float, default=0.05, help="largest share of elements outside them (default: %(default)g)")
-    add("--out-dtype", default="bf16", help="dtype of the output: bf16, fp16 or fp32 (default: %(default)s)")
+    add("--out-dtype", default="", help="dtype of the output: bf16, fp16 or fp32 (default: bf16)")
     columns = "another column of the op's table, as it is written there: dtype=fp8_e4m3fnuz, B=16; again for more"
     add("--set", action="append", default=[], metavar="COLUMN=TEXT", help=columns)
     add("--save-path", type=Path, metavar="DIR", help="folder of the files; default: triton/gemm in the user folder, where they are read")
@@ -117,8 +118,9 @@ def _pairs(arguments: argparse.Namespace) -> tuple[tuple[int, int], ...]:
     return tuple(dict.fromkeys(zip(n * (count // len(n)), k * (count // len(k)), strict=True)))
 
 
-def _columns(arguments: argparse.Namespace) -> dict[str, str]:
-    columns = {"outdtype": arguments.out_dtype}
+def _columns(arguments: argparse.Namespace, op: Any) -> dict[str, str]:
+    has = "outdtype" in (*op.columns.key, *op.columns.own)
+    columns = {"outdtype": arguments.out_dtype or "bf16"} if has or arguments.out_dtype else {}
     for text in arguments.set:
         column, equals, value = text.partition("=")
         if not equals:
@@ -133,12 +135,11 @@ def _tune(arguments: argparse.Namespace) -> int:
     from tunedgemm_triton.dialect import dialect_of
     from tunedgemm_triton.jsontune import Request, run
 
-    op_named(arguments.op)
-    dialect = dialect_of(arguments.libtype)
+    op, dialect = op_named(arguments.op), dialect_of(arguments.libtype)
     options = Options(libtype=dialect.libtype, iters=arguments.num_iters, **{name: getattr(arguments, name) for name in _SAME})
     folder = (arguments.save_path or jsonfile.user_folder()).expanduser()
     request = Request(
-        dialect, arguments.op, _pairs(arguments), arguments.m, _columns(arguments), folder, options, arguments.search_space, arguments.keys
+        dialect, op.name, _pairs(arguments), arguments.m, _columns(arguments, op), folder, options, arguments.search_space, arguments.keys
     )
     output = console()
     progress = Progress(verbose=arguments.verbose, budget=options.budget, output=output)
@@ -212,14 +213,14 @@ def _to_files(arguments: argparse.Namespace) -> int:
     op, dialect = op_named(arguments.op), dialect_of(arguments.libtype)
     folder = (arguments.save_path or jsonfile.user_folder()).expanduser()
     rows: list[Any] = []
-    times: dict[Any, dict[Any, float]] = {}
+    times: dict[Any, dict[Any, dict[Any, float]]] = {}
     for path in arguments.paths:
         if path.suffix == ".json" or path.is_dir():
             raise UserError(f"{path}: is no table; JSON files become rows of a table with -o CSV")
         rows += read_rows(path, op)[0]
-        log = path.with_name(path.name.removesuffix(".csv") + ".trials.jsonl")
-        for by_shape in (export.timed(log) if log.exists() else {}).values():
-            times.update(by_shape)
+        for device, by_shape in export.timed_beside(path, op).items():
+            for shape, us in by_shape.items():
+                times.setdefault(device, {}).setdefault(shape, {}).update(us)
     found = export.files_of(rows, dialect, arguments.keys, times)
     for text in found.left:
         print(f"left out: {text}")
@@ -247,29 +248,28 @@ def _to_table(arguments: argparse.Namespace) -> int:
 
     op, dialect = op_named(arguments.op), dialect_of(arguments.libtype)
     files = [path for path in _files(arguments.paths) if (name := jsonfile.name_of(path)) and dialect.tags.get(name.tag) == op.name]
-    rows, count = [], 0
+    timed = functools.cache(lambda log: export.timed(log, op))  # files of one folder share their logs
+    rows, left = [], []
     for path in files:
         name = jsonfile.name_of(path)
-        logs = arguments.times or sorted(path.parent.glob("tuning/*.trials.jsonl"))
-        for log in logs:
-            for device, times in export.timed(log, op).items():
+        for log in arguments.times or sorted(path.parent.glob("tuning/*.trials.jsonl")):
+            for device, times in timed(log).items():
                 here = {
                     shape: us
                     for shape, us in times.items()
                     if name and (device.gfx, dialect.tag_of(shape), sizes_of(shape)) == (name.gfx, name.tag, name.sizes)
                 }
-                fresh, left = export.rows_of(jsonfile.read(path), dialect, device, here)
+                fresh, refused = export.rows_of(jsonfile.read(path), dialect, device, here)
                 rows += fresh
-                count += len(left)
-                for text in left:
-                    print(f"left out: {text} ({path})")
+                left += [f"left out: {text} ({path})" for text in refused]
+    print("".join(f"{text}\n" for text in left), end="")
     if not rows:
         raise UserError(
             f"no row for {arguments.output}: a row needs a time, and JSON files have none; --times names trial logs or tables that have "
             f"(looked at: {len(files)} files of {op.name})"
         )
     upsert(arguments.output, op, rows)
-    print(f"{len(rows)} rows in {arguments.output}, {count} left out")
+    print(f"{len(rows)} rows in {arguments.output}, {len(left)} left out")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import Counter
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Op, PluginError, Row, Shape, Solution, read_log, read_rows
+from tunedgemm.plugin import Device, Op, PluginError, Row, Shape, Solution, UserError, read_log, read_rows
 
 from tunedgemm_triton import buckets, jsonfile
 from tunedgemm_triton.dialect import Dialect, sizes_of
@@ -19,6 +20,8 @@ from tunedgemm_triton.parameters import Entry
 
 #: Microseconds by shape and solution.
 Times = Mapping[Shape, Mapping[Solution, float]]
+#: The same by device; times of one architecture are not compared with those of another.
+Timed = dict[Device, dict[Shape, dict[Solution, float]]]
 
 
 @attrs.frozen
@@ -34,7 +37,7 @@ class Exported:
     left: tuple[str, ...] = ()
 
 
-def files_of(rows: Iterable[Row], dialect: Dialect, style: str, times: Times) -> Exported:
+def files_of(rows: Iterable[Row], dialect: Dialect, style: str, times: Timed) -> Exported:
     """The files of one weight each that rows of a table make; rows without a time count as not there.
 
     Args:
@@ -50,7 +53,8 @@ def files_of(rows: Iterable[Row], dialect: Dialect, style: str, times: Times) ->
         else:
             name = Name(row.gfx, dialect.tag_of(row.shape), sizes_of(row.shape))
             groups.setdefault(name, []).append(row)
-    return Exported({name: entries_of(group, dialect, style, times) for name, group in sorted(groups.items(), key=_place)}, tuple(left))
+    ordered = sorted(groups.items(), key=_place)
+    return Exported({name: entries_of(group, dialect, style, times_on(name.gfx, times)) for name, group in ordered}, tuple(left))
 
 
 def _place(item: tuple[Name, Any]) -> tuple[str, str, list[int]]:
@@ -120,47 +124,53 @@ def default_of(files: Sequence[Mapping[str, Entry]]) -> dict[str, Entry]:
 
 
 def neighbours_of(folder: Path, name: Name, style: str) -> list[Mapping[str, Entry]]:
-    """The files in a folder of the same kernel and architecture, each of one weight, with the same way of keys."""
-    found = []
+    """The files in a folder of the same kernel and architecture, each of one weight, with the same way of keys; those that can be read."""
+    found: list[Mapping[str, Entry]] = []
     for path in sorted(folder.glob(f"{name.gfx}-{name.tag}-*.json")):
         other = jsonfile.name_of(path)
         if other is not None and other.tag == name.tag and other.gfx == name.gfx and {letter for letter, _ in other.sizes} >= {"N", "K"}:
-            entries = jsonfile.read(path)
-            found += [entries] if buckets.style_of(entries) == style else []
+            with contextlib.suppress(UserError):  # a broken one is `check`'s to tell
+                entries = jsonfile.read(path)
+                found += [entries] if buckets.style_of(entries) == style else []
     return found
 
 
-def times_of(path: Path, gfx: str) -> dict[Shape, dict[Solution, float]]:
-    """The times of a trial log on devices of one architecture; none where there is no log.
-
-    Raises:
-        UserError: the log cannot be read.
-    """
-    found: dict[Shape, dict[Solution, float]] = {}
-    for device, times in (timed(path) if path.exists() else {}).items():
-        if device.gfx == gfx:
-            for shape, us in times.items():
-                found.setdefault(shape, {}).update(us)
-    return found
-
-
-def timed(path: Path, op: Op | None = None) -> dict[Device, dict[Shape, dict[Solution, float]]]:
-    """The times of a trial log, or of a tuned table of an op, by device, shape and solution.
+def timed(path: Path, op: Op) -> Timed:
+    """The times of a trial log, or of a tuned table, for shapes of an op.
 
     Raises:
         UserError: the file cannot be read.
     """
-    found: dict[Device, dict[Shape, dict[Solution, float]]] = {}
-    if path.suffix == ".csv" and op is not None:
+    found: Timed = {}
+
+    def note(device: Device, shape: Shape, solution: Solution, us: float) -> None:
+        found.setdefault(device, {}).setdefault(shape, {})[solution] = us
+
+    if path.suffix == ".csv":
         for row in read_rows(path, op)[0]:
             if row.valid and row.gfx and row.shape.m:
-                found.setdefault(Device(row.gfx, row.cu_num, row.device), {}).setdefault(row.shape, {})[row.solution] = row.us
+                note(Device(row.gfx, row.cu_num, row.device), row.shape, row.solution, row.us)
         return found
     for line in read_log(path):
         if line.kind == "trial":
             timing, (device, shape) = line.timing(), line.where()
-            if timing.us > 0 and timing.status in ("ok", "screened"):
-                found.setdefault(device, {}).setdefault(shape, {})[timing.solution] = timing.us
+            if timing.us > 0 and timing.status in ("ok", "screened") and shape.op == op.name:
+                note(device, shape, timing.solution, timing.us)
+    return found
+
+
+def timed_beside(table: Path, op: Op) -> Timed:
+    """The times of the trial log that the tuner keeps beside a table; none where there is none."""
+    log = table.with_name(table.name.removesuffix(".csv") + ".trials.jsonl")
+    return timed(log, op) if log.exists() else {}
+
+
+def times_on(gfx: str, times: Timed) -> Times:
+    """The times on all devices of an architecture."""
+    found: dict[Shape, dict[Solution, float]] = {}
+    for device, by_shape in times.items():
+        for shape, us in by_shape.items() if device.gfx == gfx else ():
+            found.setdefault(shape, {}).update(us)
     return found
 
 

@@ -34,7 +34,7 @@ from tunedgemm.plugin import (
 
 from tunedgemm_triton import buckets, export, jsonfile, searchspace
 from tunedgemm_triton.dialect import Dialect, sizes_of
-from tunedgemm_triton.jsonfile import Name, Sizes
+from tunedgemm_triton.jsonfile import Name
 
 #: The folder of tables and trial logs, below that of the files.
 TUNING = "tuning"
@@ -78,6 +78,8 @@ class Request:
             UserError: the op has no such shape.
         """
         names = _sizes(self.family)
+        if not all(self.rows):
+            raise UserError(f"M must be at least 1 (got {', '.join(map(str, self.rows))})")
         found = []
         for n, k in self.pairs:
             for m in self.rows:
@@ -123,7 +125,7 @@ class Result:
     Attributes:
         report: the tuner's.
         files: those that were written, the default last.
-        missing: weights for which nothing passed.
+        missing: those of weights for which nothing passed.
         shared: for each M that shares its bucket with others and gets another solution than its best: how much slower that is.
     """
 
@@ -139,7 +141,7 @@ def run(request: Request, progress: Callable[..., None], say: Callable[[str], No
     Args:
         progress: called with each event of the tuner.
         say: prints a line.
-        bench: ``registry`` and ``bench`` of `tune`, for kernels and times of one's own in this process.
+        bench: ``registry`` and ``bench`` of `tune`, for other kernels and times, in this process.
 
     Raises:
         UserError: the op refuses a shape, nothing of the search space can run, a folder cannot be written.
@@ -149,27 +151,31 @@ def run(request: Request, progress: Callable[..., None], say: Callable[[str], No
     if request.op not in request.dialect.ops:
         raise UserError(f"{request.dialect.libtype} has no kernel for {request.op}; it has for {', '.join(request.dialect.ops)}")
     jsonfile.check_writable(request.folder)
-    run_ = _Run(request, shapes, progress, say, described=bool(bench))
+    run_ = _Run(request, shapes, request.table(), progress, say)
     with searchspace.used(request.space):
-        report = tune(request.op, shapes, request.table(), request.options, progress=run_, **bench)
-    run_.finish()
-    return Result(report, tuple(run_.files), tuple(run_.missing), tuple(run_.shared))
+        report = tune(request.op, shapes, run_.table, request.options, progress=run_, **bench)
+    files, without = run_.finish()
+    left = {sizes_of(shape) for shape in (*report.unbegun, *report.lost)}
+    missing = tuple(name for name in without if name.sizes not in left)
+    return Result(report, tuple(files), missing, tuple(line for lines in run_.shared.values() for line in lines))
 
 
 @attrs.define(eq=False)
 class _Run:
-    """The events of a run; the tuner calls it."""
+    """The events of a run; the tuner calls it.
+
+    Attributes:
+        shared: see `Result`, by file.
+    """
 
     request: Request
     shapes: Sequence[Shape]
+    table: Path
     progress: Callable[..., None]
     say: Callable[[str], None]
-    described: bool = False
-    files: list[Path] = attrs.field(factory=list)
-    missing: list[Name] = attrs.field(factory=list)
-    shared: list[str] = attrs.field(factory=list)
-    _left: dict[Sizes, set[Shape]] = attrs.field(factory=dict, init=False)
-    _since: dict[Sizes, float] = attrs.field(factory=dict, init=False)
+    shared: dict[Name, list[str]] = attrs.field(factory=dict, init=False)
+    _left: dict[Name, set[Shape]] = attrs.field(factory=dict, init=False)
+    _since: dict[Name, float] = attrs.field(factory=dict, init=False)
     _gfx: list[str] = attrs.field(factory=list, init=False)
 
     def __call__(self, place: Any, event: Any) -> None:
@@ -178,52 +184,45 @@ class _Run:
             self._planned(event)
         self.progress(place, event)
         task = getattr(event, "task", None)
-        if task is None:
+        if task is None or place is None:
             return
-        sizes = sizes_of(task.shape)
-        self._since.setdefault(sizes, time.monotonic())
-        if isinstance(event, Outcome) and task.shape in self._left.get(sizes, ()):
-            self._left[sizes].discard(task.shape)
-            if not self._left[sizes]:
-                self.say(f"Tuning for {self._tag(sizes)} took {time.monotonic() - self._since[sizes]:.2f} seconds")
-                self._write(sizes)
+        name = Name(place.device.gfx, self._tag, sizes_of(task.shape))
+        if not isinstance(event, Outcome):
+            self._since.setdefault(name, time.monotonic())
+        elif task.shape in self._left.get(name, ()):
+            self._left[name].discard(task.shape)
+            if not self._left[name]:
+                if name in self._since:  # else an earlier run had done all of it
+                    title = f"{self._tag.removeprefix('GEMM-')}{jsonfile.suffix(name.sizes)}"
+                    self.say(f"Tuning for {title} took {time.monotonic() - self._since[name]:.2f} seconds")
+                self._write(name, export.timed_beside(self.table, self.request.family))
 
-    def finish(self) -> None:
-        """The files of weights that the table had already, and the default one."""
-        done = {jsonfile.name_of(path) for path in self.files}
-        for sizes in dict.fromkeys(map(sizes_of, self.shapes)):
-            for name in self._names(sizes):
-                if name not in done and name not in self.missing:
-                    self._write(sizes)
-                    break
-        for gfx in self._gfx:
-            name = Name(gfx, self._tag_of_all)
-            found = export.neighbours_of(self.request.folder, name, self.request.style)
-            if found:
-                path = self.request.folder / name.text
-                jsonfile.write(path, export.default_of(found))
-                self.files.append(path)
+    def finish(self) -> tuple[list[Path], list[Name]]:
+        """Write all files, those of weights that the table had already, too, and the default ones; also which have no rows."""
+        times = export.timed_beside(self.table, self.request.family)
+        names = [Name(gfx, self._tag, sizes) for gfx in self._gfx for sizes in dict.fromkeys(map(sizes_of, self.shapes))]
+        missing = [name for name in names if not self._write(name, times)]
+        written = [name for name in names if name not in missing]
+        for name in (Name(gfx, self._tag) for gfx in self._gfx):
+            if found := export.neighbours_of(self.request.folder, name, self.request.style):
+                jsonfile.write(self.request.folder / name.text, export.default_of(found))
+                written.append(name)
+        return [self.request.folder / name.text for name in written], missing
 
     @property
-    def _tag_of_all(self) -> str:
+    def _tag(self) -> str:
         return self.request.dialect.tag_of(self.shapes[0])
-
-    def _tag(self, sizes: Sizes) -> str:
-        return f"{self._tag_of_all.removeprefix('GEMM-')}{jsonfile.suffix(sizes)}"
-
-    def _names(self, sizes: Sizes) -> list[Name]:
-        return [Name(gfx, self._tag_of_all, sizes) for gfx in self._gfx]
 
     def _planned(self, event: Any) -> None:
         """Say what is about to be done; refuse what cannot be done before anything is measured."""
         self._gfx = list(dict.fromkeys(place.device.gfx for place in event.places))
         for task in event.tasks:
-            self._left.setdefault(sizes_of(task.shape), set()).add(task.shape)
-        device = event.places[0].device
+            for gfx in self._gfx:
+                self._left.setdefault(Name(gfx, self._tag, sizes_of(task.shape)), set()).add(task.shape)
+        device = attrs.evolve(event.places[0].device, index=-1)
         self.say(f"Architecture: {', '.join(self._gfx)}")
-        if not self.described:
-            self._check_supported(attrs.evolve(device, index=-1))
-        self.say(f"Search space size: {self._size(attrs.evolve(device, index=-1))}")
+        self._check_supported(device)
+        self.say(f"Search space size: {self._size(device)}")
         weights = {sizes_of(shape) for shape in self.shapes}
         self.say(f"Number of (N, K): {len(weights)}, {len(event.tasks)} shapes to time, {len(event.skipped)} in the table already")
 
@@ -259,29 +258,20 @@ class _Run:
         different = max(one.different for one in found.values())
         return f"{len(space.entries)} configurations, of which {different} differ on {device.gfx} and {_range(counts)} fit a shape"
 
-    def _write(self, sizes: Sizes) -> None:
-        """The files of one weight, one for each architecture, from the table."""
-        table, asked = self.request.table(), [shape for shape in self.shapes if sizes_of(shape) == sizes]
-        rows = _rows(table, self.request.family, asked)
-        for name in self._names(sizes):
-            here = [row for row in rows if row.gfx == name.gfx]
-            times = export.times_of(_log_of(table), name.gfx)
-            found = export.files_of(here, self.request.dialect, self.request.style, times).files
-            if name not in found:
-                self.missing.append(name)
-                continue
-            path = self.request.folder / name.text
-            jsonfile.write(path, found[name])
-            self.files.append(path)
-            self.shared += _regrets(found[name], here, self.request.dialect, times)
+    def _write(self, name: Name, times: export.Timed) -> bool:
+        """The file of one weight on one architecture, from the table; False where that has nothing for it."""
+        dialect, asked = self.request.dialect, [shape for shape in self.shapes if sizes_of(shape) == name.sizes]
+        rows = [row for row in _rows(self.table, self.request.family, asked) if row.gfx == name.gfx]
+        entries = export.files_of(rows, dialect, self.request.style, times).files.get(name)
+        if entries is None:
+            return False
+        jsonfile.write(self.request.folder / name.text, entries)
+        self.shared[name] = _regrets(entries, rows, dialect, export.times_on(name.gfx, times))
+        return True
 
 
 def _range(counts: Sequence[int]) -> str:
     return f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{max(counts)}"
-
-
-def _log_of(table: Path) -> Path:
-    return table.with_name(table.name.removesuffix(".csv") + ".trials.jsonl")
 
 
 def _rows(table: Path, op: Op, asked: Iterable[Shape]) -> list[Row]:
