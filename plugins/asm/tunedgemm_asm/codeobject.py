@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from tunedgemm_asm.abi import Abi
-from tunedgemm_asm.gcn.targets import LANES, REGISTERS, TARGETS
+from tunedgemm_asm.gcn.targets import REGISTERS, TARGETS
 from tunedgemm_asm.manifest import Kernel, PackError
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ MACHINES = MappingProxyType(
         0x4F: "gfx950",
     }
 )
-#: Threads of a workgroup at most.
-MAX_THREADS = 1024
+#: Threads of a wave, and of a workgroup at most.
+WAVE, MAX_THREADS = 64, 1024
 
 _AMDGPU, _HSA, _NOTE = 224, 64, 32
 _DESCRIPTOR_BYTES = 64
@@ -256,8 +256,8 @@ def _resources(seen: Metadata, abi: Abi, gfx: str) -> str:
         return f"a workgroup has {MAX_THREADS} threads at most, its {seen.workgroup}"
     if seen.lds_bytes > TARGETS[gfx].lds_bytes:
         return f"{gfx} has {TARGETS[gfx].lds_bytes} bytes of LDS, it takes {seen.lds_bytes}"
-    if seen.wavefront != LANES or seen.vgprs > REGISTERS:
-        return f"it has waves of {seen.wavefront} threads with {seen.vgprs} registers; {gfx} has {LANES} with {REGISTERS} at most"
+    if seen.wavefront != WAVE or seen.vgprs > REGISTERS:
+        return f"it has waves of {seen.wavefront} threads with {seen.vgprs} registers; {gfx} has {WAVE} with {REGISTERS} at most"
     return ""
 
 
