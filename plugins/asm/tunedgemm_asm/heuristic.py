@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import attrs
-from tunedgemm.plugin import Device, PluginError, Shape, Solution
+from tunedgemm.plugin import Device, Shape, Solution
 
 from tunedgemm_asm.limits import Kernels, elsewhere, refused
 from tunedgemm_asm.manifest import Kernel
@@ -61,8 +59,7 @@ def guess(shape: Shape, device: Device, kernels: Kernels) -> Chosen | None:
             if not refused(loaded, splits, shape):
                 fitting.append((rank(loaded.kernel, splits, shape, device), loaded, splits))
     for _, loaded, splits in sorted(fitting, key=lambda each: each[0]):
-        with contextlib.suppress(PluginError):  # told among the packs' problems
-            loaded.checked()
+        if not loaded.refused():
             return loaded.kernel, splits
     return None
 
