@@ -18,15 +18,19 @@ from pathlib import Path
 import attrs
 from tunedgemm.plugin import PluginError
 
+from tunedgemm_asm.gcn.targets import target_of
+
 CLANG = "TUNEDGEMM_ASM_CLANG"
-#: Seconds for one file; a kernel takes less than one.
-_SECONDS = 120
+#: Seconds of one run: Triton's is of all kernels of a pack, each of which takes less than one.
+_SECONDS = 1200
 _NEWEST, _OLDEST = 26, 17
-_PROBE = '    .amdgcn_target "amdgcn-amd-amdhsa--{gfx}"\n    .text\n    .globl probe\nprobe:\n    {product}\n    s_endpgm\n'
-_PRODUCTS = {
-    "gfx942": "v_mfma_f32_16x16x16_bf16 a[0:3], v[0:1], v[2:3], a[0:3]",
-    "gfx950": "v_mfma_f32_16x16x32_bf16 a[0:3], v[0:3], v[4:7], a[0:3]",
-}
+_PROBE = """    .amdgcn_target "amdgcn-amd-amdhsa--{gfx}"
+    .text
+    .globl probe
+probe:
+    {product} a[0:3], v[0:{last}], v[0:{last}], a[0:3]
+    s_endpgm
+"""
 # Triton's functions for this are its own: they are called in a process of their own, since its LLVM ends a process at an error.
 _TRITON = """
 import json, pathlib, sys
@@ -73,7 +77,7 @@ class Assembler:
 
 def _run(command: list[str], given: str, what: str) -> str:
     try:
-        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_SECONDS * 10, check=False)
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PluginError(f"{what}: {error}") from error
     if done.returncode:
@@ -85,15 +89,16 @@ def assembler_for(gfx: str) -> Assembler:
     """The first that can make code objects for an architecture.
 
     Raises:
-        PluginError: none can; says which were tried, and what each said.
+        PluginError: no kernels are generated for it, or none can; says which were tried, and what each said.
     """
-    refused = []
+    target, refused = target_of(gfx), []
+    probe = _PROBE.format(gfx=gfx, product=target.product, last=target.depth // 8 - 1)
     for clang in _candidates():
         try:
             version = _run([clang, "--version"], "", clang).partition("\n")[0] if clang else _triton()
             found = Assembler(gfx, version, clang)
             with tempfile.TemporaryDirectory() as folder:
-                found.assemble({"probe.co": _PROBE.format(gfx=gfx, product=_PRODUCTS[gfx])}, Path(folder))
+                found.assemble({"probe.co": probe}, Path(folder))
                 Path(folder, "probe.co").stat()
         except (PluginError, OSError) as error:
             refused.append(str(error))

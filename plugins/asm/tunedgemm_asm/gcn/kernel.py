@@ -95,10 +95,10 @@ def _tail(f: Frame) -> str:
         "ieee_mode": 1,
         "tg_split": 0,
     }
-    sizes = {"pointer": "global_buffer"}
+    kinds = {"pointer": "global_buffer\n        .address_space: global"}
     arguments = "\n".join(
         f"      - .name: !str {field.name}\n        .offset: {field.offset}\n        .size: {field.bytes}\n"
-        f"        .value_kind: {sizes.get(field.kind, 'by_value')}" + ("\n        .address_space: global" if field.kind in sizes else "")
+        f"        .value_kind: {kinds.get(field.kind, 'by_value')}"
         for field in ABI.fields
     )
     return "\n".join(

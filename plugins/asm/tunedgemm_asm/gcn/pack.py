@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -51,7 +51,7 @@ _TILES = {
         (256, 256, 2, (1,), (1,)),
     ),
 }
-#: Accumulators of a lane at most where several workgroups share a tile: such tiles are small, there are few of them.
+#: Elements of a tile at most that several workgroups share: K is split where there are few tiles, and large ones leave more to add up.
 _SPLIT_MOST = 128 * 128
 
 
@@ -71,7 +71,7 @@ def plans(gfx: str) -> Iterator[Plan]:
     """
     target_of(gfx)
     for tile_m, tile_n, waves_m, *depths in _TILES[gfx]:
-        for split in (False, True)[: 1 + (tile_m * tile_n <= _SPLIT_MOST)]:
+        for split in (False, True) if tile_m * tile_n <= _SPLIT_MOST else (False,):
             for shuffled, ahead in zip((False, True), depths, strict=True):
                 yield from (Plan(gfx, tile_m, tile_n, 1 if shuffled else waves_m, steps, shuffled, split) for steps in ahead)
 
@@ -80,13 +80,18 @@ def plans(gfx: str) -> Iterator[Plan]:
 PLANS = tuple(plan for gfx in TARGETS for plan in plans(gfx))
 
 
-def build(gfx: str, folder: Path) -> Built:
-    """Writes manifest, descriptor and code objects of all kernels for an architecture.
+def build(gfx: str, folder: Path, chosen: Sequence[Plan] = ()) -> Built:
+    """Writes manifest, descriptor and code objects of kernels for an architecture.
+
+    Args:
+        gfx: the architecture.
+        folder: where to; made if it is not there.
+        chosen: the kernels; all if none are named.
 
     Raises:
         PluginError: none are generated for it, or no assembler knows it.
     """
-    made = tuple(plans(gfx))
+    made = tuple(chosen) or tuple(plans(gfx))
     assembler = assembler_for(gfx)
     folder.mkdir(parents=True, exist_ok=True)
     assembler.assemble({f"{plan.name}.co": text_of(plan) for plan in made}, folder)

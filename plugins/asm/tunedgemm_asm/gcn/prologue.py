@@ -25,7 +25,10 @@ def load_arguments(f: Frame) -> list[Op]:
 
 
 def divide(f: Frame, quotient: Reg, rest: Reg, dividend: Reg, divisor: Reg) -> list[Op]:
-    """Quotient and rest of numbers below 2**22: by fp32's reciprocal, which is off by one at most, and put right."""
+    """Quotient and rest of a number below 2**22, by a divisor below 2**25.
+
+    By fp32's reciprocal: an error of 2**-22 of the quotient is less than one, so its integer part is off by one at most, and put right.
+    """
     v, s = f.loose, f.spare[6]
     return [
         op("v_cvt_f32_u32_e32", v[0], divisor),
@@ -156,7 +159,7 @@ def place_loads(f: Frame) -> list[Op]:
     """Where each lane loads from, and where in LDS that goes.
 
     Eight lanes load the 128 bytes of a row. A row's 8 packs of 16 bytes stand in LDS in the order that XOR with the row's number modulo 8
-    gives, so that 8 lanes that read the same pack of 8 rows, and 8 that write a row, meet 32 different banks.
+    gives, so that the lanes that LDS serves at once, which read 8 different rows or write one, meet 32 different banks.
     """
     plan = f.plan
     row, pack, mixed = f.loose[0], f.loose[1], f.loose[2]

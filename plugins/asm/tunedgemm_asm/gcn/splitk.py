@@ -4,8 +4,10 @@ Each writes its sums into the workspace and counts itself at the tile's semaphor
 result does not depend on who was last. The count is an increment that wraps at the number of parts, which leaves the semaphore at zero.
 
 Workgroups of a tile may run on different chiplets, whose L2 caches do not see each other's lines. Stores and loads of parts therefore have
-the scope of the device (``sc1``), as has the atomic increment; between them a wave waits for all its stores, and the workgroup for all its
-waves (LLVM, "Memory Model GFX942").
+the scope of the device (``sc1``): they are what LLVM's "Memory Model GFX942" has for atomic stores and loads of scope agent, which meet
+behind the L2 caches. The increment has that scope without a bit (``sc0`` asks for the old value, ``sc1`` would be the system's). A wave
+waits for all its stores and the workgroup for all its waves before one of them counts; the last loads once it knows the count. As no other
+store must become visible, the L2 need not be written back (``buffer_wbl2``), nor lines be dropped that nobody loads (``buffer_inv``).
 """
 
 from __future__ import annotations

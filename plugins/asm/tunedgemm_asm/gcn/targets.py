@@ -1,6 +1,7 @@
 """What the generator knows of the two architectures.
 
-Sources: AMD's ISA guides of CDNA3 (MI300) and CDNA4 (MI350), their chapters on matrix instructions, on LDS and on wait states.
+Sources: AMD's ISA guides of CDNA3 (MI300) and CDNA4 (MI350), their chapters on matrix instructions, on LDS and on wait states; for banks
+of LDS and bytes in a cycle, 128 and 256, the chapter "Hardware implementation" of HIP's documentation (ROCm 7).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Target:
         gfx: its name.
         lds_bytes: of a compute unit, and of a workgroup at most.
         lds_granule: bytes in which LDS is given to workgroups.
-        lds_banks: of four bytes, each read or written once in a cycle.
+        lds_banks: of four bytes, each read at most once in a cycle.
         product: the matrix instruction for bf16: 16 rows by 16 columns.
         depth: elements along K of one.
         cycles: for which one occupies the matrix unit of a SIMD.
@@ -42,9 +43,8 @@ class Target:
     packs: bool
 
 
-#: Registers of a lane, and lanes' groups of them; waves of a SIMD at most; SIMDs of a compute unit.
-REGISTERS, REGISTER_GRANULE, WAVES, SIMDS = 512, 8, 8, 4
-LANES, THREADS = 64, 256
+#: Registers of a lane in its SIMD, the number of which a wave gets a multiple; waves of a SIMD at most; lanes of a workgroup.
+REGISTERS, REGISTER_GRANULE, WAVES, THREADS = 512, 8, 8, 256
 TARGETS = MappingProxyType(
     {
         "gfx942": Target("gfx942", 64 << 10, 512, 32, "v_mfma_f32_16x16x16_bf16", 16, 16, 4, False, False, False),

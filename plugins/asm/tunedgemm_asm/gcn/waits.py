@@ -60,7 +60,7 @@ class Pending:
             return self.after_wait({name: int(count) for name, count in _WAITS.findall(f"{item.of} {item.mods}")})
         units = [unit for reg in item.written for unit in reg.units]
         if item.unit == "vmem":
-            return attrs.evolve(self, vmcnt=_issued(self.vmcnt, () if item.stores and not item.to else units))
+            return attrs.evolve(self, vmcnt=_issued(self.vmcnt, units))
         if item.unit == "lds":
             return attrs.evolve(self, lgkmcnt=_issued(self.lgkmcnt, [*units, _LDS]))
         if item.unit == "smem":
