@@ -129,8 +129,9 @@ def test_check_judges_several_folders_together(write: Write, capsys: pytest.Capt
     (empty := tmp_path / "none").mkdir()
     code, out, _ = run(capsys, "asm", "check", empty)
     assert code == 1 and "holds no pack" in out[0]
-    code, _, err = run(capsys, "asm", "check", tmp_path / "absent")
-    assert code == 2 and f"there is no folder {tmp_path / 'absent'}" in err
+    for absent in (tmp_path / "absent", tmp_path / ("x" * 5000)):
+        code, _, err = run(capsys, "asm", "check", absent)
+        assert code == 2 and f"there is no folder {absent}" in err
 
 
 def test_plugins_tells_packs_with_their_hashes(write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

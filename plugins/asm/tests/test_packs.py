@@ -418,7 +418,7 @@ def test_installed_packages_are_found_without_importing_them(write: Write, tmp_p
     environment = {**variables, "PYTHONPATH": os.pathsep.join([str(site), *filter(None, sys.path)])}
     cwd = tmp_path / "cwd"  # where a folder has a package's name and nothing of it was installed
     write("cwd/example_pack/kernels/gfx942", "trap")
-    write("cwd/aiter/hsa/gfx942/own", "trap2")
+    (cwd / "example_pack" / "__init__.py").write_text("raise SystemExit('imported')\n")
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False, cwd=cwd)
 
     assert done.returncode == 0, done.stderr
@@ -427,6 +427,16 @@ def test_installed_packages_are_found_without_importing_them(write: Write, tmp_p
     assert "entry point nowhere names the package example_pack.absent, which has no folder here" in problems
     assert "'example_pack:kernels/../..' names no package" in problems
     assert imported == "[]"
+
+
+def test_a_folder_with_aiters_name_is_not_aiter(write: Write, tmp_path: Path) -> None:
+    """One in the working directory, which Python takes for a package without modules."""
+    write("cwd/aiter_meta/hsa/gfx942/own", "trap")
+    variables = {key: value for key, value in os.environ.items() if key not in (sources.VARIABLE, sources.OF_AITER)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=variables, check=False, cwd=tmp_path / "cwd")
+
+    assert done.returncode == 0, done.stderr
+    assert "trap" not in done.stdout
 
 
 @pytest.mark.skipif(not HSA.is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")

@@ -10,6 +10,7 @@ from tunedgemm.plugin import Command, PluginError, UserError
 
 from tunedgemm_asm import judge, packs
 from tunedgemm_asm.manifest import PackError
+from tunedgemm_asm.sources import is_folder
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +77,7 @@ def _kernel(loaded: packs.Loaded) -> Iterator[str]:
 def _check(arguments: argparse.Namespace) -> int:
     faults: list[str] = []
     for folder in arguments.folders:
-        if not folder.is_dir():
+        if not is_folder(folder):
             raise UserError(f"there is no folder {folder}")
     for verdict in judge.verdicts(arguments.folders):
         faults += verdict.faults

@@ -71,7 +71,7 @@ def _of_package(entry: EntryPoint) -> Source:
     owned = [Path(str(entry.dist.locate_file(top)))] if entry.dist else []
     for location in (*owned, *_locations(top)):
         folder = location.joinpath(*below)
-        if _is_folder(folder):
+        if is_folder(folder):
             return Source(label, folder)
     return Source(label, None, f"{label}: entry point {entry.name} names the package {entry.value}, which has no folder here")
 
@@ -84,12 +84,13 @@ def _aiter() -> Iterator[Source]:
     for package in _AITER_PACKAGES:
         for location in _locations(package):
             for tree in (location / "hsa", location.parent / "hsa"):
-                if _is_folder(tree) and any(tree.glob("gfx*")):
+                if is_folder(tree) and any(tree.glob("gfx*")):
                     yield Source(f"AITER ({package})", tree)
                     return
 
 
-def _is_folder(path: Path) -> bool:
+def is_folder(path: Path) -> bool:
+    """Whether there is one that may be seen."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
