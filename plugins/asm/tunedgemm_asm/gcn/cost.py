@@ -14,7 +14,7 @@ from tunedgemm_asm.gcn.targets import REGISTER_GRANULE, REGISTERS, WAVES
 
 #: Cycles in which a wave's next instruction can be issued.
 _ISSUE = 4
-#: Bytes that LDS takes in a cycle; it gives four for each of its banks.
+#: Bytes that LDS takes in a cycle, by assumption on both architectures; it gives four for each of its banks.
 _LDS_WRITES = 128
 
 
