@@ -31,13 +31,12 @@ Written by `benchmarks/asm_kernels.py`, which counts instructions; nothing here 
 - v, a, s: vector registers, accumulators, scalars; LDS: bytes of a workgroup; waves/SIMD: as many fit, by registers and LDS.
 - A wave's instructions in a step: products (MFMA), LDS, memory, scalar; other: waits, wait states, barriers, branches.
 - Cycles of a step: MFMA, for which the matrix unit of a SIMD is busy with one wave's products; issue, four for each of a wave's
-  instructions; LDS, of all four waves' reads and writes, none of which meet in a bank (in a cycle {banks}).
+  instructions; LDS, of all four waves' reads and writes, none of which meet in a bank. In a cycle {banks}.
   What is largest bounds the loop where a workgroup is alone on its compute unit; with several waves on a SIMD, MFMA and LDS cycles of each
   add up, and the issue of one overlaps the products of another.
-- What LDS reads is the most that its banks of four bytes give, 32 in CDNA 3 and 64 in CDNA 4
-  ([HIP, hardware implementation](https://rocm.docs.amd.com/projects/HIP/en/latest/understand/hardware_implementation.html)). The same page
-  has a port of 64 bytes for each two SIMDs, 128 in all; if that holds for CDNA 4, reads on gfx950 take twice as long as counted here. That
-  writes did not become faster with the banks is assumed.
+- LDS's rates of reading are AMD's
+  ([FP8 GEMM on CDNA 4](https://rocm.blogs.amd.com/software-tools-optimization/cdna4-gemm-kernels/README.html), table 1): four bytes of each
+  bank, 32 in CDNA 3 and 64 in CDNA 4. That writes did not become faster with the banks is assumed.
 - alone: cycles of a step where one workgroup has the compute unit, by a model that issues a wave's instructions in order, one in four
   cycles: answers of LDS come {lds} cycles after its turn, those of memory {memory} cycles after theirs, and loads take 64 bytes a cycle;
   all four waves do the same at the same time. Share: MFMA cycles of them. A second workgroup fills what is left.

@@ -1,7 +1,7 @@
 """What the generator knows of the two architectures.
 
-Sources: AMD's ISA guides of CDNA3 (MI300) and CDNA4 (MI350), their chapters on matrix instructions, on LDS and on wait states; for banks
-of LDS and bytes in a cycle, 128 and 256, the chapter "Hardware implementation" of HIP's documentation (ROCm 7).
+Sources: AMD's ISA guides of CDNA3 (MI300) and CDNA4 (MI350), their chapters on matrix instructions, on LDS and on wait states; for what LDS
+reads in a cycle, 128 and 256 bytes, AMD's "FP8 GEMM Optimization on AMD CDNA 4 Architecture" (ROCm Blogs, March 2026), table 1.
 """
 
 from __future__ import annotations
