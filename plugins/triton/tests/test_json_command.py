@@ -111,6 +111,8 @@ def test_fmoe_is_told_by_its_own_columns(asked: list[Request]) -> None:
         (("--op", "a16w16", "--n", "1,2", "--k", "1,2,3"), "--n names 2 weights and --k 3"),
         (("--op", "a17", "--n", "1", "--k", "1"), "a17"),
         (("--op", "a16w16", "--n", "1", "--k", "1", "--set", "dtype"), "--set takes COLUMN=TEXT"),
+        (("--op", "a16w16", "--n", "1", "--k", "1", "--set", "M=4"), "--set M=4: the sizes come with --m"),
+        (("--op", "fmoe", "--n", "1", "--k", "1", "--set", "token=4"), "--set token=4: the sizes come with --m"),
         (("--op", "a16w16", "--n", "1", "--k", "1", "--libtype", "nobody"), "no backend 'nobody' is installed"),
         (("--op", "a16w16", "--n", "1", "--k", "1", "--libtype", "skinny"), "has no JSON files|no backend 'skinny'"),
         (("--op", "a16w16", "--n", "1", "--k", "1", "--num-iters", "0"), "--iters must be at least 1"),
@@ -151,7 +153,7 @@ def test_a_cpu_is_refused_before_anything_is_measured(tmp_path: Path, capsys: py
 
 
 def _put(folder: Path, name: str, entries: object) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(entries if isinstance(entries, str) else json.dumps(entries))
     return folder / name
 
@@ -167,6 +169,7 @@ def _put(folder: Path, name: str, entries: object) -> Path:
         ("gfx942-GEMM-A8W8.json", {"any": {**ENTRY, "num_warps": 3}}, "any: triton gemm: num_warps must be a power of two"),
         ("gfx942-GEMM-A8W8_BLOCKSCALE-N=256-K=512.json", {"any": {**ENTRY, "BLOCK_SIZE_K": 256}}, "serves no M="),
         ("mine.json", {"any": ENTRY}, "is never read: names are as"),
+        ("GEMM-A8W8-N=64-K=64.json", {"any": ENTRY}, "is never read: names are as"),
     ],
 )
 def test_check_names_what_is_to_be_mended(home: Path, capsys: pytest.CaptureFixture[str], name: str, entries: object, said: str) -> None:
@@ -187,6 +190,8 @@ def test_check_names_what_is_to_be_mended(home: Path, capsys: pytest.CaptureFixt
         ("gfx9999-GEMM-A8W8.json", {"any": ENTRY}, "no kernel is compiled for gfx9999"),
         ("gfx942-MOE-DEFAULT.json", {"small_M": ENTRY}, "there is no kernel MOE-DEFAULT"),
         ("gfx942-GEMM-A16W16-ATOMIC.json", {"any": ENTRY}, "there is no kernel GEMM-A16W16-ATOMIC"),
+        ("gfx942-MHA-DEFAULT.json", {"fwd": 3}, "there is no kernel MHA-DEFAULT"),
+        ("gfx950/gluon/gemm/gemm_a8w8/DEFAULT.json", {"any": ENTRY}, "is one of AITER's own, for other kernels"),
         ("gfx942-GEMM-A16W16-N8=512-K=64.json", {"any": ENTRY}, "sizes in a name are N and K"),
         ("gfx950-GEMM-AFP4WFP4.json", {"any": {**ENTRY, "waves_per_eu": 2}}, "waves_per_eu has no effect"),
     ],

@@ -42,18 +42,20 @@ def check(path: Path, dialects: Sequence[Dialect]) -> list[Finding]:
 
 
 def _findings(path: Path, dialects: Sequence[Dialect]) -> Iterator[Finding]:
-    try:
-        entries = jsonfile.read(path)
-    except UserError as error:
-        yield Finding(path, str(error).removeprefix(f"{path}: "))
-        return
     name = jsonfile.name_of(path)
     if name is None:
-        yield Finding(path, "is never read: names are as gfx942-GEMM-A8W8-N=2112-K=7168.json, without -N=…-K=… for all other weights")
+        theirs = path.with_name(jsonfile.DEFAULT).is_file()
+        told = "is never read: names are as gfx942-GEMM-A8W8-N=2112-K=7168.json, without -N=…-K=… for all other weights"
+        yield Finding(path, "is never read here: this is one of AITER's own, for other kernels" if theirs else told, wrong=not theirs)
         return
     dialect = next((dialect for dialect in dialects if name.tag in dialect.tags), None)
     if dialect is None:
         yield Finding(path, f"is never read here: there is no kernel {name.tag}; this is one of AITER's own", wrong=False)
+        return
+    try:
+        entries = jsonfile.read(path)
+    except UserError as error:
+        yield Finding(path, str(error).removeprefix(f"{path}: "))
         return
     yield from _keys(path, name, entries)
     letters = [letter for letter, _ in name.sizes]

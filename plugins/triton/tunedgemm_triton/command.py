@@ -119,12 +119,16 @@ def _pairs(arguments: argparse.Namespace) -> tuple[tuple[int, int], ...]:
 
 
 def _columns(arguments: argparse.Namespace, op: Any) -> dict[str, str]:
+    from tunedgemm_triton.jsontune import sizes_in
+
     has = "outdtype" in (*op.columns.key, *op.columns.own)
     columns = {"outdtype": arguments.out_dtype or "bf16"} if has or arguments.out_dtype else {}
     for text in arguments.set:
         column, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set takes COLUMN=TEXT, as --set dtype=fp8_e4m3fnuz; got {text!r}")
+        if column.strip() in sizes_in(op):
+            raise UserError(f"--set {text}: the sizes come with --m, --n and --k")
         columns[column.strip()] = value.strip()
     return columns
 
@@ -172,7 +176,7 @@ def _say_unread(folder: Path) -> None:
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:
-    """The JSON files that are meant: themselves, or all below folders but the tuner's own.
+    """The JSON files that are meant: themselves, or all below folders.
 
     Raises:
         UserError: there is no such file or folder.

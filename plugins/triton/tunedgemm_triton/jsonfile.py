@@ -7,11 +7,11 @@ has them side by side, or as AITER does now: ``gfx942/triton/gemm/gemm_a8w8_bloc
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 import re
+import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -165,16 +165,14 @@ def write(path: Path, entries: Mapping[str, Entry]) -> None:
         UserError: the folder or the file cannot be written.
     """
     check_writable(path.parent)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text_of(entries))
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
+        temporary.write_text(text_of(entries), encoding="utf-8")
+        temporary.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
         raise UserError(f"{path}: cannot be written: {error.strerror or error}; choose another folder with --save-path") from None
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def check_writable(folder: Path) -> None:
@@ -189,9 +187,3 @@ def check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror or error}; choose another folder with --save-path") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0o22)
-    os.umask(mask)
-    return mask

@@ -77,7 +77,7 @@ class Request:
         Raises:
             UserError: the op has no such shape.
         """
-        names = _sizes(self.family)
+        names = sizes_in(self.family)
         if not all(self.rows):
             raise UserError(f"M must be at least 1 (got {', '.join(map(str, self.rows))})")
         found = []
@@ -113,7 +113,7 @@ def _check_layout(op: Op, shape: Shape) -> None:
         raise UserError(f"{shape}: {error}") from None
 
 
-def _sizes(op: Op) -> tuple[str, str, str]:
+def sizes_in(op: Op) -> tuple[str, str, str]:
     """The columns that M, N and K of `Shape` stand in."""
     return ("M", "N", "K") if "M" in op.columns.key else ("token", "model_dim", "inter_dim")
 
