@@ -50,9 +50,7 @@ def placed(plan, part, lanes, **scalars):
     f = frame_of(plan)
     stride = 2 * 8192
     known = {f.argument(name).index: stride for name in ("stride_a", "stride_b")}
-    known |= {getattr(f, name).index: value for name, value in scalars.items() if name != "wave"} | {
-        f.spare.index + 4: scalars.get("wave", 0)
-    }
+    known |= {getattr(f, name).index: value for name, value in scalars.items() if name != "wave"} | {f.wave.index: scalars.get("wave", 0)}
     return f, run(part(f), lanes, known)
 
 

@@ -27,7 +27,7 @@ class Frame:
         from_a, from_b: buffer descriptors of what is loaded next.
         steps: left to multiply.
         left_a, left_b: left to load; both are one for a plain weight.
-        spare: scalars without a lasting meaning.
+        spare: scalars for a part's own use; two of them have names of their own before the loop (`wave`, `begin`).
         offset_a, offset_b: of each load from its descriptor, of a lane.
         staged: loads on their way to LDS, by set; x first.
         blocks_a, blocks_b: operands of the products, by half of a step, or for a shuffled weight by set and half.
@@ -67,6 +67,16 @@ class Frame:
         """The scalars that hold an argument."""
         field = ABI.field(name)
         return self.arguments[field.offset // 4 : (field.offset + field.bytes) // 4]
+
+    @property
+    def wave(self) -> Reg:
+        """Number of the wave in its workgroup, until loads are placed."""
+        return self.spare[4]
+
+    @property
+    def begin(self) -> Reg:
+        """First element along K, until operands are described."""
+        return self.spare[5]
 
     @property
     def loose(self) -> Reg:

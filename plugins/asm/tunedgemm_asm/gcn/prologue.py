@@ -81,11 +81,10 @@ def choose_tile(f: Frame) -> list[Op]:
 
 
 def share_of_k(f: Frame) -> list[Op]:
-    """Steps of this workgroup, and in the last spare scalar but two its first element along K."""
-    begin = f.spare[5]
+    """Steps of this workgroup, and its first element along K."""
     return [
-        op("s_mul_i32", begin, f.part, f.argument("k_part"), note="first element along K"),
-        op("s_sub_u32", f.steps, f.argument("k"), begin),
+        op("s_mul_i32", f.begin, f.part, f.argument("k_part"), note="first element along K"),
+        op("s_sub_u32", f.steps, f.argument("k"), f.begin),
         op("s_min_u32", f.steps, f.steps, f.argument("k_part")),
         op("s_lshr_b32", f.steps, f.steps, STEP.bit_length() - 1, note="steps"),
         op("s_mov_b32", f.left_a, f.steps),
@@ -126,7 +125,7 @@ def describe_operand(f: Frame, name: str) -> list[Op]:
     stride = f.argument(f"stride_{name}")
     return [
         *describe(f, to, f.argument(name), index, tile, stride),
-        op("s_lshl_b32", s[0], f.spare[5], 5 if shuffled else 1, note="bytes before the first element along K"),
+        op("s_lshl_b32", s[0], f.begin, 5 if shuffled else 1, note="bytes before the first element along K"),
         op("s_add_u32", to[0], to[0], s[0]),
         op("s_addc_u32", to[1], to[1], 0),
         op("s_and_b32", to[1], to[1], 0xFFFF),
@@ -149,9 +148,9 @@ def place_waves(f: Frame) -> list[Op]:
     v = f.loose[0]
     return [
         op("v_lshrrev_b32_e32", v, 6, f.lane),
-        op("v_readfirstlane_b32", f.spare[4], v),
-        op("s_and_b32", f.wave_m, f.spare[4], f.plan.waves_m - 1),
-        op("s_lshr_b32", f.wave_n, f.spare[4], f.plan.waves_m.bit_length() - 1),
+        op("v_readfirstlane_b32", f.wave, v),
+        op("s_and_b32", f.wave_m, f.wave, f.plan.waves_m - 1),
+        op("s_lshr_b32", f.wave_n, f.wave, f.plan.waves_m.bit_length() - 1),
     ]
 
 
@@ -172,7 +171,7 @@ def place_loads(f: Frame) -> list[Op]:
     if plan.target.direct:
         ops += [
             op("v_mov_b32_e32", pack, mixed),
-            op("s_lshl_b32", f.write, f.spare[4], 10, note="a wave's 8 rows in LDS"),
+            op("s_lshl_b32", f.write, f.wave, 10, note="a wave's 8 rows in LDS"),
         ]
     else:
         ops += [
