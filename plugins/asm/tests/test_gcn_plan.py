@@ -103,6 +103,21 @@ def test_what_a_step_takes(plan):
         assert taken.waves >= 1
 
 
+@pytest.mark.parametrize(
+    ("gfx", "name", "waves"),
+    [
+        ("gfx942", "64x128_bshuffle_pf3", 3),  # 148 registers of 512; LDS has room for four
+        ("gfx942", "64x128_pf2", 2),  # 24 KiB of 64; registers have room for three
+        ("gfx950", "96x64_pf3", 2),  # 80 KiB of 160; registers have room for five
+        ("gfx950", "96x128_pf3", 1),  # 112 KiB of 160; registers have room for four
+    ],
+)
+def test_what_fits_on_a_compute_unit(gfx, name, waves):
+    """Registers or LDS, whichever runs out first."""
+    plan = next(plan for plan in PLANS if (plan.gfx, plan.name) == (gfx, f"tunedgemm_bf16_{name}"))
+    assert cost(plan).waves == waves
+
+
 @pytest.mark.slow
 def test_the_page_of_results_is_of_these_kernels():
     """What a step takes is written down as it is."""
