@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import Row, Shape, Solution, UserError, op_named, read_rows, upsert
-from tunedgemm.timing import Timing
 from tunedgemm_triton import command, jsonfile, jsontune
 from tunedgemm_triton.dialect import dialect_of
 from tunedgemm_triton.jsontune import Request
@@ -260,10 +259,10 @@ def test_export_passes_over_times_of_other_ops(home: Path, tmp_path: Path) -> No
     """A trial log that also has another op's trials gives the rows of the op that is asked for."""
     rows, log = _table(tmp_path / "tuned.csv"), tmp_path / "log.trials.jsonl"
     assert _run("export", str(tmp_path / "tuned.csv"), "--op", "a16w16") == 0
-    device = {"gfx": "sm_90", "cu_num": 132, "device": "nvidia-h200"}
-    trials = [Timing(row.shape, row.solution, "ok", us=row.us) for row in rows]
-    trials.append(Timing(Shape("fancy", 16, 4096, 1024), rows[0].solution, "ok", us=1.0))
-    log.write_text("".join(json.dumps({**json.loads(trial.to_json()), "kind": "trial", "run": "1", **device}) + "\n" for trial in trials))
+    told = {"schema": 2, "kind": "trial", "run": "1", "gfx": "sm_90", "cu_num": 132, "device": "nvidia-h200", "status": "ok"}
+    asked = [(row.shape, row) for row in rows] + [(Shape("fancy", 16, 4096, 1024), rows[0])]
+    trials = [{**told, "shape": shape.to_dict(), "solution": row.solution.to_dict(), "us": row.us} for shape, row in asked]
+    log.write_text("".join(json.dumps(trial) + "\n" for trial in trials))
     assert _run("export", str(home), "--op", "a16w16", "-o", str(tmp_path / "back.csv"), "--times", str(log)) == 0
     found = {(row.shape, row.solution, row.us) for row in read_rows(tmp_path / "back.csv", op_named("a16w16"))[0]}
     assert found == {(row.shape, row.solution, row.us) for row in rows}

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
 import pytest
-import torch
 import tunedgemm
 import tunedgemm_triton
-from tunedgemm.dispatch import Dispatcher
-from tunedgemm.plugin import Device, Shape, Solution, UserError, device_of, op_named, ops
-from tunedgemm.registry import Registry, make_backend
-from tunedgemm.settings import Settings
-from tunedgemm.table import Table
+from tunedgemm.plugin import Device, Shape, Solution, UserError, ops
 from tunedgemm_triton import heuristic, jsonfile, plan_launch
-from tunedgemm_triton.author import TunedKernel
 from tunedgemm_triton.dialect import OURS, TAGS, sizes_of
 from tunedgemm_triton.jsonfile import Name
 from tunedgemm_triton.planned import PLANNED
@@ -142,34 +135,6 @@ def test_a_changed_file_is_read_anew(home: Path) -> None:
     assert _chosen() == _kernel(64)
     path.unlink()
     assert _chosen() == ""
-
-
-def test_reload_picks_up_new_files(home: Path) -> None:
-    """Calls run what a file says; a shape that is bound keeps its choice until `reload`, a new one gets what the file says by then."""
-    ran: list[int] = []
-
-    def launch(values: Mapping[str, int], x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ran.append(values["BLOCK"])
-        return torch.nn.functional.linear(x, weight)
-
-    kernel = TunedKernel("mine", "a16w16", {"BLOCK": (16, 32)}, launch, takes=lambda *_: True)
-    registry = Registry(())
-    registry.add(make_backend("mine", kernel))
-    dispatcher = Dispatcher(op_named("a16w16"), registry, settings=Settings(untuned=("mine",)), table=Table.load(op_named("a16w16")))
-    weight, path = torch.ones(32, 64), home / Name(device_of(-1).gfx, "GEMM-MINE").text
-
-    def called(m: int) -> list[int]:
-        ran.clear()
-        assert dispatcher.call(torch.ones(m, 64), weight).shape == (m, 32)
-        return list(ran)
-
-    assert called(3) == []
-    jsonfile.write(path, {"any": {"BLOCK": 16}})
-    assert (called(3), called(4)) == ([], [16])
-    jsonfile.write(path, {"any": {"BLOCK": 32}})
-    assert (called(4), called(5)) == ([16], [32])
-    dispatcher.reload()
-    assert (called(3), called(4)) == ([32], [32])
 
 
 def test_explain_tells_of_the_choice(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tunedgemm.plugin import Device, Options, Outcome, Planned, Row, Shape, Solution, UserError, ops, upsert
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 from tunedgemm.testing.replay import Samples
-from tunedgemm.tuner.trial import Place, Task
 from tunedgemm_triton import buckets, export, jsonfile, jsontune, parameters, searchspace
 from tunedgemm_triton.dialect import OURS
 from tunedgemm_triton.jsontune import Request
@@ -213,17 +212,21 @@ def test_a_broken_file_beside_ends_no_run(tmp_path: Path) -> None:
 
 def test_each_architecture_has_its_files(tmp_path: Path) -> None:
     """Devices of two kinds: a file is written when its own device is done, and none is missing at the end."""
-    request = _request(tmp_path, pairs=PAIRS[:1], rows=(16,))
-    [shape], (solution, *_) = request.shapes(), OURS.listed(Shape("a16w16", 16, 96, 256), H200)
-    places = tuple(Place(Device(gfx, 132)) for gfx in ("sm_90", "sm_100"))
+    seen: list[Any] = []
+    _ran(_request(tmp_path / "seen", pairs=PAIRS[:1], rows=(16,)), lambda _, event: seen.append(event))
+    [planned], [outcome] = ([event for event in seen if isinstance(event, kind)] for kind in (Planned, Outcome))
+    places = tuple(attrs.evolve(planned.places[0], device=Device(gfx, 132)) for gfx in ("sm_90", "sm_100"))
     names = [f"{place.device.gfx}-GEMM-A16W16-N=96-K=256.json" for place in places]
-    run = jsontune._Run(request, [shape], request.table(), lambda *_: None, lambda _: None)
-    run(None, Planned((Task(shape), Task(shape)), (), places, request.table()))
+    folder = tmp_path / "out"
+    request = _request(folder, pairs=PAIRS[:1], rows=(16,))
+    run = jsontune._Run(request, request.shapes(), request.table(), lambda *_: None, lambda _: None)
+    run(None, attrs.evolve(planned, tasks=planned.tasks * 2, places=places))
+    request.table().parent.mkdir(parents=True)
     for count, place in enumerate(places, 1):
-        request.table().parent.mkdir(parents=True, exist_ok=True)
-        upsert(request.table(), request.family, [Row(shape, place.device.gfx, 132, "", solution, 5.0)])
-        run(place, Outcome(Task(shape), None, None, (), place=place))
-        assert sorted(path.name for path in tmp_path.glob("*.json")) == sorted(names[:count])
+        row = Row(outcome.task.shape, place.device.gfx, 132, "", outcome.winner.solution, 5.0)
+        upsert(request.table(), request.family, [row])
+        run(place, attrs.evolve(outcome, place=place))
+        assert sorted(path.name for path in folder.glob("*.json")) == sorted(names[:count])
     files, missing = run.finish()
     assert [path.name for path in files] == [*names, "sm_90-GEMM-A16W16.json", "sm_100-GEMM-A16W16.json"]
     assert missing == []

@@ -1,0 +1,50 @@
+"""JSON files of Triton kernels behind calls: when a new one counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from tunedgemm.device import device_of
+from tunedgemm.dispatch import Dispatcher
+from tunedgemm.ops import op_named
+from tunedgemm.registry import Registry, make_backend
+from tunedgemm.settings import Settings
+from tunedgemm.table import Table
+
+pytest.importorskip("tunedgemm_triton")
+
+from tunedgemm_triton import jsonfile
+from tunedgemm_triton.author import TunedKernel
+
+
+def test_reload_picks_up_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls run what a file says; a shape that is bound keeps its choice until `reload`, a new one gets what the file says by then."""
+    monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path))
+    monkeypatch.delenv(jsonfile.VARIABLE, raising=False)
+    ran: list[int] = []
+
+    def launch(values: Mapping[str, int], x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ran.append(values["BLOCK"])
+        return torch.nn.functional.linear(x, weight)
+
+    kernel = TunedKernel("mine", "a16w16", {"BLOCK": (16, 32)}, launch, takes=lambda *_: True)
+    registry = Registry(())
+    registry.add(make_backend("mine", kernel))
+    dispatcher = Dispatcher(op_named("a16w16"), registry, settings=Settings(untuned=("mine",)), table=Table.load(op_named("a16w16")))
+    weight, path = torch.ones(32, 64), jsonfile.user_folder() / jsonfile.Name(device_of(-1).gfx, "GEMM-MINE").text
+
+    def called(m: int) -> list[int]:
+        ran.clear()
+        assert dispatcher.call(torch.ones(m, 64), weight).shape == (m, 32)
+        return list(ran)
+
+    assert called(3) == []
+    jsonfile.write(path, {"any": {"BLOCK": 16}})
+    assert (called(3), called(4)) == ([], [16])
+    jsonfile.write(path, {"any": {"BLOCK": 32}})
+    assert (called(4), called(5)) == ([16], [32])
+    dispatcher.reload()
+    assert (called(3), called(4)) == ([32], [32])
