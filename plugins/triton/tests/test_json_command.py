@@ -209,6 +209,15 @@ def test_nothing_of_aiters_files_is_to_be_mended(capsys: pytest.CaptureFixture[s
     assert "6 files, 0 things to mend" in capsys.readouterr().out
 
 
+def test_check_names_a_folder_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slip in the variable shows, in place of files that are never read."""
+    monkeypatch.setenv(jsonfile.VARIABLE, str(tmp_path / "slip"))
+    assert _run("check") == 1
+    assert f"{tmp_path / 'slip'}: {jsonfile.VARIABLE} names it, and there is no such folder" in capsys.readouterr().out
+
+
 def test_check_of_nothing_is_a_mistake(tmp_path: Path) -> None:
     """A path that is not there is named."""
     with pytest.raises(UserError, match="no such file or folder"):

@@ -190,12 +190,14 @@ def _files(paths: Iterable[Path]) -> list[Path]:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from tunedgemm_triton.check import check
+    from tunedgemm_triton.check import Finding, check
     from tunedgemm_triton.dialect import OURS, dialect_of
 
     dialects = list({dialect.libtype: dialect for dialect in (OURS, dialect_of(arguments.libtype))}.values())
     files = _files(arguments.paths or [folder for folder in jsonfile.folders() if folder.exists()])
-    found = [finding for path in files for finding in check(path, dialects)]
+    absent = [] if arguments.paths else [folder for folder in jsonfile.named_folders() if not folder.is_dir()]
+    found = [Finding(folder, f"{jsonfile.VARIABLE} names it, and there is no such folder") for folder in absent]
+    found += [finding for path in files for finding in check(path, dialects)]
     wrong = [finding for finding in found if finding.wrong]
     for finding in found:
         print(finding)

@@ -81,10 +81,14 @@ def user_folder() -> Path:
     return folder
 
 
+def named_folders() -> list[Path]:
+    """The folders of `VARIABLE`."""
+    return [Path(text.strip()).expanduser() for text in os.environ.get(VARIABLE, "").split(os.pathsep) if text.strip()]
+
+
 def folders() -> list[Path]:
-    """Where files are looked for, the first first: those of `VARIABLE`, the user's, the shipped ones."""
-    named = [Path(text.strip()).expanduser() for text in os.environ.get(VARIABLE, "").split(os.pathsep) if text.strip()]
-    return [*named, user_folder(), SHIPPED]
+    """Where files are looked for, the first first: the named ones, the user's, the shipped ones."""
+    return [*named_folders(), user_folder(), SHIPPED]
 
 
 def find(gfx: str, tag: str, sizes: Sizes) -> Path | None:
