@@ -136,6 +136,7 @@ def test_check_judges_several_folders_together(write: Write, capsys: pytest.Capt
 
 def test_plugins_tells_packs_with_their_hashes(write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With -v, on the device that is present: each pack with the hash of what it may execute, and what was refused."""
+    monkeypatch.setenv("COLUMNS", "400")  # pytest-xdist sets 80, which folds the cell
     folder = write("mine", {"a": {}, "broken": {"workgroup": 64}})
     monkeypatch.setattr("tunedgemm.device.current_device", lambda: Device("gfx942", 304))
     code, out, _ = run(capsys, "plugins", "-v")
