@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -146,6 +148,15 @@ def test_plugins_tells_packs_with_their_hashes(write: Write, capsys: pytest.Capt
     assert f"asm: pack mine ({folder}, by TUNEDGEMM_ASM_PACKS): 2 kernels of aiter-bf16gemm, sha256 {digest}" in out
     assert any(line.startswith(f"asm: refused: pack mine ({folder}): broken.co: it is for workgroups of 64") for line in out)
     assert any(packs.found("gfx942").version in line for line in out), "what goes into a table's column libver"
+
+
+def test_details_are_told_by_a_process_that_has_read_no_pack_yet() -> None:
+    """Nothing else must have loaded what reads packs."""
+    code = "from tunedgemm.plugin import Device; from tunedgemm_asm import asm; print(*asm.details(Device('gfx942', 304)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "gfx942" in done.stdout or "no pack" in done.stdout
 
 
 def test_table_check_notes_rows_whose_kernel_is_not_here(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

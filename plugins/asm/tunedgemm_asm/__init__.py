@@ -48,6 +48,8 @@ class Asm:
 
     def details(self, device: Device) -> Iterable[str]:
         """Every pack for the device with the hash of what it may execute, and what was refused."""
+        from tunedgemm_asm import packs
+
         return packs.lines(self.found(self._seen(device).gfx))
 
     def lacks(self, solution: Solution, device: Device) -> str:
