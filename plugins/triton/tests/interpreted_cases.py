@@ -1,6 +1,6 @@
 """Run as a child with TRITON_INTERPRET=1: launches kernels on CPU tensors and prints their worst errors as JSON.
 
-Reads a JSON list of cases: kernel name, split_k, and the shape as a dict.
+Reads a JSON list of cases: kernel name, split_k, the shape as a dict, and multiprocessors where they are not four.
 """
 
 from __future__ import annotations
@@ -16,24 +16,22 @@ from tunedgemm_triton.fit import grid_of, partial_bytes, tiles_of
 from tunedgemm_triton.limits import batches_of
 from tunedgemm_triton.names import Gemv, kernel_of
 
-DEVICE = Device("sm_90", 4)
-
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """One launch against float64; also says whether the counters were left zero."""
-    shape = Shape.from_dict(case["shape"])
+    shape, device = Shape.from_dict(case["shape"]), Device("sm_90", case.get("multiprocessors", 4))
     op, kernel, split_k = ops()[shape.op], kernel_of(case["kernel"]), case["split_k"]
     operands = op.make_inputs(shape, torch.device("cpu"), 1)
-    build = build_of(kernel, split_k, shape, DEVICE)
+    build = build_of(kernel, split_k, shape, device)
     arguments = _arguments(build, shape, operands)
     # Poison shows elements that nobody stored, and stores past the end.
     stored = batches_of(shape) * shape.m * shape.n
     out = torch.full((stored + 64,), torch.nan, dtype=torch_dtype(shape.outdtype))
     counters = torch.zeros(max(tiles_of(kernel, shape), 1), dtype=torch.int32)
-    partial = torch.full((partial_bytes(kernel, split_k, shape, DEVICE) // 4 + 1,), torch.nan)
+    partial = torch.full((partial_bytes(kernel, split_k, shape, device) // 4 + 1,), torch.nan)
     arguments |= {"out": out, "counters": counters, "partial": partial.view(torch.int32) if sums_integers(build) else partial}
     arguments |= {"M": shape.m, "N": shape.n, "K": shape.k, "B": batches_of(shape)}
-    function_of(kernel)[grid_of(kernel, split_k, shape, DEVICE)](**arguments, **constants(build, upcast=True))
+    function_of(kernel)[grid_of(kernel, split_k, shape, device)](**arguments, **constants(build, upcast=True))
     expected = op.reference(shape, operands).reshape(-1, shape.n).double()
     rows = (out[:stored].view(-1, shape.n).double() - expected).norm(dim=1) / expected.norm(dim=1)
     return {"error": rows.max().item(), "guarded": bool(out[stored:].isnan().all()), "zeroed": not counters.any().item()}

@@ -18,8 +18,9 @@ pytest.importorskip("triton")
 
 def _case(kernel: str, m: int, n: int, k: int, *, split_k: int = 1, bias: bool = False, b: int = 0, **fields: Any) -> dict[str, Any]:
     """A case of a16w16 where *fields* say nothing else."""
+    device = {"multiprocessors": fields.pop("multiprocessors", 4)}
     fields = {"op": "a16w16", "dtype": "bf16", **fields, "epilogue": "bias" if bias else "none", "extra": {"B": b} if b else {}}
-    return {"kernel": kernel, "split_k": split_k, "shape": Shape(m=m, n=n, k=k, **fields).to_dict()}
+    return {"kernel": kernel, "split_k": split_k, "shape": Shape(m=m, n=n, k=k, **fields).to_dict(), **device}
 
 
 _HALF, _FP8, _INT8 = {"dtype": "fp16"}, {"dtype": "fp8_e4m3fn"}, {"dtype": "int8"}
@@ -63,9 +64,15 @@ CASES = [
     _case("gemm_r1_m16n64k128_g1_w4s2", 18, 208, 352, split_k=2, **_COLUMN),
     _case("gemm_r1_m16n32k32_g1_w4s2", 18, 40, 100, split_k=2, bias=True, **_BATCH),
     _case("gemm_r1_m16n32k32_g1_w4s2_t", 18, 40, 100, split_k=2, bias=True, **_BATCH8, **_INT8),
+    # streamk: programs are twice the multiprocessors where operands are described, as with a K of whole 16 bytes.
     _case("streamk_r1_m16n32k32_g2_w4s2", 16, 40, 200, bias=True),  # fewer tiles than programs
-    _case("streamk_r1_m16n32k32_g2_w4s2", 70, 50, 99, bias=True, **_HALF),  # ten tiles, two rounds of four programs shared
-    _case("streamk_r1_m16n16k64_g2_w4s2", 40, 100, 320, outdtype="fp32"),
+    _case("streamk_r1_m16n32k32_g2_w4s2", 70, 50, 99, bias=True, **_HALF),  # ten tiles: two rounds whole, two tiles shared by four
+    _case("streamk_r1_m16n16k32_g2_w4s2", 30, 60, 99, outdtype="fp32"),  # as many tiles as two rounds of four
+    _case("streamk_r1_m16n16k64_g2_w4s2", 40, 100, 320, outdtype="fp32"),  # 21 tiles: two rounds of eight whole
+    _case("streamk_r1_m16n16k32_g2_w4s2", 16, 270, 200, bias=True),  # 17 tiles: a full round and one tile shared by eight
+    _case("streamk_r1_m16n32k32_g2_w4s2", 37, 50, 72, bias=True, multiprocessors=1),
+    _case("streamk_r1_m16n32k32_g2_w4s2", 37, 50, 99, bias=True, multiprocessors=1),  # one program
+    _case("streamk_r1_m16n32k16_g2_w4s2", 37, 200, 520, outdtype="fp32", multiprocessors=150),  # 300 of 693 steps: parts of two or three
     _case("tma_r1_m16n32k32_g2_w4s2", 37, 50, 72, bias=True),
     _case("tma_r1_m16n32k16_g8_w4s2", 40, 50, 200, split_k=3, bias=True),
     _case("tma_r1_m32n32k16_g8_w4s2", 100, 96, 64, dtype="fp16", outdtype="fp32"),

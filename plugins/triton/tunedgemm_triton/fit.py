@@ -33,11 +33,19 @@ def grid_of(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> tuple
     if isinstance(kernel, Gemv):
         return ceil_div(shape.n, kernel.block_n), split_k, ceil_div(shape.m, kernel.rows) * batches_of(shape)
     if isinstance(kernel, Tma):
-        resident = min(max(ARCHITECTURES[device.gfx].shared_bytes // shared_bytes(kernel, shape, device.gfx), 1), 2)
-        return min(tiles_of(kernel, shape) * split_k, device.cu_num * resident), 1, 1
+        return min(tiles_of(kernel, shape) * split_k, device.cu_num * _resident(kernel, shape, device)), 1, 1
     if isinstance(kernel, Streamk):
-        return min(device.cu_num, tiles_of(kernel, shape) * ceil_div(shape.k, kernel.block_k)), 1, 1
+        steps = tiles_of(kernel, shape) * ceil_div(shape.k, kernel.block_k)
+        return min(steps, device.cu_num * _resident(kernel, shape, device)), 1, 1
     return tiles_of(kernel, shape) // batches_of(shape), split_k, batches_of(shape)
+
+
+def _resident(kernel: Kernel, shape: Shape, device: Device) -> int:
+    """Programs of a kernel fed by tensor descriptors that a multiprocessor holds, two at most: one multiplies while the other waits."""
+    # Three groups of warps leave no registers for a second program.
+    if not described(kernel, shape, device.gfx) or (isinstance(kernel, Tma) and kernel.specialize):
+        return 1
+    return min(max(ARCHITECTURES[device.gfx].shared_bytes // shared_bytes(kernel, shape, device.gfx), 1), 2)
 
 
 def described(kernel: Kernel, shape: Shape, gfx: str) -> bool:
@@ -127,7 +135,7 @@ def refusal(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> str:
     if isinstance(kernel, Streamk):
         if split_k > 1:
             return "streamk shares tiles by itself; splitK must be 0"
-        tiles = min(tiles, 2 * device.cu_num)  # those that are shared
+        tiles = min(tiles, 9 * grid_of(kernel, split_k, shape, device)[0] // 8)  # those that are shared
     if (split_k > 1 or isinstance(kernel, Streamk)) and tiles > MAX_TILES:
         return f"split-K counts at most {MAX_TILES} tiles (this shape has {tiles})"
     if split_k > ceil_div(shape.k, step_of(kernel)):

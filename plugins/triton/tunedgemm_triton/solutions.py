@@ -186,14 +186,23 @@ def _persistent(shape: Shape, device: Device, covered: int) -> Iterator[tuple[Ke
     # The less there is to multiply, the smaller the tiles that come first.
     sized.sort(key=lambda kernel: shape.m < 512 and tiles_of(kernel, shape) < device.cu_num // 3)
     splits = [(kernel, [1] if kernel.specialize else _splits(kernel, shape, device)) for kernel in sized]
-    yield from ((kernel, found[rank]) for rank in range(2) for kernel, found in splits if rank < len(found))
+    plain = [(kernel, found[rank]) for rank in range(2) for kernel, found in splits if rank < len(found)]
+    shared = list(_streamk([_tma(shape, *tile) for tile in spaces.STREAMK if tile[0] <= covered], shape, device))
+    uneven = [found for found in shared if _filled(found[0], shape, device) < 0.9]
+    yield from (*plain[:6], *uneven, *plain[6:])
     yield from ((attrs.evolve(kernel, group_m=group), 1) for group in (16, 4) for kernel in sized[:2])
-    yield from _streamk(sized[:8], shape, device)
+    yield from shared
+
+
+def _filled(kernel: Kernel, shape: Shape, device: Device) -> float:
+    """The part of the multiprocessors' rounds that the tiles take."""
+    tiles = tiles_of(kernel, shape)
+    return tiles / (ceil_div(tiles, device.cu_num) * device.cu_num)
 
 
 def _streamk(tiles: Sequence[Kernel], shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
     """Tiles whose last round would leave multiprocessors idle, shared."""
-    found = [tile for tile in tiles if not isinstance(tile, Gemv | Streamk) and tiles_of(tile, shape) % device.cu_num]
+    found = [tile for tile in tiles if not isinstance(tile, Gemv | Streamk) and _filled(tile, shape, device) < 1]
     kernels = [Streamk(tile.block_m, tile.block_n, min(tile.block_k, 256), tile.group_m, tile.warps, min(tile.stages, 8)) for tile in found]
     yield from ((kernel, 1) for kernel in kernels)
 

@@ -56,6 +56,13 @@ TMA = (
     (128, 128, 128, 4, 3, False), (128, 256, 128, 4, 3, True), (128, 128, 128, 4, 4, True), (64, 128, 256, 4, 3, True),
 )  # fmt: skip
 
+#: streamk for many rows where it is fed by descriptors: block_m, block_n, bytes along K, warps, stages. The first and the last have two
+#: programs a multiprocessor.
+STREAMK = (
+    (128, 128, 128, 4, 3), (128, 128, 128, 4, 6), (128, 256, 128, 8, 4), (256, 128, 128, 8, 4), (64, 256, 128, 4, 4),
+    (128, 128, 128, 4, 5), (128, 256, 128, 8, 3), (64, 128, 128, 4, 4),
+)  # fmt: skip
+
 #: tma, and gemm where it cannot serve, for many rows of operands whose scales go by blocks: there both a step's products and their
 #: sums take registers. block_m, block_n, warps, stages, with one block of 128 along K.
 BLOCKS = (

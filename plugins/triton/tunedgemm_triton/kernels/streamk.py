@@ -1,6 +1,6 @@
 """streamk: the last tiles, which would not fill all multiprocessors, are shared by all of them in equal numbers of steps along K."""
 
-# ruff: noqa: PLR0917 (Triton kernels take all they use as parameters; a branch on a constexpr is no ternary)
+# ruff: noqa: PLR0917, SIM102 (Triton kernels take all they use as parameters, and evaluate both sides of an `and`)
 import triton
 import triton.language as tl
 
@@ -10,24 +10,47 @@ from tunedgemm_triton.kernels.tile import product, store_tile, tile_of, zeros
 
 
 @triton.jit
+def _plan(tiles, blocks):
+    """What a program does -> (its whole tiles, all programs' whole tiles, steps of a share, the share's first step and its end).
+
+    The last round is shared, and the one before as well where the last fills less than an eighth of the programs: of more tiles
+    than programs a shared one has nine parts at most. Steps of shared tiles count on from one tile to the next.
+    """
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    rounds = tl.maximum(tiles // programs - (tiles % programs * 8 < programs).to(tl.int32), 0)
+    steps = (tiles - rounds * programs) * blocks
+    share = tl.cdiv(steps, programs)
+    return rounds, rounds * programs, share, tl.minimum(program * share, steps), tl.minimum(program * share + share, steps)
+
+
+@triton.jit
+def _piece(item, rounds, whole, begin, end, blocks):
+    """A program's piece of work: its tile, and the first and the end of its steps along K. Whole tiles come before the share."""
+    shared = begin // blocks + item - rounds
+    if item < rounds:
+        tile = item * tl.num_programs(0) + tl.program_id(0)
+        first = 0
+        last = blocks
+    else:
+        tile = whole + shared
+        first = tl.maximum(begin - shared * blocks, 0)
+        last = tl.minimum(end - shared * blocks, blocks)
+    return tile, first, last
+
+
+@triton.jit
 def _sums(
     x, weight, tile_m, tile_n, first, last, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Sums [BLOCK_M, BLOCK_N] of a tile over the steps first..last - 1; operands are tensor descriptors where DESCRIBED."""
+    """Sums [BLOCK_M, BLOCK_N] of a tile over the steps first..last - 1, of operands that are not described."""
     k = tl.arange(0, BLOCK_K)
-    if DESCRIBED:
-        acc = zeros(BLOCK_M, BLOCK_N, False, x.dtype)
-    else:
-        acc = zeros(BLOCK_M, BLOCK_N, False, x.dtype.element_ty)
-        x = places(x, tile_m * BLOCK_M + tl.arange(0, BLOCK_M), k, M, K, 0)
-        weight = places(weight, tile_n * BLOCK_N + tl.arange(0, BLOCK_N), k, N, K, 0)
+    acc = zeros(BLOCK_M, BLOCK_N, False, x.dtype.element_ty)
+    x = places(x, tile_m * BLOCK_M + tl.arange(0, BLOCK_M), k, M, K, 0)
+    weight = places(weight, tile_n * BLOCK_N + tl.arange(0, BLOCK_N), k, N, K, 0)
     for block in range(first, last):
         at = block * BLOCK_K
-        if DESCRIBED:
-            a = x.load([tile_m * BLOCK_M, at])
-            b = weight.load([tile_n * BLOCK_N, at])
-        elif EVEN_K:
+        if EVEN_K:
             a = tl.load(x + at)
             b = tl.load(weight + at)
         else:
@@ -39,6 +62,66 @@ def _sums(
 
 
 @triton.jit
+def _halves(acc):
+    """The left and the right half of a tile's columns."""
+    return tl.split(tl.permute(tl.reshape(acc, [acc.shape[0], 2, acc.shape[1] // 2]), (0, 2, 1)))
+
+
+@triton.jit
+def _keep(acc, partial, WIDTH: tl.constexpr, PARTS: tl.constexpr):
+    """Store sums, columns of a tile of so many, to a slot; a part of them at a time takes so much less shared memory on the way."""
+    if PARTS == 1:
+        rows, columns = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
+        tl.store(partial + rows[:, None] * WIDTH + columns[None, :], acc)
+    else:
+        left, right = _halves(acc)
+        _keep(left, partial, WIDTH, PARTS // 2)
+        _keep(right, partial + acc.shape[1] // 2, WIDTH, PARTS // 2)
+
+
+@triton.jit
+def _leave(
+    acc, out, bias, partial, tile_m, tile_n, whole, slot, M, N,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Store the sums of a piece: to the output those of a whole tile, to a slot those of a part."""
+    if whole:
+        m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        store_tile(acc, out, bias, m, n, M, N, HAS_BIAS, False)
+    else:
+        _keep(acc, partial + slot * (BLOCK_M * BLOCK_N), BLOCK_N, PARTS)
+
+
+@triton.jit
+def _meet(
+    out, bias, partial, counters, whole, share, begin, end, blocks, tiles_m, tiles_n, M, N,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Arrive at the tiles that this program has a part of; the last to arrive adds the parts in the order of K."""
+    size: tl.constexpr = BLOCK_M * BLOCK_N
+    strip: tl.constexpr = BLOCK_M // 2
+    within = tl.arange(0, strip)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    for shared in range(begin // blocks, tl.cdiv(end, blocks)):
+        step = shared * blocks
+        one, other = step // share, (step + blocks - 1) // share
+        if one < other:
+            if arrives_last(counters + shared, other - one + 1):
+                leave_zero(counters + shared)
+                # Only the first of a tile's programs can have begun with another one.
+                start = partial + (2 * one + (one * share < step).to(tl.int32)) * size
+                tile_m, tile_n = tile_of(whole + shared, tiles_m, tiles_n, GROUP_M)
+                n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+                # Half a tile at a time leaves registers for two parts that are on their way.
+                for row in range(0, BLOCK_M, strip):
+                    at = row * BLOCK_N + within
+                    total = tl.load(start + at, cache_modifier=".cg")
+                    for third in tl.range(one + 1, other + 1, loop_unroll_factor=2):
+                        total += tl.load(partial + 2 * third * size + at, cache_modifier=".cg")
+                    store_tile(total, out, bias, tile_m * BLOCK_M + row + tl.arange(0, strip), n, M, N, HAS_BIAS, False)
+
+
+@triton.jit
 def streamk(
     x, weight, x_scale, w_scale, bias, out, partial, counters, M, N, K, B,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
@@ -46,46 +129,37 @@ def streamk(
 ):  # fmt: skip
     """out[M, N] = x[M, K] @ weight[N, K].T (+ bias[N]).
 
-    Grid: (programs,). Of more tiles than programs, each program first shares those of the last one or two rounds, then takes
-    whole ones. A shared tile's programs leave partial sums, two slots a program: slot 0 where its share begins with the piece, else
-    slot 1. The last to arrive adds them in the order of K, so that the bits never change (Osama et al., Stream-K, 2023).
+    Grid: (programs,). Each program takes whole tiles, then an equal share of the last one or two rounds' steps along K. A shared
+    tile's programs leave partial sums, two slots a program: slot 0 where its share begins with the piece, else slot 1. They meet
+    when all their steps are done, and none waits; parts are added in the order of K, so that the bits never change
+    (Osama et al., Stream-K, 2023). Operands that are described come in one loop over all of a program's steps: the next piece is
+    loaded while one is stored. It is flat by hand, since Triton 3.6 does not flatten loops with bounds of their own.
     """
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    tiles, blocks = tiles_m * tiles_n, tl.cdiv(K, BLOCK_K)
-    whole = tl.maximum(tiles // programs - 1, 0) * programs
-    shared = (tiles - whole) * blocks
-    share = tl.cdiv(shared, programs)
-    begin, end = tl.minimum(program * share, shared), tl.minimum(program * share + share, shared)
-    size: tl.constexpr = BLOCK_M * BLOCK_N
-    within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    for piece in range(begin // blocks, tl.cdiv(end, blocks)):
-        first, last = tl.maximum(begin, piece * blocks), tl.minimum(end, piece * blocks + blocks)
-        tile_m, tile_n = tile_of(piece, tiles_m, tiles_n, GROUP_M)
-        m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        acc = _sums(
-            x, weight, tile_m, tile_n, first - piece * blocks, last - piece * blocks, M, N, K,
-            BLOCK_M, BLOCK_N, BLOCK_K, DESCRIBED, EVEN_K, UPCAST,
-        )  # fmt: skip
-        if last - first == blocks:
-            store_tile(acc, out, bias, m, n, M, N, HAS_BIAS, False)
-        else:
-            slot = 2 * program + (first != begin).to(tl.int32)
-            tl.store(partial + slot * size + within, acc)
-            one = piece * blocks // share
-            other = (piece * blocks + blocks - 1) // share
-            if arrives_last(counters + piece, other - one + 1):
-                leave_zero(counters + piece)
-                # Only the first of a tile's programs can have begun with another one.
-                start = 2 * one + (one * share < piece * blocks).to(tl.int32)
-                total = tl.load(partial + start * size + within, cache_modifier=".cg")
-                for third in range(one + 1, other + 1):
-                    total += tl.load(partial + 2 * third * size + within, cache_modifier=".cg")
-                store_tile(total, out, bias, m, n, M, N, HAS_BIAS, False)
-    for tile in range(tiles - whole + program, tiles, programs):
-        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
-        m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        acc = _sums(x, weight, tile_m, tile_n, 0, blocks, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, DESCRIBED, EVEN_K, UPCAST)
-        store_tile(acc, out, bias, m, n, M, N, HAS_BIAS, False)
+    tiles_m, tiles_n, blocks = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), tl.cdiv(K, BLOCK_K)
+    rounds, whole, share, begin, end = _plan(tiles_m * tiles_n, blocks)
+    slot = 2 * tl.program_id(0)
+    if DESCRIBED:
+        item, block, first, last, tile_m, tile_n = -1, -1, 0, 0, 0, 0
+        acc = zeros(BLOCK_M, BLOCK_N, False, x.dtype)
+        for _ in range(rounds * blocks + end - begin):
+            block += 1
+            if block == last:
+                item += 1
+                tile, first, last = _piece(item, rounds, whole, begin, end, blocks)
+                block = first
+                tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+            a = x.load([tile_m * BLOCK_M, block * BLOCK_K])
+            b = weight.load([tile_n * BLOCK_N, block * BLOCK_K])
+            acc = product(a, b, acc, False, 0, UPCAST)
+            if block == last - 1:
+                kept = slot + (item > rounds).to(tl.int32)
+                _leave(acc, out, bias, partial, tile_m, tile_n, last - first == blocks, kept, M, N, BLOCK_M, BLOCK_N, 4, HAS_BIAS)
+                acc = zeros(BLOCK_M, BLOCK_N, False, x.dtype)
+    else:
+        for item in range(rounds + tl.cdiv(end, blocks) - begin // blocks):
+            tile, first, last = _piece(item, rounds, whole, begin, end, blocks)
+            tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+            acc = _sums(x, weight, tile_m, tile_n, first, last, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, UPCAST)
+            kept = slot + (item > rounds).to(tl.int32)
+            _leave(acc, out, bias, partial, tile_m, tile_n, last - first == blocks, kept, M, N, BLOCK_M, BLOCK_N, 1, HAS_BIAS)
+    _meet(out, bias, partial, counters, whole, share, begin, end, blocks, tiles_m, tiles_n, M, N, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS)
