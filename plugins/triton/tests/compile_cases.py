@@ -29,6 +29,9 @@ def look(case: dict[str, Any]) -> dict[str, Any]:
     moved = re.findall(r"= arith\.addi %\w+, %c64_i32", consumers)
     spills = re.findall(r"\.vgpr_spill_count:\s+(\d+)", text)
     found = {"matrix": sorted(set(re.findall(_MATRIX, text))), "shared": kernel.metadata.shared}
+    # Products of Hopper's tiles, and whether one of them is still under way while the next one begins.
+    found["products"] = kernel.asm["ttgir"].count("warp_group_dot ")
+    found["overlapped"] = bool(re.search(r"warp_group_dot_wait.*pendings = 1", kernel.asm["ttgir"]))
     found["additions"] = len(re.findall(r"\badd(?:\.rn)?\.f32", text))
     return {**found, "spills": sum(map(int, spills)), "moved_by_consumers": len(moved)}
 

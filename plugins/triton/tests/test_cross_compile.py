@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tunedgemm.plugin import Device, Shape
+from tunedgemm_triton.fit import shared_bytes
 from tunedgemm_triton.limits import ARCHITECTURES
 from tunedgemm_triton.names import kernel_of
 from tunedgemm_triton.solutions import MOST, enumerate_solutions
@@ -162,6 +163,15 @@ def test_large_tiles_on_hopper_use_warpgroup_instructions() -> None:
     results = _compile([_case("sm_90", name) for name in names])
     assert all(any("wgmma.mma_async" in text for text in code["matrix"]) for _, code in results), results
     assert "cp.async.bulk.tensor" in results[-1][1]["matrix"]
+
+
+def test_streamk_is_one_pipelined_loop_on_hopper() -> None:
+    """Whole tiles and shares take turns in one loop whose products overlap, and take no more shared memory than the grid counts on."""
+    names = ["streamk_r1_m128n128k64_g8_w4s3", "streamk_r1_m128n256k64_g8_w8s4"]
+    for case, code in _compile([_case("sm_90", name) for name in names]):
+        _check(case, code)
+        assert (code["products"], code["overlapped"]) == (1, True)
+        assert code["shared"] <= shared_bytes(kernel_of(case["kernel"]), SHAPE, "sm_90")
 
 
 def test_a_specialised_kernel_moves_registers_between_warp_groups() -> None:

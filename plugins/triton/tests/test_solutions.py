@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, Unsupported
 from tunedgemm_triton import spaces
-from tunedgemm_triton.fit import refusal, shared_bytes
+from tunedgemm_triton.fit import grid_of, partial_bytes, refusal, shared_bytes
 from tunedgemm_triton.limits import ARCHITECTURES, supports
 from tunedgemm_triton.names import REVISIONS, Gemm, Gemv, Kernel, Streamk, Tma, kernel_of
 from tunedgemm_triton.solutions import MOST, enumerate_solutions, refine
@@ -75,6 +75,22 @@ def test_real_shapes_have_a_few_dozen_solutions() -> None:
     """Enough to choose from, few enough to time."""
     for m in (1, 4, 16, 64, 256, 1024, 4096):
         assert 15 <= len(list(enumerate_solutions(Shape("a16w16", m, 7168, 8192), Device("sm_90", 132)))) <= MOST
+
+
+def test_uneven_rounds_list_shared_tiles_early() -> None:
+    """Where tiles leave a tenth of the multiprocessors' rounds idle, streamk is among the first 16; where they do not, later or absent."""
+    for m, n, k, early in ((4096, 1280, 8192, True), (4096, 2112, 7168, True), (4096, 4096, 4096, False)):
+        found = list(enumerate_solutions(Shape("a16w16", m, n, k), Device("sm_90", 132)))
+        assert any(solution.kernel_name.startswith("streamk") for solution in found[:16]) == early
+
+
+def test_streamk_keeps_its_partial_sums_for_every_program() -> None:
+    """Two programs a multiprocessor where shared memory allows it and descriptors feed them, with two slots of sums each."""
+    device, small = Device("sm_90", 132), Streamk(128, 128, 64, 8, 4, 3)
+    for kernel, k, programs in ((small, 8192, 264), (small, 8191, 132), (Streamk(128, 256, 64, 8, 8, 4), 8192, 132)):
+        shape = Shape("a16w16", 4096, 1280, k)
+        assert grid_of(kernel, 1, shape, device) == (programs, 1, 1)
+        assert partial_bytes(kernel, 1, shape, device) == programs * 2 * kernel.block_m * kernel.block_n * 4
 
 
 def test_the_list_is_the_same_in_another_process() -> None:
