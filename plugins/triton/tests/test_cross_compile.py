@@ -180,11 +180,13 @@ def test_a_specialised_kernel_moves_registers_between_warp_groups() -> None:
     assert all("setmaxnreg" in code["matrix"] for _, code in _compile([_case("sm_90", name) for name in names]))
 
 
-def test_the_second_consumer_stores_its_own_rows() -> None:
-    """Triton gives each of two consumers half a tile's rows; adding half a tile to its first row as well would store elsewhere."""
-    [(_, code)] = _compile([_case("sm_90", "tma_r1_m128n128k64_g8_w4s4_ws")])
-    assert "setmaxnreg" in code["matrix"]
-    assert code["moved_by_consumers"] == 0
+def test_the_second_consumer_stores_and_scales_its_own_rows() -> None:
+    """Triton gives each of two consumers half a tile's rows; adding half a tile to its first row as well would go elsewhere."""
+    blocks = Shape("a8w8_blockscale", 4096, 2112, 7168, dtype="fp8_e4m3fn", outdtype="bf16", scale="block")
+    cases = [_case("sm_90", "tma_r1_m128n128k64_g8_w4s4_ws"), _case("sm_90", "tma_r1_m128n128k128_g8_w4s4_ws", blocks)]
+    for _, code in _compile(cases):
+        assert "setmaxnreg" in code["matrix"]
+        assert code["moved_by_consumers"] == 0
 
 
 @pytest.mark.slow

@@ -101,11 +101,25 @@ def test_every_enumerated_solution_is_right_and_repeats_its_bits(shape: Shape, d
     assert ran >= 10
 
 
-SPECIALIZED = ("tma_r1_m64n128k128_g8_w4s3_ws", "tma_r1_m128n128k64_g8_w4s4_ws", "tma_r1_m128n256k64_g8_w4s3_ws")
+SPECIALIZED = [
+    *(
+        (name, shape)
+        for name in ("tma_r1_m64n128k128_g8_w4s3_ws", "tma_r1_m128n128k64_g8_w4s4_ws", "tma_r1_m128n256k64_g8_w4s3_ws")
+        for shape in (Shape("a16w16", 1000, 1280, 1024, epilogue="bias"), Shape("a16w16", 1024, 7168, 2048))
+    ),
+    *(
+        (name, shape)
+        for name in ("tma_r1_m128n128k128_g8_w4s4_ws", "tma_r1_m128n64k128_g8_w4s3_ws")
+        for shape in (
+            Shape("a8w8", 2000, 2112, 7168, scale="row", **_FP8),
+            Shape("a8w8_blockscale", 2000, 2112, 7168, scale="block", **_FP8),
+            Shape("a8w8_blockscale", 3000, 1000, 1200, scale="block", **_FP8),
+        )
+    ),
+]
 
 
-@pytest.mark.parametrize("name", SPECIALIZED)
-@pytest.mark.parametrize("shape", [Shape("a16w16", 1000, 1280, 1024, epilogue="bias"), Shape("a16w16", 1024, 7168, 2048)], ids=str)
+@pytest.mark.parametrize(("name", "shape"), SPECIALIZED, ids=str)
 def test_specialised_warps_are_right_over_several_tiles(device: Device, name: str, shape: Shape) -> None:
     """One and two consumers, fewer and more tiles than multiprocessors."""
     if device.gfx != "sm_90":

@@ -193,8 +193,10 @@ def _descriptors(kernel: Kernel, split_k: int, shape: Shape, device: Device) -> 
         return f"warps are specialised with 4 of them only, not {kernel.warps}"
     if kernel.specialize and split_k > 1:
         return "a kernel with specialised warps does not split K"
-    if kernel.specialize and (shape.scale == "block" or batches_of(shape) > 1):
-        return "Triton 3.6 misplaces addresses that specialised warps share: scales of blocks and batches are left to others"
+    if kernel.specialize and kernel.stages > 4:
+        return "Triton 3.6 makes wrong sums with specialised warps and more than 4 stages"
+    if kernel.specialize and batches_of(shape) > 1:
+        return "Triton 3.6 misplaces addresses that specialised warps share: batches are left to others"
     if kernel.specialize and (kernel.block_m, kernel.block_n) == (64, 256):
         return "Triton 3.6 does not compile a 64x256 tile with specialised warps"
     return ""

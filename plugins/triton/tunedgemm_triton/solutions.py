@@ -88,6 +88,8 @@ def _gemv(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
     """Chunks of 16 bytes a thread, so that both operands lie alike in a warp and need no exchange."""
     lane = 16 // width_of(shape.dtype) * ARCHITECTURES[device.gfx].warp_size
     known = spaces.ONE_ROW if shape.m == 1 else spaces.FEW_ROWS
+    if shape.m == 1 and width_of(shape.dtype) == 1:
+        known = tuple(dict.fromkeys((*spaces.ONE_ROW_OF_BYTES, *known)))
     odd = shape.k // lane
     while odd and odd % 2 == 0:
         odd //= 2
@@ -108,7 +110,7 @@ def _steps(shape: Shape, nbytes: int, stages: int) -> tuple[int, int]:
     """Elements of a step of so many bytes, and stages: where scales go by blocks a step is one block at most, so there are more stages."""
     elements = nbytes // width_of(shape.dtype)
     if shape.scale == "block" and elements > 128:
-        return 128, min(stages * elements // 128, 8)
+        return 128, min(stages * elements // 128, 6)  # shallow enough for two programs a multiprocessor: one adds up, one multiplies
     return elements, stages
 
 
@@ -141,10 +143,12 @@ def _decode(shape: Shape, device: Device) -> Iterator[tuple[Kernel, int]]:
         if block_m == 64:
             kernels[3:3] = [_tma(shape, 64, block_n, nbytes, 4, stages) for block_n, nbytes, stages in spaces.DECODE_TMA]
         swapped = [_tma(shape, block_m, *tile, swap=True) for tile in spaces.DECODE_SWAPPED]
-        place = 3 if width_of(shape.dtype) == 1 else len(kernels)
+        place = len(kernels) if width_of(shape.dtype) > 1 else 6 if shape.scale == "block" and block_m == 64 else 3
         kernels[place:place] = swapped
-    splits = [(kernel, _splits(kernel, shape, device)) for kernel in kernels]
-    yield from ((kernel, found[rank]) for rank in range(3) for kernel, found in splits if rank < len(found))
+    splits = [(kernel, _splits(kernel, shape, device)[:3]) for kernel in kernels]
+    # The first kernels' second factors come before the last kernels' first ones.
+    found = [(place + 8 * rank, kernel, split) for place, (kernel, factors) in enumerate(splits) for rank, split in enumerate(factors)]
+    yield from ((kernel, split) for _, kernel, split in sorted(found, key=lambda each: each[0]))
     if amd:
         yield from _varied([kernel for kernel in kernels if isinstance(kernel, Gemm)][:6], shape, device)
 
@@ -183,6 +187,8 @@ def _persistent(shape: Shape, device: Device, covered: int) -> Iterator[tuple[Ke
     sized = [_tma(shape, *tile, specialize=specialize) for *tile, specialize in spaces.TMA if tile[0] <= covered]
     if shape.scale == "block" or promotes(sized[0], shape, device.gfx):
         sized = [_tma(shape, m, n, 128, warps, stages) for m, n, warps, stages in spaces.BLOCKS if m <= covered]
+        if shape.scale == "block":
+            sized[:0] = [_tma(shape, m, n, 128, 4, stages, specialize=True) for m, n, stages in spaces.BLOCKS_SPECIALISED if m <= covered]
     # The less there is to multiply, the smaller the tiles that come first.
     sized.sort(key=lambda kernel: shape.m < 512 and tiles_of(kernel, shape) < device.cu_num // 3)
     splits = [(kernel, [1] if kernel.specialize else _splits(kernel, shape, device)) for kernel in sized]

@@ -14,6 +14,9 @@ ONE_ROW = (
     (2, 4, 1), (1, 8, 4), (4, 1, 32), (4, 1, 4), (1, 2, 2), (4, 1, 16), (4, 4, 8), (8, 2, 2), (2, 2, 16), (4, 2, 1), (1, 4, 4), (4, 8, 4),
 )  # fmt: skip
 
+#: The same for operands of one byte, of which a load has twice as many: what comes before `ONE_ROW`.
+ONE_ROW_OF_BYTES = ((2, 2, 1), (4, 1, 8), (4, 2, 4), (8, 1, 4), (1, 8, 1), (2, 1, 8))
+
 #: The same with two to four rows of activations.
 FEW_ROWS = (
     (2, 1, 8), (2, 2, 8), (4, 2, 2), (2, 2, 1), (4, 2, 1), (4, 2, 4), (4, 1, 8), (4, 1, 2), (2, 8, 4), (4, 4, 1), (1, 8, 4), (2, 4, 4),
@@ -50,9 +53,9 @@ DECODE_SWAPPED = ((64, 256, 4, 6), (64, 128, 4, 8), (128, 128, 4, 6), (64, 512, 
 #: tma for many rows: block_m, block_n, bytes along K, warps, stages, specialised.
 TMA = (
     (128, 256, 128, 8, 3, False), (128, 256, 128, 8, 4, False), (128, 128, 128, 4, 6, False), (64, 128, 128, 4, 8, False),
-    (128, 64, 128, 4, 8, False), (64, 256, 128, 4, 5, False), (128, 128, 128, 4, 5, False), (64, 128, 256, 4, 4, False),
+    (128, 64, 128, 4, 4, False), (64, 256, 128, 4, 5, False), (128, 128, 128, 4, 5, False), (64, 128, 256, 4, 4, False),
     (128, 64, 256, 4, 4, False), (256, 128, 128, 8, 4, False), (64, 128, 128, 4, 4, False), (64, 64, 256, 4, 5, False),
-    (128, 64, 128, 4, 6, False), (128, 128, 128, 8, 5, False), (64, 128, 128, 4, 6, False), (128, 32, 256, 4, 5, False),
+    (128, 64, 128, 4, 8, False), (128, 128, 128, 8, 5, False), (64, 128, 128, 4, 6, False), (128, 32, 256, 4, 5, False),
     (128, 128, 128, 4, 3, False), (128, 256, 128, 4, 3, True), (128, 128, 128, 4, 4, True), (64, 128, 256, 4, 3, True),
 )  # fmt: skip
 
@@ -69,6 +72,9 @@ BLOCKS = (
     (128, 128, 8, 4), (64, 128, 4, 3), (64, 128, 4, 6), (128, 128, 8, 5), (128, 64, 4, 6), (64, 128, 4, 4), (64, 64, 4, 8),
     (128, 64, 8, 6), (256, 64, 8, 4), (64, 256, 8, 4), (64, 64, 4, 5), (128, 128, 8, 3), (128, 64, 4, 4), (128, 32, 4, 8),
 )  # fmt: skip
+
+#: tma with specialised warps for such operands, where one consumer multiplies while the other adds up: block_m, block_n, stages.
+BLOCKS_SPECIALISED = ((128, 128, 4), (128, 64, 4), (128, 128, 3))
 
 #: gemm for many rows: block_m, block_n, bytes along K, warps, stages.
 TILES = (

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from tunedgemm_triton.kernels.tile import block_scales, finish, product, tile_of, zeros
+from tunedgemm_triton.kernels.tile import block_scales, factors, finish, product, tile_of, zeros
 
 
 @triton.jit
@@ -66,8 +66,9 @@ def gemm(
             a = tl.load(x + at, mask=inside, other=0.0)
             b = tl.load(weight + to, mask=inside, other=0.0, cache_modifier=CACHE)
         if SCALE == "block" or SCALE == "column":
-            factors = block_scales(x_scale, w_scale, m, tile_n * BLOCK_N, at // 128, M, N, K, SCALE, SWAP, BLOCK_N)
-            acc += product(a, b, zeros(BLOCK_M, BLOCK_N, SWAP, x.dtype.element_ty), SWAP, PROMOTE, UPCAST) * factors
+            by_m, by_n = block_scales(x_scale, w_scale, m, tile_n * BLOCK_N, at // 128, M, N, K, SCALE, BLOCK_N)
+            sums = product(a, b, zeros(BLOCK_M, BLOCK_N, SWAP, x.dtype.element_ty), SWAP, PROMOTE, UPCAST)
+            acc += sums * factors(by_m, by_n, SWAP, BLOCK_N)
         else:
             acc = product(a, b, acc, SWAP, PROMOTE, UPCAST)
     if SPLIT_K > 1:

@@ -7,7 +7,7 @@ The descriptors are made on the host and passed by value, so a captured graph ke
 import triton
 import triton.language as tl
 
-from tunedgemm_triton.kernels.tile import block_scales, finish, product, tile_of, zeros
+from tunedgemm_triton.kernels.tile import block_scales, factors, finish, product, tile_of, zeros
 
 
 @triton.jit
@@ -40,29 +40,31 @@ def tma(
     items = tiles_m * tiles_n * SPLIT_K
     if BATCHED:
         items *= B
-    # The store counts tiles by itself: where warps are specialised Triton 3.6 moves the first row of a load by half a
-    # tile for the second consumer, and would move a shared value once more where that consumer's rows are stored.
-    stored = tl.program_id(0) - tl.num_programs(0)
+    # Scales and stores count tiles by themselves: where warps are specialised Triton 3.6 moves the first row of a descriptor's load by
+    # half a tile for the second consumer, and would move a shared value once more where that consumer's rows are found.
+    own = tl.program_id(0) - tl.num_programs(0)
     for item in tl.range(tl.program_id(0), items, tl.num_programs(0), flatten=flatten, warp_specialize=SPECIALIZE):
         tile, part = item // SPLIT_K, item % SPLIT_K
         batch = tile // (tiles_m * tiles_n) if BATCHED else 0
         tile_m, tile_n = tile_of(tile % (tiles_m * tiles_n) if BATCHED else tile, tiles_m, tiles_n, GROUP_M)
+        if SPECIALIZE:
+            own += tl.num_programs(0)
+            own_m, own_n = tile_of(own, tiles_m, tiles_n, GROUP_M)
+        else:
+            own_m, own_n = tile_m, tile_n
         acc = zeros(BLOCK_M, BLOCK_N, SWAP, x.dtype)
         for block in range(part * each, tl.minimum(part * each + each, blocks)):
             a = box(x, batch, tile_m * BLOCK_M, block * BLOCK_K, BLOCK_M, BLOCK_K, BATCHED)
             b = box(weight, batch, tile_n * BLOCK_N, block * BLOCK_K, BLOCK_N, BLOCK_K, BATCHED)
             if SCALE == "block":
-                m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-                factors = block_scales(x_scale, w_scale, m, tile_n * BLOCK_N, block * BLOCK_K // 128, M, N, K, SCALE, SWAP, BLOCK_N)
-                acc += product(a, b, zeros(BLOCK_M, BLOCK_N, SWAP, x.dtype), SWAP, PROMOTE, UPCAST) * factors
+                m = own_m * BLOCK_M + tl.arange(0, BLOCK_M)
+                by_m, by_n = block_scales(x_scale, w_scale, m, own_n * BLOCK_N, block * BLOCK_K // 128, M, N, K, SCALE, BLOCK_N)
+                sums = product(a, b, zeros(BLOCK_M, BLOCK_N, SWAP, x.dtype), SWAP, PROMOTE, UPCAST)
+                acc += sums * factors(by_m, by_n, SWAP, BLOCK_N)
             else:
                 acc = product(a, b, acc, SWAP, PROMOTE, UPCAST)
-        if SPECIALIZE:
-            stored += tl.num_programs(0)
-            batch = stored // (tiles_m * tiles_n) if BATCHED else 0
-            tile_m, tile_n = tile_of(stored % (tiles_m * tiles_n) if BATCHED else stored, tiles_m, tiles_n, GROUP_M)
-        m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        m = own_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        n = own_n * BLOCK_N + tl.arange(0, BLOCK_N)
         if BATCHED:
             first = tl.zeros([], tl.int64) + batch
             target = out + first * M * N

@@ -44,8 +44,8 @@ def product(a, b, acc, SWAP: tl.constexpr, PROMOTE: tl.constexpr, UPCAST: tl.con
 
 
 @triton.jit
-def block_scales(x_scale, w_scale, m, first_n, block, M, N, K, SCALE: tl.constexpr, SWAP: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The products' factors where K is in *block* of 128: a row of x's times a row of the weight's, by one or both sides of the tile.
+def block_scales(x_scale, w_scale, m, first_n, block, M, N, K, SCALE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Scales where K is in *block* of 128, of rows of x and of the weight: one number for a tile of up to 128 rows of the weight.
 
     Scales of x lie [M, blocks], or [blocks, M] with SCALE "column"; those of the weight [blocks of N, blocks].
     """
@@ -55,13 +55,22 @@ def block_scales(x_scale, w_scale, m, first_n, block, M, N, K, SCALE: tl.constex
     by_m = tl.load(x_scale + at)
     if BLOCK_N <= 128:
         # A tile of BLOCK_N rows lies in one block of the weight.
-        by_m *= tl.load(w_scale + (first_n // 128) * blocks + block)
-        factors = by_m[None, :] if SWAP else by_m[:, None]
+        by_n = tl.load(w_scale + (first_n // 128) * blocks + block)
     else:
         n = tl.minimum(first_n + tl.arange(0, BLOCK_N), N - 1)
         by_n = tl.load(w_scale + (n // 128) * blocks + block)
-        factors = by_m[None, :] * by_n[:, None] if SWAP else by_m[:, None] * by_n[None, :]
-    return factors
+    return by_m, by_n
+
+
+@triton.jit
+def factors(by_m, by_n, SWAP: tl.constexpr, BLOCK_N: tl.constexpr):
+    """What a tile's products are multiplied by. Asked for after the products, so that these do not wait for the loads."""
+    if BLOCK_N <= 128:
+        by_m *= by_n
+        found = by_m[None, :] if SWAP else by_m[:, None]
+    else:
+        found = by_m[None, :] * by_n[:, None] if SWAP else by_m[:, None] * by_n[None, :]
+    return found
 
 
 @triton.jit
