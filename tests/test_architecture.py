@@ -30,7 +30,11 @@ LAYERS = {
         "capture",
         "choice",
         "calls",
+        "hot",
         "dispatch",
+        "prewarming",
+        "preshuffle",
+        "split",
         "tuner",
     ),
     "edge": (
@@ -52,7 +56,21 @@ PLACE = {module: place for place, layer in enumerate(LAYERS.values()) for module
 
 #: importing modules -> what none of them may import, over and above the layers
 NEVER = {
-    ("dispatch", "calls", "choice", "table", "csvfile", "row", "sheet", "folders", "settings", "capture", "capturefile"): (
+    (
+        "dispatch",
+        "prewarming",
+        "preshuffle",
+        "calls",
+        "choice",
+        "table",
+        "csvfile",
+        "row",
+        "sheet",
+        "folders",
+        "settings",
+        "capture",
+        "capturefile",
+    ): (
         "tuner",
         "report",
         "compare",

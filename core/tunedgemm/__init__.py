@@ -14,8 +14,9 @@ __version__ = "0.1.0"
 
 _HOME = {
     **dict.fromkeys(
-        ("TunedGemm", "call", "dispatcher", "explain", "fingerprint", "is_tuned", "prewarm", "reload", "tgemm"), "tunedgemm.dispatch"
+        ("TunedGemm", "call", "dispatcher", "explain", "fingerprint", "is_tuned", "reload", "tgemm"), "tunedgemm.dispatch"
     ),
+    "prewarm": "tunedgemm.prewarming",
     **dict.fromkeys(("ShuffledWeight", "as_shuffled", "shuffle_weight", "unshuffle_weight"), "tunedgemm.weights"),
     **dict.fromkeys(
         (

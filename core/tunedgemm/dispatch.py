@@ -35,6 +35,7 @@ from tunedgemm.choice import NATIVE, Explanation, Offer, choose, examine, offers
 from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UserError
+from tunedgemm.hot import Place, note
 from tunedgemm.launcher import Launcher
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import DEFAULT_OP, functions, op_named, ops
@@ -149,6 +150,10 @@ class Dispatcher:
             return call(*operands)
         except Exception as error:  # a kernel of a plugin may raise anything
             return self.demote(error, key, operands, otype, **fields)
+
+    def hot(self, inner: Call, place: Place) -> Call:
+        """Note an entry's function (`tunedgemm.hot`), whose arguments *place* turns into those of `call`; returns inner."""
+        return note(inner, self, place)
 
     def resolve(
         self, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
@@ -419,20 +424,6 @@ def is_tuned(
     return explain(what, *operands, op=op, otype=otype, device=device, **fields).tuned
 
 
-def prewarm(shapes: Iterable[Shape] | None = None) -> int:
-    """Bind and run shapes once, so that graphs may be captured afterwards; returns how many.
-
-    Args:
-        shapes: of any ops; without them every tuned shape of the present device, of every op.
-    """
-    if shapes is None:
-        return sum(tgemm.of(op).prewarm() for op in ops())
-    by_op: dict[str, list[Shape]] = {}
-    for shape in shapes:
-        by_op.setdefault(shape.op, []).append(shape)
-    return sum(tgemm.of(op).prewarm(listed) for op, listed in by_op.items())
-
-
 def reload() -> None:
     """Read the environment, tables and backends again, and forget every bound launcher."""
     for one in tgemm.dispatchers:
@@ -445,4 +436,4 @@ def fingerprint() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-__all__ = ["Dispatcher", "TunedGemm", "call", "dispatcher", "explain", "fingerprint", "is_tuned", "prewarm", "reload", "tgemm"]
+__all__ = ["Dispatcher", "TunedGemm", "call", "dispatcher", "explain", "fingerprint", "is_tuned", "reload", "tgemm"]

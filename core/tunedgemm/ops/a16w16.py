@@ -208,7 +208,20 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., Any]]:
         except Exception as error:  # a kernel of a plugin may raise anything
             return demote(error, key, (x, weight, bias), otype)
 
-    return {"gemm_a16w16": gemm_a16w16}
+    return {"gemm_a16w16": dispatcher.hot(gemm_a16w16, _place)}
+
+
+def _place(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    otype: torch.dtype | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    scale_c: torch.Tensor | None = None,
+) -> tuple[tuple[torch.Tensor | None, ...], torch.dtype | None, dict[str, Any]]:
+    """The arguments of `gemm_a16w16` as those of `Dispatcher.call`."""
+    return (x, weight, bias, scale_a, scale_b, scale_c), otype, {}
 
 
 op = Op(

@@ -1,0 +1,40 @@
+"""The functions that calls go through, known by name: they read their operands' memory, which no tracing compiler can follow."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tunedgemm.calls import Call
+
+if TYPE_CHECKING:
+    from tunedgemm.dispatch import Dispatcher
+
+#: (a hot function's arguments) to the operands in the op's order, the output's dtype or None, and the op's fields; traceable Python.
+Place = Callable[..., tuple[tuple[torch.Tensor | None, ...], torch.dtype | None, dict[str, Any]]]
+
+#: The hot functions in use, each with its dispatcher and what places its arguments.
+hot_functions: weakref.WeakKeyDictionary[Call, tuple[Dispatcher, Place]] = weakref.WeakKeyDictionary()
+
+#: Called with each hot function made from here on; those made before stand in `hot_functions`.
+on_hot: list[Callable[[Call, Dispatcher, Place], None]] = []
+
+
+def note(inner: Call, dispatcher: Dispatcher, place: Place) -> Call:
+    """Note a function that an entry made.
+
+    Args:
+        inner: the function, a closure over the dispatcher's launchers.
+        dispatcher: whose tables answer.
+        place: from inner's arguments to those of `Dispatcher.call`.
+
+    Returns:
+        inner.
+    """
+    hot_functions[inner] = dispatcher, place
+    for tell in on_hot:
+        tell(inner, dispatcher, place)
+    return inner
