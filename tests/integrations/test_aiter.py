@@ -1,0 +1,205 @@
+"""AITER's call sites run unchanged where `tunedgemm.integrations.aiter.install` serves its modules."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator
+
+import pytest
+import torch
+import tunedgemm
+from tunedgemm.device import Device
+from tunedgemm.errors import OperandError, UserError
+from tunedgemm.integrations import aiter as served
+
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.fixture
+def aiter() -> Iterator[types.ModuleType]:
+    """The module ``aiter`` as it is served."""
+    served.install()
+    yield importlib.import_module("aiter")
+    served.uninstall()
+
+
+#: The import statements of serving engines for AITER's products and quantisation, and calls as they make them.
+ENGINE = """
+import tunedgemm.integrations.aiter
+tunedgemm.integrations.aiter.install()
+
+import importlib.util
+import torch
+assert importlib.util.find_spec("aiter") is not None
+
+import aiter
+from aiter import ActivationType, QuantType, dtypes
+from aiter import gemm_a4w4, gemm_a8w8, gemm_a8w8_blockscale, gemm_a8w8_blockscale_bpreshuffle, gemm_a8w8_bpreshuffle, gemm_a8w8_CK
+from aiter import get_hip_quant
+from aiter.fused_moe import fused_moe
+from aiter.ops.shuffle import shuffle_weight
+from aiter.ops.triton.gemm_a16w16 import gemm_a16w16 as of_triton
+from aiter.tuned_gemm import TunedGemm, gemm_a16w16, tgemm
+from aiter.utility import fp4_utils
+
+torch.manual_seed(0)
+x, weight = torch.randn(4, 256).bfloat16(), torch.randn(128, 256).bfloat16()
+plain = torch.nn.functional.linear(x, weight)
+
+
+def near(out, part):
+    assert out.dtype == dtypes.bf16 and out.shape == plain.shape
+    assert (out - plain).norm() < part * plain.norm()
+
+
+near(tgemm.mm(x, weight.detach(), None, otype=x.dtype), 0.01)
+near(TunedGemm().mm(x, shuffle_weight(weight, (16, 16))), 0.01)
+near(of_triton(x, weight, None), 0.01)
+near(gemm_a16w16(x, weight), 0.01)
+
+rows = get_hip_quant(QuantType.per_Token)
+xq, x_scale = rows(x, quant_dtype=dtypes.fp8)
+wq, w_scale = rows(weight, quant_dtype=dtypes.fp8)
+near(gemm_a8w8_CK(xq, wq, x_scale, w_scale, None, dtypes.bf16), 0.1)
+kept = torch.nn.Parameter(wq, requires_grad=False)
+kept.data = shuffle_weight(wq, layout=(16, 16))  # which takes the bytes, not the type
+near(gemm_a8w8_bpreshuffle(xq, kept, x_scale, w_scale, None, x.dtype), 0.1)
+
+blocks = aiter.get_hip_quant(aiter.QuantType.per_1x128)
+xq, x_scale = blocks(x, quant_dtype=aiter.dtypes.fp8)
+wq, w_scale = weight.to(dtypes.fp8), torch.ones(1, 2)
+near(gemm_a8w8_blockscale(xq, wq, x_scale, w_scale, dtype=x.dtype), 0.1)
+xq, x_scale = blocks(x, quant_dtype=aiter.dtypes.fp8, transpose_scale=True)
+near(gemm_a8w8_blockscale_bpreshuffle(xq, shuffle_weight(wq).plain, x_scale, w_scale, dtype=x.dtype), 0.1)
+
+fours = aiter.get_triton_quant(QuantType.per_1x32)
+xq, x_scale = fours(x, shuffle=True)
+wq, w_scale = fours(weight, shuffle=True)
+near(gemm_a4w4(xq, shuffle_weight(wq), x_scale, w_scale, dtype=dtypes.bf16), 0.4)
+print("served")
+"""
+
+
+def test_engines_imports_and_calls_run_unchanged(child):
+    """In a process of its own, statements as serving engines write them find products that are right."""
+    assert child(ENGINE) == "served"
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in served.SERVED.items() for name in names])
+def test_every_name_is_there(aiter, module, name):
+    """Each name of each module that is served can be imported and is listed."""
+    found = importlib.import_module(module)
+
+    assert getattr(found, name) is not None
+    assert name in dir(found)
+
+
+def test_every_function_of_ours_that_aiter_has_is_served(aiter):
+    """The public functions of the ops are all there but AITER's own forms with an output, and those of ops that it lacks."""
+    from tunedgemm.ops import functions
+
+    found = {name for names in served.SERVED.values() for name in names}
+
+    assert set(functions()) - found == {"batched_gemm_a8w8", "batched_gemm_bf16", "gemm_a16wfp4"}
+
+
+def test_what_is_missing_is_named(aiter):
+    """A name or a module of AITER's that is not served says so, as an attribute and as an import."""
+    with pytest.raises(AttributeError, match="tunedgemm serves 'aiter' here, and has nothing for AITER's 'paged_attention_v1'"):
+        _ = aiter.paged_attention_v1
+    with pytest.raises(ImportError, match=r"paged_attention_v1.*tunedgemm"):
+        exec("from aiter import paged_attention_v1")
+    with pytest.raises(ModuleNotFoundError, match=r"aiter\.mla"):
+        importlib.import_module("aiter.mla")
+    assert not hasattr(aiter, "rms_norm")
+
+
+def test_uninstall_leaves_nothing():
+    """After it, aiter is not importable again, and a second one is nothing; a second install changes nothing either."""
+    served.install()
+    first = sys.modules["aiter"]
+    served.install()
+    assert sys.modules["aiter"] is first
+    served.uninstall()
+    served.uninstall()
+
+    assert not [name for name in sys.modules if name.split(".")[0] == "aiter"]
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("aiter")
+
+
+def test_aiter_itself_is_not_hidden_unasked(tmp_path, monkeypatch):
+    """Where AITER is installed it is an error; with force it is hidden until uninstall."""
+    (tmp_path / "aiter").mkdir()
+    (tmp_path / "aiter" / "__init__.py").write_text("real = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match="AITER is installed here"):
+        served.install()
+    real = importlib.import_module("aiter")
+    try:
+        with pytest.raises(UserError, match="AITER is installed here"):
+            served.install()
+        served.install(force=True)
+        assert not hasattr(importlib.import_module("aiter"), "real")
+        served.uninstall()
+        assert importlib.import_module("aiter") is real
+    finally:
+        del sys.modules["aiter"]
+
+
+def test_the_asm_plugin_takes_it_for_no_installation(aiter):
+    """What looks for AITER's files by its package finds no folder."""
+    assert importlib.util.find_spec("aiter").submodule_search_locations == []
+
+
+def test_fp8_is_that_of_the_device(aiter, monkeypatch):
+    """dtypes.fp8 is fnuz on MI300 and fn elsewhere."""
+    assert aiter.dtypes.fp8 is FP8
+    monkeypatch.setattr("tunedgemm.device.current_device", lambda: Device("gfx942", 304))
+    assert served.fp8 is torch.float8_e4m3fnuz
+
+
+@pytest.mark.parametrize("kind", ["per_Tensor", "per_Token", "per_1x128", "per_1x32"])
+def test_quantising_functions_take_hips_arguments(aiter, kind):
+    """A kind's function gives what the one of the menu gives; numbers of valid rows change nothing."""
+    x = torch.randn(6, 256).bfloat16()
+    plain = {
+        "per_Tensor": lambda: tunedgemm.per_tensor_quant(x, quant_dtype=FP8),
+        "per_Token": lambda: tunedgemm.pertoken_quant(x, quant_dtype=FP8),
+        "per_1x128": lambda: tunedgemm.per_1x128_quant(x, FP8),
+        "per_1x32": lambda: tunedgemm.per_1x32_f4_quant(x),
+    }[kind]()
+    dtype = None if kind == "per_1x32" else FP8
+    member = aiter.QuantType[kind]
+
+    for function in (aiter.get_hip_quant(member), aiter.get_triton_quant(member)):
+        q, scale = function(x, quant_dtype=dtype, num_rows=torch.tensor([4]))
+        assert torch.equal(q.view(torch.uint8), plain[0].view(torch.uint8))
+        assert torch.equal(scale.view(torch.uint8), plain[1].view(torch.uint8))
+    q, scale = aiter.get_torch_quant(member)(x, **({} if dtype is None else {"quant_dtype": dtype}))
+    assert torch.equal(q.view(torch.uint8), plain[0].view(torch.uint8))
+    assert torch.equal(scale.view(torch.uint8), plain[1].view(torch.uint8))
+
+
+def test_kinds_without_a_function(aiter):
+    """No returns x as it is; what is not known here is an error that lists what is."""
+    x = torch.randn(2, 4)
+
+    assert aiter.get_hip_quant(aiter.QuantType.No)(x) == (x, None)
+    with pytest.raises(UserError, match=r"per_256x128.*known: No, per_Tensor"):
+        aiter.get_hip_quant("per_256x128")
+    with pytest.raises(OperandError, match="one for 128"):
+        aiter.get_hip_quant(aiter.QuantType.per_1x128)(torch.randn(2, 128), group_size=32)
+
+
+def test_outputs_and_activations_of_the_triton_function_are_refused(aiter):
+    """An output to write into would stay as it was, silently."""
+    function = importlib.import_module("aiter.ops.triton.gemm_a16w16").gemm_a16w16
+    x, weight = torch.randn(2, 32).bfloat16(), torch.randn(16, 32).bfloat16()
+
+    with pytest.raises(OperandError, match="y is not taken"):
+        function(x, weight, None, torch.bfloat16, torch.empty(2, 16))
+    assert function(x.float(), weight.float()).dtype == torch.bfloat16
