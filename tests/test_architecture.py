@@ -32,6 +32,7 @@ LAYERS = {
         "calls",
         "hot",
         "dispatch",
+        "questions",
         "prewarming",
         "preshuffle",
         "split",
@@ -58,6 +59,7 @@ PLACE = {module: place for place, layer in enumerate(LAYERS.values()) for module
 NEVER = {
     (
         "dispatch",
+        "questions",
         "prewarming",
         "preshuffle",
         "calls",

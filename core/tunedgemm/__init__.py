@@ -14,9 +14,10 @@ __version__ = "0.1.0"
 
 _HOME = {
     **dict.fromkeys(
-        ("TunedGemm", "call", "dispatcher", "explain", "fingerprint", "is_tuned", "reload", "tgemm"), "tunedgemm.dispatch"
+        ("TunedGemm", "call", "dispatcher", "fingerprint", "reload", "tgemm"), "tunedgemm.dispatch"
     ),
-    "prewarm": "tunedgemm.prewarming",
+    **dict.fromkeys(("explain", "is_tuned"), "tunedgemm.questions"),
+    **dict.fromkeys(("prewarm", "unbound"), "tunedgemm.prewarming"),
     **dict.fromkeys(("ShuffledWeight", "as_shuffled", "shuffle_weight", "unshuffle_weight"), "tunedgemm.weights"),
     **dict.fromkeys(
         (

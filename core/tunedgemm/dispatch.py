@@ -27,6 +27,7 @@ from tunedgemm.calls import (
     noted,
     out_of_memory,
     plain,
+    recording,
     watch_graphs,
     with_gradient,
 )
@@ -68,6 +69,8 @@ class Dispatcher:
     Attributes:
         on_miss: asked about a shape and a device that no row serves, before their call: whether a table has a row now. None unless
             online tuning is asked for.
+        unbound: shapes that were met first while a graph was captured, and how many captured calls of each torch serves. A shape
+            leaves it when it is prewarmed.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Dispatcher:
         self.registry = registry or Registry()
         self.settings = settings or Settings.from_environment()
         self._bound: dict[tuple[Shape, int], tuple[Explanation, Launcher]] = {}
+        self.unbound: dict[Shape, int] = {}
         self._vetoed: dict[tuple[Shape, int, Solution], str] = {}
         self._capture: Capture | None = recorder(self.op) if self.settings.capture else None
         if self._capture is not None:
@@ -219,20 +223,26 @@ class Dispatcher:
 
         Args:
             shapes: those to expect; without them every row of the tables that this device uses.
+            device: where; the present default one if absent.
         """
         device = device or current_device()
         expected = (row.shape for row in self.table.rows_for(device) if row.shape.m > 0) if shapes is None else shapes
-        count = 0
-        for shape in dict.fromkeys(expected):
-            with self._lock:
-                _, launcher = self._bind(shape, device)
-            try:
-                launcher.call(*self.op.make_inputs(shape, device.torch_device, 0))
-            except (torch.OutOfMemoryError, MemoryError) as error:  # experts of a whole model, beside a model
-                _log.warning("%s is bound, but was not run: no memory for its operands: %s", shape, error)
-                continue
-            count += 1
-        return count
+        return sum(self.warm(shape, device) for shape in dict.fromkeys(expected))
+
+    def warm(self, shape: Shape, device: Device, operands: tuple[Any, ...] = ()) -> bool:
+        """Bind one shape and run it, on these operands or on random ones; whether there was memory to run it."""
+        with self._lock:
+            _, launcher = self._bind(shape, device)
+            self.unbound.pop(shape, None)
+        try:
+            operands = operands or self.op.make_inputs(shape, device.torch_device, 0)
+            launcher.call(*operands)
+        except (torch.OutOfMemoryError, MemoryError) as error:  # experts of a whole model, beside a model
+            _log.warning("%s is bound, but was not run: no memory for its operands: %s", shape, error)
+            return False
+        except Exception as error:  # a kernel of a plugin may raise anything
+            self.demote(error, None, operands, torch_dtype(shape.outdtype), **self.op.fields(shape))
+        return True
 
     def fingerprint(self) -> str:
         """A digest of the merged table and the backends' versions: equal on all ranks that dispatch alike."""
@@ -267,9 +277,12 @@ class Dispatcher:
         if not plain(operands) or grad or shape.m == 0:
             call = self._torch(shape, device)
             return with_gradient(self.op.name, call) if grad and shape.m else call, NATIVE
-        capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        ask = recording(x)
+        capturing = ask is not None and ask()
         if capturing and (shape, device.index) not in self._bound:
-            _log.info("%s met first while a graph is captured: torch serves it there; prewarm() avoids that", shape)
+            if shape not in self.unbound:
+                _log.warning("%s met first while a graph is captured: torch serves it there; prewarm() avoids that", shape)
+            self.unbound[shape] = self.unbound.get(shape, 0) + 1
             return self._torch(shape, device), None
         explanation, launcher = self._bind(shape, device)
         solution = explanation.offer.solution
@@ -390,40 +403,6 @@ def call(op: str, *operands: torch.Tensor | None, otype: torch.dtype | None = No
     return tgemm.call(op, *operands, otype=otype, **fields)
 
 
-def explain(
-    what: Shape | torch.Tensor,
-    *operands: torch.Tensor | None,
-    op: str = DEFAULT_OP,
-    otype: torch.dtype | None = None,
-    device: Device | None = None,
-    **fields: Any,
-) -> Explanation:
-    """Say which solution serves a shape (or the operands of a call) on a device, and why not the others.
-
-    Args:
-        what: a Shape, which tells its op, or the first operand of a call; its other operands follow.
-        op: the op of the operands.
-        otype, fields: as in `call`.
-        device: where; the operands' device, or the present default one. May describe a device that is not present.
-    """
-    if isinstance(what, Shape):
-        return tgemm.of(what.op).explain(what, device)
-    shape = op_named(op).shape_of(what, *operands, otype=otype, **fields)
-    return tgemm.of(op).explain(shape, device or device_of(what.get_device()))
-
-
-def is_tuned(
-    what: Shape | torch.Tensor,
-    *operands: torch.Tensor | None,
-    op: str = DEFAULT_OP,
-    otype: torch.dtype | None = None,
-    device: Device | None = None,
-    **fields: Any,
-) -> bool:
-    """Whether a table row serves this shape (or these operands) on the device; the arguments are those of `explain`."""
-    return explain(what, *operands, op=op, otype=otype, device=device, **fields).tuned
-
-
 def reload() -> None:
     """Read the environment, tables and backends again, and forget every bound launcher."""
     for one in tgemm.dispatchers:
@@ -436,4 +415,4 @@ def fingerprint() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-__all__ = ["Dispatcher", "TunedGemm", "call", "dispatcher", "explain", "fingerprint", "is_tuned", "reload", "tgemm"]
+__all__ = ["Dispatcher", "TunedGemm", "call", "dispatcher", "fingerprint", "reload", "tgemm"]
