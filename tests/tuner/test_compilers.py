@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -115,6 +118,24 @@ def test_what_is_waited_for_goes_first(brittle: Registry, tmp_path: Path, monkey
         compilers.stop()
 
     assert {"1 noted found", "3 noted ahead 17", "3 noted ahead 18", "3 noted ahead 19"} <= set(order[:6]), order
+
+
+@pytest.mark.slow
+def test_a_pool_that_begins_nothing_any_more_is_replaced(
+    brittle: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Processes that hold the queue and do not go on cost time, no candidate."""
+    shape, device = Shape("a16w16", 1, 16, 32), device_of(-1)
+    monkeypatch.setattr("tunedgemm.tuner.compilers._STALLED", 3.0)
+    compilers = Compilers(jobs=2, registry=brittle)
+    before = multiprocessing.active_children()
+    assert not compilers.finish(shape, [Solution("brittle", "fine")], device)
+    for child in multiprocessing.active_children():
+        if child not in before and child.pid:
+            os.kill(child.pid, signal.SIGSTOP)
+    assert not compilers.finish(shape, [Solution("brittle", f"fine {place}") for place in range(4)], device)
+    assert [record.message for record in caplog.records if "others take over" in record.message]
+    compilers.stop()
 
 
 def test_backends_without_prepare_start_no_process() -> None:

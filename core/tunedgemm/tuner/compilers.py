@@ -7,8 +7,11 @@ time than it has processes, so that what is waited for comes next, however much 
 from __future__ import annotations
 
 import contextlib
+import logging
+import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
 from concurrent.futures import TimeoutError as Overdue
@@ -20,7 +23,12 @@ from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.processes import death, spawned
+from tunedgemm.tuner.processes import cpu_seconds, death, spawned
+
+_log = logging.getLogger(__name__)
+
+#: Seconds for which a pool may begin nothing of what it was given while processes of it have nothing to do, which use no time either.
+_STALLED = 60.0
 
 #: What is compiled: for which device, for which shape, and what.
 Task = tuple[Device, Shape, Solution]
@@ -43,6 +51,7 @@ class Compilers:
         self._waiting: dict[Task, None] = {}
         self._pending: dict[Task, tuple[ProcessPool, Future[str]]] = {}
         self._running: set[Future[str]] = set()
+        self._idle: tuple[float, float] | None = None  # since when the pool begins nothing, and the processes' seconds at that time
         self._stopped = False
         self._lock = threading.RLock()  # a task may be over when its end is asked to be told
 
@@ -132,10 +141,14 @@ class Compilers:
         """The status of a compilation and what went wrong, both "" where nothing did.
 
         Raises:
-            BrokenExecutor: its pool ended before it was done.
+            BrokenExecutor: its pool ended before it was done, or began nothing any more and was ended.
         """
         while not wait([future], timeout=1.0).done:
             if not pool.active and not future.done():  # what such a pool had not begun it never tells of
+                raise BrokenExecutor
+            if self._stalls(pool, future):
+                _log.warning("compilers: nothing began for %g s and none of them works; others take over", _STALLED)
+                pool.stop()
                 raise BrokenExecutor
         try:
             reason = future.result()
@@ -148,6 +161,22 @@ class Compilers:
         if not reason:
             return "", ""
         return "out_of_resources" if reason.startswith("OutOfResources") else "compile_failed", reason
+
+    def _stalls(self, pool: ProcessPool, future: Future[str]) -> bool:
+        """Whether a pool no longer hands out tasks: a process killed while it fetches one takes it, or the lock of their queue, along."""
+        with self._lock:
+            given = [future, *(other for of, other in self._pending.values() if of is pool)]
+            begun = sum(each.running() for each in given)
+            if begun >= self._size or all(each.running() or each.done() for each in given):
+                self._idle = None
+                return False
+            now, used = time.monotonic(), sum(cpu_seconds(child.pid) for child in multiprocessing.active_children())
+            if self._idle is None or used > self._idle[1] + 1.0:
+                self._idle = now, used
+            if now - self._idle[0] < _STALLED:
+                return False
+            self._idle = None
+            return True
 
     def _prepares(self, libtype: str) -> bool:
         backend = self._registry.get(libtype)

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from pebble import ProcessPool
@@ -73,6 +74,15 @@ def stopped_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def cpu_seconds(pid: int | None) -> float:
+    """Processor seconds that a process has used so far; 0 where it is gone (proc(5): utime and stime, in clock ticks)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def death(exitcode: int) -> str:
