@@ -29,6 +29,7 @@ LAYERS = {
         "capturefile",
         "capture",
         "choice",
+        "duals",
         "calls",
         "hot",
         "dispatch",

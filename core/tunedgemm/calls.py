@@ -11,6 +11,7 @@ from torch import is_grad_enabled
 
 from tunedgemm.capture import Capture
 from tunedgemm.contents import duplicate
+from tunedgemm.duals import dual, levels
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
@@ -39,7 +40,7 @@ def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, field
         # An op may refuse one operand that is not contiguous and take another.
         key += (operand.shape, operand.dtype, operand.get_device(), type(operand), operand.is_contiguous())
         aligned = aligned and operand.data_ptr() % 16 == 0
-    key += (aligned, is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands))
+    key += (aligned, needs_gradient(operands))
     try:
         hash(key[1])
     except TypeError:
@@ -53,7 +54,9 @@ def plain(operands: tuple[Any, ...]) -> bool:
 
 
 def needs_gradient(operands: tuple[Any, ...]) -> bool:
-    """Whether a gradient is to be kept for one of the operands."""
+    """Whether a gradient, or a tangent of forward mode, is to be kept for one of the operands."""
+    if levels and any(dual(operand) for operand in operands):
+        return True
     return is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
 
 
@@ -100,12 +103,20 @@ def eager_only(call: Call, native: Call) -> Call:
 
 
 def with_gradient(op: str, call: Call) -> Call:
-    """Torch's own call for operands of which one requires a gradient; an OperandError where it would be lost."""
+    """Torch's own call for operands of which one requires a gradient or has a tangent; an OperandError where either would be lost."""
     hint = "call it under torch.no_grad(), or make parameters with requires_grad=False"
 
     def differentiable(*operands: torch.Tensor | None) -> torch.Tensor:
-        out = call(*operands)
-        if not out.requires_grad:
+        try:
+            out = call(*operands)
+        except NotImplementedError as error:
+            if not levels:
+                raise
+            raise OperandError(f"{op}: an operand has a tangent, and torch's own call has none to give: {error}") from error
+        if levels and any(dual(operand) for operand in operands):
+            if not dual(out):
+                raise OperandError(f"{op}: an operand has a tangent of forward mode, and this op gives none for it; unpack_dual it first")
+        elif not out.requires_grad:
             raise OperandError(f"{op}: an operand requires a gradient, and this op gives none for it; {hint}")
         return out
 

@@ -35,6 +35,7 @@ from tunedgemm.capture import Capture, recorder
 from tunedgemm.choice import NATIVE, Explanation, Offer, choose, examine, offers
 from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.dtype import torch_dtype
+from tunedgemm.duals import levels, watch
 from tunedgemm.errors import UserError
 from tunedgemm.hot import Place, note
 from tunedgemm.launcher import Launcher
@@ -88,6 +89,7 @@ class Dispatcher:
         self._given = (registry, settings, table)
         self._lock = threading.RLock()
         self._clear()
+        watch(self, Dispatcher._forget)
 
     def _clear(self) -> None:
         registry, settings, self._table = self._given
@@ -103,6 +105,11 @@ class Dispatcher:
         if self._table is None and self.settings.tunes_online(self.op.name):  # no row gets into a table that was given
             self.on_miss = importlib.import_module(_ONLINE).Online(self.op, self.settings)
         self.launchers.clear()
+
+    def _forget(self) -> None:
+        """Drop what calls find by their keys; what is bound stays so."""
+        with self._lock:
+            self.launchers.clear()
 
     def reload(self) -> None:
         """Read the environment, the tables and the installed backends again."""
@@ -184,7 +191,7 @@ class Dispatcher:
             if self._capture is not None:
                 call = noted(call, self._capture, shape, operands)
             # Only a choice that holds for the next call of the key, too, is kept.
-            if key is not None and solution is not None:
+            if key is not None and solution is not None and not levels:
                 if len(self.launchers) >= MAX_LAUNCHERS:
                     self.launchers.clear()
                     self._bound.clear()
