@@ -11,7 +11,7 @@ from tunedgemm.capture import recorder
 from tunedgemm.csvfile import read_untuned
 from tunedgemm.dispatch import TunedGemm
 from tunedgemm.folders import untuned_path
-from tunedgemm.integrations.linear import patched
+from tunedgemm.integrations.patching import patched
 from tunedgemm.ops import op_named
 from tunedgemm.settings import Settings
 

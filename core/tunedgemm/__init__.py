@@ -28,7 +28,8 @@ _HOME = {
     ),
     **dict.fromkeys(("transposed_scale", "untransposed_scale"), "tunedgemm.ops.scaled_blocks"),
     **dict.fromkeys(("ActivationType", "QuantType"), "tunedgemm.ops.fmoe"),
-    **dict.fromkeys(("linear", "patched"), "tunedgemm.integrations.linear"),
+    "linear": "tunedgemm.integrations.linear",
+    **dict.fromkeys(("patch", "patched", "unpatch"), "tunedgemm.integrations.patching"),
     "tune": "tunedgemm.tuner",
 }  # fmt: skip
 

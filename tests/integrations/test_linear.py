@@ -2,51 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import tunedgemm
 from torch.nn import functional
-from tunedgemm.csvfile import Row, write_rows
-from tunedgemm.device import device_of
 from tunedgemm.dispatch import tgemm
 from tunedgemm.errors import OperandError
-from tunedgemm.integrations.linear import linear, patched
-from tunedgemm.ops import op_named
-from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution
-from tunedgemm.testing.fakes import fake_backend, fake_registry
-
-SHAPE = Shape("a16w16", 4, 16, 32, "fp32")
-
-
-@pytest.fixture
-def routed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The default instance over a table that sends one shape to a fake backend; a list of the calls that reach it."""
-    calls: list[str] = []
-
-    def use(call) -> list[str]:
-        def counted(solution, shape, *operands):
-            calls.append(solution.kernel_name)
-            return call(*operands)
-
-        registry = fake_registry(fake_backend("turbo", call=counted))
-        here = device_of(-1)
-        path = tmp_path / "t.csv"
-        write_rows(
-            path,
-            op_named("a16w16"),
-            [Row(shape=SHAPE, gfx=here.gfx, cu_num=here.cu_num, device="", solution=Solution("turbo", "fake"), us=1.0)],
-        )
-        monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(path))
-        monkeypatch.setattr(tgemm.dispatcher, "_given", (registry, None, None))
-        tunedgemm.reload()
-        return calls
-
-    yield use
-    monkeypatch.undo()
-    tunedgemm.reload()
+from tunedgemm.integrations.linear import linear
+from tunedgemm.integrations.patching import patched
 
 
 def calls_the_patched_one(*operands):
@@ -139,6 +102,65 @@ def test_a_launcher_that_calls_the_patched_function_gets_torchs_own(routed) -> N
             torch.testing.assert_close(functional.linear(x, weight), torch._C._nn.linear(x, weight))
 
     assert calls == ["fake", "fake"]
+
+
+def test_a_launcher_that_comes_back_only_later_is_demoted_once(routed) -> None:
+    """One that calls the patched function at its second call ends in an error of its own, and torch serves the call."""
+    times = [0]
+
+    def later(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        times[0] += 1
+        return functional.linear(x, weight) if times[0] > 1 else torch._C._nn.linear(x, weight)
+
+    routed(later)
+    x, weight = torch.randn(4, 32), torch.randn(16, 32)
+    with patched(), torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(functional.linear(x, weight), torch._C._nn.linear(x, weight))
+        met = times[0]  # by the first calls
+        functional.linear(x, weight)
+
+    assert times[0] == met
+
+
+def test_a_launcher_that_fails_is_demoted_and_the_call_served(routed) -> None:
+    """A kernel's error costs the user nothing, at the first call and at a later one."""
+    for good in (0, 1):
+        times = [0]
+
+        def fails(x: torch.Tensor, weight: torch.Tensor, times: list[int] = times, good: int = good) -> torch.Tensor:
+            times[0] += 1
+            if times[0] > good:
+                raise ValueError("broken")
+            return torch._C._nn.linear(x, weight)
+
+        routed(fails)
+        x, weight = torch.randn(4, 32), torch.randn(16, 32)
+        with torch.no_grad():
+            for _ in range(4):
+                torch.testing.assert_close(linear(x, weight), torch._C._nn.linear(x, weight))
+        assert times[0] == good + 1
+
+
+def test_what_is_torchs_own_runs_nothing_of_ours(routed) -> None:
+    """Where torch's launcher is chosen, what is kept for the next call is torch's function itself."""
+    routed(torch._C._nn.linear)
+    x, weight = torch.randn(5, 32), torch.randn(16, 32)
+    with torch.no_grad():
+        linear(x, weight)
+
+    assert list(tgemm.dispatcher.launchers.values()) == [torch._C._nn.linear]
+
+
+def test_a_row_is_used_after_the_tables_are_read_again(routed) -> None:
+    """What was kept for a call goes with the tables that it came from."""
+    x, weight = torch.randn(4, 32), torch.randn(16, 32)
+    with torch.no_grad():
+        linear(x, weight)
+        calls = routed(torch._C._nn.linear)
+        linear(x, weight)
+
+    assert calls == ["fake"]
 
 
 def test_a_module_with_a_shuffled_weight_runs_when_routed() -> None:

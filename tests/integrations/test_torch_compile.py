@@ -13,7 +13,7 @@ from torch.nn import functional
 from tunedgemm.capture import recorder
 from tunedgemm.csvfile import read_untuned
 from tunedgemm.folders import untuned_path
-from tunedgemm.integrations.linear import patched
+from tunedgemm.integrations.patching import patched
 from tunedgemm.ops import op_named
 
 OP = op_named("a16w16")

@@ -1,71 +1,224 @@
-"""F.linear routing: `linear` is a drop-in for ``torch.nn.functional.linear``, `patched` puts it there."""
+"""F.linear through the tables: `linear` is a drop-in for ``torch.nn.functional.linear``, and `Route` what its kin are made of."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
+import attrs
 import torch
-from torch.compiler import is_compiling
+from torch.autograd import forward_ad
 
-from tunedgemm.dispatch import tgemm
-from tunedgemm.errors import UserError
+from tunedgemm.dispatch import MAX_LAUNCHERS, Dispatcher, tgemm
+from tunedgemm.errors import OperandError, UserError
+from tunedgemm.integrations.dynamo import teach
 from tunedgemm.integrations.torch_compile import opaque, unseen
+from tunedgemm.weights import ShuffledWeight, as_shuffled
 
-_gemm = tgemm.gemm_a16w16
+Function = Callable[..., Any]
+
 _original = torch.nn.functional.linear
-
-
-class _Calls(threading.local):
-    """Whether this thread is inside a routed call: a launcher that calls F.linear itself means torch's own."""
-
-    inside = False
-
-
-_calls = _Calls()
+#: F.linear by its inner name, which is what torch's own launcher is.
+_native = torch._C._nn.linear
+#: Of any device; what a call asks first is of GPUs alone, which takes half the time.
 _autocast = torch._C._is_any_autocast_enabled
 
 
-def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    """``F.linear`` through the tuned tables; whatever they do not cover runs torch's own, with torch's own errors.
+class _Serving(threading.local):
+    """Of this thread: whether it is inside a launcher, and whether a routed function was called from there."""
 
-    A shuffled weight runs the solutions for its layout. Torch's own answers for other tensor subclasses, meta and fake
-    tensors, integer dtypes, 1-D weights, inputs that need a gradient, calls under autocast and inside functional transforms.
-    In a graph of torch.compile it is one op, ``tunedgemm::linear``, which does the same at each call; torch's own is what an
-    exported graph has.
+    inside = False
+    reentered = False
+
+
+_serving = _Serving()
+
+
+def _itself(launcher: Function) -> Function:
+    return launcher
+
+
+@attrs.frozen
+class Route:
+    """How calls of one function of torch become calls of a16w16.
+
+    Attributes:
+        dispatcher: of a16w16.
+        original: torch's function.
+        operands: its arguments to x, weight and, where there is one, bias; None for a product that is no such call.
+        adapted: a launcher to a function of its arguments.
     """
-    if is_compiling():
-        return _traced(input, weight, bias)
-    if _calls.inside or _autocast() or input.is_meta:
-        return _original(input, weight, bias)
-    _calls.inside = True
-    try:
-        return _gemm(input, weight, bias)
-    except (UserError, RuntimeError):  # not this op, or a wrapped tensor without memory: torch answers, or says what is wrong
-        return _original(input, weight, bias)
-    finally:
-        _calls.inside = False
+
+    dispatcher: Dispatcher
+    original: Function
+    operands: Callable[..., tuple[torch.Tensor | None, ...] | None]
+    adapted: Callable[[Function], Function] = _itself
+
+    def first(self, key: tuple[Any, ...], *arguments: Any, failed: Exception | None = None) -> Any:
+        """Serve a call whose key is new, or whose launcher has just *failed*, and keep what will serve the next one.
+
+        Args:
+            key: what tells the call from others; the last but one of it is whether the operands are dense and have memory.
+            arguments: of torch's function.
+            failed: what the launcher of the key has raised.
+        """
+        if _serving.inside:
+            _serving.reentered = True
+            return self.original(*arguments)
+        if arguments[0].is_meta or _autocast():
+            return self.original(*arguments)
+        operands = self.operands(*arguments)
+        # A launcher that calls torch's function, and did not do so at its first call, is at the end of the stack: no room to demote it.
+        if operands is None or isinstance(failed, RecursionError):
+            return self._torchs(key, *arguments)
+        launchers = self.dispatcher.launchers
+        launchers.pop(key, None)
+        trial = (key,)  # a launcher that calls torch's function comes here again, and must not find itself
+        _serving.inside, _serving.reentered = True, False
+        try:
+            serve = self.dispatcher.resolve
+            out = serve(trial, operands) if failed is None else self.dispatcher.demote(failed, trial, operands)
+        except OperandError:  # not this op: torch answers, or says what is wrong
+            return self._torchs(key, *arguments)
+        except (UserError, RuntimeError):
+            return self.original(*arguments)
+        finally:
+            _serving.inside = False
+            launcher = launchers.pop(trial, None)
+        if launcher is not None:  # of a call that is captured there may be none to keep
+            on_cpu = arguments[0].get_device() < 0
+            launchers[key] = self._lasting(launcher, on_cpu, dense=bool(key[-2]))
+        return out
+
+    def _torchs(self, key: tuple[Any, ...], *arguments: Any) -> Any:
+        if len(self.dispatcher.launchers) < MAX_LAUNCHERS:
+            self.dispatcher.launchers[key] = self.original
+        return self.original(*arguments)
+
+    def _lasting(self, launcher: Function, on_cpu: bool, dense: bool) -> Function:
+        """What serves the calls of a key after its first."""
+        if launcher is _native:
+            return self.original
+        call = self.adapted(launcher)
+        call = _guarded(call, self.original) if _serving.reentered else call
+        return _on_cpu(call, self.original, dense) if on_cpu else call
 
 
-_opaque = opaque("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", run=linear, like=_original)
+def _guarded(call: Function, original: Function) -> Function:
+    """A launcher that calls F.linear or torch.mm itself means torch's own, not the function that is there in its place."""
+
+    def guarded(*arguments: Any) -> Any:
+        if _serving.inside:
+            _serving.reentered = True
+            return original(*arguments)
+        _serving.inside = True
+        try:
+            return call(*arguments)
+        finally:
+            _serving.inside = False
+
+    return guarded
 
 
-def _traced(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+def _on_cpu(call: Function, original: Function, dense: bool) -> Function:
+    """What calls ask for is autocast of GPUs; and meta tensors have the key of CPU tensors that are not *dense*."""
+
+    def on_cpu(*arguments: Any) -> Any:
+        if _autocast() or not (dense or all(argument is None or not argument.is_meta for argument in arguments)):
+            return original(*arguments)
+        return call(*arguments)
+
+    return on_cpu
+
+
+def _operands(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None:
+    return None if input.dtype is torch.float64 else (input, weight, bias)
+
+
+def routed_linear(dispatcher: Dispatcher) -> Function:
+    """`linear` over the launchers of a dispatcher of a16w16, as a closure: no attribute look-ups, no locks."""
+    original, get = _original, dispatcher.launchers.get
+    first = Route(dispatcher, original, _operands).first
+    autocast, grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
+
+    def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        """``F.linear`` through the tuned tables; whatever they do not cover runs torch's own, with torch's own errors.
+
+        A shuffled weight runs the solutions for its layout. Torch's own answers for other tensor subclasses, meta and fake
+        tensors, float64 and integer dtypes, 1-D weights, inputs that need a gradient or carry a tangent, calls under autocast and inside
+        functional transforms. In a graph of torch.compile it is one op, ``tunedgemm::linear``, which does the same at each call;
+        torch's own is what an exported graph has.
+        """
+        if autocast() or forward_ad._current_level >= 0:  # a tensor with a tangent looks like any other
+            return original(input, weight, bias)
+        key: tuple[Any, ...]
+        try:
+            if bias is None:
+                key = (
+                    input.shape, weight.shape, input.dtype, weight.dtype, input.get_device(), weight.get_device(),
+                    type(input), type(weight),
+                    input.is_contiguous() and weight.is_contiguous()
+                    and (at := input.data_ptr()) and (kept := weight.data_ptr()) and not (at | kept) & 15,
+                    grad_enabled() and (input.requires_grad or weight.requires_grad),
+                )  # fmt: skip
+            else:
+                key = (
+                    input.shape, weight.shape, input.dtype, weight.dtype, input.get_device(), weight.get_device(),
+                    type(input), type(weight), bias.shape, bias.dtype, bias.get_device(), type(bias),
+                    input.is_contiguous() and weight.is_contiguous() and bias.is_contiguous()
+                    and (at := input.data_ptr()) and (kept := weight.data_ptr()) and (added := bias.data_ptr())
+                    and not (at | kept | added) & 15,
+                    grad_enabled() and (input.requires_grad or weight.requires_grad or bias.requires_grad),
+                )  # fmt: skip
+            call = get(key)
+        except (AttributeError, RuntimeError, TypeError):  # no tensor, a wrapped one without memory, a size that is a symbol
+            return original(input, weight, bias)
+        if call is None:
+            return first(key, input, weight, bias)
+        try:
+            return call(input, weight) if bias is None else call(input, weight, bias)
+        except Exception as error:  # a kernel of a plugin may raise anything
+            return first(key, input, weight, bias, failed=error)
+
+    return linear
+
+
+linear = routed_linear(tgemm.dispatcher)
+
+
+def _run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, weight_layout: str = "row") -> torch.Tensor:
+    out: torch.Tensor = linear(x, weight if weight_layout == "row" else as_shuffled(weight, weight_layout), bias)
+    return out
+
+
+def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, weight_layout: str = "row") -> torch.Tensor:
+    del weight_layout
+    return _original(x, weight, bias)
+
+
+op = opaque(
+    'linear(Tensor x, Tensor weight, Tensor? bias, str weight_layout="row") -> Tensor',
+    run=_run,
+    fake=_fake,
+)
+
+
+def torchs_in_graph(*operands: torch.Tensor | None) -> bool:
+    """Whether a product in a graph that is being traced stays torch's: it needs a gradient, is cast, or is looked into."""
+    needed = any(operand is not None and operand.requires_grad for operand in operands)
+    return (needed and torch.is_grad_enabled()) or _autocast() or unseen()
+
+
+def _traced(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
     """What stands for a call in a graph that is being traced."""
-    grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad))
-    if grad or _autocast() or unseen():
-        return _original(x, weight, bias)
-    return _opaque(x, weight, bias)
+    if isinstance(weight, ShuffledWeight):
+        return op(input, weight._plain, bias, weight.layout_name)
+    if torchs_in_graph(input, weight, bias):
+        return _original(input, weight, bias)
+    return op(input, weight, bias)
 
 
-@contextlib.contextmanager
-def patched() -> Iterator[None]:
-    """Route every ``torch.nn.functional.linear`` call (so every ``nn.Linear``) through the tables inside the block."""
-    before = torch.nn.functional.linear
-    torch.nn.functional.linear = linear  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.nn.functional.linear = before
+teach(linear, _traced)

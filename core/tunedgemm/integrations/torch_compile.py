@@ -14,30 +14,30 @@ import torch
 _library = torch.library.Library("tunedgemm", "FRAGMENT")
 
 
-def opaque(schema: str, run: Callable[..., torch.Tensor], like: Callable[..., torch.Tensor]) -> Any:
+def opaque(schema: str, run: Callable[..., torch.Tensor], fake: Callable[..., torch.Tensor]) -> Any:
     """Define ``torch.ops.tunedgemm.<name>``, without a gradient.
 
     Args:
         schema: the op's signature, as ``linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor``.
         run: what computes it, on any device.
-        like: a function of torch with the same arguments, from which graphs learn the output's sizes and dtype and what is wrong with
-            the operands. The op's output is contiguous and new, whatever that of *like* is.
+        fake: takes the same arguments on fake tensors, from which graphs learn the output's sizes and dtype and what is wrong with
+            the operands. The op's output is contiguous and new, whatever that of *fake* is.
 
     Returns:
-        The op, to be called in its place while `torch.compiler.is_compiling`, unless `unseen`.
+        The op, to be called in what a graph traces, unless `unseen`.
     """
     name = schema.partition("(")[0]
 
-    def run_contiguous(*operands: torch.Tensor | None) -> torch.Tensor:
-        return run(*operands).contiguous()  # compiled code takes the strides of the fake for granted
+    def run_contiguous(*arguments: Any, **named: Any) -> torch.Tensor:
+        return run(*arguments, **named).contiguous()  # compiled code takes the strides of the fake for granted
 
-    def fake(*operands: torch.Tensor | None) -> torch.Tensor:
-        out = like(*operands)
+    def fake_contiguous(*arguments: Any, **named: Any) -> torch.Tensor:
+        out = fake(*arguments, **named)
         return out.new_empty(out.shape)
 
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, run_contiguous, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"tunedgemm::{name}", fake, lib=_library)
+    torch.library.register_fake(f"tunedgemm::{name}", fake_contiguous, lib=_library)
     return getattr(torch.ops.tunedgemm, name).default
 
 

@@ -1,0 +1,157 @@
+"""torch.mm, torch.addmm and torch.matmul through the tables, where they are products with a weight [N, K].
+
+They are where the second matrix is the transpose of a contiguous [N, K] one, of a dtype of 16 or 32 bits, and nothing is scaled or
+written in place: what ``torch.mm(x, weight.t())`` says. All else is torch's own. Methods and operators of tensors (``x @ w``) are not
+these functions and stay torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from tunedgemm.dispatch import Dispatcher, tgemm
+from tunedgemm.integrations.dynamo import teach
+from tunedgemm.integrations.linear import Function, Route, op, torchs_in_graph
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_mm, _addmm, _matmul = torch.mm, torch.addmm, torch.matmul
+
+
+def _fits(x: torch.Tensor, weight: torch.Tensor, dimensions: tuple[int, ...]) -> bool:
+    """Whether x[..., K], of so many dimensions, meets the transpose of a contiguous [N, K] weight."""
+    return weight.dim() == 2 and x.dim() in dimensions and x.dtype in _DTYPES and weight.t().is_contiguous()
+
+
+def _of_mm(input: torch.Tensor, mat2: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    plain = type(input) in _PLAIN and type(mat2) in _PLAIN
+    return (input, mat2.t()) if plain and _fits(input, mat2, (2,)) else None
+
+
+def _of_matmul(input: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    plain = type(input) in _PLAIN and type(other) in _PLAIN
+    return (input, other.t()) if plain and _fits(input, other, (2, 3, 4)) else None
+
+
+def _of_addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    plain = type(input) in _PLAIN and type(mat1) in _PLAIN and type(mat2) in _PLAIN
+    return (mat1, mat2.t(), input) if plain and _fits(mat1, mat2, (2,)) and _is_bias(input, mat1, mat2) else None
+
+
+def _is_bias(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor) -> bool:
+    return input.dim() == 1 and input.shape[0] == mat2.shape[1] and input.dtype == mat1.dtype
+
+
+def _with_weight(call: Function) -> Function:
+    return lambda input, mat2: call(input, mat2.t())
+
+
+def _with_bias(call: Function) -> Function:
+    return lambda input, mat1, mat2: call(mat1, mat2.t(), input)
+
+
+def routed_product(dispatcher: Dispatcher, original: Function, operands: Callable[..., Any]) -> Function:
+    """A drop-in for torch.mm or torch.matmul over the launchers of a dispatcher of a16w16."""
+    get, name = dispatcher.launchers.get, original.__name__
+    first = Route(dispatcher, original, operands, _with_weight).first
+    autocast, grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
+
+    def product(input: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        """Torch's function of this name; through the tuned tables where the second operand is a weight's transpose."""
+        if rest or named or autocast() or forward_ad._current_level >= 0:
+            return original(input, mat2, *rest, **named)
+        try:
+            if mat2.dim() != 2 or mat2.is_contiguous():
+                call: Function | None = original
+            else:
+                key = (
+                    name, input.shape, mat2.shape, mat2.stride(), input.dtype, mat2.dtype, input.get_device(), mat2.get_device(),
+                    type(input), type(mat2),
+                    input.is_contiguous() and (at := input.data_ptr()) and (kept := mat2.data_ptr()) and not (at | kept) & 15,
+                    grad_enabled() and (input.requires_grad or mat2.requires_grad),
+                )  # fmt: skip
+                call = get(key)
+        except (AttributeError, RuntimeError, TypeError):  # no tensor, a wrapped one without memory, a size that is a symbol
+            call = original
+        if call is original:
+            return original(input, mat2)
+        if call is None:
+            return first(key, input, mat2)
+        try:
+            return call(input, mat2)
+        except Exception as error:  # a kernel of a plugin may raise anything
+            return first(key, input, mat2, failed=error)
+
+    product.__name__ = product.__qualname__ = name
+    return product
+
+
+def routed_addmm(dispatcher: Dispatcher) -> Function:
+    """A drop-in for torch.addmm over the launchers of a dispatcher of a16w16."""
+    original, get = _addmm, dispatcher.launchers.get
+    first = Route(dispatcher, original, _of_addmm, _with_bias).first
+    autocast, grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
+
+    def addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        """``torch.addmm``; through the tuned tables where *mat2* is a weight's transpose and *input* its bias."""
+        if rest or named or autocast() or forward_ad._current_level >= 0:
+            return original(input, mat1, mat2, *rest, **named)
+        try:
+            if mat2.is_contiguous():
+                call: Function | None = original
+            else:
+                key = (
+                    "addmm", input.shape, mat1.shape, mat2.shape, mat2.stride(), input.dtype, mat1.dtype, mat2.dtype,
+                    input.get_device(), mat1.get_device(), mat2.get_device(), type(input), type(mat1), type(mat2),
+                    input.is_contiguous() and mat1.is_contiguous()
+                    and (added := input.data_ptr()) and (at := mat1.data_ptr()) and (kept := mat2.data_ptr())
+                    and not (added | at | kept) & 15,
+                    grad_enabled() and (input.requires_grad or mat1.requires_grad or mat2.requires_grad),
+                )  # fmt: skip
+                call = get(key)
+        except (AttributeError, RuntimeError, TypeError):  # no tensor, a wrapped one without memory, a size that is a symbol
+            call = original
+        if call is original:
+            return original(input, mat1, mat2)
+        if call is None:
+            return first(key, input, mat1, mat2)
+        try:
+            return call(input, mat1, mat2)
+        except Exception as error:  # a kernel of a plugin may raise anything
+            return first(key, input, mat1, mat2, failed=error)
+
+    return addmm
+
+
+mm = routed_product(tgemm.dispatcher, _mm, _of_mm)
+matmul = routed_product(tgemm.dispatcher, _matmul, _of_matmul)
+addmm = routed_addmm(tgemm.dispatcher)
+
+
+def _traced_mm(input: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    if rest or named or mat2.is_contiguous() or not _fits(input, mat2, (2,)) or torchs_in_graph(input, mat2):
+        return _mm(input, mat2, *rest, **named)
+    return op(input, mat2.t(), None)
+
+
+def _traced_matmul(input: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    if rest or named or mat2.is_contiguous() or not _fits(input, mat2, (2, 3, 4)) or torchs_in_graph(input, mat2):
+        return _matmul(input, mat2, *rest, **named)
+    return op(input, mat2.t(), None)
+
+
+def _traced_addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    if rest or named or mat2.is_contiguous() or not _fits(mat1, mat2, (2,)) or not _is_bias(input, mat1, mat2):
+        return _addmm(input, mat1, mat2, *rest, **named)
+    if torchs_in_graph(input, mat1, mat2):
+        return _addmm(input, mat1, mat2)
+    return op(mat1, mat2.t(), input)
+
+
+teach(mm, _traced_mm)
+teach(matmul, _traced_matmul)
+teach(addmm, _traced_addmm)

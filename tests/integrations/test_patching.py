@@ -1,0 +1,274 @@
+"""patch, unpatch and patched: torch's functions go through the tables, what the tables do not know passes through, and all comes back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import tunedgemm
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.nn import functional
+from tunedgemm import patch, patched, unpatch
+
+TORCHS = {"linear": functional.linear, "mm": torch.mm, "addmm": torch.addmm, "matmul": torch.matmul}
+pytestmark = pytest.mark.filterwarnings("ignore:.*prototype stage:UserWarning", "ignore:Accessing the data pointer of FakeTensor")
+
+
+def there() -> dict[str, Callable[..., Any]]:
+    """The functions that are in torch's places."""
+    return {"linear": functional.linear, "mm": torch.mm, "addmm": torch.addmm, "matmul": torch.matmul}
+
+
+@pytest.fixture(autouse=True)
+def comes_back():
+    """Each test leaves torch as it was."""
+    yield
+    assert there() == TORCHS
+
+
+def changed() -> set[str]:
+    return {name for name, function in there().items() if function is not TORCHS[name]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [({}, {"linear", "mm", "addmm", "matmul"}), ({"products": False}, {"linear"}), ({"linear": False}, {"mm", "addmm", "matmul"})],
+    ids=["all", "linear", "products"],
+)
+def test_patch_replaces_what_is_asked_for_until_unpatch(asked: dict[str, bool], wanted: set[str]) -> None:
+    """Each kind of function can be routed alone."""
+    patch(**asked)
+    try:
+        assert changed() == wanted
+    finally:
+        unpatch()
+    assert not changed()
+
+
+def test_patches_are_counted_and_unpatch_without_one_does_nothing() -> None:
+    """Two patches need two unpatches; a block inside them, of whatever kind, takes nothing of theirs away."""
+    unpatch()
+    patch(products=False)
+    patch(products=False)
+    with patched():
+        assert changed() == set(TORCHS)
+        unpatch()
+        assert changed() == set(TORCHS)
+    assert changed() == {"linear"}
+    unpatch()
+    assert not changed()
+    unpatch()
+
+
+def test_blocks_of_several_threads_do_not_end_each_other() -> None:
+    """A function is torch's again when the last block has ended, in whichever order they do."""
+    inside, leave = threading.Barrier(2), threading.Event()
+    seen: list[set[str]] = []
+
+    def other() -> None:
+        with patched():
+            inside.wait()
+            leave.wait()
+            seen.append(changed())
+
+    thread = threading.Thread(target=other)
+    with patched():
+        thread.start()
+        inside.wait()
+    assert changed() == set(TORCHS)
+    leave.set()
+    thread.join()
+    assert seen == [set(TORCHS)]
+
+
+def test_threads_that_enter_and_leave_at_once_leave_torch_behind() -> None:
+    """No interleaving of blocks loses the original or counts wrong."""
+    start = threading.Barrier(8)
+
+    def many() -> None:
+        start.wait()
+        for _ in range(200):
+            with patched():
+                pass
+
+    threads = [threading.Thread(target=many) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not changed()
+
+
+def test_another_ones_replacement_is_left_alone_and_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Who replaces a function while it is routed keeps their own, and the user reads of it once."""
+    with monkeypatch.context() as theirs:
+        patch()
+
+        def wrapped(*operands: Any) -> Any:
+            return TORCHS["linear"](*operands)
+
+        theirs.setattr(functional, "linear", wrapped)
+        unpatch()
+        assert functional.linear is wrapped and changed() == {"linear"}
+        with patched():
+            assert functional.linear is wrapped
+        functional.linear = TORCHS["linear"]
+    functional.linear = TORCHS["linear"]
+
+    assert [record.getMessage().split(" is ")[0] for record in caplog.records] == ["torch.nn.functional.linear"]
+
+
+class Tagged(torch.Tensor):
+    """A user's subclass that keeps its type."""
+
+
+class Wrapper:
+    """Not a tensor, but something with torch's protocol, as distributed and quantised tensors are."""
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [arg.inner if isinstance(arg, cls) else arg for arg in args]
+        return function(*plain, **(kwargs or {})) + 1
+
+    def t(self) -> Wrapper:
+        return Wrapper(self.inner.t())
+
+
+Product = Callable[[Any, Any], Any]
+PRODUCTS: dict[str, Product] = {
+    "linear": lambda x, weight: functional.linear(x, weight, None),
+    "linear with bias": lambda x, weight: functional.linear(x, weight, weight[:, 0].contiguous()),
+    "mm": lambda x, weight: torch.mm(x, weight.t()),
+    "addmm": lambda x, weight: torch.addmm(weight[:, 0].contiguous(), x, weight.t()),
+    "matmul": lambda x, weight: torch.matmul(x, weight.t()),
+}
+
+
+def drawn(*sizes: int, **kinds: Any) -> torch.Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(sum(sizes)), **kinds)
+
+
+def of(make: Callable[[torch.Tensor], Any]) -> Callable[[Product], Any]:
+    """A case whose operands are both made of plain ones."""
+    return lambda product: product(make(drawn(4, 32)), make(drawn(16, 32)))
+
+
+def of_input(make: Callable[[torch.Tensor], Any]) -> Callable[[Product], Any]:
+    """A case whose weight is plain."""
+    return lambda product: product(make(drawn(4, 32)), drawn(16, 32))
+
+
+def under_fakes(product: Product) -> Any:
+    with FakeTensorMode() as mode:
+        out = product(mode.from_tensor(drawn(4, 32)), mode.from_tensor(drawn(16, 32)))
+    return tuple(out.shape), type(out)
+
+
+def under_autocast(product: Product) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return product(drawn(4, 32), drawn(16, 32))
+
+
+def of_duals(product: Product) -> Any:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(product(forward_ad.make_dual(drawn(4, 32), drawn(4, 32) + 1), drawn(16, 32))).tangent.clone()
+
+
+def gradient(product: Product) -> Any:
+    x, weight = drawn(4, 32).requires_grad_(), drawn(16, 32).requires_grad_()
+    with torch.enable_grad():
+        product(x, weight).square().sum().backward()
+    return x.grad, weight.grad
+
+
+def of_rows(layout: torch.layout) -> Callable[[Product], Any]:
+    """A case of an input whose rows come in two unequal parts."""
+
+    def case(product: Product) -> Any:
+        nested = torch.nested.nested_tensor([drawn(2, 32), drawn(3, 32)], layout=layout)
+        return [part.clone() for part in product(nested, drawn(16, 32)).unbind()]
+
+    return case
+
+
+WEIGHT, TANGENT = drawn(16, 32), drawn(4, 32)
+CASES: dict[str, Callable[[Product], Any]] = {
+    "float64": of(torch.Tensor.double),
+    "integers": of(lambda tensor: tensor.to(torch.int64)),
+    "complex": of(lambda tensor: tensor.to(torch.complex64)),
+    "two dtypes": of_input(torch.Tensor.double),
+    "meta": of(lambda tensor: tensor.to("meta")),
+    "meta input": of_input(lambda tensor: tensor.to("meta")),
+    "fake": under_fakes,
+    "no rows": of_input(lambda tensor: tensor[:0]),
+    "1-D weight": lambda product: product(drawn(4, 32), drawn(32)),
+    "sizes that do not fit": lambda product: product(drawn(4, 31), drawn(16, 32)),
+    "jagged": of_rows(torch.jagged),
+    "nested": of_rows(torch.strided),
+    "subclass": of(lambda tensor: tensor.as_subclass(Tagged)),
+    "no tensor": of_input(Wrapper),
+    "None": of_input(lambda _: None),
+    "autocast": under_autocast,
+    "gradient": gradient,
+    "duals": of_duals,
+    "vmap": lambda product: torch.vmap(lambda x: product(x, WEIGHT))(drawn(3, 4, 32)),
+    "grad": lambda product: torch.func.grad(lambda x: product(x, WEIGHT).square().sum())(drawn(4, 32)),
+    "jvp": lambda product: torch.func.jvp(lambda x: product(x, WEIGHT), (drawn(4, 32),), (TANGENT,)),
+    "jacrev": lambda product: torch.func.jacrev(lambda x: product(x, WEIGHT))(drawn(2, 32)),
+}
+
+
+def outcome(case: Callable[[Product], Any], product: Product) -> Any:
+    """What comes of a case, twice the same: a value, or the type of an error."""
+    try:
+        out = case(product)
+    except Exception as error:  # whatever torch raises, or whatever we do
+        return type(error)
+    return out
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("case", CASES)
+def test_what_the_tables_do_not_know_passes_through_untouched(name: str, case: str, numpys: list[tuple[int, ...]]) -> None:
+    """Values, dtypes, types, gradients and errors are torch's, though a backend takes every shape and its kernel was bound before."""
+    product = PRODUCTS[name]
+    with torch.no_grad():
+        expected = outcome(CASES[case], product)
+        with patched():
+            for x in (drawn(4, 32), drawn(2, 32), drawn(4, 64)[:, 32:]):
+                product(x, drawn(16, 32))
+            served = len(numpys)
+            found = [outcome(CASES[case], product) for _ in range(2)]
+
+    assert served == 3 and len(numpys) == served
+    for one in found:
+        assert type(one) is type(expected)
+        if isinstance(expected, torch.Tensor) and (expected.is_meta or type(expected) is not torch.Tensor):
+            assert (one.shape, one.dtype, one.device) == (expected.shape, expected.dtype, expected.device)
+        elif isinstance(expected, type) or case == "fake":
+            assert one == expected
+        else:
+            torch.testing.assert_close(one, expected)
+
+
+@pytest.mark.parametrize("name", ["linear", "matmul"])
+def test_leading_dimensions_are_served(name: str, numpys: list[tuple[int, ...]]) -> None:
+    """Inputs of more dimensions are rows of a product, too."""
+    x, weight = drawn(2, 3, 32), drawn(16, 32)
+    with patched(), torch.no_grad():
+        out = PRODUCTS[name](x, weight)
+
+    torch.testing.assert_close(out, torch._C._nn.linear(x, weight))
+    assert numpys == [(2, 3, 32)]
+
+
+def test_the_menu_has_them() -> None:
+    """They are asked of the package itself."""
+    assert {"linear", "patch", "patched", "unpatch"} <= set(dir(tunedgemm))
