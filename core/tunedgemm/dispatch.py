@@ -42,6 +42,7 @@ from tunedgemm.launcher import Launcher
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import DEFAULT_OP, functions, op_named, ops
 from tunedgemm.ops.op import Op
+from tunedgemm.preshuffle import preferred_weight
 from tunedgemm.registry import Backend, Registry
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
@@ -72,6 +73,8 @@ class Dispatcher:
             online tuning is asked for.
         unbound: shapes that were met first while a graph was captured, and how many captured calls of each torch serves. A shape
             leaves it when it is prewarmed.
+        preferences: of calls that have a weight in two orders, whether they get the shuffled one; see `tunedgemm.preshuffle`.
+        above: the tuned files that rank above all layers.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Dispatcher:
     ) -> None:
         self.op = op
         self.launchers: dict[tuple[Any, ...], Call] = {}
-        self._above = tuple(above)
+        self.above = tuple(above)
         self._given = (registry, settings, table)
         self._lock = threading.RLock()
         self._clear()
@@ -97,6 +100,7 @@ class Dispatcher:
         self.settings = settings or Settings.from_environment()
         self._bound: dict[tuple[Shape, int], tuple[Explanation, Launcher]] = {}
         self.unbound: dict[Shape, int] = {}
+        self.preferences: dict[tuple[Any, ...], bool] = {}
         self._vetoed: dict[tuple[Shape, int, Solution], str] = {}
         self._capture: Capture | None = recorder(self.op) if self.settings.capture else None
         if self._capture is not None:
@@ -120,8 +124,8 @@ class Dispatcher:
         """Put one tuned file above all other layers of this instance."""
         path = Path(path)
         with self._lock:
-            table = Table.load(self.op, above=(*self._above, path))
-            self._above = (*self._above, path)
+            table = Table.load(self.op, above=(*self.above, path))
+            self.above = (*self.above, path)
             self._clear()
             self._table = table
 
@@ -131,7 +135,7 @@ class Dispatcher:
         if self._table is None:
             with self._lock:
                 if self._table is None:
-                    self._table = Table.load(self.op, above=self._above)
+                    self._table = Table.load(self.op, above=self.above)
         return self._table
 
     def explain(self, shape: Shape, device: Device | None = None) -> Explanation:
@@ -205,8 +209,9 @@ class Dispatcher:
         """Ask about a shape that no row answers for, usable or not, and read the tables again where one does now."""
         if next(self.table.candidates(shape, device), None) is None and on_miss(shape, device):
             with self._lock:  # what is bound for other shapes stays
-                self._table = Table.load(self.op, above=self._above)
+                self._table = Table.load(self.op, above=self.above)
                 self._bound.pop((shape, device.index), None)
+                self.preferences.clear()
 
     def demote(
         self, error: Exception, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
@@ -220,6 +225,7 @@ class Dispatcher:
                 raise error
             self._vetoed[shape, device.index, solution] = f"failed in this process: {type(error).__name__}: {error}"
             self._bound.pop((shape, device.index), None)
+            self.preferences.clear()
             if key is not None:
                 self.launchers.pop(key, None)
         _log.warning("%s failed for %s and will not be used for it again: %s: %s", solution, shape, type(error).__name__, error)
@@ -263,6 +269,23 @@ class Dispatcher:
     def _veto(self, shape: Shape, device: Device) -> Callable[[Solution], str]:
         return lambda solution: self._vetoed.get((shape, device.index, solution), "")
 
+    def knows(self, shape: Shape, device: Device) -> bool:
+        """Whether a shape is bound on a device."""
+        return (shape, device.index) in self._bound
+
+    def bound(self, shape: Shape, device: Device) -> Explanation:
+        """Bind a shape on a device that is present, and say what serves it.
+
+        Raises:
+            UserError: nothing does.
+        """
+        with self._lock:
+            return self._bind(shape, device)[0]
+
+    def preferred(self, x: Any, weight: Any, shuffled_weight: Any, *rest: Any, otype: torch.dtype | None = None) -> Any:
+        """Of a weight in two orders the one for this call; see `tunedgemm.preshuffle.preferred_weight`."""
+        return preferred_weight(self, x, weight, shuffled_weight, rest, otype)
+
     def _bind(self, shape: Shape, device: Device) -> tuple[Explanation, Launcher]:
         found = self._bound.get((shape, device.index))
         if found is None:
@@ -286,7 +309,7 @@ class Dispatcher:
             return with_gradient(self.op.name, call) if grad and shape.m else call, NATIVE
         ask = recording(x)
         capturing = ask is not None and ask()
-        if capturing and (shape, device.index) not in self._bound:
+        if capturing and not self.knows(shape, device):
             if shape not in self.unbound:
                 _log.warning("%s met first while a graph is captured: torch serves it there; prewarm() avoids that", shape)
             self.unbound[shape] = self.unbound.get(shape, 0) + 1

@@ -13,7 +13,7 @@ from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, table_text, to
 from tunedgemm.errors import OperandError
 from tunedgemm.ops.cells import flag, size
 from tunedgemm.ops.layout import layout_of
-from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.op import Columns, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.ops.quantised import BIAS_DTYPES, check_tensors, names_of, seen
 from tunedgemm.shape import Shape
@@ -155,8 +155,9 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., Any]]:
     get: Callable[[tuple[Any, ...]], Callable[..., torch.Tensor] | None] = dispatcher.launchers.get
     resolve: Callable[..., torch.Tensor] = dispatcher.resolve
     demote: Callable[..., torch.Tensor] = dispatcher.demote
+    preferred: Callable[..., torch.Tensor] = dispatcher.preferred
 
-    def gemm_a16w16(
+    def gemm_a16w16(  # noqa: PLR0913 - AITER's arguments, and the weight in its other order
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
@@ -164,6 +165,8 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., Any]]:
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
         scale_c: torch.Tensor | None = None,
+        *,
+        shuffled_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``x[..., K] @ weight[N, K].T (+ bias[N])`` by the solution that the tables choose for this shape.
 
@@ -173,6 +176,9 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., Any]]:
             bias: [N] or absent.
             otype: dtype of the output; that of x if absent.
             scale_a, scale_b, scale_c: one-element factors of x, weight and the output, float32 as a rule.
+            shuffled_weight: the weight's values by `shuffle_weight`, for the calls that this order serves better: by the rows of both,
+                without rows from `preshuffle.PRESHUFFLE_M_THRESHOLD` rows of x on. A model that keeps both holds N * K elements twice.
+                Compiled graphs take the plain one.
 
         Returns:
             A new tensor [..., N].
@@ -180,6 +186,8 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., Any]]:
         Raises:
             OperandError: shapes, dtypes or devices that do not fit each other.
         """
+        if shuffled_weight is not None:
+            weight = preferred(x, weight, shuffled_weight, bias, scale_a, scale_b, scale_c, otype=otype)
         if scale_a is not None or scale_b is not None or scale_c is not None:
             return dispatcher.call(x, weight, bias, scale_a, scale_b, scale_c, otype=otype)  # type: ignore[no-any-return]
         key: tuple[Any, ...]
@@ -211,7 +219,7 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., Any]]:
     return {"gemm_a16w16": dispatcher.hot(gemm_a16w16, _place)}
 
 
-def _place(
+def _place(  # noqa: PLR0913 - those of gemm_a16w16
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -219,8 +227,11 @@ def _place(
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
     scale_c: torch.Tensor | None = None,
+    *,
+    shuffled_weight: torch.Tensor | None = None,
 ) -> tuple[tuple[torch.Tensor | None, ...], torch.dtype | None, dict[str, Any]]:
-    """The arguments of `gemm_a16w16` as those of `Dispatcher.call`."""
+    """The arguments of `gemm_a16w16` as those of `Dispatcher.call`; of a weight in two orders the plain one."""
+    del shuffled_weight
     return (x, weight, bias, scale_a, scale_b, scale_c), otype, {}
 
 
@@ -244,6 +255,7 @@ op = Op(
     flops=lambda shape: 2 * shape.m * shape.n * shape.k,
     bytes_moved=_bytes_moved,
     fake=_fake,
+    unbiased=lambda shape: unbiased(shape) if shape.scale == "none" else None,
     functions=("gemm_a16w16",),
     entry=_entry,
 )
