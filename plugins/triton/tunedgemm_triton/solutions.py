@@ -195,8 +195,8 @@ def _persistent(shape: Shape, device: Device, covered: int) -> Iterator[tuple[Ke
     plain = [(kernel, found[rank]) for rank in range(2) for kernel, found in splits if rank < len(found)]
     shared = list(_streamk([_tma(shape, *tile) for tile in spaces.STREAMK if tile[0] <= covered], shape, device))
     uneven = [found for found in shared if _filled(found[0], shape, device) < 0.9]
-    yield from (*plain[:6], *uneven, *plain[6:])
-    yield from ((attrs.evolve(kernel, group_m=group), 1) for group in (16, 4) for kernel in sized[:2])
+    grouped = [(attrs.evolve(kernel, group_m=group), 1) for kernel in sized[:2] for group in (16, 4)]
+    yield from (*plain[:6], *uneven, *grouped, *plain[6:])
     yield from shared
 
 
