@@ -16,7 +16,7 @@ CORE = ROOT / "core" / "tunedgemm"
 LAYERS = {
     "values": ("errors", "dtype", "shape", "solution", "timing", "device", "launcher", "libtypes", "settings", "sheet"),
     "contract": ("ops", "hookspecs", "plugin", "artifact", "workspace", "command", "accuracy", "weights", "contents", "quant"),
-    "backends": ("registry", "torch_backend"),
+    "backends": ("registry", "torch_backend", "split"),
     "flow": (
         "columns",
         "folders",
@@ -36,7 +36,6 @@ LAYERS = {
         "questions",
         "prewarming",
         "preshuffle",
-        "split",
         "tuner",
     ),
     "edge": (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from tunedgemm import split
 from tunedgemm.device import Device
 from tunedgemm.errors import PluginError
 from tunedgemm.launcher import Launcher
@@ -37,9 +38,10 @@ class Offer:
 
     Attributes:
         solution: what would run.
-        origin: ``table`` (a row), ``heuristic`` (a backend's own choice) or ``builtin``.
+        origin: ``table`` (a row), ``unbiased`` (a row of the shape without its bias), ``heuristic`` (a backend's own choice) or
+            ``builtin``.
         why: where it comes from, in words: the row's file and line, or whose heuristic.
-        us: the row's time in microseconds, else 0.
+        us: the row's time in microseconds, without the bias where the row has none, else 0.
         libver: the library version that the row was tuned with, else "".
         partial: whether the kernel's name may be a part of one, as in a row that names no device; see `resolve`.
         match: the row, how its M relates to the one asked for, and whether its device is of this name; None where it is no row.
@@ -84,17 +86,39 @@ class Explanation:
 
 def offers(shape: Shape, device: Device, table: Table, registry: Registry, untuned: tuple[str, ...]) -> Iterator[Offer]:
     """All that may serve the shape, best first; the last one always can."""
+    tried: set[Solution] = set()
     for match in table.candidates(shape, device):
-        row = match.row
-        other = "" if match.same_device else f", measured on {row.device}"
-        why = f"{row.source}:{row.line}, {row.us:.2f} us, {match.granularity} M={row.shape.m}{other}"
-        yield Offer(row.solution, "table", why, row.us, row.libver, partial=not (row.gfx or row.cu_num), match=match)
+        tried.add(match.row.solution)
+        yield attrs.evolve(_of_row(match), match=match)
+    for offer in _without_bias(shape, device, table):
+        if offer.solution not in tried:
+            tried.add(offer.solution)
+            yield offer
     for libtype in untuned:
         backend = registry.get(libtype) if libtype in registry.libtypes else None
         solution = backend.heuristic_fallback(shape, device) if isinstance(backend, Backend) else None
         if solution is not None:
             yield Offer(solution, "heuristic", f"untuned; heuristic of {libtype}")
     yield Offer(NATIVE, "builtin", "untuned; no other backend answers")
+
+
+def _of_row(match: Match) -> Offer:
+    row = match.row
+    other = "" if match.same_device else f", measured on {row.device}"
+    why = f"{row.source}:{row.line}, {row.us:.2f} us, {match.granularity} M={row.shape.m}{other}"
+    return Offer(row.solution, "table", why, row.us, row.libver, partial=not (row.gfx or row.cu_num))
+
+
+def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]:
+    """Rows of a shape without its bias: each with the bias given to its kernel, then with an add after it."""
+    plain, product = split.unbiased(shape), split.product(shape)
+    for asked in dict.fromkeys((plain, product)):
+        for match in table.candidates(asked, device) if asked is not None else ():
+            offer = attrs.evolve(_of_row(match), origin="unbiased")
+            if asked == plain:
+                yield attrs.evolve(offer, why=f"{offer.why}, a row without a bias")
+            if asked == product and offer.solution.libtype != BUILTIN:
+                yield attrs.evolve(offer, solution=split.added(offer.solution), why=f"{offer.why}, a row without a bias, and an add")
 
 
 def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> Backend | Unsupported:
@@ -104,7 +128,7 @@ def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> B
     backend = Unsupported(why) if why else registry.get(libtype)
     if isinstance(backend, Unsupported):
         return Unsupported(f"libtype {libtype!r}: {backend.reason}")
-    answer = backend.supports(shape, device)
+    answer = backend.supports(shape, device, offer.solution)
     return backend if answer else Unsupported(str(answer))
 
 
@@ -114,13 +138,19 @@ def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Off
     A row that names no device was written by hand: without a kernel's name it means the backend's heuristic, else any
     part of a name that one kernel alone among those for the shape has; of its solutions then the backend's first.
     """
-    wanted = offer.solution
     if not offer.partial:
         return offer
+    whole = split.of(offer.solution, shape)
+    if isinstance(whole, Unsupported):
+        return whole
+    wanted, shape = whole
+    named = split.added if split.is_split(offer.solution) else _as_it_is
     if not wanted.kernel_name:
         choice = backend.heuristic_fallback(shape, device)
         why = f"{offer.why}; heuristic of {backend.libtype}"
-        return attrs.evolve(offer, solution=choice, why=why) if choice else Unsupported(f"heuristic of {backend.libtype} has no choice")
+        return (
+            attrs.evolve(offer, solution=named(choice), why=why) if choice else Unsupported(f"heuristic of {backend.libtype} has no choice")
+        )
     try:
         solutions = [found for found in backend.solutions(shape, device) if wanted.split_k in (0, found.split_k)]
     except PluginError as error:
@@ -129,11 +159,15 @@ def resolve(offer: Offer, backend: Backend, shape: Shape, device: Device) -> Off
     fitting = fitting or [found for found in solutions if wanted.kernel_name in found.kernel_name]
     names = list(dict.fromkeys(found.kernel_name for found in fitting))
     if len(names) == 1:
-        return attrs.evolve(offer, solution=fitting[0])
+        return attrs.evolve(offer, solution=named(fitting[0]))
     if names:
         told = ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
         return Unsupported(f"{len(names)} kernels of {backend.libtype} have {wanted.kernel_name!r} in their names: {told}")
     return Unsupported(f"no kernel of {backend.libtype} for this shape has {wanted.kernel_name!r} in its name")
+
+
+def _as_it_is(solution: Solution) -> Solution:
+    return solution
 
 
 def choose(

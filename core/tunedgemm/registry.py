@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import pluggy
 
-from tunedgemm import __version__, hookspecs
+from tunedgemm import __version__, hookspecs, split
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError, PluginError
 from tunedgemm.hookspecs import CONTRACT
@@ -21,7 +21,7 @@ from tunedgemm.launcher import Launcher
 from tunedgemm.libtypes import BUILTIN, owners, pip_hint, rank
 from tunedgemm.ops import ops
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.solution import ADD, Solution, Unsupported
 
 GROUP = "tunedgemm.backends"
 HOOKS = ("supports", "enumerate_solutions", "run", "heuristic_fallback", "bind", "prepare", "refine")
@@ -32,7 +32,8 @@ _BUILTIN_ENTRY = EntryPoint(BUILTIN, "tunedgemm.torch_backend", GROUP)
 class Backend:
     """One plugin's hooks under one libtype, validated and bound as plain functions.
 
-    Its methods guard the plugin: what they return keeps to the contract, or they raise PluginError.
+    Its methods guard the plugin: what they return keeps to the contract, or they raise PluginError. A solution that adds a bias
+    after its kernel (`tunedgemm.split`) is the core's: the plugin is asked about the kernel, on the shape without a bias.
     """
 
     libtype: str
@@ -44,8 +45,13 @@ class Backend:
     details: Callable[[Device], tuple[str, ...]] = lambda _: ()
     lacks: Callable[[Solution, Device], str] = lambda *_: ""
 
-    def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
-        """True, or the reason why not; a hook that raises counts as a reason."""
+    def supports(self, shape: Shape, device: Device, solution: Solution | None = None) -> bool | Unsupported:
+        """True, or the reason why not; a hook that raises counts as a reason. Of one *solution*, for the shape that its kernel runs."""
+        if solution is not None:
+            whole = split.of(solution, shape)
+            if isinstance(whole, Unsupported):
+                return whole
+            _, shape = whole
         if shape.op not in self.ops:
             return Unsupported(f"op {shape.op} is not covered (covers {', '.join(self.ops)})")
         try:
@@ -66,7 +72,11 @@ class Backend:
 
     def refine(self, solution: Solution, shape: Shape, device: Device) -> list[Solution]:
         """The neighbours of a solution; none where the plugin has no `refine`."""
-        return self._solutions("refine", solution, shape, device) if "refine" in self.hooks else []
+        whole = split.of(solution, shape)
+        if "refine" not in self.hooks or isinstance(whole, Unsupported):
+            return []
+        found = self._solutions("refine", *whole, device)
+        return [split.added(near) for near in found] if split.is_split(solution) else found
 
     def _solutions(self, hook: str, *arguments: Any) -> list[Solution]:
         try:
@@ -76,6 +86,8 @@ class Backend:
         for solution in found:
             if not isinstance(solution, Solution) or solution.libtype != self.libtype:
                 raise PluginError(f"libtype {self.libtype!r}: {hook}() returned a foreign solution: {solution!r}")
+            if split.is_split(solution):
+                raise PluginError(f"libtype {self.libtype!r}: {hook}() returned {solution}; names that end in {ADD} are the core's")
         return found
 
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
@@ -95,6 +107,12 @@ class Backend:
         The plugin's launcher gets plain tensors: a weight in another layout than ``row`` as its bytes lie. A plain `run`, which
         is not told the shape, gets operands as they are.
         """
+        whole = split.of(solution, shape)
+        if isinstance(whole, Unsupported):
+            return whole
+        if split.is_split(solution):
+            of_product = self.bind(*whole, device)
+            return split.adding(of_product, shape) if isinstance(of_product, Launcher) else of_product
         answer = self.bind_as_given(solution, shape, device)
         return unwrapping(answer, shape) if isinstance(answer, Launcher) and "bind" in self.hooks else answer
 
@@ -118,7 +136,7 @@ class Backend:
         Raises:
             PluginError: `bind` refused.
         """
-        if "run" in self.hooks:
+        if "run" in self.hooks and not split.is_split(solution):
             return self.hooks["run"](solution, operands)
         launcher = self.bind(solution, shape, device)
         if isinstance(launcher, Unsupported):
@@ -127,8 +145,9 @@ class Backend:
 
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
         """Compile ahead, where the plugin can."""
-        if "prepare" in self.hooks:
-            self.hooks["prepare"](solution, shape, device)
+        whole = split.of(solution, shape)
+        if "prepare" in self.hooks and not isinstance(whole, Unsupported):
+            self.hooks["prepare"](*whole, device)
 
 
 def unwrapping(launcher: Launcher, shape: Shape) -> Launcher:
@@ -231,7 +250,7 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
         *(libtype, distribution, version, covered, hooks),
         library_version=_guarded_text(getattr(plugin, "library_version", None)),
         details=_guarded_details(getattr(plugin, "details", None)),
-        lacks=_guarded_text(getattr(plugin, "lacks", None)),
+        lacks=_of_kernels(_guarded_text(getattr(plugin, "lacks", None))),
     )
 
 
@@ -262,6 +281,11 @@ def _guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:
         return answer if isinstance(answer, str) else ""
 
     return guarded
+
+
+def _of_kernels(lacks: Callable[..., str]) -> Callable[[Solution, Device], str]:
+    """The plugin's function, asked about the kernel alone where a bias is added after it."""
+    return lambda solution, device: lacks(split.base(solution), device)
 
 
 def _guarded_details(details: Callable[[Device], Iterable[str]] | None) -> Callable[[Device], tuple[str, ...]]:

@@ -8,6 +8,9 @@ import attrs
 
 from tunedgemm.errors import PluginError
 
+#: How the name of a solution ends that adds a bias after its kernel; see `tunedgemm.split`. No kernel of a plugin is called so.
+ADD = "+add"
+
 
 def _name(instance: Solution, attribute: attrs.Attribute[str], value: str) -> None:
     if not isinstance(value, str) or any(mark in value for mark in "\r\n,\"'"):

@@ -18,7 +18,7 @@ from tunedgemm.row import Untuned
 from tunedgemm.table import Match
 from tunedgemm.tuner.roofline import guess_us
 
-_ORIGINS = {"heuristic": "heuristic", "builtin": "fallback"}
+_ORIGINS = {"unbiased": "unbiased", "heuristic": "heuristic", "builtin": "fallback"}
 #: how `choice.examine` begins a reason, before what is wrong with the backend
 _LIBTYPE = re.compile(r"^libtype '[^']*': ")
 

@@ -23,6 +23,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "padded": "a row of the next power of two",
         "tier": "a row of the tier below",
         "other device": "a row of another device of the same gfx and cu_num",
+        "unbiased": "a row of the product without its bias",
         "heuristic": "a backend's own choice",
         "fallback": "torch's own call",
         "refused": "nothing runs",
@@ -33,7 +34,7 @@ TUNED = ("exact", "pinned")
 #: Answers of a row that was tuned at another M.
 PADDED = ("fine", "coarse", "padded", "tier")
 #: Answers of nothing that was tuned on this device.
-UNTUNED = ("other device", "heuristic", "fallback")
+UNTUNED = ("other device", "unbiased", "heuristic", "fallback")
 
 #: word -> where the time of a call comes from, best first
 SOURCES: Mapping[str, str] = MappingProxyType(

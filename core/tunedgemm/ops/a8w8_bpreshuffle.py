@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.ops import quantised, scaled_rows
 from tunedgemm.ops.entry import scaled_entry
 from tunedgemm.ops.layout import shuffled_layout
-from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.op import Columns, Op, unbiased
 from tunedgemm.ops.product import tolerance
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ op = Op(
     bytes_moved=scaled_rows.bytes_moved,
     fake=quantised.fake,
     kin=scaled_rows.kin_of(_layout),
+    unbiased=unbiased,
     first_rows=scaled_rows.first_rows,
     examples=(
         _example(1, 1280, 4096),  # decoding one token

@@ -77,6 +77,15 @@ def _itself(shape: Shape) -> tuple[Shape, ...]:
     return (shape,)
 
 
+def _no_shape(shape: Shape) -> None:
+    del shape
+
+
+def unbiased(shape: Shape) -> Shape:
+    """`Op.unbiased` of an op whose bias, the last operand given, is added to the finished product."""
+    return attrs.evolve(shape, epilogue="none", bias_dtype="")
+
+
 @attrs.frozen
 class Op:
     """One op family.
@@ -95,6 +104,8 @@ class Op:
         fake: the operands and the output dtype to an empty output, for meta tensors.
         fields: a Shape to the keyword arguments of `shape_of`, beside ``otype``, that the operands do not tell.
         kin: a Shape to the shapes whose rows may serve it, best first: itself, then as AITER's key knows it.
+        unbiased: a Shape with a bias to the same without one, where the bias is the last operand given and nothing follows it; None
+            where it is not, so that no bias is split off.
         weight_dtype: a Shape to the short dtype of the weight as it lies in memory; by default the field ``q_dtype_w``,
             else the dtype of the activations.
         ladder: (m, n) to the M of the rows that may serve, in order, each with the word for it; see `tunedgemm.ops.ladder`.
@@ -118,6 +129,7 @@ class Op:
     fake: Callable[..., torch.Tensor]
     fields: Callable[[Shape], Mapping[str, Any]] = _nothing
     kin: Callable[[Shape], tuple[Shape, ...]] = _itself
+    unbiased: Callable[[Shape], Shape | None] = _no_shape
     weight_dtype: Callable[[Shape], str] = _told_weight_dtype
     ladder: Callable[[int, int], Mapping[int, str]] = padded
     first_rows: Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]] = attrs.field()
