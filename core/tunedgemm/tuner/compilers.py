@@ -28,7 +28,7 @@ from tunedgemm.tuner.processes import cpu_seconds, death, spawned
 _log = logging.getLogger(__name__)
 
 #: Seconds for which a pool may begin nothing of what it was given while processes of it have nothing to do, which use no time either.
-_STALLED = 60.0
+_STALLED = 20.0
 
 #: What is compiled: for which device, for which shape, and what.
 Task = tuple[Device, Shape, Solution]
