@@ -223,7 +223,8 @@ class TestRowsWithoutABias:
         backend = mine(solutions=(KERNEL, own), supports=lambda *_: True)
         explanation, _ = self.chosen(backend, self.row(own, BIASED, 9.0), self.row(KERNEL, us=1.0))
         assert explanation.offer.solution == own and explanation.tuned
-        found = offers(BIASED, CPU, Table(self.op, [[self.row(own, BIASED, 9.0), self.row(own, us=4.0), self.row(KERNEL)]]), fake_registry(), ())
+        table = Table(self.op, [[self.row(own, BIASED, 9.0), self.row(own, us=4.0), self.row(KERNEL)]])
+        found = offers(BIASED, CPU, table, fake_registry(), ())
         told = [(offer.origin, str(offer.solution)) for offer in found]
         assert told == [
             ("table", "mine:own"), ("unbiased", "mine:own+add"), ("unbiased", "mine:k splitK=2"), ("unbiased", "mine:k+add splitK=2"),
