@@ -25,7 +25,7 @@ HEAD = "gfx,cu_num,M,N,K,libtype,us,kernelName,note"
 
 def row(m: int, kernel: str = "k", us: float = 5.0, **more: object) -> Row:
     fields = {"gfx": "sm_90", "cu_num": 132, "device": "nvidia-h200", **more}
-    return Row(shape=Shape("a16w16", m, 64, 128), solution=Solution("triton", kernel), us=us, **fields)
+    return Row(**{"shape": Shape("a16w16", m, 64, 128), "solution": Solution("triton", kernel), "us": us, **fields})
 
 
 def rows(path: Path) -> set[tuple[int, str, str, float]]:
@@ -177,6 +177,9 @@ class TestCheck:
             ([line(), line(2), line()], [" 2 rows for", "in lines 2, 4: that say the same"]),
             ([line(), line(us=2, name="j")], [" 2 rows for", "in lines 2, 3: triton:k 3.00 us, triton:j 2.00 us"]),
             ([line(n=72).replace("False,triton", "True,triton")], ["2: no look-up comes to this row: no weight of N=72 and K=128 has"]),
+            ([line(name="k+add")], ["2: triton:k+add: +add needs a bias"]),
+            ([line(name="k+add").replace("False,", "True,", 1)], []),
+            ([line(libtype="torch", name="mm+add").replace("False,", "True,", 1)], ["2: torch:mm+add: torch adds a bias by a route"]),
             ([BF16], ["2: repeats the line of column names"]),
         ],
     )
@@ -300,6 +303,7 @@ class TestExport:
             row(3, gfx="", cu_num=0),
             row(4, libver="9"), attrs.evolve(row(5), solution=Solution("cublaslt", "x")),
             attrs.evolve(row(6), solution=Solution("asm", "y")), attrs.evolve(row(7), shape=shape),
+            row(8, "k+add", shape=attrs.evolve(row(8).shape, epilogue="bias")),
         ])  # fmt: skip
         out = tmp_path / "aiter.csv"
         assert main(["table", "export", "--aiter", str(out), path]) == 0
@@ -314,7 +318,7 @@ class TestExport:
         said = capsys.readouterr().out
         for reason in (
             "M=0 pins every M", "the time never wins", "no device is named", "libtype cublaslt is not AITER's",
-            "AITER's key does not tell layout", "a better row has AITER's key",
+            "AITER's key does not tell layout", "AITER adds no bias after a kernel (+add)", "a better row has AITER's key",
         ):  # fmt: skip
             assert f"left out: 1 rows: {reason}" in said
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tunedgemm import split
 from tunedgemm.cli.table.files import answer, asked, op_of
 from tunedgemm.csvfile import read_rows
 from tunedgemm.device import Device
@@ -17,6 +18,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.registry import Backend, Registry
 from tunedgemm.row import Row, key_shape
 from tunedgemm.shape import Shape
+from tunedgemm.solution import Unsupported
 
 #: Share of elements outside the tolerance that no row may have.
 MOST_ERRORS = 0.2
@@ -29,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     file = named_file(arguments.file)
     op = op_of(arguments, [file])
     rows, problems = read_rows(file, op)
-    faults = [*map(str, problems), *_errors(rows), *_duplicates(file, rows), *_unreachable(rows, op), *_unknown(rows)]
+    faults = [*map(str, problems), *_errors(rows), *_duplicates(file, rows), *_unreachable(rows, op), *_unsplit(rows), *_unknown(rows)]
     print("\n".join([*(faults or [f"{file}: {len(rows)} rows, no fault"]), *_notes(file, rows)]))
     return 1 if faults else 0
 
@@ -71,6 +73,14 @@ def _unasked(shape: Shape, op: Op) -> str:
         if shape.n % rows or (shape.k // 2 if packed else shape.k) % step:
             return f"no weight of N={shape.n} and K={shape.k} has the layout {shape.layout}"
     return ""
+
+
+def _unsplit(rows: Sequence[Row]) -> Iterator[str]:
+    """Rows that add a bias after a kernel where none can be added."""
+    for row in rows:
+        whole = split.of(row.solution, row.shape)
+        if isinstance(whole, Unsupported):
+            yield f"{row.source}:{row.line}: {row.solution}: {whole.reason}"
 
 
 def _unknown(rows: Sequence[Row]) -> Iterator[str]:

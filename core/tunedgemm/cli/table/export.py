@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from tunedgemm import split
 from tunedgemm.cli.table.files import op_of
 from tunedgemm.csvfile import Problem, read_rows
 from tunedgemm.errors import TableError
@@ -15,6 +16,7 @@ from tunedgemm.libtypes import AITER, JOINT, OF_AITERS_OPS, libtype_of_kernel
 from tunedgemm.ops.op import Op
 from tunedgemm.row import Row, record_of, sort_key
 from tunedgemm.sheet import Record, Sheet, locked, present, replace_text
+from tunedgemm.solution import ADD
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,6 +80,8 @@ def _unfit(row: Row, op: Op) -> str:
         return "M=0 pins every M"
     if not row.gfx or not row.cu_num:
         return "no device is named"
+    if split.is_split(row.solution):
+        return f"AITER adds no bias after a kernel ({ADD})"
     libtypes = OF_AITERS_OPS.get(op.name, AITER)
     foreign = [part for part in row.solution.libtype.split(JOINT) if part not in libtypes]
     if foreign:
