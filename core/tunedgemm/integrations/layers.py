@@ -1,0 +1,112 @@
+"""The classes that `convert` gives to linear layers: the same attributes and state, and a forward through the tables.
+
+A layer's class is set, no new module is made: parameters, hooks, names and ``isinstance(layer, torch.nn.Linear)`` stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+
+from tunedgemm.dispatch import tgemm
+from tunedgemm.errors import UserError
+from tunedgemm.integrations.linear import linear
+from tunedgemm.integrations.torch_compile import unseen
+from tunedgemm.ops import DEFAULT_OP
+from tunedgemm.prewarming import OpCall
+from tunedgemm.quant import per_1x128_quant, per_tensor_quant, pertoken_quant
+
+_autocast = torch._C._is_any_autocast_enabled
+
+
+class TunedLinear(torch.nn.Linear):
+    """``nn.Linear`` by `tunedgemm.linear`, with its weight in whatever layout it has."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``input[..., K] @ weight[N, K].T (+ bias)``."""
+        out: torch.Tensor = linear(input, self.weight, self.bias)
+        return out
+
+    def tuned_calls(self, m: int) -> Iterator[OpCall]:
+        """What `tunedgemm.prewarm` binds."""
+        x = torch.zeros(m, self.in_features, dtype=self.weight.dtype, device=self.weight.device)
+        yield DEFAULT_OP, (x, self.weight) if self.bias is None else (x, self.weight, self.bias), None
+
+
+class TwofoldLinear(TunedLinear):
+    """A `TunedLinear` that keeps its weight twice, plain and shuffled; each call gets the one that serves it better.
+
+    Attributes:
+        shuffled_weight: a buffer that no state_dict has. Graphs of torch.compile, gradients, autocast and functional transforms
+            take the plain weight.
+    """
+
+    shuffled_weight: torch.Tensor
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``input[..., K] @ weight[N, K].T (+ bias)``."""
+        weight: torch.Tensor = self.weight
+        if not (is_compiling() or _autocast() or unseen()):
+            with contextlib.suppress(UserError, RuntimeError):  # no call for the tables: torch answers, or says what is wrong
+                weight = tgemm.dispatcher.preferred(input, weight, self.shuffled_weight, self.bias)
+        out: torch.Tensor = linear(input, weight, self.bias)
+        return out
+
+    def tuned_calls(self, m: int) -> Iterator[OpCall]:
+        """What `tunedgemm.prewarm` binds: the call with either weight."""
+        for op, (x, _, *bias), otype in super().tuned_calls(m):
+            for weight in (self.weight, self.shuffled_weight):
+                yield op, (x, weight, *bias), otype
+
+
+class TunedFp8Linear(torch.nn.Linear):
+    """A linear layer of fp8 weight by `gemm_a8w8` or `gemm_a8w8_blockscale`; activations are quantised at each call, by torch's operations.
+
+    Attributes:
+        scale_name: the attribute with the weight's scales.
+        blocks: whether they are of blocks of 128 x 128; else one for the tensor, or one a row.
+        untuned: the class before, whose forward serves calls that need a gradient.
+    """
+
+    scale_name: str
+    blocks: bool
+    untuned: type[torch.nn.Linear]
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``input[..., K] @ (weight[N, K] * scales).T (+ bias)``, in the dtype of *input*."""
+        if torch.is_grad_enabled() and input.requires_grad:
+            return self.untuned.forward(self, input)
+        with torch.no_grad():  # scales are parameters with gradients as some libraries make them
+            _, operands, otype = self._call(input)
+            out: torch.Tensor = tgemm.gemm_a8w8_blockscale(*operands, otype) if self.blocks else tgemm.gemm_a8w8(*operands, dtype=otype)
+            return out.add_(self.bias) if self.blocks and self.bias is not None else out
+
+    def tuned_calls(self, m: int) -> Iterator[OpCall]:
+        """What `tunedgemm.prewarm` binds, for activations in bf16."""
+        yield self._call(torch.zeros(m, self.in_features, dtype=torch.bfloat16, device=self.weight.device))
+
+    def _call(self, x: torch.Tensor) -> OpCall:
+        """The op, its operands, and the output's dtype."""
+        weight, scale = self.weight, getattr(self, self.scale_name)
+        if self.blocks:
+            return "a8w8_blockscale", (*_crossed(per_1x128_quant(x, weight.dtype), weight), scale), x.dtype
+        scale = scale.reshape(-1).float()
+        fixed: Any = getattr(self, "activation_scale", None)
+        fixed = getattr(self, "input_scale", None) if fixed is None else fixed
+        if fixed is None:
+            quantised = pertoken_quant(x, quant_dtype=weight.dtype)
+            scale = scale.expand(self.out_features).contiguous()
+        else:
+            q, one = per_tensor_quant(x, fixed.detach().float().reshape(1), quant_dtype=weight.dtype)
+            quantised = q, one if scale.numel() == 1 else one.expand(x.shape[:-1].numel()).contiguous()
+        operands = (*_crossed(quantised, weight), scale)
+        return "a8w8", operands if self.bias is None else (*operands, self.bias), x.dtype
+
+
+def _crossed(quantised: tuple[torch.Tensor, torch.Tensor], weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Activations and their scales around the weight, as the ops take them."""
+    return quantised[0], weight, quantised[1]
