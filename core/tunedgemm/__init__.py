@@ -14,9 +14,9 @@ __version__ = "0.1.0"
 
 _HOME = {
     **dict.fromkeys(
-        ("TunedGemm", "call", "dispatcher", "fingerprint", "reload", "tgemm"), "tunedgemm.dispatch"
+        ("TunedGemm", "call", "dispatcher", "reload", "tgemm"), "tunedgemm.dispatch"
     ),
-    **dict.fromkeys(("explain", "is_tuned"), "tunedgemm.questions"),
+    **dict.fromkeys(("explain", "fingerprint", "is_tuned"), "tunedgemm.questions"),
     **dict.fromkeys(("prewarm", "unbound"), "tunedgemm.prewarming"),
     **dict.fromkeys(("ShuffledWeight", "as_shuffled", "shuffle_weight", "unshuffle_weight"), "tunedgemm.weights"),
     **dict.fromkeys(

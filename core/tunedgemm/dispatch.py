@@ -40,7 +40,7 @@ from tunedgemm.errors import UserError
 from tunedgemm.hot import Place, note
 from tunedgemm.launcher import Launcher
 from tunedgemm.libtypes import BUILTIN
-from tunedgemm.ops import DEFAULT_OP, functions, op_named, ops
+from tunedgemm.ops import DEFAULT_OP, functions, op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.preshuffle import preferred_weight
 from tunedgemm.registry import Backend, Registry
@@ -439,10 +439,4 @@ def reload() -> None:
         one.reload()
 
 
-def fingerprint() -> str:
-    """A short digest of every op's tables and of the backends; ranks that print the same one dispatch alike."""
-    parts = [f"{op} {tgemm.of(op).fingerprint()}" for op in sorted(ops())]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-__all__ = ["Dispatcher", "TunedGemm", "call", "dispatcher", "fingerprint", "reload", "tgemm"]
+__all__ = ["Dispatcher", "TunedGemm", "call", "dispatcher", "reload", "tgemm"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from tunedgemm.choice import Explanation
 from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch import tgemm
-from tunedgemm.ops import DEFAULT_OP, op_named
+from tunedgemm.ops import DEFAULT_OP, op_named, ops
 from tunedgemm.shape import Shape
 
 
@@ -45,3 +46,9 @@ def is_tuned(
 ) -> bool:
     """Whether a table row serves this shape (or these operands) on the device; the arguments are those of `explain`."""
     return explain(what, *operands, op=op, otype=otype, device=device, **fields).tuned
+
+
+def fingerprint() -> str:
+    """A short digest of every op's tables and of the backends; ranks that print the same one dispatch alike."""
+    parts = [f"{op} {tgemm.of(op).fingerprint()}" for op in sorted(ops())]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
