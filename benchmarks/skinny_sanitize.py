@@ -45,6 +45,8 @@ from tunedgemm_skinny.names import kernel_of
 H200 = Device("sm_90", 132, "nvidia-h200")
 #: M, N and K: rows for every family, rows of the weight that fill no block, a K with tails of every width of a load.
 SIZES = ((3, 37, 1048), (8, 50, 1001), (1, 33, 1030), (17, 37, 1096), (61, 50, 2100))
+#: What N and K are rounded up to where an op has no operands of a size otherwise: whole scales of mxfp4, whole packs of shuffled weights.
+STEPS_OF_OPERANDS = ((1, 1), (1, 32), (16, 32), (16, 64), (32, 128))
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 #: Steps of `refine` from what is listed: some parameters go with others only.
 STEPS = 3
@@ -92,15 +94,31 @@ def properties(case: Case) -> set[tuple[object, ...]]:
 
 
 def tiny_shapes(op: str, device: Device) -> Iterator[Shape]:
-    """Tiny shapes with tails in all the dtypes that an op's examples have, those that the plugin takes."""
+    """Tiny shapes with tails in all the dtypes and layouts that an op's examples have, those that the plugin takes."""
     kinds = {attrs.evolve(shape, m=1, n=1, k=1): shape for shape in shapes_of(op)}
     for shape, (m, n, k) in itertools.product(kinds.values(), SIZES):
-        try:
-            tiny = attrs.evolve(shape, m=m, n=n, k=k)
-        except ShapeError:  # the op restricts its sizes
-            continue
-        if skinny.supports(tiny, device):
+        tiny = next(filter(exists, (resized(shape, m, n + -n % rows, k + -k % columns) for rows, columns in STEPS_OF_OPERANDS)), None)
+        if tiny is not None and skinny.supports(tiny, device):
             yield tiny
+
+
+def resized(shape: Shape, m: int, n: int, k: int) -> Shape | None:
+    """The shape with other sizes; None where its op restricts them."""
+    try:
+        return attrs.evolve(shape, m=m, n=n, k=k)
+    except ShapeError:
+        return None
+
+
+def exists(shape: Shape | None) -> bool:
+    """Whether there are operands of a shape: packs of a shuffled weight and blocks of scales are whole."""
+    if shape is None:
+        return False
+    try:
+        op_named(shape.op).make_inputs(shape, torch.device("cpu"), 0)
+    except OperandError:
+        return False
+    return True
 
 
 def listed(shape: Shape, device: Device) -> list[Solution]:

@@ -54,6 +54,7 @@ def test_the_chosen_cases_have_every_family_split_ring_and_tail(sanitize: Module
     """No two properties of a family that the plugin's list has together are left out, and the list is short."""
     cases = sanitize.chosen(sanitize.skinny.OPS, sanitize.H200, 40)
     assert [case.place for case in cases] == list(range(len(cases)))
+    assert all(sanitize.exists(case.shape) for case in cases)
     having = set().union(*map(sanitize.properties, cases))
     for op in sanitize.skinny.OPS:
         shapes = list(sanitize.tiny_shapes(op, sanitize.H200))
