@@ -77,7 +77,11 @@ def test_keywords_are_torchs_names() -> None:
     """Calls that name the operands mean the same."""
     with patched(), torch.no_grad():
         torch.testing.assert_close(torch.mm(input=X, mat2=WEIGHT.t()), X @ WEIGHT.t())
+        torch.testing.assert_close(torch.matmul(X, other=WEIGHT.t()), X @ WEIGHT.t())
+        torch.testing.assert_close(torch.matmul(input=X, other=WEIGHT.t()), X @ WEIGHT.t())
         torch.testing.assert_close(torch.addmm(input=BIAS, mat1=X, mat2=WEIGHT.t()), X @ WEIGHT.t() + BIAS)
+        compiled = torch.compile(lambda x, weight: torch.matmul(x, other=weight.t()), backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(X, WEIGHT), X @ WEIGHT.t())
 
 
 def calls_mm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

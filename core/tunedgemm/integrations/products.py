@@ -60,10 +60,10 @@ def routed_product(dispatcher: Dispatcher, original: Function, operands: Callabl
     first = Route(dispatcher, original, operands, _with_weight).first
     autocast, grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
 
-    def product(input: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    def product(input: torch.Tensor, mat2: Any = None, *rest: Any, **named: Any) -> Any:
         """Torch's function of this name; through the tuned tables where the second operand is a weight's transpose."""
         if rest or named or autocast() or forward_ad._current_level >= 0:
-            return original(input, mat2, *rest, **named)
+            return original(input, *(() if mat2 is None else (mat2,)), *rest, **named)  # matmul's second operand is also named `other`
         try:
             if mat2.dim() != 2 or mat2.is_contiguous():
                 call: Function | None = original
@@ -138,10 +138,10 @@ def _traced_mm(input: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any
     return op(input, mat2.t(), None)
 
 
-def _traced_matmul(input: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
-    if rest or named or mat2.is_contiguous() or not _fits(input, mat2, (2, 3, 4)) or torchs_in_graph(input, mat2):
-        return _matmul(input, mat2, *rest, **named)
-    return op(input, mat2.t(), None)
+def _traced_matmul(input: torch.Tensor, other: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    if rest or named or other.is_contiguous() or not _fits(input, other, (2, 3, 4)) or torchs_in_graph(input, other):
+        return _matmul(input, other, *rest, **named)
+    return op(input, other.t(), None)
 
 
 def _traced_addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
