@@ -18,6 +18,7 @@ _HOME = {
     ),
     **dict.fromkeys(("explain", "fingerprint", "is_tuned"), "tunedgemm.questions"),
     **dict.fromkeys(("prewarm", "unbound"), "tunedgemm.prewarming"),
+    "convert": "tunedgemm.integrations.convert",
     **dict.fromkeys(("ShuffledWeight", "as_shuffled", "shuffle_weight", "unshuffle_weight"), "tunedgemm.weights"),
     **dict.fromkeys(
         (
