@@ -1,0 +1,123 @@
+"""inductor: the routed op among the choices of max-autotune, where it is offered and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from tunedgemm.errors import UserError
+from tunedgemm.integrations import inductor
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+
+CHOICES = """
+import json, warnings
+import torch, tunedgemm
+warnings.simplefilter("ignore")
+from torch._inductor import config
+from torch._inductor.select_algorithm import add_feedback_saver
+from torch._inductor.utils import run_and_get_code
+from tunedgemm.integrations import inductor
+
+offered, found = [], {}
+
+
+def keep(timings, name, nodes, choices, *more):
+    offered.append(sorted(choice.name.split("_weight_")[0] for choice in choices))
+
+add_feedback_saver(keep)
+weight, bias, x = torch.randn(48, 64), torch.randn(48), torch.randn(8, 64)
+shuffled = tunedgemm.shuffle_weight(weight.bfloat16())
+
+def product(x):
+    return torch.relu(tunedgemm.linear(x, weight, bias))
+
+def shuffled_product(x):
+    return tunedgemm.linear(x.bfloat16(), shuffled).float()
+
+def torchs(x):
+    return torch.mm(x, weight.t()) + 1
+
+def compiled(label, function, operands=(x,), **more):
+    torch._dynamo.reset()
+    offered.clear()
+    with torch.no_grad():
+        call = torch.compile(function, fullgraph=True, **more)
+        out, code = run_and_get_code(call, operands[0])
+        pairs = [(out, operands[0]), *((call(other), other) for other in operands[1:])]
+        right = all(torch.allclose(out, function(other), atol=1e-4) for out, other in pairs)
+    found[label] = [right, [*offered], "torch.ops.tunedgemm.linear" in code[-1]]
+
+shuffled_product(x)
+most = {"mode": "max-autotune"}
+inductor.offer(external=True)
+inductor.offer(external=True)
+compiled("default", product)
+compiled("shuffled", shuffled_product, **most)
+config.test_configs.force_custom_op_decomposition = False
+compiled("ours", product, (x, x[:5]), dynamic=True, **most)
+config.test_configs.force_custom_op_decomposition = True
+compiled("torch's", product, **most)
+compiled("external", torchs, **most)
+inductor.withdraw()
+inductor.withdraw()
+compiled("withdrawn", product, **most)
+compiled("withdrawn external", torchs, **most)
+found["left"] = [len(config.external_matmul), torch.compiler.config.cache_key_tag]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_max_autotune_chooses_where_it_is_offered(child, monkeypatch, tmp_path):
+    """Choices are the op and torch's product, of any M and both right; default mode, shuffled weights and what follows withdraw() have
+    none, and neither has the cache of compiled graphs."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    try:
+        inductor.offer()
+    except UserError as error:
+        pytest.skip(str(error))
+    finally:
+        inductor.withdraw()
+    found = json.loads(child(CHOICES).splitlines()[-1])
+    both = [["tunedgemm_linear_decomposed", "tunedgemm_linear_fallback"]]
+    assert found["default"] == [True, [], True]
+    assert found["shuffled"] == [True, [], True]
+    assert found["ours"] == [True, both, True]
+    right, offered, routed = found["torch's"]
+    assert right and both[0] in offered and not routed
+    right, offered, routed = found["external"]
+    assert right and not routed and any("tunedgemm_mm" in choices for choices in offered)
+    assert found["withdrawn"] == [True, [], True]
+    right, offered, routed = found["withdrawn external"]
+    assert right and not routed and not any("tunedgemm_mm" in choices for choices in offered)
+    assert found["left"] == [0, ""]
+
+
+def test_the_external_product_fills_its_output():
+    """`tunedgemm_mm` writes into the tensor that Inductor gives, whatever the order of b in memory and the dtype of the output."""
+    a, b = op_named("a16w16").make_inputs(Shape("a16w16", 5, 48, 64), torch.device("cpu"), 0)
+    for matrix in (b.t(), b.t().contiguous()):
+        for dtype in (torch.bfloat16, torch.float32):
+            out = torch.empty(5, 48, dtype=dtype)
+            inductor.tunedgemm_mm(a, matrix, out)
+            torch.testing.assert_close(out, (a.float() @ matrix.float()).to(dtype), atol=5e-2, rtol=5e-2)
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_a_torch_without_such_choices_says_so(monkeypatch, present):
+    """No module, or one of another signature: a user's error that names a version that works, and nothing is changed."""
+    module = ModuleType("torch._inductor.kernel.custom_op")
+    module.CustomOpConfig = object
+    module.register_custom_op_autotuning = lambda custom_op, decompositions: None
+    monkeypatch.setitem(sys.modules, module.__name__, module if present else None)
+    before = torch.compiler.config.cache_key_tag
+    with pytest.raises(UserError, match=r"verified with torch 2\.13"):
+        inductor.offer()
+    inductor.withdraw()
+    assert torch.compiler.config.cache_key_tag == before
