@@ -1,7 +1,6 @@
 """The documents say what there is, and what they show works."""
 
 import argparse
-import configparser
 import json
 import os
 import re
@@ -187,20 +186,6 @@ def test_capturing_block(tmp_path):
     block = next(text for text in found_blocks("which-shapes.md", "python") if "AITER_TUNE_GEMM" in text)
 
     assert captured(tmp_path, "-c", block) == {(1, 512, 256): 3, (1, 256, 512): 3, (7, 512, 256): 1, (7, 256, 512): 1}
-
-
-def test_vllm_block(tmp_path):
-    """The plugin for vLLM, loaded by its entry point as vLLM does it, captures a model that knows nothing of it."""
-    project = configparser.ConfigParser()  # the block is so plain that it is an INI file, too; Python 3.10 cannot read TOML
-    project.read_string(found_blocks("which-shapes.md", "toml")[0])
-    [(name, quoted)] = project.items('project.entry-points."vllm.general_plugins"')
-    value = json.loads(quoted)
-    module = value.partition(":")[0]
-    source = next(text for text in found_blocks("which-shapes.md", "python") if text.startswith(f"# {module}.py"))
-    (tmp_path / f"{module}.py").write_text(source)
-    load = f"from importlib.metadata import EntryPoint\nEntryPoint({name!r}, {value!r}, 'vllm.general_plugins').load()()\n"
-
-    assert captured(tmp_path, "-c", load + PLAIN) == {(3, 32, 64): 1}
 
 
 def test_sglang_block(tmp_path):
