@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tunedgemm.plugin import Device, PluginError, Shape, Unsupported
+from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
 from tunedgemm_triton import spaces
 from tunedgemm_triton.fit import grid_of, partial_bytes, refusal, shared_bytes
 from tunedgemm_triton.limits import ARCHITECTURES, supports
@@ -176,6 +176,20 @@ def test_what_is_not_covered_has_a_reason(shape: Shape, gfx: str, reason: str) -
     assert isinstance(answer, Unsupported)
     assert reason in answer.reason
     assert not list(enumerate_solutions(shape, Device(gfx, 100)))
+
+
+def test_groups_of_more_tiles_than_there_are_make_no_other_solution() -> None:
+    """With one tile along M, or eight, a larger group is the same kernel under another name; a smaller one is not."""
+    device = Device("sm_90", 132)
+    kernel = Tma(128, 128, 64, 8, 4, 5)
+
+    def groups(m: int) -> set[int]:
+        found = (kernel_of(near.kernel_name) for near in refine(Solution("triton", kernel.name), Shape("a16w16", m, 4096, 4096), device))
+        return {near.group_m for near in found if isinstance(near, Tma)}
+
+    assert groups(128) == {8}
+    assert groups(1024) == {4, 8}
+    assert groups(4096) == {4, 8, 16}
 
 
 def test_unknown_compiler_options_are_refused() -> None:

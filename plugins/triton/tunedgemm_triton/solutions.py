@@ -60,8 +60,17 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
             with contextlib.suppress(PluginError):  # a step out of the family's range
                 near.append((attrs.evolve(kernel, **{field.name: other}), split))
     for changed, factor in near:
-        if fits(changed, factor, shape, device):
+        if fits(changed, factor, shape, device) and not _same_walk(changed, kernel, shape):
             yield _solution(changed, factor)
+
+
+def _same_walk(kernel: Kernel, other: Kernel, shape: Shape) -> bool:
+    """Whether two kernels differ in nothing but a group of more tiles along M than there are: they take the tiles in the same order."""
+    if isinstance(kernel, Gemv) or isinstance(other, Gemv):
+        return False
+    rows = ceil_div(shape.m, kernel.block_m)
+    same = kernel.group_m != other.group_m and attrs.evolve(kernel, group_m=other.group_m) == other
+    return same and min(kernel.group_m, rows) == min(other.group_m, rows)
 
 
 def fits(kernel: Kernel, split: int, shape: Shape, device: Device) -> bool:
@@ -195,7 +204,8 @@ def _persistent(shape: Shape, device: Device, covered: int) -> Iterator[tuple[Ke
     plain = [(kernel, found[rank]) for rank in range(2) for kernel, found in splits if rank < len(found)]
     shared = list(_streamk([_tma(shape, *tile) for tile in spaces.STREAMK if tile[0] <= covered], shape, device))
     uneven = [found for found in shared if _filled(found[0], shape, device) < 0.9]
-    grouped = [(attrs.evolve(kernel, group_m=group), 1) for kernel in sized[:2] for group in (16, 4)]
+    others = [(kernel, attrs.evolve(kernel, group_m=group)) for kernel in sized[:2] for group in (16, 4)]
+    grouped = [(other, 1) for kernel, other in others if not _same_walk(kernel, other, shape)]
     yield from (*plain[:6], *uneven, *grouped, *plain[6:])
     yield from shared
 
