@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import attrs
 import pytest
 import torch
 from tunedgemm import split
 from tunedgemm.accuracy import errors
 from tunedgemm.choice import choose, offers
-from tunedgemm.device import Device
+from tunedgemm.csvfile import read_rows, write_rows
+from tunedgemm.device import Device, device_of
+from tunedgemm.dispatch import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import PluginError
 from tunedgemm.hookspecs import hookimpl
@@ -21,6 +25,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import ADD, Solution, Unsupported
 from tunedgemm.table import Table
 from tunedgemm.testing.fakes import FakePlugin, exact, fake_backend, fake_registry
+from tunedgemm.tuner import Options, tune
 from tunedgemm.weights import shuffle_weight
 
 BIASED = Shape("a16w16", 5, 48, 64, "bf16", epilogue="bias")
@@ -265,3 +270,54 @@ class TestRowsWithoutABias:
         x, weight, bias = torch.randn(5, 64).bfloat16(), torch.randn(48, 64).bfloat16(), torch.randn(48).bfloat16()
         out = launcher.call(x, shuffle_weight(weight), bias)
         torch.testing.assert_close(out, torch.nn.functional.linear(x, weight, bias), atol=5e-2, rtol=5e-2)
+
+
+class TestCalls:
+    """The whole way: from rows to results."""
+
+    here = device_of(-1)
+    operands = op_named("a16w16").make_inputs(BIASED, torch.device("cpu"), 4)
+
+    def linear(self, solution, shape, x, weight):
+        return torch.nn.functional.linear(x, weight)
+
+    def instance(self, path: Path, backend, *rows: Row) -> TunedGemm:
+        if rows:
+            write_rows(path, op_named("a16w16"), rows)
+        gemm = TunedGemm(fake_registry(backend))
+        gemm.load_config(path)
+        return gemm
+
+    def test_a_call_with_a_bias_runs_the_row_without_one(self, tmp_path):
+        """Its kernel and an add serve every call; where the kernel fails, torch does, and the row is not used again."""
+        asked = []
+
+        def call(solution, shape, x, weight):
+            asked.append(shape.m)
+            if x[0, 0] == 77:
+                raise RuntimeError("boom")
+            return self.linear(solution, shape, x, weight)
+
+        row = Row(shape=PLAIN, gfx=self.here.gfx, cu_num=self.here.cu_num, device="", solution=KERNEL, us=2.0)
+        gemm = self.instance(tmp_path / "t.csv", mine(call=call), row)
+        x, weight, bias = self.operands
+        for _ in range(2):
+            torch.testing.assert_close(gemm.mm(x, weight, bias), torch.nn.functional.linear(x, weight, bias), atol=5e-2, rtol=5e-2)
+        assert asked == [5, 5]
+        x = x.clone()
+        x[0, 0] = 77
+        for _ in range(2):
+            torch.testing.assert_close(gemm.mm(x, weight, bias), torch.nn.functional.linear(x, weight, bias), atol=5e-1, rtol=5e-2)
+        assert asked == [5, 5, 5]
+        assert "not mine:k+add splitK=2: failed in this process: RuntimeError: boom" in str(gemm.dispatcher.explain(BIASED))
+
+    def test_what_the_tuner_finds_is_what_a_call_runs(self, tmp_path):
+        """A kernel that takes no bias wins as its split solution, whose row is found for the shape by name."""
+        path, backend = tmp_path / "t.csv", mine(call=self.linear)
+        tune(shapes=[BIASED], output=path, options=Options(libtype="mine", iters=5, warmup=1), registry=fake_registry(backend))
+        [row] = read_rows(path, op_named("a16w16"))[0]
+        assert (row.solution, row.shape) == (SPLIT, BIASED)
+        gemm = self.instance(path, backend)
+        out = gemm.mm(*self.operands)
+        torch.testing.assert_close(out, torch.nn.functional.linear(*self.operands), atol=5e-2, rtol=5e-2)
+        assert gemm.dispatcher.explain(BIASED).offer.solution == SPLIT and gemm.dispatcher.explain(BIASED).tuned

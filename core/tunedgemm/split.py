@@ -6,6 +6,7 @@ after the product was: what that does to a row is for verification to allow.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import attrs
@@ -38,6 +39,7 @@ def added(solution: Solution) -> Solution:
     return attrs.evolve(solution, kernel_name=solution.kernel_name + ADD)
 
 
+@functools.lru_cache(1024)  # asked for each solution of a shape; a new Shape takes microseconds
 def unbiased(shape: Shape) -> Shape | None:
     """The shape without its bias; None where it has none, or the op cannot tell."""
     op = ops().get(shape.op)
