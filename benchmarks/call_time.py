@@ -8,6 +8,7 @@ torch's own call in the same round. On a GPU, a graph of a hundred routed calls 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import random
 import statistics
@@ -128,6 +129,8 @@ def subjects(device: str, bias: bool, custom_op: Callable[..., torch.Tensor]) ->
     weight = module.weight
     operands = (x, weight, module.bias) if bias else (x, weight)
     full = (x, weight, module.bias)
+    converted = copy.deepcopy(module)
+    tunedgemm.convert(converted)
     found = {
         "F.linear": Subject(F_LINEAR, operands, "F.linear"),
         "routed F.linear": Subject(tunedgemm.linear, operands, "F.linear"),
@@ -136,6 +139,7 @@ def subjects(device: str, bias: bool, custom_op: Callable[..., torch.Tensor]) ->
         "custom_op": Subject(custom_op, full, "F.linear"),
         "nn.Linear": Subject(module, (x,), "nn.Linear"),
         "routed nn.Linear": Subject(module, (x,), "nn.Linear", tunedgemm.patched),
+        "converted nn.Linear": Subject(converted, (x,), "nn.Linear"),
     }
     if not bias:
         other = weight.detach().t().contiguous()

@@ -31,7 +31,8 @@ def test_each_way_is_timed(tmp_path) -> None:
 
     found = [case for case in json.loads(kept.read_text())["cases"] if case["device"] == "cpu"]
     assert [case["bias"] for case in found] == [False, True]
-    linear = {"F.linear", "routed F.linear", "gemm_a16w16", "op of torch.library", "custom_op", "nn.Linear", "routed nn.Linear"}
+    linear = {"F.linear", "routed F.linear", "gemm_a16w16", "op of torch.library", "custom_op"}
+    linear |= {"nn.Linear", "routed nn.Linear", "converted nn.Linear"}
     products = {f"{routed}torch.mm{other}" for routed in ("", "routed ") for other in ("", " of [K, N]")}
     assert [set(case["samples"]) for case in found] == [linear | products, linear]
     for case in found:
