@@ -52,7 +52,7 @@ def test_a_split_solution_is_told_by_its_name():
 
 
 def test_which_shapes_have_a_bias_that_stands_alone():
-    """Those of a16w16 without scales and of a8w8; the product of a bias in another dtype than a 16-bit output is in float32."""
+    """Those of a16w16 without scales and of quantised products; with a bias in another dtype than a 16-bit output the product is in float32."""
     assert split.unbiased(BIASED) == PLAIN == split.product(BIASED)
     assert split.product(attrs.evolve(BIASED, bias_dtype="fp32")) == attrs.evolve(PLAIN, outdtype="fp32")
     wide = attrs.evolve(BIASED, outdtype="fp32")
@@ -72,6 +72,7 @@ def test_which_shapes_have_a_bias_that_stands_alone():
         attrs.evolve(BIASED, layout="aiter16x16"),
         Shape("a8w8", 5, 48, 64, "int8", "fp16", "bias", scale="row"),
         Shape("a8w8_bpreshuffle", 5, 48, 64, "fp8_e4m3fn", "bf16", "bias", "fp32", "tensor", "aiter16x16"),
+        *(shape for name in ("a4w4_blockscale", "a16w4_blockscale") for shape in op_named(name).examples if shape.bias),
     ],
     ids=str,
 )

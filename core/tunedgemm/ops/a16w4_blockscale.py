@@ -16,7 +16,7 @@ from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.cells import dtype, flag, size, text
 from tunedgemm.ops.entry import weight_scaled_entry
 from tunedgemm.ops.layout import layout_of
-from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.op import Columns, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
 from tunedgemm.shape import Shape
 
@@ -188,6 +188,7 @@ op = Op(
     bytes_moved=_bytes_moved,
     fake=_fake,
     kin=_kin,
+    unbiased=unbiased,
     weight_dtype=lambda _: "fp4x2",
     examples=(
         _example(1, 1280, 4096),  # decoding one token
