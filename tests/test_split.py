@@ -52,7 +52,7 @@ def test_a_split_solution_is_told_by_its_name():
 
 
 def test_which_shapes_have_a_bias_that_stands_alone():
-    """Those of a16w16 without scales and of quantised products; with a bias in another dtype than a 16-bit output the product is in float32."""
+    """Those of a16w16 without scales and of quantised products; a bias in another dtype than a 16-bit output wants them in float32."""
     assert split.unbiased(BIASED) == PLAIN == split.product(BIASED)
     assert split.product(attrs.evolve(BIASED, bias_dtype="fp32")) == attrs.evolve(PLAIN, outdtype="fp32")
     wide = attrs.evolve(BIASED, outdtype="fp32")
