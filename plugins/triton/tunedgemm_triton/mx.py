@@ -191,6 +191,8 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
         "warps": (1, 2, 4, 8), "stages": tuple(range(1, 9)),
     }  # fmt: skip
     near = [(kernel, other) for other in beside(SPLITS, split)]
+    if shape.m <= kernel.block_m:  # a group of more tiles along M than there are is the same kernel
+        del ladders["group_m"]
     for field, ladder in ladders.items():
         near += [(attrs.evolve(kernel, **{field: value}), split) for value in beside(ladder, getattr(kernel, field))]
     near += [(attrs.evolve(kernel, swap=not kernel.swap), split), (attrs.evolve(kernel, decode=not kernel.decode), split)]
