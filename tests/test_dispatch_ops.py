@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -355,3 +356,33 @@ def test_the_functions_of_ops_are_on_the_menu_and_belong_to_the_first(flipped: s
     assert {name for op in ops().values() for name in op.functions} == set(functions())
     with pytest.raises(AttributeError, match=re.escape("'gemm_a17w17'; no op has a function of this name")):
         TunedGemm(fake_registry()).gemm_a17w17  # noqa: B018
+
+
+def test_thousands_of_rows_of_a_few_layers_take_little_memory(tmp_path: Path) -> None:
+    """Each of a thousand numbers of rows of four layers is bound once, and takes no more than 3 kB of Python's memory."""
+    bound: list[int] = []
+    backend = fake_backend("turbo", supports=lambda shape, device: bound.append(shape.m) or True, call=lambda solution, shape, x, weight: x)
+    here, sizes = device_of(-1), [(16, 32), (32, 32), (48, 32), (64, 32)]
+    rows = [
+        Row(
+            shape=Shape("a16w16", 1 << power, n, k), gfx=here.gfx, cu_num=here.cu_num, device="", solution=Solution("turbo", "fake"), us=1.0
+        )
+        for n, k in sizes
+        for power in range(14)
+    ]
+    write_rows(tmp_path / "t.csv", op_named("a16w16"), rows)
+    gemm = TunedGemm(fake_registry(backend), settings=Settings())
+    gemm.load_config(tmp_path / "t.csv")
+    x, weights = torch.zeros(8192, 32, dtype=torch.bfloat16), [torch.zeros(n, k, dtype=torch.bfloat16) for n, k in sizes]
+    gemm.gemm_a16w16(x, weights[0])
+    tracemalloc.start()
+    try:
+        for m in range(1, 8192, 8):
+            for weight in weights:
+                for _ in range(2):
+                    gemm.gemm_a16w16(x[:m], weight)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(gemm.dispatcher.launchers) == len(bound) == 1024 * len(sizes) + 1
+    assert grown < 3072 * len(bound), f"{grown / len(bound):.0f} bytes a shape"

@@ -87,3 +87,16 @@ def test_shapes_are_frozen():
     """A key cannot change."""
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         Shape("a16w16", 1, 2, 3).m = 2
+
+
+def test_another_number_of_rows_is_as_good_as_a_new_shape():
+    """Equal to it, with its hash, its text and its dict, pickled like it; and m is checked like any."""
+    shape = Shape("a16w16", 4, 16, 32, "fp16", "fp32", "bias", "fp32", layout="aiter16x16", extra={"B": 2})
+    hash(shape)
+    other = shape.with_m(9)
+    wanted = Shape("a16w16", 9, 16, 32, "fp16", "fp32", "bias", "fp32", layout="aiter16x16", extra={"B": 2})
+    assert (other, hash(other), str(other), other.to_dict()) == (wanted, hash(wanted), str(wanted), wanted.to_dict())
+    assert pickle.loads(pickle.dumps(other)) == wanted and shape.m == 4 and shape != other
+    for wrong in (-1, True, 2.0, 1 << 31):
+        with pytest.raises(ShapeError, match="'m' must be an integer"):
+            shape.with_m(wrong)

@@ -226,7 +226,10 @@ class Table:
     def _ordered(self, rows: int | list[int]) -> list[int]:
         """The numbers of one key's valid rows, best first; rows of one layer and time are made, and compared further."""
         numbers: list[int] = []
-        for _, group in itertools.groupby(self._index.ordered(rows), key=lambda found: found[:2]):
+        valid = self._index.ordered(rows)
+        if len(valid) < 2:
+            return [number for _, _, number in valid]
+        for _, group in itertools.groupby(valid, key=lambda found: found[:2]):
             ties = [number for *_, number in group]
             numbers += sorted(ties, key=lambda number: _further(self._index.row(number))) if len(ties) > 1 else ties
         return numbers

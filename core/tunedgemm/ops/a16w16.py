@@ -5,6 +5,7 @@ AITER's ``gemm_a16w16``; its table is ``bf16_tuned_gemm.csv``. Accumulation is i
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -66,17 +67,8 @@ def _shape_of(
     """The shape of a call; raises OperandError for operands that do not fit each other."""
     scales = {name: scale for name, scale in (("scale_a", scale_a), ("scale_b", scale_b), ("scale_c", scale_c)) if scale is not None}
     check_tensors("a16w16", x=x, weight=weight, **({} if bias is None else {"bias": bias}), **scales)
-    given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
-    if weight.dim() != 2:
-        raise OperandError(f"a16w16: the weight must be 2-D [N, K] ({given})")
-    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
-        transposed = x.dim() > 0 and x.shape[-1] == weight.shape[0]
-        hint = "; a [K, N] weight must be passed as weight.t()" if transposed else ""
-        raise OperandError(f"a16w16: the last dimension of x must equal that of the [N, K] weight ({given}){hint}")
-    if x.dtype != weight.dtype:
-        raise OperandError(f"a16w16: x and weight must have one dtype ({given})")
-    if x.device != weight.device:
-        raise OperandError(f"a16w16: x is on {x.device} and weight on {weight.device}")
+    if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype or x.device != weight.device:
+        raise OperandError(_mismatch(x, weight))
     n, k = weight.shape
     if bias is not None and (tuple(bias.shape) not in ((n,), (1, n)) or bias.device != x.device):
         raise OperandError(f"a16w16: bias must be [{n}] on {x.device} (got {tuple(bias.shape)} on {bias.device})")
@@ -85,19 +77,39 @@ def _shape_of(
             raise OperandError(f"a16w16: {name} must hold one value (got {tuple(scale.shape)}); see the a8w8 ops for other scales")
         if str(scale.dtype) not in map(table_text, BIAS_DTYPES) or scale.device != x.device:
             raise OperandError(f"a16w16: {name} must be {names_of(BIAS_DTYPES)} on {x.device} (got {seen(scale)})")
-    m = math.prod(x.shape[:-1])
-    dtype = short_dtype(x.dtype)
+    layout = layout_of("a16w16", weight)
+    one = _one_row(n, k, x.dtype, otype or x.dtype, None if bias is None else bias.dtype, bool(scales), layout)
+    return one.with_m(math.prod(x.shape[:-1]))
+
+
+def _mismatch(x: torch.Tensor, weight: torch.Tensor) -> str:
+    """Why x and weight do not fit each other."""
+    given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+    if weight.dim() != 2:
+        return f"a16w16: the weight must be 2-D [N, K] ({given})"
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        transposed = x.dim() > 0 and x.shape[-1] == weight.shape[0]
+        hint = "; a [K, N] weight must be passed as weight.t()" if transposed else ""
+        return f"a16w16: the last dimension of x must equal that of the [N, K] weight ({given}){hint}"
+    if x.dtype != weight.dtype:
+        return f"a16w16: x and weight must have one dtype ({given})"
+    return f"a16w16: x is on {x.device} and weight on {weight.device}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _one_row(n: int, k: int, dtype: torch.dtype, otype: torch.dtype, bias_dtype: torch.dtype | None, scaled: bool, layout: str) -> Shape:
+    """The shape of a call of one row: a layer's calls differ in their rows alone, and a new shape takes longest to check."""
     return Shape(
         op="a16w16",
-        m=m,
+        m=1,
         n=n,
         k=k,
-        dtype=dtype,
-        outdtype=short_dtype(otype) if otype is not None else dtype,
-        epilogue="none" if bias is None else "bias",
-        bias_dtype="" if bias is None else short_dtype(bias.dtype),
-        scale="tensor" if scales else "none",
-        layout=layout_of("a16w16", weight),
+        dtype=short_dtype(dtype),
+        outdtype=short_dtype(otype),
+        epilogue="none" if bias_dtype is None else "bias",
+        bias_dtype="" if bias_dtype is None else short_dtype(bias_dtype),
+        scale="tensor" if scaled else "none",
+        layout=layout,
     )
 
 
