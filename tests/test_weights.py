@@ -336,7 +336,7 @@ def test_plain_is_never_stale_when_data_is_set_or_swapped():
     layer, new = Layer(), shuffle_weight(random_weight(32, 64, seed=5))
     old = layer.weight.plain.untyped_storage()
     layer.weight.data = new
-    assert layer.weight._plain is None and old.data_ptr() != new.data_ptr()
+    assert layer.weight._plain.data_ptr() == new.data_ptr() != old.data_ptr()
     assert layer.weight.plain.data_ptr() == new.data_ptr()
     torch.Tensor.data.__set__(layer.weight, shuffle_weight(random_weight(32, 64, seed=6)))  # type: ignore[attr-defined]
     assert same(unshuffle_weight(layer.weight), random_weight(32, 64, seed=6))
@@ -415,3 +415,18 @@ def test_it_moves_to_the_gpu_and_back():
     assert torch.equal(copy.deepcopy(layer).cpu().weight, reference.weight)
     with pytest.raises(OperandError, match="as if it were plain"):
         F.linear(torch.zeros(1, 64, dtype=torch.bfloat16, device="cuda"), layer.weight)
+
+
+def test_compilers_see_the_memory_that_the_weight_has() -> None:
+    """A weight has its plain view from the start, which follows it to other memory: set, moved by its module, or swapped."""
+    layer = torch.nn.Linear(64, 32, dtype=torch.bfloat16)
+    layer.weight = torch.nn.Parameter(shuffle_weight(layer.weight.data), requires_grad=False)
+    other = torch.nn.Parameter(shuffle_weight(torch.randn(32, 64, dtype=torch.bfloat16)), requires_grad=False)
+    assert layer.weight._plain.data_ptr() == layer.weight.data_ptr()
+
+    layer.weight.data = other.data
+    assert layer.weight._plain.data_ptr() == layer.weight.data_ptr() == other.data_ptr()
+
+    third = torch.nn.Parameter(shuffle_weight(torch.randn(32, 64, dtype=torch.bfloat16)), requires_grad=False)
+    torch.utils.swap_tensors(layer.weight, third)
+    assert layer.weight._plain.data_ptr() == layer.weight.data_ptr() != other.data_ptr()

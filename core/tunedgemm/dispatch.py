@@ -440,3 +440,5 @@ def reload() -> None:
 
 
 __all__ = ["Dispatcher", "TunedGemm", "call", "dispatcher", "reload", "tgemm"]
+# Above dispatch, and so loaded by its name: wherever there are functions of ours, the compiler knows what stands for them in a graph.
+importlib.import_module("tunedgemm.integrations.graph_ops")

@@ -207,8 +207,8 @@ class ShuffledWeight(torch.Tensor):
         """
         if not _same_layout(self, value):
             raise OperandError(_unlike(self, value))
-        self._plain = None  # lets the old memory go
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        self._plain = plain_weight(value)  # and lets the old memory go
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -258,6 +258,7 @@ def _wrapped(plain: torch.Tensor, layout: str) -> ShuffledWeight:
     if layout not in _TYPES:
         _TYPES[layout] = type(f"ShuffledWeight_{layout}", (ShuffledWeight,), {"layout_name": layout})
     made: ShuffledWeight = torch.Tensor._make_subclass(_TYPES[layout], plain)
+    made._plain = torch.Tensor._make_subclass(torch.Tensor, plain)  # compilers see the memory of a weight through it alone
     return made
 
 

@@ -114,6 +114,18 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
         except Exception as error:  # a kernel of a plugin may raise anything
             return demote(error, key, operands, dtype)  # type: ignore[no-any-return]
 
+    def place(
+        XQ: torch.Tensor,
+        WQ: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype | None = bf16,
+        splitK: int | None = None,
+    ) -> tuple[tuple[torch.Tensor | None, ...], torch.dtype | None, dict[str, Any]]:
+        """The arguments of `batched_gemm_bf16` as those of `Dispatcher.call`."""
+        del splitK
+        return (XQ, WQ, bias), dtype, {}
+
+    dispatcher.hot(batched_gemm_bf16, place)
     return {"batched_gemm_bf16": batched_gemm_bf16, "batched_gemm_bf16_CK": batched_gemm_bf16}
 
 

@@ -9,6 +9,28 @@ if TYPE_CHECKING:
     import torch
 
 
+Placed = tuple[tuple["torch.Tensor | None", ...], "torch.dtype | None", dict[str, Any]]
+
+
+def _place_scaled(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    otype: torch.dtype | None,
+) -> Placed:
+    """The arguments of `scaled_entry`'s function as those of `Dispatcher.call`."""
+    return (x, weight, x_scale, w_scale) if bias is None else (x, weight, x_scale, w_scale, bias), otype, {}
+
+
+def _place_weight_scaled(
+    x: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor, bias: torch.Tensor | None, otype: torch.dtype | None
+) -> Placed:
+    """The arguments of `weight_scaled_entry`'s function as those of `Dispatcher.call`."""
+    return (x, weight, w_scale) if bias is None else (x, weight, w_scale, bias), otype, {}
+
+
 def scaled_entry(dispatcher: Any) -> Callable[..., torch.Tensor]:
     """The function (x, weight, x_scale, w_scale, bias or None, otype or None) over a dispatcher's launchers, as a closure: no
     attribute look-ups, no locks."""
@@ -51,7 +73,7 @@ def scaled_entry(dispatcher: Any) -> Callable[..., torch.Tensor]:
         except Exception as error:  # a kernel of a plugin may raise anything
             return demote(error, key, operands, otype)  # type: ignore[no-any-return]
 
-    return scaled
+    return dispatcher.hot(scaled, _place_scaled)  # type: ignore[no-any-return]
 
 
 def weight_scaled_entry(dispatcher: Any) -> Callable[..., torch.Tensor]:
@@ -88,4 +110,4 @@ def weight_scaled_entry(dispatcher: Any) -> Callable[..., torch.Tensor]:
         except Exception as error:  # a kernel of a plugin may raise anything
             return demote(error, key, operands, otype)  # type: ignore[no-any-return]
 
-    return weight_scaled
+    return dispatcher.hot(weight_scaled, _place_weight_scaled)  # type: ignore[no-any-return]

@@ -76,7 +76,17 @@ def routed_entry(dispatcher: Any) -> Callable[..., torch.Tensor]:
         except Exception as error:  # a kernel of a plugin may raise anything
             return demote(error, key, operands, otype, **fields)  # type: ignore[no-any-return]
 
-    return routed
+    return dispatcher.hot(routed, _place)  # type: ignore[no-any-return]
+
+
+def _place(
+    operands: tuple[torch.Tensor | None, ...],
+    scales: tuple[torch.Tensor | None, ...],
+    fields: dict[str, Any],
+    otype: torch.dtype | None,
+) -> tuple[tuple[torch.Tensor | None, ...], torch.dtype | None, dict[str, Any]]:
+    """The arguments of `routed_entry`'s function as those of `Dispatcher.call`."""
+    return (*operands, *scales), otype, fields
 
 
 def entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:

@@ -1,0 +1,211 @@
+"""The ops in compiled graphs: a call of any op is one node, nothing breaks, and what runs is what runs in eager mode."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import tunedgemm
+from torch.nn import functional
+from tunedgemm.dispatch import tgemm
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.errors import OperandError
+from tunedgemm.integrations.graph_ops import graph_op
+from tunedgemm.ops import functions, op_named, ops
+from tunedgemm.shape import Shape
+from tunedgemm.testing.shapes import shapes_of
+
+needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=needs_compiler)])
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Nothing is compiled yet; no gradients, as when a model serves."""
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+
+
+def kept(function: Callable[..., Any], *operands: Any) -> list[str]:
+    """The code of the graphs that torch.compile makes of a call."""
+    graphs: list[str] = []
+
+    def keep(module: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append(module.code)
+        return module.forward
+
+    torch.compile(function, backend=keep, fullgraph=True, dynamic=True)(*operands)
+    return graphs
+
+
+def shapes(name: str) -> list[Shape]:
+    """The quickest example of an op for each layout of its weight, with a bias or not."""
+    op = op_named(name)
+    found: dict[tuple[str, bool], Shape] = {}
+    for shape in sorted(shapes_of(name), key=op.flops):
+        if shape.m and shape.bias_dtype in ("", shape.dtype):
+            found.setdefault((shape.layout, shape.bias), shape)
+    return list(found.values())
+
+
+def arguments(name: str, shape: Shape) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Operands and keywords of `tunedgemm.call`."""
+    op = op_named(name)
+    return op.make_inputs(shape, torch.device("cpu"), 3), {"otype": torch_dtype(shape.outdtype), **op.fields(shape)}
+
+
+EVERY = [pytest.param(name, shape, id=f"{name}-{shape}") for name in sorted(ops()) for shape in shapes(name)]
+
+
+@pytest.mark.parametrize(("name", "shape"), EVERY)
+def test_a_call_of_any_op_is_one_node_with_the_same_result(name: str, shape: Shape) -> None:
+    """`tunedgemm.call` compiles whole, shuffled weights and fields of the op included."""
+    operands, keywords = arguments(name, shape)
+    expected = tunedgemm.call(name, *operands, **keywords)
+
+    def model(*operands: torch.Tensor) -> torch.Tensor:
+        return tunedgemm.call(name, *operands, **keywords)
+
+    [code] = kept(model, *operands)
+    assert code.count(f"tunedgemm.{name}") == 1
+    out = torch.compile(model, backend="aot_eager", fullgraph=True)(*operands)
+    assert torch.equal(out, expected)
+
+
+def public_call(name: str) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]]:
+    """A public function of an op, and operands that it takes."""
+    op = functions()[name]
+    shape = next(shape for shape in sorted(shapes_of(op.name), key=op.flops) if shape.m and not shape.bias)
+    operands, keywords = arguments(op.name, shape)
+    function = getattr(tunedgemm, name)
+    given = {} if "bpreshuffle" not in inspect.signature(function).parameters else {"bpreshuffle": shape.layout != "row"}
+    if op.name == "fmoe":
+        scales = dict(zip(("w1_scale", "w2_scale", "a1_scale", "a2_scale"), operands[5:], strict=False))
+        fields = {
+            "activation": keywords["activation"],
+            "quant_type": keywords["quant_type"],
+            "doweight_stage1": keywords["doweight_stage1"],
+        }
+        return (lambda *first: function(*first, **fields, **scales)), operands[:5]
+    return (lambda *given_operands: function(*given_operands, **given)), operands
+
+
+@pytest.mark.parametrize("name", sorted(functions()))
+def test_every_public_function_compiles_whole(name: str) -> None:
+    """AITER's functions are traced to the op inside them; no graph breaks, and the value is that of eager mode."""
+    function, operands = public_call(name)
+    expected = function(*operands)
+
+    [code] = kept(function, *operands)
+    assert code.count("torch.ops.tunedgemm.") == 1
+    assert torch.equal(torch.compile(function, backend="aot_eager", fullgraph=True)(*operands), expected)
+
+
+@BACKENDS
+def test_one_graph_serves_every_m(backend: str, numpys: list[tuple[int, ...]]) -> None:
+    """M is dynamic: the tables are asked at each call, not when the graph was made."""
+    weight = torch.randn(16, 32)
+    compiled = torch.compile(
+        lambda x: tunedgemm.gemm_a16w16(torch.sin(x), weight).relu() + 1, backend=backend, fullgraph=True, dynamic=True
+    )
+    torch._dynamo.utils.counters.clear()
+    for m in (5, 7, 7, 12):
+        torch.testing.assert_close(compiled(torch.ones(m, 32)), functional.linear(torch.ones(m, 32).sin(), weight).relu() + 1)
+
+    assert [sizes[0] for sizes in numpys] == [5, 7, 7, 12]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1 and not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.parametrize("first", ["", "tunedgemm.gemm_a16w16; tunedgemm.tgemm.mm; tunedgemm.call"], ids=["unused", "used"])
+def test_functions_are_known_whenever_they_are_used_first(first: str, child) -> None:
+    """In a process that has called nothing yet, too; by the menu's name and by AITER's."""
+    printed = child(
+        f"import torch, tunedgemm\n{first}\n"
+        "weight, x = torch.randn(16, 32), torch.randn(4, 32)\n"
+        "tgemm = tunedgemm.tgemm\n"
+        "with torch.no_grad():\n"
+        "    for function in (lambda x: tunedgemm.gemm_a16w16(x, weight), lambda x: tgemm.mm(x, weight),\n"
+        "                     lambda x: tunedgemm.call('a16w16', x, weight)):\n"
+        "        out = torch.compile(function, backend='aot_eager', fullgraph=True)(x)\n"
+        "        print(torch.equal(out, torch.nn.functional.linear(x, weight)))\n"
+    )
+    assert printed.splitlines() == ["True"] * 3
+
+
+@BACKENDS
+def test_a_module_with_a_shuffled_weight_compiles_whole(backend: str) -> None:
+    """Routed, and by the function: the graph has the bytes of the weight and the name of its layout; an eager call is not needed before."""
+    layer, x = torch.nn.Linear(64, 32, dtype=torch.bfloat16).requires_grad_(False), torch.randn(4, 64, dtype=torch.bfloat16)
+    expected = layer(x)
+    layer.weight = torch.nn.Parameter(tunedgemm.shuffle_weight(layer.weight.data), requires_grad=False)
+    with tunedgemm.patched():
+        compiled = torch.compile(layer, backend=backend, fullgraph=True, dynamic=True)
+        for rows in (4, 7):
+            torch.testing.assert_close(compiled(x.repeat(2, 1)[:rows]), expected.repeat(2, 1)[:rows])
+    direct = torch.compile(lambda x: tunedgemm.gemm_a16w16(x, layer.weight, layer.bias), backend=backend, fullgraph=True)
+    torch.testing.assert_close(direct(x), expected)
+
+
+def test_operands_that_do_not_fit_are_an_operand_error() -> None:
+    """It is raised at the call, in the op's words."""
+    compiled = torch.compile(tunedgemm.gemm_a16w16, backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="the last dimension of x must equal"):
+        compiled(torch.randn(4, 31), torch.randn(16, 32))
+
+
+@pytest.mark.parametrize("otype", [None, torch.float32], ids=["same", "wider"])
+def test_training_keeps_torchs_own(otype: torch.dtype | None) -> None:
+    """Where a16w16 needs a gradient the graph has torch's product, and the gradients are those of eager mode."""
+    found = []
+    for compiled in (False, True):
+        x, weight = (
+            torch.randn(*sizes, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_() for sizes in ((4, 32), (16, 32))
+        )
+        function = torch.compile(tunedgemm.gemm_a16w16, backend="aot_eager", fullgraph=True) if compiled else tunedgemm.gemm_a16w16
+        with torch.enable_grad():
+            out = function(x, weight, otype=otype)
+            out.square().sum().backward()
+        found.append((out.detach(), x.grad, weight.grad))
+
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_another_ops_gradient_ends_the_graph_and_is_what_it_is_in_eager_mode() -> None:
+    """An op without gradients says so, and the way out, compiled or not."""
+    operands, _ = arguments("a8w8", shapes("a8w8")[0])
+    x, weight, x_scale, w_scale = operands[:4]
+
+    def outcome(function: Callable[..., Any], scale: torch.Tensor) -> Any:
+        try:
+            return function(x, weight, scale, w_scale).requires_grad
+        except OperandError as error:
+            return str(error)
+
+    with torch.enable_grad():
+        scale = x_scale.clone().requires_grad_()
+        found = [outcome(torch.compile(tunedgemm.gemm_a8w8, backend="aot_eager"), scale), outcome(tunedgemm.gemm_a8w8, scale)]
+
+    assert found[0] == found[1]
+    assert found[0] is True or "under torch.no_grad()" in found[0]
+
+
+def test_the_op_itself_can_be_called() -> None:
+    """``torch.ops.tunedgemm`` has every op, which runs what the function of its name runs."""
+    x, weight = torch.randn(4, 32), torch.randn(16, 32)
+    assert torch.equal(graph_op("a16w16")(x, weight), tunedgemm.gemm_a16w16(x, weight))
+    assert torch.ops.tunedgemm.a16w16.default is graph_op("a16w16")
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_functions_of_an_instance_of_ones_own_run_between_graphs() -> None:
+    """Its tables are not those of the op in the graph, and so it is called as it is."""
+    mine, weight = tunedgemm.TunedGemm(), torch.randn(16, 32)
+    compiled = torch.compile(lambda x: mine.gemm_a16w16(x.sin(), weight).relu(), backend="aot_eager")
+    torch.testing.assert_close(compiled(torch.ones(4, 32)), functional.linear(torch.ones(4, 32).sin(), weight).relu())
+    assert mine.dispatcher.launchers and mine.dispatcher is not tgemm.dispatcher
