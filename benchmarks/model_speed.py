@@ -172,6 +172,7 @@ def main() -> int:
             "transformers": transformers.__version__, "tables": tunedgemm.fingerprint(),
         }  # fmt: skip
         asked_for = {"model": arguments.model, **sizes, "compile_mode": arguments.compile_mode, "coverage": answered}
+        asked_for["unbound"] = {str(shape): calls for shape, calls in tunedgemm.unbound().items()}  # graphs hold torch's product for them
         report = {**where, **asked_for, "unit": "ms", "cells": [cell.line() for cell in cells]}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     return 1 if arguments.check and not all(cell.fine for cell in cells) else 0

@@ -75,6 +75,7 @@ def test_model_speed_keeps_every_sample(tmp_path) -> None:
     assert answer.returncode == 0, answer.stdout + answer.stderr
     report = json.loads(kept.read_text())
     assert report["coverage"].startswith("The table answers 100%")
+    assert report["unbound"] == {}
     assert [(cell["mode"], cell["phase"], cell["agree"]) for cell in report["cells"]] == [
         ("eager", "prefill", True),
         ("eager", "decode", True),
