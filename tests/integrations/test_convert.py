@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import tunedgemm
+from torch.fx.experimental.proxy_tensor import make_fx
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.convert import convert
 from tunedgemm.integrations.layers import TunedLinear
@@ -189,6 +190,15 @@ def test_what_routing_leaves_to_torch_stays_torchs(met, model: Model) -> None:
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, x)
         assert torch.autograd.forward_ad.unpack_dual(layer(dual)).tangent is not None
+    assert met == []
+
+
+def test_traces_with_sizes_that_are_symbols_are_torchs(met, model: Model) -> None:
+    """A layer with its weight in two orders is traced as the product of the plain one."""
+    convert(model, shuffle=True, keep_plain=True, skip=["odd"])
+    x = torch.ones(PRESHUFFLE_M_THRESHOLD, 64, dtype=BF16)
+    graph = make_fx(model.inner, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
+    assert torch.ops.aten.addmm.default in [node.target for node in graph.graph.nodes]
     assert met == []
 
 

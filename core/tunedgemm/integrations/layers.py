@@ -5,7 +5,6 @@ A layer's class is set, no new module is made: parameters, hooks, names and ``is
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,11 +48,18 @@ class TwofoldLinear(TunedLinear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """``input[..., K] @ weight[N, K].T (+ bias)``."""
-        weight: torch.Tensor = self.weight
-        if not (is_compiling() or _autocast() or unseen()):
-            with contextlib.suppress(UserError, RuntimeError):  # no call for the tables: torch answers, or says what is wrong
-                weight = tgemm.dispatcher.preferred(input, weight, self.shuffled_weight, self.bias)
-        out: torch.Tensor = linear(input, weight, self.bias)
+        weight, bias = self.weight, self.bias
+        if is_compiling():
+            traced: torch.Tensor = linear(input, weight, bias)
+            return traced
+        chosen: torch.Tensor
+        try:
+            chosen = tgemm.dispatcher.preferred(input, weight, self._buffers["shuffled_weight"], bias)
+        except (UserError, RuntimeError, TypeError):  # no call for the tables: torch answers, or says what is wrong
+            chosen = weight
+        if chosen is not weight and (_autocast() or unseen()):
+            chosen = weight
+        out: torch.Tensor = linear(input, chosen, bias)
         return out
 
     def tuned_calls(self, m: int) -> Iterator[OpCall]:
