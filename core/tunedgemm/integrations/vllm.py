@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
 
 # What routes is imported where it is needed: vLLM loads this module in all its processes, whether the plugin is on or not.
 
@@ -30,8 +29,6 @@ _BLOCK = 128
 #: Rows of the products that a layer is judged by, and the error of their norm that is rounding; another order of bytes is above 1.
 _ROWS, _ROUNDING = 4, 0.05
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-#: What stands for a product in a graph that is compiled.
-_SCHEMA = "vllm_fp8(Tensor x, Tensor weight, Tensor x_scale, Tensor w_scale, Tensor? bias, ScalarType dtype, str kind) -> Tensor"
 _registered = False
 
 
@@ -77,15 +74,13 @@ def _plain_apply(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 def _fp8_apply(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """``apply`` of fp8 weights, for the layers that `_fp8_loaded` has marked."""
-    op = _op()
 
     def apply(self: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
         kind = getattr(layer, "tunedgemm_kind", "")
         if not kind:
             return theirs(self, layer, x, bias)
         q, x_scale = _quantised(layer, x.reshape(-1, x.shape[-1]), kind)
-        multiply = op if is_compiling() else _product
-        out = multiply(q, _weight(layer, kind), x_scale, layer.tunedgemm_scale, bias, x.dtype, kind)
+        out = _product(q, _weight(layer, kind), x_scale, layer.tunedgemm_scale, bias, x.dtype, kind)
         return out.view(*x.shape[:-1], out.shape[-1])
 
     return apply
@@ -188,15 +183,3 @@ def _product(
         return multiply(x, weight, x_scale, w_scale, bias, dtype)
     out = multiply(x, weight, x_scale, w_scale, dtype)
     return out if bias is None else out.add_(bias)
-
-
-def _fake(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
-    return x.new_empty((x.shape[0], weight.shape[0]), dtype=rest[-2])
-
-
-@functools.cache
-def _op() -> Any:
-    """The op of `_SCHEMA`, defined once a process."""
-    from tunedgemm.integrations.torch_compile import opaque
-
-    return opaque(_SCHEMA, run=_product, fake=_fake)
