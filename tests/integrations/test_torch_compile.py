@@ -178,3 +178,92 @@ def test_importing_the_package_defines_no_op(child) -> None:
         "print('torch._dynamo' in sys.modules, torch.ops.tunedgemm.linear.default)"
     )
     assert printed.splitlines() == ["False", "False tunedgemm.linear.default"]
+
+
+@needs_compiler
+def test_what_follows_an_op_is_one_kernel() -> None:
+    """Inductor fuses around the op as it does around torch's own product."""
+    from torch._inductor.utils import run_and_get_code
+
+    weight, x = torch.randn(16, 32), torch.randn(4, 32)
+    with torch.no_grad(), patched():
+        out, [code] = run_and_get_code(torch.compile(lambda x: torch.relu(functional.linear(x, weight)) * 2 + 1, fullgraph=True), x)
+
+    torch.testing.assert_close(out, torch.relu(x @ weight.t()) * 2 + 1)
+    calls = code[code.index("def call(") :]
+    assert calls.count("torch.ops.tunedgemm.linear.default(") == 1
+    assert calls.count("cpp_fused_") == 1
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_max_autotune_with_any_m_has_the_op_and_breaks_nothing(captured) -> None:
+    """Inductor's search for kernels leaves routed calls as they are: one graph, each call run and counted, torch's values."""
+    first, second = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x + second(functional.silu(first(x)))
+
+    with torch.no_grad():
+        expected = {m: model(torch.ones(m, 32)) for m in (3, 5, 9)}
+        torch._dynamo.utils.counters.clear()
+        with patched():
+            compiled = torch.compile(model, fullgraph=True, dynamic=True, mode="max-autotune")
+            found = {m: compiled(torch.ones(m, 32)) for m in expected}
+
+    for m, out in found.items():
+        torch.testing.assert_close(out, expected[m])
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert {m: calls for m, (calls, _, _) in captured().items()} == dict.fromkeys(expected, 1)
+
+
+class Scaled(torch.nn.Module):
+    """A layer of int8 operands with scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(1)
+        self.register_buffer("weight", torch.randint(-9, 9, (32, 64), generator=draw, dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(32, 1, generator=draw))
+
+    def forward(self, x: torch.Tensor, x_scale: torch.Tensor) -> torch.Tensor:
+        """[..., 32] in bf16."""
+        return tunedgemm.gemm_a8w8(x, self.weight, x_scale, self.scale)
+
+
+def test_an_exported_op_is_saved_and_loaded(tmp_path: Path) -> None:
+    """A program with an op of ours is saved, and runs from its file in a process that has imported the package."""
+    operands = (torch.randint(-9, 9, (4, 64), dtype=torch.int8), torch.rand(4, 1))
+    with torch.no_grad():
+        program = torch.export.export(Scaled(), operands, strict=True)
+        assert "tunedgemm.a8w8" in str(program)
+        torch.export.save(program, tmp_path / "program.pt2")
+        loaded = torch.export.load(tmp_path / "program.pt2").module()
+        assert torch.equal(loaded(*operands), Scaled()(*operands))
+
+
+class Twice(torch.nn.Module):
+    """A layer that is routed and, where it is asked for, the product by our own function."""
+
+    def __init__(self, direct: bool) -> None:
+        super().__init__()
+        self.layer, self.direct = torch.nn.Linear(32, 16, bias=False), direct
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., 16]."""
+        return self.layer(x) + tunedgemm.gemm_a16w16(x, self.layer.weight) if self.direct else self.layer(x)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_routed_model_is_saved_and_runs_without_the_package(strict: bool, tmp_path: Path, child) -> None:
+    """What was routed, and what the compiler traced of gemm_a16w16, is torch's in the program, which a process without us loads."""
+    x, model = torch.ones(4, 32), Twice(direct=strict)
+    with patched(), torch.no_grad():
+        torch.export.save(torch.export.export(model, (x,), strict=strict), tmp_path / "program.pt2")
+        wanted = model(x).sum().item()
+    printed = child(
+        f"import sys, torch\nout = torch.export.load({str(tmp_path / 'program.pt2')!r}).module()(torch.ones(4, 32))\n"
+        "print(out.sum().item(), 'tunedgemm' in sys.modules)"
+    ).split()
+    assert float(printed[0]) == pytest.approx(wanted, rel=1e-4, abs=1e-4) and printed[1] == "False"
