@@ -89,7 +89,7 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
     tried: set[Solution] = set()
     for match in table.candidates(shape, device):
         tried.add(match.row.solution)
-        yield attrs.evolve(_of_row(match), match=match)
+        yield _of_row(match, match)
     for offer in _without_bias(shape, device, table):
         if offer.solution not in tried:
             tried.add(offer.solution)
@@ -102,11 +102,12 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
     yield Offer(NATIVE, "builtin", "untuned; no other backend answers")
 
 
-def _of_row(match: Match) -> Offer:
+def _of_row(match: Match, known: Match | None = None) -> Offer:
+    """The offer of a row; *known* where the row is of the very shape."""
     row = match.row
     other = "" if match.same_device else f", measured on {row.device}"
     why = f"{row.source}:{row.line}, {row.us:.2f} us, {match.granularity} M={row.shape.m}{other}"
-    return Offer(row.solution, "table", why, row.us, row.libver, partial=not (row.gfx or row.cu_num))
+    return Offer(row.solution, "table", why, row.us, row.libver, partial=not (row.gfx or row.cu_num), match=known)
 
 
 def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]:
