@@ -27,17 +27,24 @@ offered, found = [], {}
 
 
 def keep(timings, name, nodes, choices, *more):
-    offered.append(sorted(choice.name.split("_weight_")[0] for choice in choices))
+    offered.append(sorted(choice.name[:24] for choice in choices))
 
 add_feedback_saver(keep)
 weight, bias, x = torch.randn(48, 64), torch.randn(48), torch.randn(8, 64)
-shuffled = tunedgemm.shuffle_weight(weight.bfloat16())
+narrow = weight.bfloat16()
+shuffled = tunedgemm.shuffle_weight(narrow)
 
 def product(x):
     return torch.relu(tunedgemm.linear(x, weight, bias))
 
 def shuffled_product(x):
     return tunedgemm.linear(x.bfloat16(), shuffled).float()
+
+def function(x):
+    return tunedgemm.gemm_a16w16(x, narrow, None, torch.float32)
+
+def scaled(x):
+    return tunedgemm.gemm_a16w16(x, weight, bias, None, torch.full((1,), 0.5), torch.ones(1))
 
 def torchs(x):
     return torch.mm(x, weight.t()) + 1
@@ -50,7 +57,7 @@ def compiled(label, function, operands=(x,), **more):
         out, code = run_and_get_code(call, operands[0])
         pairs = [(out, operands[0]), *((call(other), other) for other in operands[1:])]
         right = all(torch.allclose(out, function(other), atol=1e-4) for out, other in pairs)
-    found[label] = [right, [*offered], "torch.ops.tunedgemm.linear" in code[-1]]
+    found[label] = [right, [*offered], "torch.ops.tunedgemm." in code[-1]]
 
 shuffled_product(x)
 most = {"mode": "max-autotune"}
@@ -60,8 +67,11 @@ compiled("default", product)
 compiled("shuffled", shuffled_product, **most)
 config.test_configs.force_custom_op_decomposition = False
 compiled("ours", product, (x, x[:5]), dynamic=True, **most)
+compiled("our function", function, (x.bfloat16(),), **most)
+compiled("scaled", scaled, **most)
 config.test_configs.force_custom_op_decomposition = True
 compiled("torch's", product, **most)
+compiled("not our function", function, (x.bfloat16(),), **most)
 compiled("external", torchs, **most)
 inductor.withdraw()
 inductor.withdraw()
@@ -85,12 +95,16 @@ def test_max_autotune_chooses_where_it_is_offered(child, monkeypatch, tmp_path):
     finally:
         inductor.withdraw()
     found = json.loads(child(CHOICES).splitlines()[-1])
-    both = [["tunedgemm_linear_decomposed", "tunedgemm_linear_fallback"]]
-    assert found["default"] == [True, [], True]
-    assert found["shuffled"] == [True, [], True]
-    assert found["ours"] == [True, both, True]
-    right, offered, routed = found["torch's"]
-    assert right and both[0] in offered and not routed
+    for without in ("default", "shuffled", "scaled"):
+        assert found[without] == [True, [], True]
+    choices = {
+        "linear": ["tunedgemm_linear_fallbac", "tunedgemm_linear_linear_"],
+        "a16w16": ["tunedgemm_a16w16_a16w16_", "tunedgemm_a16w16_fallbac"],
+    }
+    cases = ("linear", "ours", True), ("linear", "torch's", False), ("a16w16", "our function", True), ("a16w16", "not our function", False)
+    for name, case, is_ours in cases:
+        right, offered, routed = found[case]
+        assert (right, choices[name] in offered, routed) == (True, True, is_ours), (case, offered)
     right, offered, routed = found["external"]
     assert right and not routed and any("tunedgemm_mm" in choices for choices in offered)
     assert found["withdrawn"] == [True, [], True]

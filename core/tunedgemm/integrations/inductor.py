@@ -17,9 +17,11 @@ import torch
 from tunedgemm.dispatch import tgemm
 from tunedgemm.errors import UserError
 from tunedgemm.integrations import linear as routing
+from tunedgemm.integrations.graph_ops import _torchs, graph_op
+from tunedgemm.ops import DEFAULT_OP
 
-#: How choices of Inductor are named that come from here.
-NAME = "tunedgemm_linear"
+#: What torch multiplies without scales.
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 #: In the key of what torch.compile caches: graphs that were compiled with the choice and without it are not exchanged.
 _TAG = "+tunedgemm.inductor"
@@ -29,7 +31,9 @@ _offered = contextlib.ExitStack()
 
 
 def offer(*, external: bool = False) -> None:
-    """Let max-autotune choose between the routed op, ATen and Triton, by time; for graphs that are compiled from here on.
+    """Let max-autotune choose between our op, ATen and Triton, by time; for graphs that are compiled from here on.
+
+    That is for routed products and calls of `gemm_a16w16`, without scales and with plain weights.
 
     Args:
         external: whether products that are not routed get our product as a choice, too (Inductor's ``external_matmul``). Inductor
@@ -40,9 +44,10 @@ def offer(*, external: bool = False) -> None:
     """
     register, choice, lowerings = _inductor()
     withdraw()
-    register(routing.op, configs=[choice(decomposed)], name=NAME, min_speedup_threshold=1.0)
-    lowerings[routing.op] = _where_asked(lowerings[routing.op])
-    _offered.callback(lowerings.pop, routing.op, None)
+    for op, decomposition in ((routing.op, linear), (graph_op(DEFAULT_OP), a16w16)):
+        register(op, configs=[choice(decomposition)], name=f"tunedgemm_{decomposition.__name__}", min_speedup_threshold=1.0)
+        lowerings[op] = _where_asked(lowerings[op], decomposition)
+        _offered.callback(lowerings.pop, op, None)
     if external:
         torch._inductor.config.external_matmul = [*torch._inductor.config.external_matmul, tunedgemm_mm]
         _offered.callback(_without_external)
@@ -88,18 +93,37 @@ def _too_old() -> UserError:
     )
 
 
-def decomposed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, weight_layout: str = "row") -> torch.Tensor:
-    """The product as Inductor knows it: choices of ATen and of Triton."""
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, weight_layout: str = "row") -> torch.Tensor:
+    """The routed op as Inductor knows it: choices of ATen and of Triton."""
     del weight_layout
     return torch._C._nn.linear(x, weight, bias)
 
 
-def _where_asked(choosing: Any) -> Any:
-    """A lowering that chooses under max-autotune; None, which stands for the op as it is, else and for shuffled weights."""
+def a16w16(  # noqa: PLR0913, PLR0917 - the op's arguments
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    scale_a: None = None,
+    scale_b: None = None,
+    scale_c: None = None,
+    otype: torch.dtype | None = None,
+    weight_layout: str = "row",
+    fields: str = "",
+) -> torch.Tensor:
+    """`gemm_a16w16` without scales in a graph, as Inductor knows it."""
+    del scale_a, scale_b, scale_c, weight_layout, fields
+    return _torchs(x, weight, bias, otype)
 
-    def lowered(x: Any, weight: Any, bias: Any = None, weight_layout: str = "row") -> Any:
+
+def _where_asked(choosing: Any, decomposition: Any) -> Any:
+    """A lowering that chooses under max-autotune; None, which stands for the op as it is, else and for what is more than a product."""
+    signature = inspect.signature(decomposition)
+
+    def lowered(*arguments: Any, **named: Any) -> Any:
         settings = torch._inductor.config
-        asked = settings.max_autotune or settings.max_autotune_gemm
-        return choosing(x, weight, bias, weight_layout) if asked and weight_layout == "row" else None
+        asked, told = settings.max_autotune or settings.max_autotune_gemm, signature.bind(*arguments, **named).arguments
+        scaled = any(told.get(name) is not None for name in ("scale_a", "scale_b", "scale_c"))
+        product = told.get("weight_layout", "row") == "row" and not scaled and told["x"].get_dtype() in _FLOATS
+        return choosing(*arguments, **named) if asked and product else None
 
     return lowered
