@@ -51,6 +51,7 @@ class Compilers:
         self._waiting: dict[Task, None] = {}
         self._pending: dict[Task, tuple[ProcessPool, Future[str]]] = {}
         self._running: set[Future[str]] = set()
+        self._awake: ProcessPool | None = None  # the pool whose processes are known to have started
         self._idle: tuple[float, float] | None = None  # since when the pool begins nothing, and the processes' seconds at that time
         self._stopped = False
         self._lock = threading.RLock()  # a task may be over when its end is asked to be told
@@ -62,7 +63,7 @@ class Compilers:
             with self._lock:
                 pool = self._started()
                 for _ in range(self._size):  # a pool starts its processes with the first task
-                    pool.schedule(_load, args=[compiled])
+                    pool.schedule(_load, args=[compiled]).add_done_callback(lambda _: self._woke(pool))
 
     def begin(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> None:
         """Have solutions compiled; what was begun already is not begun again."""
@@ -87,12 +88,16 @@ class Compilers:
         future = pool.schedule(_prepare, args=[solution, shape, device], timeout=self._timeout or None)
         self._pending[task] = pool, future
         self._running.add(future)
-        future.add_done_callback(self._ended)
+        future.add_done_callback(lambda future: self._ended(pool, future))
 
-    def _ended(self, future: Future[str]) -> None:
+    def _ended(self, pool: ProcessPool, future: Future[str]) -> None:
         with self._lock:
+            self._woke(pool)
             self._running.discard(future)
             self._feed()
+
+    def _woke(self, pool: ProcessPool) -> None:
+        self._awake = pool
 
     def _first(self, tasks: Iterable[Task]) -> None:
         """Give the pool those that wait among some."""
@@ -167,7 +172,7 @@ class Compilers:
         with self._lock:
             given = [future, *(other for of, other in self._pending.values() if of is pool)]
             begun = sum(each.running() for each in given)
-            if begun >= self._size or all(each.running() or each.done() for each in given):
+            if self._awake is not pool or begun >= self._size or all(each.running() or each.done() for each in given):
                 self._idle = None
                 return False
             now, used = time.monotonic(), sum(cpu_seconds(child.pid) for child in multiprocessing.active_children())
