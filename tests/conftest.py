@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import resource
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tunedgemm.device import Device
@@ -81,6 +83,20 @@ def cpu() -> Device:
     from tunedgemm.device import device_of
 
     return device_of(-1)
+
+
+@pytest.fixture(scope="session")
+def as_module() -> Callable[[Path], ModuleType]:
+    """Execute a script that lies in no package, as a module of its name; what it imports beside itself must be on the path."""
+
+    def load(path: Path) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture

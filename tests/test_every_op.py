@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import logging
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -39,14 +38,9 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def matrix() -> ModuleType:
+def matrix(as_module: Callable[[Path], ModuleType]) -> ModuleType:
     """benchmarks/ops_matrix.py."""
-    path = Path(__file__).parents[1] / "benchmarks" / "ops_matrix.py"
-    spec = importlib.util.spec_from_file_location("ops_matrix", path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["ops_matrix"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return as_module(Path(__file__).parents[1] / "benchmarks" / "ops_matrix.py")
 
 
 def two_of(op: Op) -> list[Shape]:

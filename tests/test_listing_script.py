@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -18,12 +18,9 @@ SHAPES = [Shape("a16w16", 1, 64, 64), Shape("a16w16", 2, 64, 64)]
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def script(as_module: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, with a backend that lists three kernels."""
-    spec = importlib.util.spec_from_file_location("listing", Path(__file__).parents[1] / "benchmarks" / "listing.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = as_module(Path(__file__).parents[1] / "benchmarks" / "listing.py")
     backend = fake_backend("fake", solutions=["first", "second", "third"])
     monkeypatch.setattr(module, "Registry", lambda: fake_registry(backend))
     return module

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -20,15 +20,10 @@ SMALL = ("--model", "tiny", "--prompt", "6", "--steps", "2", "--batch", "2")
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def script(as_module: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """examples/models/run_llama.py as a module."""
     monkeypatch.syspath_prepend(str(RUN.parent))
-    spec = importlib.util.spec_from_file_location("run_llama", RUN)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "run_llama", module)
-    spec.loader.exec_module(module)
-    return module
+    return as_module(RUN)
 
 
 @torch.inference_mode()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -25,13 +25,9 @@ NAME = "rows_r1_n1w2x4u2"
 
 
 @pytest.fixture(scope="module")
-def fitting() -> ModuleType:
+def fitting(as_module: Callable[[Path], ModuleType]) -> ModuleType:
     """benchmarks/skinny_fit.py."""
-    spec = importlib.util.spec_from_file_location("skinny_fit", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["skinny_fit"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return as_module(SCRIPT)
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -31,13 +31,9 @@ CLEAN, OUT_OF_BOUNDS = (
 
 
 @pytest.fixture(scope="module")
-def sanitize() -> ModuleType:
+def sanitize(as_module: Callable[[Path], ModuleType]) -> ModuleType:
     """benchmarks/skinny_sanitize.py."""
-    spec = importlib.util.spec_from_file_location("skinny_sanitize", BENCHMARKS / "skinny_sanitize.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["skinny_sanitize"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return as_module(BENCHMARKS / "skinny_sanitize.py")
 
 
 @pytest.fixture

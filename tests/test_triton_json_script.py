@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -20,13 +19,10 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def script(as_module: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, with a list of kernels that a CPU has too."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("triton_json", BENCHMARKS / "triton_json.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["triton_json"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = as_module(BENCHMARKS / "triton_json.py")
     monkeypatch.setattr(module, "OURS", attrs.evolve(module.OURS, listed=lambda *_: [Solution("triton", "slow")]))
     return module
 

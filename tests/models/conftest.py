@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -47,15 +45,9 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def real() -> ModuleType:
+def real(as_module: Callable[[Path], ModuleType]) -> ModuleType:
     """benchmarks/model_shapes.py, which watches forward passes."""
-    path = Path(__file__).parents[2] / "benchmarks" / "model_shapes.py"
-    spec = importlib.util.spec_from_file_location("model_shapes", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["model_shapes"] = module
-    spec.loader.exec_module(module)
-    return module
+    return as_module(Path(__file__).parents[2] / "benchmarks" / "model_shapes.py")
 
 
 @pytest.fixture

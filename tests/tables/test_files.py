@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -55,13 +55,9 @@ def files(*, tuned: bool) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
+def script(as_module: Callable[[Path], ModuleType]) -> ModuleType:
     """benchmarks/aiter_tables.py."""
-    spec = importlib.util.spec_from_file_location("aiter_tables", ROOT / "benchmarks" / "aiter_tables.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return as_module(ROOT / "benchmarks" / "aiter_tables.py")
 
 
 def same(text: str, other: str) -> bool:

@@ -7,6 +7,7 @@ these functions and stay torch's.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ from tunedgemm.integrations.linear import Function, Route, op, torchs_in_graph
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _mm, _addmm, _matmul = torch.mm, torch.addmm, torch.matmul
+#: Dimensions of the first operand.
+_OF_MM, _OF_MATMUL = (2,), (2, 3, 4)
 
 
 def _fits(x: torch.Tensor, weight: torch.Tensor, dimensions: tuple[int, ...]) -> bool:
@@ -27,19 +30,17 @@ def _fits(x: torch.Tensor, weight: torch.Tensor, dimensions: tuple[int, ...]) ->
     return weight.dim() == 2 and x.dim() in dimensions and x.dtype in _DTYPES and weight.t().is_contiguous()
 
 
-def _of_mm(input: torch.Tensor, mat2: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-    plain = type(input) in _PLAIN and type(mat2) in _PLAIN
-    return (input, mat2.t()) if plain and _fits(input, mat2, (2,)) else None
+def _plain(*operands: torch.Tensor) -> bool:
+    return all(type(operand) in _PLAIN for operand in operands)
 
 
-def _of_matmul(input: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-    plain = type(input) in _PLAIN and type(other) in _PLAIN
-    return (input, other.t()) if plain and _fits(input, other, (2, 3, 4)) else None
+def _of_product(dimensions: tuple[int, ...], input: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    return (input, weight.t()) if _plain(input, weight) and _fits(input, weight, dimensions) else None
 
 
 def _of_addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-    plain = type(input) in _PLAIN and type(mat1) in _PLAIN and type(mat2) in _PLAIN
-    return (mat1, mat2.t(), input) if plain and _fits(mat1, mat2, (2,)) and _is_bias(input, mat1, mat2) else None
+    fits = _plain(input, mat1, mat2) and _fits(mat1, mat2, _OF_MM) and _is_bias(input, mat1, mat2)
+    return (mat1, mat2.t(), input) if fits else None
 
 
 def _is_bias(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor) -> bool:
@@ -127,25 +128,25 @@ def routed_addmm(dispatcher: Dispatcher) -> Function:
     return addmm
 
 
-mm = routed_product(tgemm.dispatcher, _mm, _of_mm)
-matmul = routed_product(tgemm.dispatcher, _matmul, _of_matmul)
+mm = routed_product(tgemm.dispatcher, _mm, functools.partial(_of_product, _OF_MM))
+matmul = routed_product(tgemm.dispatcher, _matmul, functools.partial(_of_product, _OF_MATMUL))
 addmm = routed_addmm(tgemm.dispatcher)
 
 
 def _traced_mm(input: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
-    if rest or named or mat2.is_contiguous() or not _fits(input, mat2, (2,)) or torchs_in_graph(input, mat2):
+    if rest or named or mat2.is_contiguous() or not _fits(input, mat2, _OF_MM) or torchs_in_graph(input, mat2):
         return _mm(input, mat2, *rest, **named)
     return op(input, mat2.t(), None)
 
 
 def _traced_matmul(input: torch.Tensor, other: torch.Tensor, *rest: Any, **named: Any) -> Any:
-    if rest or named or other.is_contiguous() or not _fits(input, other, (2, 3, 4)) or torchs_in_graph(input, other):
+    if rest or named or other.is_contiguous() or not _fits(input, other, _OF_MATMUL) or torchs_in_graph(input, other):
         return _matmul(input, other, *rest, **named)
     return op(input, other.t(), None)
 
 
 def _traced_addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
-    if rest or named or mat2.is_contiguous() or not _fits(mat1, mat2, (2,)) or not _is_bias(input, mat1, mat2):
+    if rest or named or mat2.is_contiguous() or not _fits(mat1, mat2, _OF_MM) or not _is_bias(input, mat1, mat2):
         return _addmm(input, mat1, mat2, *rest, **named)
     if torchs_in_graph(input, mat1, mat2):
         return _addmm(input, mat1, mat2)
