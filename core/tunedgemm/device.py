@@ -34,7 +34,8 @@ class Device:
         cu_num: compute units, streaming multiprocessors, or the threads that torch uses on a CPU.
         name: a slug of the product's name; "" in tables that do not tell.
         index: which of the present devices; -1 for a CPU or for a device that is only described.
-        versions: (name, version) of the libraries in use, no part of identity.
+        versions: (name, version) of the libraries in use, no part of identity. Plain strings: torch's own version is of a class of
+            torch, which a process that is given the device would import to read it.
     """
 
     gfx: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z0-9_.-]+"))
@@ -98,7 +99,7 @@ def _gpu(index: int) -> Device:
         gfx, library = found.gcnArchName.split(":")[0], ("hip", str(torch.version.hip))
     else:
         gfx, library = f"sm_{found.major}{found.minor}", ("cuda", str(torch.version.cuda))
-    return Device(gfx, found.multi_processor_count, slug(found.name), index, (("torch", torch.__version__), library))
+    return Device(gfx, found.multi_processor_count, slug(found.name), index, (("torch", str(torch.__version__)), library))
 
 
 @functools.lru_cache
@@ -107,7 +108,7 @@ def _cpu(threads: int) -> Device:
 
     flags, name = _cpuinfo()
     best = next((short for flag, short in _CPU_FLAGS if flag in flags), "generic")
-    return Device(f"cpu-{best}", threads, slug(name), -1, (("torch", torch.__version__),))
+    return Device(f"cpu-{best}", threads, slug(name), -1, (("torch", str(torch.__version__)),))
 
 
 def _cpuinfo() -> tuple[frozenset[str], str]:

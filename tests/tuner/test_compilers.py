@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
 from pathlib import Path
 
+import attrs
 import pytest
-from tunedgemm.device import device_of
-from tunedgemm.registry import Registry
+from tunedgemm.device import Device, device_of
+from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.compilers import Compilers
@@ -147,7 +149,16 @@ def test_backends_without_prepare_start_no_process() -> None:
 
 
 def test_a_compiling_process_loads_no_torch(child) -> None:
-    """A pool of one for each core is there at once, and in little memory."""
-    found = child("import sys, tunedgemm.tuner.compilers as here\nhere._load(['triton'])\nprint('torch' in sys.modules)")
+    """A pool of one for each core is there at once, and in little memory; neither a backend nor what it is given makes it load torch."""
+    pytest.importorskip("tunedgemm_triton")
+    shape = Shape("a16w16", 1, 16, 32, dtype="bf16", outdtype="bf16")
+    triton = Registry().get("triton")
+    assert isinstance(triton, Backend)
+    solution = triton.solutions(shape, Device("sm_90", 132, "nvidia-h200"))[0]
+    given = pickle.dumps((solution, shape, attrs.evolve(device_of(-1), gfx="sm_90", cu_num=132)))
+    source = (
+        "import pickle, sys, tunedgemm.tuner.compilers as here\nhere._load(['triton'])\n"
+        f"print(here._prepare(*pickle.loads({given!r})), 'torch' in sys.modules)"
+    )
 
-    assert found == "False"
+    assert child(source) == "False"

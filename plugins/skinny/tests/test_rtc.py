@@ -125,6 +125,21 @@ def test_packages_are_searched(fake: ModuleType, tmp_path: Path, monkeypatch: py
     assert loaded(mine).path == beside(mine)[0]
 
 
+ALONE = """
+import sys
+from tunedgemm_skinny.rtc import _torch_version
+alone, early = _torch_version(), "torch" in sys.modules
+import torch
+print(early, [alone.cuda, alone.hip] == [torch.version.cuda, torch.version.hip], _torch_version() is torch.version)
+"""
+
+
+def test_the_search_loads_no_torch() -> None:
+    """A process that compiles learns torch's version without torch, which takes seconds to load."""
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True", "True"], done.stderr
+
+
 PROCESS = """
 import ctypes, sys
 import attrs

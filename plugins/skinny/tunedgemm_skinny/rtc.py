@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import attrs
@@ -176,15 +178,28 @@ def loaded(interface: Interface) -> Compiler:
 
 def beside(interface: Interface) -> list[str]:
     """Files of the compiler in packages that are installed; that of the major version that torch was built with first, then the newest."""
-    import torch
-
-    stem, major = interface.libraries[-1], str(torch.version.cuda or torch.version.hip or "").partition(".")[0]
+    stem, built = interface.libraries[-1], _torch_version()
+    major = str(built.cuda or built.hip or "").partition(".")[0]
 
     def order(file: Path) -> tuple[bool, list[int]]:
         version = file.name[len(stem) :].split(".")
         return not file.name.startswith(f"{stem}.{major}"), [-int(part) for part in version if part.isdigit()]
 
     return [str(file) for file in sorted(_files(interface), key=order)]
+
+
+def _torch_version() -> ModuleType:
+    """`torch.version`; read alone where torch is not loaded, which takes seconds in each process that compiles."""
+    if "torch" in sys.modules:
+        return sys.modules["torch.version"]
+    torch = importlib.util.find_spec("torch")
+    places = torch.submodule_search_locations if torch else None
+    file = importlib.util.spec_from_file_location("torch_version", Path(places[0]) / "version.py") if places else None
+    if file is None or file.loader is None:
+        raise PluginError("skinny: torch is not installed")
+    module = importlib.util.module_from_spec(file)
+    file.loader.exec_module(module)
+    return module
 
 
 def _files(interface: Interface) -> Iterator[Path]:
