@@ -147,9 +147,10 @@ def test_a_budget_goes_first_where_most_time_is_spent(tmp_path: Path) -> None:
     assert [task.shape for task in plan(OP, listed, tmp_path / "t.csv", H200, Options()).tasks] == [SHAPES[i] for i in (0, 6, 8, 3)]
 
 
-def test_with_batch_invariance_a_budget_finishes_groups(tmp_path: Path) -> None:
-    """A row for any M needs all M of its group, so that groups stay together."""
-    tasks = plan(OP, LISTED, tmp_path / "t.csv", H200, Options(budget=60.0, batch_invariant=True)).tasks
+@pytest.mark.parametrize("option", ["batch_invariant", "whole"])
+def test_a_budget_finishes_groups(tmp_path: Path, option: str) -> None:
+    """A row for any M needs all M of its group, and so does who asks for whole groups: they stay together."""
+    tasks = plan(OP, LISTED, tmp_path / "t.csv", H200, Options(budget=60.0, **{option: True})).tasks
 
     assert [task.shape.n for task in tasks] == [7168] * 3 + [1280] * 3 + [8192] * 3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import attrs
 
@@ -77,7 +78,7 @@ def plan(
         listed: shapes and how often the workload runs them.
         output: the tuned CSV; it need not exist.
         device: the rows of which device count as tuned.
-        options: ``all``, ``stale``, ``shard``, ``budget`` and ``batch_invariant`` (the rows for any M count) matter here.
+        options: ``all``, ``stale``, ``shard``, ``budget``, ``whole`` and ``batch_invariant`` (the rows for any M count) matter here.
         libvers: version of the library of each libtype in use; asked for with ``stale``.
 
     Raises:
@@ -97,7 +98,7 @@ def plan(
         else:
             skipped.append(shape)
     if options.budget:
-        tasks = _costliest_first(op, tasks, device, options.batch_invariant)
+        tasks = _costliest_first(op, tasks, device, options.batch_invariant or options.whole)
     return Plan(tuple(tasks), tuple(skipped))
 
 
@@ -135,13 +136,18 @@ def _share(shapes: list[Shape], options: Options) -> list[Shape]:
 
 
 def _costliest_first(op: Op, tasks: list[Task], device: Device, grouped: bool) -> list[Task]:
-    """By count x roofline time, descending: where a budget ends early, what matters most has been tuned."""
+    """By count x roofline time, descending: where a budget ends early, what matters most has been tuned; *grouped* by (N, K)."""
     costs = {task: task.count * cost(op, task.shape, device) for task in tasks}
     totals: dict[Shape, float] = {}
     for task, spent in costs.items():
         group = _group(task.shape) if grouped else task.shape
         totals[group] = totals.get(group, 0.0) + spent
-    return sorted(tasks, key=lambda task: (-totals[_group(task.shape) if grouped else task.shape], -costs[task]))
+
+    def order(task: Task) -> tuple[Any, ...]:
+        group = _group(task.shape) if grouped else task.shape
+        return -totals[group], _place(group), -costs[task]
+
+    return sorted(tasks, key=order)
 
 
 def _rows_of(op: Op, output: Path, device: Device) -> dict[Shape, Row]:

@@ -63,6 +63,7 @@ class Options:
         topk: solutions of each libtype that reach the accurate phase.
         seconds: device seconds that the accurate phase may spend on one shape.
         budget: wall seconds of the whole run, spent first where count times time is largest; 0 is no limit.
+        whole: with a budget, all M of one (N, K) come before the next one's.
         batch: shapes whose kernels are compiled ahead of the one that is timed.
         timeout: seconds that one compilation, or binding one solution, may take; 0 is no limit.
         kernel_timeout: seconds that the calls of one solution may take until it counts as hung; 0 is no limit.
@@ -93,6 +94,7 @@ class Options:
     topk: int = attrs.field(default=20, validator=_at_least(1))
     seconds: float = attrs.field(default=4.0, validator=_at_least(0.0))
     budget: float = attrs.field(default=0.0, validator=_at_least(0.0))
+    whole: bool = False
     batch: int = attrs.field(default=100, validator=_at_least(1))
     timeout: float = attrs.field(default=1800.0, validator=_at_least(0.0))
     kernel_timeout: float = attrs.field(default=30.0, validator=_at_least(0.0))

@@ -200,6 +200,19 @@ def test_what_the_budget_did_not_suffice_for_did_not_fail(tmp_path: Path) -> Non
     result, _ = _ran(_request(tmp_path, options=spent))
     assert len(result.report.unbegun) == 8
     assert (result.files, result.missing) == ((), ())
+    assert len(result.unfinished) == 2
+
+
+def test_a_weight_is_written_when_every_m_of_it_is_timed(tmp_path: Path) -> None:
+    """What a budget left unfinished is not written from the few M that are there, and is told."""
+    earlier, _ = _ran(_request(tmp_path, pairs=PAIRS[:1], rows=(16,)))
+    for path in earlier.files:
+        path.unlink()
+    spent = attrs.evolve(_request(tmp_path).options, budget=1e-6)
+    result, _ = _ran(_request(tmp_path, options=spent))
+    assert (result.files, result.missing) == ((), ())
+    assert [dict(name.sizes) for name in result.unfinished] == [{"N": n, "K": k} for n, k in PAIRS]
+    assert not list(tmp_path.glob("*.json"))
 
 
 def test_a_broken_file_beside_ends_no_run(tmp_path: Path) -> None:
@@ -227,7 +240,7 @@ def test_each_architecture_has_its_files(tmp_path: Path) -> None:
         upsert(request.table(), request.family, [row])
         run(place, attrs.evolve(outcome, place=place))
         assert sorted(path.name for path in folder.glob("*.json")) == sorted(names[:count])
-    files, missing = run.finish()
+    files, missing, _ = run.finish()
     assert [path.name for path in files] == [*names, "sm_90-GEMM-A16W16.json", "sm_100-GEMM-A16W16.json"]
     assert missing == []
 

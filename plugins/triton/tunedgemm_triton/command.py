@@ -164,6 +164,8 @@ def _tune(arguments: argparse.Namespace) -> int:
         say(line)
     for name in result.missing:
         say(f"no configuration passed for {name.text}, which was not written")
+    for name in result.unfinished:
+        say(f"not every M of {name.text} is timed: it is left as it was; the same command goes on with it")
     for path in result.files:
         say(f"written: {path}")
     _say_unread(folder)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from tunedgemm.plugin import (
 
 from tunedgemm_triton import buckets, export, jsonfile, searchspace
 from tunedgemm_triton.dialect import Dialect, sizes_of
-from tunedgemm_triton.jsonfile import Name
+from tunedgemm_triton.jsonfile import Name, Sizes
 
 #: The folder of tables and trial logs, below that of the files.
 TUNING = "tuning"
@@ -126,12 +126,15 @@ class Result:
         report: the tuner's.
         files: those that were written, the default last.
         missing: those of weights for which nothing passed.
+        unfinished: those of weights of which not every M was timed. They are as they were: the smallest bucket of such a file would serve
+            all smaller M, for which something else may be several times as fast.
         shared: for each M that shares its bucket with others and gets another solution than its best: how much slower that is.
     """
 
     report: Any
     files: tuple[Path, ...]
     missing: tuple[Name, ...] = ()
+    unfinished: tuple[Name, ...] = ()
     shared: tuple[str, ...] = ()
 
 
@@ -153,11 +156,10 @@ def run(request: Request, progress: Callable[..., None], say: Callable[[str], No
     jsonfile.check_writable(request.folder)
     run_ = _Run(request, shapes, request.table(), progress, say)
     with searchspace.used(request.space):
-        report = tune(request.op, shapes, run_.table, request.options, progress=run_, **bench)
-    files, without = run_.finish()
-    left = {sizes_of(shape) for shape in (*report.unbegun, *report.lost)}
-    missing = tuple(name for name in without if name.sizes not in left)
-    return Result(report, tuple(files), missing, tuple(line for lines in run_.shared.values() for line in lines))
+        report = tune(request.op, shapes, run_.table, attrs.evolve(request.options, whole=True), progress=run_, **bench)
+    files, missing, unfinished = run_.finish({sizes_of(shape) for shape in (*report.unbegun, *report.lost)})
+    shared = tuple(line for lines in run_.shared.values() for line in lines)
+    return Result(report, tuple(files), tuple(missing), tuple(unfinished), shared)
 
 
 @attrs.define(eq=False)
@@ -197,17 +199,25 @@ class _Run:
                     self.say(f"Tuning for {title} took {time.monotonic() - self._since[name]:.2f} seconds")
                 self._write(name, export.timed_beside(self.table, self.request.family))
 
-    def finish(self) -> tuple[list[Path], list[Name]]:
-        """Write all files, those of weights that the table had already, too, and the default ones; also which have no rows."""
+    def finish(self, left: Collection[Sizes] = ()) -> tuple[list[Path], list[Name], list[Name]]:
+        """Write all files, those of weights that the table had already, too, and the default ones.
+
+        Args:
+            left: sizes of the weights of which not every M was timed.
+
+        Returns:
+            What was written, which weights have no rows, and which are not finished.
+        """
         times = export.timed_beside(self.table, self.request.family)
         names = [Name(gfx, self._tag, sizes) for gfx in self._gfx for sizes in dict.fromkeys(map(sizes_of, self.shapes))]
-        missing = [name for name in names if not self._write(name, times)]
-        written = [name for name in names if name not in missing]
+        unfinished = [name for name in names if name.sizes in left]
+        missing = [name for name in names if name not in unfinished and not self._write(name, times)]
+        written = [name for name in names if name not in (*missing, *unfinished)]
         for name in (Name(gfx, self._tag) for gfx in self._gfx):
             if found := export.neighbours_of(self.request.folder, name, self.request.style):
                 jsonfile.write(self.request.folder / name.text, export.default_of(found))
                 written.append(name)
-        return [self.request.folder / name.text for name in written], missing
+        return [self.request.folder / name.text for name in written], missing, unfinished
 
     @property
     def _tag(self) -> str:
