@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -105,6 +106,21 @@ def test_every_public_function_compiles_whole(name: str) -> None:
     [code] = kept(function, *operands)
     assert code.count("torch.ops.tunedgemm.") == 1
     assert torch.equal(torch.compile(function, backend="aot_eager", fullgraph=True)(*operands), expected)
+
+
+@pytest.mark.parametrize("name", ["gemm_a16w16", "tgemm.mm", "call", "linear", "mm"])
+def test_a_function_of_ours_may_be_what_is_compiled(name: str) -> None:
+    """Not only inside a model: torch.compile of a public function, or of a routed one, is one graph with its op."""
+    operands: tuple[Any, ...] = (torch.randn(4, 32), torch.randn(16, 32))
+    expected = functional.linear(*operands)
+    with tunedgemm.patched():
+        function = functional.linear if name == "linear" else torch.mm if name == "mm" else operator.attrgetter(name)(tunedgemm)
+        operands = ("a16w16", *operands) if name == "call" else (operands[0], operands[1].t()) if name == "mm" else operands
+
+        [code] = kept(function, *operands)
+        assert code.count("torch.ops.tunedgemm.") == 1
+        torch.testing.assert_close(torch.compile(function, backend="aot_eager", fullgraph=True)(*operands), expected)
+        torch.testing.assert_close(function(*operands), expected)
 
 
 @BACKENDS

@@ -33,8 +33,20 @@ def teach(function: Callable[..., Any], traced: Callable[..., Any]) -> None:
     """
     if _COMPILER in sys.modules:
         torch.compiler.substitute_in_graph(function, skip_signature_check=True)(traced)
+        _behind_a_frame(function)
     else:
         _waiting.append((function, traced))
+
+
+def _behind_a_frame(function: Any) -> None:
+    """Have ``torch.compile(function)`` compile a frame that calls the function, as it does for functions without a frame.
+
+    What is traced in place of a function counts only where the function is called. Torch 2.13 adds that frame, and 2.11 does not: it
+    follows these two attributes to what a function stands for.
+    """
+    from torch._dynamo.external_utils import wrap_inline
+
+    function._torchdynamo_orig_callable, function._torchdynamo_wrapper_id = wrap_inline(function), id(function)
 
 
 def load_unrouted(unrouted: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
