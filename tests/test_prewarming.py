@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import attrs
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.device import device_of
+from tunedgemm import split
+from tunedgemm.csvfile import write_rows
+from tunedgemm.device import Device, device_of
 from tunedgemm.dispatch import TunedGemm
 from tunedgemm.errors import UserError
+from tunedgemm.hookspecs import hookimpl
+from tunedgemm.launcher import Launcher
+from tunedgemm.ops import op_named
+from tunedgemm.registry import make_backend
+from tunedgemm.row import Row
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
-from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.testing.fakes import FakePlugin, fake_backend, fake_registry
 
 Met = list[tuple[str, tuple[int, ...]]]
 
@@ -148,6 +158,42 @@ def test_shapes_met_first_in_a_capture_are_listed_and_served_by_torch(met: Met, 
     assert len(met) == 1
     tunedgemm.tgemm.of("a16w16").call(x, weight)
     assert len(met) == 2
+
+
+class Capturable(FakePlugin):
+    """Its launchers may be captured."""
+
+    @hookimpl
+    def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+        """As a `FakePlugin` does it."""
+        found = super().bind(solution, shape, device)
+        return attrs.evolve(found, graph_safe=True) if isinstance(found, Launcher) else found
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["row with +add", "row without a bias"])
+def test_a_split_bias_is_bound_with_its_product(own: bool, capturing, tmp_path: Path) -> None:
+    """Prewarmed by its table or its shape, a kernel and an add behind it are what a captured call runs; nothing is met unbound."""
+    met = []
+
+    def call(solution, shape, x, weight):
+        met.append((str(solution), shape.bias))
+        return torch._C._nn.linear(x, weight)
+
+    biased, here = shape(3, 16, 32, bias=True), device_of(-1)
+    plain = Solution("turbo", "k")
+    tuned, solution = (biased, split.added(plain)) if own else (shape(3, 16, 32), plain)
+    row = Row(shape=tuned, gfx=here.gfx, cu_num=here.cu_num, device="", solution=solution, us=1.0)
+    write_rows(tmp_path / "t.csv", op_named("a16w16"), [row])
+    no_bias = Capturable("turbo", solutions=("k",), call=call, supports=lambda asked, _: Unsupported("no bias") if asked.bias else True)
+    gemm = TunedGemm(fake_registry(make_backend("turbo", no_bias)))
+    gemm.load_config(tmp_path / "t.csv")
+    assert gemm.dispatcher.prewarm(None if own else [biased], here) == 1
+    assert met == [("turbo:k", False)]
+
+    capturing(True)
+    x, weight, bias = torch.randn(3, 32), torch.randn(16, 32), torch.randn(16)
+    torch.testing.assert_close(gemm.dispatcher.call(x, weight, bias), torch._C._nn.linear(x, weight, bias))
+    assert met == [("turbo:k", False)] * 2 and not gemm.dispatcher.unbound
 
 
 def test_reload_forgets_what_was_met(met: Met, capturing) -> None:

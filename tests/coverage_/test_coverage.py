@@ -6,7 +6,8 @@ import time
 
 import attrs
 import pytest
-from tunedgemm.coverage import TUNED, Replays, coverage
+from tunedgemm import split
+from tunedgemm.coverage import TUNED, Coverage, Replays, coverage
 from tunedgemm.coverage.answers import entry_of
 from tunedgemm.coverage.known import Known
 from tunedgemm.coverage.measured import measure_all
@@ -20,7 +21,8 @@ from tunedgemm.ops import op_named
 from tunedgemm.registry import Registry
 from tunedgemm.row import Untuned
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.table import Table
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.tuner.log import trials_path
 
@@ -81,6 +83,20 @@ class TestAnswers:
         refused = entry_of(Dispatcher(nobodys, Registry(())), current_device(), Untuned(shape, 7), Replays(), Known())
         assert refused.how == "refused" and "op nobodys is not covered" in refused.why
         assert propose([refused], 10) == []
+
+    @pytest.mark.parametrize("own", [True, False], ids=["row with +add", "row without a bias"])
+    def test_a_row_that_serves_as_the_product_of_a_split_bias_is_in_use(self, row, own):
+        """A kernel that takes no bias answers with an add behind it: under its own row or as unbiased, and no row counts as not used."""
+        kernel, biased = Solution("mine", "k"), attrs.evolve(product(4), epilogue="bias")
+        rows = [row(4, solution=kernel), *([attrs.evolve(row(4, solution=split.added(kernel)), shape=biased)] if own else [])]
+        mine = fake_backend("mine", solutions=("k",), supports=lambda shape, _: Unsupported("takes no bias") if shape.bias else True)
+        dispatcher = Dispatcher(OP, fake_registry(mine), table=Table(OP, [rows]))
+        entries = [entry_of(dispatcher, current_device(), Untuned(shape, 7), Replays(), Known()) for shape in (product(4), biased)]
+
+        assert [(entry.how, entry.solution) for entry in entries] == [
+            ("exact", kernel), ("exact" if own else "unbiased", split.added(kernel))
+        ]  # fmt: skip
+        assert Coverage("calls", tuple(entries), current_device()).unused() == ()
 
     def test_tables_of_other_devices_are_named(self, listed, table, row):
         """A row for 80 CUs is none for 304: whose rows there are is said, which no single miss shows."""
