@@ -176,6 +176,16 @@ def test_memory_of_answers_is_bounded(monkeypatch):
     assert len(table._answers) <= 10
 
 
+def test_shapes_that_one_row_pads_share_its_answer():
+    """A row is looked at once for each way in which it answers, not once for each M."""
+    table = Table(OP, [[Row(Shape("a16w16", 64, 64, 128), "sm_90", 132, "", Solution("triton", "k"), us=1.0)]])
+    words = {
+        m: [match.granularity for match in table.candidates(Shape("a16w16", m, 64, 128), DEVICES[0])] for m in (32, 33, 48, 49, 63, 64)
+    }
+    assert words == {32: [], 33: ["coarse"], 48: ["coarse"], 49: ["fine"], 63: ["fine"], 64: ["exact"]}
+    assert len(table._answers) == 3
+
+
 def large(path: Path, rows: int) -> None:
     """A table with that many rows, no two alike."""
     draw = random.Random(rows)

@@ -95,7 +95,7 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
             tried.add(offer.solution)
             yield offer
     for libtype in untuned:
-        backend = registry.get(libtype) if libtype in registry.libtypes else None
+        backend = registry.get(libtype) if libtype in registry else None
         solution = backend.heuristic_fallback(shape, device) if isinstance(backend, Backend) else None
         if solution is not None:
             yield Offer(solution, "heuristic", f"untuned; heuristic of {libtype}")
@@ -105,9 +105,7 @@ def offers(shape: Shape, device: Device, table: Table, registry: Registry, untun
 def _of_row(match: Match, known: Match | None = None) -> Offer:
     """The offer of a row; *known* where the row is of the very shape."""
     row = match.row
-    other = "" if match.same_device else f", measured on {row.device}"
-    why = f"{row.source}:{row.line}, {row.us:.2f} us, {match.granularity} M={row.shape.m}{other}"
-    return Offer(row.solution, "table", why, row.us, row.libver, partial=not (row.gfx or row.cu_num), match=known)
+    return Offer(row.solution, "table", match.why, row.us, row.libver, partial=not (row.gfx or row.cu_num), match=known)
 
 
 def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]:
@@ -125,7 +123,7 @@ def _without_bias(shape: Shape, device: Device, table: Table) -> Iterator[Offer]
 def examine(offer: Offer, shape: Shape, device: Device, registry: Registry) -> Backend | Unsupported:
     """The backend that can serve an offer by its static limits, or why none can."""
     libtype = offer.solution.libtype
-    why = absent(libtype) if libtype not in registry.libtypes else ""
+    why = absent(libtype) if libtype not in registry else ""
     backend = Unsupported(why) if why else registry.get(libtype)
     if isinstance(backend, Unsupported):
         return Unsupported(f"libtype {libtype!r}: {backend.reason}")

@@ -179,6 +179,10 @@ class Registry:
         """The installed libtypes in order of rank, whether they load or not."""
         return tuple(sorted(self._entries, key=rank))
 
+    def __contains__(self, libtype: object) -> bool:
+        """Whether a libtype is installed, whether it loads or not."""
+        return libtype in self._entries
+
     def get(self, libtype: str) -> Backend | Unsupported:
         """The backend of a libtype, or why there is none; imports that one plugin at the first call."""
         if libtype not in self._loaded:

@@ -15,7 +15,7 @@ import attrs
 from tunedgemm.csvfile import Problem
 from tunedgemm.errors import TableError
 from tunedgemm.folders import table_layers
-from tunedgemm.index import Index, Source, kind_of
+from tunedgemm.index import Index, Kind, Source, kind_of
 from tunedgemm.indexfile import open_source
 from tunedgemm.libtypes import rank
 from tunedgemm.row import Row, record_of
@@ -33,7 +33,7 @@ _log = logging.getLogger("tunedgemm")
 #: The word for rows with M = 0, which pin one solution for every M.
 _PINNED = "pinned"
 
-#: The most shapes whose answers a table remembers.
+#: The most sets of rows whose answers a table remembers; the shapes that one row pads share them.
 _REMEMBERED = 1 << 16
 
 #: Up to so many rows of one answer are made at once; of more, each when the caller walks on to it.
@@ -54,6 +54,13 @@ class Match:
     granularity: str
     same_device: bool
 
+    @functools.cached_property
+    def why(self) -> str:
+        """The row in words: its file and line, its time, and how it is related to what is asked for."""
+        row = self.row
+        other = "" if self.same_device else f", measured on {row.device}"
+        return f"{row.source}:{row.line}, {row.us:.2f} us, {self.granularity} M={row.shape.m}{other}"
+
 
 @attrs.frozen(eq=False)
 class _Asked:
@@ -61,7 +68,7 @@ class _Asked:
 
     Attributes:
         number: its number in the index.
-        m, kin, units: the key that it was found under.
+        m, product, units: the key that it was found under.
         word: how its M relates to the one asked for.
         same_device: see `Match`.
         offered: which solution of which device was met first under this key, shared by all rows of it.
@@ -71,13 +78,16 @@ class _Asked:
     m: int
     word: str
     same_device: bool
-    kin: Shape
+    product: _Product
     units: int
     offered: dict[Any, int]
 
 
-#: The numbers of the rows of one key, M, the word for it, which of the kin, and the cu_num.
-_Bucket = tuple[int | list[int], int, str, "Shape", int]
+#: N, K and kind of one of the kin.
+_Product = tuple[int, int, Kind]
+
+#: The numbers of the rows of one key, and that key: M, the word for it, which product, and the cu_num.
+_Bucket = tuple[int | list[int], int, str, _Product, int]
 
 _Answers = tuple[Match, ...] | list[Match | _Asked | None]
 
@@ -103,7 +113,7 @@ class Table:
         self.op = op
         self.problems = tuple(problems)
         self._index = index or Index([[Source.of(layer)] for layer in layers])
-        self._answers: dict[tuple[Shape, Device], _Answers] = {}
+        self._answers: dict[tuple[Any, ...], _Answers] = {}
 
     @classmethod
     def load(cls, op: Op, above: Sequence[Path] = ()) -> Table:
@@ -161,12 +171,13 @@ class Table:
         kin (see `Op.kin`), then a row that names the compute units before one for any, the layers by precedence, inside a
         layer the lowest time. Rows of another device of the same gfx and cu_num follow in the same order.
         """
-        answers = self._answers.get((shape, device))
+        found = self._buckets(shape, device)
+        if not found:
+            return iter(())
+        key = (device, *[bucket[1:] for bucket in found])
+        answers = self._answers.get(key)
         if answers is None:
-            found = self._buckets(shape, device)
-            if not found:
-                return iter(())  # not remembered: who asked binds something else, and remembers that
-            answers = self._look_up(shape, device, found)
+            answers = self._look_up(key, device, found)
         return iter(answers) if answers.__class__ is tuple else self._walk(answers)  # type: ignore[arg-type]
 
     def _walk(self, answers: list[Match | _Asked | None]) -> Iterator[Match]:
@@ -175,13 +186,13 @@ class Table:
             if match is not None:
                 yield match
 
-    def _look_up(self, shape: Shape, device: Device, found: list[_Bucket]) -> _Answers:
+    def _look_up(self, key: tuple[Any, ...], device: Device, found: list[_Bucket]) -> _Answers:
         """What answers, remembered: matches, or what they are made from where they are many."""
         asked = self._asked(found, device)
         answers = tuple(self._walk(asked)) if len(asked) <= _FEW else asked
         if len(self._answers) >= _REMEMBERED:
             self._answers.clear()
-        self._answers[shape, device] = answers
+        self._answers[key] = answers
         return answers
 
     def _asked(self, found: list[_Bucket], device: Device) -> list[Match | _Asked | None]:
@@ -191,24 +202,25 @@ class Table:
         offered: list[dict[Any, int]] = [{} for _ in found]
         asked: list[Match | _Asked | None] = []
         for same in (True, False):
-            for numbers, (_, m, word, kin, units), once in zip(ordered, found, offered, strict=True):
+            for numbers, (_, m, word, product, units), once in zip(ordered, found, offered, strict=True):
                 for number in numbers:
                     gfx, name = places[number]
                     if gfx in ("", device.gfx) and (name in ("", device.name)) is same:
-                        asked.append(_Asked(number, m, word, same, kin, units, once))
+                        asked.append(_Asked(number, m, word, same, product, units, once))
         return asked
 
     def _buckets(self, shape: Shape, device: Device) -> list[_Bucket]:
         """Where rows may be, in order."""
         index, units = self._index, device.cu_num
-        keys: list[tuple[int, int, int, Shape, int]] = []
+        keys: list[tuple[int, _Product, int]] = []
         for kin in self.op.kin(shape):
-            by_units = index.kinds.get(kind_of(kin))
+            kind = kind_of(kin)
+            by_units = index.kinds.get(kind)
             if by_units is not None:
                 if units in by_units:
-                    keys.append((by_units[units], kin.n, kin.k, kin, units))
+                    keys.append((by_units[units], (kin.n, kin.k, kind), units))
                 if units and 0 in by_units:
-                    keys.append((by_units[0], kin.n, kin.k, kin, 0))
+                    keys.append((by_units[0], (kin.n, kin.k, kind), 0))
         found: list[_Bucket] = []
         if keys:
             parts, count = index.parts, len(index.parts)
@@ -216,11 +228,11 @@ class Table:
             if index.pinned:
                 rungs = {0: _PINNED, **{m: word for m, word in rungs.items() if m}}
             for m in rungs:
-                for stamp, n, k, kin, cu_num in keys:
-                    key = hash((stamp, n, k, m))
+                for stamp, product, cu_num in keys:
+                    key = hash((stamp, product[0], product[1], m))
                     rows = (parts[key % count] or index.part(key % count)).get(key)
                     if rows is not None:
-                        found.append((rows, m, rungs[m], kin, cu_num))
+                        found.append((rows, m, rungs[m], product, cu_num))
         return found
 
     def _ordered(self, rows: int | list[int]) -> list[int]:
@@ -237,8 +249,8 @@ class Table:
     def _match(self, asked: _Asked) -> Match | None:
         """The row asked for; None where it repeats a better one, or has another key of the same hash."""
         row = self._index.row(asked.number)
-        shape, kin = row.shape, asked.kin
-        if (row.cu_num, shape.m, shape.n, shape.k) != (asked.units, asked.m, kin.n, kin.k) or kind_of(shape) != kind_of(kin):
+        shape = row.shape
+        if (row.cu_num, shape.m, (shape.n, shape.k, kind_of(shape))) != (asked.units, asked.m, asked.product):
             return None
         if asked.offered.setdefault((row.gfx, row.device, _identity(row)), asked.number) != asked.number:
             return None
