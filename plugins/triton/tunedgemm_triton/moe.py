@@ -8,6 +8,7 @@ sorting, ``d`` mxfp4 decoded to bf16 in the kernel. `Solution.split_k` is the nu
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterator
 from typing import ClassVar
@@ -180,18 +181,20 @@ def refusal(kernel: Moe, split_k: int, shape: Shape, device: Device) -> str:
 #: Few pairs: block_n and block_k (in bytes of the weight), warps, stages of both stages; whether transposed, which on Hopper needs 64 rows
 #: of the weight for its warpgroup instructions.
 _FEW = (
-    ((64, 256, 4, 3), (64, 256, 4, 3), True), ((64, 128, 4, 4), (64, 128, 4, 4), True), ((64, 128, 4, 5), (128, 128, 4, 3), True),
-    ((64, 256, 8, 3), (128, 128, 8, 3), True), ((64, 512, 4, 2), (64, 256, 4, 3), True), ((64, 128, 4, 3), (64, 128, 4, 3), True),
+    ((64, 256, 8, 3), (128, 128, 8, 3), True), ((64, 128, 4, 5), (128, 128, 4, 3), True), ((128, 128, 8, 4), (64, 256, 4, 4), True),
+    ((64, 128, 4, 4), (64, 256, 4, 3), True), ((64, 256, 4, 3), (64, 256, 4, 3), True), ((64, 128, 4, 4), (64, 128, 4, 4), True),
+    ((64, 512, 4, 2), (64, 256, 4, 3), True), ((64, 128, 4, 3), (64, 128, 4, 3), True),
     ((32, 128, 2, 4), (64, 128, 4, 4), False), ((32, 256, 4, 4), (64, 256, 4, 3), False), ((64, 128, 4, 3), (64, 128, 4, 4), False),
     ((32, 256, 4, 3), (32, 256, 4, 3), False), ((16, 256, 2, 4), (32, 256, 2, 4), False),
 )  # fmt: skip
 
 #: Many pairs: block_m, then as above.
 _MANY = (
+    (128, (128, 128, 8, 4), (256, 128, 8, 3)), (64, (128, 128, 4, 4), (256, 128, 4, 4)), (64, (128, 128, 8, 4), (256, 128, 8, 4)),
+    (32, (128, 256, 8, 3), (256, 128, 8, 3)), (32, (64, 256, 4, 3), (256, 128, 4, 4)), (32, (128, 128, 4, 4), (256, 128, 8, 3)),
     (128, (64, 128, 8, 4), (128, 128, 8, 3)), (64, (64, 128, 4, 4), (128, 128, 4, 4)), (64, (128, 128, 8, 4), (128, 128, 8, 4)),
-    (128, (128, 128, 8, 3), (256, 128, 8, 3)), (128, (64, 128, 4, 3), (128, 128, 4, 3)), (64, (64, 256, 8, 3), (128, 256, 8, 3)),
-    (64, (64, 128, 4, 3), (256, 128, 8, 3)), (128, (128, 128, 8, 4), (128, 128, 8, 4)), (32, (64, 128, 4, 4), (128, 128, 4, 4)),
-    (32, (64, 256, 4, 3), (64, 256, 4, 3)), (16, (64, 256, 4, 3), (64, 256, 4, 3)),
+    (128, (64, 128, 4, 3), (128, 128, 4, 3)), (64, (128, 128, 8, 4), (256, 64, 8, 4)), (32, (64, 128, 4, 4), (128, 128, 4, 4)),
+    (16, (64, 256, 8, 3), (128, 128, 8, 3)), (16, (64, 256, 4, 3), (64, 256, 4, 3)),
 )  # fmt: skip
 
 _LADDERS = {
@@ -254,18 +257,23 @@ def _candidates(shape: Shape, device: Device) -> Iterator[tuple[Moe, int]]:
     """Few pairs are bound by reading weights, so small tiles and a split of K; many by the products."""
     pairs, each = pairs_of(shape), pairs_of(shape) / int(shape["expert"])
     for decode in decodes(device.gfx) if SCALES[str(shape["q_type"])] == "mx" else (False,):
+        many = list(_many(each, shape, device, decode)) if each > 4 else []
         if each <= 16:
             block_m = 16 if each <= 8 else 32
+            yield from many[:4] if each > 8 else ()
             if pairs <= MOST_ALONE:
                 yield from _few(block_m, shape, device, decode=decode, alone=True)
             if shape.m > 1:
                 yield from _few(block_m, shape, device, decode=decode, alone=False)
-        if each > 4:
-            # Blocks of about what an expert has come first: larger ones are padding.
-            order = sorted(_MANY, key=lambda tiles: max(0.0, tiles[0] - 2 * each))
-            for group in (8, 1):
-                for block_m, first, second in order:
-                    yield Moe(block_m, group, _tile(first, shape, device), _tile(second, shape, device), decode=decode), 1
+        yield from many
+
+
+def _many(each: float, shape: Shape, device: Device, decode: bool) -> Iterator[tuple[Moe, int]]:
+    """Blocks of about what an expert has, *each*, come first: larger ones are padding. Where it has a few blocks, they share its weights in L2."""
+    order = sorted(_MANY, key=lambda tiles: max(0.0, tiles[0] - 2 * each))
+    for group in (1, 8) if each <= 64 else (8, 1):
+        for block_m, first, second in order:
+            yield Moe(block_m, group, _tile(first, shape, device), _tile(second, shape, device), decode=decode), 1
 
 
 def _few(block_m: int, shape: Shape, device: Device, *, decode: bool, alone: bool) -> Iterator[tuple[Moe, int]]:
@@ -280,10 +288,11 @@ def _few(block_m: int, shape: Shape, device: Device, *, decode: bool, alone: boo
 
 
 def _splits(kernel: Moe, shape: Shape, device: Device) -> list[int]:
-    """Factors worth a try: enough programs for each multiprocessor first, then fewer and more."""
+    """Factors worth a try: about a program for each multiprocessor first, then fewer and more."""
     tiles, steps = tiles_of(kernel, shape)[0], ceil_div(shape.n, kernel.first.block_k)
     useful = [split for split in SPLITS if split == 1 or (steps >= 4 * split and tiles * split <= 4 * device.cu_num)]
-    return sorted(useful, key=lambda split: abs(tiles * split - 2 * device.cu_num))
+    # Measured on an H200: of 32 tiles 4 parts win, of 96 tiles 2.
+    return sorted(useful, key=lambda split: abs(math.log(tiles * split / (1.15 * device.cu_num))))
 
 
 def _tile(sizes: tuple[int, int, int, int], shape: Shape, device: Device) -> Tile:
@@ -291,7 +300,7 @@ def _tile(sizes: tuple[int, int, int, int], shape: Shape, device: Device) -> Til
     block_n, nbytes, warps, stages = sizes
     bits = dtype_bits(str(shape["q_dtype_w"]))
     if ARCHITECTURES[device.gfx].matrix == "wmma":  # fewer registers
-        nbytes = min(nbytes, 128)
+        block_n, nbytes = min(block_n, 128), min(nbytes, 128)
     block_k = max(nbytes * 8 // bits, 64 if bits == 4 else 32)
     if SCALES[str(shape["q_type"])] == "block" and block_k > 128:  # a step has one scale: shorter ones, and more of them on their way
         block_k, stages = 128, min(stages * block_k // 128, 8)

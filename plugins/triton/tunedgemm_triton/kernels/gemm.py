@@ -4,16 +4,16 @@
 import triton
 import triton.language as tl
 
-from tunedgemm_triton.kernels.tile import block_scales, factors, finish, product, tile_of, zeros
+from tunedgemm_triton.kernels.tile import block_scales, factors, finish, product, tile_of, within, zeros
 
 
 @triton.jit
 def places(base, row, k, rows, K, SHUFFLED: tl.constexpr):
     """Addresses [row, k] of a plain operand, or of a weight whose packs of 16 bytes of SHUFFLED rows lie side by side.
 
-    Rows past the edge repeat the last one and are not stored: the loop needs no mask but for a ragged K.
+    Rows past the edge are not stored: the loop needs no mask but for a ragged K.
     """
-    row = tl.minimum(row, rows - 1).to(tl.int64)
+    row = within(row, rows).to(tl.int64)
     if SHUFFLED > 0:
         pack: tl.constexpr = 128 // base.dtype.element_ty.primitive_bitwidth
         start = (row // SHUFFLED) * SHUFFLED * K + (row % SHUFFLED) * pack

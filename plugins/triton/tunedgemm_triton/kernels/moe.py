@@ -129,8 +129,9 @@ def moe(
     width = K // 2 if SCALE == "mx" else K  # elements as stored
     step: tl.constexpr = BLOCK_K // 2 if SCALE == "mx" else BLOCK_K
     k = tl.arange(0, step)
-    # Rows of padding repeat another and are not stored.
-    place = tl.where(rows < pairs, rows, block if ALONE else 0).to(tl.int64)
+    # Rows of padding repeat the block's first, and are not stored: one row for all blocks would be asked of one slice of L2 by all of them.
+    first = block if ALONE else tl.load(order + block * BLOCK_M, mask=here, other=0)
+    place = tl.where(rows < pairs, rows, first).to(tl.int64)
     if BY_TOKEN:
         place = place // TOPK
     a_at = x + place[:, None] * width + k[None, :]

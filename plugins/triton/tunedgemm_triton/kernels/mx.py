@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from tunedgemm_triton.kernels.gemm import places
-from tunedgemm_triton.kernels.tile import finish, tile_of, zeros
+from tunedgemm_triton.kernels.tile import finish, tile_of, within, zeros
 
 
 @triton.jit
@@ -118,7 +118,7 @@ def mx(
     pair, group = tl.arange(0, BLOCK_K // 2), tl.arange(0, BLOCK_K // 32)
     x = places(x, m, pair, M, K // 2, 0)
     weight = places(weight, n, pair, N, K // 2, SHUFFLED)
-    rows, columns = tl.minimum(m, M - 1), tl.minimum(n, N - 1)
+    rows, columns = within(m, M), within(n, N)
     acc = zeros(BLOCK_M, BLOCK_N, SWAP, tl.float32)
     blocks = tl.cdiv(K, BLOCK_K)
     each = tl.cdiv(blocks, SPLIT_K)
