@@ -87,8 +87,9 @@ class Route:
             _serving.inside = False
             launcher = launchers.pop(trial, None)
         if launcher is not None:  # of a call that is captured there may be none to keep
-            on_cpu = arguments[0].get_device() < 0
-            launchers[key] = self._lasting(launcher, on_cpu, dense=bool(key[-2]))
+            call, given = self._lasting(launcher), [argument for argument in arguments if argument is not None]
+            on_cpu = arguments[0].get_device() < 0 and call is not self.original
+            launchers[key] = _on_cpu(call, self.original, bool(key[-2]), len(given)) if on_cpu else call
         return out
 
     def _torchs(self, key: tuple[Any, ...], *arguments: Any) -> Any:
@@ -96,13 +97,12 @@ class Route:
             self.dispatcher.launchers[key] = self.original
         return self.original(*arguments)
 
-    def _lasting(self, launcher: Function, on_cpu: bool, dense: bool) -> Function:
+    def _lasting(self, launcher: Function) -> Function:
         """What serves the calls of a key after its first."""
         if launcher is _native:
             return self.original
         call = self.adapted(launcher)
-        call = _guarded(call, self.original) if _serving.reentered else call
-        return _on_cpu(call, self.original, dense) if on_cpu else call
+        return _guarded(call, self.original) if _serving.reentered else call
 
 
 def _guarded(call: Function, original: Function) -> Function:
@@ -121,15 +121,23 @@ def _guarded(call: Function, original: Function) -> Function:
     return guarded
 
 
-def _on_cpu(call: Function, original: Function, dense: bool) -> Function:
+def _on_cpu(call: Function, original: Function, dense: bool, arguments: int) -> Function:
     """What calls ask for is autocast of GPUs; and meta tensors have the key of CPU tensors that are not *dense*."""
+    autocast = _autocast
 
-    def on_cpu(*arguments: Any) -> Any:
-        if _autocast() or not (dense or all(argument is None or not argument.is_meta for argument in arguments)):
-            return original(*arguments)
-        return call(*arguments)
+    def of_any(*operands: Any) -> Any:
+        if autocast() or any(operand is not None and operand.is_meta for operand in operands):
+            return original(*operands)
+        return call(*operands)
 
-    return on_cpu
+    # Arguments by name cost 0.1 us less than a tuple of them.
+    def of_two(first: torch.Tensor, second: torch.Tensor) -> Any:
+        return original(first, second) if autocast() else call(first, second)
+
+    def of_three(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor) -> Any:
+        return original(first, second, third) if autocast() else call(first, second, third)
+
+    return of_any if not dense else of_three if arguments == 3 else of_two
 
 
 def _operands(
