@@ -269,7 +269,7 @@ def _candidates(shape: Shape, device: Device) -> Iterator[tuple[Moe, int]]:
 
 
 def _many(each: float, shape: Shape, device: Device, decode: bool) -> Iterator[tuple[Moe, int]]:
-    """Blocks of about what an expert has, *each*, come first: larger ones are padding. Where it has a few blocks, they share its weights in L2."""
+    """Blocks of about what an expert has, *each*, come first: larger ones are padding. Where it has a few, they share its weights in L2."""
     order = sorted(_MANY, key=lambda tiles: max(0.0, tiles[0] - 2 * each))
     for group in (1, 8) if each <= 64 else (8, 1):
         for block_m, first, second in order:
