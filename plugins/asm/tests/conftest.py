@@ -53,6 +53,12 @@ def gcn() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def ptx() -> ModuleType:
+    """The emulator of PTX text."""
+    return _module("ptx")
+
+
+@pytest.fixture(scope="session")
 def fake() -> ModuleType:
     """The module that compiles the fake HIP runtime, and makes up AITER's tree."""
     return _module("fake")

@@ -37,10 +37,12 @@ def test_without_packs_nothing_is_supported() -> None:
     assert plain.library_version(MI300X) == ""
 
 
-@pytest.mark.parametrize("gfx", ["sm_90", "gfx1100", "cpu-avx512"])
+@pytest.mark.parametrize("gfx", ["sm_100", "gfx1100", "cpu-avx512"])
 def test_other_devices_have_no_code_objects(gfx: str) -> None:
     """Only the architectures that AITER's kernels and ours are for."""
-    assert str(plain.supports(PRODUCT, Device(gfx, 100, "other"))) == f"code objects are for gfx942 and gfx950, not {gfx}"
+    assert str(plain.supports(PRODUCT, Device(gfx, 100, "other"))) == (
+        f"code objects are for gfx942 and gfx950, generated PTX for sm_90, not for {gfx}"
+    )
 
 
 @gfx950
@@ -150,12 +152,16 @@ def test_packs_are_looked_for_where_they_can_be_used() -> None:
         raise AssertionError(gfx)
 
     elsewhere = attrs.evolve(plain, found=never)
+    b200 = Device("sm_100", 148, "nvidia-b200")
+    assert not elsewhere.supports(PRODUCT, b200)
+    assert elsewhere.library_version(b200) == ""
+    assert list(elsewhere.enumerate_solutions(PRODUCT, b200)) == []
+    assert elsewhere.heuristic_fallback(attrs.evolve(PRODUCT, layout="aiter16x16"), b200) is None
+    assert not elsewhere.bind(Solution("asm", "any"), PRODUCT, b200)
     h200 = Device("sm_90", 132, "nvidia-h200")
-    assert not elsewhere.supports(PRODUCT, h200)
-    assert elsewhere.library_version(h200) == ""
-    assert list(elsewhere.enumerate_solutions(PRODUCT, h200)) == []
-    assert elsewhere.heuristic_fallback(attrs.evolve(PRODUCT, layout="aiter16x16"), h200) is None
-    assert not elsewhere.bind(Solution("asm", "any"), PRODUCT, h200)
+    assert elsewhere.supports(PRODUCT, h200)
+    assert list(elsewhere.enumerate_solutions(PRODUCT, h200))
+    assert elsewhere.heuristic_fallback(PRODUCT, h200) is None
 
 
 @gfx950

@@ -1,5 +1,5 @@
-"""Backend ``asm``: GEMM kernels as code objects: AITER's own, other packs, and those of a generator; for AMD GPUs. Importing it loads
-neither torch nor a driver nor a pack.
+"""Backend ``asm``: GEMM kernels for AMD GPUs as code objects (AITER's own, other packs, those of a generator), and for
+Hopper as generated PTX. Importing it loads neither torch nor a driver nor a pack.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import attrs
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
 
 from tunedgemm_asm import driver, heuristic, launch, limits, solutions
+from tunedgemm_asm.ptx import launch as ptx_launch
+from tunedgemm_asm.ptx import solutions as ptx
 
 if TYPE_CHECKING:
     from tunedgemm_asm import packs
@@ -47,24 +49,44 @@ class Asm:
         return self.found(gfx).version if gfx in limits.FP8 else ""
 
     def details(self, device: Device) -> Iterable[str]:
-        """Every pack for the device with the hash of what it may execute, and what was refused."""
+        """Every pack for the device with the hash of what it may execute, and what was refused; on Hopper the assembler."""
+        if self._seen(device).gfx == ptx.GFX:
+            return ptx_launch.details()
         from tunedgemm_asm import packs
 
         return packs.lines(self.found(self._seen(device).gfx))
 
     def lacks(self, solution: Solution, device: Device) -> str:
-        """Why no pack for the device has the solution's kernel."""
+        """Why no pack for the device has the solution's kernel, or the generator of PTX does not know the name."""
+        if device.gfx == ptx.GFX:
+            return ptx.unknown(solution.kernel_name)
         return self.found(self._seen(device).gfx).missing(solution.kernel_name)
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Whether the architecture's static limits allow the shape, and a pack has kernels for it."""
-        return limits.supports(shape, seen := self._seen(device), self._kernels(seen))
+        if (seen := self._seen(device)).gfx == ptx.GFX:
+            return ptx.supports(shape, seen)
+        return limits.supports(shape, seen, self._kernels(seen))
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
         """Every kernel that takes the shape, with every split worth timing, best guesses first."""
-        return solutions.enumerate_solutions(self.libtype, shape, seen := self._seen(device), self._kernels(seen))
+        if (seen := self._seen(device)).gfx == ptx.GFX:
+            return ptx.enumerate_solutions(self.libtype, shape, seen)
+        return solutions.enumerate_solutions(self.libtype, shape, seen, self._kernels(seen))
+
+    @hookimpl
+    def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
+        """The neighbours of a generated kernel for Hopper; packs have none."""
+        seen = self._seen(device)
+        return ptx.refine(self.libtype, solution, shape, seen) if seen.gfx == ptx.GFX else ()
+
+    @hookimpl
+    def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
+        """Assemble a kernel for Hopper into the artifact cache; code objects are assembled already."""
+        if (seen := self._seen(device)).gfx == ptx.GFX:
+            ptx_launch.prepare(solution, shape, seen)
 
     @hookimpl
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
@@ -73,13 +95,22 @@ class Asm:
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-        """Check and load the code object, and fix everything that a call of exactly this shape needs."""
+        """Check and load the code, and fix everything that a call of exactly this shape needs."""
         seen = self._seen(device)
-        if reason := limits.elsewhere(shape, seen):
-            return Unsupported(reason)
+        if not (able := self._able(shape, seen)):
+            return Unsupported(str(able))
         if not self._present(device):
             return Unsupported(f"{device} is described, not present")
+        if seen.gfx == ptx.GFX:
+            return ptx_launch.bind(self.driver, solution, shape, seen, device.torch_device)
         return launch.bind(self.driver, self.found(seen.gfx), solution, shape, seen, device.torch_device)
+
+    def _able(self, shape: Shape, device: Device) -> bool | Unsupported:
+        """Whether there may be a kernel on the device, whatever packs there are."""
+        if device.gfx == ptx.GFX:
+            return ptx.supports(shape, device)
+        reason = limits.elsewhere(shape, device)
+        return Unsupported(reason) if reason else True
 
     def _kernels(self, device: Device) -> limits.Kernels:
         """The kernels for the device; for one that has none no pack is looked for."""

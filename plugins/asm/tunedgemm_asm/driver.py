@@ -1,4 +1,4 @@
-"""Driver: HIP's module API through ctypes: a code object becomes a function on a device. Launches go through `native`."""
+"""Drivers: HIP's and CUDA's module API through ctypes: code becomes a function on a device. Launches go through `native`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from tunedgemm.plugin import LaunchError, PluginError
 
 _POINTER, _INT, _UINT = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
 _HANDLE = ctypes.POINTER(ctypes.c_void_p)
+_LAUNCH = (_POINTER, *(_UINT,) * 7, _POINTER, _HANDLE, _HANDLE)
+
+#: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
+DYNAMIC_SHARED = 8
 
 
 @attrs.frozen(eq=False)
 class Interface:
-    """A driver's functions (hip_runtime_api.h of ROCm 6 and 7).
+    """A driver's functions (hip_runtime_api.h of ROCm 6 and 7, cuda.h of CUDA 12 and 13).
 
     Attributes:
         kind: whose devices it drives, as `Device.kind`.
         libraries: its file names, newest first; the last is what all start with.
         functions: our word -> (name, arguments); all return a status, of which 0 is success.
-        error: the function that gives the text of a status.
+        error: the function that gives the text of a status: as its result, or on NVIDIA through a pointer.
         end: what ends the list of extra arguments of a launch.
+        no_context: the status of a call by a thread without a context; see `Driver.mend`.
     """
 
     kind: str
@@ -33,6 +38,7 @@ class Interface:
     functions: Mapping[str, tuple[str, tuple[Any, ...]]]
     error: str
     end: int
+    no_context: int = -1
 
 
 HIP = Interface(
@@ -41,12 +47,26 @@ HIP = Interface(
     functions={
         "load": ("hipModuleLoadData", (_HANDLE, _POINTER)),
         "function": ("hipModuleGetFunction", (_HANDLE, _POINTER, ctypes.c_char_p)),
-        "launch": ("hipModuleLaunchKernel", (_POINTER, *(_UINT,) * 7, _POINTER, _HANDLE, _HANDLE)),
+        "launch": ("hipModuleLaunchKernel", _LAUNCH),
     },
     error="hipGetErrorString",
     end=3,  # HIP_LAUNCH_PARAM_END; CUDA's is 0
 )
-INTERFACES = {interface.kind: interface for interface in (HIP,)}
+CUDA = Interface(
+    kind="nvidia",
+    libraries=("libcuda.so.1", "libcuda.so"),
+    functions={
+        "load": ("cuModuleLoadData", (_HANDLE, _POINTER)),
+        "function": ("cuModuleGetFunction", (_HANDLE, _POINTER, ctypes.c_char_p)),
+        "launch": ("cuLaunchKernel", _LAUNCH),
+        "set": ("cuFuncSetAttribute", (_POINTER, _INT, _INT)),
+        "describe": ("cuTensorMapEncodeTiled", (_POINTER, _INT, _UINT, *(_POINTER,) * 5, *(_INT,) * 4)),
+    },
+    error="cuGetErrorString",
+    end=0,  # CU_LAUNCH_PARAM_END
+    no_context=201,  # CUDA_ERROR_INVALID_CONTEXT
+)
+INTERFACES = {interface.kind: interface for interface in (HIP, CUDA)}
 
 
 @attrs.frozen(eq=False)
@@ -72,9 +92,36 @@ class Driver:
         if status := self.functions[word](*arguments):
             raise LaunchError(f"{self.interface.functions[word][0]}: {self.text(status)}")
 
+    def mend(self, word: str, status: int, index: int) -> None:
+        """Make a second try of a failed call worthwhile, where the thread only had no context.
+
+        A thread has none while it has called nothing of CUDA's runtime but what torch answers from its own memory.
+
+        Raises:
+            LaunchError: the call failed for another reason.
+        """
+        if status != self.interface.no_context or index < 0 or not self._enter(index):
+            raise LaunchError(f"{self.interface.functions[word][0]}: {self.text(status)}")
+
+    def _enter(self, index: int) -> bool:
+        """Whether the thread had no context and now has the device's primary one, which is torch's and lives as long as the process."""
+        native, device, context = ctypes.CDLL(self.path), ctypes.c_int(), ctypes.c_void_p()
+        return not (
+            native.cuCtxGetCurrent(ctypes.byref(context))
+            or context.value
+            or native.cuDeviceGet(ctypes.byref(device), index)
+            or native.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+            or native.cuCtxSetCurrent(context)
+        )
+
     def text(self, status: int) -> str:
         """The driver's own words for a status."""
-        return (self.functions["error"](status) or b"").decode(errors="replace") or f"status {status}"
+        error, found = self.functions["error"], ctypes.c_char_p()
+        if self.interface.kind == "nvidia":
+            error(status, ctypes.byref(found))
+        else:
+            found.value = error(status)
+        return (found.value or b"").decode(errors="replace") or f"status {status}"
 
     def address(self, word: str) -> int:
         """Where a function lies."""
@@ -108,7 +155,10 @@ def bind_functions(interface: Interface, path: str) -> Driver:
         raise PluginError(f"asm: {path} cannot be used: {error}") from error
     for word, (_, arguments) in interface.functions.items():
         functions[word].argtypes, functions[word].restype = arguments, ctypes.c_int
-    functions["error"].argtypes, functions["error"].restype = (_INT,), ctypes.c_char_p
+    if interface.kind == "nvidia":
+        functions["error"].argtypes, functions["error"].restype = (_INT, ctypes.POINTER(ctypes.c_char_p)), ctypes.c_int
+    else:
+        functions["error"].argtypes, functions["error"].restype = (_INT,), ctypes.c_char_p
     return Driver(interface, path, functions)
 
 

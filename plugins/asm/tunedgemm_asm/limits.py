@@ -97,7 +97,7 @@ def supports(shape: Shape, device: Device, kernels: Kernels) -> bool | Unsupport
 def elsewhere(shape: Shape, device: Device) -> str:
     """Why no kernel at all takes the shape on the device, whichever packs there are, or an empty text."""
     if device.gfx not in FP8:
-        return f"code objects are for {' and '.join(FP8)}, not {device.gfx}"
+        return f"code objects are for {' and '.join(FP8)}, generated PTX for sm_90, not for {device.gfx}"
     if shape.op not in OPS:
         return f"op {shape.op} is not covered; covered: {', '.join(OPS)}"
     if shape.m == 0:

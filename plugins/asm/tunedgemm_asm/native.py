@@ -22,16 +22,21 @@ _ADDRESS = 8
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2
 
 
+#: Of ``shim.c``.
+_VERSION = 2
+
+
 def _loaded() -> Any:
     try:
-        return importlib.import_module("tunedgemm_asm._shim")
+        extension = importlib.import_module("tunedgemm_asm._shim")
     except ImportError:  # installed without a C compiler
         return None
+    return extension if getattr(extension, "VERSION", 1) == _VERSION else None  # built from an older text
 
 
 _extension = _loaded()
 
-#: (stream, an address for each slot in their order) -> the driver's status
+#: (stream, for each slot in their order an address, or the bytes that go there) -> the driver's status
 Launch = Callable[..., int]
 
 
@@ -48,7 +53,7 @@ class Plan:
         grid: workgroups along the three axes.
         threads: of a workgroup.
         arguments: the kernel's argument buffer, in which addresses are left out.
-        slots: where in it each address goes, in the order in which a launch gets them.
+        slots: where in it each address goes, or bytes such as a descriptor, in the order in which a launch gets them.
         shared: bytes of dynamic LDS.
     """
 
@@ -94,10 +99,13 @@ def by_ctypes(function: Function, plan: Plan) -> Launch:
     arguments, slots, end, pack = plan.arguments, plan.slots, function.driver.interface.end, struct.Struct("<Q").pack_into
     pointers, size_t = ctypes.c_void_p * 5, ctypes.c_size_t
 
-    def launch(stream: int, *addresses: int) -> int:
+    def launch(stream: int, *addresses: int | bytes) -> int:
         buffer, size = ctypes.create_string_buffer(arguments, len(arguments)), size_t(len(arguments))
         for slot, each in zip(slots, addresses, strict=True):
-            pack(buffer, slot, each)
+            if isinstance(each, bytes):
+                ctypes.memmove(ctypes.addressof(buffer) + slot, each, min(len(each), len(arguments) - slot))
+            else:
+                pack(buffer, slot, each)
         extra = pointers(_BUFFER_POINTER, ctypes.addressof(buffer), _BUFFER_SIZE, ctypes.addressof(size), end)
         return int(call(address, x, y, z, threads, 1, 1, shared, stream, None, extra))
 

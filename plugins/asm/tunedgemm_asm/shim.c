@@ -2,7 +2,7 @@
  *
  * The arguments of hipModuleLaunchKernel (hip_runtime_api.h) and of cuLaunchKernel (cuda.h) are the same, so the function's address is
  * enough; nothing of a vendor is compiled or linked in. The kernel gets one buffer of arguments: a template of constant bytes in which the
- * addresses are put at their offsets. It is put together on the stack: nothing is shared between threads, so there is no lock. The
+ * addresses are put at their offsets, and bytes such as descriptors of operands. It is put together on the stack: nothing is shared between threads, so there is no lock. The
  * interpreter's is given back meanwhile, as torch does: a launch waits where the stream's queue is full, maybe for what another thread has
  * yet to launch.
  */
@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#define VERSION 2 /* native.py has the same: what was built from another text is not used */
 #define MOST_BYTES 4096 /* of arguments */
 #define MOST_SLOTS 16
 /* Words of the list `extra`, the same in both drivers; what ends it is not: HIP_LAUNCH_PARAM_END is 3, CU_LAUNCH_PARAM_END 0. */
@@ -112,7 +113,13 @@ static PyObject *launch_launch(Launch *self, PyObject *const *args, Py_ssize_t c
     memcpy(arguments, self->arguments, bytes);
     stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(args[0]);
     for (i = 0; i < self->count; i++) {
-        void *address = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(args[i + 1]);
+        void *address;
+        if (PyBytes_Check(args[i + 1])) { /* a descriptor */
+            size_t room = bytes - self->slot[i], size = (size_t)PyBytes_Size(args[i + 1]);
+            memcpy(arguments + self->slot[i], PyBytes_AsString(args[i + 1]), size < room ? size : room);
+            continue;
+        }
+        address = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(args[i + 1]);
         memcpy(arguments + self->slot[i], &address, sizeof address);
     }
     if (PyErr_Occurred())
@@ -134,7 +141,7 @@ static void launch_dealloc(Launch *self) {
 
 static PyMethodDef launch_methods[] = {
     {"launch", (PyCFunction)(void (*)(void))launch_launch, METH_FASTCALL,
-     "launch(stream, an address for each slot) -> the driver's status; addresses as integers"},
+     "launch(stream, for each slot an address as an integer, or bytes that go there) -> the driver's status"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -156,7 +163,7 @@ PyMODINIT_FUNC PyInit__shim(void) {
     if (module == NULL)
         return NULL;
     type = PyType_FromSpec(&launch_spec);
-    if (type == NULL || PyModule_AddObject(module, "Launch", type) < 0) {
+    if (type == NULL || PyModule_AddIntConstant(module, "VERSION", VERSION) < 0 || PyModule_AddObject(module, "Launch", type) < 0) {
         Py_XDECREF(type);
         Py_DECREF(module);
         return NULL;

@@ -1,0 +1,14 @@
+"""An emulator of the PTX that the generator writes, stricter than hardware.
+
+Deadlocks, stages overwritten while they are read, sums touched before their instructions are done, addresses outside of buffers and
+phases that do not fit are errors. It knows no time.
+
+Everything asynchronous ends in a random order: copies, matrix instructions, and which warp group goes on next.
+"""
+
+from .bench import Bench
+from .cuda import Cuda
+from .launch import Launch, run
+from .memory import Fault, Memory, described
+
+__all__ = ["Bench", "Cuda", "Fault", "Launch", "Memory", "described", "run"]

@@ -1,0 +1,216 @@
+"""What ends later than it starts: barriers, copies, matrix instructions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .machine import LANES, Instruction, Machine, Unit
+from .memory import Barrier, Fault, box_of, covering, swizzled
+
+
+class Blocked(Exception):
+    """The instruction has to wait."""
+
+
+#: Distance of the same place in the shared memories of two blocks of a cluster, as `mapa` gives it.
+_WINDOW = 1 << 24
+
+
+def _only(mask: np.ndarray, given: np.ndarray) -> int:
+    """The value of the one lane that executes."""
+    lanes = np.flatnonzero(mask)
+    if len(lanes) != 1:
+        raise Fault(f"{len(lanes)} lanes where one is meant")
+    return int(given[lanes[0]])
+
+
+def _initialise(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    count = int(told[0][1])
+    unit.block.shared.barriers[_only(mask, told[0][0])] = Barrier(count, count)
+
+
+def _wait(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    (done, at, parity), value = told
+    wanted = value(machine, unit, parity)
+    for lane in np.flatnonzero(mask):
+        if unit.block.shared.barrier(int(at[lane])).parity == int(wanted[lane]):
+            raise Blocked
+    unit.values[done] = np.ones(LANES, np.bool_)
+
+
+def _announce(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    barrier = unit.block.shared.barrier(_only(mask, told[0][1]))
+    barrier.bytes += int(told[0][2])
+    barrier.arrive()
+
+
+def _arrive(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    for lane in np.flatnonzero(mask):
+        block, at = divmod(int(told[0][1][lane]), _WINDOW)
+        target = unit.block.cluster.blocks[block] if "cluster.b64" in i.name else unit.block
+        target.shared.barrier(at).arrive()
+
+
+def _map_to(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    (result, own, rank), value = told
+    far = value(machine, unit, own).astype(np.uint64) + value(machine, unit, rank).astype(np.uint64) * np.uint64(_WINDOW)
+    unit.values[result] = far.astype(np.uint32)
+
+
+def _copy(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    (to, source, full, *masks), value = told
+    base, k, row = re.findall(r"%\w+", source)
+    begin = _only(mask, value(machine, unit, base)) - (1 << 60)
+    at = _only(mask, value(machine, unit, k)), _only(mask, value(machine, unit, row))
+    content = box_of(machine.memory, machine.arguments[begin : begin + 128], *at)
+    to, full = _only(mask, to), _only(mask, full)
+    wanted = _only(mask, value(machine, unit, masks[0])) if masks else 1 << unit.block.rank
+    if to % 128 or (to % 1024 and content.shape[0] % 8 == 0):
+        raise Fault(f"a box to {to} of shared memory, whose swizzle starts at multiples of 1024")
+    places = swizzled(to + np.arange(content.size))
+    ordered = np.empty(content.size, np.uint8)
+    ordered[places - to] = content.reshape(-1)
+
+    def arrived() -> None:
+        for rank, block in enumerate(unit.block.cluster.blocks):
+            if wanted >> rank & 1:
+                block.shared.write(to, ordered)
+                barrier = block.shared.barrier(full)
+                barrier.bytes -= content.size
+                barrier.advance()
+
+    machine.copies.append(arrived)
+
+
+def _fence(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    unit.unfenced.clear()
+
+
+def _whole(unit: Unit, mask: np.ndarray) -> None:
+    if not mask.all():
+        raise Fault("not all threads of the warp group are there")
+
+
+def _rows(unit: Unit, told: int, rows: int) -> tuple[np.ndarray, tuple[int, int]]:
+    """Places of the bytes [rows, 32] that a descriptor names, and what they cover."""
+    if told >> 62 != 1 or told >> 16 & 0x3FFF != 1 or told >> 49 & 7:
+        raise Fault(f"descriptor {told:#x}")
+    start, stride = (told & 0x3FFF) * 16, (told >> 32 & 0x3FFF) * 16
+    row = np.arange(rows)[:, None]
+    logical = start + row // 8 * stride + row % 8 * 128 + np.arange(32)
+    return swizzled(logical), covering([(int(logical.min()), int(logical.max()) + 1)])
+
+
+def _multiply(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    (sums, a, b, added, *rest), value = told
+    _whole(unit, mask)
+    if [added, *rest] != ["1", "1", "1", "0", "0"]:
+        raise Fault("another form of the instruction")
+    names = sums.strip("{}").replace(" ", "").split(",")
+    width = int(re.search(r"m64n(\d+)k16", i.name)[1])  # type: ignore[index]
+    if len(names) != width // 2 or unit.unfenced & set(names):
+        raise Fault("sums that no wgmma.fence covers")
+    descriptors = [value(machine, unit, each) for each in (a, b)]
+    if any((each != each[0]).any() for each in descriptors):
+        raise Fault("lanes do not agree on a descriptor")
+    (at_a, region_a), (at_b, region_b) = (_rows(unit, int(each[0]), rows) for each, rows in zip(descriptors, (64, width), strict=True))
+    shared, half = unit.block.shared, ".bf16" not in i.name
+    if max(region_a[1], region_b[1]) > shared.content.size:
+        raise Fault("an operand beyond shared memory")
+
+    def done() -> None:
+        x, y = (_floats(shared.content[at], half) for at in (at_a, at_b))
+        product = x @ y.T
+        lane = np.arange(LANES)
+        for index, name in enumerate(names):
+            row = lane // 32 * 16 + lane % 32 // 4 + 8 * (index // 2 % 2)
+            column = lane % 4 * 2 + 8 * (index // 4) + index % 2
+            unit.values[name] = unit.values[name] + product[row, column]
+
+    unit.opened.append(done)
+    unit.touched |= set(names)
+    unit.regions += [region_a, region_b]
+    shared.reading += [region_a, region_b]
+
+
+def _floats(content: np.ndarray, half: bool) -> np.ndarray:
+    bits = np.ascontiguousarray(content).view(np.uint16)
+    return bits.view(np.float16).astype(np.float32) if half else (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _commit(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    unit.flying.append((unit.opened, unit.touched, unit.regions))
+    unit.opened, unit.touched, unit.regions = [], set(), []
+
+
+def _wait_group(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    _whole(unit, mask)
+    if len(unit.flying) > int(i.operands[0]):
+        raise Blocked
+
+
+def _meet(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    """``bar.sync``: a warp group that came to a barrier waits until its generation has passed."""
+    _whole(unit, mask)
+    operands, value = i.operands, told[1]
+    name = int(value(machine, unit, operands[0])[0])
+    needed = int(operands[1]) if len(operands) > 1 else machine.program.threads
+    block, now = unit.block, unit.block.generation.get(name, 0)
+    if unit.passing < 0:
+        unit.passing = now
+        block.waiting[name] = block.waiting.get(name, 0) + LANES
+        if block.waiting[name] == needed:
+            block.waiting[name], block.generation[name] = 0, now + 1
+    if block.generation.get(name, 0) == unit.passing:
+        raise Blocked
+    unit.passing = -1
+
+
+def _cluster_arrive(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    cluster = unit.block.cluster
+    unit.arrived[mask] = cluster.generation
+    cluster.arrived += int(mask.sum())
+    if cluster.arrived == machine.program.threads * len(cluster.blocks):
+        cluster.arrived, cluster.generation = 0, cluster.generation + 1
+
+
+def _cluster_wait(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    if (unit.arrived[mask] == unit.block.cluster.generation).any():
+        raise Blocked
+
+
+def _registers(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
+    _whole(unit, mask)
+    wanted = int(i.operands[0])
+    if (".inc" in i.name) == (wanted < unit.registers) or wanted % 8:
+        raise Fault(f"from {unit.registers} to {wanted} registers")
+    if (wanted - unit.registers) * LANES > unit.block.pool:
+        raise Blocked
+    unit.block.pool -= (wanted - unit.registers) * LANES
+    unit.registers = wanted
+
+
+_TMA = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+ASYNCHRONOUS: dict[str, Callable[[Machine, Unit, Instruction, np.ndarray, Any], None]] = {
+    "mbarrier.init.shared::cta.b64": _initialise,
+    "mbarrier.try_wait.parity.shared::cta.b64": _wait,
+    "mbarrier.arrive.expect_tx.shared::cta.b64": _announce,
+    "mbarrier.arrive.release.cta.shared::cta.b64": _arrive,
+    "mbarrier.arrive.release.cluster.shared::cluster.b64": _arrive,
+    "mapa.shared::cluster.u32": _map_to,
+    _TMA: _copy,
+    f"{_TMA}.multicast::cluster": _copy,
+    "wgmma.fence.sync.aligned": _fence,
+    "wgmma.mma_async": _multiply,
+    "wgmma.commit_group.sync.aligned": _commit,
+    "wgmma.wait_group.sync.aligned": _wait_group,
+    "bar.sync": _meet,
+    "barrier.cluster.arrive.release": _cluster_arrive,
+    "barrier.cluster.wait.acquire": _cluster_wait,
+    "setmaxnreg.inc.sync.aligned.u32": _registers,
+    "setmaxnreg.dec.sync.aligned.u32": _registers,
+}

@@ -1,0 +1,117 @@
+"""A driver of CUDA's functions over host memory: what it loads is text, which runs on the emulator; descriptors are the emulator's."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import attrs
+from tunedgemm_asm.driver import CUDA, Driver
+from tunedgemm_asm.ptx.arguments import ABI, MAP_BYTES, MAPS
+
+from .launch import Launch, run
+from .memory import Memory, described, operand_of
+
+_SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@attrs.define(eq=False)
+class Cuda:
+    """The fake and what it was told.
+
+    Attributes:
+        seed: of the next launch.
+        texts: what was loaded.
+        descriptors: how many were made.
+        failing: the status of the next launch; it fails once.
+    """
+
+    seed: int = 0
+    texts: list[str] = attrs.field(factory=list, repr=False)
+    descriptors: int = 0
+    failing: int = 0
+    faults: list[str] = attrs.field(factory=list)
+    kept: list[Any] = attrs.field(factory=list)
+
+    def driver(self) -> Driver:
+        """The driver whose functions are these."""
+        own = {"load": self._load, "function": self._function, "launch": self._launch, "set": self._set, "describe": self._describe}
+        functions = {}
+        for word, (_, arguments) in CUDA.functions.items():
+            # Pointers to handles come as addresses here.
+            plain = [ctypes.c_void_p if hasattr(each, "_type_") and not isinstance(each._type_, str) else each for each in arguments]
+            callback = ctypes.CFUNCTYPE(ctypes.c_int, *plain)(own[word])
+            self.kept.append(callback)
+            functions[word] = ctypes.cast(callback, ctypes.CFUNCTYPE(ctypes.c_int))
+            functions[word].argtypes, functions[word].restype = arguments, ctypes.c_int
+        functions["error"] = self._error
+        return Driver(CUDA, "", functions)
+
+    def _error(self, status: int, found: Any) -> int:
+        ctypes.cast(found, ctypes.POINTER(ctypes.c_char_p))[0] = f"fake status {status}".encode()
+        return 0
+
+    def _load(self, module: int, code: int) -> int:
+        self.texts.append(ctypes.string_at(code).decode())
+        ctypes.c_void_p.from_address(module).value = len(self.texts)
+        return 0
+
+    def _function(self, function: int, module: int, name: bytes) -> int:
+        ctypes.c_void_p.from_address(function).value = module
+        return 0 if f".entry {name.decode()}(" in self.texts[module - 1] else 500
+
+    def _set(self, function: int, attribute: int, value: int) -> int:
+        return 0 if attribute == 8 and 0 < value <= 232448 else 1
+
+    def _describe(self, to: int, kind: int, rank: int, *told: int) -> int:
+        address, sizes, strides, box, every, *kinds = told
+        k, rows = (ctypes.c_uint64 * 2).from_address(sizes)
+        stride = ctypes.c_uint64.from_address(strides).value
+        deep, high = (ctypes.c_uint32 * 2).from_address(box)
+        steps = list((ctypes.c_uint32 * 2).from_address(every))
+        if to % 64 or rank != 2 or address % 16 or stride % 16 or stride != 2 * k or deep != 64 or high > 256 or steps != [1, 1]:
+            return 1
+        if kind not in (6, 9) or kinds != [0, 3, 3, 0]:
+            return 1
+        self.descriptors += 1
+        ctypes.memmove(to, described(address, rows, k, high), MAP_BYTES)
+        return 0
+
+    def _launch(self, function: int, *told: Any) -> int:
+        grid, threads, shared, extra = told[:3], told[3:6], told[6], told[9]
+        if self.failing:
+            status, self.failing = self.failing, 0
+            return status
+        words = (ctypes.c_uint64 * 5).from_address(extra)
+        size = ctypes.c_uint64.from_address(words[3]).value
+        text, arguments = self.texts[function - 1], ctypes.string_at(words[1], size)
+        if size != ABI.size or f".reqntid {threads[0]}, 1, 1" not in text or grid[1:] != (1, 1) or words[4]:
+            return 1
+        try:
+            run(text, Launch(grid[0], shared, arguments), memory_of(text, arguments), self.seed)
+        except AssertionError as fault:
+            self.faults.append(str(fault))
+            return 700
+        return 0
+
+
+def memory_of(text: str, arguments: bytes) -> Memory:
+    """Host memory that the arguments name, each buffer as long as the sizes among them say."""
+    memory = Memory()
+    told = {field.name: int.from_bytes(arguments[field.offset : field.offset + field.bytes], "little") for field in ABI.fields}
+    for offset in MAPS.values():
+        address, rows, k = operand_of(arguments[offset : offset + MAP_BYTES])
+        memory.take(address, rows * k * 2, False)
+    _, dtypes, bias = text.split("\n", 1)[0].replace(",", ":").split(":")
+    size, n = _SIZES[dtypes.split()[-1]], told["stride"]
+    memory.take(told["out"], told["rows_a"] * told["rows_b"] * size, True)
+    if told["bias"]:
+        memory.take(told["bias"], n * _SIZES[bias.split()[-1]], False)
+    if told["workspace"]:
+        # A tile's share: 128 threads times their sums for each consumer; the whole of them is the grid's tile, in float32.
+        tile_m, tile_n = map(int, text.split("ptx_", 1)[1].split("_", 1)[0].split("x"))
+        cluster = 2 if "reqnctapercluster" in text else 1
+        consumers = (int(text.split(".reqntid ", 1)[1].split(",", 1)[0]) - 128) // 128
+        memory.take(told["workspace"], told["tiles"] * cluster * told["splits"] * tile_m * tile_n * 4, True)
+        memory.take(told["counters"], told["tiles"] * cluster * consumers * 4, True)
+    return memory

@@ -1,0 +1,31 @@
+"""A kernel's launch on the emulator."""
+
+from __future__ import annotations
+
+import random
+
+import attrs
+
+from .instructions import step
+from .machine import Machine, read
+from .memory import Memory
+
+
+@attrs.frozen
+class Launch:
+    """What a driver is told: blocks, bytes of shared memory and of arguments."""
+
+    grid: int
+    shared: int
+    arguments: bytes
+
+
+def run(text: str, launch: Launch, memory: Memory, seed: int = 0) -> None:
+    """Run a kernel to its end.
+
+    Raises:
+        Fault: it did what must not be done, or came to no end.
+    """
+    machine = Machine(read(text), memory, launch.arguments, random.Random(seed))
+    machine.start(launch.grid, launch.shared)
+    machine.run(step)

@@ -1,0 +1,179 @@
+"""Thread blocks, their warp groups, and the order in which things happen."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from .memory import Fault, Memory, Shared
+
+LANES = 128
+_LINE = re.compile(r"(?:@(!?)(%p\d+) )?([a-z_][\w.:]*)\s*(.*);")
+
+
+@attrs.frozen
+class Instruction:
+    """One line: its predicate, name and operands."""
+
+    negated: bool
+    guard: str
+    name: str
+    operands: tuple[str, ...]
+
+
+@attrs.frozen
+class Program:
+    """A kernel's text, read."""
+
+    instructions: tuple[Instruction, ...]
+    labels: dict[str, int]
+    parameters: dict[str, tuple[int, int]]
+    threads: int
+    cluster: int
+    registers: int
+
+
+def split_operands(text: str) -> tuple[str, ...]:
+    """At the commas that are not in brackets."""
+    parts, depth, part = [], 0, ""
+    for char in text:
+        depth += (char in "[{") - (char in "]}")
+        if char == "," and not depth:
+            parts.append(part.strip())
+            part = ""
+        else:
+            part += char
+    return tuple([*parts, part.strip()] if part.strip() else parts)
+
+
+def read(text: str) -> Program:
+    """The program of a text."""
+    head, body = text.split("\n{\n")
+    offset, parameters = 0, {}
+    for size, kind, name, count in re.findall(r"\.param (?:\.align (\d+) )?\.(\w+) (\w+)(?:\[(\d+)\])?", head):
+        width = int(count) if count else {"u64": 8, "u32": 4}[kind]
+        align = int(size) if size else width
+        offset = -(-offset // align) * align
+        parameters[name] = (offset, width)
+        offset += width
+    instructions, labels = [], {}
+    for line in body.splitlines():
+        stripped = line.strip()
+        if stripped.endswith(":"):
+            labels[stripped[:-1]] = len(instructions)
+        elif stripped and not stripped.startswith((".reg", "//", "}")):
+            match = _LINE.fullmatch(stripped)
+            assert match, stripped
+            instructions.append(Instruction(match[1] == "!", match[2] or "", match[3], split_operands(match[4])))
+    number = {name: int(value) for name, value in re.findall(r"\.(reqntid|reqnctapercluster|maxnreg) (\d+)", head)}
+    cluster = number.get("reqnctapercluster", 1)
+    return Program(tuple(instructions), labels, parameters, number["reqntid"], cluster, number["maxnreg"])
+
+
+@attrs.define(eq=False)
+class Block:
+    """One thread block."""
+
+    index: int
+    rank: int
+    shared: Shared
+    pool: int
+    cluster: Cluster
+    waiting: dict[int, int] = attrs.field(factory=dict)
+    generation: dict[int, int] = attrs.field(factory=dict)
+
+
+@attrs.define(eq=False)
+class Cluster:
+    """Blocks that see each other's shared memory."""
+
+    blocks: list[Block] = attrs.field(factory=list)
+    arrived: int = 0
+    generation: int = 0
+
+
+@attrs.define(eq=False)
+class Unit:
+    """One warp group."""
+
+    block: Block
+    group: int
+    registers: int
+    values: dict[str, np.ndarray] = attrs.field(factory=dict)
+    at: np.ndarray = attrs.field(factory=lambda: np.zeros(LANES, np.int64))
+    arrived: np.ndarray = attrs.field(factory=lambda: np.full(LANES, -1))
+    unfenced: set[str] = attrs.field(factory=set)
+    opened: list[Callable[[], None]] = attrs.field(factory=list)
+    touched: set[str] = attrs.field(factory=set)
+    regions: list[tuple[int, int]] = attrs.field(factory=list)
+    flying: deque[tuple[list[Callable[[], None]], set[str], list[tuple[int, int]]]] = attrs.field(factory=deque)
+    passing: int = -1
+
+    @property
+    def busy(self) -> set[str]:
+        """Sums of instructions that are not known to be done."""
+        return self.touched.union(*(sums for _, sums, _ in self.flying))
+
+    def finish(self) -> None:
+        """The oldest group of matrix instructions is done."""
+        done, _, regions = self.flying.popleft()
+        for each in done:
+            each()
+        for region in regions:
+            self.block.shared.reading.remove(region)
+
+
+@attrs.define(eq=False)
+class Machine:
+    """A grid of blocks at work."""
+
+    program: Program
+    memory: Memory
+    arguments: bytes
+    chance: random.Random
+    units: list[Unit] = attrs.field(factory=list)
+    copies: list[Callable[[], None]] = attrs.field(factory=list)
+    grid: int = 0
+
+    def start(self, grid: int, shared_bytes: int) -> None:
+        """All blocks of a grid at the kernel's first instruction."""
+        program, self.grid = self.program, grid
+        cluster = Cluster()
+        for index in range(grid):
+            if index % program.cluster == 0:
+                cluster = Cluster()
+            block = Block(index, index % program.cluster, Shared(shared_bytes), 0, cluster)
+            cluster.blocks.append(block)
+            self.units += [Unit(block, group, program.registers) for group in range(program.threads // LANES)]
+
+    def run(self, step: Callable[[Machine, Unit], bool]) -> None:
+        """To the end, in a random order.
+
+        Raises:
+            Fault: nothing can go on.
+        """
+        idle, end = 0, len(self.program.instructions)
+        while unfinished := [unit for unit in self.units if (unit.at < end).any()]:
+            if self.copies and self.chance.random() < 0.3:
+                self.copies.pop(self.chance.randrange(len(self.copies)))()
+                idle = 0
+            unit = self.chance.choice(unfinished)
+            if unit.flying and self.chance.random() < 0.3:
+                unit.finish()
+                idle = 0
+            moved = False
+            for _ in range(self.chance.randrange(1, 200)):
+                if not ((unit.at < end).any() and step(self, unit)):
+                    break
+                moved = True
+            idle = 0 if moved else idle + 1
+            if idle > 200 * len(self.units) and not self.copies and not any(each.flying for each in unfinished):
+                where = sorted({(each.block.index, each.group, int(each.at.min())) for each in unfinished})
+                raise Fault(f"nothing goes on: {[(*place, self.program.instructions[place[2]].name) for place in where[:6]]}")
+        if self.copies or any(unit.flying for unit in self.units):
+            raise Fault("the kernel ended before its copies or products")

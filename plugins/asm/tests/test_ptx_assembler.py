@@ -1,0 +1,99 @@
+"""Assembling: ptxas takes what is listed, without spills, within the plan's registers, and without products that wait for each other."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from tunedgemm.plugin import Device, LaunchError, Shape
+from tunedgemm_asm.ptx import assembler
+from tunedgemm_asm.ptx.kernel import text_of
+from tunedgemm_asm.ptx.plan import Plan, Variant
+from tunedgemm_asm.ptx.solutions import choices, plans
+
+needs_ptxas = pytest.mark.skipif(assembler.ptxas() is None, reason="there is no ptxas: it comes with Triton and with CUDA's toolkit")
+H200 = Device("sm_90", 132, "nvidia-h200")
+VARIANTS = [
+    Variant(Plan(128, 256, 4), "bf16", "bf16", "bf16"),
+    Variant(Plan(128, 160, 5, cluster=2), "fp16", "fp32", "fp16", split=True),
+    Variant(Plan(256, 192, 3), "fp16", "fp16", "fp32", even=False),
+    Variant(Plan(16, 128, 12, swapped=True), "bf16", "bf16", "bf16", split=True),
+    Variant(Plan(64, 96, 4, 1), "bf16", "fp32"),
+]
+
+
+def faults(variant: Variant) -> str:
+    """What ptxas has against a kernel."""
+    found = assembler.ptxas()
+    assert found is not None
+    try:
+        _, said = assembler.assembled(text_of(variant), found[0])
+    except LaunchError as error:
+        return str(error)
+    stack, stores, loads = map(int, re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", said))
+    used = int(re.findall(r"Used (\d+) registers", said)[0])
+    wrong = stack or stores or loads or used > variant.plan.entry_registers or "ignored" in said
+    return f"{variant.plan.name}: {' '.join(said.split())}" if wrong else ""
+
+
+@needs_ptxas
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.plan.name)
+def test_ptxas_takes_every_part(variant: Variant) -> None:
+    """Bias, every output, splits, clusters, swapped operands, rows of an odd number: no spill, no wait, setmaxnreg not ignored."""
+    assert faults(variant) == ""
+
+
+@needs_ptxas
+@pytest.mark.parametrize("m", [1, 40, 4096])
+def test_ptxas_takes_what_is_listed(m: int) -> None:
+    """The first twelve of a list; of everything that may be listed each fifth plan, with all parts."""
+    shape = Shape("a16w16", m, 7168, 8192, epilogue="bias")
+    first = [Variant(plan, "bf16", "bf16", "bf16", splits > 1) for plan, splits in choices(shape, H200)[:12]]
+    others = [Variant(plan, "bf16", "bf16", "bf16", True) for plan in list(plans(shape))[m % 5 :: 5]]
+    assert [fault for variant in dict.fromkeys([*first, *others]) if (fault := faults(variant))] == []
+
+
+@needs_ptxas
+def test_what_does_not_assemble_is_an_error() -> None:
+    """An instruction that does not exist, and products that wait for each other because their sums do not start as zeros."""
+    found, text = assembler.ptxas(), text_of(VARIANTS[0])
+    assert found is not None
+    with pytest.raises(LaunchError, match=r"ptxas: .*error"):
+        assembler.assembled(text.replace("wgmma.fence.sync.aligned", "wgmma.fences"), found[0])
+    with pytest.raises(LaunchError, match="instructions are serialized"):
+        assembler.assembled(re.sub(r"    mov\.f32 %f\d+, 0f00000000;\n", "", text), found[0])
+    with pytest.raises(LaunchError, match="nowhere"):
+        assembler.assembled(text, Path("/nowhere/ptxas"))
+
+
+@needs_ptxas
+def test_code_is_assembled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time it comes from the artifact cache; without an assembler the text is what the driver gets."""
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path))
+    variant = VARIANTS[-1]
+    first = assembler.code(variant)
+    assert first[:4] == b"\x7fELF"
+    monkeypatch.setattr(assembler, "assembled", lambda *_: pytest.fail("assembled again"))
+    assert assembler.code(variant) == first
+    monkeypatch.setattr(assembler, "ptxas", lambda: None)
+    assert assembler.code(variant) == text_of(variant).encode() + b"\0"
+
+
+def test_an_assembler_that_does_not_run_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On PATH first, then in CUDA_HOME, then Triton's; a file that is no program is none of them."""
+    broken = tmp_path / "ptxas"
+    broken.write_text("no program")
+    broken.chmod(0o755)
+    works = tmp_path / "cuda" / "bin" / "ptxas"
+    works.parent.mkdir(parents=True)
+    works.write_text("#!/bin/sh\necho release 99.1, V99.1.7\n")
+    works.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    assembler.ptxas.cache_clear()
+    try:
+        assert assembler.ptxas() == (works, "99.1, V99.1.7")
+    finally:
+        assembler.ptxas.cache_clear()

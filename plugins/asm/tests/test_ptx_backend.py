@@ -1,0 +1,207 @@
+"""The backend on Hopper, over a fake driver whose kernels run on the emulator: names, products, refusals, pools, lists."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, ops
+from tunedgemm_asm import Asm, asm, native
+from tunedgemm_asm.driver import CUDA
+from tunedgemm_asm.ptx import assembler
+from tunedgemm_asm.ptx import launch as ptx_launch
+from tunedgemm_asm.ptx.plan import Plan, plan_of
+from tunedgemm_asm.ptx.solutions import MOST, choices, refine
+from tunedgemm_asm.ptx.tensormap import Operand, Pool
+
+H200 = Device("sm_90", 132, "nvidia-h200")
+CPU = Device("cpu-avx2", 2, "cpu")
+SMALL = Shape("a16w16", 37, 72, 200, epilogue="bias")
+
+
+@pytest.fixture
+def cuda(ptx: ModuleType) -> Any:
+    """The fake driver."""
+    return ptx.Cuda()
+
+
+@pytest.fixture
+def backend(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> Asm:
+    """The backend over it, on a CPU that stands for a Hopper GPU with three SMs; the fake loads text."""
+    monkeypatch.setattr(assembler, "ptxas", lambda: None)
+    library = cuda.driver()
+    return Asm(driver=lambda interface: library, host=Device("sm_90", 3, "small"))
+
+
+def operands(shape: Shape, seed: int = 0) -> tuple[Any, ...]:
+    """Random operands of a shape, without a bias that it does not have."""
+    return tuple(each for each in ops()[shape.op].make_inputs(shape, torch.device("cpu"), seed) if each is not None)
+
+
+def check(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> None:
+    """An output is within the op's tolerance of the reference."""
+    op = ops()[shape.op]
+    wanted = op.reference(shape, given).double()
+    error = (out.double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+    assert error.max().item() < op.tolerance(shape).row_error
+
+
+@pytest.mark.parametrize("extension", [True, False], ids=["extension", "ctypes"])
+@pytest.mark.parametrize(
+    ("plan", "splits", "shape"),
+    [
+        (Plan(64, 32, 3, 1), 1, SMALL),
+        (Plan(128, 32, 3), 2, attrs.evolve(SMALL, outdtype="fp32", bias_dtype="fp32")),
+        (Plan(40, 64, 3, 1, swapped=True), 4, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
+        (Plan(64, 16, 3, 1, 2), 1, attrs.evolve(SMALL, m=70, epilogue="none", bias_dtype="")),
+    ],
+    ids=["plain", "split", "swapped", "cluster"],
+)
+def test_a_solution_computes_its_product(
+    backend: Asm, cuda: Any, plan: Plan, splits: int, shape: Shape, extension: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name and parts of K alone, through either way of launching, twice with the same bits."""
+    if not extension:
+        monkeypatch.setattr(native, "_extension", None)
+    elif native._extension is None:
+        pytest.skip("the C extension was not built")
+    launcher = backend.bind(Solution("asm", plan.name, splits), shape, CPU)
+    assert isinstance(launcher, Launcher), launcher
+    given = operands(shape)
+    first = launcher.call(*given)
+    cuda.seed = 1
+    assert torch.equal(first, launcher.call(*given))
+    assert cuda.faults == []
+    check(first, given, shape)
+    assert (launcher.workspace_bytes > 0) == (splits > 1)
+
+
+def test_leading_dimensions_are_kept(backend: Asm) -> None:
+    """x of three dimensions gives an output of three."""
+    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), attrs.evolve(SMALL, m=36), CPU)
+    x, weight, bias = operands(attrs.evolve(SMALL, m=36))
+    out = launcher.call(x.view(4, 9, 200), weight, bias)
+    assert out.shape == (4, 9, 72)
+    check(out.view(36, 72), (x, weight, bias), attrs.evolve(SMALL, m=36))
+
+
+def test_descriptors_are_made_once_for_an_address(backend: Asm, cuda: Any, ptx: ModuleType) -> None:
+    """A second call with the same operands makes none, other operands their own; a full pool starts anew."""
+    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), SMALL, CPU)
+    given, others = operands(SMALL), operands(SMALL, 1)
+    launcher.call(*given)
+    launcher.call(*given)
+    assert cuda.descriptors == 2
+    check(launcher.call(*others), others, SMALL)
+    check(launcher.call(others[0], *given[1:]), (others[0], *given[1:]), SMALL)
+    assert cuda.descriptors == 4
+    pool = Pool(cuda.driver(), Operand("bf16", 5, 64, 64))
+    made = pool[1 << 20]
+    assert made == ptx.described(1 << 20, 5, 64, 64) and pool[1 << 20] is made
+    for address in range(1, 4200):
+        pool[address * 16]
+    assert len(pool) < 4200
+
+
+def test_a_launch_that_fails_says_so(backend: Asm, cuda: Any) -> None:
+    """The kernel's name, the driver's function and its words."""
+    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), SMALL, CPU)
+    cuda.failing = 719
+    with pytest.raises(LaunchError, match="asm ptx_64x32_s3_c1_x1_g8_r1: cuLaunchKernel: fake status 719"):
+        launcher.call(*operands(SMALL))
+    with pytest.raises(LaunchError, match="cuTensorMapEncodeTiled: fake status 1"):
+        Pool(cuda.driver(), Operand("bf16", 5, 64, 64))[8]
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (attrs.evolve(SMALL, m=0), "an empty batch needs no kernel"),
+        (attrs.evolve(SMALL, k=201), r"K % 8 = 0 (K=201)"),
+        (attrs.evolve(SMALL, dtype="fp32", outdtype="fp32"), "operands may be bf16 or fp16, not fp32"),
+        (attrs.evolve(SMALL, layout="aiter16x16"), "plain weights, not scale none and layout aiter16x16"),
+        (Shape("a8w8_bpreshuffle", 40, 256, 768, dtype="int8", outdtype="bf16", scale="row", layout="aiter16x16"), "op a8w8_bpreshuffle"),
+    ],
+)
+def test_what_no_kernel_takes_is_refused(shape: Shape, reason: str) -> None:
+    """By supports and by bind, with the reason; nothing is listed, prepared or refined."""
+    assert reason in str(asm.supports(shape, H200))
+    assert reason in str(asm.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), shape, H200))
+    assert list(asm.enumerate_solutions(shape, H200)) == []
+    asm.prepare(Solution("asm", Plan(64, 32, 3, 1).name, 1), shape, H200)
+    assert list(asm.refine(Solution("asm", Plan(64, 32, 3, 1).name, 1), shape, H200)) == []
+
+
+def test_names_and_parts_that_do_not_fit_are_refused(backend: Asm) -> None:
+    """A kernel of AMD's, another revision, more parts than steps; a device that is described only."""
+    for name, splits, reason in (
+        ("tunedgemm_bf16_64x64_pf2", 1, "names no kernel"),
+        ("ptx_64x32_s3_c1_x1_g8_r7", 1, "revision 7"),
+        (Plan(64, 32, 3, 1).name, 9, "into 9 parts"),
+    ):
+        answer = backend.bind(Solution("asm", name, splits), SMALL, CPU)
+        assert isinstance(answer, Unsupported) and reason in str(answer)
+    assert "described, not present" in str(asm.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), SMALL, H200))
+    assert "names no kernel" in asm.lacks(Solution("asm", "any"), H200)
+    assert asm.lacks(Solution("asm", Plan(64, 32, 3, 1).name), H200) == ""
+
+
+SHAPES = [
+    Shape("a16w16", m, n, k)
+    for m, n, k in (
+        (1, 1280, 8192),
+        (16, 7168, 16384),
+        (64, 2112, 7168),
+        (256, 1280, 8192),
+        (1024, 7168, 16384),
+        (4096, 7168, 8192),
+        (5, 8, 8),
+    )
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_list_of_a_shape(shape: Shape) -> None:
+    """At most 64 solutions, each once, each of which fits its shape and is found again by its name."""
+    listed = list(asm.enumerate_solutions(shape, H200))
+    assert 0 < len(listed) <= MOST
+    assert len(set(listed)) == len(listed)
+    assert [(plan_of(each.kernel_name), each.split_k) for each in listed] == choices(shape, H200)
+    assert listed == list(asm.enumerate_solutions(shape, H200))
+    for near in refine("asm", listed[0], shape, H200):
+        assert asm.lacks(near, H200) == "" and near != listed[0]
+
+
+def test_the_model_prefers_what_is_known() -> None:
+    """Few rows swap operands and split K; a large product takes the largest tiles, whole."""
+    few, many = choices(SHAPES[1], H200)[0], choices(SHAPES[5], H200)[0]
+    assert few[0].swapped and few[0].tile_m == 16
+    assert not many[0].swapped and many[1] == 1 and many[0].tile_m * many[0].tile_n >= 128 * 160
+
+
+def test_preparing_needs_neither_torch_nor_a_device(tmp_path: Any) -> None:
+    """A process that assembles loads no torch and no driver."""
+    program = f"""
+import os, sys
+os.environ["TUNEDGEMM_CACHE"] = {str(tmp_path)!r}
+from tunedgemm.plugin import Device, Shape, Solution
+from tunedgemm_asm import asm
+asm.prepare(Solution("asm", {Plan(64, 32, 3, 1).name!r}, 1), Shape("a16w16", 37, 72, 200), Device("sm_90", 132, "nvidia-h200"))
+assert "torch" not in sys.modules and "triton" not in sys.modules, "loaded"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    if assembler.ptxas() is not None:
+        assert [path.stat().st_size > 1000 for path in tmp_path.rglob("*") if path.is_file()] == [True]
+
+
+def test_what_assembles_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tunedgemm plugins -v` names the assembler, or the driver in its place."""
+    monkeypatch.setattr(assembler, "ptxas", lambda: None)
+    assert list(asm.details(H200)) == ["generated PTX of revision 1, assembled by the driver, when it loads them: there is no ptxas"]
+    assert "revision 1" in ptx_launch.details()[0]
+    assert CUDA.kind == "nvidia"

@@ -1,0 +1,133 @@
+"""Plans, problems and texts of the PTX generator: names, limits, descriptors against hand-computed values, the order of tiles."""
+
+from __future__ import annotations
+
+import re
+
+import attrs
+import pytest
+from tunedgemm.plugin import PluginError, Shape
+from tunedgemm_asm.ptx import matrix
+from tunedgemm_asm.ptx.arguments import ABI, declarations
+from tunedgemm_asm.ptx.kernel import text_of
+from tunedgemm_asm.ptx.order import place_of
+from tunedgemm_asm.ptx.plan import Plan, Variant, plan_of
+from tunedgemm_asm.ptx.problem import problem_of, refusal
+
+PLAN = Plan(128, 160, 5)
+SHAPE = Shape("a16w16", 4096, 7168, 8192)
+
+
+def test_names_round_trip() -> None:
+    """Every field of a plan is in its name, and comes back from it."""
+    plans = [PLAN, Plan(64, 256, 4, 1, 2, 3), Plan(16, 128, 8, 2, 1, 4, swapped=True)]
+    assert PLAN.name == "ptx_128x160_s5_c2_x1_g8_r1"
+    assert plans[2].name == "ptx_16x128_s8_c2_x1_g4_swap_r1"
+    assert [plan_of(plan.name) for plan in plans] == plans
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("tunedgemm_bf16_128x128_pf2", "names no kernel"),
+        ("ptx_128x160_s5_c2_x1_g8_r99", "revision 99, this is 1: tune again"),
+        ("ptx_128x0160_s5_c2_x1_g8_r1", "is not how ptx_128x160_s5_c2_x1_g8_r1 is written"),
+        ("ptx_128x256_s5_c2_x1_g8_r1", "245848 bytes of shared memory, a block has 232448"),
+        ("ptx_256x256_s2_c2_x1_g8_r1", "256 sums and 40 others, a thread has 240 registers"),
+        ("ptx_96x128_s4_c2_x1_g8_r1", "2 consumers do not share 96 rows in steps of 64"),
+        ("ptx_128x100_s4_c2_x1_g8_r1", "100 rows; a multiple of 8"),
+        ("ptx_128x264_s2_c2_x1_g8_r1", "264 rows; a multiple of 8, 256 at most"),
+        ("ptx_128x136_s4_c2_x2_g8_r1", "136 rows; a multiple of 16"),
+        ("ptx_128x128_s1_c2_x1_g8_r1", "two stages at least"),
+        ("ptx_192x128_s3_c3_x1_g8_r1", "one or two consumers"),
+    ],
+)
+def test_what_cannot_be_is_refused(name: str, reason: str) -> None:
+    """Names of nobody, other revisions, and kernels that no SM holds say what is wrong."""
+    with pytest.raises(PluginError, match=re.escape(reason)):
+        plan_of(name)
+
+
+def test_what_a_plan_takes() -> None:
+    """Shared memory, registers and blocks of an SM, computed by hand."""
+    assert PLAN.stage_bytes == (128 + 160) * 128 == 36864
+    assert PLAN.shared_bytes == 5 * (36864 + 16) + 8 == 184408
+    assert (PLAN.threads, PLAN.sums, PLAN.blocks, PLAN.resident) == (384, 80, 1, 1)
+    wide = Plan(256, 128, 4)
+    assert (wide.rows, wide.blocks, wide.sums, wide.entry_registers) == (128, 2, 128, 168)
+    few = Plan(64, 128, 4, 1)
+    assert (few.threads, few.sums, few.entry_registers, few.resident) == (256, 64, 128, 2)
+
+
+@pytest.mark.parametrize("plan", [PLAN, Plan(64, 128, 4, 1), Plan(64, 256, 4, 1), Plan(256, 192, 3)], ids=lambda plan: plan.name)
+def test_registers_that_are_taken_were_given_back(plan: Plan) -> None:
+    """setmaxnreg waits for registers: all threads together never want more than at entry; counts are multiples of 8 from 24 to 256."""
+    assert plan.producer_registers + plan.consumers * plan.consumer_registers <= (1 + plan.consumers) * plan.entry_registers
+    assert plan.entry_registers * plan.threads <= 65536
+    for count in (plan.producer_registers, plan.consumer_registers):
+        assert count % 8 == 0 and 24 <= count <= 256
+    assert plan.producer_registers <= plan.entry_registers <= plan.consumer_registers
+
+
+def test_matrix_descriptors() -> None:
+    """PTX ISA, "Matrix Descriptor Format": address over 16, leading offset 1, 1024 bytes from 8 rows to the next, swizzle of 128 bytes."""
+    assert matrix.descriptor(0x400) == 0x4000_0040_0001_0040
+    assert matrix.descriptor(0x400 + 36864) == 0x4000_0040_0001_0940
+    assert matrix.descriptor((1 << 18) + 0x400) == matrix.descriptor(0x400)
+    assert matrix.ALONG_K == 2  # 16 elements of 2 bytes
+    assert matrix.ALONG_ROWS == 512  # 64 rows of 128 bytes
+    assert matrix.instruction(Variant(PLAN, "fp16", "fp32")) == "wgmma.mma_async.sync.aligned.m64n160k16.f32.f16.f16"
+
+
+def test_arguments_lie_where_ptx_puts_them() -> None:
+    """Each parameter at the next multiple of its size: descriptors at 0 and 128, addresses from 256, numbers from 288."""
+    assert [line.split()[-1] for line in declarations()[:3]] == ["map_a[128]", "map_b[128]", "out"]
+    assert (ABI.field("out").offset, ABI.field("counters").offset, ABI.field("rows_a").offset, ABI.size) == (256, 280, 288, 328)
+
+
+@pytest.mark.parametrize(("units_a", "tiles_b", "group"), [(1, 1, 8), (7, 5, 1), (7, 5, 3), (8, 3, 8), (17, 9, 8), (3, 40, 16)])
+def test_every_tile_is_computed_once(units_a: int, tiles_b: int, group: int) -> None:
+    """The order covers all tiles, and within a group all of its rows come before the next column."""
+    places = [place_of(tile, units_a, tiles_b, group) for tile in range(units_a * tiles_b)]
+    assert sorted(places) == [(a, b) for a in range(units_a) for b in range(tiles_b)]
+    assert places[: min(group, units_a)] == [(a, 0) for a in range(min(group, units_a))]
+
+
+def test_a_problem_in_numbers() -> None:
+    """Tiles, parts, grid and scratch memory of a product, computed by hand."""
+    problem = problem_of(PLAN, 3, attrs.evolve(SHAPE, m=300, n=1000, k=1000), 132)
+    assert dict(problem.values) == {
+        "rows_a": 300, "rows_b": 1000, "stride": 1000, "units_a": 3, "tiles_b": 7, "tiles": 21, "items": 63,
+        "steps": 16, "part": 6, "splits": 3,
+    }  # fmt: skip
+    assert problem.grid == 63
+    assert (problem.counters, problem.workspace) == (42, 42 * 3 * 80 * 128 * 4)
+    assert problem_of(Plan(128, 128, 4, cluster=2), 1, SHAPE, 131).grid == 130
+    swapped = problem_of(Plan(16, 128, 8, swapped=True), 1, attrs.evolve(SHAPE, m=9), 132)
+    assert (swapped.values["rows_a"], swapped.values["rows_b"], swapped.values["stride"], swapped.grid) == (7168, 9, 7168, 56)
+
+
+@pytest.mark.parametrize(
+    ("splits", "k", "reason"),
+    [(0, 8192, "into 1 to 16 parts (got 0)"), (17, 8192, "(got 17)"), (5, 256, "K=256 into 5 parts"), (7, 1024, "K=1024 into 7 parts")],
+)
+def test_empty_parts_of_k_are_refused(splits: int, k: int, reason: str) -> None:
+    """A part without a step would have a producer and consumers of different minds; so every part has one."""
+    assert reason in refusal(PLAN, splits, attrs.evolve(SHAPE, k=k))
+
+
+def test_a_text_says_what_it_is() -> None:
+    """Version, architecture, threads, registers, and a cluster where there is one."""
+    text = text_of(Variant(Plan(128, 128, 4, cluster=2), "bf16", "bf16"))
+    for part in (
+        ".version 8.0",
+        ".target sm_90a",
+        ".reqntid 384, 1, 1",
+        ".reqnctapercluster 2, 1, 1",
+        ".maxnreg 168",
+        "multicast::cluster",
+    ):
+        assert part in text
+    plain = text_of(Variant(PLAN, "bf16", "bf16"))
+    assert "cluster, 1, 1" not in plain and "multicast" not in plain and "barrier.cluster" not in plain
+    assert plain == text_of(Variant(PLAN, "bf16", "bf16"))

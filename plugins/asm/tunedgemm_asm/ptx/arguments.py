@@ -1,0 +1,39 @@
+"""The arguments of a generated kernel, as data. Bytes that belong to no field are zero.
+
+First the two descriptors of the copy engine, 128 bytes each on a boundary of 64, then what `ABI` has. ``rows_a`` and ``rows_b`` are
+rows of the operands, ``stride`` elements of a row of the output. ``units_a`` counts clusters along a, ``tiles`` their tiles, ``items``
+tiles times parts of K; ``steps`` are steps of 64 along K, ``part`` those of each part but the last.
+"""
+
+from __future__ import annotations
+
+from tunedgemm_asm.abi import Abi, Field
+
+#: Bytes of a descriptor, and where those of a and b lie.
+MAP_BYTES, MAPS = 128, {"map_a": 0, "map_b": 128}
+POINTERS = ("out", "bias", "workspace", "counters")
+NUMBERS = ("rows_a", "rows_b", "stride", "units_a", "tiles_b", "tiles", "items", "steps", "part", "splits")
+
+_POINTERS_AT = MAP_BYTES * len(MAPS)
+_NUMBERS_AT = _POINTERS_AT + 8 * len(POINTERS)
+_END = _NUMBERS_AT + 4 * len(NUMBERS)
+
+ABI = Abi(
+    name="tunedgemm-ptx",
+    ops=("a16w16",),
+    dtypes={"x": ("bf16", "fp16"), "weight": ("bf16", "fp16"), "out": ("bf16", "fp16", "fp32"), "bias": ("bf16", "fp16", "fp32")},
+    fields=(
+        *(Field(name, _POINTERS_AT + 8 * index, "pointer") for index, name in enumerate(POINTERS)),
+        *(Field(name, _NUMBERS_AT + 4 * index, "u32") for index, name in enumerate(NUMBERS)),
+    ),
+    sizes=(_END,),
+    sub_k=1,
+    layout="row",
+)
+
+
+def declarations() -> list[str]:
+    """The parameters of a kernel, each where it lies by PTX's own rule of natural alignment."""
+    maps = [f"    .param .align 64 .b8 {name}[{MAP_BYTES}]" for name in MAPS]
+    kinds = {"pointer": "u64", "u32": "u32"}
+    return [*maps, *(f"    .param .{kinds[field.kind]} {field.name}" for field in ABI.fields)]

@@ -1,0 +1,81 @@
+"""A consumer: a warp group that multiplies its rows of every stage, then writes its part of the tile."""
+
+from __future__ import annotations
+
+from tunedgemm_asm.ptx import matrix
+from tunedgemm_asm.ptx.barriers import Ring, barrier_of, next_stage, release, start_ring, wait
+from tunedgemm_asm.ptx.epilogue import store_tile
+from tunedgemm_asm.ptx.frame import Frame
+from tunedgemm_asm.ptx.order import find_place, first_item
+from tunedgemm_asm.ptx.plan import STEP, STEP_BYTES, STEP_K
+from tunedgemm_asm.ptx.splitk import join_parts
+
+
+def consume(f: Frame) -> None:
+    """All that a consumer does."""
+    t, plan = f.text, f.plan
+    t.op("setmaxnreg.inc.sync.aligned.u32", plan.consumer_registers)
+    number = t.to("b32", "sub.u32", f.group, 1)
+    arriving = t.to("pred", "setp.lt.u32", f.lane, plan.cluster)
+    base_a = _descriptor(f, t.to("b32", "mad.lo.u32", number, plan.rows * STEP_BYTES, f.shared))
+    base_b = _descriptor(f, t.to("b32", "add.u32", f.shared, plan.tile_a * STEP_BYTES))
+    sums = t.many("f32", plan.sums)
+    item, step = first_item(f)
+    ring = start_ring(f, 0)
+    tile, next_tile = t.label("TILE"), t.label("NEXT_TILE")
+    t.place(tile)
+    t.op("bra", f.end, when=t.to("pred", "setp.ge.u32", item, f.arguments["items"]))
+    place = find_place(f, item)
+    _multiply(f, (base_a, base_b), sums, ring, (place.steps, arriving))
+    if f.variant.split:
+        join_parts(f, place, number, sums, next_tile)
+    row_a = t.to("b32", "mad.lo.u32", number, plan.rows, place.row_a)
+    store_tile(f, row_a, place.row_b, sums)
+    t.place(next_tile)
+    t.op("add.u32", item, item, step)
+    t.op("bra", tile)
+
+
+def _descriptor(f: Frame, address: str) -> str:
+    """The descriptor of an address in the first stage."""
+    t = f.text
+    units = t.to("b32", "bfe.u32", address, 4, matrix.ADDRESS_BITS)
+    wide = t.to("b64", "cvt.u64.u32", units)
+    return t.to("b64", "or.b64", wide, f"0x{matrix.CONSTANT:016x}")
+
+
+def _multiply(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, told: tuple[str, str]) -> None:
+    """The sums over the steps of an item; *told* are how many, and the lanes that release a stage.
+
+    While a stage is multiplied the one before it is released. Sums that start as zeros, not by a flag of the first instruction, are
+    what keeps ptxas from waiting after each instruction (its warning C7515).
+    """
+    t, plan = f.text, f.plan
+    steps, arriving = told
+    left, before = t.to("b32", "mov.u32", steps), t.to("b32", "mov.u32", ring.stage)
+    releasing = t.to("pred", "setp.ne.u32", 0, 0)
+    for each in sums:
+        t.op("mov.f32", each, "0f00000000")
+    inner = t.label("MULTIPLY")
+    t.place(inner)
+    wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
+    offset = t.to("b32", "mul.lo.u32", ring.stage, plan.stage_bytes // matrix.UNIT)
+    wide = t.to("b64", "cvt.u64.u32", offset)
+    stage_a, stage_b = (t.to("b64", "add.s64", base, wide) for base in bases)
+    t.op("wgmma.fence.sync.aligned")
+    for deep in range(STEP // STEP_K):
+        for block in range(plan.blocks):
+            own = sums[block * plan.sums_of_block : (block + 1) * plan.sums_of_block]
+            a = t.to("b64", "add.s64", stage_a, deep * matrix.ALONG_K + block * matrix.ALONG_ROWS)
+            b = t.to("b64", "add.s64", stage_b, deep * matrix.ALONG_K)
+            t.op(matrix.instruction(f.variant), f"{{{', '.join(own)}}}", a, b, 1, 1, 1, 0, 0)
+    t.op("wgmma.commit_group.sync.aligned")
+    t.op("wgmma.wait_group.sync.aligned", 1)
+    release(f, before, releasing)
+    t.op("mov.pred", releasing, arriving)
+    t.op("mov.u32", before, ring.stage)
+    next_stage(f, ring)
+    t.op("sub.u32", left, left, 1)
+    t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
+    t.op("wgmma.wait_group.sync.aligned", 0)
+    release(f, before, arriving)

@@ -1,0 +1,47 @@
+"""What a solution should take, to order a list by; a prediction from the chip's rates, which no timing has corrected yet.
+
+The rates are those of one SM of an H200: 4096 operations of matrix instructions in a cycle, 128 bytes of shared memory,
+1.755 GHz; 4.3 TB/s of device memory and about 5.5 TB/s of L2 for all (leads, from the vendor's datasheet and from copies that were timed).
+"""
+
+from __future__ import annotations
+
+from tunedgemm.plugin import Shape
+
+from tunedgemm_asm.limits import ceil_div
+from tunedgemm_asm.ptx.epilogue import BYTES
+from tunedgemm_asm.ptx.plan import SIDE, STEP, STEP_BYTES, STEP_K, Plan
+from tunedgemm_asm.ptx.problem import part_of, rows_of, units_of
+from tunedgemm_asm.ptx.splitk import slot_bytes
+
+_CYCLES_A_US, _OPERATIONS, _SHARED_BYTES = 1755.0, 4096, 128
+_MEMORY, _L2 = 4.3e6, 5.5e6  # bytes in a microsecond
+#: Microseconds from a load to its arrival, of a launch, and of the end of a tile that splits K.
+_LATENCY, _LAUNCH, _MEETING = 0.9, 2.0, 1.5
+#: Bytes that an SM stores in a cycle, by the accesses of 4 bytes of this epilogue.
+_STORED = 32
+
+
+def step_cycles(plan: Plan) -> float:
+    """Cycles of the matrix units for one stage: operations, or reading both operands from shared memory."""
+    multiplied = 2 * SIDE * plan.tile_b * STEP_K / _OPERATIONS
+    read = (SIDE + plan.tile_b) * 2 * STEP_K / _SHARED_BYTES
+    return plan.consumers * plan.blocks * (STEP // STEP_K) * max(multiplied, read)
+
+
+def cost(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> float:
+    """Microseconds that a solution should take."""
+    (units_a, tiles_b), (rows_a, rows_b) = units_of(plan, shape), rows_of(plan, shape)
+    items, places = units_a * plan.cluster * tiles_b * splits, multiprocessors * plan.resident
+    steps, resident = part_of(splits, shape), min(plan.resident, ceil_div(items, multiprocessors))
+    rounds = ceil_div(items, places) * resident
+    # A stage is loaded while the others are on their way, by all blocks of the SM.
+    loaded = _LATENCY / (plan.stages * resident)
+    step = max(step_cycles(plan) / _CYCLES_A_US, loaded)
+    out = BYTES[shape.outdtype]
+    tile = plan.tile_a * plan.tile_b * out / _STORED / _CYCLES_A_US / plan.consumers
+    multiplied = rounds * (steps * step + tile) + _LATENCY
+    from_l2 = items * steps * (plan.tile_a + plan.tile_b / plan.cluster) * STEP_BYTES / _L2
+    from_memory = (2 * shape.k * (rows_a + rows_b) + out * shape.m * shape.n) / _MEMORY
+    parts = 2 * items * plan.consumers * slot_bytes(plan.sums) / _L2 + _MEETING if splits > 1 else 0.0
+    return max(multiplied, from_l2, from_memory) + parts + _LAUNCH

@@ -1,0 +1,51 @@
+"""The text of one kernel: directives, parameters, and the body from its parts."""
+
+from __future__ import annotations
+
+from tunedgemm_asm.ptx.arguments import declarations
+from tunedgemm_asm.ptx.barriers import meet_cluster, start_barriers
+from tunedgemm_asm.ptx.consumer import consume
+from tunedgemm_asm.ptx.frame import open_frame
+from tunedgemm_asm.ptx.plan import Variant
+from tunedgemm_asm.ptx.producer import produce
+
+#: The symbol of every kernel; a module has one.
+ENTRY = "tunedgemm_ptx"
+#: The first version of the language that has sm_90a, and the architecture with matrix instructions by warp groups.
+VERSION, TARGET = "8.0", "sm_90a"
+
+
+def text_of(variant: Variant) -> str:
+    """A kernel as an assembler or the driver takes it."""
+    f, plan = open_frame(variant), variant.plan
+    t = f.text
+    start_barriers(f)
+    consumers = t.label("CONSUMER")
+    t.op("bra", consumers, when=t.to("pred", "setp.ne.u32", f.group, 0))
+    produce(f)
+    t.place(consumers)
+    consume(f)
+    t.place(f.end)
+    if plan.cluster > 1:
+        meet_cluster(f)  # no block may end while another still writes into it or arrives at its barriers
+    t.op("ret")
+    return "\n".join([*_head(variant), *t.declarations(), *t.lines, "}", ""])
+
+
+def _head(variant: Variant) -> list[str]:
+    plan = variant.plan
+    cluster = [f".reqnctapercluster {plan.cluster}, 1, 1"] if plan.cluster > 1 else []
+    return [
+        f"// {plan.name}: {variant.dtype} to {variant.outdtype}, bias {variant.bias or 'none'}",
+        f".version {VERSION}",
+        f".target {TARGET}",
+        ".address_size 64",
+        ".extern .shared .align 1024 .b8 stages[];",
+        f".visible .entry {ENTRY}(",
+        ",\n".join(declarations()),
+        ")",
+        f".reqntid {plan.threads}, 1, 1",
+        *cluster,
+        f".maxnreg {plan.entry_registers}",
+        "{",
+    ]

@@ -1,0 +1,81 @@
+"""The order in which tiles are computed: in groups along a, so that blocks at work at the same time share what L2 holds.
+
+Items are numbered part by part of K, within a part tile by tile. The tiles of a cluster count as one: its blocks have tiles side by
+side along a.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from tunedgemm_asm.ptx.frame import Frame
+from tunedgemm_asm.ptx.plan import STEP
+
+
+@attrs.frozen
+class Place:
+    """Where the tile of an item lies, as registers.
+
+    Attributes:
+        row_a, row_b: first rows of the operands.
+        first: first step along K.
+        steps: steps, one at least.
+        tile: number of the tile among all, also those of a cluster.
+        part: number of the part of K.
+    """
+
+    row_a: str
+    row_b: str
+    first: str
+    steps: str
+    tile: str
+    part: str
+
+
+def place_of(tile: int, units_a: int, tiles_b: int, group: int) -> tuple[int, int]:
+    """The place along a, counted in clusters, and along b, of a tile; what `find_place` writes."""
+    number, inside = divmod(tile, group * tiles_b)
+    size = min(units_a - number * group, group)
+    return number * group + inside % size, inside // size
+
+
+def find_place(f: Frame, item: str) -> Place:
+    """Where the tile of an item lies."""
+    t, told, plan = f.text, f.arguments, f.plan
+    part, first, steps, tile = "0", "0", told["steps"], item
+    if f.variant.split:
+        part = t.to("b32", "div.u32", item, told["tiles"])
+        before = t.to("b32", "mul.lo.u32", part, told["tiles"])
+        tile = t.to("b32", "sub.u32", item, before)
+        first = t.to("b32", "mul.lo.u32", part, told["part"])
+        left = t.to("b32", "sub.u32", told["steps"], first)
+        steps = t.to("b32", "min.u32", left, told["part"])
+    tiles = t.to("b32", "mul.lo.u32", told["tiles_b"], plan.group)
+    number = t.to("b32", "div.u32", tile, tiles)
+    inside = t.to("b32", "rem.u32", tile, tiles)
+    begin = t.to("b32", "mul.lo.u32", number, plan.group)
+    left_a = t.to("b32", "sub.u32", told["units_a"], begin)
+    size = t.to("b32", "min.u32", left_a, plan.group)
+    at_b = t.to("b32", "div.u32", inside, size)
+    over = t.to("b32", "rem.u32", inside, size)
+    at_a = t.to("b32", "add.u32", begin, over)
+    if plan.cluster > 1:
+        at_a = t.to("b32", "mad.lo.u32", at_a, plan.cluster, f.rank)
+        tile = t.to("b32", "mad.lo.u32", tile, plan.cluster, f.rank)
+    row_a = t.to("b32", "mul.lo.u32", at_a, plan.tile_a)
+    row_b = t.to("b32", "mul.lo.u32", at_b, plan.tile_b)
+    return Place(row_a, row_b, first, steps, tile, part)
+
+
+def first_item(f: Frame) -> tuple[str, str]:
+    """The block's first item, and how far the next one is: clusters take turns."""
+    t, cluster = f.text, f.plan.cluster
+    item, step = t.to("b32", "mov.u32", "%ctaid.x"), t.to("b32", "mov.u32", "%nctaid.x")
+    if cluster > 1:
+        item, step = t.to("b32", "div.u32", item, cluster), t.to("b32", "div.u32", step, cluster)
+    return item, step
+
+
+def first_element(f: Frame, place: Place) -> str:
+    """The first element along K of an item, in a register of its own."""
+    return f.text.to("b32", "mul.lo.u32", place.first, STEP) if place.first != "0" else f.text.to("b32", "mov.u32", 0)

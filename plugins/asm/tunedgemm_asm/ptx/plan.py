@@ -1,0 +1,188 @@
+"""What one kernel is made of, and the variants of it that shapes need."""
+
+from __future__ import annotations
+
+import re
+
+import attrs
+from tunedgemm.plugin import PluginError
+
+#: Elements along K of a stage: 128 bytes, the widest swizzle of the copy engine; and of one matrix instruction.
+STEP, STEP_K = 64, 16
+STEP_BYTES = 2 * STEP
+#: Rows of x that one matrix instruction multiplies by up to so many rows of the weight, a multiple of 8.
+SIDE, MOST_B, UNIT_B = 64, 256, 8
+#: Threads of a warp group, which a matrix instruction needs whole.
+GROUP_THREADS = 128
+#: Bytes of shared memory that a thread block may have, those of an SM, and what the system keeps for each block (CUDA C++ Programming
+#: Guide, "Compute Capability 9.x").
+BLOCK_SHARED, SM_SHARED, SYSTEM_SHARED = 227 << 10, 228 << 10, 1 << 10
+SM_REGISTERS = 1 << 16
+#: Registers of a thread at entry, and consumers -> those of a producer's after it gave some back, and of a consumer's after it took
+#: them: never more in all threads than at entry, because setmaxnreg waits for them. A single consumer with few sums leaves room for a
+#: second block on the SM.
+ENTRY_REGISTERS, FEW_REGISTERS, FEW_SUMS = 168, 128, 96
+REGISTERS = {1: (24, 232), 2: (24, 240)}
+#: Registers of a consumer beside its sums: descriptors, addresses, coordinates; 26 to 50 are what ptxas takes.
+BESIDE_SUMS = 40
+#: Bytes of a barrier, and bytes behind the barriers: for each consumer a word that tells who adds the parts of K.
+BARRIER_BYTES, WORD_BYTES, MOST_CONSUMERS = 8, 4, 2
+#: Goes up where the text for the same plan changes what it computes or how quickly.
+REVISION = 1
+
+_NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?_r(\d+)")
+
+
+@attrs.frozen
+class Plan:
+    """One kernel: out[M, N] = x[M, K] @ weight[N, K].T, a tile of it at a time by each thread block.
+
+    A matrix instruction multiplies 64 rows of one operand, called a, by 8 to 256 of the other, b. a is x, b the weight; for few rows of
+    x they are swapped. One warp group produces (loads), the others consume (multiply), each its share of a's rows.
+
+    Attributes:
+        tile_m: rows of x of a tile.
+        tile_n: rows of the weight.
+        stages: of the ring in shared memory.
+        consumers: warp groups that multiply.
+        cluster: thread blocks side by side along a that share what is loaded of b, each loading a part for all of them.
+        group: tiles along a that are computed before the next along b, so that what they load stays in L2.
+        swapped: whether a is the weight.
+    """
+
+    tile_m: int
+    tile_n: int
+    stages: int
+    consumers: int = 2
+    cluster: int = 1
+    group: int = 8
+    swapped: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.consumers not in REGISTERS or self.cluster not in (1, 2) or self.group < 1 or self.stages < 2:
+            raise PluginError(f"{self.name}: one or two consumers, a cluster of one or two, a group and two stages at least")
+        if self.tile_a % (SIDE * self.consumers) or not 0 < self.tile_a <= MOST_B:
+            raise PluginError(
+                f"{self.name}: {self.consumers} consumers do not share {self.tile_a} rows in steps of {SIDE}, {MOST_B} at most"
+            )
+        if self.tile_b % (UNIT_B * self.cluster) or not 0 < self.tile_b <= MOST_B:
+            raise PluginError(f"{self.name}: {self.tile_b} rows; a multiple of {UNIT_B * self.cluster}, {MOST_B} at most, can be loaded")
+        if self.sums + BESIDE_SUMS > self.consumer_registers:
+            raise PluginError(f"{self.name}: {self.sums} sums and {BESIDE_SUMS} others, a thread has {self.consumer_registers} registers")
+        if self.shared_bytes > BLOCK_SHARED:
+            raise PluginError(f"{self.name}: {self.shared_bytes} bytes of shared memory, a block has {BLOCK_SHARED}")
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        swapped = "_swap" if self.swapped else ""
+        tile = f"{self.tile_m}x{self.tile_n}"
+        return f"ptx_{tile}_s{self.stages}_c{self.consumers}_x{self.cluster}_g{self.group}{swapped}_r{REVISION}"
+
+    @property
+    def tile_a(self) -> int:
+        """Rows of a in a tile."""
+        return self.tile_n if self.swapped else self.tile_m
+
+    @property
+    def tile_b(self) -> int:
+        """Rows of b in a tile."""
+        return self.tile_m if self.swapped else self.tile_n
+
+    @property
+    def box_b(self) -> int:
+        """Rows of b that one thread block loads."""
+        return self.tile_b // self.cluster
+
+    @property
+    def rows(self) -> int:
+        """Rows of a of one consumer."""
+        return self.tile_a // self.consumers
+
+    @property
+    def blocks(self) -> int:
+        """Matrix instructions of a consumer for each step of 16 along K."""
+        return self.rows // SIDE
+
+    @property
+    def sums(self) -> int:
+        """Accumulators of a thread."""
+        return self.blocks * self.sums_of_block
+
+    @property
+    def sums_of_block(self) -> int:
+        """Accumulators of a thread for one matrix instruction: 64 rows over 128 threads."""
+        return self.tile_b // 2
+
+    @property
+    def threads(self) -> int:
+        """Of a thread block."""
+        return GROUP_THREADS * (1 + self.consumers)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of one stage: rows of 128 bytes, those of a first. Its barrier waits for all: rows beyond an operand come as zeros."""
+        return (self.tile_a + self.tile_b) * STEP_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a thread block: stages, two barriers for each, and words."""
+        return self.stages * (self.stage_bytes + 2 * BARRIER_BYTES) + MOST_CONSUMERS * WORD_BYTES
+
+    @property
+    def entry_registers(self) -> int:
+        """Registers of a thread when the kernel starts."""
+        return FEW_REGISTERS if self.consumers == 1 and self.sums <= FEW_SUMS else ENTRY_REGISTERS
+
+    @property
+    def producer_registers(self) -> int:
+        """Registers of a thread of the producer."""
+        return REGISTERS[self.consumers][0]
+
+    @property
+    def consumer_registers(self) -> int:
+        """Registers of a thread of a consumer."""
+        return REGISTERS[self.consumers][1]
+
+    @property
+    def resident(self) -> int:
+        """Thread blocks that an SM holds at once."""
+        return min(SM_SHARED // (self.shared_bytes + SYSTEM_SHARED), SM_REGISTERS // (self.entry_registers * self.threads))
+
+
+def plan_of(name: str) -> Plan:
+    """The plan of a name.
+
+    Raises:
+        PluginError: it is none of this revision.
+    """
+    if not (match := _NAME.fullmatch(name)):
+        raise PluginError(f"{name!r} names no kernel of this plugin's for sm_90")
+    *sizes, swapped, revision = match.groups()
+    if int(revision) != REVISION:
+        raise PluginError(f"{name} is of revision {revision}, this is {REVISION}: tune again")
+    plan = Plan(*map(int, sizes), swapped=bool(swapped))
+    if plan.name != name:
+        raise PluginError(f"{name} is not how {plan.name} is written")
+    return plan
+
+
+@attrs.frozen
+class Variant:
+    """A plan for the dtypes of a shape: one text.
+
+    Attributes:
+        plan: of the kernel.
+        dtype: of the operands, ``bf16`` or ``fp16``.
+        outdtype: of the output; ``fp32``, too.
+        bias: dtype of the bias; empty without one.
+        split: whether several thread blocks share the K of one tile.
+        even: whether rows of the output have an even number of elements, so that two are stored at once.
+    """
+
+    plan: Plan
+    dtype: str = attrs.field(validator=attrs.validators.in_(("bf16", "fp16")))
+    outdtype: str = attrs.field(validator=attrs.validators.in_(("bf16", "fp16", "fp32")))
+    bias: str = attrs.field(default="", validator=attrs.validators.in_(("", "bf16", "fp16", "fp32")))
+    split: bool = False
+    even: bool = True

@@ -1,0 +1,97 @@
+"""Problem: what a plan's kernel is told to compute a shape: its arguments but for addresses, grid, scratch memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+from tunedgemm.plugin import PluginError, Shape
+
+from tunedgemm_asm.limits import ceil_div
+from tunedgemm_asm.ptx.plan import STEP, Plan, Variant
+from tunedgemm_asm.ptx.splitk import slot_bytes
+
+#: Parts of K at most, and counters of a launch.
+MOST_SPLITS, MOST_COUNTERS = 16, 1 << 15
+#: Rows and elements along K of an operand, and elements of an output's row: numbers have 32 bits, coordinates a sign.
+MOST_SIZE = (1 << 31) - 1
+#: Items of a launch: tiles of the last round beyond it must not wrap around.
+MOST_ITEMS = 1 << 30
+
+
+@attrs.frozen
+class Problem:
+    """A shape as a kernel is told it.
+
+    Attributes:
+        variant: the kernel.
+        values: the arguments that are no addresses.
+        grid: thread blocks.
+        workspace: bytes of scratch memory, for parts of K.
+        counters: counters that are zero before and after.
+    """
+
+    variant: Variant
+    values: Mapping[str, int] = attrs.field(hash=False)
+    grid: int
+    workspace: int = 0
+    counters: int = 0
+
+
+def units_of(plan: Plan, shape: Shape) -> tuple[int, int]:
+    """Clusters along a, and tiles along b."""
+    rows_a, rows_b = rows_of(plan, shape)
+    return ceil_div(rows_a, plan.tile_a * plan.cluster), ceil_div(rows_b, plan.tile_b)
+
+
+def rows_of(plan: Plan, shape: Shape) -> tuple[int, int]:
+    """Rows of a and of b."""
+    return (shape.n, shape.m) if plan.swapped else (shape.m, shape.n)
+
+
+def part_of(splits: int, shape: Shape) -> int:
+    """Steps along K of each part but the last."""
+    return ceil_div(ceil_div(shape.k, STEP), splits)
+
+
+def refusal(plan: Plan, splits: int, shape: Shape) -> str:
+    """Why the kernel cannot serve the shape with so many parts of K, or an empty text."""
+    steps, (units_a, tiles_b) = ceil_div(shape.k, STEP), units_of(plan, shape)
+    if not 1 <= splits <= MOST_SPLITS:
+        return f"{plan.name} cuts K into 1 to {MOST_SPLITS} parts (got {splits})"
+    if ceil_div(steps, part_of(splits, shape)) != splits:
+        return f"{plan.name} does not cut K={shape.k} into {splits} parts of whole steps of {STEP}"
+    if units_a * tiles_b * splits > MOST_ITEMS:
+        return f"{plan.name} has {units_a * tiles_b * splits} tiles; there are {MOST_ITEMS} at most"
+    if splits > 1 and (counters := _slots(plan, shape)) > MOST_COUNTERS:
+        return f"{plan.name} has {counters} parts of tiles that meet over parts of K; there are {MOST_COUNTERS} counters"
+    return ""
+
+
+def _slots(plan: Plan, shape: Shape) -> int:
+    """Consumers' shares of all tiles, those of a cluster beyond the operand, too."""
+    units_a, tiles_b = units_of(plan, shape)
+    return units_a * plan.cluster * tiles_b * plan.consumers
+
+
+def problem_of(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> Problem:
+    """What a kernel is told of a shape on so many multiprocessors.
+
+    Raises:
+        PluginError: it does not take the shape so.
+    """
+    if reason := refusal(plan, splits, shape):
+        raise PluginError(reason)
+    (rows_a, rows_b), (units_a, tiles_b) = rows_of(plan, shape), units_of(plan, shape)
+    tiles, steps, split = units_a * tiles_b, ceil_div(shape.k, STEP), splits > 1
+    values = {"rows_a": rows_a, "rows_b": rows_b, "stride": shape.n, "units_a": units_a, "tiles_b": tiles_b, "tiles": tiles}
+    values |= {"items": tiles * splits, "steps": steps, "part": part_of(splits, shape), "splits": splits}
+    clusters = max(1, min(tiles * splits, multiprocessors * plan.resident // plan.cluster))
+    slots = _slots(plan, shape) if split else 0
+    return Problem(
+        variant=Variant(plan, shape.dtype, shape.outdtype, shape.bias_dtype if shape.bias else "", split, shape.n % 2 == 0),
+        values=values,
+        grid=clusters * plan.cluster,
+        workspace=slots * splits * slot_bytes(plan.sums),
+        counters=slots,
+    )

@@ -1,0 +1,55 @@
+"""The producer: one thread that has the copy engine fill stage after stage, for all items of its block."""
+
+from __future__ import annotations
+
+from tunedgemm_asm.ptx.barriers import announce, barrier_of, next_stage, start_ring, wait
+from tunedgemm_asm.ptx.frame import Frame
+from tunedgemm_asm.ptx.order import find_place, first_element, first_item
+from tunedgemm_asm.ptx.plan import STEP, STEP_BYTES
+
+_LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+
+
+def produce(f: Frame) -> None:
+    """All that the producer's warp group does; its other threads go to the end at once."""
+    t, plan = f.text, f.plan
+    t.op("setmaxnreg.dec.sync.aligned.u32", plan.producer_registers)
+    t.op("bra", f.end, when=t.to("pred", "setp.ne.u32", f.thread, 0))
+    maps = [_map(f, name) for name in ("map_a", "map_b")]
+    item, step = first_item(f)
+    ring = start_ring(f, 1)
+    tile, inner, done = t.label("LOAD_TILE"), t.label("LOAD"), f.end
+    t.place(tile)
+    t.op("bra", done, when=t.to("pred", "setp.ge.u32", item, f.arguments["items"]))
+    place = find_place(f, item)
+    k, left = first_element(f, place), t.to("b32", "mov.u32", place.steps)
+    row_b = t.to("b32", "mad.lo.u32", f.rank, plan.box_b, place.row_b) if plan.cluster > 1 else place.row_b
+    t.place(inner)
+    barrier = barrier_of(f, ring.stage)
+    wait(f, barrier, f.empty, ring.parity)
+    announce(f, barrier)
+    to_a = t.to("b32", "mad.lo.u32", ring.stage, plan.stage_bytes, f.shared)
+    to_b = t.to("b32", "add.u32", to_a, plan.tile_a * STEP_BYTES)
+    full = t.to("b32", "add.u32", barrier, f.full)
+    t.op(_LOAD, f"[{to_a}]", f"[{maps[0]}, {{{k}, {place.row_a}}}]", f"[{full}]")
+    if plan.cluster == 1:
+        t.op(_LOAD, f"[{to_b}]", f"[{maps[1]}, {{{k}, {row_b}}}]", f"[{full}]")
+    else:
+        # Its part of b, to the same place in all blocks of the cluster, where the barriers at the same place count the bytes.
+        part = t.to("b32", "mad.lo.u32", f.rank, plan.box_b * STEP_BYTES, to_b)
+        mask = t.to("b16", "mov.u16", (1 << plan.cluster) - 1)
+        t.op(f"{_LOAD}.multicast::cluster", f"[{part}]", f"[{maps[1]}, {{{k}, {row_b}}}]", f"[{full}]", mask)
+    t.op("add.u32", k, k, STEP)
+    next_stage(f, ring)
+    t.op("sub.u32", left, left, 1)
+    t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
+    t.op("add.u32", item, item, step)
+    t.op("bra", tile)
+
+
+def _map(f: Frame, name: str) -> str:
+    """The generic address of a descriptor among the arguments, which is fetched ahead."""
+    address = f.text.to("b64", "mov.b64", name)
+    generic = f.text.to("b64", "cvta.param.u64", address)
+    f.text.op("prefetch.tensormap", f"[{generic}]")
+    return generic

@@ -1,0 +1,149 @@
+"""Solutions on Hopper: what serves a shape, in the order of the cost model, and the neighbours of one that timed well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, dtype_bits
+
+from tunedgemm_asm.limits import ceil_div
+from tunedgemm_asm.ptx.cost import cost
+from tunedgemm_asm.ptx.plan import BLOCK_SHARED, SM_SHARED, SYSTEM_SHARED, UNIT_B, Plan, plan_of
+from tunedgemm_asm.ptx.problem import MOST_SIZE, MOST_SPLITS, refusal, units_of
+from tunedgemm_asm.ptx.tensormap import ALIGNED
+
+GFX = "sm_90"
+OP = "a16w16"
+_OPERANDS, _OUTPUTS = ("bf16", "fp16"), ("bf16", "fp16", "fp32")
+
+#: Solutions of a shape at most.
+MOST = 64
+#: Rows of a and consumers -> rows of b: what a thread's registers hold, and not less than shared memory feeds at half the speed.
+TILES = {
+    (64, 1): (32, 64, 96, 128, 160, 192, 224, 256),
+    (128, 1): (64, 96),
+    (128, 2): (64, 96, 128, 160, 192, 224, 256),
+    (256, 2): (64, 96, 128, 160, 192),
+}
+#: Rows of x up to which operands are swapped, too; tiles then have them all, or half.
+MOST_SWAPPED = 128
+_SWAPPED = ((64, 1), (128, 2), (256, 2))
+_GROUP, _GROUPS = 8, (1, 2, 4, 8, 16, 32)
+#: Stages beyond which a load is long back when it is needed; and of a block that shares its SM.
+_MOST_STAGES, _FEWEST_STAGES = 12, 3
+
+Chosen = tuple[Plan, int]
+
+
+def supports(shape: Shape, device: Device) -> bool | Unsupported:
+    """Whether the generated kernels take a shape on a device of this architecture, or why not."""
+    if shape.op != OP:
+        return Unsupported(f"on {device.gfx} op {shape.op} is not covered; covered: {OP}")
+    if shape.m == 0:
+        return Unsupported("an empty batch needs no kernel")
+    for what, dtype, taken in (("operands", shape.dtype, _OPERANDS), ("the output", shape.outdtype, _OUTPUTS)):
+        if dtype not in taken:
+            return Unsupported(f"{what} may be {' or '.join(taken)}, not {dtype}")
+    if shape.bias and shape.bias_dtype not in _OUTPUTS:
+        return Unsupported(f"a bias may be {' or '.join(_OUTPUTS)}, not {shape.bias_dtype}")
+    if shape.scale != "none" or shape.layout != "row":
+        return Unsupported(f"takes no scales and plain weights, not scale {shape.scale} and layout {shape.layout}")
+    if shape.k * dtype_bits(shape.dtype) // 8 % ALIGNED:
+        return Unsupported(f"rows of operands start at multiples of {ALIGNED} bytes for the copy engine: K % 8 = 0 (K={shape.k})")
+    if max(shape.m, shape.n, shape.k) > MOST_SIZE:
+        return Unsupported(f"sizes are {MOST_SIZE} at most")
+    return True
+
+
+def _stages(make: Plan) -> list[int]:
+    """The most stages that fit, and where two blocks may share the SM, the most with which they do."""
+    each = make.stage_bytes + 16
+    rooms = [BLOCK_SHARED, SM_SHARED // 2 - SYSTEM_SHARED] if make.consumers == 1 else [BLOCK_SHARED]
+    found = [min(_MOST_STAGES, (room - UNIT_B) // each) for room in rooms]
+    return [stages for stages in dict.fromkeys(found) if stages >= _FEWEST_STAGES]
+
+
+def _tiles(shape: Shape) -> Iterator[Plan]:
+    """Plans without a second thought about stages and clusters."""
+    for (tile_a, consumers), ladder in TILES.items():
+        yield from (Plan(tile_a, tile_b, 2, consumers, group=_GROUP) for tile_b in ladder)
+    if shape.m <= MOST_SWAPPED:
+        whole = ceil_div(shape.m, UNIT_B) * UNIT_B
+        half = ceil_div(ceil_div(shape.m, 2), UNIT_B) * UNIT_B
+        for tile_m in dict.fromkeys((whole, half)):
+            yield from (Plan(tile_m, tile_n, 2, consumers, group=_GROUP, swapped=True) for tile_n, consumers in _SWAPPED)
+
+
+def plans(shape: Shape) -> Iterator[Plan]:
+    """Every sensible plan for a shape."""
+    for tile in _tiles(shape):
+        for stages in _stages(tile):
+            plan = attrs.evolve(tile, stages=stages)
+            yield plan
+            if plan.tile_b % (2 * UNIT_B) == 0 and units_of(plan, shape)[0] > 1:
+                yield attrs.evolve(plan, cluster=2)
+
+
+def choices(shape: Shape, device: Device) -> list[Chosen]:
+    """Plans with their parts of K, best guesses first, `MOST` at most; K is split where blocks would be idle."""
+    if not supports(shape, device):
+        return []
+    found = []
+    for plan in plans(shape):
+        units_a, tiles_b = units_of(plan, shape)
+        idle = max(1, device.cu_num) * plan.resident // (units_a * plan.cluster * tiles_b)
+        for splits in range(1, min(MOST_SPLITS, max(1, 2 * idle)) + 1):
+            if not refusal(plan, splits, shape):
+                found.append((cost(plan, splits, shape, max(1, device.cu_num)), plan.name, splits, plan))
+    return [(plan, splits) for *_, splits, plan in sorted(found, key=lambda each: each[:3])[:MOST]]
+
+
+def enumerate_solutions(libtype: str, shape: Shape, device: Device) -> Iterator[Solution]:
+    """The solutions of a shape, best guesses first."""
+    for plan, splits in choices(shape, device):
+        yield Solution(libtype, plan.name, splits)
+
+
+def resolve(solution: Solution, shape: Shape) -> Chosen:
+    """The plan and the parts of K that a solution means; no parts are one.
+
+    Raises:
+        PluginError: there is no such kernel, or it does not take the shape so.
+    """
+    plan, splits = plan_of(solution.kernel_name), solution.split_k or 1
+    if reason := refusal(plan, splits, shape):
+        raise PluginError(reason)
+    return plan, splits
+
+
+def unknown(name: str) -> str:
+    """Why no plan has this name, or an empty text."""
+    try:
+        plan_of(name)
+    except PluginError as error:
+        return str(error)
+    return ""
+
+
+def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
+    """The solutions one step away from one: another group, stage, cluster, part of K, or 16 rows of b more or fewer."""
+    if not supports(shape, device):
+        return
+    plan, splits = resolve(solution, shape)
+    side = "tile_m" if plan.swapped else "tile_n"
+    at = _GROUPS.index(plan.group) if plan.group in _GROUPS else 0
+    changes: list[dict[str, int]] = [{"group": group} for group in (*_GROUPS[max(0, at - 1) : at], *_GROUPS[at + 1 : at + 2])]
+    changes += [{"stages": plan.stages + step} for step in (-1, 1)] + [{"cluster": 3 - plan.cluster}]
+    for step in (-2 * UNIT_B, 2 * UNIT_B):
+        for fewer in (0, 1, 2):
+            changes.append({side: plan.tile_b + step, "stages": plan.stages - fewer})
+    near = [(plan, splits - 1), (plan, splits + 1)]
+    for change in changes:
+        try:
+            near.append((attrs.evolve(plan, **change), splits))
+        except PluginError:
+            continue  # no SM holds it
+    for other, parts in near:
+        if not refusal(other, parts, shape):
+            yield Solution(libtype, other.name, parts)

@@ -1,0 +1,91 @@
+"""Parts of K: each consumer leaves its float32 sums in the workspace and counts; the last to come adds all parts in the order of K.
+
+So the bits do not depend on who comes last. A counter belongs to one consumer of one tile, and is zero again at the end. The workspace
+has for each part of each of those 128 threads times their sums, four sums of all threads side by side: every access is of 16 bytes in a
+line.
+"""
+
+from __future__ import annotations
+
+from tunedgemm_asm.ptx.frame import Frame
+from tunedgemm_asm.ptx.order import Place
+from tunedgemm_asm.ptx.plan import GROUP_THREADS, WORD_BYTES
+
+_PACK, _PACK_BYTES = 4, 16
+
+
+def slot_bytes(sums: int) -> int:
+    """Bytes of one part of one consumer's share of a tile."""
+    return sums * GROUP_THREADS * 4
+
+
+def join_parts(f: Frame, place: Place, number: str, sums: list[str], elsewhere: str) -> None:
+    """Leave the sums; who is not the last goes *elsewhere*, the last has the sums of all parts."""
+    t, told = f.text, f.arguments
+    slot = t.to("b32", "mad.lo.u32", place.tile, f.plan.consumers, number)
+    first = t.to("b32", "mul.lo.u32", slot, told["splits"])
+    base = t.to("b64", "ld.param.u64", "[workspace]")
+    within = t.to("b32", "and.b32", f.thread, GROUP_THREADS - 1)
+    lane = t.to("b64", "mul.wide.u32", within, _PACK_BYTES)
+    base = t.to("b64", "add.s64", base, lane)
+    start = t.to("b64", "mul.wide.u32", first, slot_bytes(f.plan.sums))
+    start = t.to("b64", "add.s64", base, start)
+    mine = t.to("b64", "mul.wide.u32", place.part, slot_bytes(f.plan.sums))
+    mine = t.to("b64", "add.s64", start, mine)
+    for at in range(0, len(sums), _PACK):
+        t.op("st.relaxed.gpu.global.v4.f32", f"[{mine}+{at // _PACK * GROUP_THREADS * _PACK_BYTES}]", _braced(sums[at : at + _PACK]))
+    _count(f, slot, number, within, elsewhere)
+    _add(f, start, sums)
+
+
+def _braced(registers: list[str]) -> str:
+    return f"{{{', '.join(registers)}}}"
+
+
+def _meet(f: Frame) -> None:
+    """The threads of the consumer meet at a barrier of its own: 1 or 2."""
+    f.text.op("bar.sync", f.group, GROUP_THREADS)
+
+
+def _count(f: Frame, slot: str, number: str, within: str, elsewhere: str) -> None:
+    """One thread counts for all, who see what it found; at the last it leaves zero."""
+    t = f.text
+    word = t.to("b32", "mad.lo.u32", number, WORD_BYTES, f.shared)
+    t.op("fence.acq_rel.gpu")
+    _meet(f)
+    one = t.to("pred", "setp.eq.u32", within, 0)
+    base = t.to("b64", "ld.param.u64", "[counters]")
+    far = t.to("b64", "mul.wide.u32", slot, 4)
+    counter = t.to("b64", "add.s64", base, far)
+    most = t.to("b32", "sub.u32", f.arguments["splits"], 1)
+    # Counts up to the number of parts less one, then wraps to zero.
+    came = t.new("b32")
+    t.op("atom.acq_rel.gpu.global.inc.u32", came, f"[{counter}]", most, when=one)
+    t.op("st.shared.u32", f"[{word}+{f.words}]", came, when=one)
+    _meet(f)
+    seen = t.to("b32", "ld.shared.u32", f"[{word}+{f.words}]")
+    t.op("bra", elsewhere, when=t.to("pred", "setp.ne.u32", seen, most))
+    t.op("fence.acq_rel.gpu")
+
+
+def _add(f: Frame, start: str, sums: list[str]) -> None:
+    """The parts in the order of K, the first as it is."""
+    t = f.text
+    at, left = t.to("b64", "mov.u64", start), t.to("b32", "sub.u32", f.arguments["splits"], 1)
+    _load(f, at, sums)
+    again = t.label("PART")
+    t.place(again)
+    t.op("add.s64", at, at, slot_bytes(f.plan.sums))
+    for first in range(0, len(sums), _PACK):
+        loaded = t.many("f32", _PACK)
+        _load(f, at, loaded, first)
+        for mine, theirs in zip(sums[first : first + _PACK], loaded, strict=True):
+            t.op("add.rn.f32", mine, mine, theirs)
+    t.op("sub.u32", left, left, 1)
+    t.op("bra", again, when=t.to("pred", "setp.ne.u32", left, 0))
+
+
+def _load(f: Frame, at: str, registers: list[str], first: int = 0) -> None:
+    for index in range(0, len(registers), _PACK):
+        offset = (first + index) // _PACK * GROUP_THREADS * _PACK_BYTES
+        f.text.op("ld.relaxed.gpu.global.v4.f32", _braced(registers[index : index + _PACK]), f"[{at}+{offset}]")

@@ -1,0 +1,71 @@
+"""What the copy engine is told of an operand: a descriptor of 128 bytes that the driver makes for an address and sizes, pooled by address.
+
+cuda.h and the CUDA Driver API's "Tensor Map Object Management": addresses and strides are multiples of 16 bytes, a descriptor
+lies at one of 64.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import attrs
+
+from tunedgemm_asm.driver import Driver
+from tunedgemm_asm.ptx.arguments import MAP_BYTES
+from tunedgemm_asm.ptx.plan import STEP
+
+#: Bytes of whose multiples rows start.
+ALIGNED = 16
+#: CU_TENSOR_MAP_DATA_TYPE_FLOAT16 and _BFLOAT16.
+_TYPES = {"fp16": 6, "bf16": 9}
+#: CU_TENSOR_MAP_INTERLEAVE_NONE, _SWIZZLE_128B, _L2_PROMOTION_L2_256B, and zeros for what lies outside (_FLOAT_OOB_FILL_NONE).
+_INTERLEAVE, _SWIZZLE, _PROMOTION, _FILL = 0, 3, 3, 0
+_BOUNDARY = 64
+#: Descriptors kept at most for one operand of one launcher; then all are made anew.
+_KEPT = 4096
+
+
+@attrs.frozen
+class Operand:
+    """Rows of 16-bit elements, and the box of them that is loaded at once.
+
+    Attributes:
+        dtype: ``bf16`` or ``fp16``.
+        rows, k: sizes.
+        box: rows of a box, of 64 elements each.
+    """
+
+    dtype: str
+    rows: int
+    k: int
+    box: int
+
+
+def described(driver: Driver, operand: Operand, address: int) -> bytes:
+    """The descriptor of an operand at an address.
+
+    Raises:
+        LaunchError: the driver does not take it.
+    """
+    memory = ctypes.create_string_buffer(MAP_BYTES + _BOUNDARY)
+    start = -ctypes.addressof(memory) % _BOUNDARY
+    sizes, strides = (ctypes.c_uint64 * 2)(operand.k, operand.rows), (ctypes.c_uint64 * 1)(2 * operand.k)
+    box, every = (ctypes.c_uint32 * 2)(STEP, operand.box), (ctypes.c_uint32 * 2)(1, 1)
+    where = ctypes.addressof(memory) + start
+    kinds = (_INTERLEAVE, _SWIZZLE, _PROMOTION, _FILL)
+    driver.call("describe", where, _TYPES[operand.dtype], 2, address, sizes, strides, box, every, *kinds)
+    return memory.raw[start : start + MAP_BYTES]
+
+
+class Pool(dict[int, bytes]):
+    """The descriptors of one operand by its address; one that is missing is made. Threads may make the same one twice."""
+
+    def __init__(self, driver: Driver, operand: Operand) -> None:
+        super().__init__()
+        self._driver, self._operand = driver, operand
+
+    def __missing__(self, address: int) -> bytes:
+        if len(self) >= _KEPT:
+            self.clear()
+        self[address] = made = described(self._driver, self._operand, address)
+        return made
