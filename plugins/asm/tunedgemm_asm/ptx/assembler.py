@@ -19,22 +19,27 @@ from tunedgemm_asm.ptx.plan import Variant
 #: Where ptxas lies below the folder of a toolkit, and of Triton.
 _IN_TOOLKIT, _IN_TRITON = Path("bin") / "ptxas", Path("backends") / "nvidia" / "bin" / "ptxas"
 _SECONDS = 120
-#: What ptxas says of matrix instructions that it makes wait for each other: C7510 to C7519, of which none costs less than half the speed.
+#: What ptxas says of matrix instructions that it makes wait for each other (C7510 to C7515), which costs much of their speed.
 _SERIALIZED = "wgmma.mma_async instructions are serialized"
 
 
-def _places() -> Iterator[Path]:
-    if found := shutil.which("ptxas"):
-        yield Path(found)
-    yield from (Path(os.environ[name]) / _IN_TOOLKIT for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name))
+def _in_triton() -> Iterator[Path]:
+    """Triton's own, which is found and not imported."""
     spec = importlib.util.find_spec("triton")
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
         yield Path(location) / _IN_TRITON
 
 
+def _places() -> Iterator[Path]:
+    yield from _in_triton()  # the one that kernels are tested with
+    if found := shutil.which("ptxas"):
+        yield Path(found)
+    yield from (Path(os.environ[name]) / _IN_TOOLKIT for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name))
+
+
 @functools.cache
 def ptxas() -> tuple[Path, str] | None:
-    """The assembler and what it says of its version: the first that runs of PATH's, the toolkit's, Triton's; None where there is none."""
+    """The assembler and what it says of its version: the first that runs of Triton's, PATH's, the toolkit's; None where there is none."""
     for place in _places():
         try:
             told = subprocess.run([place, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=True)
