@@ -92,6 +92,11 @@ class Driver:
         if status := self.functions[word](*arguments):
             raise LaunchError(f"{self.interface.functions[word][0]}: {self.text(status)}")
 
+    def ready(self, index: int) -> None:
+        """Give the thread the device's context where it has none; nothing for host memory, or a driver without contexts."""
+        if index >= 0 and self.interface.no_context >= 0:
+            self._enter(index)
+
     def mend(self, word: str, status: int, index: int) -> None:
         """Make a second try of a failed call worthwhile, where the thread only had no context.
 

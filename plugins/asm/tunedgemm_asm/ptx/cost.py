@@ -16,6 +16,8 @@ from tunedgemm_asm.ptx.splitk import slot_bytes
 
 _CYCLES_A_US, _OPERATIONS, _SHARED_BYTES = 1755.0, 4096, 128
 _MEMORY, _L2 = 4.3e6, 5.5e6  # bytes in a microsecond
+#: Bytes that one SM gets in a microsecond, of the 112000 that 64 bytes in a cycle would be.
+_SM = 9.0e4
 #: Microseconds from a load to its arrival, of a launch, and of the end of a tile that splits K.
 _LATENCY, _LAUNCH, _MEETING = 0.9, 2.0, 1.5
 #: Bytes that an SM stores in a cycle, by the accesses of 4 bytes of this epilogue.
@@ -36,7 +38,7 @@ def cost(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> float:
     steps, resident = part_of(splits, shape), min(plan.resident, ceil_div(items, multiprocessors))
     rounds = ceil_div(items, places) * resident
     # A stage is loaded while the others are on their way, by all blocks of the SM.
-    loaded = _LATENCY / (plan.stages * resident)
+    loaded = max(_LATENCY / (plan.stages * resident), plan.stage_bytes / _SM)
     step = max(step_cycles(plan) / _CYCLES_A_US, loaded)
     out = BYTES[shape.outdtype]
     tile = plan.tile_a * plan.tile_b * out / _STORED / _CYCLES_A_US / plan.consumers

@@ -75,6 +75,7 @@ def bind(
         return Unsupported(str(error))
     plan = problem.variant.plan
     try:
+        library.ready(device.index)
         function = driver.function_of(library, assembler.code(problem.variant), ENTRY, device.index)
         with driver.current(device.index):
             library.call("set", function.address, driver.DYNAMIC_SHARED, plan.shared_bytes)

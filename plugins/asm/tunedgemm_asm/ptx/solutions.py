@@ -32,6 +32,8 @@ _SWAPPED = ((64, 1), (128, 2), (256, 2))
 _GROUP, _GROUPS = 8, (1, 2, 4, 8, 16, 32)
 #: Stages beyond which a load is long back when it is needed; and of a block that shares its SM.
 _MOST_STAGES, _FEWEST_STAGES = 12, 3
+#: Numbers of parts of K that are listed of one plan; `refine` has their neighbours.
+_LISTED_SPLITS = 2
 
 Chosen = tuple[Plan, int]
 
@@ -93,9 +95,9 @@ def choices(shape: Shape, device: Device) -> list[Chosen]:
     for plan in plans(shape):
         units_a, tiles_b = units_of(plan, shape)
         idle = max(1, device.cu_num) * plan.resident // (units_a * plan.cluster * tiles_b)
-        for splits in range(1, min(MOST_SPLITS, max(1, 2 * idle)) + 1):
-            if not refusal(plan, splits, shape):
-                found.append((cost(plan, splits, shape, max(1, device.cu_num)), plan.name, splits, plan))
+        fitting = [splits for splits in range(1, min(MOST_SPLITS, max(1, 2 * idle)) + 1) if not refusal(plan, splits, shape)]
+        costs = sorted((cost(plan, splits, shape, max(1, device.cu_num)), plan.name, splits, plan) for splits in fitting)
+        found += costs[:_LISTED_SPLITS]
     return [(plan, splits) for *_, splits, plan in sorted(found, key=lambda each: each[:3])[:MOST]]
 
 
