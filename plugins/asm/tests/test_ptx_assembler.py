@@ -18,7 +18,7 @@ H200 = Device("sm_90", 132, "nvidia-h200")
 VARIANTS = [
     Variant(Plan(128, 256, 4), "bf16", "bf16", "bf16"),
     Variant(Plan(128, 160, 5, cluster=2), "fp16", "fp32", "fp16", split=True),
-    Variant(Plan(256, 192, 3), "fp16", "fp16", "fp32", even=False),
+    Variant(Plan(256, 192, 3), "fp16", "fp16", "fp32", together=1),
     Variant(Plan(16, 128, 12, swapped=True), "bf16", "bf16", "bf16", split=True),
     Variant(Plan(64, 96, 4, 1), "bf16", "fp32"),
 ]

@@ -13,6 +13,9 @@ from tunedgemm_asm.ptx.plan import Plan
 #: Plan, shape, parts of K, multiprocessors: each has tails in M, N and K, and blocks with several tiles.
 CASES = [
     (Plan(128, 160, 3), Shape("a16w16", 150, 200, 136), 1, 2),
+    (Plan(128, 72, 3), Shape("a16w16", 150, 200, 136, "fp16", "fp16", epilogue="bias", bias_dtype="bf16"), 1, 2),
+    (Plan(64, 40, 3, 1), Shape("a16w16", 70, 104, 136, outdtype="bf16", epilogue="bias", bias_dtype="fp32"), 2, 2),
+    (Plan(64, 40, 3, 1), Shape("a16w16", 70, 74, 136, epilogue="bias"), 1, 2),
     (Plan(128, 32, 3, group=2), Shape("a16w16", 300, 72, 200, outdtype="fp32", epilogue="bias", bias_dtype="bf16"), 1, 4),
     (Plan(64, 32, 3, 1, group=2), Shape("a16w16", 300, 73, 328, "fp16", "fp16", epilogue="bias", bias_dtype="fp32"), 1, 3),
     (Plan(256, 16, 2), Shape("a16w16", 300, 37, 328, "fp16", "fp32", epilogue="bias", bias_dtype="fp16"), 1, 2),

@@ -153,9 +153,8 @@ def execute(machine: Machine, unit: Unit, instruction: Instruction, mask: np.nda
         unit.at[mask] = machine.program.labels[operands[0]]
     elif name == "ret":
         unit.at[mask] = len(machine.program.instructions)
-    elif name == "shfl.sync.idx.b32":
-        warps = value(machine, unit, operands[1]).reshape(-1, 32)
-        put(unit, operands[0], np.repeat(warps[:, 0], 32), mask)
+    elif name.startswith("shfl.sync."):
+        put(unit, operands[0], value(machine, unit, operands[1])[_sources(name, int(operands[2]), mask)], mask)
     elif name in ("ld.param.u32", "ld.param.u64"):
         offset, width = machine.program.parameters[operands[1][1:-1]]
         put(unit, operands[0], np.uint64(int.from_bytes(machine.arguments[offset : offset + width], "little")), mask)
@@ -168,6 +167,14 @@ def execute(machine: Machine, unit: Unit, instruction: Instruction, mask: np.nda
         ASYNCHRONOUS["wgmma.mma_async"](machine, unit, instruction, mask, (list(operands), value))
     elif name not in _IGNORED:
         raise Fault("an instruction that the emulator does not know")
+
+
+def _sources(name: str, far: int, mask: np.ndarray) -> np.ndarray:
+    """The lane from which each gets its value."""
+    if not mask.all():
+        raise Fault("lanes are missing where all exchange")
+    lane = np.arange(LANES)
+    return lane ^ far if ".bfly." in name else lane // 32 * 32 + far
 
 
 def _memory(machine: Machine, unit: Unit, instruction: Instruction, mask: np.ndarray) -> None:

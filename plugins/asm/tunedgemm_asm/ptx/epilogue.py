@@ -14,6 +14,8 @@ BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _TYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
 #: Rows between the two of a thread.
 _BELOW = 8
+#: Elements of 16 bits that a lane stores at once, and those of the four lanes that have a row.
+LINE, _WIDE = 8, 32
 
 
 def store_tile(f: Frame, row_a: str, row_b: str, sums: list[str]) -> None:
@@ -61,13 +63,28 @@ def _bias(f: Frame, address: str, offset: int, when: str) -> str:
     """One element of the bias in float32, zero where it is not loaded."""
     t, kind = f.text, f.variant.bias
     at = f"[{address}+{offset * BYTES[kind]}]"
-    value = t.to("f32", "mov.f32", "0f00000000")
     if kind == "fp32":
+        value = t.to("f32", "mov.f32", "0f00000000")
         t.op("ld.global.nc.f32", value, at, when=when)
         return value
     narrow = t.to("b16", "mov.u16", 0)
     t.op("ld.global.nc.b16", narrow, at, when=when)
     return t.to("f32", f"cvt.f32.{_TYPES[kind]}", narrow)
+
+
+def _two_of_bias(f: Frame, address: str, offset: int, when: list[str]) -> list[str]:
+    """Two elements side by side; in one access where both lie within or beyond."""
+    t, kind = f.text, f.variant.bias
+    if f.variant.together == 1:
+        return [_bias(f, address, offset + index, when[index]) for index in (0, 1)]
+    at = f"[{address}+{offset * BYTES[kind]}]"
+    if kind == "fp32":
+        pair = [t.to("f32", "mov.f32", "0f00000000") for _ in range(2)]
+        t.op("ld.global.nc.v2.f32", f"{{{', '.join(pair)}}}", at, when=when[0])
+        return pair
+    narrow = [t.to("b16", "mov.u16", 0) for _ in range(2)]
+    t.op("ld.global.nc.v2.b16", f"{{{', '.join(narrow)}}}", at, when=when[0])
+    return [t.to("f32", f"cvt.f32.{_TYPES[kind]}", each) for each in narrow]
 
 
 def _put(f: Frame, at: str, value: str, when: str) -> None:
@@ -80,42 +97,81 @@ def _put(f: Frame, at: str, value: str, when: str) -> None:
     t.op("st.global.b16", at, narrow, when=when)
 
 
-def _put_two(f: Frame, address: str, offset: int, values: tuple[str, str], when: tuple[str, str]) -> None:
-    """Store two elements side by side; in one access where rows have an even number of them, so that both lie within or beyond."""
+def _packed(f: Frame, low: str, high: str) -> str:
+    """Two elements of 16 bits in one register."""
+    return f.text.to("b32", f"cvt.rn.{_TYPES[f.variant.outdtype]}x2.f32", high, low)
+
+
+def _put_two(f: Frame, address: str, offset: int, values: list[str], when: list[str]) -> None:
+    """Store two elements side by side; in one access where both lie within or beyond."""
     t, kind, size = f.text, f.variant.outdtype, BYTES[f.variant.outdtype]
-    low, high = values
-    if not f.variant.even:
+    if f.variant.together == 1:
         for index, value in enumerate(values):
             _put(f, f"[{address}+{(offset + index) * size}]", value, when[index])
-        return
-    at = f"[{address}+{offset * size}]"
-    if kind == "fp32":
-        t.op("st.global.v2.f32", at, f"{{{low}, {high}}}", when=when[0])
-        return
-    both = t.to("b32", f"cvt.rn.{_TYPES[kind]}x2.f32", high, low)
-    t.op("st.global.b32", at, both, when=when[0])
+    elif kind == "fp32":
+        t.op("st.global.v2.f32", f"[{address}+{offset * size}]", f"{{{', '.join(values)}}}", when=when[0])
+    else:
+        t.op("st.global.b32", f"[{address}+{offset * size}]", _packed(f, *values), when=when[0])
+
+
+def _transposed(f: Frame, registers: list[str]) -> list[str]:
+    """Registers 0 to 3 of four lanes side by side: lane i gets register i of all four, in two exchanges of half of them."""
+    t = f.text
+    for far in (1, 2):
+        upper = t.to("pred", "setp.ne.u32", t.to("b32", "and.b32", f.lane, far), 0)
+        for low in (0, 1) if far == 2 else (0, 2):
+            mine, theirs = registers[low], registers[low + far]
+            sent = t.to("b32", "selp.b32", mine, theirs, upper)
+            got = t.to("b32", "shfl.sync.bfly.b32", sent, far, 31, -1)
+            registers[low] = t.to("b32", "selp.b32", got, mine, upper)
+            registers[low + far] = t.to("b32", "selp.b32", theirs, got, upper)
+    return registers
+
+
+def _columns(f: Frame, first: int, sums: list[str], bias: tuple[str, list[str]]) -> list[list[str]]:
+    """The sums of 8 columns from *first* on, two for each block and each of its rows, with the bias: its address, and what lies within."""
+    address, inside = bias
+    added = _two_of_bias(f, address, first, inside) if address else []
+    begins = [at * f.plan.sums_of_block + first // 2 + low for at in range(f.plan.blocks) for low in (0, 2)]
+    pairs = [sums[begin : begin + 2] for begin in begins]
+    return [[f.text.to("f32", "add.rn.f32", *each) for each in zip(pair, added, strict=True)] for pair in pairs] if added else pairs
 
 
 def _store(f: Frame, row: str, column: str, sums: list[str]) -> None:
-    """A thread's columns are columns of the output, and its two rows its rows."""
+    """A thread's columns are columns of the output, and its two rows its rows.
+
+    Of rows of a multiple of 8 elements of 16 bits, four lanes exchange what they have of 32 columns, and each stores 8 side by side.
+    """
     t, plan, told = f.text, f.plan, f.arguments
-    base, below, block = _base(f, row, column), _stride(f, _BELOW), _stride(f, SIDE)
-    bases = []
-    for _ in range(plan.blocks):
-        bases.append((base, t.to("b64", "add.s64", base, below)))
-        base = t.to("b64", "add.s64", base, block)
+    bases = _line_bases(f, _base(f, row, column))
     rows = _sooner(f, row, told["rows_a"], [SIDE * at + low for at in range(plan.blocks) for low in (0, _BELOW)])
     bias = _bias_at(f, column) if f.variant.bias else ""
-    for first in range(0, plan.tile_b, UNIT_B):
-        inside = _sooner(f, column, told["rows_b"], [first, first + 1])
-        added = [_bias(f, bias, first + index, inside[index]) for index in (0, 1)] if bias else []
-        for at in range(plan.blocks):
-            begin = at * plan.sums_of_block + first // 2
-            for low in (0, 1):
-                when = [t.to("pred", "and.pred", rows[2 * at + low], each) for each in inside[: 1 if f.variant.even else 2]]
-                pair = sums[begin + 2 * low], sums[begin + 2 * low + 1]
-                values = tuple(t.to("f32", "add.rn.f32", value, more) for value, more in zip(pair, added, strict=True)) if bias else pair
-                _put_two(f, bases[at][low], first, (values[0], values[1]), (when[0], when[-1]))
+    narrow = f.variant.outdtype != "fp32" and f.variant.together == LINE
+    wide = plan.tile_b // _WIDE * _WIDE if narrow else 0
+    shift = t.to("b32", "mul.lo.u32", t.to("b32", "and.b32", f.lane, 3), 6)  # from column 2 i of a lane to column 8 i
+    for start in range(0, wide, _WIDE):
+        octets = range(start, start + _WIDE, UNIT_B)
+        parts = [_columns(f, first, sums, (bias, _sooner(f, column, told["rows_b"], [first]))) for first in octets]
+        inside = _sooner(f, t.to("b32", "add.u32", column, shift), told["rows_b"], [start])
+        for at, base in enumerate(bases):
+            mine = _transposed(f, [_packed(f, *part[at]) for part in parts])
+            far = t.to("b64", "mul.wide.u32", shift, BYTES[f.variant.outdtype])
+            to = t.to("b64", "add.s64", base, far)
+            when = t.to("pred", "and.pred", rows[at], inside[0])
+            t.op("st.global.v4.b32", f"[{to}+{start * BYTES[f.variant.outdtype]}]", f"{{{', '.join(mine)}}}", when=when)
+    for first in range(wide, plan.tile_b, UNIT_B):
+        inside = _sooner(f, column, told["rows_b"], [first, first + 1][: 2 if f.variant.together == 1 else 1])
+        for at, values in enumerate(_columns(f, first, sums, (bias, inside))):
+            _put_two(f, bases[at], first, values, [t.to("pred", "and.pred", rows[at], each) for each in inside])
+
+
+def _line_bases(f: Frame, base: str) -> list[str]:
+    """Addresses of a thread's first element in each of its rows, two in each block."""
+    t, below, block, bases = f.text, _stride(f, _BELOW), _stride(f, SIDE), []
+    for _ in range(f.plan.blocks):
+        bases += [base, t.to("b64", "add.s64", base, below)]
+        base = t.to("b64", "add.s64", base, block)
+    return bases
 
 
 def _store_swapped(f: Frame, row: str, column: str, sums: list[str]) -> None:

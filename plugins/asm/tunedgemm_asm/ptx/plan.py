@@ -177,7 +177,7 @@ class Variant:
         outdtype: of the output; ``fp32``, too.
         bias: dtype of the bias; empty without one.
         split: whether several thread blocks share the K of one tile.
-        even: whether rows of the output have an even number of elements, so that two are stored at once.
+        together: elements of a row of the output that may be stored at once, because its size is a multiple of them: 1, 2 or 8.
     """
 
     plan: Plan
@@ -185,4 +185,4 @@ class Variant:
     outdtype: str = attrs.field(validator=attrs.validators.in_(("bf16", "fp16", "fp32")))
     bias: str = attrs.field(default="", validator=attrs.validators.in_(("", "bf16", "fp16", "fp32")))
     split: bool = False
-    even: bool = True
+    together: int = attrs.field(default=8, validator=attrs.validators.in_((1, 2, 8)))

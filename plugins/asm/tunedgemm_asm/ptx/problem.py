@@ -88,8 +88,9 @@ def problem_of(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> P
     values |= {"items": tiles * splits, "steps": steps, "part": part_of(splits, shape), "splits": splits}
     clusters = max(1, min(tiles * splits, multiprocessors * plan.resident // plan.cluster))
     slots = _slots(plan, shape) if split else 0
+    together = next(count for count in (8, 2, 1) if shape.n % count == 0)
     return Problem(
-        variant=Variant(plan, shape.dtype, shape.outdtype, shape.bias_dtype if shape.bias else "", split, shape.n % 2 == 0),
+        variant=Variant(plan, shape.dtype, shape.outdtype, shape.bias_dtype if shape.bias else "", split, together),
         values=values,
         grid=clusters * plan.cluster,
         workspace=slots * splits * slot_bytes(plan.sums),
