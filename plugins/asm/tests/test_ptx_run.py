@@ -55,7 +55,7 @@ MISTAKES = {
     "the phase is never turned": (r"@(%p\d+) xor\.b32 (%r\d+), \2, 1;", r"@\1 xor.b32 \2, \2, 0;"),
     "too few bytes are announced": (r"(expect_tx.*), 10240;", r"\1, 10112;"),
     "too many bytes are announced": (r"(expect_tx.*), 10240;", r"\1, 10368;"),
-    "no fence before the products": (r"wgmma\.fence\.sync\.aligned;", "fence.proxy.async;"),
+    "no fence before the products": (r"wgmma\.fence\.sync\.aligned;", "fence.proxy.async.shared::cta;"),
     "rows of a are swizzled elsewhere": (r"mad\.lo\.u32 (%r\d+), (%r\d+), 10240, ", r"mad.lo.u32 \1, \2, 10368, "),
     "the last column is stored, too": (r"setp\.lt\.u32 (%p\d+), (%r\d+), %r1;", r"setp.ge.u32 \1, \2, 0;"),
     "a step along K is twice 16 elements": (r"(add\.s64 %d\d+, %d\d+), 2;", r"\1, 4;"),

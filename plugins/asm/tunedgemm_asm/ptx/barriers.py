@@ -35,7 +35,7 @@ def start_barriers(f: Frame) -> None:
         t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.full + stage * BARRIER_BYTES}]", 1)
         t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.empty + stage * BARRIER_BYTES}]", _WARPS * plan.consumers * plan.cluster)
     t.op("fence.mbarrier_init.release.cluster")  # also for the copy engine's arrivals
-    t.op("fence.proxy.async")
+    t.op("fence.proxy.async.shared::cta")
     t.place(ready)
     t.op("bar.sync", 0)
     if plan.cluster > 1:
@@ -43,8 +43,8 @@ def start_barriers(f: Frame) -> None:
 
 
 def meet_cluster(f: Frame) -> None:
-    """All threads of the cluster meet; the warps may have diverged."""
-    f.text.op("barrier.cluster.arrive.release")
+    """All threads of the cluster meet; the warps may have diverged. Nothing but barriers is shared, and their own fence went before."""
+    f.text.op("barrier.cluster.arrive.relaxed")
     f.text.op("barrier.cluster.wait.acquire")
 
 
@@ -89,4 +89,5 @@ def release(f: Frame, stage: str, arriving: str) -> None:
         t.op("mbarrier.arrive.release.cta.shared::cta.b64", "_", f"[{barrier}+{f.empty}]", when=arriving)
         return
     theirs = t.to("b32", "mapa.shared::cluster.u32", barrier, f.lane)
-    t.op("mbarrier.arrive.release.cluster.shared::cluster.b64", "_", f"[{theirs}+{f.empty}]", when=arriving)
+    # Nothing written is released, so the scope may be the block's: that of the cluster would cost a fence of the whole GPU in each step.
+    t.op("mbarrier.arrive.release.cta.shared::cluster.b64", "_", f"[{theirs}+{f.empty}]", when=arriving)

@@ -72,7 +72,7 @@ def first_item(f: Frame) -> tuple[str, str]:
     t, cluster = f.text, f.plan.cluster
     item, step = t.to("b32", "mov.u32", "%ctaid.x"), t.to("b32", "mov.u32", "%nctaid.x")
     if cluster > 1:
-        item, step = t.to("b32", "div.u32", item, cluster), t.to("b32", "div.u32", step, cluster)
+        item, step = (t.to("b32", "shr.u32", each, cluster.bit_length() - 1) for each in (item, step))
     return item, step
 
 
