@@ -275,13 +275,13 @@ def test_torchs_products_of_bytes_get_dense_operands(monkeypatch: pytest.MonkeyP
     shape = Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row")
     x, weight, x_scale, w_scale = op.make_inputs(shape, torch.device("cpu"), 0)
     dispatcher = TunedGemm(fake_registry(), settings=Settings()).of("a8w8")
-    native = dispatcher._torch(shape, device_of(-1))
+    native = dispatcher.torchs(shape, device_of(-1))
 
     def watched(*operands):
         seen.append([operand.is_contiguous() and operand.data_ptr() % 16 == 0 for operand in operands])
         return native(*operands)
 
-    monkeypatch.setattr(dispatcher, "_torch", lambda shape, device: watched)
+    monkeypatch.setattr(dispatcher, "torchs", lambda shape, device: watched)
     wanted = dispatcher.call(x, weight, x_scale, w_scale)
     flipped = weight.view(torch.uint8).t().contiguous().t().view(weight.dtype)
     misaligned = torch.empty(x.numel() + 1, dtype=torch.uint8)[1:].view(x.dtype).view(x.shape).copy_(x)

@@ -23,7 +23,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What tells a call of any op from others; None where a field cannot be hashed.
+    """What tells a call of any op from others; None where a field cannot be hashed, or an operand has no memory to look at.
 
     Raises:
         OperandError: an operand is no tensor.
@@ -39,7 +39,10 @@ def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, field
             raise OperandError(f"{op.name}: {name.rstrip('?')} must be a tensor (got {type(operand).__name__})")
         # An op may refuse one operand that is not contiguous and take another.
         key += (operand.shape, operand.dtype, operand.get_device(), type(operand), operand.is_contiguous())
-        aligned = aligned and operand.data_ptr() % 16 == 0
+        try:
+            aligned = operand.data_ptr() % 16 == 0 and aligned
+        except RuntimeError:
+            return None
     key += (aligned, needs_gradient(operands))
     try:
         hash(key[1])
@@ -51,6 +54,17 @@ def call_key(op: Op, operands: tuple[Any, ...], otype: torch.dtype | None, field
 def plain(operands: tuple[Any, ...]) -> bool:
     """Whether operands are tensors as launchers know them, and no subclass of another's making."""
     return all(operand is None or type(operand) in _PLAIN or isinstance(operand, ShuffledWeight) for operand in operands)
+
+
+def memoryless(operands: tuple[Any, ...]) -> bool:
+    """Whether an operand has no memory to look at, as in a functional transform (vmap, jvp, grad), or while a program is exported."""
+    for operand in operands:
+        if isinstance(operand, torch.Tensor):
+            try:
+                operand.data_ptr()
+            except RuntimeError:
+                return True
+    return False
 
 
 def needs_gradient(operands: tuple[Any, ...]) -> bool:

@@ -23,6 +23,7 @@ from tunedgemm.calls import (
     dense,
     eager_only,
     may_wait,
+    memoryless,
     needs_gradient,
     noted,
     out_of_memory,
@@ -37,7 +38,7 @@ from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.duals import levels, watch
 from tunedgemm.errors import UserError
-from tunedgemm.hot import Place, note
+from tunedgemm.hot import Place, note, without_memory
 from tunedgemm.launcher import Launcher
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import DEFAULT_OP, functions, op_named
@@ -184,6 +185,8 @@ class Dispatcher:
         Raises:
             OperandError: the operands do not form this op.
         """
+        if (key is None or torch.compiler.is_exporting()) and memoryless(operands):
+            return without_memory(self, operands, otype, fields)
         shape = self.op.shape_of(*operands, otype=otype, **fields)
         while operands[-1] is None:
             operands = operands[:-1]
@@ -217,6 +220,8 @@ class Dispatcher:
         self, error: Exception, key: tuple[Any, ...] | None, operands: tuple[Any, ...], otype: torch.dtype | None = None, **fields: Any
     ) -> torch.Tensor:
         """Veto the solution that just raised for its shape and serve the call with the next offer; torch's errors stand."""
+        if memoryless(operands):  # no solution is to blame
+            return without_memory(self, operands, otype, fields)
         shape = self.op.shape_of(*operands, otype=otype, **fields)
         device = device_of(operands[0].get_device())
         with self._lock:
@@ -305,7 +310,7 @@ class Dispatcher:
         x = operands[0]
         grad = needs_gradient(operands)
         if not plain(operands) or grad or shape.m == 0:
-            call = self._torch(shape, device)
+            call = self.torchs(shape, device)
             return with_gradient(self.op.name, call) if grad and shape.m else call, NATIVE
         ask = recording(x)
         capturing = ask is not None and ask()
@@ -313,16 +318,16 @@ class Dispatcher:
             if shape not in self.unbound:
                 _log.warning("%s met first while a graph is captured: torch serves it there; prewarm() avoids that", shape)
             self.unbound[shape] = self.unbound.get(shape, 0) + 1
-            return self._torch(shape, device), None
+            return self.torchs(shape, device), None
         explanation, launcher = self._bind(shape, device)
         solution = explanation.offer.solution
         if capturing and not launcher.graph_safe:
-            return self._torch(shape, device), None
+            return self.torchs(shape, device), None
         all_dense, spoils = all(map(dense, operands)), x.is_cuda and not launcher.graph_safe and solution != NATIVE
         if all_dense and not spoils:
             return launcher.call, solution
         covered = isinstance(examine(_TORCHS, shape, device, self.registry), Backend)
-        native = self._torch(shape, device) if covered else None
+        native = self.torchs(shape, device) if covered else None
         # A later call of the same key may be captured.
         call = eager_only(launcher.call, native) if spoils and native is not None else launcher.call
         if all_dense:
@@ -331,7 +336,7 @@ class Dispatcher:
             native = copying(native, None, ())  # torch's products of bytes want them contiguous and aligned, too
         return native if native and solution.libtype == BUILTIN else copying(call, native, self.op.weights), solution
 
-    def _torch(self, shape: Shape, device: Device) -> Call:
+    def torchs(self, shape: Shape, device: Device) -> Call:
         """Torch's own call: what keeps gradients, takes subclasses and any strides, and is safe to capture."""
         backend = self.registry.get(BUILTIN)
         if isinstance(backend, Backend) and self.op.name not in backend.ops and shape.m == 0:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tunedgemm.calls import Call
+from tunedgemm.calls import Call, needs_gradient, with_gradient
+from tunedgemm.device import device_of
 
 if TYPE_CHECKING:
     from tunedgemm.dispatch import Dispatcher
@@ -21,6 +22,10 @@ hot_functions: weakref.WeakKeyDictionary[Call, tuple[Dispatcher, Place]] = weakr
 
 #: Called with each hot function made from here on; those made before stand in `hot_functions`.
 on_hot: list[Callable[[Call, Dispatcher, Place], None]] = []
+
+
+#: From a dispatcher and a call, whose operands are traced without a compiler, to the function that a graph has for it, or None.
+in_graph: list[Callable[[Dispatcher, torch.dtype | None, dict[str, Any]], Call | None]] = []
 
 
 def note(inner: Call, dispatcher: Dispatcher, place: Place) -> Call:
@@ -38,3 +43,19 @@ def note(inner: Call, dispatcher: Dispatcher, place: Place) -> Call:
     for tell in on_hot:
         tell(inner, dispatcher, place)
     return inner
+
+
+def without_memory(dispatcher: Dispatcher, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]) -> torch.Tensor:
+    """Serve a call whose operands are `memoryless`: by what a graph has for it, else by torch's own call.
+
+    Raises:
+        OperandError: the operands do not form this op, or one needs a gradient that the op does not give.
+    """
+    while operands[-1] is None:
+        operands = operands[:-1]
+    found = (serving(dispatcher, otype, fields) for serving in in_graph)
+    call = next(filter(None, found), None)
+    if call is None:
+        shape = dispatcher.op.shape_of(*operands, otype=otype, **fields)
+        call = dispatcher.torchs(shape, device_of(operands[0].get_device()))
+    return with_gradient(dispatcher.op.name, call)(*operands) if needs_gradient(operands) else call(*operands)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import tunedgemm
 from torch.nn import functional
-from tunedgemm.dispatch import tgemm
+from tunedgemm.dispatch import TunedGemm, tgemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.integrations.graph_ops import graph_op
@@ -121,6 +121,42 @@ def test_a_function_of_ours_may_be_what_is_compiled(name: str) -> None:
         assert code.count("torch.ops.tunedgemm.") == 1
         torch.testing.assert_close(torch.compile(function, backend="aot_eager", fullgraph=True)(*operands), expected)
         torch.testing.assert_close(function(*operands), expected)
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], torch.Tensor]] = {
+    "vmap": lambda product: torch.vmap(product)(torch.linspace(-1, 1, 384).view(3, 4, 32)),
+    "vmap of strided": lambda product: torch.vmap(lambda x: product(x.t()))(torch.linspace(-1, 1, 384).view(3, 32, 4)),
+    "grad": lambda product: torch.func.grad(lambda x: product(x).square().sum())(torch.linspace(-1, 1, 128).view(4, 32)),
+    "jvp": lambda product: torch.func.jvp(product, (torch.ones(4, 32),), (torch.linspace(-1, 1, 128).view(4, 32),))[1],
+}
+
+
+@pytest.mark.parametrize("whose", ["function", "call", "instance"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_transform_of_a_direct_call_is_that_of_torchs(name: str, whose: str, numpys: list[tuple[int, ...]]) -> None:
+    """vmap batches, and grad and jvp differentiate; no kernel gets operands without memory, and none is blamed for it."""
+    weight = torch.linspace(-1, 1, 512).view(16, 32)
+    own = TunedGemm(*tgemm.dispatcher._given[:1], settings=tgemm.dispatcher.settings)
+    products = {
+        "function": lambda x: tunedgemm.gemm_a16w16(x, weight),
+        "call": lambda x: tunedgemm.call("a16w16", x, weight),
+        "instance": lambda x: own.gemm_a16w16(x, weight),
+    }
+    for x in (torch.ones(4, 32), torch.ones(32, 4).t()):  # kernels are bound, also for strided operands
+        products[whose](x)
+    numpys.clear()
+    found = TRANSFORMS[name](products[whose])
+    torch.testing.assert_close(found, TRANSFORMS[name](lambda x: functional.linear(x, weight)))
+    assert numpys == [] and not own.dispatcher._vetoed and not tgemm.dispatcher._vetoed
+
+
+def test_vmap_batches_an_op_without_a_rule_of_its_own() -> None:
+    """What is no product of torch's runs once for each element of the batch."""
+    draw = torch.Generator().manual_seed(1)
+    x, weight = (torch.randint(-9, 9, sizes, generator=draw, dtype=torch.int8) for sizes in ((3, 4, 64), (32, 64)))
+    x_scale, w_scale = torch.rand(3, 4, 1, generator=draw), torch.rand(32, 1, generator=draw)
+    found = torch.vmap(lambda x, scale: tunedgemm.gemm_a8w8(x, weight, scale, w_scale))(x, x_scale)
+    assert torch.equal(found, torch.stack([tunedgemm.gemm_a8w8(x[at], weight, x_scale[at], w_scale) for at in range(3)]))
 
 
 @BACKENDS

@@ -236,11 +236,12 @@ class Scaled(torch.nn.Module):
 
 
 @UNWRITABLE
-def test_an_exported_op_is_saved_and_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_op_is_saved_and_loaded(strict: bool, tmp_path: Path) -> None:
     """A program with an op of ours is saved, and runs from its file in a process that has imported the package."""
     operands = (torch.randint(-9, 9, (4, 64), dtype=torch.int8), torch.rand(4, 1))
     with torch.no_grad():
-        program = torch.export.export(Scaled(), operands, strict=True)
+        program = torch.export.export(Scaled(), operands, strict=strict)
         assert "tunedgemm.a8w8" in str(program)
         torch.export.save(program, tmp_path / "program.pt2")
         loaded = torch.export.load(tmp_path / "program.pt2").module()
@@ -248,21 +249,22 @@ def test_an_exported_op_is_saved_and_loaded(tmp_path: Path) -> None:
 
 
 class Twice(torch.nn.Module):
-    """A layer that is routed and, where it is asked for, the product by our own function."""
+    """A layer that is routed, and the product by our own functions."""
 
-    def __init__(self, direct: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layer, self.direct = torch.nn.Linear(32, 16, bias=False), direct
+        self.layer = torch.nn.Linear(32, 16, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., 16]."""
-        return self.layer(x) + tunedgemm.gemm_a16w16(x, self.layer.weight) if self.direct else self.layer(x)
+        weight = self.layer.weight
+        return self.layer(x) + tunedgemm.gemm_a16w16(x, weight) + tunedgemm.call("a16w16", x, weight)
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_routed_model_is_saved_and_runs_without_the_package(strict: bool, tmp_path: Path, child) -> None:
-    """What was routed, and what the compiler traced of gemm_a16w16, is torch's in the program, which a process without us loads."""
-    x, model = torch.ones(4, 32), Twice(direct=strict)
+    """What was routed, and what gemm_a16w16 computes, is torch's in the program, which a process without us loads."""
+    x, model = torch.ones(4, 32), Twice()
     with patched(), torch.no_grad():
         torch.export.save(torch.export.export(model, (x,), strict=strict), tmp_path / "program.pt2")
         wanted = model(x).sum().item()
@@ -272,3 +274,15 @@ def test_an_exported_routed_model_is_saved_and_runs_without_the_package(strict: 
         "print(out.sum().item(), 'tunedgemm' in sys.modules)"
     ).split()
     assert float(printed[0]) == pytest.approx(wanted, rel=1e-4, abs=1e-4) and printed[1] == "False"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_takes_any_m(strict: bool) -> None:
+    """M may be a symbol while calls of ours are exported: one program, the op inside it, and the results of eager calls."""
+    x, x_scale = torch.randint(-9, 9, (6, 64), dtype=torch.int8), torch.rand(6, 1)
+    rows = {0: torch.export.Dim("rows")}
+    with torch.no_grad():
+        program = torch.export.export(Scaled(), (x[:4], x_scale[:4]), dynamic_shapes=(rows, rows), strict=strict)
+        assert str(program.graph).count("torch.ops.tunedgemm.a8w8") == 1
+        for m in (2, 6):
+            assert torch.equal(program.module()(x[:m], x_scale[:m]), Scaled()(x[:m], x_scale[:m]))

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
+from tunedgemm.calls import Call
 from tunedgemm.dispatch import Dispatcher, call, tgemm
 from tunedgemm.errors import OperandError
-from tunedgemm.hot import Place, hot_functions, on_hot
+from tunedgemm.hot import Place, hot_functions, in_graph, on_hot
 from tunedgemm.integrations.dynamo import teach
 from tunedgemm.integrations.torch_compile import opaque, unseen
 from tunedgemm.ops import DEFAULT_OP, op_named
@@ -119,7 +120,7 @@ def _stands_for(op: Any, operands: tuple[Any, ...], otype: torch.dtype | None, f
 def _torchs(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, otype: torch.dtype | None) -> torch.Tensor:
     """a16w16 in torch's own functions, in the wider dtype where two meet, for the sake of their gradients."""
     out = x.dtype if otype is None else otype
-    wide = torch.promote_types(x.dtype, out)
+    wide = x.dtype if out == x.dtype else torch.promote_types(x.dtype, out)
     return _linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)).to(out)
 
 
@@ -139,6 +140,14 @@ def _traced_call(op: str, *operands: Any, otype: torch.dtype | None = None, **fi
     return _stands_for(getattr(torch.ops.tunedgemm, op).default, operands, otype, fields, op == DEFAULT_OP)
 
 
+def _in_graph(dispatcher: Dispatcher, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:
+    """What stands for a call of the default instance where a graph is made by running it, as torch.export does it without strict."""
+    if not any(dispatcher is known for known in tgemm.dispatchers):
+        return None
+    op = dispatcher.op.name
+    return lambda *operands: _stands_for(graph_op(op), operands, otype, fields, op == DEFAULT_OP)
+
+
 def _tell(inner: Callable[..., Any], dispatcher: Dispatcher, place: Place) -> None:
     if any(dispatcher is known for known in tgemm.dispatchers):  # what the compiler is taught lives for ever
         teach(inner, _traced_by(dispatcher.op.name, place))
@@ -147,4 +156,5 @@ def _tell(inner: Callable[..., Any], dispatcher: Dispatcher, place: Place) -> No
 for _inner, (_dispatcher, _place) in list(hot_functions.items()):
     _tell(_inner, _dispatcher, _place)
 on_hot.append(_tell)
+in_graph.append(_in_graph)
 teach(call, _traced_call)

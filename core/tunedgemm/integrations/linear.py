@@ -168,17 +168,16 @@ def routed_linear(dispatcher: Dispatcher) -> Function:
                 key = (
                     input.shape, weight.shape, input.dtype, weight.dtype, input.get_device(), weight.get_device(),
                     type(input), type(weight),
-                    input.is_contiguous() and weight.is_contiguous()
-                    and (at := input.data_ptr()) and (kept := weight.data_ptr()) and not (at | kept) & 15,
+                    (at := input.data_ptr()) and (kept := weight.data_ptr()) and not (at | kept) & 15
+                    and input.is_contiguous() and weight.is_contiguous(),
                     grad_enabled() and (input.requires_grad or weight.requires_grad),
                 )  # fmt: skip
             else:
                 key = (
                     input.shape, weight.shape, input.dtype, weight.dtype, input.get_device(), weight.get_device(),
                     type(input), type(weight), bias.shape, bias.dtype, bias.get_device(), type(bias),
-                    input.is_contiguous() and weight.is_contiguous() and bias.is_contiguous()
-                    and (at := input.data_ptr()) and (kept := weight.data_ptr()) and (added := bias.data_ptr())
-                    and not (at | kept | added) & 15,
+                    (at := input.data_ptr()) and (kept := weight.data_ptr()) and (added := bias.data_ptr())
+                    and not (at | kept | added) & 15 and input.is_contiguous() and weight.is_contiguous() and bias.is_contiguous(),
                     grad_enabled() and (input.requires_grad or weight.requires_grad or bias.requires_grad),
                 )  # fmt: skip
             call = get(key)

@@ -72,7 +72,7 @@ def routed_product(dispatcher: Dispatcher, original: Function, operands: Callabl
                 key = (
                     name, input.shape, mat2.shape, mat2.stride(), input.dtype, mat2.dtype, input.get_device(), mat2.get_device(),
                     type(input), type(mat2),
-                    input.is_contiguous() and (at := input.data_ptr()) and (kept := mat2.data_ptr()) and not (at | kept) & 15,
+                    (at := input.data_ptr()) and (kept := mat2.data_ptr()) and not (at | kept) & 15 and input.is_contiguous(),
                     grad_enabled() and (input.requires_grad or mat2.requires_grad),
                 )  # fmt: skip
                 call = get(key)
@@ -108,9 +108,8 @@ def routed_addmm(dispatcher: Dispatcher) -> Function:
                 key = (
                     "addmm", input.shape, mat1.shape, mat2.shape, mat2.stride(), input.dtype, mat1.dtype, mat2.dtype,
                     input.get_device(), mat1.get_device(), mat2.get_device(), type(input), type(mat1), type(mat2),
-                    input.is_contiguous() and mat1.is_contiguous()
-                    and (added := input.data_ptr()) and (at := mat1.data_ptr()) and (kept := mat2.data_ptr())
-                    and not (added | at | kept) & 15,
+                    (added := input.data_ptr()) and (at := mat1.data_ptr()) and (kept := mat2.data_ptr())
+                    and not (added | at | kept) & 15 and input.is_contiguous() and mat1.is_contiguous(),
                     grad_enabled() and (input.requires_grad or mat1.requires_grad or mat2.requires_grad),
                 )  # fmt: skip
                 call = get(key)

@@ -203,24 +203,24 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., Any]]:
         if scale_a is not None or scale_b is not None or scale_c is not None:
             return dispatcher.call(x, weight, bias, scale_a, scale_b, scale_c, otype=otype)  # type: ignore[no-any-return]
         key: tuple[Any, ...]
-        try:
+        try:  # memory is asked for first: operands without any must not find what serves strided ones
             if bias is None:
                 key = (
                     x.shape, weight.shape, x.dtype, weight.dtype, x.get_device(), weight.get_device(), otype, type(x), type(weight),
-                    x.is_contiguous() and weight.is_contiguous() and not (x.data_ptr() | weight.data_ptr()) & 15,
+                    not (x.data_ptr() | weight.data_ptr()) & 15 and x.is_contiguous() and weight.is_contiguous(),
                     is_grad_enabled() and (x.requires_grad or weight.requires_grad),
                 )  # fmt: skip
             else:
                 key = (
                     x.shape, weight.shape, x.dtype, weight.dtype, x.get_device(), weight.get_device(), otype, type(x), type(weight),
-                    x.is_contiguous() and weight.is_contiguous() and bias.is_contiguous()
-                    and not (x.data_ptr() | weight.data_ptr() | bias.data_ptr()) & 15,
+                    not (x.data_ptr() | weight.data_ptr() | bias.data_ptr()) & 15
+                    and x.is_contiguous() and weight.is_contiguous() and bias.is_contiguous(),
                     is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad),
                     bias.shape, bias.dtype, bias.get_device(), type(bias),
                 )  # fmt: skip
-        except AttributeError:  # an operand that is no tensor: shape_of names it
+            call = get(key)
+        except (AttributeError, RuntimeError, TypeError):  # no tensor, which shape_of names; no memory; a size that is a symbol
             return resolve(None, (x, weight, bias), otype)
-        call = get(key)
         if call is None:
             return resolve(key, (x, weight, bias), otype)
         try:

@@ -96,17 +96,17 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
         try:
             key: tuple[Any, ...] = (
                 XQ.shape, WQ.shape, XQ.dtype, WQ.dtype, XQ.get_device(), WQ.get_device(), dtype, type(XQ), type(WQ),
-                XQ.is_contiguous() and WQ.is_contiguous() and not (XQ.data_ptr() | WQ.data_ptr()) & 15,
+                not (XQ.data_ptr() | WQ.data_ptr()) & 15 and XQ.is_contiguous() and WQ.is_contiguous(),
                 grad_enabled() and (XQ.requires_grad or WQ.requires_grad),
             )  # fmt: skip
             if bias is not None:
                 key = (
                     *key, bias.shape, bias.dtype, bias.get_device(), type(bias),
-                    bias.is_contiguous() and not bias.data_ptr() & 15, grad_enabled() and bias.requires_grad,
+                    not bias.data_ptr() & 15 and bias.is_contiguous(), grad_enabled() and bias.requires_grad,
                 )  # fmt: skip
-        except AttributeError:  # an operand that is no tensor: shape_of names it
+            call = get(key)
+        except (AttributeError, RuntimeError, TypeError):  # no tensor, which shape_of names; no memory; a size that is a symbol
             return resolve(None, operands, dtype)  # type: ignore[no-any-return]
-        call = get(key)
         if call is None:
             return resolve(key, operands, dtype)  # type: ignore[no-any-return]
         try:

@@ -53,19 +53,19 @@ def scaled_entry(dispatcher: Any) -> Callable[..., torch.Tensor]:
                 x.get_device(), weight.get_device(), x_scale.get_device(), w_scale.get_device(), otype,
                 type(x), type(weight), type(x_scale), type(w_scale),
                 x_scale.is_contiguous(),  # apart: one whose memory holds the transpose must be
-                x.is_contiguous() and weight.is_contiguous() and w_scale.is_contiguous()
-                and not (x.data_ptr() | weight.data_ptr() | x_scale.data_ptr() | w_scale.data_ptr()) & 15,
+                not (x.data_ptr() | weight.data_ptr() | x_scale.data_ptr() | w_scale.data_ptr()) & 15
+                and x.is_contiguous() and weight.is_contiguous() and w_scale.is_contiguous(),
                 is_grad_enabled() and (x.requires_grad or weight.requires_grad or x_scale.requires_grad or w_scale.requires_grad),
             )  # fmt: skip
             if bias is not None:
                 operands = (x, weight, x_scale, w_scale, bias)
                 key = (
-                    *key, bias.shape, bias.dtype, bias.get_device(), type(bias), bias.is_contiguous() and not bias.data_ptr() & 15,
+                    *key, bias.shape, bias.dtype, bias.get_device(), type(bias), not bias.data_ptr() & 15 and bias.is_contiguous(),
                     is_grad_enabled() and bias.requires_grad,
                 )  # fmt: skip
-        except AttributeError:  # an operand that is no tensor: shape_of names it
-            return resolve(None, operands, otype)  # type: ignore[no-any-return]
-        call = get(key)
+            call = get(key)
+        except (AttributeError, RuntimeError, TypeError):  # no tensor, which shape_of names; no memory; a size that is a symbol
+            return resolve(None, (x, weight, x_scale, w_scale, bias), otype)  # type: ignore[no-any-return]
         if call is None:
             return resolve(key, operands, otype)  # type: ignore[no-any-return]
         try:
@@ -91,18 +91,18 @@ def weight_scaled_entry(dispatcher: Any) -> Callable[..., torch.Tensor]:
                 x.shape, weight.shape, w_scale.shape, x.dtype, weight.dtype, w_scale.dtype,
                 x.get_device(), weight.get_device(), w_scale.get_device(), otype, type(x), type(weight), type(w_scale),
                 w_scale.is_contiguous(),  # apart: shuffled scales must be
-                x.is_contiguous() and weight.is_contiguous() and not (x.data_ptr() | weight.data_ptr() | w_scale.data_ptr()) & 15,
+                not (x.data_ptr() | weight.data_ptr() | w_scale.data_ptr()) & 15 and x.is_contiguous() and weight.is_contiguous(),
                 is_grad_enabled() and (x.requires_grad or weight.requires_grad or w_scale.requires_grad),
             )  # fmt: skip
             if bias is not None:
                 operands = (x, weight, w_scale, bias)
                 key = (
-                    *key, bias.shape, bias.dtype, bias.get_device(), type(bias), bias.is_contiguous() and not bias.data_ptr() & 15,
+                    *key, bias.shape, bias.dtype, bias.get_device(), type(bias), not bias.data_ptr() & 15 and bias.is_contiguous(),
                     is_grad_enabled() and bias.requires_grad,
                 )  # fmt: skip
-        except AttributeError:  # an operand that is no tensor: shape_of names it
-            return resolve(None, operands, otype)  # type: ignore[no-any-return]
-        call = get(key)
+            call = get(key)
+        except (AttributeError, RuntimeError, TypeError):  # no tensor, which shape_of names; no memory; a size that is a symbol
+            return resolve(None, (x, weight, w_scale, bias), otype)  # type: ignore[no-any-return]
         if call is None:
             return resolve(key, operands, otype)  # type: ignore[no-any-return]
         try:

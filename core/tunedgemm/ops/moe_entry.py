@@ -51,23 +51,22 @@ def routed_entry(dispatcher: Any) -> Callable[..., torch.Tensor]:
                 hidden.shape, w1.shape, w2.shape, weight.shape, ids.shape, hidden.dtype, w1.dtype, w2.dtype, weight.dtype, ids.dtype,
                 hidden.get_device(), w1.get_device(), w2.get_device(), weight.get_device(), ids.get_device(),
                 type(hidden), type(w1), type(w2), type(weight), type(ids), otype, *fields.values(),
-                hidden.is_contiguous() and w1.is_contiguous() and w2.is_contiguous() and weight.is_contiguous()
-                and ids.is_contiguous() and not (
-                    hidden.data_ptr() | w1.data_ptr() | w2.data_ptr() | weight.data_ptr() | ids.data_ptr()
-                ) & 15,
+                not (hidden.data_ptr() | w1.data_ptr() | w2.data_ptr() | weight.data_ptr() | ids.data_ptr()) & 15
+                and hidden.is_contiguous() and w1.is_contiguous() and w2.is_contiguous() and weight.is_contiguous()
+                and ids.is_contiguous(),
                 grad_enabled() and (hidden.requires_grad or w1.requires_grad or w2.requires_grad or weight.requires_grad),
             )  # fmt: skip
             if w1_scale is not None or w2_scale is not None or a1_scale is not None or a2_scale is not None:
                 operands += scales if a2_scale is not None else scales[: 3 if a1_scale is not None else 2]
                 key += tuple(
                     None if scale is None else (
-                        scale.shape, scale.dtype, scale.get_device(), type(scale), scale.is_contiguous() and not scale.data_ptr() & 15,
+                        scale.shape, scale.dtype, scale.get_device(), type(scale), not scale.data_ptr() & 15 and scale.is_contiguous(),
                         grad_enabled() and scale.requires_grad,
                     )
                     for scale in scales
                 )  # fmt: skip
             call = get(key)
-        except (AttributeError, TypeError):  # an operand that is no tensor, a field that is no member: shape_of names it
+        except (AttributeError, RuntimeError, TypeError):  # no tensor, or a field that is no member, which shape_of names; no memory
             return resolve(None, (*operands[:5], *scales), otype, **fields)  # type: ignore[no-any-return]
         if call is None:
             return resolve(key, operands, otype, **fields)  # type: ignore[no-any-return]
