@@ -116,6 +116,26 @@ def test_every_argument_reaches_its_place(way: str, recorder: Any) -> None:
 
 
 @ways
+def test_bytes_reach_their_place(way: str, recorder: Any) -> None:
+    """Bytes in place of an address, such as a descriptor of 128, lie at its slot; what would go beyond the arguments is cut off."""
+    descriptor, plan = bytes(range(100, 228)), attrs.evolve(PLAN, slots=(0x80, 0x10, 0x150))
+    launch = launching(way, recorder.function, plan)
+    launch(1, descriptor, HIGH + 5, descriptor)
+    wanted = bytearray(ARGUMENTS)
+    wanted[0x80:0x100], wanted[0x10:0x18], wanted[0x150:] = descriptor, (HIGH + 5).to_bytes(8, "little"), descriptor[:16]
+    assert bytes(recorder.told().contents.bytes[:352]) == bytes(wanted)
+
+
+def test_an_extension_of_another_text_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was built before the launch took bytes is passed over, and ctypes launches."""
+    monkeypatch.setattr(native.importlib, "import_module", lambda _: SimpleNamespace(Launch=None))
+    assert native._loaded() is None
+    current = SimpleNamespace(VERSION=native._VERSION)
+    monkeypatch.setattr(native.importlib, "import_module", lambda _: current)
+    assert native._loaded() is current
+
+
+@ways
 def test_a_driver_ends_the_list_in_its_own_word(way: str, recorder: Any) -> None:
     """CUDA's list ends with 0."""
     driver = attrs.evolve(recorder.function.driver, interface=CUDA)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .machine import LANES, Instruction, Machine, Unit
-from .memory import Barrier, Fault, box_of, covering, swizzled
+from .memory import Barrier, Fault, box_of, swizzled
 
 
 class Blocked(Exception):
@@ -102,7 +102,7 @@ def _rows(unit: Unit, told: int, rows: int) -> tuple[np.ndarray, tuple[int, int]
     start, stride = (told & 0x3FFF) * 16, (told >> 32 & 0x3FFF) * 16
     row = np.arange(rows)[:, None]
     logical = start + row // 8 * stride + row % 8 * 128 + np.arange(32)
-    return swizzled(logical), covering([(int(logical.min()), int(logical.max()) + 1)])
+    return swizzled(logical), (int(logical.min()), int(logical.max()) + 1)
 
 
 def _multiply(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterable
 
 import attrs
 import numpy as np
@@ -124,9 +123,3 @@ def box_of(memory: Memory, told: bytes, k: int, row: int) -> np.ndarray:
 def swizzled(addresses: np.ndarray) -> np.ndarray:
     """Where bytes lie whose rows are swizzled by 128 bytes: bits 4 to 6 of an address are exclusive-ored with bits 7 to 9."""
     return addresses ^ ((addresses >> 7 & 7) << 4)
-
-
-def covering(ranges: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """From the first to the last byte of some."""
-    begins, ends = zip(*ranges, strict=True)
-    return min(begins), max(ends)

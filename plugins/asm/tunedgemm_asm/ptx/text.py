@@ -54,10 +54,6 @@ class Text:
         """The label stands here."""
         self.lines.append(f"{label}:")
 
-    def say(self, comment: str) -> None:
-        """A comment."""
-        self.lines.append(f"    // {comment}")
-
     def declarations(self) -> list[str]:
         """What declares the registers."""
         return [f"    .reg .{kind} %{stem}<{self.taken[kind]}>;" for kind, stem in KINDS.items() if self.taken[kind]]
