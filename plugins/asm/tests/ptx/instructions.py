@@ -134,7 +134,7 @@ FLOATS: dict[str, Callable[..., np.ndarray]] = {
     "cvt.f32.bf16": lambda a: (a.astype(np.uint32) << np.uint32(16)).view(np.float32),
     "cvt.f32.f16": lambda a: a.view(np.float16).astype(np.float32),
 }
-_IGNORED = ("prefetch.tensormap", "fence.acq_rel.gpu", "fence.proxy.async.shared::cta", "fence.mbarrier_init.release.cluster")
+_IGNORED = ("prefetch.tensormap", "fence.proxy.async.shared::cta", "fence.mbarrier_init.release.cluster")
 
 
 def execute(machine: Machine, unit: Unit, instruction: Instruction, mask: np.ndarray) -> None:

@@ -48,10 +48,12 @@ def _meet(f: Frame) -> None:
 
 
 def _count(f: Frame, slot: str, number: str, within: str, elsewhere: str) -> None:
-    """One thread counts for all, who see what it found; at the last it leaves zero."""
+    """One thread counts for all, who see what it found; at the last it leaves zero.
+
+    Its atomic releases and acquires for all: barriers before and behind order what the others wrote and read (PTX ISA, "Causality order").
+    """
     t = f.text
     word = t.to("b32", "mad.lo.u32", number, WORD_BYTES, f.shared)
-    t.op("fence.acq_rel.gpu")
     _meet(f)
     one = t.to("pred", "setp.eq.u32", within, 0)
     base = t.to("b64", "ld.param.u64", "[counters]")
@@ -65,7 +67,6 @@ def _count(f: Frame, slot: str, number: str, within: str, elsewhere: str) -> Non
     _meet(f)
     seen = t.to("b32", "ld.shared.u32", f"[{word}+{f.words}]")
     t.op("bra", elsewhere, when=t.to("pred", "setp.ne.u32", seen, most))
-    t.op("fence.acq_rel.gpu")
 
 
 def _add(f: Frame, start: str, sums: list[str]) -> None:
