@@ -87,13 +87,11 @@ print(json.dumps(found))
 def test_max_autotune_chooses_where_it_is_offered(child, monkeypatch, tmp_path):
     """Choices are the op and torch's product, of any M and both right; default mode, shuffled weights and what follows withdraw() have
     none, and neither has the cache of compiled graphs."""
+    import torch._inductor.config as settings
+
+    if not hasattr(settings.test_configs, "force_custom_op_decomposition"):
+        pytest.skip("this torch cannot be told which choice to take")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    try:
-        inductor.offer()
-    except UserError as error:
-        pytest.skip(str(error))
-    finally:
-        inductor.withdraw()
     found = json.loads(child(CHOICES).splitlines()[-1])
     for without in ("default", "shuffled", "scaled"):
         assert found[without] == [True, [], True]
@@ -111,6 +109,41 @@ def test_max_autotune_chooses_where_it_is_offered(child, monkeypatch, tmp_path):
     right, offered, routed = found["withdrawn external"]
     assert right and not routed and not any("tunedgemm_mm" in choices for choices in offered)
     assert found["left"] == [0, ""]
+
+
+TWICE = """
+import json, warnings
+import torch, tunedgemm
+warnings.simplefilter("ignore")
+from torch._inductor.select_algorithm import add_feedback_saver
+from tunedgemm.integrations import inductor
+
+offered, right = [], []
+add_feedback_saver(lambda timings, name, nodes, choices, *more: offered.append(sorted(choice.name for choice in choices)))
+weight, bias = torch.randn(48, 64), torch.randn(48)
+for offering, mode in ((True, "max-autotune"), (True, "default"), (False, "max-autotune")):
+    inductor.offer() if offering else inductor.withdraw()
+    offered.append(mode)
+    for m in (8, 5):
+        x = torch.randn(m, 64)
+        torch._dynamo.reset()
+        with torch.no_grad():
+            out = torch.compile(tunedgemm.linear, fullgraph=True, mode=mode)(x, weight, bias)
+        right.append(torch.allclose(out, torch._C._nn.linear(x, weight, bias), atol=1e-4))
+print(json.dumps([offered, right]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_every_graph_has_the_choice(child, monkeypatch):
+    """The op and its decomposition stand for choice in each graph under max-autotune, not in the first alone, while offered."""
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    offered, right = json.loads(child(TWICE).splitlines()[-1])
+    assert right == [True] * 6
+    asked, nothing = offered[1 : offered.index("default")], offered[offered.index("default") :]
+    both = [choices for choices in asked if any("fallback" in name for name in choices) and any("fallback" not in name for name in choices)]
+    assert len(both) == 2 and nothing == ["default", "max-autotune"]
 
 
 def test_the_external_product_fills_its_output():

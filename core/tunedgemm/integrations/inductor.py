@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +27,9 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 #: In the key of what torch.compile caches: graphs that were compiled with the choice and without it are not exchanged.
 _TAG = "+tunedgemm.inductor"
+
+#: Of the choices of torch 2.11.
+_numbers = itertools.count()
 
 #: What takes back an offer.
 _offered = contextlib.ExitStack()
@@ -42,12 +47,10 @@ def offer(*, external: bool = False) -> None:
     Raises:
         UserError: this torch has no such choices.
     """
-    register, choice, lowerings = _inductor()
+    choose = _inductor()
     withdraw()
     for op, decomposition in ((routing.op, linear), (graph_op(DEFAULT_OP), a16w16)):
-        register(op, configs=[choice(decomposition)], name=f"tunedgemm_{decomposition.__name__}", min_speedup_threshold=1.0)
-        lowerings[op] = _where_asked(lowerings[op], decomposition)
-        _offered.callback(lowerings.pop, op, None)
+        choose(op, decomposition, f"tunedgemm_{decomposition.__name__}")
     if external:
         torch._inductor.config.external_matmul = [*torch._inductor.config.external_matmul, tunedgemm_mm]
         _offered.callback(_without_external)
@@ -74,21 +77,54 @@ def tunedgemm_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     out.copy_(tgemm.mm(a, b.t(), None, out.dtype))
 
 
-def _inductor() -> tuple[Any, Any, dict[Any, Any]]:
-    """What registers choices of an op, what holds one, and where lowerings of an op are looked up before Inductor's own."""
+def _inductor() -> Callable[[Any, Callable[..., Any], str], None]:
+    """What has an op chosen or not, given its decomposition and a name, until `withdraw`."""
     try:
-        from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
-        from torch._inductor.lowering import user_lowerings
+        from torch._inductor.kernel import custom_op
     except ImportError as error:
         raise _too_old() from error
-    if not {"configs", "name", "min_speedup_threshold"} <= inspect.signature(register_custom_op_autotuning).parameters.keys():
-        raise _too_old()
-    return register_custom_op_autotuning, CustomOpConfig, user_lowerings
+    register = getattr(custom_op, "register_custom_op_autotuning", None)
+    taken = set(inspect.signature(register).parameters if register is not None else ())
+    if {"configs", "name", "min_speedup_threshold"} <= taken:
+        return _choose
+    if {"configs", "name", "dispatch_on"} <= taken:
+        return _choose_anew
+    raise _too_old()
+
+
+def _choose(op: Any, decomposition: Callable[..., Any], name: str) -> None:
+    """By Inductor's own registration, which takes an op and leaves what it has no choices for to the op: torch 2.13."""
+    from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
+    from torch._inductor.lowering import user_lowerings
+
+    register_custom_op_autotuning(op, configs=[CustomOpConfig(decomposition)], name=name, min_speedup_threshold=1.0)
+    user_lowerings[op] = _where_asked(user_lowerings[op], decomposition, lambda *_, **__: None)
+    _offered.callback(user_lowerings.pop, op, None)
+
+
+def _choose_anew(op: Any, decomposition: Callable[..., Any], name: str) -> None:
+    """By what torch 2.11's registration does, which takes no op that is there already.
+
+    It leaves the op out of the choices of a name that it has met, so that each choice has a name of its own.
+    """
+    from torch._inductor.kernel.custom_op import _extract_tensor_inputs, autotune_custom_op
+    from torch._inductor.lowering import constrain_to_fake_tensors, lowerings, make_fallback
+
+    if op not in lowerings:
+        make_fallback(op, constrain_to_fake_tensors, warn=False)
+    itself = lowerings[op]
+
+    def choosing(*arguments: Any, **named: Any) -> Any:
+        tensors, rest = _extract_tensor_inputs(arguments, named, op)
+        return autotune_custom_op(f"{name}_{next(_numbers)}", [decomposition], tensors, [rest], op)
+
+    lowerings[op] = _where_asked(choosing, decomposition, itself)
+    _offered.callback(lowerings.__setitem__, op, itself)
 
 
 def _too_old() -> UserError:
     return UserError(
-        f"torch {torch.__version__} cannot choose between an op and others: offer() is verified with torch 2.13; "
+        f"torch {torch.__version__} cannot choose between an op and others: offer() is verified with torch 2.13 and 2.11; "
         "routed products run in compiled graphs without it"
     )
 
@@ -115,8 +151,8 @@ def a16w16(  # noqa: PLR0913, PLR0917 - the op's arguments
     return _torchs(x, weight, bias, otype)
 
 
-def _where_asked(choosing: Any, decomposition: Any) -> Any:
-    """A lowering that chooses under max-autotune; None, which stands for the op as it is, else and for what is more than a product."""
+def _where_asked(choosing: Any, decomposition: Any, itself: Any) -> Any:
+    """A lowering that chooses under max-autotune; the op *itself* else and for what is more than a product."""
     signature = inspect.signature(decomposition)
 
     def lowered(*arguments: Any, **named: Any) -> Any:
@@ -124,6 +160,6 @@ def _where_asked(choosing: Any, decomposition: Any) -> Any:
         asked, told = settings.max_autotune or settings.max_autotune_gemm, signature.bind(*arguments, **named).arguments
         scaled = any(told.get(name) is not None for name in ("scale_a", "scale_b", "scale_c"))
         product = told.get("weight_layout", "row") == "row" and not scaled and told["x"].get_dtype() in _FLOATS
-        return choosing(*arguments, **named) if asked and product else None
+        return (choosing if asked and product else itself)(*arguments, **named)
 
     return lowered
