@@ -1,8 +1,11 @@
 """A whole model with the table and without: prefill and decode, eager, compiled and captured, in interleaved rounds.
 
-    python benchmarks/model_speed.py --home DIR --tune                       # captures and tunes first, into DIR
+    python benchmarks/model_speed.py --home DIR --tune                       # captures and tunes, into DIR, and measures nothing
     python benchmarks/model_speed.py --home DIR --batch 1 --json one.json    # with the table that DIR has
-    python benchmarks/model_speed.py --home DIR --batch 32 --modes captured --check
+    python benchmarks/model_speed.py --home DIR --batch 32 --stages captured --check
+
+A command may do any of the stages, and says how long each took. Tuning goes on where another run was stopped (--budget stops it), and
+--json is written after every stage and read first: stages that it has, of the same model, tables and machine, are not run again.
 
 The model is that of ``examples/models/run_llama.py``: random weights, nothing of it changed, the same tokens in each arm. In every round
 the arms run in random order; a gain is the median of the rounds' ratios, torch over tunedgemm, with its 95 % interval by order
@@ -13,12 +16,15 @@ statistics. ``again`` is torch once more, which shows what the method cannot tel
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import random
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -39,7 +45,16 @@ from tune_llama import ALLOWED, agree, covered  # noqa: E402
 console = Console()
 #: arm -> whose products; of torch's two the second is the control
 ARMS = {"torch": "torch", "again": "torch", "tunedgemm": "tunedgemm"}
-PREFILL, DECODE = "prefill", "decode"
+PREFILL, DECODE = run_llama.PHASES
+#: stage -> mode and what of it is timed. A captured step has the prefill of eager mode; compiling takes longest, and is split.
+STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "eager": ("eager", (PREFILL, DECODE)),
+    "compiled-prefill": ("compiled", (PREFILL,)),
+    "compiled-decode": ("compiled", (DECODE,)),
+    "captured": ("captured", (DECODE,)),
+}
+#: Stages that fill the home folder.
+TUNING = ("capture", "tune")
 
 
 @attrs.frozen
@@ -73,21 +88,21 @@ class Cell:
 
 
 @torch.inference_mode()
-def measured(asked: run_llama.Served, mode: str, rounds: dict[str, int], how: str) -> list[Cell]:
-    """Time both phases of a mode; a captured step has the prefill of eager mode, which is not timed again."""
+def measured(asked: run_llama.Served, stage: str, rounds: dict[str, int], how: str) -> list[Cell]:
+    """Time the phases of a stage."""
+    mode, phases = STAGES[stage]
     device = asked.tokens.device.type
     ready, logits = {}, {}
     for name, routed in run_llama.ARMS.items():
         with routed():
-            prefill, decode = ready[name] = run_llama.runs(asked, mode, how)
+            prefill, decode = ready[name] = run_llama.runs(asked, mode, how, phases)
             first = asked.prefill(prefill).clone()
             logits[name] = torch.stack([first, *asked.decode(decode, keep=True)]).flatten(0, 1).float()
-    console.print(f"{mode}: ", end="")
+    console.print(f"{stage}: ", end="")
     same = agree(logits["torch"], logits["tunedgemm"], ALLOWED[asked.model.dtype])
     cells = []
-    for place, phase in enumerate((PREFILL, DECODE)):
-        if mode == "captured" and phase == PREFILL:
-            continue
+    for phase in phases:
+        place = run_llama.PHASES.index(phase)
         work, each = (asked.prefill, 1) if phase == PREFILL else (asked.decode, asked.steps)
         samples: dict[str, list[float]] = {arm: [] for arm in ARMS}
         for number in range(rounds[phase] + 1):
@@ -105,7 +120,7 @@ def show(cells: list[Cell], asked: run_llama.Served) -> None:
     """Print one line a cell."""
     title = f"batch {asked.batch}, prompts of {asked.prompt} tokens, {asked.steps} decoded; ms of a prefill and of a token, medians"
     table = Table(title=title, box=SIMPLE_HEAD, padding=0)
-    table.add_column("mode")
+    table.add_column("mode", no_wrap=True)
     for column in ("torch", "tunedgemm", "gain", "95 %", "torch again", ""):
         table.add_column(column, justify="right", no_wrap=True)
     for cell in cells:
@@ -117,64 +132,111 @@ def show(cells: list[Cell], asked: run_llama.Served) -> None:
     console.print(table)
 
 
-def tune(arguments: argparse.Namespace) -> None:
-    """Capture the model's shapes and tune them, into the home folder, in processes of their own."""
-    capture = [sys.executable, str(MODELS / "run_llama.py"), "--only-capture", *run_llama.parts(arguments)]
-    subprocess.run(capture, check=True, env={**os.environ, "AITER_TUNE_GEMM": "1"})
-    subprocess.run([sys.executable, "-m", "tunedgemm", "tune", "--libtype", arguments.libtype, "--iters", arguments.iters], check=True)
+@contextlib.contextmanager
+def stage_of(name: str) -> Iterator[None]:
+    """Say how long a stage took."""
+    start = time.perf_counter()
+    yield
+    console.print(f"{name}: {time.perf_counter() - start:.1f} s")
+
+
+def tune(arguments: argparse.Namespace, stages: list[str]) -> None:
+    """Capture the model's shapes, and tune them, into the home folder, in processes of their own."""
+    if "capture" in stages:
+        capture = [sys.executable, str(MODELS / "run_llama.py"), "--only-capture", *run_llama.parts(arguments)]
+        with stage_of("capture"):
+            subprocess.run(capture, check=True, env={**os.environ, "AITER_TUNE_GEMM": "1"})
+    if "tune" in stages:
+        command = [sys.executable, "-m", "tunedgemm", "tune", "--libtype", arguments.libtype, "--iters", arguments.iters]
+        with stage_of("tune"):
+            subprocess.run([*command, *(["--budget", f"{arguments.budget:g}"] if arguments.budget else [])], check=True)
 
 
 def parsed() -> argparse.Namespace:
     """The command line."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    here = [stage for stage, (mode, _) in STAGES.items() if mode in run_llama.modes(device)]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     run_llama.add_model(parser, device)
     parser.add_argument("--home", type=Path, required=True, metavar="DIR", help="where the shapes and the table are")
-    parser.add_argument("--tune", action="store_true", help="capture the shapes and tune them first")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--stages", default=",".join(here), help=f"a comma list of {', '.join([*TUNING, *here])} (default: %(default)s)")
+    what.add_argument("--tune", dest="stages", action="store_const", const=",".join(TUNING), help="capture the shapes and tune them")
     parser.add_argument("--libtype", default="all", help="backends to tune (default: %(default)s)")
     parser.add_argument("--iters", default="31", help="most samples of a solution (default: %(default)s)")
-    parser.add_argument("--modes", default=",".join(run_llama.modes(device)), help="a comma list (default: %(default)s)")
+    parser.add_argument("--budget", type=float, default=0.0, metavar="SECONDS", help="of tuning; the next run goes on (default: no limit)")
     parser.add_argument("--rounds", type=int, default=31, help="rounds of decoding (default: %(default)s)")
     parser.add_argument("--prefill-rounds", type=int, default=11, help="rounds of prefill (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep all samples there, and do not take again what it has")
     parser.add_argument("--check", action="store_true", help="exit 1 where a mode is slower, or its outputs differ")
     arguments = parser.parse_args()
-    unknown = set(arguments.modes.split(",")) - set(run_llama.modes(device))
+    arguments.stages = list(dict.fromkeys(arguments.stages.split(",")))
+    unknown = [stage for stage in arguments.stages if stage not in (*TUNING, *here)]
     if unknown:
-        parser.error(f"no mode {', '.join(sorted(unknown))} on {device}; there are {', '.join(run_llama.modes(device))}")
+        parser.error(f"no stage {', '.join(unknown)} on {device}; there are {', '.join([*TUNING, *here])}")
     return arguments
 
 
-def main() -> int:
-    """Tune if asked, measure every mode, print, keep."""
-    arguments = parsed()
-    os.environ.pop("AITER_CONFIG_GEMM_BF16", None)  # a table named there would rank above that of the folder
-    os.environ["TUNEDGEMM_HOME"] = str(arguments.home)
-    if arguments.tune:
-        arguments.home.mkdir(parents=True, exist_ok=True)
-        tune(arguments)
-    tunedgemm.reload()
+def described(arguments: argparse.Namespace, asked: run_llama.Served) -> dict[str, Any]:
+    """What a report is of: cells of others do not belong into it."""
+    import transformers
+
+    return {
+        "gpu": torch.cuda.get_device_name() if asked.tokens.is_cuda else "", "machine": platform.machine(),
+        "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
+        "tables": tunedgemm.fingerprint(), "model": arguments.model, "batch": asked.batch, "prompt": asked.prompt, "steps": asked.steps,
+        "compile_mode": arguments.compile_mode, "rounds": {PREFILL: arguments.prefill_rounds, DECODE: arguments.rounds}, "unit": "ms",
+    }  # fmt: skip
+
+
+def kept(path: Path | None, of: dict[str, Any]) -> tuple[list[Cell], dict[str, int]]:
+    """The cells that a file has, and its calls in graphs that torch serves; none where it is a report of something else."""
+    if path is None or not path.exists():
+        return [], {}
+    report = json.loads(path.read_text())
+    if any(report.get(name) != value for name, value in of.items()):
+        console.print(f"{path} is of another model, machine or table, and is written anew")
+        return [], {}
+    names = [field.name for field in attrs.fields(Cell)]
+    return [Cell(**{name: cell[name] for name in names}) for cell in report["cells"]], report["unbound"]
+
+
+def measure(arguments: argparse.Namespace, stages: list[str]) -> list[Cell]:
+    """Build the model, measure the stages that the report does not have, keep each as it is done; all cells of the report."""
     captured = arguments.home / "bf16_untuned_gemm.csv"
     answered = covered(captured) if captured.exists() else "no captured shapes"
     console.print(answered)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    sizes = {name: getattr(arguments, name) for name in ("batch", "prompt", "steps")}
-    asked = run_llama.served(arguments.model, device, **sizes)
-    rounds = {PREFILL: arguments.prefill_rounds, DECODE: arguments.rounds}
-    cells = [cell for mode in arguments.modes.split(",") for cell in measured(asked, mode, rounds, arguments.compile_mode)]
+    with stage_of("building the model"):
+        sizes = {name: getattr(arguments, name) for name in ("batch", "prompt", "steps")}
+        asked = run_llama.served(arguments.model, "cuda" if torch.cuda.is_available() else "cpu", **sizes)
+    of = described(arguments, asked)
+    cells, unbound = kept(arguments.json, of)
+    there = {(cell.mode, cell.phase) for cell in cells}
+    for stage in stages:
+        mode, phases = STAGES[stage]
+        if {(mode, phase) for phase in phases} <= there:
+            console.print(f"{stage}: kept from {arguments.json}")
+            continue
+        with stage_of(stage):
+            cells += measured(asked, stage, of["rounds"], arguments.compile_mode)
+        if arguments.json:
+            unbound |= {str(shape): calls for shape, calls in tunedgemm.unbound().items()}  # graphs hold torch's product for them
+            report = {"date": datetime.now(timezone.utc).date().isoformat(), **of, "coverage": answered, "unbound": unbound}
+            arguments.json.write_text(json.dumps({**report, "cells": [cell.line() for cell in cells]}, indent=1) + "\n")
     show(cells, asked)
-    if arguments.json:
-        import transformers
+    return cells
 
-        where = {
-            "date": datetime.now(timezone.utc).date().isoformat(), "gpu": torch.cuda.get_device_name() if device == "cuda" else "",
-            "machine": platform.machine(), "python": platform.python_version(), "torch": torch.__version__,
-            "transformers": transformers.__version__, "tables": tunedgemm.fingerprint(),
-        }  # fmt: skip
-        asked_for = {"model": arguments.model, **sizes, "compile_mode": arguments.compile_mode, "coverage": answered}
-        asked_for["unbound"] = {str(shape): calls for shape, calls in tunedgemm.unbound().items()}  # graphs hold torch's product for them
-        report = {**where, **asked_for, "unit": "ms", "cells": [cell.line() for cell in cells]}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+def main() -> int:
+    """Tune, and measure, as asked."""
+    arguments = parsed()
+    os.environ.pop("AITER_CONFIG_GEMM_BF16", None)  # a table named there would rank above that of the folder
+    os.environ["TUNEDGEMM_HOME"] = str(arguments.home)
+    arguments.home.mkdir(parents=True, exist_ok=True)
+    tune(arguments, arguments.stages)
+    tunedgemm.reload()
+    stages = [stage for stage in arguments.stages if stage in STAGES]
+    cells = measure(arguments, stages) if stages else []
     return 1 if arguments.check and not all(cell.fine for cell in cells) else 0
 
 

@@ -59,10 +59,10 @@ def test_run_llama_captures_tunes_and_agrees(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_model_speed_keeps_every_sample(tmp_path) -> None:
-    """It tunes, measures every mode in three arms, and keeps as many samples as rounds."""
+    """It tunes, measures every mode in three arms, and keeps as many samples as rounds; a second run takes no sample again."""
     kept = tmp_path / "speed.json"
     command = [
-        sys.executable, SPEED, *SMALL, "--home", tmp_path / "home", "--tune", "--iters", "5", "--libtype", "torch", "--modes", "eager",
+        sys.executable, SPEED, *SMALL, "--home", tmp_path / "home", "--stages", "capture,tune,eager", "--iters", "5", "--libtype", "torch",
         "--rounds", "3", "--prefill-rounds", "2", "--json", kept,
     ]  # fmt: skip
     answer = subprocess.run(command, capture_output=True, text=True, timeout=600)
@@ -78,5 +78,7 @@ def test_model_speed_keeps_every_sample(tmp_path) -> None:
     for cell, rounds in zip(report["cells"], (2, 3), strict=True):
         assert {arm: len(values) for arm, values in cell["samples"].items()} == {"torch": rounds, "again": rounds, "tunedgemm": rounds}
         assert cell["gain"][1] <= cell["gain"][0] <= cell["gain"][2]
-    again = subprocess.run([*command[:2], *SMALL, "--home", tmp_path, "--modes", "flying"], capture_output=True, text=True, timeout=120)
-    assert again.returncode == 2 and "no mode flying" in again.stderr
+    again = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert "eager: kept from" in again.stdout and json.loads(kept.read_text()) == report
+    wrong = subprocess.run([*command[:2], *SMALL, "--home", tmp_path, "--stages", "flying"], capture_output=True, text=True, timeout=120)
+    assert wrong.returncode == 2 and "no stage flying" in wrong.stderr

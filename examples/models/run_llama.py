@@ -16,7 +16,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ ARMS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "tunedgemm": tunedgemm.patched,
 }
 MODES = ("eager", "compiled", "captured")
+PHASES = ("prefill", "decode")
 
 #: tokens [batch, length] and their positions, to the logits of the last one [batch, vocabulary]
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -125,19 +126,21 @@ def served(name: str, device: str, *, batch: int, prompt: int, steps: int) -> Se
     return asked
 
 
-def runs(asked: Served, mode: str, how: str = "default") -> tuple[Step, Step]:
+def runs(asked: Served, mode: str, how: str = "default", phases: Collection[str] = PHASES) -> tuple[Step, Step]:
     """How prompts and how tokens are run in a mode, made ready inside the arm's context, and to be used there.
 
     Args:
         mode: one of `MODES`; the prompts of ``captured`` run eagerly.
         how: the mode of torch.compile.
+        phases: what ``compiled`` compiles; the other phase runs eagerly.
     """
-    run: Step = asked.step
+    prefill = decode = asked.step
     if mode == "compiled":
-        run = torch.compile(asked.step, fullgraph=True, dynamic=False, mode=how)
-    asked.prefill(run)
-    asked.decode(run)
-    return run, captured(asked) if mode == "captured" else run
+        compiled: Step = torch.compile(asked.step, fullgraph=True, dynamic=False, mode=how)
+        prefill, decode = (compiled if phase in phases else asked.step for phase in PHASES)
+    asked.prefill(prefill)
+    asked.decode(decode)
+    return prefill, captured(asked) if mode == "captured" else decode
 
 
 def captured(asked: Served) -> Step:
