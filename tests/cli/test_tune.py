@@ -29,7 +29,7 @@ FLAGS = {
     "deterministic": "--deterministic",
     "batch_invariant": "--batch-invariant", "cache": "--cache hot", "timing": "--timing eager", "warmup": "--warmup 2",
     "iters": "--iters 11", "candidates": "--candidates 32", "topk": "--topk 3", "seconds": "--seconds 1.5", "budget": "--budget 60",
-    "batch": "--batch 7", "timeout": "--timeout 20",
+    "whole": "--whole", "batch": "--batch 7", "timeout": "--timeout 20",
     "kernel_timeout": "--kernel_timeout 2", "all": "--all", "stale": "--stale", "resume": "--no-resume", "shard": "--shard 2/8",
     "sort": "--sort False", "jobs": "--jobs 3", "mp": "--mp 2", "device": "--device cpu", "executor": "--executor ray",
     "ray_address": "--ray-address ray://head:10001", "profile": "-o2 profile.csv",

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 #: Options that are flags of the same name.
 _SAME = (
     "libtype", "errRatio", "atol", "rtol", "deterministic", "batch_invariant", "cache", "timing", "warmup", "iters", "candidates",
-    "topk", "seconds", "budget", "batch", "timeout", "kernel_timeout", "all", "stale", "resume", "shard", "sort", "jobs", "mp", "executor",
-    "device", "ray_address",
+    "topk", "seconds", "budget", "whole", "batch", "timeout", "kernel_timeout", "all", "stale", "resume", "shard", "sort", "jobs", "mp",
+    "executor", "device", "ray_address",
 )  # fmt: skip
 
 
@@ -106,6 +106,7 @@ def _add_measure(group: argparse._ArgumentGroup) -> None:
     add("--topk", type=int, default=20, help="solutions of each libtype in the accurate phase (default: %(default)s)")
     add("--seconds", type=float, default=4.0, help="device seconds that the accurate phase may spend on a shape (default: %(default)g)")
     add("--budget", type=float, default=0.0, metavar="SECONDS", help="wall time of the whole run; the costliest shapes come first")
+    add("--whole", action="store_true", help="with --budget, all M of one (N, K) before the next")
     add("--timeout", type=float, default=1800.0, help="seconds that one compilation may take, 0 for no limit (default: %(default)g)")
     add(
         "--kernel_timeout", type=float, default=30.0, help="seconds after which a kernel counts as hung, 0 for never (default: %(default)g)"
