@@ -4,6 +4,7 @@ Hopper as generated PTX. Importing it loads neither torch nor a driver nor a pac
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ from tunedgemm_asm.ptx import solutions as ptx
 
 if TYPE_CHECKING:
     from tunedgemm_asm import packs
+
+#: Set to offer the generated kernels for Hopper. They have run on no GPU: a wrong barrier would hang, and cost a tuner a worker each time.
+HOPPER = "TUNEDGEMM_ASM_HOPPER"
 
 
 def _found(gfx: str) -> packs.Found:
@@ -66,7 +70,7 @@ class Asm:
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Whether the architecture's static limits allow the shape, and a pack has kernels for it."""
         if (seen := self._seen(device)).gfx == ptx.GFX:
-            return ptx.supports(shape, seen)
+            return self._able(shape, seen)
         return limits.supports(shape, seen, self._kernels(seen))
 
     @hookimpl
@@ -108,6 +112,8 @@ class Asm:
     def _able(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Whether there may be a kernel on the device, whatever packs there are."""
         if device.gfx == ptx.GFX:
+            if not os.environ.get(HOPPER):
+                return Unsupported(f"its kernels for {ptx.GFX} have run on no GPU yet; {HOPPER}=1 offers them")
             return ptx.supports(shape, device)
         reason = limits.elsewhere(shape, device)
         return Unsupported(reason) if reason else True
