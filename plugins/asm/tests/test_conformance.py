@@ -81,6 +81,11 @@ class OverFake(BackendConformance):
         )
         return (*own, *(shape for shape in shapes if math.prod((shape.m, shape.n, shape.k)) <= WORK))
 
+    def test_prepare_needs_no_device(self, shape: Shape) -> None:
+        """A process that finds the distribution prepares the first solution."""
+        with installed():
+            super().test_prepare_needs_no_device(shape)
+
     def test_loading_needs_no_device_and_no_other_plugin(self) -> None:
         """The plugin loads where no device is visible; that it imports no other is asked of the plugin itself."""
         assert not self._elsewhere(True)["cuda"]
