@@ -51,6 +51,23 @@ def compiler(fake: ModuleType, interface: Interface) -> Compiler:
     return bind_functions(interface, str(fake.copy_of(interface.prefix)))
 
 
+BUILTINS = """
+import sys
+from tunedgemm_skinny.mapped import mapped
+from tunedgemm_skinny.rtc import NVRTC, bind_functions
+bind_functions(NVRTC, sys.argv[1])
+print(*mapped("libmine-builtins"))
+"""
+
+
+def test_what_a_compiler_opens_by_its_bare_name_is_loaded_from_beside_it(fake: ModuleType, tmp_path: Path) -> None:
+    """NVRTC opens its builtins when it compiles, and the loader need not know where pip has put them."""
+    for name in ("libmine.so.13", "libmine-builtins.so.13.0", "libmine-builtins.alt.so.13.0", "libother-builtins.so.13.0"):
+        shutil.copy(fake.build("nvrtc"), tmp_path / name)
+    done = subprocess.run([sys.executable, "-c", BUILTINS, str(tmp_path / "libmine.so.13")], capture_output=True, text=True)
+    assert done.stdout.split() == [str(tmp_path / "libmine-builtins.so.13.0")], done.stderr
+
+
 @both
 def test_a_program_becomes_a_code_object(compiler: Compiler, interface: Interface) -> None:
     """The bytes are the compiler's, whole, and the same program gives code of the same size."""

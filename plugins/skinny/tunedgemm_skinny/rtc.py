@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -129,6 +130,17 @@ class Compiler:
         return f"{self.interface.prefix}{function}: {text.decode(errors='replace') or f'status {status}'}"
 
 
+def _load_builtins(path: str) -> None:
+    """Load the library that a compiler opens by its bare name when it compiles, from the folder of the compiler.
+
+    Torch loads it, too; where torch is not loaded nothing may know that folder.
+    """
+    if "/" in path:
+        for builtins in Path(path).parent.glob(f"{Path(path).name.partition('.so')[0]}-builtins.so*"):
+            with contextlib.suppress(OSError):  # the compiler says what it misses
+                ctypes.CDLL(str(builtins))
+
+
 def bind_functions(interface: Interface, path: str) -> Compiler:
     """Load a compiler's library and give its functions their arguments.
 
@@ -148,6 +160,7 @@ def bind_functions(interface: Interface, path: str) -> Compiler:
         "Version": (ctypes.POINTER(_INT), ctypes.POINTER(_INT)),
     }
     try:
+        _load_builtins(path)
         loaded = ctypes.CDLL(path)
         functions = {name: getattr(loaded, f"{interface.prefix}{name}") for name in arguments}
     except (OSError, AttributeError) as error:
