@@ -69,7 +69,7 @@ def _free(name: str) -> str:
 
     if not (name.isascii() and name.isidentifier() and name == name.lower() and not name.startswith("_")):
         raise UserError(f"NAME is the libtype and part of a module's name: a lower-case letter, then letters, digits, _ (got {name!r})")
-    if name in Registry().libtypes:
+    if name in Registry():
         raise UserError(f"a backend {name!r} is installed already; `tunedgemm plugins` lists them all")
     if known(name) or name in ALIASES or name in STAND_INS:
         raise UserError(f"tables of AITER or of ours have rows of {name!r}, which another backend would answer for; choose another name")

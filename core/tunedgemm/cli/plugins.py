@@ -40,7 +40,7 @@ def _run(arguments: argparse.Namespace) -> int:
     for libtype in registry.libtypes:
         for problem in registry.problems(libtype):
             output.print(f"warning: {problem}", markup=False, soft_wrap=True)
-    missing = [libtype for libtype in owners() if libtype not in registry.libtypes]
+    missing = [libtype for libtype in owners() if libtype not in registry]
     if missing:
         names = ", ".join(f"{libtype} ({pip_hint(libtype)})" for libtype in missing)
         output.print(f"not installed: {names}", markup=False, soft_wrap=True)

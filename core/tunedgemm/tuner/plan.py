@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import attrs
 
@@ -138,16 +137,11 @@ def _share(shapes: list[Shape], options: Options) -> list[Shape]:
 def _costliest_first(op: Op, tasks: list[Task], device: Device, grouped: bool) -> list[Task]:
     """By count x roofline time, descending: where a budget ends early, what matters most has been tuned; *grouped* by (N, K)."""
     costs = {task: task.count * cost(op, task.shape, device) for task in tasks}
+    groups = {task: _group(task.shape) if grouped else task.shape for task in tasks}
     totals: dict[Shape, float] = {}
     for task, spent in costs.items():
-        group = _group(task.shape) if grouped else task.shape
-        totals[group] = totals.get(group, 0.0) + spent
-
-    def order(task: Task) -> tuple[Any, ...]:
-        group = _group(task.shape) if grouped else task.shape
-        return -totals[group], _place(group), -costs[task]
-
-    return sorted(tasks, key=order)
+        totals[groups[task]] = totals.get(groups[task], 0.0) + spent
+    return sorted(tasks, key=lambda task: (-totals[groups[task]], _place(groups[task]), -costs[task]))
 
 
 def _rows_of(op: Op, output: Path, device: Device) -> dict[Shape, Row]:

@@ -2,9 +2,9 @@
  *
  * The arguments of hipModuleLaunchKernel (hip_runtime_api.h) and of cuLaunchKernel (cuda.h) are the same, so the function's address is
  * enough; nothing of a vendor is compiled or linked in. The kernel gets one buffer of arguments: a template of constant bytes in which the
- * addresses are put at their offsets, and bytes such as descriptors of operands. It is put together on the stack: nothing is shared between threads, so there is no lock. The
- * interpreter's is given back meanwhile, as torch does: a launch waits where the stream's queue is full, maybe for what another thread has
- * yet to launch.
+ * addresses are put at their offsets, and bytes such as descriptors of operands. It is put together on the stack: nothing is shared
+ * between threads, so there is no lock. The interpreter's is given back meanwhile, as torch does: a launch waits where the stream's queue
+ * is full, maybe for what another thread has yet to launch.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
