@@ -40,11 +40,11 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 SHAPE = Shape("a16w16", 300, 456, 1000, epilogue="bias")
 #: What runs under memcheck: each kind with tails; with one more argument a kernel that stores beyond the output's last row.
 PROGRAM = """
-import re, sys, torch
+import ast, re, sys, torch
 from tunedgemm.plugin import Shape, Solution, device_of, ops
 from tunedgemm_asm import asm
 from tunedgemm_asm.ptx import assembler
-names, wrong = eval(sys.argv[1]), len(sys.argv) > 2
+names, wrong = ast.literal_eval(sys.argv[1]), len(sys.argv) > 2
 if wrong:
     plain = assembler.text_of
     assembler.text_of = lambda variant: re.sub(r"setp\\.lt\\.u32 (%p\\d+), (%r\\d+), %r0;", r"setp.ge.u32 \\1, \\2, 0;", plain(variant))

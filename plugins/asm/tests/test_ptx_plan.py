@@ -8,7 +8,7 @@ import attrs
 import pytest
 from tunedgemm.plugin import PluginError, Shape
 from tunedgemm_asm.ptx import matrix
-from tunedgemm_asm.ptx.arguments import ABI, declarations
+from tunedgemm_asm.ptx.arguments import ABI, DECLARATION, argument
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.order import place_of
 from tunedgemm_asm.ptx.plan import Plan, Variant, plan_of
@@ -80,8 +80,9 @@ def test_matrix_descriptors() -> None:
 
 
 def test_arguments_lie_where_ptx_puts_them() -> None:
-    """Each parameter at the next multiple of its size: descriptors at 0 and 128, addresses from 256, numbers from 288."""
-    assert [line.split()[-1] for line in declarations()[:3]] == ["map_a[128]", "map_b[128]", "out"]
+    """In one parameter: descriptors at 0 and 128, addresses from 256, numbers from 288."""
+    assert DECLARATION == ".param .align 64 .b8 arguments[328]"
+    assert argument("counters") == "[arguments+280]"
     assert (ABI.field("out").offset, ABI.field("counters").offset, ABI.field("rows_a").offset, ABI.size) == (256, 280, 288, 328)
 
 

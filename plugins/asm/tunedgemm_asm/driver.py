@@ -29,7 +29,7 @@ class Interface:
         libraries: its file names, newest first; the last is what all start with.
         functions: our word -> (name, arguments); all return a status, of which 0 is success.
         error: the function that gives the text of a status: as its result, or on NVIDIA through a pointer.
-        end: what ends the list of extra arguments of a launch.
+        end: what ends the list of extra arguments of a launch; 0 where the arguments are the kernel's one parameter.
         no_context: the status of a call by a thread without a context; see `Driver.mend`.
     """
 
@@ -50,7 +50,7 @@ HIP = Interface(
         "launch": ("hipModuleLaunchKernel", _LAUNCH),
     },
     error="hipGetErrorString",
-    end=3,  # HIP_LAUNCH_PARAM_END; CUDA's is 0
+    end=3,  # HIP_LAUNCH_PARAM_END
 )
 CUDA = Interface(
     kind="nvidia",
@@ -63,7 +63,7 @@ CUDA = Interface(
         "describe": ("cuTensorMapEncodeTiled", (_POINTER, _INT, _UINT, *(_POINTER,) * 5, *(_INT,) * 4)),
     },
     error="cuGetErrorString",
-    end=0,  # CU_LAUNCH_PARAM_END
+    end=0,
     no_context=201,  # CUDA_ERROR_INVALID_CONTEXT
 )
 INTERFACES = {interface.kind: interface for interface in (HIP, CUDA)}

@@ -18,12 +18,12 @@ from tunedgemm_asm.driver import Function
 MOST_BYTES, MOST_SLOTS = 4096, 16
 #: Bytes of an address.
 _ADDRESS = 8
-#: HIP_LAUNCH_PARAM_BUFFER_POINTER and HIP_LAUNCH_PARAM_BUFFER_SIZE (hip_runtime_api.h); CUDA's are the same.
+#: HIP_LAUNCH_PARAM_BUFFER_POINTER and HIP_LAUNCH_PARAM_BUFFER_SIZE (hip_runtime_api.h).
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2
 
 
 #: Of ``shim.c``.
-_VERSION = 2
+_VERSION = 3
 
 
 def _loaded() -> Any:
@@ -106,6 +106,8 @@ def by_ctypes(function: Function, plan: Plan) -> Launch:
                 ctypes.memmove(ctypes.addressof(buffer) + slot, each, min(len(each), len(arguments) - slot))
             else:
                 pack(buffer, slot, each)
+        if not end:
+            return int(call(address, x, y, z, threads, 1, 1, shared, stream, pointers(ctypes.addressof(buffer)), None))
         extra = pointers(_BUFFER_POINTER, ctypes.addressof(buffer), _BUFFER_SIZE, ctypes.addressof(size), end)
         return int(call(address, x, y, z, threads, 1, 1, shared, stream, None, extra))
 

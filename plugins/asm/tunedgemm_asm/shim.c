@@ -11,10 +11,11 @@
 #include <stdint.h>
 #include <string.h>
 
-#define VERSION 2 /* native.py has the same: what was built from another text is not used */
+#define VERSION 3 /* native.py has the same: what was built from another text is not used */
 #define MOST_BYTES 4096 /* of arguments */
 #define MOST_SLOTS 16
-/* Words of the list `extra`, the same in both drivers; what ends it is not: HIP_LAUNCH_PARAM_END is 3, CU_LAUNCH_PARAM_END 0. */
+/* HIP's words of the list `extra`, ended by HIP_LAUNCH_PARAM_END. CUDA gets the buffer as the kernel's one parameter: its buffer of extra
+ * arguments is the whole space of parameters, in which the first one of a boundary of 64 begins at byte 48. */
 #define BUFFER_POINTER 1
 #define BUFFER_SIZE 2
 
@@ -27,7 +28,7 @@ typedef struct {
     void *function;
     unsigned grid[3], threads, shared, count; /* count: of slots */
     size_t bytes;
-    uintptr_t end;
+    uintptr_t end; /* of the list; 0: there is none */
     unsigned slot[MOST_SLOTS];
     const char *arguments; /* the bytes of constant */
     PyObject *constant;
@@ -98,7 +99,7 @@ static int launch_init(Launch *self, PyObject *args, PyObject *kwargs) {
 static PyObject *launch_launch(Launch *self, PyObject *const *args, Py_ssize_t count) {
     unsigned char arguments[MOST_BYTES];
     size_t bytes = self->bytes;
-    void *extra[] = {(void *)BUFFER_POINTER, arguments, (void *)BUFFER_SIZE, &bytes, (void *)self->end};
+    void *parameters[] = {arguments}, *extra[] = {(void *)BUFFER_POINTER, arguments, (void *)BUFFER_SIZE, &bytes, (void *)self->end};
     void *stream;
     unsigned i;
     int status;
@@ -125,7 +126,8 @@ static PyObject *launch_launch(Launch *self, PyObject *const *args, Py_ssize_t c
     if (PyErr_Occurred())
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = self->launch(self->function, self->grid[0], self->grid[1], self->grid[2], self->threads, 1, 1, self->shared, stream, NULL, extra);
+    status = self->launch(self->function, self->grid[0], self->grid[1], self->grid[2], self->threads, 1, 1, self->shared, stream,
+                          self->end ? NULL : parameters, self->end ? extra : NULL);
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(status);
 }

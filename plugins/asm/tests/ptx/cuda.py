@@ -78,15 +78,14 @@ class Cuda:
         return 0
 
     def _launch(self, function: int, *told: Any) -> int:
-        grid, threads, shared, extra = told[:3], told[3:6], told[6], told[9]
+        grid, threads, shared, parameters, extra = told[:3], told[3:6], told[6], told[8], told[9]
         if self.failing:
             status, self.failing = self.failing, 0
             return status
-        words = (ctypes.c_uint64 * 5).from_address(extra)
-        size = ctypes.c_uint64.from_address(words[3]).value
-        text, arguments = self.texts[function - 1], ctypes.string_at(words[1], size)
-        if size != ABI.size or f".reqntid {threads[0]}, 1, 1" not in text or grid[1:] != (1, 1) or words[4]:
+        text = self.texts[function - 1]
+        if extra or not parameters or f".reqntid {threads[0]}, 1, 1" not in text or grid[1:] != (1, 1):
             return 1
+        arguments = ctypes.string_at(ctypes.c_uint64.from_address(parameters).value, ABI.size)
         try:
             run(text, Launch(grid[0], shared, arguments), memory_of(text, arguments), self.seed)
         except AssertionError as fault:

@@ -53,11 +53,18 @@ def value(machine: Machine, unit: Unit, operand: str) -> np.ndarray:
     }
     if operand in special:
         return np.broadcast_to(np.asarray(special[operand], np.uint32), LANES)
-    if operand in machine.program.parameters:
-        return np.full(LANES, PARAMETERS + machine.program.parameters[operand][0], np.uint64)
+    if operand == machine.program.parameter:
+        return np.full(LANES, PARAMETERS, np.uint64)
     if operand.startswith("0f"):
         return np.full(LANES, np.array([int(operand[2:], 16)], np.uint32).view(np.float32)[0])
     return np.full(LANES, int(operand, 0) & ((1 << 64) - 1), np.uint64)
+
+
+def _parameter(operand: str) -> tuple[str, int]:
+    """The parameter that an address in their space names, and the offset."""
+    match = _ADDRESS.fullmatch(operand)
+    assert match, operand
+    return match[1], int(match[2] or 0)
 
 
 def put(unit: Unit, name: str, result: np.ndarray, mask: np.ndarray) -> None:
@@ -156,7 +163,9 @@ def execute(machine: Machine, unit: Unit, instruction: Instruction, mask: np.nda
     elif name.startswith("shfl.sync."):
         put(unit, operands[0], value(machine, unit, operands[1])[_sources(name, int(operands[2]), mask)], mask)
     elif name in ("ld.param.u32", "ld.param.u64"):
-        offset, width = machine.program.parameters[operands[1][1:-1]]
+        parameter, offset, width = *_parameter(operands[1]), int(name[-2:]) // 8
+        if parameter != machine.program.parameter or offset % width or offset + width > len(machine.arguments):
+            raise Fault(f"{operands[1]} is no argument")
         put(unit, operands[0], np.uint64(int.from_bytes(machine.arguments[offset : offset + width], "little")), mask)
     elif name.startswith(("ld.", "st.", "atom.")):
         _memory(machine, unit, instruction, mask)

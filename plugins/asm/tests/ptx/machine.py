@@ -32,7 +32,7 @@ class Program:
 
     instructions: tuple[Instruction, ...]
     labels: dict[str, int]
-    parameters: dict[str, tuple[int, int]]
+    parameter: str
     threads: int
     cluster: int
     registers: int
@@ -54,13 +54,7 @@ def split_operands(text: str) -> tuple[str, ...]:
 def read(text: str) -> Program:
     """The program of a text."""
     head, body = text.split("\n{\n")
-    offset, parameters = 0, {}
-    for size, kind, name, count in re.findall(r"\.param (?:\.align (\d+) )?\.(\w+) (\w+)(?:\[(\d+)\])?", head):
-        width = int(count) if count else {"u64": 8, "u32": 4}[kind]
-        align = int(size) if size else width
-        offset = -(-offset // align) * align
-        parameters[name] = (offset, width)
-        offset += width
+    (parameter,) = re.findall(r"\.param \.align 64 \.b8 (\w+)\[\d+\]", head)
     instructions, labels = [], {}
     for line in body.splitlines():
         stripped = line.strip()
@@ -72,7 +66,7 @@ def read(text: str) -> Program:
             instructions.append(Instruction(match[1] == "!", match[2] or "", match[3], split_operands(match[4])))
     number = {name: int(value) for name, value in re.findall(r"\.(reqntid|reqnctapercluster|maxnreg) (\d+)", head)}
     cluster = number.get("reqnctapercluster", 1)
-    return Program(tuple(instructions), labels, parameters, number["reqntid"], cluster, number["maxnreg"])
+    return Program(tuple(instructions), labels, parameter, number["reqntid"], cluster, number["maxnreg"])
 
 
 @attrs.define(eq=False)

@@ -1,4 +1,4 @@
-"""The arguments of a generated kernel, as data. Bytes that belong to no field are zero.
+"""The arguments of a generated kernel, as data: its one parameter. Bytes that belong to no field are zero.
 
 First the two descriptors of the copy engine, 128 bytes each on a boundary of 64, then what `ABI` has. ``rows_a`` and ``rows_b`` are
 rows of the operands, ``stride`` elements of a row of the output. ``units_a`` counts clusters along a, ``tiles`` their tiles, ``items``
@@ -32,8 +32,11 @@ ABI = Abi(
 )
 
 
-def declarations() -> list[str]:
-    """The parameters of a kernel, each where it lies by PTX's own rule of natural alignment."""
-    maps = [f"    .param .align 64 .b8 {name}[{MAP_BYTES}]" for name in MAPS]
-    kinds = {"pointer": "u64", "u32": "u32"}
-    return [*maps, *(f"    .param .{kinds[field.kind]} {field.name}" for field in ABI.fields)]
+#: The parameter's name, and its declaration. One, so that the driver alone decides where a boundary of 64 puts it.
+PARAMETER = "arguments"
+DECLARATION = f".param .align 64 .b8 {PARAMETER}[{_END}]"
+
+
+def argument(name: str) -> str:
+    """The address of an argument in the space of parameters."""
+    return f"[{PARAMETER}+{ABI.field(name).offset}]"

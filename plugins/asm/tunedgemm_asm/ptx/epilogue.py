@@ -7,6 +7,7 @@ output.
 
 from __future__ import annotations
 
+from tunedgemm_asm.ptx.arguments import argument
 from tunedgemm_asm.ptx.frame import Frame
 from tunedgemm_asm.ptx.plan import SIDE, UNIT_B
 
@@ -34,7 +35,7 @@ def store_tile(f: Frame, row_a: str, row_b: str, sums: list[str]) -> None:
 def _base(f: Frame, high: str, low: str) -> str:
     """The address of an element of the output."""
     t, size = f.text, BYTES[f.variant.outdtype]
-    out = t.to("b64", "ld.param.u64", "[out]")
+    out = t.to("b64", "ld.param.u64", argument("out"))
     wide = t.to("b64", "cvt.u64.u32", low)
     element = t.to("b64", "mul.wide.u32", high, f.arguments["stride"])
     element = t.to("b64", "add.s64", element, wide)
@@ -54,7 +55,7 @@ def _sooner(f: Frame, first: str, limit: str, steps: list[int]) -> list[str]:
 def _bias_at(f: Frame, index: str) -> str:
     """The address of one element of the bias."""
     t = f.text
-    base = t.to("b64", "ld.param.u64", "[bias]")
+    base = t.to("b64", "ld.param.u64", argument("bias"))
     far = t.to("b64", "mul.wide.u32", index, BYTES[f.variant.bias])
     return t.to("b64", "add.s64", base, far)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from tunedgemm_asm.ptx.arguments import ABI
+from tunedgemm_asm.ptx.arguments import ABI, argument
 from tunedgemm_asm.ptx.plan import BARRIER_BYTES, Plan, Variant
 from tunedgemm_asm.ptx.text import Text
 
@@ -57,7 +57,7 @@ class Frame:
 def open_frame(variant: Variant) -> Frame:
     """The first instructions: who the thread is, and what it was told."""
     t = Text()
-    arguments = {field.name: t.to("b32", "ld.param.u32", f"[{field.name}]") for field in ABI.fields if field.kind == "u32"}
+    arguments = {field.name: t.to("b32", "ld.param.u32", argument(field.name)) for field in ABI.fields if field.kind == "u32"}
     shared = t.to("b32", "mov.u32", "stages")
     thread = t.to("b32", "mov.u32", "%tid.x")
     lane = t.to("b32", "and.b32", thread, 31)

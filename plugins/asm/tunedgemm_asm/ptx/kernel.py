@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunedgemm_asm.ptx.arguments import declarations
+from tunedgemm_asm.ptx.arguments import DECLARATION
 from tunedgemm_asm.ptx.barriers import meet_cluster, start_barriers
 from tunedgemm_asm.ptx.consumer import consume
 from tunedgemm_asm.ptx.frame import open_frame
@@ -41,9 +41,7 @@ def _head(variant: Variant) -> list[str]:
         f".target {TARGET}",
         ".address_size 64",
         ".extern .shared .align 1024 .b8 stages[];",
-        f".visible .entry {ENTRY}(",
-        ",\n".join(declarations()),
-        ")",
+        f".visible .entry {ENTRY}({DECLARATION})",
         f".reqntid {plan.threads}, 1, 1",
         *cluster,
         f".maxnreg {plan.entry_registers}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tunedgemm_asm.ptx.arguments import MAPS, PARAMETER
 from tunedgemm_asm.ptx.barriers import announce, barrier_of, next_stage, start_ring, wait
 from tunedgemm_asm.ptx.frame import Frame
 from tunedgemm_asm.ptx.order import find_place, first_element, first_item
@@ -15,7 +16,7 @@ def produce(f: Frame) -> None:
     t, plan = f.text, f.plan
     t.op("setmaxnreg.dec.sync.aligned.u32", plan.producer_registers)
     t.op("bra", f.end, when=t.to("pred", "setp.ne.u32", f.thread, 0))
-    maps = [_map(f, name) for name in ("map_a", "map_b")]
+    maps = [_map(f, offset) for offset in MAPS.values()]
     item, step = first_item(f)
     ring = start_ring(f, 1)
     tile, inner, done = t.label("LOAD_TILE"), t.label("LOAD"), f.end
@@ -47,9 +48,9 @@ def produce(f: Frame) -> None:
     t.op("bra", tile)
 
 
-def _map(f: Frame, name: str) -> str:
+def _map(f: Frame, offset: int) -> str:
     """The generic address of a descriptor among the arguments, which is fetched ahead."""
-    address = f.text.to("b64", "mov.b64", name)
+    address = f.text.to("b64", "add.s64", f.text.to("b64", "mov.b64", PARAMETER), offset)
     generic = f.text.to("b64", "cvta.param.u64", address)
     f.text.op("prefetch.tensormap", f"[{generic}]")
     return generic

@@ -7,6 +7,7 @@ line.
 
 from __future__ import annotations
 
+from tunedgemm_asm.ptx.arguments import argument
 from tunedgemm_asm.ptx.frame import Frame
 from tunedgemm_asm.ptx.order import Place
 from tunedgemm_asm.ptx.plan import GROUP_THREADS, WORD_BYTES
@@ -24,7 +25,7 @@ def join_parts(f: Frame, place: Place, number: str, sums: list[str], elsewhere: 
     t, told = f.text, f.arguments
     slot = t.to("b32", "mad.lo.u32", place.tile, f.plan.consumers, number)
     first = t.to("b32", "mul.lo.u32", slot, told["splits"])
-    base = t.to("b64", "ld.param.u64", "[workspace]")
+    base = t.to("b64", "ld.param.u64", argument("workspace"))
     within = t.to("b32", "and.b32", f.thread, GROUP_THREADS - 1)
     lane = t.to("b64", "mul.wide.u32", within, _PACK_BYTES)
     base = t.to("b64", "add.s64", base, lane)
@@ -56,7 +57,7 @@ def _count(f: Frame, slot: str, number: str, within: str, elsewhere: str) -> Non
     word = t.to("b32", "mad.lo.u32", number, WORD_BYTES, f.shared)
     _meet(f)
     one = t.to("pred", "setp.eq.u32", within, 0)
-    base = t.to("b64", "ld.param.u64", "[counters]")
+    base = t.to("b64", "ld.param.u64", argument("counters"))
     far = t.to("b64", "mul.wide.u32", slot, 4)
     counter = t.to("b64", "add.s64", base, far)
     most = t.to("b32", "sub.u32", f.arguments["splits"], 1)
