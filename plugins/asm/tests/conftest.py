@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import tunedgemm_asm
 from tunedgemm_asm import packs, sources
 
 
@@ -39,12 +38,6 @@ def no_other_packs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     packs.reload()
     yield
     packs.reload()
-
-
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels for Hopper are offered."""
-    monkeypatch.setenv(tunedgemm_asm.HOPPER, "1")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, ops
-from tunedgemm_asm import HOPPER, Asm, asm, native
+from tunedgemm_asm import Asm, asm, native
 from tunedgemm_asm.driver import CUDA
 from tunedgemm_asm.ptx import assembler
 from tunedgemm_asm.ptx import launch as ptx_launch
@@ -205,11 +205,3 @@ def test_what_assembles_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(asm.details(H200)) == ["generated PTX of revision 1, assembled by the driver, when it loads them: there is no ptxas"]
     assert "revision 1" in ptx_launch.details()[0]
     assert CUDA.kind == "nvidia"
-
-
-def test_without_being_asked_for_nothing_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has run on no GPU is refused with the way to have it."""
-    monkeypatch.delenv(HOPPER)
-    answer = asm.supports(SMALL, H200)
-    assert isinstance(answer, Unsupported)
-    assert f"{HOPPER}=1 offers them" in str(answer)

@@ -4,7 +4,6 @@ Hopper as generated PTX. Importing it loads neither torch nor a driver nor a pac
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,6 @@ from tunedgemm_asm.ptx import solutions as ptx
 
 if TYPE_CHECKING:
     from tunedgemm_asm import packs
-
-#: Set to offer the generated kernels for Hopper. They have run on no GPU: a wrong barrier would hang, and cost a tuner a worker each time.
-HOPPER = "TUNEDGEMM_ASM_HOPPER"
 
 
 def _found(gfx: str) -> packs.Found:
@@ -112,8 +108,6 @@ class Asm:
     def _able(self, shape: Shape, device: Device) -> bool | Unsupported:
         """Whether there may be a kernel on the device, whatever packs there are."""
         if device.gfx == ptx.GFX:
-            if not os.environ.get(HOPPER):
-                return Unsupported(f"its kernels for {ptx.GFX} have run on no GPU yet; {HOPPER}=1 offers them")
             return ptx.supports(shape, device)
         reason = limits.elsewhere(shape, device)
         return Unsupported(reason) if reason else True
