@@ -11,6 +11,7 @@ from tunedgemm.plugin import Device, LaunchError, Shape
 from tunedgemm_asm.ptx import assembler
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.plan import Plan, Variant
+from tunedgemm_asm.ptx.problem import refusal
 from tunedgemm_asm.ptx.solutions import choices, plans
 
 needs_ptxas = pytest.mark.skipif(assembler.ptxas() is None, reason="there is no ptxas: it comes with Triton and with CUDA's toolkit")
@@ -20,6 +21,12 @@ VARIANTS = [
     Variant(Plan(128, 160, 5, cluster=2), "fp16", "fp32", "fp16", split=True),
     Variant(Plan(256, 192, 3), "fp16", "fp16", "fp32", together=1),
     Variant(Plan(16, 128, 12, swapped=True), "bf16", "bf16", "bf16", split=True),
+    Variant(Plan(128, 128, 5, promoted=True), "fp8_e4m3fn", "bf16", "fp32", scale="row"),
+    Variant(Plan(128, 256, 4), "fp8_e4m3fn", "fp16", "fp16", True, scale="row"),
+    Variant(Plan(64, 256, 4, swapped=True, promoted=True), "fp8_e4m3fn", "fp32", split=True, scale="block"),
+    Variant(Plan(128, 192, 5, promoted=True), "fp8_e4m3fn", "bf16", together=2, scale="block"),
+    Variant(Plan(256, 192, 3), "int8", "fp32", "fp32", True, 1, "row"),
+    Variant(Plan(128, 256, 3, swapped=True), "int8", "bf16", "bf16", scale="tensor"),
     Variant(Plan(64, 96, 4, 1), "bf16", "fp32"),
 ]
 
@@ -52,6 +59,21 @@ def test_ptxas_takes_what_is_listed(m: int) -> None:
     shape = Shape("a16w16", m, 7168, 8192, epilogue="bias")
     first = [Variant(plan, "bf16", "bf16", "bf16", splits > 1) for plan, splits in choices(shape, H200)[:12]]
     others = [Variant(plan, "bf16", "bf16", "bf16", True) for plan in list(plans(shape))[m % 5 :: 5]]
+    assert [fault for variant in dict.fromkeys([*first, *others]) if (fault := faults(variant))] == []
+
+
+@needs_ptxas
+@pytest.mark.parametrize("m", [1, 40, 127, 4096])
+@pytest.mark.parametrize(
+    ("op", "dtype", "scale"), [("a8w8", "fp8_e4m3fn", "row"), ("a8w8", "int8", "row"), ("a8w8_blockscale", "fp8_e4m3fn", "block")]
+)
+def test_ptxas_takes_what_is_listed_of_eight_bits(op: str, dtype: str, scale: str, m: int) -> None:
+    """The first eight of a list; of everything that may be listed each ninth plan, with all parts."""
+    bias = "" if scale == "block" else "bf16"
+    shape = Shape(op, m, 7168, 8192, dtype, "bf16", "bias" if bias else "none", bias, scale=scale)
+    first = [Variant(plan, dtype, "bf16", bias, splits > 1, scale=scale) for plan, splits in choices(shape, H200)[:8]]
+    listed = [plan for plan in plans(shape) if not refusal(plan, 2, shape)]
+    others = [Variant(plan, dtype, "bf16", bias, True, scale=scale) for plan in listed[m % 9 :: 9]]
     assert [fault for variant in dict.fromkeys([*first, *others]) if (fault := faults(variant))] == []
 
 

@@ -22,6 +22,8 @@ from tunedgemm_asm.ptx.tensormap import Operand, Pool
 H200 = Device("sm_90", 132, "nvidia-h200")
 CPU = Device("cpu-avx2", 2, "cpu")
 SMALL = Shape("a16w16", 37, 72, 200, epilogue="bias")
+ROWS = Shape("a8w8", 37, 72, 272, "fp8_e4m3fn", "bf16", "bias", scale="row")
+BLOCKS = Shape("a8w8_blockscale", 37, 136, 272, "fp8_e4m3fn", "bf16", scale="block")
 
 
 @pytest.fixture
@@ -59,8 +61,13 @@ def check(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> None:
         (Plan(128, 32, 3), 2, attrs.evolve(SMALL, outdtype="fp32", bias_dtype="fp32")),
         (Plan(40, 64, 3, 1, swapped=True), 4, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
         (Plan(64, 16, 3, 1, 2), 1, attrs.evolve(SMALL, m=70, epilogue="none", bias_dtype="")),
+        (Plan(64, 32, 3, 1, promoted=True), 1, ROWS),
+        (Plan(40, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, scale="tensor", outdtype="fp16", bias_dtype="fp32")),
+        (Plan(48, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, dtype="int8")),
+        (Plan(64, 96, 3, 1, promoted=True), 1, BLOCKS),
+        (Plan(40, 64, 3, 1, swapped=True, promoted=True), 2, BLOCKS),
     ],
-    ids=["plain", "split", "swapped", "cluster"],
+    ids=["plain", "split", "swapped", "cluster", "scaled rows", "scaled tensors", "int8", "scaled blocks", "swapped blocks"],
 )
 def test_a_solution_computes_its_product(
     backend: Asm, cuda: Any, plan: Plan, splits: int, shape: Shape, extension: bool, monkeypatch: pytest.MonkeyPatch
@@ -123,6 +130,10 @@ def test_a_launch_that_fails_says_so(backend: Asm, cuda: Any) -> None:
     [
         (attrs.evolve(SMALL, m=0), "an empty batch needs no kernel"),
         (attrs.evolve(SMALL, k=201), r"K % 8 = 0 (K=201)"),
+        (attrs.evolve(ROWS, k=264), r"K % 16 = 0 (K=264)"),
+        (attrs.evolve(BLOCKS, m=0), "an empty batch needs no kernel"),
+        (attrs.evolve(BLOCKS, dtype="fp8_e4m3fnuz"), "operands may be fp8_e4m3fn, not fp8_e4m3fnuz"),
+        (attrs.evolve(BLOCKS, m=1 << 30, k=1 << 12), "x has 34359738368 scales; there are 4294967295 at most"),
         (attrs.evolve(SMALL, dtype="fp32", outdtype="fp32"), "operands may be bf16 or fp16, not fp32"),
         (attrs.evolve(SMALL, layout="aiter16x16"), "plain weights, not scale none and layout aiter16x16"),
         (Shape("a8w8_bpreshuffle", 40, 256, 768, dtype="int8", outdtype="bf16", scale="row", layout="aiter16x16"), "op a8w8_bpreshuffle"),
@@ -163,9 +174,14 @@ SHAPES = [
         (5, 8, 8),
     )
 ]
+EIGHT_BITS = [
+    attrs.evolve(like, m=m, n=n, k=k)
+    for like in (attrs.evolve(ROWS, epilogue="none", bias_dtype=""), attrs.evolve(ROWS, dtype="int8", scale="tensor"), BLOCKS)
+    for m, n, k in ((1, 1280, 8192), (37, 7168, 16384), (100, 2112, 7168), (1024, 7168, 2048), (4096, 7168, 8192), (5, 8, 16))
+]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, *EIGHT_BITS], ids=str)
 def test_the_list_of_a_shape(shape: Shape) -> None:
     """At most 64 solutions, each once, each of which fits its shape and is found again by its name."""
     listed = list(asm.enumerate_solutions(shape, H200))
@@ -182,6 +198,16 @@ def test_the_model_prefers_what_is_known() -> None:
     few, many = choices(SHAPES[1], H200)[0], choices(SHAPES[5], H200)[0]
     assert few[0].swapped and few[0].tile_m == 16
     assert not many[0].swapped and many[1] == 1 and many[0].tile_m * many[0].tile_n >= 128 * 160
+
+
+def test_sums_of_fp8_are_added_in_float32() -> None:
+    """Plans that do are listed of every shape; others only for bf16 without scales by block, which no plan for integers needs."""
+    shapes = [*EIGHT_BITS, attrs.evolve(EIGHT_BITS[0], outdtype="fp32"), attrs.evolve(EIGHT_BITS[0], outdtype="fp16")]
+    found = [{plan.promoted for plan, _ in choices(shape, H200)} for shape in shapes]
+    assert found == [*[{True, False}] * 6, *[{False}] * 6, *[{True}] * 8]
+    assert choices(EIGHT_BITS[0], H200)[0][0].promoted
+    near = {plan_of(each.kernel_name).promoted for each in refine("asm", Solution("asm", Plan(64, 96, 4, 1).name, 1), EIGHT_BITS[4], H200)}
+    assert near == {True, False}
 
 
 def test_preparing_needs_neither_torch_nor_a_device(tmp_path: Any) -> None:

@@ -8,7 +8,7 @@ import attrs
 import pytest
 from tunedgemm.plugin import PluginError, Shape
 from tunedgemm_asm.ptx import matrix
-from tunedgemm_asm.ptx.arguments import ABI, DECLARATION, argument
+from tunedgemm_asm.ptx.arguments import ABI, SCALED, argument, declaration
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.order import place_of
 from tunedgemm_asm.ptx.plan import Plan, Variant, plan_of
@@ -20,9 +20,10 @@ SHAPE = Shape("a16w16", 4096, 7168, 8192)
 
 def test_names_round_trip() -> None:
     """Every field of a plan is in its name, and comes back from it."""
-    plans = [PLAN, Plan(64, 256, 4, 1, 2, 3), Plan(16, 128, 8, 2, 1, 4, swapped=True)]
+    plans = [PLAN, Plan(64, 256, 4, 1, 2, 3), Plan(16, 128, 8, 2, 1, 4, swapped=True), Plan(16, 128, 8, swapped=True, promoted=True)]
     assert PLAN.name == "ptx_128x160_s5_c2_x1_g8_r1"
     assert plans[2].name == "ptx_16x128_s8_c2_x1_g4_swap_r1"
+    assert plans[3].name == "ptx_16x128_s8_c2_x1_g8_swap_p_r1"
     assert [plan_of(plan.name) for plan in plans] == plans
 
 
@@ -34,6 +35,7 @@ def test_names_round_trip() -> None:
         ("ptx_128x0160_s5_c2_x1_g8_r1", "is not how ptx_128x160_s5_c2_x1_g8_r1 is written"),
         ("ptx_128x256_s5_c2_x1_g8_r1", "245848 bytes of shared memory, a block has 232448"),
         ("ptx_256x256_s2_c2_x1_g8_r1", "256 sums and 40 others, a thread has 240 registers"),
+        ("ptx_128x208_s4_c2_x1_g8_p_r1", "208 sums and 40 others, a thread has 240 registers"),
         ("ptx_96x128_s4_c2_x1_g8_r1", "2 consumers do not share 96 rows in steps of 64"),
         ("ptx_128x100_s4_c2_x1_g8_r1", "100 rows; a multiple of 8"),
         ("ptx_128x264_s2_c2_x1_g8_r1", "264 rows; a multiple of 8, 256 at most"),
@@ -79,9 +81,22 @@ def test_matrix_descriptors() -> None:
     assert matrix.instruction(Variant(PLAN, "fp16", "fp32")) == "wgmma.mma_async.sync.aligned.m64n160k16.f32.f16.f16"
 
 
+def test_matrix_instructions_of_eight_bits() -> None:
+    """PTX ISA, "wgmma.mma_async": 32 elements deep, no transposes; of integers no signs and, beyond 32 rows, no odd multiples of 8."""
+    fp8, int8 = (Variant(PLAN, dtype, "bf16", scale="row") for dtype in ("fp8_e4m3fn", "int8"))
+    assert matrix.instruction(fp8) == "wgmma.mma_async.sync.aligned.m64n160k32.f32.e4m3.e4m3"
+    assert matrix.instruction(int8) == "wgmma.mma_async.sync.aligned.m64n160k32.s32.s8.s8"
+    assert (matrix.flags(fp8), matrix.flags(int8, "%p1")) == ((1, 1, 1), ("%p1",))
+    assert [rows for rows in range(8, 80, 8) if matrix.multiplies(rows, "int8")] == [8, 16, 24, 32, 48, 64]
+    assert all(matrix.multiplies(rows, "fp8_e4m3fn") for rows in range(8, 264, 8))
+    assert (fp8.step, Variant(PLAN, "bf16", "bf16").step) == (128, 64)
+
+
 def test_arguments_lie_where_ptx_puts_them() -> None:
-    """In one parameter: descriptors at 0 and 128, addresses from 256, numbers from 288."""
-    assert DECLARATION == ".param .align 64 .b8 arguments[328]"
+    """In one parameter: descriptors at 0 and 128, addresses from 256, numbers from 288, addresses of scales from 328."""
+    assert declaration("none") == ".param .align 64 .b8 arguments[328]"
+    assert declaration("row") == declaration("block") == ".param .align 64 .b8 arguments[344]"
+    assert (argument("x_scale"), argument("w_scale"), SCALED.size) == ("[arguments+328]", "[arguments+336]", 344)
     assert argument("counters") == "[arguments+280]"
     assert (ABI.field("out").offset, ABI.field("counters").offset, ABI.field("rows_a").offset, ABI.size) == (256, 280, 288, 328)
 
@@ -104,6 +119,9 @@ def test_a_problem_in_numbers() -> None:
     assert problem.grid == 63
     assert (problem.counters, problem.workspace) == (42, 42 * 3 * 80 * 128 * 4)
     assert problem_of(Plan(128, 128, 4, cluster=2), 1, SHAPE, 131).grid == 130
+    eight = Shape("a8w8_blockscale", 300, 1000, 1040, "fp8_e4m3fn", "bf16", scale="block")
+    scaled = problem_of(Plan(128, 160, 5, promoted=True), 3, eight, 132)
+    assert (scaled.values["steps"], scaled.values["part"], scaled.variant.scale, scaled.workspace) == (9, 3, "block", problem.workspace)
     swapped = problem_of(Plan(16, 128, 8, swapped=True), 1, attrs.evolve(SHAPE, m=9), 132)
     assert (swapped.values["rows_a"], swapped.values["rows_b"], swapped.values["stride"], swapped.grid) == (7168, 9, 7168, 56)
 

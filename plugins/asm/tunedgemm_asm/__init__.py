@@ -41,7 +41,7 @@ class Asm:
     host: Device | None = None
 
     CONTRACT = 1
-    OPS = tuple(limits.OPS)
+    OPS = tuple(dict.fromkeys((*limits.OPS, *ptx.OPS)))
 
     def library_version(self, device: Device) -> str:
         """The digest of all code objects for the device: a kernel's name says nothing of the code behind it."""

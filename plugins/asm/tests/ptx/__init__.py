@@ -8,7 +8,8 @@ Everything asynchronous ends in a random order: copies, matrix instructions, and
 
 from .bench import Bench
 from .cuda import Cuda
+from .formats import E4M3
 from .launch import Launch, run
 from .memory import Fault, Memory, described
 
-__all__ = ["Bench", "Cuda", "Fault", "Launch", "Memory", "described", "run"]
+__all__ = ["E4M3", "Bench", "Cuda", "Fault", "Launch", "Memory", "described", "run"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .formats import from_bits
 from .machine import LANES, Instruction, Machine, Unit
 from .memory import Barrier, Fault, box_of, swizzled
 
@@ -105,41 +106,62 @@ def _rows(unit: Unit, told: int, rows: int) -> tuple[np.ndarray, tuple[int, int]
     return swizzled(logical), (int(logical.min()), int(logical.max()) + 1)
 
 
+#: Kind of operands -> elements along K, kind of the sums, and what stands behind the flag (PTX ISA, "wgmma.mma_async").
+_FORMS = {
+    "bf16": ("16", "f32", ["1", "1", "0", "0"]),
+    "f16": ("16", "f32", ["1", "1", "0", "0"]),
+    "e4m3": ("32", "f32", ["1", "1"]),
+    "s8": ("32", "s32", []),
+}
+
+
+def _form(name: str, rest: list[str]) -> tuple[int, str]:
+    """Rows of b and kind of the operands of a form of the instruction that exists."""
+    match = re.fullmatch(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)", name)
+    if not match or match[4] != match[5] or (match[2], match[3], rest) != _FORMS.get(match[4]):
+        raise Fault("another form of the instruction")
+    width, kind = int(match[1]), match[4]
+    if width % 8 or not 8 <= width <= 256 or (kind == "s8" and width > 32 and width % 16):
+        raise Fault(f"{width} rows, for which there is no instruction")
+    return width, kind
+
+
 def _multiply(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
     (sums, a, b, added, *rest), value = told
     _whole(unit, mask)
-    if [added, *rest] != ["1", "1", "1", "0", "0"]:
-        raise Fault("another form of the instruction")
+    width, kind = _form(i.name, rest)
+    adding = value(machine, unit, added)
+    if (adding != adding[0]).any():
+        raise Fault("lanes do not agree on a flag")
+    begins = not adding[0]
     names = sums.strip("{}").replace(" ", "").split(",")
-    width = int(re.search(r"m64n(\d+)k16", i.name)[1])  # type: ignore[index]
     if len(names) != width // 2 or unit.unfenced & set(names):
         raise Fault("sums that no wgmma.fence covers")
+    if not begins and not unit.values.keys() >= set(names) - unit.touched:
+        raise Fault("sums that were never written")
     descriptors = [value(machine, unit, each) for each in (a, b)]
     if any((each != each[0]).any() for each in descriptors):
         raise Fault("lanes do not agree on a descriptor")
     (at_a, region_a), (at_b, region_b) = (_rows(unit, int(each[0]), rows) for each, rows in zip(descriptors, (64, width), strict=True))
-    shared, half = unit.block.shared, ".bf16" not in i.name
+    shared = unit.block.shared
     if max(region_a[1], region_b[1]) > shared.content.size:
         raise Fault("an operand beyond shared memory")
 
     def done() -> None:
-        x, y = (_floats(shared.content[at], half) for at in (at_a, at_b))
+        x, y = (from_bits(shared.content[at], kind) for at in (at_a, at_b))
         product = x @ y.T
+        product = product.astype(np.int32).view(np.uint32) if kind == "s8" else product
         lane = np.arange(LANES)
         for index, name in enumerate(names):
             row = lane // 32 * 16 + lane % 32 // 4 + 8 * (index // 2 % 2)
             column = lane % 4 * 2 + 8 * (index // 4) + index % 2
-            unit.values[name] = unit.values[name] + product[row, column]
+            own = product[row, column]
+            unit.values[name] = own if begins else unit.values[name] + own
 
     unit.opened.append(done)
     unit.touched |= set(names)
     unit.regions += [region_a, region_b]
     shared.reading += [region_a, region_b]
-
-
-def _floats(content: np.ndarray, half: bool) -> np.ndarray:
-    bits = np.ascontiguousarray(content).view(np.uint16)
-    return bits.view(np.float16).astype(np.float32) if half else (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _commit(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:

@@ -6,33 +6,17 @@ from typing import Any
 
 import attrs
 import numpy as np
-from tunedgemm_asm.ptx.arguments import ABI, MAP_BYTES, MAPS
+from tunedgemm_asm.ptx.arguments import ABI, MAP_BYTES, MAPS, SCALES, abi_of
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.plan import Plan
 from tunedgemm_asm.ptx.problem import Problem, problem_of
 
+from .formats import BYTES, to_bits
 from .launch import Launch, run
 from .memory import Memory, described
 
-WIDE = {"bf16": np.uint16, "fp16": np.uint16, "fp32": np.float32}
-
-
-def to_bits(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Numbers in a dtype's bytes, rounded to the nearest even."""
-    values = values.astype(np.float32)
-    if dtype == "fp32":
-        return values
-    if dtype == "fp16":
-        return values.astype(np.float16).view(np.uint16)
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def from_bits(bits: np.ndarray, dtype: str) -> np.ndarray:
-    """The numbers of a dtype's bytes."""
-    if dtype == "fp32":
-        return bits
-    return bits.view(np.float16).astype(np.float32) if dtype == "fp16" else (bits.astype(np.uint32) << 16).view(np.float32)
+#: Elements of K, and rows of the weight, that share a scale by block.
+_BLOCK = 128
 
 
 @attrs.define
@@ -68,11 +52,33 @@ class Bench:
             if shape.outdtype != "fp32"
             else np.full((shape.m, shape.n), np.nan, "f4")
         )
-        wanted = to_bits((x @ weight.T + bias).astype(np.float32), shape.outdtype)
+        scales = self._scales(chance)
+        wanted = to_bits((self._product(x, weight, scales) + bias).astype(np.float32), shape.outdtype)
         arguments = self._arguments([to_bits(x, shape.dtype), to_bits(weight, shape.dtype)], to_bits(bias, shape.bias_dtype or "fp32"), out)
+        arguments += self._scale_arguments(scales)
         run(text or self.text, Launch(self.problem.grid, self.plan.shared_bytes, arguments), self.memory, self.seed)
         assert not self.counters.any()
         return out, wanted
+
+    def _scales(self, chance: np.random.Generator) -> list[np.ndarray]:
+        """Of x and of the weight: powers of two, which keep products exact; none where the shape has none."""
+        shape, blocks = self.shape, -(-self.shape.k // _BLOCK)
+        sizes = {
+            "none": [],
+            "tensor": [(1,), (1,)],
+            "row": [(shape.m,), (shape.n,)],
+            "block": [(shape.m, blocks), (-(-shape.n // _BLOCK), blocks)],
+        }[shape.scale]
+        return [(2.0 ** chance.integers(-2, 3, size)).astype(np.float32) for size in sizes]
+
+    def _product(self, x: np.ndarray, weight: np.ndarray, scales: list[np.ndarray]) -> np.ndarray:
+        """In float64, which has all its bits."""
+        if self.shape.scale == "block":
+            x_scale = scales[0].repeat(_BLOCK, 1)[:, : self.shape.k]
+            w_scale = scales[1].repeat(_BLOCK, 0).repeat(_BLOCK, 1)[: self.shape.n, : self.shape.k]
+            return (x * x_scale.astype(np.float64)) @ (weight * w_scale.astype(np.float64)).T
+        product = (x @ weight.T).astype(np.float64)
+        return product * scales[0][:, None] * scales[1] if scales else product
 
     def _arguments(self, operands: list[np.ndarray], bias: np.ndarray, out: np.ndarray) -> bytes:
         problem, place = self.problem, self.memory.place
@@ -83,7 +89,12 @@ class Bench:
             self.counters = np.zeros(problem.counters, np.uint32)
             values["workspace"] = place(np.full(problem.workspace, 0xFF, np.uint8), True)
             values["counters"] = place(self.counters, True)
-        boxes = (self.plan.tile_a, self.plan.box_b)
+        boxes, size = (self.plan.tile_a, self.plan.box_b), BYTES[self.shape.dtype]
         ordered = operands[::-1] if self.plan.swapped else operands
-        maps = [described(place(each), each.shape[0], self.shape.k, box) for each, box in zip(ordered, boxes, strict=True)]
+        maps = [described(place(each), each.shape[0], self.shape.k, box, size) for each, box in zip(ordered, boxes, strict=True)]
         return b"".join(maps) + ABI.pack(values)[MAP_BYTES * len(MAPS) :]
+
+    def _scale_arguments(self, scales: list[np.ndarray]) -> bytes:
+        """What `SCALED` has behind the arguments of all."""
+        addresses = {name: self.memory.place(each) for name, each in zip(SCALES, scales, strict=True)} if scales else {}
+        return abi_of(self.shape.scale).pack(addresses)[ABI.size :]

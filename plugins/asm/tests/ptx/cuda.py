@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any
 
 import attrs
+from tunedgemm_asm.abi import Abi
 from tunedgemm_asm.driver import CUDA, Driver
-from tunedgemm_asm.ptx.arguments import ABI, MAP_BYTES, MAPS
+from tunedgemm_asm.ptx.arguments import MAP_BYTES, MAPS, abi_of
 
+from .formats import BYTES
 from .launch import Launch, run
 from .memory import Memory, described, operand_of
 
-_SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
+#: Type of a descriptor's elements -> their bytes: UINT8, FLOAT16, BFLOAT16.
+_TYPES = {0: 1, 6: 2, 9: 2}
+_HEAD = re.compile(r"// (ptx_(\d+)x(\d+)\w+): (\w+) to (\w+), bias (\w+)(?:, scales by (\w+))?")
 
 
 @attrs.define(eq=False)
@@ -69,12 +74,13 @@ class Cuda:
         stride = ctypes.c_uint64.from_address(strides).value
         deep, high = (ctypes.c_uint32 * 2).from_address(box)
         steps = list((ctypes.c_uint32 * 2).from_address(every))
-        if to % 64 or rank != 2 or address % 16 or stride % 16 or stride != 2 * k or deep != 64 or high > 256 or steps != [1, 1]:
+        size = _TYPES.get(kind, 0)
+        if to % 64 or rank != 2 or address % 16 or stride % 16 or stride != size * k or deep * size != 128 or high > 256 or steps != [1, 1]:
             return 1
-        if kind not in (6, 9) or kinds != [0, 3, 3, 0]:
+        if kinds != [0, 3, 3, 0]:
             return 1
         self.descriptors += 1
-        ctypes.memmove(to, described(address, rows, k, high), MAP_BYTES)
+        ctypes.memmove(to, described(address, rows, k, high, size), MAP_BYTES)
         return 0
 
     def _launch(self, function: int, *told: Any) -> int:
@@ -85,7 +91,7 @@ class Cuda:
         text = self.texts[function - 1]
         if extra or not parameters or f".reqntid {threads[0]}, 1, 1" not in text or grid[1:] != (1, 1):
             return 1
-        arguments = ctypes.string_at(ctypes.c_uint64.from_address(parameters).value, ABI.size)
+        arguments = ctypes.string_at(ctypes.c_uint64.from_address(parameters).value, abi_in(text).size)
         try:
             run(text, Launch(grid[0], shared, arguments), memory_of(text, arguments), self.seed)
         except AssertionError as fault:
@@ -94,21 +100,35 @@ class Cuda:
         return 0
 
 
+def _head(text: str) -> tuple[str, ...]:
+    """Name, tile, dtypes of operands, output and bias, and kind of scales: what a text says of itself."""
+    match = _HEAD.match(text)
+    assert match, text[:200]
+    return match.groups()
+
+
+def abi_in(text: str) -> Abi:
+    """The arguments that a text takes."""
+    return abi_of(_head(text)[-1] or "none")
+
+
 def memory_of(text: str, arguments: bytes) -> Memory:
     """Host memory that the arguments name, each buffer as long as the sizes among them say."""
     memory = Memory()
-    told = {field.name: int.from_bytes(arguments[field.offset : field.offset + field.bytes], "little") for field in ABI.fields}
+    told = {field.name: int.from_bytes(arguments[field.offset : field.offset + field.bytes], "little") for field in abi_in(text).fields}
     for offset in MAPS.values():
-        address, rows, k = operand_of(arguments[offset : offset + MAP_BYTES])
-        memory.take(address, rows * k * 2, False)
-    _, dtypes, bias = text.split("\n", 1)[0].replace(",", ":").split(":")
-    size, n = _SIZES[dtypes.split()[-1]], told["stride"]
-    memory.take(told["out"], told["rows_a"] * told["rows_b"] * size, True)
+        address, rows, row = operand_of(arguments[offset : offset + MAP_BYTES])
+        memory.take(address, rows * row, False)
+    name, *tile, _, out, bias, scale = _head(text)
+    m, n = (told["rows_b"], told["rows_a"]) if "_swap" in name else (told["rows_a"], told["rows_b"])
+    memory.take(told["out"], m * n * BYTES[out], True)
     if told["bias"]:
-        memory.take(told["bias"], n * _SIZES[bias.split()[-1]], False)
+        memory.take(told["bias"], n * BYTES[bias], False)
+    for word, rows, lines in (("x_scale", m, m), ("w_scale", n, -(-n // 128))) if scale else ():
+        memory.take(told[word], 4 * {"tensor": 1, "row": rows, "block": lines * told["steps"]}[scale], False)
     if told["workspace"]:
         # A tile's share: 128 threads times their sums for each consumer; the whole of them is the grid's tile, in float32.
-        tile_m, tile_n = map(int, text.split("ptx_", 1)[1].split("_", 1)[0].split("x"))
+        tile_m, tile_n = map(int, tile)
         cluster = 2 if "reqnctapercluster" in text else 1
         consumers = (int(text.split(".reqntid ", 1)[1].split(",", 1)[0]) - 128) // 128
         memory.take(told["workspace"], told["tiles"] * cluster * told["splits"] * tile_m * tile_n * 4, True)

@@ -93,6 +93,7 @@ ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {
     "mul.lo.u32": lambda a, b: _low(a * b),
     "mul.wide.u32": lambda a, b: a * b,
     "mad.lo.u32": lambda a, b, c: _low(a * b + c),
+    "mad.wide.u32": lambda a, b, c: a * b + c,
     "mad.lo.s64": lambda a, b, c: a * b + c,
     "div.u32": lambda a, b: a // b,
     "rem.u32": lambda a, b: a % b,
@@ -134,6 +135,9 @@ FLOATS: dict[str, Callable[..., np.ndarray]] = {
     "mov.pred": lambda a: a,
     "and.pred": lambda a, b: a & b,
     "add.rn.f32": lambda a, b: a + b,
+    "mul.rn.f32": lambda a, b: a * b,
+    "fma.rn.f32": lambda a, b, c: a.astype(np.float64) * b + c,
+    "cvt.rn.f32.s32": lambda a: a.astype(np.uint32).view(np.int32),
     "cvt.rn.bf16.f32": _to_bf16,
     "cvt.rn.f16.f32": _to_half,
     "cvt.rn.bf16x2.f32": _pair(_to_bf16),
@@ -153,7 +157,7 @@ def execute(machine: Machine, unit: Unit, instruction: Instruction, mask: np.nda
             put(unit, operands[0], ARITHMETIC[name](*given), mask)
     elif name in FLOATS:
         put(unit, operands[0], FLOATS[name](*(value(machine, unit, operand) for operand in operands[1:])), mask)
-    elif name == "selp.b32":
+    elif name in ("selp.b32", "selp.f32"):
         yes, no, which = (value(machine, unit, operand) for operand in operands[1:])
         put(unit, operands[0], np.where(which, yes, no), mask)
     elif name == "bra":

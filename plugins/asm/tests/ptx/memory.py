@@ -97,26 +97,28 @@ class Shared:
         self.content[address:end] = content
 
 
-def described(address: int, rows: int, k: int, box: int) -> bytes:
-    """A descriptor as this emulator has it: of 16-bit rows, in boxes of 64 elements by *box* rows, swizzled by 128 bytes."""
-    return _MAP.pack(address, k, rows, 2 * k, 64, box, 0, 0).ljust(128, b"\0")
+def described(address: int, rows: int, k: int, box: int, size: int = 2) -> bytes:
+    """A descriptor as this emulator has it: of elements of *size* bytes, in boxes of 128 bytes by *box* rows, swizzled by 128 bytes."""
+    return _MAP.pack(address, k, rows, size * k, 128 // size, box, 0, 0).ljust(128, b"\0")
 
 
 def operand_of(told: bytes) -> tuple[int, int, int]:
-    """Address, rows and row length of a descriptor."""
-    address, k, rows, *_ = _MAP.unpack(told[: _MAP.size])
-    return address, rows, k
+    """Address, rows and bytes of a row of a descriptor."""
+    address, _, rows, stride, *_ = _MAP.unpack(told[: _MAP.size])
+    return address, rows, stride
 
 
 def box_of(memory: Memory, told: bytes, k: int, row: int) -> np.ndarray:
     """The bytes of a box, one row after the other; what lies outside of the operand is zero."""
     address, width, rows, stride, deep, box, _, _ = _MAP.unpack(told[: _MAP.size])
-    result = np.zeros((box, 2 * deep), np.uint8)
+    size = 128 // deep
+    result = np.zeros((box, size * deep), np.uint8)
     inside = max(0, min(deep, width - k))
     for at in range(box):
         if row + at < rows and inside:
-            begin = address + (row + at) * stride + 2 * k
-            result[at, : 2 * inside] = np.concatenate([memory.find(begin + 2 * each, 2, False) for each in range(inside)])
+            begin = address + (row + at) * stride + size * k
+            # The copy engine wants rows at multiples of 16 bytes.
+            result[at, : size * inside] = np.concatenate([memory.find(begin + far, 16, False) for far in range(0, size * inside, 16)])
     return result
 
 

@@ -1,8 +1,9 @@
 """The arguments of a generated kernel, as data: its one parameter. Bytes that belong to no field are zero.
 
-First the two descriptors of the copy engine, 128 bytes each on a boundary of 64, then what `ABI` has. ``rows_a`` and ``rows_b`` are
-rows of the operands, ``stride`` elements of a row of the output. ``units_a`` counts clusters along a, ``tiles`` their tiles, ``items``
-tiles times parts of K; ``steps`` are steps of 64 along K, ``part`` those of each part but the last.
+First the two descriptors of the copy engine, 128 bytes each on a boundary of 64, then what `ABI` has, for operands with scales what
+`SCALED` adds. ``rows_a`` and ``rows_b`` are rows of the operands, ``stride`` elements of a row of the output. ``units_a`` counts
+clusters along a, ``tiles`` their tiles, ``items`` tiles times parts of K; ``steps`` are steps of 128 bytes along K, ``part`` those of
+each part but the last.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from tunedgemm_asm.abi import Abi, Field
 #: Bytes of a descriptor, and where those of a and b lie.
 MAP_BYTES, MAPS = 128, {"map_a": 0, "map_b": 128}
 POINTERS = ("out", "bias", "workspace", "counters")
+SCALES = ("x_scale", "w_scale")
 NUMBERS = ("rows_a", "rows_b", "stride", "units_a", "tiles_b", "tiles", "items", "steps", "part", "splits")
 
 _POINTERS_AT = MAP_BYTES * len(MAPS)
@@ -30,13 +32,32 @@ ABI = Abi(
     sub_k=1,
     layout="row",
 )
+#: The same with the scales of 8-bit operands behind.
+SCALED = Abi(
+    name="tunedgemm-ptx-scaled",
+    ops=("a8w8", "a8w8_blockscale"),
+    dtypes={**ABI.dtypes, "x": ("fp8_e4m3fn", "int8"), "weight": ("fp8_e4m3fn", "int8")},
+    fields=(*ABI.fields, *(Field(name, _END + 8 * index, "pointer") for index, name in enumerate(SCALES))),
+    sizes=(_END + 8 * len(SCALES),),
+    sub_k=1,
+    layout="row",
+)
+
+
+def abi_of(scale: str) -> Abi:
+    """The arguments of a kernel with such scales."""
+    return ABI if scale == "none" else SCALED
 
 
 #: The parameter's name, and its declaration. One, so that the driver alone decides where a boundary of 64 puts it.
 PARAMETER = "arguments"
-DECLARATION = f".param .align 64 .b8 {PARAMETER}[{_END}]"
+
+
+def declaration(scale: str) -> str:
+    """The declaration of the parameter of a kernel with such scales."""
+    return f".param .align 64 .b8 {PARAMETER}[{abi_of(scale).size}]"
 
 
 def argument(name: str) -> str:
     """The address of an argument in the space of parameters."""
-    return f"[{PARAMETER}+{ABI.field(name).offset}]"
+    return f"[{PARAMETER}+{SCALED.field(name).offset}]"

@@ -7,7 +7,8 @@ from tunedgemm_asm.ptx.barriers import Ring, barrier_of, next_stage, release, st
 from tunedgemm_asm.ptx.epilogue import store_tile
 from tunedgemm_asm.ptx.frame import Frame
 from tunedgemm_asm.ptx.order import find_place, first_item
-from tunedgemm_asm.ptx.plan import STEP, STEP_BYTES, STEP_K
+from tunedgemm_asm.ptx.plan import DEEP, STEP_BYTES
+from tunedgemm_asm.ptx.promotion import BlockScales, promote, promote_scaled
 from tunedgemm_asm.ptx.splitk import join_parts
 
 
@@ -19,14 +20,18 @@ def consume(f: Frame) -> None:
     arriving = t.to("pred", "setp.lt.u32", f.lane, plan.cluster)
     base_a = _descriptor(f, t.to("b32", "mad.lo.u32", number, plan.rows * STEP_BYTES, f.shared))
     base_b = _descriptor(f, t.to("b32", "add.u32", f.shared, plan.tile_a * STEP_BYTES))
-    sums = t.many("f32", plan.sums)
+    sums = t.many(f.variant.sum_kind, plan.sums)
     item, step = first_item(f)
     ring = start_ring(f, 0)
     tile, next_tile = t.label("TILE"), t.label("NEXT_TILE")
     t.place(tile)
     t.op("bra", f.end, when=t.to("pred", "setp.ge.u32", item, f.arguments["items"]))
     place = find_place(f, item)
-    _multiply(f, (base_a, base_b), sums, ring, (place.steps, arriving))
+    if plan.promoted:
+        scales = BlockScales.of(f, place, number) if f.variant.scale == "block" else None
+        _multiply_promoted(f, (base_a, base_b), sums, ring, (place.steps, arriving, scales))
+    else:
+        _multiply(f, (base_a, base_b), sums, ring, (place.steps, arriving))
     if f.variant.split:
         join_parts(f, place, number, sums, next_tile)
     row_a = t.to("b32", "mad.lo.u32", number, plan.rows, place.row_a)
@@ -50,26 +55,14 @@ def _multiply(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, tol
     While a stage is multiplied the one before it is released. Sums that start as zeros, not by a flag of the first instruction, are
     what keeps ptxas from waiting after each instruction (its warning C7515).
     """
-    t, plan = f.text, f.plan
-    steps, arriving = told
+    t, (steps, arriving) = f.text, told
     left, before = t.to("b32", "mov.u32", steps), t.to("b32", "mov.u32", ring.stage)
     releasing = t.to("pred", "setp.ne.u32", 0, 0)
-    for each in sums:
-        t.op("mov.f32", each, "0f00000000")
+    _clear(f, sums)
     inner = t.label("MULTIPLY")
     t.place(inner)
     wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
-    offset = t.to("b32", "mul.lo.u32", ring.stage, plan.stage_bytes // matrix.UNIT)
-    wide = t.to("b64", "cvt.u64.u32", offset)
-    stage_a, stage_b = (t.to("b64", "add.s64", base, wide) for base in bases)
-    t.op("wgmma.fence.sync.aligned")
-    for deep in range(STEP // STEP_K):
-        for block in range(plan.blocks):
-            own = sums[block * plan.sums_of_block : (block + 1) * plan.sums_of_block]
-            a = t.to("b64", "add.s64", stage_a, deep * matrix.ALONG_K + block * matrix.ALONG_ROWS)
-            b = t.to("b64", "add.s64", stage_b, deep * matrix.ALONG_K)
-            t.op(matrix.instruction(f.variant), f"{{{', '.join(own)}}}", a, b, 1, 1, 1, 0, 0)
-    t.op("wgmma.commit_group.sync.aligned")
+    _products(f, bases, sums, ring)
     t.op("wgmma.wait_group.sync.aligned", 1)
     release(f, before, releasing)
     t.op("mov.pred", releasing, arriving)
@@ -79,3 +72,54 @@ def _multiply(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, tol
     t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
     t.op("wgmma.wait_group.sync.aligned", 0)
     release(f, before, arriving)
+
+
+def _multiply_promoted(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, told: tuple[str, str, BlockScales | None]) -> None:
+    """The same where the sums of each stage are others, which are added in float32, multiplied by their scales where those go by block.
+
+    Those start anew by a flag that is never true: ptxas makes products wait for each other where it varies, not where it is constant.
+    While one consumer adds, another multiplies.
+    """
+    t = f.text
+    steps, arriving, scales = told
+    left, parts = t.to("b32", "mov.u32", steps), t.many("f32", f.plan.sums)
+    never = t.to("pred", "setp.ne.u32", 0, 0)
+    _clear(f, sums)
+    inner = t.label("MULTIPLY")
+    t.place(inner)
+    loaded = scales.load(f) if scales else None  # on their way while the stage is waited for and multiplied
+    wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
+    _products(f, bases, parts, ring, never)
+    t.op("wgmma.wait_group.sync.aligned", 0)
+    release(f, ring.stage, arriving)
+    if scales and loaded:
+        promote_scaled(f, sums, parts, scales, loaded)
+    else:
+        promote(f, sums, parts)
+    next_stage(f, ring)
+    t.op("sub.u32", left, left, 1)
+    t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
+
+
+def _clear(f: Frame, sums: list[str]) -> None:
+    """Sums start as zeros."""
+    name, zero = ("mov.f32", "0f00000000") if f.variant.sum_kind == "f32" else ("mov.u32", 0)
+    for each in sums:
+        f.text.op(name, each, zero)
+
+
+def _products(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, first: object = 1) -> None:
+    """The matrix instructions of one stage, as one group; *first* says whether the first of each sum adds to it."""
+    t, plan = f.text, f.plan
+    offset = t.to("b32", "mul.lo.u32", ring.stage, plan.stage_bytes // matrix.UNIT)
+    wide = t.to("b64", "cvt.u64.u32", offset)
+    stage_a, stage_b = (t.to("b64", "add.s64", base, wide) for base in bases)
+    t.op("wgmma.fence.sync.aligned")
+    for deep in range(DEEP):
+        for block in range(plan.blocks):
+            own = sums[block * plan.sums_of_block : (block + 1) * plan.sums_of_block]
+            a = t.to("b64", "add.s64", stage_a, deep * matrix.ALONG_K + block * matrix.ALONG_ROWS)
+            b = t.to("b64", "add.s64", stage_b, deep * matrix.ALONG_K)
+            flags = matrix.flags(f.variant, 1 if deep else first)
+            t.op(matrix.instruction(f.variant), f"{{{', '.join(own)}}}", a, b, *flags)
+    t.op("wgmma.commit_group.sync.aligned")

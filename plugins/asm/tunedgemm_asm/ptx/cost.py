@@ -2,6 +2,7 @@
 
 The rates are those of one SM of an H200: 4096 operations of matrix instructions in a cycle, 128 bytes of shared memory,
 1.755 GHz; 4.3 TB/s of device memory and about 5.5 TB/s of L2 for all (leads, from the vendor's datasheet and from copies that were timed).
+Of 8-bit operands a stage has twice the elements, multiplied at twice the rate: it takes as long as one of 16 bits.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from tunedgemm.plugin import Shape
 
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.epilogue import BYTES
-from tunedgemm_asm.ptx.plan import SIDE, STEP, STEP_BYTES, STEP_K, Plan
+from tunedgemm_asm.ptx.plan import ELEMENT_BYTES, SIDE, STEP, STEP_BYTES, STEP_K, Plan
 from tunedgemm_asm.ptx.problem import part_of, rows_of, units_of
 from tunedgemm_asm.ptx.splitk import slot_bytes
 
@@ -22,6 +23,8 @@ _SM = 9.0e4
 _LATENCY, _LAUNCH, _MEETING = 0.9, 2.0, 1.5
 #: Bytes that an SM stores in a cycle, by the accesses of 4 bytes of this epilogue.
 _STORED = 32
+#: Cycles from a consumer's last product of a stage to its sums, and from the last of those that it adds to its next product.
+_TURN = 60
 
 
 def step_cycles(plan: Plan) -> float:
@@ -29,6 +32,15 @@ def step_cycles(plan: Plan) -> float:
     multiplied = 2 * SIDE * plan.tile_b * STEP_K / _OPERATIONS
     read = (SIDE + plan.tile_b) * 2 * STEP_K / _SHARED_BYTES
     return plan.consumers * plan.blocks * (STEP // STEP_K) * max(multiplied, read)
+
+
+def promoted_cycles(plan: Plan) -> float:
+    """Cycles for one stage where its sums are then added to others, while other consumers multiply.
+
+    The CUDA cores of an SM add 128 sums in a cycle: one of each thread of a consumer.
+    """
+    multiplied = step_cycles(plan)
+    return max(multiplied, (multiplied / plan.consumers + plan.sums + _TURN) / plan.resident)
 
 
 def cost(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> float:
@@ -39,11 +51,11 @@ def cost(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> float:
     rounds = ceil_div(items, places) * resident
     # A stage is loaded while the others are on their way, by all blocks of the SM.
     loaded = max(_LATENCY / (plan.stages * resident), plan.stage_bytes / _SM)
-    step = max(step_cycles(plan) / _CYCLES_A_US, loaded)
+    step = max((promoted_cycles(plan) if plan.promoted else step_cycles(plan)) / _CYCLES_A_US, loaded)
     out = BYTES[shape.outdtype]
     tile = plan.tile_a * plan.tile_b * out / _STORED / _CYCLES_A_US / plan.consumers
     multiplied = rounds * (steps * step + tile) + _LATENCY
     from_l2 = items * steps * (plan.tile_a + plan.tile_b / plan.cluster) * STEP_BYTES / _L2
-    from_memory = (2 * shape.k * (rows_a + rows_b) + out * shape.m * shape.n) / _MEMORY
+    from_memory = (ELEMENT_BYTES[shape.dtype] * shape.k * (rows_a + rows_b) + out * shape.m * shape.n) / _MEMORY
     parts = 2 * items * plan.consumers * slot_bytes(plan.sums) / _L2 + _MEETING if splits > 1 else 0.0
     return max(multiplied, from_l2, from_memory) + parts + _LAUNCH

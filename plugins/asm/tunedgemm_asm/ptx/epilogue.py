@@ -1,33 +1,27 @@
-"""The epilogue: a consumer's sums, with the bias, to the output.
+"""The epilogue: a consumer's sums, with scales and the bias, to the output.
 
-PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16", accumulator: of each 8 columns a thread has two side by side, 2 (lane % 4)
-and the next, in row 16 warp + lane / 4 and in the row 8 below. Columns are rows of b. Where operands are swapped they are rows of the
-output.
+Columns of sums (`fragment`) are rows of b. Where operands are swapped they are rows of the output.
 """
 
 from __future__ import annotations
 
 from tunedgemm_asm.ptx.arguments import argument
+from tunedgemm_asm.ptx.fragment import BELOW, first_sum
 from tunedgemm_asm.ptx.frame import Frame
 from tunedgemm_asm.ptx.plan import SIDE, UNIT_B
+from tunedgemm_asm.ptx.scales import scaled
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _TYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
-#: Rows between the two of a thread.
-_BELOW = 8
 #: Elements of 16 bits that a lane stores at once, and those of the four lanes that have a row.
 LINE, _WIDE = 8, 32
 
 
 def store_tile(f: Frame, row_a: str, row_b: str, sums: list[str]) -> None:
     """Store what lies within the output."""
-    t = f.text
-    warp = t.to("b32", "bfe.u32", f.thread, 5, 2)
-    row = t.to("b32", "shr.u32", f.lane, 2)
-    row = t.to("b32", "mad.lo.u32", warp, 16, row)
-    row = t.to("b32", "add.u32", row, row_a)
-    pair = t.to("b32", "and.b32", f.lane, 3)
-    column = t.to("b32", "mad.lo.u32", pair, 2, row_b)
+    row, column = first_sum(f, row_a, row_b)
+    if f.variant.scale in ("tensor", "row"):
+        sums = scaled(f, row, column, sums)
     store = _store_swapped if f.plan.swapped else _store
     store(f, row, column, sums)
 
@@ -145,7 +139,7 @@ def _store(f: Frame, row: str, column: str, sums: list[str]) -> None:
     """
     t, plan, told = f.text, f.plan, f.arguments
     bases = _line_bases(f, _base(f, row, column))
-    rows = _sooner(f, row, told["rows_a"], [SIDE * at + low for at in range(plan.blocks) for low in (0, _BELOW)])
+    rows = _sooner(f, row, told["rows_a"], [SIDE * at + low for at in range(plan.blocks) for low in (0, BELOW)])
     bias = _bias_at(f, column) if f.variant.bias else ""
     narrow = f.variant.outdtype != "fp32" and f.variant.together == LINE
     wide = plan.tile_b // _WIDE * _WIDE if narrow else 0
@@ -168,7 +162,7 @@ def _store(f: Frame, row: str, column: str, sums: list[str]) -> None:
 
 def _line_bases(f: Frame, base: str) -> list[str]:
     """Addresses of a thread's first element in each of its rows, two in each block."""
-    t, below, block, bases = f.text, _stride(f, _BELOW), _stride(f, SIDE), []
+    t, below, block, bases = f.text, _stride(f, BELOW), _stride(f, SIDE), []
     for _ in range(f.plan.blocks):
         bases += [base, t.to("b64", "add.s64", base, below)]
         base = t.to("b64", "add.s64", base, block)
@@ -180,7 +174,7 @@ def _store_swapped(f: Frame, row: str, column: str, sums: list[str]) -> None:
     t, plan, told = f.text, f.plan, f.arguments
     size = BYTES[f.variant.outdtype]
     base, one, eight = _base(f, column, row), _stride(f, 1), _stride(f, UNIT_B)
-    steps = [SIDE * at + low for at in range(plan.blocks) for low in (0, _BELOW)]
+    steps = [SIDE * at + low for at in range(plan.blocks) for low in (0, BELOW)]
     rows = _sooner(f, row, told["rows_a"], steps)
     bias = _bias_at(f, row) if f.variant.bias else ""
     added = [_bias(f, bias, step, inside) for step, inside in zip(steps, rows, strict=True)] if bias else []

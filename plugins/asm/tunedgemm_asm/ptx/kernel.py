@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunedgemm_asm.ptx.arguments import DECLARATION
+from tunedgemm_asm.ptx.arguments import declaration
 from tunedgemm_asm.ptx.barriers import meet_cluster, start_barriers
 from tunedgemm_asm.ptx.consumer import consume
 from tunedgemm_asm.ptx.frame import open_frame
@@ -35,13 +35,14 @@ def text_of(variant: Variant) -> str:
 def _head(variant: Variant) -> list[str]:
     plan = variant.plan
     cluster = [f".reqnctapercluster {plan.cluster}, 1, 1"] if plan.cluster > 1 else []
+    scales = "" if variant.scale == "none" else f", scales by {variant.scale}"
     return [
-        f"// {plan.name}: {variant.dtype} to {variant.outdtype}, bias {variant.bias or 'none'}",
+        f"// {plan.name}: {variant.dtype} to {variant.outdtype}, bias {variant.bias or 'none'}{scales}",
         f".version {VERSION}",
         f".target {TARGET}",
         ".address_size 64",
         ".extern .shared .align 1024 .b8 stages[];",
-        f".visible .entry {ENTRY}({DECLARATION})",
+        f".visible .entry {ENTRY}({declaration(variant.scale)})",
         f".reqntid {plan.threads}, 1, 1",
         *cluster,
         f".maxnreg {plan.entry_registers}",

@@ -22,7 +22,7 @@ from tunedgemm.plugin import (
 from tunedgemm_asm import driver
 from tunedgemm_asm.native import Launch, Plan, launch_of
 from tunedgemm_asm.ptx import assembler
-from tunedgemm_asm.ptx.arguments import ABI, MAPS
+from tunedgemm_asm.ptx.arguments import MAPS, SCALES, abi_of
 from tunedgemm_asm.ptx.kernel import ENTRY
 from tunedgemm_asm.ptx.plan import REVISION
 from tunedgemm_asm.ptx.problem import Problem, problem_of
@@ -81,10 +81,11 @@ def bind(
             library.call("set", function.address, driver.DYNAMIC_SHARED, plan.shared_bytes)
     except LaunchError as error:
         raise LaunchError(f"asm {plan.name} on {device.gfx}: {error}") from error
-    split, names = problem.variant.split, ["out", *["bias"] * shape.bias]
-    names += ["workspace", "counters"] if split else []
-    slots = (*(ABI.field(name).offset for name in names), *MAPS.values())
-    launch = launch_of(function, Plan((problem.grid, 1, 1), plan.threads, ABI.pack(problem.values), slots, plan.shared_bytes))
+    names, abi = ["out", *["bias"] * shape.bias], abi_of(shape.scale)
+    names += ["workspace", "counters"] if problem.variant.split else []
+    names += SCALES if shape.scale != "none" else []
+    slots = (*(abi.field(name).offset for name in names), *MAPS.values())
+    launch = launch_of(function, Plan((problem.grid, 1, 1), plan.threads, abi.pack(problem.values), slots, plan.shared_bytes))
     pools = _pools(library, problem, shape)
     call = _call(launch, _failing(function, plan.name, device.index), pools, problem, shape, device.index, where)
     return Launcher(on_device(call, device.index), workspace_bytes=problem.workspace)
@@ -124,7 +125,7 @@ def _call(
     index: int,
     where: torch.device,
 ) -> Callable[..., Any]:
-    """The call of operands."""
+    """The call of operands: with scales or without."""
     import torch
 
     empty, dtype, n, plain = torch.empty, torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
@@ -132,16 +133,19 @@ def _call(
     (xs, weights), swapped = pools, problem.variant.plan.swapped
     scratch, counters = problem.workspace, problem.counters
 
-    def call(x: Any, weight: Any, bias: Any = None) -> Any:
+    def call(x: Any, weight: Any, bias: Any = None, scales: tuple[int, ...] = ()) -> Any:
         out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
         maps = (xs[x.data_ptr()], weights[weight.data_ptr()])
         addresses = [out.data_ptr()] if bias is None else [out.data_ptr(), bias.data_ptr()]
         # In a graph nothing but this name holds them: let go too early, one could lie where the other is.
         held = (workspace(scratch, where), semaphores(counters, where)) if scratch else ()
         addresses += [each.data_ptr() for each in held]
-        told = (*addresses, *(maps[::-1] if swapped else maps))
+        told = (*addresses, *scales, *(maps[::-1] if swapped else maps))
         while status := launch(stream(index), *told):
             failed(status)
         return out
 
-    return call
+    def scaled(x: Any, weight: Any, x_scale: Any, w_scale: Any, bias: Any = None) -> Any:
+        return call(x, weight, bias, (x_scale.data_ptr(), w_scale.data_ptr()))
+
+    return call if shape.scale == "none" else scaled

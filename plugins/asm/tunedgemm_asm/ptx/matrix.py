@@ -8,14 +8,14 @@ the base offset is 0.
 
 from __future__ import annotations
 
-from tunedgemm_asm.ptx.plan import SIDE, STEP_BYTES, STEP_K, Variant
+from tunedgemm_asm.ptx.plan import SIDE, STEP_BYTES, STEP_K, UNIT_B, Variant
 
 #: Bytes of one unit of an address in a descriptor, and bits of it.
 UNIT, ADDRESS_BITS = 16, 14
 _LEADING, _STRIDE, _SWIZZLE_128 = 1, 8 * STEP_BYTES // UNIT, 1
 #: A descriptor but for its address.
 CONSTANT = _LEADING << 16 | _STRIDE << 32 | _SWIZZLE_128 << 62
-#: What moves it by 16 elements along K, and by the 64 rows of an instruction.
+#: What moves it by the 32 bytes of an instruction along K, and by its 64 rows.
 ALONG_K, ALONG_ROWS = 2 * STEP_K // UNIT, SIDE * STEP_BYTES // UNIT
 
 
@@ -24,7 +24,25 @@ def descriptor(address: int) -> int:
     return CONSTANT | (address // UNIT) & ((1 << ADDRESS_BITS) - 1)
 
 
+#: Kind of the elements, elements along K, and kind of the sums; PTX ISA, "wgmma.mma_async".
+_KINDS = {"bf16": ("bf16", 16, "f32"), "fp16": ("f16", 16, "f32"), "fp8_e4m3fn": ("e4m3", 32, "f32"), "int8": ("s8", 32, "s32")}
+#: What stands behind the flag of the sums: signs of both operands, and whether they are transposed, which 16 bits can be alone.
+_FLAGS = {"bf16": (1, 1, 0, 0), "fp16": (1, 1, 0, 0), "fp8_e4m3fn": (1, 1), "int8": ()}
+#: Beyond so many rows of b of 8-bit integers every second multiple of 8 alone is an instruction.
+_EVERY_INT8 = 32
+
+
 def instruction(variant: Variant) -> str:
-    """64 rows of a by all rows of b in a tile, 16 deep, in float32."""
-    kind = {"bf16": "bf16", "fp16": "f16"}[variant.dtype]
-    return f"wgmma.mma_async.sync.aligned.m64n{variant.plan.tile_b}k16.f32.{kind}.{kind}"
+    """64 rows of a by all rows of b in a tile, 32 bytes deep."""
+    kind, deep, sums = _KINDS[variant.dtype]
+    return f"wgmma.mma_async.sync.aligned.m64n{variant.plan.tile_b}k{deep}.{sums}.{kind}.{kind}"
+
+
+def flags(variant: Variant, adding: object = 1) -> tuple[object, ...]:
+    """What stands behind the descriptors; *adding* is a predicate where products do not always add to the sums."""
+    return (adding, *_FLAGS[variant.dtype])
+
+
+def multiplies(rows: int, dtype: str) -> bool:
+    """Whether there is an instruction for so many rows of b, a multiple of 8."""
+    return dtype != "int8" or rows <= _EVERY_INT8 or rows % (2 * UNIT_B) == 0

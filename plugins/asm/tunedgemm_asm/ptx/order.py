@@ -9,7 +9,6 @@ from __future__ import annotations
 import attrs
 
 from tunedgemm_asm.ptx.frame import Frame
-from tunedgemm_asm.ptx.plan import STEP
 
 
 @attrs.frozen
@@ -78,4 +77,4 @@ def first_item(f: Frame) -> tuple[str, str]:
 
 def first_element(f: Frame, place: Place) -> str:
     """The first element along K of an item, in a register of its own."""
-    return f.text.to("b32", "mul.lo.u32", place.first, STEP) if place.first != "0" else f.text.to("b32", "mov.u32", 0)
+    return f.text.to("b32", "mul.lo.u32", place.first, f.variant.step) if place.first != "0" else f.text.to("b32", "mov.u32", 0)

@@ -7,9 +7,15 @@ import re
 import attrs
 from tunedgemm.plugin import PluginError
 
-#: Elements along K of a stage: 128 bytes, the widest swizzle of the copy engine; and of one matrix instruction.
+#: Elements of 16 bits along K of a stage: 128 bytes, the widest swizzle of the copy engine; and of one matrix instruction.
 STEP, STEP_K = 64, 16
 STEP_BYTES = 2 * STEP
+#: Matrix instructions along K of a stage: each takes 32 bytes of a row, whatever its elements.
+DEEP = STEP // STEP_K
+#: Bytes of an element of the operands.
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp8_e4m3fn": 1, "int8": 1}
+#: Elements of K, and rows of the weight, that share a scale where scales go by block: with 8 bits one stage is one block.
+SCALE_BLOCK = 128
 #: Rows of x that one matrix instruction multiplies by up to so many rows of the weight, a multiple of 8.
 SIDE, MOST_B, UNIT_B = 64, 256, 8
 #: Threads of a warp group, which a matrix instruction needs whole.
@@ -30,7 +36,7 @@ BARRIER_BYTES, WORD_BYTES, MOST_CONSUMERS = 8, 4, 2
 #: Goes up where the text for the same plan changes what it computes or how quickly.
 REVISION = 1
 
-_NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?_r(\d+)")
+_NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?(_p)?_r(\d+)")
 
 
 @attrs.frozen
@@ -48,6 +54,7 @@ class Plan:
         cluster: thread blocks side by side along a that share what is loaded of b, each loading a part for all of them.
         group: tiles along a that are computed before the next along b, so that what they load stays in L2.
         swapped: whether a is the weight.
+        promoted: whether the sums of each stage are added to others in float32: `wgmma` keeps about 14 bits of sums of fp8 products.
     """
 
     tile_m: int
@@ -57,6 +64,7 @@ class Plan:
     cluster: int = 1
     group: int = 8
     swapped: bool = False
+    promoted: bool = False
 
     def __attrs_post_init__(self) -> None:
         if self.consumers not in REGISTERS or self.cluster not in (1, 2) or self.group < 1 or self.stages < 2:
@@ -67,15 +75,15 @@ class Plan:
             )
         if self.tile_b % (UNIT_B * self.cluster) or not 0 < self.tile_b <= MOST_B:
             raise PluginError(f"{self.name}: {self.tile_b} rows; a multiple of {UNIT_B * self.cluster}, {MOST_B} at most, can be loaded")
-        if self.sums + BESIDE_SUMS > self.consumer_registers:
-            raise PluginError(f"{self.name}: {self.sums} sums and {BESIDE_SUMS} others, a thread has {self.consumer_registers} registers")
+        if (held := self.sums * (1 + self.promoted)) + BESIDE_SUMS > self.consumer_registers:
+            raise PluginError(f"{self.name}: {held} sums and {BESIDE_SUMS} others, a thread has {self.consumer_registers} registers")
         if self.shared_bytes > BLOCK_SHARED:
             raise PluginError(f"{self.name}: {self.shared_bytes} bytes of shared memory, a block has {BLOCK_SHARED}")
 
     @property
     def name(self) -> str:
         """What tables call it."""
-        swapped = "_swap" if self.swapped else ""
+        swapped = "_swap" * self.swapped + "_p" * self.promoted
         tile = f"{self.tile_m}x{self.tile_n}"
         return f"ptx_{tile}_s{self.stages}_c{self.consumers}_x{self.cluster}_g{self.group}{swapped}_r{REVISION}"
 
@@ -158,10 +166,10 @@ def plan_of(name: str) -> Plan:
     """
     if not (match := _NAME.fullmatch(name)):
         raise PluginError(f"{name!r} names no kernel of this plugin's for sm_90")
-    *sizes, swapped, revision = match.groups()
+    *sizes, swapped, promoted, revision = match.groups()
     if int(revision) != REVISION:
         raise PluginError(f"{name} is of revision {revision}, this is {REVISION}: tune again")
-    plan = Plan(*map(int, sizes), swapped=bool(swapped))
+    plan = Plan(*map(int, sizes), swapped=bool(swapped), promoted=bool(promoted))
     if plan.name != name:
         raise PluginError(f"{name} is not how {plan.name} is written")
     return plan
@@ -173,16 +181,33 @@ class Variant:
 
     Attributes:
         plan: of the kernel.
-        dtype: of the operands, ``bf16`` or ``fp16``.
+        dtype: of the operands, one of `ELEMENT_BYTES`.
         outdtype: of the output; ``fp32``, too.
         bias: dtype of the bias; empty without one.
         split: whether several thread blocks share the K of one tile.
         together: elements of a row of the output that may be stored at once, because its size is a multiple of them: 1, 2 or 8.
+        scale: kind of the operands' scales: ``none``, ``tensor``, ``row`` or ``block``.
     """
 
     plan: Plan
-    dtype: str = attrs.field(validator=attrs.validators.in_(("bf16", "fp16")))
+    dtype: str = attrs.field(validator=attrs.validators.in_(ELEMENT_BYTES))
     outdtype: str = attrs.field(validator=attrs.validators.in_(("bf16", "fp16", "fp32")))
     bias: str = attrs.field(default="", validator=attrs.validators.in_(("", "bf16", "fp16", "fp32")))
     split: bool = False
     together: int = attrs.field(default=8, validator=attrs.validators.in_((1, 2, 8)))
+    scale: str = attrs.field(default="none", validator=attrs.validators.in_(("none", "tensor", "row", "block")))
+
+    @property
+    def step(self) -> int:
+        """Elements along K of a stage."""
+        return step_of(self.dtype)
+
+    @property
+    def sum_kind(self) -> str:
+        """Kind of the registers of sums: int8 products have sums of 32 bits."""
+        return "b32" if self.dtype == "int8" else "f32"
+
+
+def step_of(dtype: str) -> int:
+    """Elements along K of a stage."""
+    return STEP_BYTES // ELEMENT_BYTES[dtype]

@@ -8,13 +8,17 @@ import attrs
 from tunedgemm.plugin import PluginError, Shape
 
 from tunedgemm_asm.limits import ceil_div
-from tunedgemm_asm.ptx.plan import STEP, Plan, Variant
+from tunedgemm_asm.ptx.matrix import multiplies
+from tunedgemm_asm.ptx.plan import SCALE_BLOCK, Plan, Variant, step_of
+from tunedgemm_asm.ptx.promotion import two_blocks_at_most
 from tunedgemm_asm.ptx.splitk import slot_bytes
 
 #: Parts of K at most, and counters of a launch.
 MOST_SPLITS, MOST_COUNTERS = 16, 1 << 15
 #: Rows and elements along K of an operand, and elements of an output's row: numbers have 32 bits, coordinates a sign.
 MOST_SIZE = (1 << 31) - 1
+#: Scales of x by block, which are counted with 32 bits.
+MOST_SCALES = (1 << 32) - 1
 #: Items of a launch: tiles of the last round beyond it must not wrap around.
 MOST_ITEMS = 1 << 30
 
@@ -51,20 +55,40 @@ def rows_of(plan: Plan, shape: Shape) -> tuple[int, int]:
 
 def part_of(splits: int, shape: Shape) -> int:
     """Steps along K of each part but the last."""
-    return ceil_div(ceil_div(shape.k, STEP), splits)
+    return ceil_div(steps_of(shape), splits)
+
+
+def steps_of(shape: Shape) -> int:
+    """Stages along K."""
+    return ceil_div(shape.k, step_of(shape.dtype))
 
 
 def refusal(plan: Plan, splits: int, shape: Shape) -> str:
     """Why the kernel cannot serve the shape with so many parts of K, or an empty text."""
-    steps, (units_a, tiles_b) = ceil_div(shape.k, STEP), units_of(plan, shape)
+    steps, (units_a, tiles_b) = steps_of(shape), units_of(plan, shape)
+    if reason := _unable(plan, shape):
+        return f"{plan.name} {reason}"
     if not 1 <= splits <= MOST_SPLITS:
         return f"{plan.name} cuts K into 1 to {MOST_SPLITS} parts (got {splits})"
     if ceil_div(steps, part_of(splits, shape)) != splits:
-        return f"{plan.name} does not cut K={shape.k} into {splits} parts of whole steps of {STEP}"
+        return f"{plan.name} does not cut K={shape.k} into {splits} parts of whole steps of {step_of(shape.dtype)}"
     if units_a * tiles_b * splits > MOST_ITEMS:
         return f"{plan.name} has {units_a * tiles_b * splits} tiles; there are {MOST_ITEMS} at most"
     if splits > 1 and (counters := _slots(plan, shape)) > MOST_COUNTERS:
         return f"{plan.name} has {counters} parts of tiles that meet over parts of K; there are {MOST_COUNTERS} counters"
+    return ""
+
+
+def _unable(plan: Plan, shape: Shape) -> str:
+    """What of a shape's dtype and scales the plan is not made for, or an empty text."""
+    if plan.promoted and not shape.dtype.startswith("fp8"):
+        return f"adds sums of fp8 products in float32; those of {shape.dtype} are whole"
+    if not multiplies(plan.tile_b, shape.dtype):
+        return f"has tiles of {plan.tile_b} rows, for which there is no instruction of {shape.dtype}"
+    if shape.scale == "block" and not plan.promoted:
+        return "does not add up blocks of K with their scales: the name of one that does has _p"
+    if shape.scale == "block" and not two_blocks_at_most(plan):
+        return f"has rows of the weight in too many blocks of scales: {SCALE_BLOCK} rows share one"
     return ""
 
 
@@ -83,14 +107,14 @@ def problem_of(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> P
     if reason := refusal(plan, splits, shape):
         raise PluginError(reason)
     (rows_a, rows_b), (units_a, tiles_b) = rows_of(plan, shape), units_of(plan, shape)
-    tiles, steps, split = units_a * tiles_b, ceil_div(shape.k, STEP), splits > 1
+    tiles, steps, split = units_a * tiles_b, steps_of(shape), splits > 1
     values = {"rows_a": rows_a, "rows_b": rows_b, "stride": shape.n, "units_a": units_a, "tiles_b": tiles_b, "tiles": tiles}
     values |= {"items": tiles * splits, "steps": steps, "part": part_of(splits, shape), "splits": splits}
     clusters = max(1, min(tiles * splits, multiprocessors * plan.resident // plan.cluster))
     slots = _slots(plan, shape) if split else 0
     together = next(count for count in (8, 2, 1) if shape.n % count == 0)
     return Problem(
-        variant=Variant(plan, shape.dtype, shape.outdtype, shape.bias_dtype if shape.bias else "", split, together),
+        variant=Variant(plan, shape.dtype, shape.outdtype, shape.bias_dtype if shape.bias else "", split, together, shape.scale),
         values=values,
         grid=clusters * plan.cluster,
         workspace=slots * splits * slot_bytes(plan.sums),

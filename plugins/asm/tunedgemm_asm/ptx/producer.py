@@ -6,7 +6,7 @@ from tunedgemm_asm.ptx.arguments import MAPS, PARAMETER
 from tunedgemm_asm.ptx.barriers import announce, barrier_of, next_stage, start_ring, wait
 from tunedgemm_asm.ptx.frame import Frame
 from tunedgemm_asm.ptx.order import find_place, first_element, first_item
-from tunedgemm_asm.ptx.plan import STEP, STEP_BYTES
+from tunedgemm_asm.ptx.plan import STEP_BYTES
 
 _LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
 
@@ -40,7 +40,7 @@ def produce(f: Frame) -> None:
         part = t.to("b32", "mad.lo.u32", f.rank, plan.box_b * STEP_BYTES, to_b)
         mask = t.to("b16", "mov.u16", (1 << plan.cluster) - 1)
         t.op(f"{_LOAD}.multicast::cluster", f"[{part}]", f"[{maps[1]}, {{{k}, {row_b}}}]", f"[{full}]", mask)
-    t.op("add.u32", k, k, STEP)
+    t.op("add.u32", k, k, f.variant.step)
     next_stage(f, ring)
     t.op("sub.u32", left, left, 1)
     t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))

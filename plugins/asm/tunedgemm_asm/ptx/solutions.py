@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import attrs
-from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, dtype_bits
+from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
 
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.cost import cost
-from tunedgemm_asm.ptx.plan import BLOCK_SHARED, SM_SHARED, SYSTEM_SHARED, UNIT_B, Plan, plan_of
-from tunedgemm_asm.ptx.problem import MOST_SIZE, MOST_SPLITS, refusal, units_of
+from tunedgemm_asm.ptx.matrix import multiplies
+from tunedgemm_asm.ptx.plan import BLOCK_SHARED, ELEMENT_BYTES, SIDE, SM_SHARED, SYSTEM_SHARED, UNIT_B, Plan, plan_of
+from tunedgemm_asm.ptx.problem import MOST_SCALES, MOST_SIZE, MOST_SPLITS, refusal, steps_of, units_of
 from tunedgemm_asm.ptx.tensormap import ALIGNED
 
 GFX = "sm_90"
-OP = "a16w16"
-_OPERANDS, _OUTPUTS = ("bf16", "fp16"), ("bf16", "fp16", "fp32")
+#: What the operands of each op may be, and their scales.
+OPS = {
+    "a16w16": (("bf16", "fp16"), ("none",)),
+    "a8w8": (("fp8_e4m3fn", "int8"), ("row", "tensor")),
+    "a8w8_blockscale": (("fp8_e4m3fn",), ("block",)),
+}
+_OUTPUTS = ("bf16", "fp16", "fp32")
 
 #: Solutions of a shape at most.
 MOST = 64
@@ -25,6 +31,13 @@ TILES = {
     (128, 1): (64, 96),
     (128, 2): (64, 96, 128, 160, 192, 224, 256),
     (256, 2): (64, 96, 128, 160, 192),
+}
+#: The same for plans that add the sums of each stage to others.
+PROMOTED_TILES = {
+    (64, 1): (32, 64, 96, 128, 160, 192),
+    (128, 1): (64, 96),
+    (128, 2): (64, 96, 128, 160, 192),
+    (256, 2): (64, 96),
 }
 #: Rows of x up to which operands are swapped, too; tiles then have them all, or half.
 MOST_SWAPPED = 128
@@ -40,21 +53,24 @@ Chosen = tuple[Plan, int]
 
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
     """Whether the generated kernels take a shape on a device of this architecture, or why not."""
-    if shape.op != OP:
-        return Unsupported(f"on {device.gfx} op {shape.op} is not covered; covered: {OP}")
+    if shape.op not in OPS:
+        return Unsupported(f"on {device.gfx} op {shape.op} is not covered; covered: {', '.join(OPS)}")
     if shape.m == 0:
         return Unsupported("an empty batch needs no kernel")
-    for what, dtype, taken in (("operands", shape.dtype, _OPERANDS), ("the output", shape.outdtype, _OUTPUTS)):
+    operands, scales = OPS[shape.op]
+    for what, dtype, taken in (("operands", shape.dtype, operands), ("the output", shape.outdtype, _OUTPUTS)):
         if dtype not in taken:
             return Unsupported(f"{what} may be {' or '.join(taken)}, not {dtype}")
     if shape.bias and shape.bias_dtype not in _OUTPUTS:
         return Unsupported(f"a bias may be {' or '.join(_OUTPUTS)}, not {shape.bias_dtype}")
-    if shape.scale != "none" or shape.layout != "row":
-        return Unsupported(f"takes no scales and plain weights, not scale {shape.scale} and layout {shape.layout}")
-    if shape.k * dtype_bits(shape.dtype) // 8 % ALIGNED:
-        return Unsupported(f"rows of operands start at multiples of {ALIGNED} bytes for the copy engine: K % 8 = 0 (K={shape.k})")
+    if shape.scale not in scales or shape.layout != "row":
+        return Unsupported(f"takes scale {' or '.join(scales)} and plain weights, not scale {shape.scale} and layout {shape.layout}")
+    if shape.k % (whole := ALIGNED // ELEMENT_BYTES[shape.dtype]):
+        return Unsupported(f"rows of operands start at multiples of {ALIGNED} bytes for the copy engine: K % {whole} = 0 (K={shape.k})")
     if max(shape.m, shape.n, shape.k) > MOST_SIZE:
         return Unsupported(f"sizes are {MOST_SIZE} at most")
+    if shape.scale == "block" and (scales := shape.m * steps_of(shape)) > MOST_SCALES:
+        return Unsupported(f"x has {scales} scales; there are {MOST_SCALES} at most")
     return True
 
 
@@ -66,20 +82,33 @@ def _stages(make: Plan) -> list[int]:
     return [stages for stages in dict.fromkeys(found) if stages >= _FEWEST_STAGES]
 
 
-def _tiles(shape: Shape) -> Iterator[Plan]:
+def _promotions(shape: Shape) -> tuple[bool, ...]:
+    """Whether plans add the sums of each stage to others: never, always, or both ways for bf16, which rounds more than that gains."""
+    if not shape.dtype.startswith("fp8"):
+        return (False,)
+    return (True, False) if shape.scale != "block" and shape.outdtype == "bf16" else (True,)
+
+
+def _covering(rows: int, dtype: str) -> int:
+    """The least rows of b of a matrix instruction that are so many."""
+    least = ceil_div(rows, UNIT_B) * UNIT_B
+    return least if multiplies(least, dtype) else least + UNIT_B
+
+
+def _tiles(shape: Shape, promoted: bool) -> Iterator[Plan]:
     """Plans without a second thought about stages and clusters."""
-    for (tile_a, consumers), ladder in TILES.items():
-        yield from (Plan(tile_a, tile_b, 2, consumers, group=_GROUP) for tile_b in ladder)
+    for (tile_a, consumers), ladder in (PROMOTED_TILES if promoted else TILES).items():
+        yield from (Plan(tile_a, tile_b, 2, consumers, group=_GROUP, promoted=promoted) for tile_b in ladder)
     if shape.m <= MOST_SWAPPED:
-        whole = ceil_div(shape.m, UNIT_B) * UNIT_B
-        half = ceil_div(ceil_div(shape.m, 2), UNIT_B) * UNIT_B
-        for tile_m in dict.fromkeys((whole, half)):
-            yield from (Plan(tile_m, tile_n, 2, consumers, group=_GROUP, swapped=True) for tile_n, consumers in _SWAPPED)
+        for tile_m in dict.fromkeys(_covering(rows, shape.dtype) for rows in (shape.m, ceil_div(shape.m, 2))):
+            for tile_n, consumers in _SWAPPED:
+                if not promoted or tile_n // SIDE // consumers * tile_m <= MOST_SWAPPED:
+                    yield Plan(tile_m, tile_n, 2, consumers, group=_GROUP, swapped=True, promoted=promoted)
 
 
 def plans(shape: Shape) -> Iterator[Plan]:
     """Every sensible plan for a shape."""
-    for tile in _tiles(shape):
+    for tile in (tile for promoted in _promotions(shape) for tile in _tiles(shape, promoted)):
         for stages in _stages(tile):
             plan = attrs.evolve(tile, stages=stages)
             yield plan
@@ -136,6 +165,7 @@ def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> It
     side = "tile_m" if plan.swapped else "tile_n"
     at = _GROUPS.index(plan.group) if plan.group in _GROUPS else 0
     changes: list[dict[str, int]] = [{"group": group} for group in (*_GROUPS[max(0, at - 1) : at], *_GROUPS[at + 1 : at + 2])]
+    changes += [{"promoted": promoted} for promoted in _promotions(shape) if promoted != plan.promoted]
     changes += [{"stages": plan.stages + step} for step in (-1, 1)] + [{"cluster": 3 - plan.cluster}]
     for step in (-2 * UNIT_B, 2 * UNIT_B):
         for fewer in (0, 1, 2):

@@ -1,4 +1,4 @@
-"""Parts of K: each consumer leaves its float32 sums in the workspace and counts; the last to come adds all parts in the order of K.
+"""Parts of K: each consumer leaves its sums of 32 bits in the workspace and counts; the last to come adds all parts in the order of K.
 
 So the bits do not depend on who comes last. A counter belongs to one consumer of one tile, and is zero again at the end. The workspace
 has for each part of each of those 128 threads times their sums, four sums of all threads side by side: every access is of 16 bytes in a
@@ -34,9 +34,16 @@ def join_parts(f: Frame, place: Place, number: str, sums: list[str], elsewhere: 
     mine = t.to("b64", "mul.wide.u32", place.part, slot_bytes(f.plan.sums))
     mine = t.to("b64", "add.s64", start, mine)
     for at in range(0, len(sums), _PACK):
-        t.op("st.relaxed.gpu.global.v4.f32", f"[{mine}+{at // _PACK * GROUP_THREADS * _PACK_BYTES}]", _braced(sums[at : at + _PACK]))
+        t.op(
+            f"st.relaxed.gpu.global.v4.{_kind(f)}", f"[{mine}+{at // _PACK * GROUP_THREADS * _PACK_BYTES}]", _braced(sums[at : at + _PACK])
+        )
     _count(f, slot, number, within, elsewhere)
     _add(f, start, sums)
+
+
+def _kind(f: Frame) -> str:
+    """Of the sums, as memory has them; adding integers needs no sign."""
+    return "f32" if f.variant.sum_kind == "f32" else "u32"
 
 
 def _braced(registers: list[str]) -> str:
@@ -79,10 +86,10 @@ def _add(f: Frame, start: str, sums: list[str]) -> None:
     t.place(again)
     t.op("add.s64", at, at, slot_bytes(f.plan.sums))
     for first in range(0, len(sums), _PACK):
-        loaded = t.many("f32", _PACK)
+        loaded = t.many(f.variant.sum_kind, _PACK)
         _load(f, at, loaded, first)
         for mine, theirs in zip(sums[first : first + _PACK], loaded, strict=True):
-            t.op("add.rn.f32", mine, mine, theirs)
+            t.op("add.rn.f32" if _kind(f) == "f32" else "add.u32", mine, mine, theirs)
     t.op("sub.u32", left, left, 1)
     t.op("bra", again, when=t.to("pred", "setp.ne.u32", left, 0))
 
@@ -90,4 +97,4 @@ def _add(f: Frame, start: str, sums: list[str]) -> None:
 def _load(f: Frame, at: str, registers: list[str], first: int = 0) -> None:
     for index in range(0, len(registers), _PACK):
         offset = (first + index) // _PACK * GROUP_THREADS * _PACK_BYTES
-        f.text.op("ld.relaxed.gpu.global.v4.f32", _braced(registers[index : index + _PACK]), f"[{at}+{offset}]")
+        f.text.op(f"ld.relaxed.gpu.global.v4.{_kind(f)}", _braced(registers[index : index + _PACK]), f"[{at}+{offset}]")

@@ -12,12 +12,12 @@ import attrs
 
 from tunedgemm_asm.driver import Driver
 from tunedgemm_asm.ptx.arguments import MAP_BYTES
-from tunedgemm_asm.ptx.plan import STEP
+from tunedgemm_asm.ptx.plan import ELEMENT_BYTES, step_of
 
 #: Bytes of whose multiples rows start.
 ALIGNED = 16
-#: CU_TENSOR_MAP_DATA_TYPE_FLOAT16 and _BFLOAT16.
-_TYPES = {"fp16": 6, "bf16": 9}
+#: CU_TENSOR_MAP_DATA_TYPE_UINT8, which copies any 8 bits, _FLOAT16 and _BFLOAT16.
+_TYPES = {"fp8_e4m3fn": 0, "int8": 0, "fp16": 6, "bf16": 9}
 #: CU_TENSOR_MAP_INTERLEAVE_NONE, _SWIZZLE_128B, _L2_PROMOTION_L2_256B, and zeros for what lies outside (_FLOAT_OOB_FILL_NONE).
 _INTERLEAVE, _SWIZZLE, _PROMOTION, _FILL = 0, 3, 3, 0
 _BOUNDARY = 64
@@ -27,12 +27,12 @@ _KEPT = 4096
 
 @attrs.frozen
 class Operand:
-    """Rows of 16-bit elements, and the box of them that is loaded at once.
+    """Rows of elements, and the box of them that is loaded at once.
 
     Attributes:
-        dtype: ``bf16`` or ``fp16``.
+        dtype: of the elements.
         rows, k: sizes.
-        box: rows of a box, of 64 elements each.
+        box: rows of a box, of 128 bytes each.
     """
 
     dtype: str
@@ -49,8 +49,8 @@ def described(driver: Driver, operand: Operand, address: int) -> bytes:
     """
     memory = ctypes.create_string_buffer(MAP_BYTES + _BOUNDARY)
     start = -ctypes.addressof(memory) % _BOUNDARY
-    sizes, strides = (ctypes.c_uint64 * 2)(operand.k, operand.rows), (ctypes.c_uint64 * 1)(2 * operand.k)
-    box, every = (ctypes.c_uint32 * 2)(STEP, operand.box), (ctypes.c_uint32 * 2)(1, 1)
+    sizes, strides = (ctypes.c_uint64 * 2)(operand.k, operand.rows), (ctypes.c_uint64 * 1)(ELEMENT_BYTES[operand.dtype] * operand.k)
+    box, every = (ctypes.c_uint32 * 2)(step_of(operand.dtype), operand.box), (ctypes.c_uint32 * 2)(1, 1)
     where = ctypes.addressof(memory) + start
     kinds = (_INTERLEAVE, _SWIZZLE, _PROMOTION, _FILL)
     driver.call("describe", where, _TYPES[operand.dtype], 2, address, sizes, strides, box, every, *kinds)

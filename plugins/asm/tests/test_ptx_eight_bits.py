@@ -1,0 +1,154 @@
+"""Generated PTX of 8-bit operands on the emulator: exact products with scales of every kind, promotion, and texts made wrong."""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from tunedgemm.plugin import Shape
+from tunedgemm_asm.ptx.plan import Plan
+from tunedgemm_asm.ptx.problem import refusal
+
+
+def of(scale: str, sizes: tuple[int, int, int], dtype: str = "fp8_e4m3fn", outdtype: str = "bf16", bias: str = "") -> Shape:
+    """A shape of the op that has such scales."""
+    op = "a8w8_blockscale" if scale == "block" else "a8w8"
+    return Shape(op, *sizes, dtype, outdtype, "bias" if bias else "none", bias, scale=scale)
+
+
+#: Plan, shape, parts of K, multiprocessors: each has tails in M, N and K, and blocks with several tiles.
+CASES = [
+    (Plan(128, 128, 3, promoted=True), of("row", (150, 200, 272)), 1, 2),
+    (Plan(128, 160, 3), of("row", (150, 200, 272), bias="bf16"), 1, 2),
+    (Plan(64, 72, 3, 1, promoted=True), of("row", (150, 74, 272), outdtype="fp16", bias="fp32"), 1, 2),
+    (Plan(64, 40, 3, 1), of("row", (70, 73, 272), outdtype="fp32", bias="fp16"), 2, 2),
+    (Plan(256, 32, 2, promoted=True), of("tensor", (300, 73, 400), outdtype="fp16", bias="fp16"), 1, 2),
+    (Plan(64, 40, 3, 1), of("tensor", (70, 104, 272), bias="fp32"), 2, 2),
+    (Plan(16, 128, 4, swapped=True, promoted=True), of("row", (13, 300, 400), bias="bf16"), 1, 2),
+    (Plan(24, 64, 4, 1, swapped=True), of("row", (47, 101, 272), outdtype="fp32"), 1, 2),
+    (Plan(8, 256, 3, swapped=True, promoted=True), of("tensor", (5, 300, 528), bias="fp16", outdtype="fp16"), 3, 2),
+    (Plan(128, 48, 3, 2, 2, 2, promoted=True), of("row", (300, 73, 400), bias="bf16"), 2, 5),
+    (Plan(128, 96, 3), of("row", (150, 200, 272), "int8", bias="bf16"), 1, 2),
+    (Plan(64, 48, 3, 1, 2), of("row", (150, 73, 528), "int8", "fp32", "fp32"), 3, 4),
+    (Plan(256, 16, 2), of("tensor", (300, 37, 400), "int8", "fp16"), 2, 2),
+    (Plan(24, 128, 3, swapped=True), of("row", (20, 201, 528), "int8", bias="bf16"), 3, 2),
+    (Plan(16, 64, 3, 1, 2, 2, swapped=True), of("tensor", (20, 300, 272), "int8", "fp32"), 1, 4),
+    (Plan(128, 128, 3, promoted=True), of("block", (150, 200, 272)), 1, 2),
+    (Plan(64, 32, 3, 1, promoted=True), of("block", (70, 264, 400), outdtype="fp16"), 1, 2),
+    (Plan(128, 96, 3, promoted=True), of("block", (150, 300, 272), outdtype="fp32"), 1, 2),
+    (Plan(64, 192, 3, 1, promoted=True), of("block", (70, 400, 272)), 2, 3),
+    (Plan(128, 160, 3, promoted=True), of("block", (150, 500, 144)), 1, 2),
+    (Plan(256, 64, 2, promoted=True), of("block", (300, 137, 272)), 1, 2),
+    (Plan(128, 1 << 5, 3, 2, 2, 2, promoted=True), of("block", (300, 165, 528)), 3, 5),
+    (Plan(8, 64, 4, 1, swapped=True, promoted=True), of("block", (1, 201, 528)), 3, 2),
+    (Plan(24, 128, 4, swapped=True, promoted=True), of("block", (47, 333, 272), outdtype="fp32"), 1, 2),
+    (Plan(32, 256, 3, swapped=True, promoted=True), of("block", (41, 400, 272)), 1, 2),
+    (Plan(16, 128, 3, 2, 2, 2, swapped=True, promoted=True), of("block", (20, 600, 400), outdtype="fp16"), 2, 5),
+]
+BLOCKS = (Plan(64, 96, 2, 1, promoted=True), of("block", (100, 200, 400)), 1)
+ROWS = (Plan(64, 32, 2, 1), of("row", (100, 40, 400)), 1)
+
+
+@pytest.mark.parametrize(("plan", "shape", "splits", "multiprocessors"), CASES, ids=lambda value: getattr(value, "name", None))
+def test_products_are_exact(ptx: ModuleType, plan: Plan, shape: Shape, splits: int, multiprocessors: int) -> None:
+    """Every element within the output is written, with the right bits, and no barrier, stage or sum is misused."""
+    out, wanted = ptx.Bench(shape, plan, splits, multiprocessors).output()
+    np.testing.assert_array_equal(out, wanted)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [BLOCKS, (*BLOCKS[:2], 2), (Plan(64, 96, 2, 1, 2, promoted=True), BLOCKS[1], 2), ROWS, (*ROWS[:2], 2)],
+    ids=["blocks", "blocks split", "blocks cluster", "rows", "rows split"],
+)
+def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[Plan, Shape, int]) -> None:
+    """Copies, products and warp groups in five other orders: no deadlock, no sum touched too early, the same bits."""
+    plan, shape, splits = case
+    for seed in range(1, 6):
+        out, wanted = ptx.Bench(shape, plan, splits, 2, seed).output()
+        np.testing.assert_array_equal(out, wanted)
+
+
+def test_sums_of_integers_are_whole(ptx: ModuleType) -> None:
+    """-128 times -128, 2176 times, is 35651584, and one more of that is lost in float32 alone: parts of K are added as integers."""
+    plan, shape = Plan(8, 64, 3, 1, swapped=True), of("tensor", (3, 8, 2176), "int8", "fp32")
+    x, weight = np.full((3, 2176), -128), np.full((8, 2176), -128)
+    x[1, 0], x[2, :1088] = -127, 127
+    out, wanted = ptx.Bench(shape, plan, 2, 2, given=(x, weight)).output()
+    np.testing.assert_array_equal(out, wanted)
+    assert len(np.unique(out)) == 3
+
+
+def test_numbers_of_eight_bits(ptx: ModuleType) -> None:
+    """The emulator's e4m3 is torch's, NaN as well, and a kernel multiplies its largest and smallest numbers."""
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    np.testing.assert_array_equal(ptx.E4M3, codes)
+    plan, shape = Plan(64, 8, 2, 1, promoted=True), of("tensor", (4, 8, 128), outdtype="fp32")
+    x, weight = np.zeros((4, 128)), np.zeros((8, 128))
+    x[:, 0], weight[:, 0] = (448.0, -448.0, 2.0**-9, 2.0**-6), 448.0
+    out, wanted = ptx.Bench(shape, plan, given=(x, weight)).output()
+    np.testing.assert_array_equal(out, wanted)
+
+
+#: Case, what is changed in its text -> by what, how often; each is a mistake that a kernel could have.
+MISTAKES = {
+    "every block has the scale of the first": (BLOCKS, r"add\.s64 (%d\d+), \1, 4;", r"add.s64 \1, \1, 0;"),
+    "the weight's blocks along K have the scale of the first": (BLOCKS, r"(add\.s64 %d12, .*\n.*add\.s64 (%d\d+), \2), 4;", r"\1, 0;"),
+    "the row 8 below has the first row's scale": (BLOCKS, r"(setp\.ge(?:.*\n)+?    add\.u32 %r\d+, %r\d+), 8;", r"\1, 0;"),
+    "the tile lies in one block of the weight": (BLOCKS, r"selp\.f32 (%f\d+), %f\d+, (%f\d+), %p\d+;", r"mov.f32 \1, \2;"),
+    "scales of x and of the weight are exchanged": (BLOCKS, r"328\];\n(.*)336\];", r"336];\n\g<1>328];"),
+    "no row is the last that has scales": (BLOCKS, r"min\.u32 (%r\d+), (%r\d+), (%r\d+);\n    mad", r"mov.u32 \1, \2;\n    mad"),
+    "sums of stages go on": (BLOCKS, r"setp\.ne\.u32 (%p\d+), 0, 0;", r"setp.eq.u32 \1, 0, 0;"),
+    "sums of a stage are not added": (BLOCKS, r"fma\.rn\.f32 (%f\d+), (%f\d+), (%f\d+), \1;", r"mul.rn.f32 \1, \2, \3;"),
+    "sums are added before they are done": (BLOCKS, r"wait_group\.sync\.aligned 0;", "wait_group.sync.aligned 1;"),
+    "a stage is released before its products are done": (
+        BLOCKS,
+        r"(    wgmma\.wait_group\.sync\.aligned 0;\n)((?:.*\n)*?    @%p\d+ mbarrier\.arrive.*\n)",
+        r"\2\1",
+    ),
+    "rows have the scale of the first": (ROWS, r"(ld\.global\.nc\.f32 %f\d+, \[%d\d+)\+32\]", r"\1+0]"),
+    "columns have the scales of others": (ROWS, r"(ld\.global\.nc\.v2\.f32 .*\[%d\d+)\+32\]", r"\1+0]"),
+    "scales of columns are left out": (ROWS, r"(mul\.rn\.f32 .*\n)    mul\.rn\.f32 (%f\d+), (%f\d+), .*;", r"\1    mov.f32 \2, \3;"),
+    "a step along K is 64 elements": (ROWS, r"(LOAD_1(?:.*\n)*?    add\.u32 (%r\d+), \2), 128;", r"\1, 64;"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_emulator_finds_mistakes(ptx: ModuleType, mistake: str) -> None:
+    """A kernel that is wrong breaks a rule or computes something else, in one of five orders of events."""
+    (plan, shape, splits), pattern, by = MISTAKES[mistake]
+    found = 0
+    for seed in range(5):
+        bench = ptx.Bench(shape, plan, splits, 1, seed)
+        wrong, changes = re.subn(pattern, by, bench.text)
+        assert changes
+        try:
+            out, wanted = bench.output(wrong)
+        except ptx.Fault:
+            found += 1
+        else:
+            found += not np.array_equal(out, wanted)
+    assert found
+
+
+@pytest.mark.parametrize(
+    ("plan", "shape", "reason"),
+    [
+        (
+            Plan(64, 96, 4, 1, promoted=True),
+            of("row", (100, 200, 400), "int8"),
+            "adds sums of fp8 products in float32; those of int8 are whole",
+        ),
+        (Plan(64, 40, 4, 1), of("row", (100, 200, 400), "int8"), "tiles of 40 rows, for which there is no instruction of int8"),
+        (Plan(64, 96, 4, 1), BLOCKS[1], "does not add up blocks of K with their scales: the name of one that does has _p"),
+        (Plan(64, 176, 4, 1, promoted=True), BLOCKS[1], "rows of the weight in too many blocks of scales: 128 rows share one"),
+        (Plan(8, 192, 4, 1, swapped=True, promoted=True), BLOCKS[1], "rows of the weight in too many blocks of scales"),
+        (Plan(64, 96, 4, 1, promoted=True), Shape("a16w16", 100, 200, 400), "those of bf16 are whole"),
+    ],
+)
+def test_what_a_plan_does_not_take(plan: Plan, shape: Shape, reason: str) -> None:
+    """A plan that fits an SM may still not fit the dtype or the scales."""
+    assert reason in refusal(plan, 1, shape)
