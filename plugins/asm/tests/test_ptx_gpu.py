@@ -24,8 +24,13 @@ from tunedgemm_asm.ptx.solutions import choices, refine
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
 
+SHAPE = Shape("a16w16", 300, 456, 1000, epilogue="bias")
+ROWS = Shape("a8w8", 300, 456, 1008, "fp8_e4m3fn", "bf16", "bias", scale="row")
+TENSOR = attrs.evolve(ROWS, scale="tensor", outdtype="fp16", bias_dtype="fp16")
+INT8 = attrs.evolve(ROWS, dtype="int8")
+BLOCKS = Shape("a8w8_blockscale", 300, 456, 1008, "fp8_e4m3fn", "bf16", scale="block")
 #: A plan of each kind with parts of K: the first that is tried is the plainest.
-KINDS = {
+PLANS = {
     "plain": (Plan(128, 128, 4), 1),
     "odd tile": (Plan(128, 160, 5), 1),
     "one consumer": (Plan(64, 96, 4, 1), 1),
@@ -36,8 +41,27 @@ KINDS = {
     "cluster": (Plan(128, 128, 4, cluster=2), 1),
     "cluster split": (Plan(64, 64, 4, 1, 2), 2),
 }
+KINDS = {name: (SHAPE, *chosen) for name, chosen in PLANS.items()} | {
+    "rows": (ROWS, Plan(128, 128, 5, promoted=True), 1),
+    "rows, fast": (ROWS, Plan(128, 256, 4), 1),
+    "rows split": (ROWS, Plan(64, 96, 4, 1, promoted=True), 3),
+    "rows swapped": (ROWS, Plan(24, 128, 8, swapped=True, promoted=True), 1),
+    "rows cluster": (ROWS, Plan(128, 160, 5, cluster=2, promoted=True), 1),
+    "tensors": (TENSOR, Plan(128, 128, 5, promoted=True), 1),
+    "tensors swapped split": (TENSOR, Plan(8, 64, 12, 1, swapped=True), 2),
+    "int8": (INT8, Plan(128, 256, 4), 1),
+    "int8 split": (INT8, Plan(256, 96, 4), 3),
+    "int8 swapped": (INT8, Plan(24, 128, 8, swapped=True), 1),
+    "int8 cluster": (attrs.evolve(INT8, scale="tensor", outdtype="fp32"), Plan(64, 64, 4, 1, 2), 2),
+    "blocks": (BLOCKS, Plan(128, 128, 5, promoted=True), 1),
+    "blocks, odd tile": (BLOCKS, Plan(128, 192, 5, promoted=True), 1),
+    "blocks, high tile": (BLOCKS, Plan(256, 96, 4, promoted=True), 2),
+    "blocks, one consumer": (BLOCKS, Plan(64, 128, 4, 1, promoted=True), 1),
+    "blocks swapped": (BLOCKS, Plan(24, 256, 5, swapped=True, promoted=True), 1),
+    "blocks swapped split": (BLOCKS, Plan(8, 64, 12, 1, swapped=True, promoted=True), 3),
+    "blocks cluster": (BLOCKS, Plan(128, 160, 5, cluster=2, promoted=True), 1),
+}
 kinds = pytest.mark.parametrize("kind", KINDS)
-SHAPE = Shape("a16w16", 300, 456, 1000, epilogue="bias")
 #: What runs under memcheck: each kind with tails; with one more argument a kernel that stores beyond the output's last row.
 PROGRAM = """
 import ast, re, sys, torch
@@ -48,9 +72,10 @@ names, wrong = ast.literal_eval(sys.argv[1]), len(sys.argv) > 2
 if wrong:
     plain = assembler.text_of
     assembler.text_of = lambda variant: re.sub(r"setp\\.lt\\.u32 (%p\\d+), (%r\\d+), %r0;", r"setp.ge.u32 \\1, \\2, 0;", plain(variant))
-shape = Shape("a16w16", 37, 105, 328, epilogue="bias")
-given = ops()["a16w16"].make_inputs(shape, torch.device("cuda", 0), 0)
-for name, splits in names:
+for name, splits, op, dtype, scale in names:
+    bias = "none" if scale == "block" else "bias"
+    shape = Shape(op, 37, 105, 336, dtype, "bf16", bias, scale=scale)
+    given = [each for each in ops()[op].make_inputs(shape, torch.device("cuda", 0), 0) if each is not None]
     asm.bind(Solution("asm", name, splits), shape, device_of(0)).call(*given)
     torch.cuda.synchronize()
 """
@@ -69,7 +94,11 @@ def nan_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def filled(*sizes: Any, **options: Any) -> torch.Tensor:
         made = plain(*sizes, **options)
-        return made.fill_(0xFF if made.dtype == torch.uint8 else float("nan")) if made.is_cuda and made.numel() else made
+        if not made.is_cuda or not made.numel():
+            return made
+        if made.dtype == torch.uint8:
+            return made.fill_(0xFF)
+        return made.fill_(float("nan")) if made.dtype in (torch.bfloat16, torch.float16, torch.float32) else made
 
     monkeypatch.setattr(torch, "empty", filled)
     yield
@@ -77,17 +106,33 @@ def nan_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
     """Random operands, without a bias that the shape does not have."""
-    return tuple(each for each in ops()["a16w16"].make_inputs(shape, device.torch_device, seed) if each is not None)
+    return tuple(each for each in ops()[shape.op].make_inputs(shape, device.torch_device, seed) if each is not None)
 
 
-def fault(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> str:
-    """How far an output is from the product in float64, where it is too far: each element against the sum of its terms' sizes."""
+def values(given: tuple[Any, ...], shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+    """x and the weight in float64, with their scales."""
     x, weight = (each.double() for each in given[:2])
+    if shape.scale == "none":
+        return x, weight
+    x_scale, w_scale = (each.double() for each in given[2:4])
+    if shape.scale != "block":
+        return x * x_scale.reshape(-1, 1), weight * w_scale.reshape(-1, 1)
+    w_scale = w_scale.repeat_interleave(128, 0)[: shape.n].repeat_interleave(128, 1)[:, : shape.k]
+    return x * x_scale.repeat_interleave(128, 1)[:, : shape.k], weight * w_scale
+
+
+def fault(out: torch.Tensor, given: tuple[Any, ...], shape: Shape, promoted: bool = True) -> str:
+    """How far an output is from the product in float64, where it is too far: each element against the sum of its terms' sizes.
+
+    Of fp8 products tensor cores keep about 14 bits, so sums of 128 lose less than 2^-11 of their terms, others more.
+    """
+    x, weight = values(given, shape)
     wanted, terms = x @ weight.T, x.abs() @ weight.abs().T
     if shape.bias:
-        wanted, terms = wanted + given[2].double(), terms + given[2].double().abs()
+        wanted, terms = wanted + given[-1].double(), terms + given[-1].double().abs()
     rounding = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-22}[shape.outdtype]
-    error = (out.double() - wanted).abs() - rounding * wanted.abs() - shape.k**0.5 * 2.0**-22 * terms
+    lost = (2.0**-11 if promoted else 2.0**-10) if shape.dtype.startswith("fp8") else shape.k**0.5 * 2.0**-22
+    error = (out.double() - wanted).abs() - rounding * wanted.abs() - lost * terms
     worst = error.max().item()
     return "" if worst <= 2.0**-24 else f"off by {worst} beyond rounding, {torch.isnan(out).sum().item()} NaN"
 
@@ -100,41 +145,90 @@ def bound(plan: Plan, splits: int, shape: Shape, device: Device) -> Launcher:
 
 
 @kinds
-@pytest.mark.parametrize("sizes", [(128, 128, 64), (300, 456, 1000), (37, 105, 328), (1, 8, 520), (4096, 1536, 2048)], ids=str)
+@pytest.mark.parametrize("sizes", [(128, 128, 64), (300, 456, 1008), (37, 105, 336), (1, 8, 528), (4096, 1536, 2048)], ids=str)
 def test_each_kind_computes_its_product(kind: str, sizes: tuple[int, int, int], device: Device, nan_first: None) -> None:
     """From a single tile without tails to all tails and many tiles a block."""
-    (plan, splits), shape = KINDS[kind], attrs.evolve(SHAPE, m=sizes[0], n=sizes[1], k=sizes[2])
+    like, plan, splits = KINDS[kind]
+    shape = attrs.evolve(like, m=sizes[0], n=sizes[1], k=sizes[2])
     if reason := refusal(plan, splits, shape):
         pytest.skip(reason)
     given = operands(shape, device)
-    assert fault(bound(plan, splits, shape, device).call(*given), given, shape) == ""
+    assert fault(bound(plan, splits, shape, device).call(*given), given, shape, plan.promoted) == ""
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_products(seed: int, device: Device, nan_first: None) -> None:
-    """Random sizes, dtypes and bias; of what is listed and its neighbours four."""
+    """Random sizes, dtypes and bias of 16 bits; of what is listed and its neighbours four."""
     chance = random.Random(seed)
     m, n = (chance.choice((chance.randint(1, 40), chance.randint(1, 300), chance.randint(1, 3000))) for _ in range(2))
     k, dtype = 8 * chance.choice((chance.randint(1, 20), chance.randint(1, 600))), chance.choice(("bf16", "fp16"))
     outdtype = chance.choice((dtype, "fp32", "bf16", "fp16"))
     bias = chance.choice(("", outdtype, "fp32"))
-    shape = Shape("a16w16", m, n, k, dtype, outdtype, "bias" if bias else "none", bias)
+    check_listed(Shape("a16w16", m, n, k, dtype, outdtype, "bias" if bias else "none", bias), device, chance)
+
+
+@pytest.mark.parametrize("seed", range(90))
+def test_random_products_of_eight_bits(seed: int, device: Device, nan_first: None) -> None:
+    """The same with scales of every kind."""
+    chance = random.Random(seed)
+    m, n = (chance.choice((chance.randint(1, 40), chance.randint(1, 300), chance.randint(1, 3000))) for _ in range(2))
+    k, outdtype = 16 * chance.choice((chance.randint(1, 10), chance.randint(1, 300))), chance.choice(("bf16", "fp16", "fp32"))
+    scale = ("row", "tensor", "block")[seed % 3]
+    if scale == "block":
+        check_listed(Shape("a8w8_blockscale", m, n, k, "fp8_e4m3fn", outdtype, scale=scale), device, chance)
+        return
+    bias = chance.choice(("", "bf16", "fp16", "fp32"))
+    dtype = chance.choice(("fp8_e4m3fn", "int8"))
+    check_listed(Shape("a8w8", m, n, k, dtype, outdtype, "bias" if bias else "none", bias, scale=scale), device, chance)
+
+
+def check_listed(shape: Shape, device: Device, chance: random.Random) -> None:
+    """The first that is listed, and three of all and of their neighbours, compute the product."""
     listed = [Solution("asm", plan.name, splits) for plan, splits in choices(shape, device)]
     near = [each for solution in chance.sample(listed, min(3, len(listed))) for each in refine("asm", solution, shape, device)]
-    given = operands(shape, device, seed)
+    given = operands(shape, device, chance.randrange(1 << 20))
     for solution in [listed[0], *chance.sample(listed + near, 3)]:
         launcher = asm.bind(solution, shape, device)
         assert isinstance(launcher, Launcher), launcher
-        assert fault(launcher.call(*given), given, shape) == "", (shape, solution)
+        assert fault(launcher.call(*given), given, shape, "_p_" in solution.kernel_name) == "", (shape, solution)
+
+
+def scaled_mm(given: tuple[Any, ...], shape: Shape) -> torch.Tensor:
+    """torch's product of the same operands, with sums in float32."""
+    x, weight, x_scale, w_scale = given
+    if shape.scale == "block":
+        x_scale, w_scale = x_scale.t().contiguous().t(), w_scale.t()  # cuBLAS takes the scales of x by columns
+    elif shape.scale == "row":
+        w_scale = w_scale.reshape(1, -1)
+    else:
+        x_scale, w_scale = x_scale.reshape(()), w_scale.reshape(())
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[shape.outdtype]
+    return torch._scaled_mm(x, weight.t(), x_scale, w_scale, out_dtype=dtype, use_fast_accum=False)
+
+
+@pytest.mark.parametrize(("like", "outdtype"), [(TENSOR, "fp32"), (ROWS, "bf16"), (BLOCKS, "bf16")], ids=["tensors", "rows", "blocks"])
+def test_sums_of_fp8_are_as_exact_as_those_of_torch(like: Shape, outdtype: str, device: Device) -> None:
+    """Over a long K: errors are at most one and a half times those of `torch._scaled_mm` without fast sums, where it takes the scales."""
+    shape = attrs.evolve(like, m=256, n=512, k=16384, outdtype=outdtype, epilogue="none", bias_dtype="")
+    given = operands(shape, device)
+    try:
+        theirs = scaled_mm(given, shape)
+    except (RuntimeError, ValueError) as error:
+        pytest.skip(f"torch does not take it: {error}")
+    x, weight = values(given, shape)
+    wanted = x @ weight.T
+    own = bound(Plan(128, 128, 5, promoted=True), 1, shape, device).call(*given)
+    ours, torchs = ((out.double() - wanted).norm() / wanted.norm() for out in (own, theirs))
+    assert ours <= 1.5 * torchs + 1e-6, (ours.item(), torchs.item())
 
 
 @kinds
 def test_a_thousand_calls_have_the_same_bits(kind: str, device: Device) -> None:
     """Whatever the order in which blocks come."""
-    plan, splits = KINDS[kind]
-    launcher, given = bound(plan, splits, SHAPE, device), operands(SHAPE, device)
+    shape, plan, splits = KINDS[kind]
+    launcher, given = bound(plan, splits, shape, device), operands(shape, device)
     first = launcher.call(*given)
-    assert fault(first, given, SHAPE) == ""
+    assert fault(first, given, shape, plan.promoted) == ""
     different = torch.zeros((), dtype=torch.int64, device=device.torch_device)
     for _ in range(1000):
         different += (launcher.call(*given).view(torch.int16) != first.view(torch.int16)).sum()
@@ -144,22 +238,22 @@ def test_a_thousand_calls_have_the_same_bits(kind: str, device: Device) -> None:
 @kinds
 def test_a_graph_reads_new_inputs(kind: str, device: Device) -> None:
     """Two launches in a graph, replayed with new inputs; a split leaves its counters zero."""
-    (plan, splits), graph = KINDS[kind], torch.cuda.CUDAGraph()
-    launcher, given = bound(plan, splits, SHAPE, device), operands(SHAPE, device)
+    (shape, plan, splits), graph = KINDS[kind], torch.cuda.CUDAGraph()
+    launcher, given = bound(plan, splits, shape, device), operands(shape, device)
     launcher.call(*given)
     with torch.cuda.graph(graph):
         first, second = launcher.call(*given), launcher.call(*given)
     for seed in range(1, 5):
-        given[0].copy_(operands(SHAPE, device, seed)[0])
+        given[0].copy_(operands(shape, device, seed)[0])
         graph.replay()
         torch.cuda.synchronize()
-        assert fault(first, given, SHAPE) == ""
+        assert fault(first, given, shape, plan.promoted) == ""
         assert torch.equal(first, second)
 
 
 def test_threads_without_a_context(device: Device) -> None:
     """A thread that has called nothing of CUDA's runtime binds and launches; others launch beside it on their own streams."""
-    plan, splits = KINDS["split"]
+    plan, splits = PLANS["split"]
     given, outs, failures = operands(SHAPE, device), [], []
 
     def work() -> None:
@@ -189,7 +283,11 @@ def test_memory_is_not_left(wrong: bool, tmp_path: Path) -> None:
     tool = shutil.which("compute-sanitizer") or (usual if os.access(usual, os.X_OK) else None)
     if tool is None:
         pytest.skip("there is no compute-sanitizer")
-    fitting = [(plan.name, splits) for plan, splits in KINDS.values() if not refusal(plan, splits, Shape("a16w16", 37, 105, 328))]
+    fitting = [
+        (plan.name, splits, shape.op, shape.dtype, shape.scale)
+        for shape, plan, splits in KINDS.values()
+        if not refusal(plan, splits, attrs.evolve(shape, m=37, n=105, k=336))
+    ]
     # Each tensor in an allocation of its own, so that memcheck knows its end.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TUNEDGEMM_CACHE": str(tmp_path)}
     program = [sys.executable, "-c", PROGRAM, repr(fitting[:1] if wrong else fitting), *["wrong"] * wrong]
