@@ -7,7 +7,8 @@
 A command may do any of the stages, and says how long each took. Tuning goes on where another run was stopped (--budget stops it), and
 --json is written after every stage and read first: stages that it has, of the same model, tables and machine, are not run again.
 
-The model is that of ``examples/models/run_llama.py``: random weights, nothing of it changed, the same tokens in each arm. In every round
+The model is that of ``examples/models/run_llama.py``: random weights, nothing of it changed, the same tokens in each arm; a copy in wider
+arithmetic judges the logits of both. In every round
 the arms run in random order; a gain is the median of the rounds' ratios, torch over tunedgemm, with its 95 % interval by order
 statistics. ``again`` is torch once more, which shows what the method cannot tell apart. "slower" means that the whole interval lies below
 0.98. Run it twice, in two processes: the second confirms the first.
@@ -40,7 +41,7 @@ from speed import SLOWER, interval
 MODELS = Path(__file__).parents[1] / "examples" / "models"
 sys.path.insert(0, str(MODELS))
 import run_llama  # noqa: E402  it lies in the folder above
-from tune_llama import ALLOWED, agree, covered  # noqa: E402
+from tune_llama import agree, covered  # noqa: E402
 
 console = Console()
 #: arm -> whose products; of torch's two the second is the control
@@ -64,7 +65,7 @@ class Cell:
     Attributes:
         mode, phase: what ran.
         samples: arm -> milliseconds of a prefill, or of one decoded token, one sample a round.
-        agree: whether the logits of both arms are the same to rounding.
+        agree: whether our logits are as near as torch's to those in wider arithmetic.
     """
 
     mode: str
@@ -88,8 +89,8 @@ class Cell:
 
 
 @torch.inference_mode()
-def measured(asked: run_llama.Served, stage: str, rounds: dict[str, int], how: str) -> list[Cell]:
-    """Time the phases of a stage."""
+def measured(asked: run_llama.Served, truth: torch.Tensor, stage: str, rounds: dict[str, int], how: str) -> list[Cell]:
+    """Time the phases of a stage; *truth* are the exact logits."""
     mode, phases = STAGES[stage]
     device = asked.tokens.device.type
     ready, logits = {}, {}
@@ -99,7 +100,7 @@ def measured(asked: run_llama.Served, stage: str, rounds: dict[str, int], how: s
             first = asked.prefill(prefill).clone()
             logits[name] = torch.stack([first, *asked.decode(decode, keep=True)]).flatten(0, 1).float()
     console.print(f"{stage}: ", end="")
-    same = agree(logits["torch"], logits["tunedgemm"], ALLOWED[asked.model.dtype])
+    same = agree(truth, logits["torch"], logits["tunedgemm"])
     cells = []
     for phase in phases:
         place = run_llama.PHASES.index(phase)
@@ -211,14 +212,15 @@ def measure(arguments: argparse.Namespace, stages: list[str]) -> list[Cell]:
         asked = run_llama.served(arguments.model, "cuda" if torch.cuda.is_available() else "cpu", **sizes)
     of = described(arguments, asked)
     cells, unbound = kept(arguments.json, of)
-    there = {(cell.mode, cell.phase) for cell in cells}
+    there, truth = {(cell.mode, cell.phase) for cell in cells}, None
     for stage in stages:
         mode, phases = STAGES[stage]
         if {(mode, phase) for phase in phases} <= there:
             console.print(f"{stage}: kept from {arguments.json}")
             continue
         with stage_of(stage):
-            cells += measured(asked, stage, of["rounds"], arguments.compile_mode)
+            truth = run_llama.exact(asked) if truth is None else truth
+            cells += measured(asked, truth, stage, of["rounds"], arguments.compile_mode)
         if arguments.json:
             unbound |= {str(shape): calls for shape, calls in tunedgemm.unbound().items()}  # graphs hold torch's product for them
             report = {"date": datetime.now(timezone.utc).date().isoformat(), **of, "coverage": answered, "unbound": unbound}

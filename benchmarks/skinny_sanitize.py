@@ -19,11 +19,13 @@ import argparse
 import ctypes
 import itertools
 import os
+import pickle
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -165,17 +167,17 @@ class Child:
     Attributes:
         file: of compute-sanitizer.
         tool: which of its tools.
-        again: the arguments that make the same list of cases.
+        cases: a file of the list of cases, which takes too long to be made again under a tool.
     """
 
     file: str
     tool: str
-    again: tuple[str, ...]
+    cases: Path
 
     def command(self, told: str) -> list[str]:
         """Its command line; *told* are the places of cases, or `CONTROL`."""
         options = ["--tool", self.tool, "--error-exitcode", str(FOUND), "--report-api-errors", "no", "--kernel-name", f"kns={ENTRY}"]
-        return [self.file, *options, sys.executable, str(Path(__file__).resolve()), *self.again, "--child", told]
+        return [self.file, *options, sys.executable, str(Path(__file__).resolve()), "--child", str(self.cases), told]
 
     def fault(self, told: str) -> str:
         """What is wrong in a run; "" for a clean one."""
@@ -242,16 +244,30 @@ def run_control(device: Device) -> None:
     torch.cuda.synchronize()
 
 
-def child(told: str, cases: Sequence[Case], device: Device) -> int:
-    """What a child does: the cases with these places, or the control."""
+def child(file: Path, told: str, device: Device) -> int:
+    """What a child does: the cases of a file with these places, or the control."""
     if told == CONTROL:
         run_control(device)
         return 0
+    cases: list[Case] = pickle.loads(file.read_bytes())
     for place in map(int, told.split(",")):
         if fault := run(cases[place], device):
             print(f"{cases[place]}: {fault}")
             return WRONG
     return 0
+
+
+def judged(under: Child, cases: Sequence[Case]) -> int:
+    """Run the control and all cases under a tool, print a line for each; how many are at fault."""
+    bad = 0
+    if under.tool in ("memcheck", "racecheck"):
+        found = under.fault(CONTROL)
+        print(f"{under.tool} control: {found or 'nothing found in a kernel that is wrong on purpose'}", flush=True)
+        bad += " found: " not in found
+    for case, fault in halved(cases, under.fault):
+        print(f"{under.tool} {case}: {fault or 'ok'}", flush=True)
+        bad += bool(fault)
+    return bad
 
 
 def main() -> int:
@@ -261,31 +277,26 @@ def main() -> int:
     parser.add_argument("--op", nargs="+", choices=skinny.OPS, default=list(skinny.OPS))
     parser.add_argument("--most", type=int, default=40, help="cases of an op at most (default: 40)")
     parser.add_argument("--list", action="store_true", help="print the cases and end")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # the operands are tiny, and processes for several ops may run side by side
     present = current_device()
+    if arguments.child:
+        return child(Path(arguments.child[0]), arguments.child[1], present)
     device = present if present.kind == "nvidia" else H200
     cases = chosen(arguments.op, device, arguments.most)
     if arguments.list:
         print(*cases, sep="\n")
         return 0
     file = sanitizer()
-    if file is None and not arguments.child:
+    if file is None:
         parser.error("compute-sanitizer is neither on PATH nor below CUDA_HOME or /usr/local/cuda; it comes with the CUDA toolkit")
     if present.kind != "nvidia":
         parser.error("there is no NVIDIA GPU; --list shows the cases without one")
-    if arguments.child:
-        return child(arguments.child, cases, device)
-    bad = 0
-    for tool in arguments.tool:
-        under = Child(str(file), tool, ("--op", *arguments.op, "--most", str(arguments.most)))
-        if tool in ("memcheck", "racecheck"):
-            found = under.fault(CONTROL)
-            print(f"{tool} control: {found or 'nothing found in a kernel that is wrong on purpose'}", flush=True)
-            bad += " found: " not in found
-        for case, fault in halved(cases, under.fault):
-            print(f"{tool} {case}: {fault or 'ok'}", flush=True)
-            bad += bool(fault)
+    with tempfile.TemporaryDirectory(prefix="tunedgemm-sanitize-") as folder:
+        listed_in = Path(folder) / "cases"
+        listed_in.write_bytes(pickle.dumps(cases))
+        bad = sum(judged(Child(file, tool, listed_in), cases) for tool in arguments.tool)
     print(f"{device}: {len(cases)} cases under {', '.join(arguments.tool)}, {bad} at fault")
     return 1 if bad else 0
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import os
 import statistics
 import sys
@@ -25,7 +26,7 @@ import torch
 import tunedgemm
 from rich.console import Console
 from rich.table import Table
-from tune_llama import ALLOWED, agree, covered, home, step
+from tune_llama import WIDER, agree, covered, home, step
 from tunedgemm.folders import named_model
 
 console = Console()
@@ -102,6 +103,18 @@ class Served:
             if keep:
                 kept.append(logits.clone())  # a graph writes the next ones to the same place
         return kept
+
+
+@torch.inference_mode()
+def exact(asked: Served) -> torch.Tensor:
+    """The logits of all rows, [rows, vocabulary], by a copy of the model in `WIDER` arithmetic, run eagerly."""
+    from transformers import StaticCache
+
+    model = copy.deepcopy(asked.model).to(WIDER[asked.model.dtype])
+    cache = StaticCache(config=asked.model.config, max_cache_len=asked.tokens.shape[1])
+    wide = attrs.evolve(asked, model=model, cache=cache)
+    wide.step(wide.tokens[:, :1], wide.positions()[:, :1])
+    return torch.stack([wide.prefill(wide.step), *wide.decode(wide.step, keep=True)]).flatten(0, 1)
 
 
 def served(name: str, device: str, *, batch: int, prompt: int, steps: int) -> Served:
@@ -190,8 +203,10 @@ def capture(asked: Served) -> None:
 
 
 @torch.inference_mode()
-def compared(asked: Served, mode: str, rounds: int, how: str = "default") -> tuple[bool, dict[str, tuple[float, float]]]:
-    """Run one mode in both arms by turns.
+def compared(
+    asked: Served, truth: torch.Tensor, mode: str, rounds: int, how: str = "default"
+) -> tuple[bool, dict[str, tuple[float, float]]]:
+    """Run one mode in both arms by turns, and judge their logits by the exact ones.
 
     Returns:
         Whether the logits agree; and the median seconds of a prefill and of a decode step by arm.
@@ -213,7 +228,7 @@ def compared(asked: Served, mode: str, rounds: int, how: str = "default") -> tup
             taken[name].append((prompts, steps / asked.steps))
     medians = {name: tuple(map(statistics.median, zip(*times, strict=True))) for name, times in taken.items()}
     console.print(f"{mode}: ", end="")
-    return agree(logits["torch"], logits["tunedgemm"], ALLOWED[asked.model.dtype]), medians
+    return agree(truth, logits["torch"], logits["tunedgemm"]), medians
 
 
 def timed(asked: Served, rounds: int, how: str) -> bool:
@@ -221,9 +236,9 @@ def timed(asked: Served, rounds: int, how: str) -> bool:
     table = Table(title=f"Median of {rounds} rounds by turns, batch {asked.batch}, ms")
     for column in ("", "torch", "tunedgemm", "gain"):
         table.add_column(column, justify="left" if not column else "right")
-    fine = True
+    fine, truth = True, exact(asked)
     for mode in modes(asked.tokens.device.type):
-        same, medians = compared(asked, mode, rounds, how)
+        same, medians = compared(asked, truth, mode, rounds, how)
         fine &= same
         for place, what in enumerate((f"prefill of {asked.prompt} tokens", "one decode step")):
             if mode == "captured" and place == 0:
