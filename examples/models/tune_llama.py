@@ -85,7 +85,7 @@ SIZES = {
 #: dtype -> the one in which the same model is right to all its digits
 WIDER = {torch.float32: torch.float64, torch.bfloat16: torch.float32}
 #: Error of the logits over torch's own, and one that is always allowed: other orders of sums round otherwise in every layer.
-MORE, TINY = 1.5, 1e-5
+MORE, FLOOR = 1.5, 1e-5
 
 
 @torch.inference_mode()
@@ -149,7 +149,7 @@ def agree(exact: torch.Tensor, torch_own: torch.Tensor, ours: torch.Tensor) -> b
     first, second = exact.topk(2, dim=1).values.t()
     clear = (first - second) > 2 * (ours - exact).abs().amax(dim=1)
     same, torch_same = (exact.argmax(1) == each.argmax(1) for each in (ours, torch_own))
-    fine = errors[1] <= max(MORE * errors[0], TINY) and bool(same[clear].all())
+    fine = errors[1] <= max(MORE * errors[0], FLOOR) and bool(same[clear].all())
     console.print(
         f"Outputs {'agree' if fine else 'DIFFER'}: error of the logits {errors[1]:.1e} (torch's own {errors[0]:.1e}), "
         f"the next token of exact logits {int(same.sum())} times of {len(same)} (torch's {int(torch_same.sum())})"

@@ -1,7 +1,7 @@
-"""What a solution should take, to order a list by; a prediction from the chip's rates, which no timing has corrected yet.
+"""What a solution should take, to order a list by.
 
-The rates are those of one SM of an H200: 4096 operations of matrix instructions in a cycle, 128 bytes of shared memory,
-1.755 GHz; 4.3 TB/s of device memory and about 5.5 TB/s of L2 for all (leads, from the vendor's datasheet and from copies that were timed).
+An SM of Hopper does 4096 operations of matrix instructions in a cycle. The other rates are fitted to 1102 times of eight shapes of 16-bit
+operands on an H200 under load, 22 November 2026 (``benchmarks/asm_fit.py``): one that bounds none of them, as that of L2, is no fact.
 Of 8-bit operands a stage has twice the elements, multiplied at twice the rate: it takes as long as one of 16 bits.
 """
 
@@ -15,14 +15,14 @@ from tunedgemm_asm.ptx.plan import ELEMENT_BYTES, SIDE, STEP, STEP_BYTES, STEP_K
 from tunedgemm_asm.ptx.problem import part_of, rows_of, units_of
 from tunedgemm_asm.ptx.splitk import slot_bytes
 
-_CYCLES_A_US, _OPERATIONS, _SHARED_BYTES = 1755.0, 4096, 128
-_MEMORY, _L2 = 4.3e6, 5.5e6  # bytes in a microsecond
-#: Bytes that one SM gets in a microsecond, of the 112000 that 64 bytes in a cycle would be.
-_SM = 9.0e4
+_CYCLES_A_US, _OPERATIONS, _SHARED_BYTES = 1380.0, 4096, 124
+_MEMORY, _L2 = 3.94e6, 14.8e6  # bytes in a microsecond
+#: Bytes that one SM gets in a microsecond.
+_SM = 24.1e4
 #: Microseconds from a load to its arrival, of a launch, and of the end of a tile that splits K.
-_LATENCY, _LAUNCH, _MEETING = 0.9, 2.0, 1.5
-#: Bytes that an SM stores in a cycle, by the accesses of 4 bytes of this epilogue.
-_STORED = 32
+_LATENCY, _LAUNCH, _MEETING = 1.1, 3.1, 2.0
+#: Bytes that a consumer stores in a cycle, its conversions and exchanges included.
+_STORED = 9.3
 #: Cycles from a consumer's last product of a stage to its sums, and from the last of those that it adds to its next product.
 _TURN = 60
 
@@ -40,7 +40,7 @@ def promoted_cycles(plan: Plan) -> float:
     The CUDA cores of an SM add 128 sums in a cycle: one of each thread of a consumer.
     """
     multiplied = step_cycles(plan)
-    return max(multiplied, (multiplied / plan.consumers + plan.sums + _TURN) / plan.resident)
+    return max(multiplied, (multiplied / plan.consumers + plan.sums + len(plan.portions) * _TURN) / plan.resident)
 
 
 def cost(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> float:
