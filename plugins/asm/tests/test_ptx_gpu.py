@@ -43,6 +43,7 @@ PLANS = {
 }
 KINDS = {name: (SHAPE, *chosen) for name, chosen in PLANS.items()} | {
     "rows": (ROWS, Plan(128, 128, 5, promoted=True), 1),
+    "rows, wide tile": (ROWS, Plan(128, 224, 4, promoted=True), 1),
     "rows, fast": (ROWS, Plan(128, 256, 4), 1),
     "rows split": (ROWS, Plan(64, 96, 4, 1, promoted=True), 3),
     "rows swapped": (ROWS, Plan(24, 128, 8, swapped=True, promoted=True), 1),
@@ -55,7 +56,8 @@ KINDS = {name: (SHAPE, *chosen) for name, chosen in PLANS.items()} | {
     "int8 cluster": (attrs.evolve(INT8, scale="tensor", outdtype="fp32"), Plan(64, 64, 4, 1, 2), 2),
     "blocks": (BLOCKS, Plan(128, 128, 5, promoted=True), 1),
     "blocks, odd tile": (BLOCKS, Plan(128, 192, 5, promoted=True), 1),
-    "blocks, high tile": (BLOCKS, Plan(256, 96, 4, promoted=True), 2),
+    "blocks, high tile": (BLOCKS, Plan(256, 128, 4, promoted=True), 2),
+    "blocks, wide tile": (BLOCKS, Plan(128, 256, 4, promoted=True), 1),
     "blocks, one consumer": (BLOCKS, Plan(64, 128, 4, 1, promoted=True), 1),
     "blocks swapped": (BLOCKS, Plan(24, 256, 5, swapped=True, promoted=True), 1),
     "blocks swapped split": (BLOCKS, Plan(8, 64, 12, 1, swapped=True, promoted=True), 3),

@@ -35,7 +35,8 @@ def test_names_round_trip() -> None:
         ("ptx_128x0160_s5_c2_x1_g8_r1", "is not how ptx_128x160_s5_c2_x1_g8_r1 is written"),
         ("ptx_128x256_s5_c2_x1_g8_r1", "245848 bytes of shared memory, a block has 232448"),
         ("ptx_256x256_s2_c2_x1_g8_r1", "256 sums and 40 others, a thread has 240 registers"),
-        ("ptx_128x208_s4_c2_x1_g8_p_r1", "208 sums and 40 others, a thread has 240 registers"),
+        ("ptx_256x136_s4_c2_x1_g8_p_r1", "204 sums and 40 others, a thread has 240 registers"),
+        ("ptx_128x200_s4_c2_x1_g8_p_r1", "half of 200 rows is no multiple of 8"),
         ("ptx_96x128_s4_c2_x1_g8_r1", "2 consumers do not share 96 rows in steps of 64"),
         ("ptx_128x100_s4_c2_x1_g8_r1", "100 rows; a multiple of 8"),
         ("ptx_128x264_s2_c2_x1_g8_r1", "264 rows; a multiple of 8, 256 at most"),
@@ -57,6 +58,9 @@ def test_what_a_plan_takes() -> None:
     assert (PLAN.threads, PLAN.sums, PLAN.blocks, PLAN.resident) == (384, 80, 1, 1)
     wide = Plan(256, 128, 4)
     assert (wide.rows, wide.blocks, wide.sums, wide.entry_registers) == (128, 2, 128, 168)
+    promoted = Plan(128, 256, 4, promoted=True)
+    assert (promoted.sums, promoted.portion, promoted.portions) == (128, 128, [(0, 0), (0, 128)])
+    assert Plan(256, 128, 4, promoted=True).portions == [(0, 0), (1, 0)]
     few = Plan(64, 128, 4, 1)
     assert (few.threads, few.sums, few.entry_registers, few.resident) == (256, 64, 128, 2)
 

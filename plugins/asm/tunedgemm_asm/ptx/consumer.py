@@ -62,7 +62,8 @@ def _multiply(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, tol
     inner = t.label("MULTIPLY")
     t.place(inner)
     wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
-    _products(f, bases, sums, ring)
+    size = f.plan.sums_of_block
+    _products(f, _stage(f, bases, ring), {(block, 0): sums[block * size : (block + 1) * size] for block in range(f.plan.blocks)})
     t.op("wgmma.wait_group.sync.aligned", 1)
     release(f, before, releasing)
     t.op("mov.pred", releasing, arriving)
@@ -77,25 +78,32 @@ def _multiply(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, tol
 def _multiply_promoted(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, told: tuple[str, str, BlockScales | None]) -> None:
     """The same where the sums of each stage are others, which are added in float32, multiplied by their scales where those go by block.
 
-    Those start anew by a flag that is never true: ptxas makes products wait for each other where it varies, not where it is constant.
+    A portion at a time, so that a thread holds few of those. They start anew by a flag that is never true: ptxas makes products wait for
+    each other where it varies, not where it is constant.
     While one consumer adds, another multiplies.
     """
     t = f.text
     steps, arriving, scales = told
-    left, parts = t.to("b32", "mov.u32", steps), t.many("f32", f.plan.sums)
+    left, parts = t.to("b32", "mov.u32", steps), t.many("f32", f.plan.portion // 2)
     never = t.to("pred", "setp.ne.u32", 0, 0)
     _clear(f, sums)
     inner = t.label("MULTIPLY")
     t.place(inner)
     loaded = scales.load(f) if scales else None  # on their way while the stage is waited for and multiplied
     wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
-    _products(f, bases, parts, ring, never)
-    t.op("wgmma.wait_group.sync.aligned", 0)
-    release(f, ring.stage, arriving)
-    if scales and loaded:
-        promote_scaled(f, sums, parts, scales, loaded)
-    else:
-        promote(f, sums, parts)
+    stage = _stage(f, bases, ring)
+    for portion in f.plan.portions:
+        _products(f, stage, {portion: parts}, never)
+        t.op("wgmma.wait_group.sync.aligned", 0)
+        if portion == f.plan.portions[-1]:
+            release(f, ring.stage, arriving)
+        block, first = portion
+        begin = block * f.plan.sums_of_block + first // 2
+        own = sums[begin : begin + len(parts)]
+        if scales and loaded:
+            promote_scaled(f, (own, parts), portion, scales, loaded)
+        else:
+            promote(f, own, parts)
     next_stage(f, ring)
     t.op("sub.u32", left, left, 1)
     t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
@@ -108,18 +116,23 @@ def _clear(f: Frame, sums: list[str]) -> None:
         f.text.op(name, each, zero)
 
 
-def _products(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, first: object = 1) -> None:
-    """The matrix instructions of one stage, as one group; *first* says whether the first of each sum adds to it."""
-    t, plan = f.text, f.plan
-    offset = t.to("b32", "mul.lo.u32", ring.stage, plan.stage_bytes // matrix.UNIT)
+def _stage(f: Frame, bases: tuple[str, str], ring: Ring) -> tuple[str, str]:
+    """The descriptors of both operands in the stage."""
+    t = f.text
+    offset = t.to("b32", "mul.lo.u32", ring.stage, f.plan.stage_bytes // matrix.UNIT)
     wide = t.to("b64", "cvt.u64.u32", offset)
     stage_a, stage_b = (t.to("b64", "add.s64", base, wide) for base in bases)
+    return stage_a, stage_b
+
+
+def _products(f: Frame, stage: tuple[str, str], sums: dict[tuple[int, int], list[str]], adding: object = 1) -> None:
+    """The matrix instructions of some portions of one stage, as one group; *adding* says whether the first of each adds to its sums."""
+    t, (stage_a, stage_b) = f.text, stage
     t.op("wgmma.fence.sync.aligned")
     for deep in range(DEEP):
-        for block in range(plan.blocks):
-            own = sums[block * plan.sums_of_block : (block + 1) * plan.sums_of_block]
+        for (block, first), own in sums.items():
             a = t.to("b64", "add.s64", stage_a, deep * matrix.ALONG_K + block * matrix.ALONG_ROWS)
-            b = t.to("b64", "add.s64", stage_b, deep * matrix.ALONG_K)
-            flags = matrix.flags(f.variant, 1 if deep else first)
+            b = t.to("b64", "add.s64", stage_b, deep * matrix.ALONG_K + first * matrix.ROW)
+            flags = matrix.flags(f.variant, 1 if deep else adding)
             t.op(matrix.instruction(f.variant), f"{{{', '.join(own)}}}", a, b, *flags)
     t.op("wgmma.commit_group.sync.aligned")

@@ -15,8 +15,8 @@ UNIT, ADDRESS_BITS = 16, 14
 _LEADING, _STRIDE, _SWIZZLE_128 = 1, 8 * STEP_BYTES // UNIT, 1
 #: A descriptor but for its address.
 CONSTANT = _LEADING << 16 | _STRIDE << 32 | _SWIZZLE_128 << 62
-#: What moves it by the 32 bytes of an instruction along K, and by its 64 rows.
-ALONG_K, ALONG_ROWS = 2 * STEP_K // UNIT, SIDE * STEP_BYTES // UNIT
+#: What moves it by the 32 bytes of an instruction along K, by its 64 rows, and by one.
+ALONG_K, ALONG_ROWS, ROW = 2 * STEP_K // UNIT, SIDE * STEP_BYTES // UNIT, STEP_BYTES // UNIT
 
 
 def descriptor(address: int) -> int:
@@ -33,9 +33,9 @@ _EVERY_INT8 = 32
 
 
 def instruction(variant: Variant) -> str:
-    """64 rows of a by all rows of b in a tile, 32 bytes deep."""
+    """64 rows of a by all rows of b in a tile, or a portion of them, 32 bytes deep."""
     kind, deep, sums = _KINDS[variant.dtype]
-    return f"wgmma.mma_async.sync.aligned.m64n{variant.plan.tile_b}k{deep}.{sums}.{kind}.{kind}"
+    return f"wgmma.mma_async.sync.aligned.m64n{variant.plan.portion}k{deep}.{sums}.{kind}.{kind}"
 
 
 def flags(variant: Variant, adding: object = 1) -> tuple[object, ...]:

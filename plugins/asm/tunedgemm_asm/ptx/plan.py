@@ -12,6 +12,8 @@ STEP, STEP_K = 64, 16
 STEP_BYTES = 2 * STEP
 #: Matrix instructions along K of a stage: each takes 32 bytes of a row, whatever its elements.
 DEEP = STEP // STEP_K
+#: Rows of b beyond which a consumer that adds up the sums of stages multiplies half of them at a time: a thread holds both kinds of sums.
+MOST_PORTION = 192
 #: Bytes of an element of the operands.
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp8_e4m3fn": 1, "int8": 1}
 #: Elements of K, and rows of the weight, that share a scale where scales go by block: with 8 bits one stage is one block.
@@ -75,7 +77,9 @@ class Plan:
             )
         if self.tile_b % (UNIT_B * self.cluster) or not 0 < self.tile_b <= MOST_B:
             raise PluginError(f"{self.name}: {self.tile_b} rows; a multiple of {UNIT_B * self.cluster}, {MOST_B} at most, can be loaded")
-        if (held := self.sums * (1 + self.promoted)) + BESIDE_SUMS > self.consumer_registers:
+        if self.portion % UNIT_B:
+            raise PluginError(f"{self.name}: half of {self.tile_b} rows is no multiple of {UNIT_B}")
+        if (held := self.sums + self.promoted * self.portion // 2) + BESIDE_SUMS > self.consumer_registers:
             raise PluginError(f"{self.name}: {held} sums and {BESIDE_SUMS} others, a thread has {self.consumer_registers} registers")
         if self.shared_bytes > BLOCK_SHARED:
             raise PluginError(f"{self.name}: {self.shared_bytes} bytes of shared memory, a block has {BLOCK_SHARED}")
@@ -121,6 +125,16 @@ class Plan:
     def sums_of_block(self) -> int:
         """Accumulators of a thread for one matrix instruction: 64 rows over 128 threads."""
         return self.tile_b // 2
+
+    @property
+    def portion(self) -> int:
+        """Rows of b of one matrix instruction."""
+        return self.tile_b // 2 if self.promoted and self.tile_b > MOST_PORTION else self.tile_b
+
+    @property
+    def portions(self) -> list[tuple[int, int]]:
+        """What a consumer multiplies of a stage before it adds the sums up: block of 64 rows of a, and first row of b."""
+        return [(block, first) for block in range(self.blocks) for first in range(0, self.tile_b, self.portion)]
 
     @property
     def threads(self) -> int:

@@ -83,7 +83,7 @@ def _unable(plan: Plan, shape: Shape) -> str:
     """What of a shape's dtype and scales the plan is not made for, or an empty text."""
     if plan.promoted and not shape.dtype.startswith("fp8"):
         return f"adds sums of fp8 products in float32; those of {shape.dtype} are whole"
-    if not multiplies(plan.tile_b, shape.dtype):
+    if not multiplies(plan.portion, shape.dtype):
         return f"has tiles of {plan.tile_b} rows, for which there is no instruction of {shape.dtype}"
     if shape.scale == "block" and not plan.promoted:
         return "does not add up blocks of K with their scales: the name of one that does has _p"

@@ -101,18 +101,27 @@ def promote(f: Frame, sums: list[str], parts: list[str]) -> None:
         f.text.op("add.rn.f32", mine, mine, part)
 
 
-def promote_scaled(f: Frame, sums: list[str], parts: list[str], scales: BlockScales, loaded: tuple[list[str], list[str]]) -> None:
-    """Add the sums of a stage times what its scales of x and of the weight make: one multiplication for each row and span of columns."""
-    t, plan = f.text, f.plan
-    (of_x, of_weight), columns = loaded, len(columns_of_thread(plan))
+def promote_scaled(
+    f: Frame, sums: tuple[list[str], list[str]], portion: tuple[int, int], scales: BlockScales, loaded: tuple[list[str], list[str]]
+) -> None:
+    """Add the sums of a stage times what its scales of x and of the weight make: one multiplication for each row and span of columns.
+
+    Args:
+        sums: of a tile and of a stage, those of one portion.
+        portion: which, as `Plan.portions` has it.
+    """
+    t, plan, (wholes, parts) = f.text, f.plan, sums
+    (block, first), (of_x, of_weight) = portion, loaded
     factors: list[str] = []
-    for column in range(columns):
+    # Of 8 columns a thread has two.
+    begin, span = first // 4, span_of(plan) // 4
+    for column in range(begin, begin + plan.portion // 4):
         if plan.swapped:
-            factors = [t.to("f32", "mul.rn.f32", of_x[column], of_weight[0])] * (2 * plan.blocks)
-        elif column % (span_of(plan) // 4) == 0:  # of 8 columns a thread has two
-            at = column // (span_of(plan) // 4)
+            factors = [t.to("f32", "mul.rn.f32", of_x[column], of_weight[0])] * 2
+        elif column % span == 0 or column == begin:
+            at = column // span
             own = t.to("f32", "selp.f32", of_weight[1], of_weight[0], scales.second[at - 1]) if at else of_weight[0]
-            factors = [t.to("f32", "mul.rn.f32", each, own) for each in of_x]
+            factors = [t.to("f32", "mul.rn.f32", each, own) for each in of_x[2 * block : 2 * block + 2]]
         for row, factor in enumerate(factors):
-            at = place_of_sum(plan, row, column)
-            t.op("fma.rn.f32", sums[at], parts[at], factor, sums[at])
+            at = place_of_sum(plan, row, column - begin)
+            t.op("fma.rn.f32", wholes[at], parts[at], factor, wholes[at])

@@ -34,10 +34,10 @@ TILES = {
 }
 #: The same for plans that add the sums of each stage to others.
 PROMOTED_TILES = {
-    (64, 1): (32, 64, 96, 128, 160, 192),
+    (64, 1): (32, 64, 96, 128, 160, 192, 256),
     (128, 1): (64, 96),
-    (128, 2): (64, 96, 128, 160, 192),
-    (256, 2): (64, 96),
+    (128, 2): (64, 96, 128, 160, 192, 224, 256),
+    (256, 2): (64, 96, 128),
 }
 #: Rows of x up to which operands are swapped, too; tiles then have them all, or half.
 MOST_SWAPPED = 128
