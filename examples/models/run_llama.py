@@ -255,7 +255,7 @@ def add_model(parser: argparse.ArgumentParser, device: str) -> None:
     parser.add_argument("--model", default=DEFAULT[device], help="tiny, a shipped one, or a folder with config.json (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=1, help="sequences at a time (default: %(default)s)")
     parser.add_argument("--prompt", type=int, default=16 if small else 1024, help="tokens of a prompt (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=4 if small else 64, help="tokens to decode (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=4 if small else 16, help="tokens to decode (default: %(default)s)")
     parser.add_argument("--compile-mode", default="default", help="mode of torch.compile (default: %(default)s)")
 
 

@@ -26,6 +26,8 @@ VARIANTS = [
     Variant(Plan(64, 256, 4, swapped=True, promoted=True), "fp8_e4m3fn", "fp32", split=True, scale="block"),
     Variant(Plan(128, 192, 5, promoted=True), "fp8_e4m3fn", "bf16", together=2, scale="block"),
     Variant(Plan(128, 256, 4, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block"),
+    Variant(Plan(128, 224, 5, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block"),
+    Variant(Plan(128, 112, 5, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block"),
     Variant(Plan(256, 128, 4, promoted=True), "fp8_e4m3fn", "fp32", "fp32", True, 1, "row"),
     Variant(Plan(256, 192, 3), "int8", "fp32", "fp32", True, 1, "row"),
     Variant(Plan(128, 256, 3, swapped=True), "int8", "bf16", "bf16", scale="tensor"),

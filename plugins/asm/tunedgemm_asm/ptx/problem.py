@@ -10,7 +10,7 @@ from tunedgemm.plugin import PluginError, Shape
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.matrix import multiplies
 from tunedgemm_asm.ptx.plan import SCALE_BLOCK, Plan, Variant, step_of
-from tunedgemm_asm.ptx.promotion import two_blocks_at_most
+from tunedgemm_asm.ptx.promotion import scales_by_block
 from tunedgemm_asm.ptx.splitk import slot_bytes
 
 #: Parts of K at most, and counters of a launch.
@@ -87,8 +87,8 @@ def _unable(plan: Plan, shape: Shape) -> str:
         return f"has tiles of {plan.tile_b} rows, for which there is no instruction of {shape.dtype}"
     if shape.scale == "block" and not plan.promoted:
         return "does not add up blocks of K with their scales: the name of one that does has _p"
-    if shape.scale == "block" and not two_blocks_at_most(plan):
-        return f"has rows of the weight in too many blocks of scales: {SCALE_BLOCK} rows share one"
+    if shape.scale == "block" and not scales_by_block(plan):
+        return f"has rows of the weight at too many places in blocks of scales: {SCALE_BLOCK} rows share one"
     return ""
 
 

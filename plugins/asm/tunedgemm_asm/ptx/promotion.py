@@ -17,6 +17,8 @@ from tunedgemm_asm.ptx.plan import SCALE_BLOCK, Plan
 from tunedgemm_asm.ptx.scales import scale_bases
 
 _BYTES, _BLOCK_BITS = 4, SCALE_BLOCK.bit_length() - 1
+#: Predicates of a thread that may be used up.
+_MOST_OFFSETS = 7
 
 
 def span_of(plan: Plan) -> int:
@@ -24,11 +26,27 @@ def span_of(plan: Plan) -> int:
     return math.gcd(plan.tile_n, SCALE_BLOCK)
 
 
-def two_blocks_at_most(plan: Plan) -> bool:
-    """Whether a consumer's rows of the weight lie in one block of scales where operands are swapped, else in two at most."""
+def offsets_of(plan: Plan) -> list[int]:
+    """How far behind a block's start spans begin where their tile does: those that may reach the next block with it; in order, without 0."""
+    if plan.swapped or SCALE_BLOCK % plan.tile_n == 0:
+        return []
+    return sorted({start % SCALE_BLOCK for start in range(0, plan.tile_n, span_of(plan))} - {0})
+
+
+def blocks_of(plan: Plan) -> int:
+    """Blocks of scales in which the rows of the weight lie that a consumer multiplies, at most."""
     if plan.swapped:
-        return SCALE_BLOCK % plan.rows == 0
-    return SCALE_BLOCK - span_of(plan) + plan.tile_n <= 2 * SCALE_BLOCK
+        return 1
+    last = (plan.tile_n - span_of(plan)) // SCALE_BLOCK
+    return last + 1 + any(last * SCALE_BLOCK + offset < plan.tile_n for offset in offsets_of(plan))
+
+
+def scales_by_block(plan: Plan) -> bool:
+    """Whether the plan's rows of the weight have few enough places in blocks of scales for a thread's predicates.
+
+    Where operands are swapped those of a consumer lie in one block.
+    """
+    return SCALE_BLOCK % plan.rows == 0 if plan.swapped else len(offsets_of(plan)) <= _MOST_OFFSETS
 
 
 @attrs.frozen
@@ -38,15 +56,15 @@ class BlockScales:
     Attributes:
         x, weight: addresses of the scales of the first row's next block of K.
         rows: places of the thread's rows of x behind it.
-        blocks: the same of the weight: its block of rows, and the next where a tile may lie in two.
-        second: whether spans of a tile's columns, but for the first, take the scale of the second block.
+        blocks: the same of the weight: the tile's first block of rows, and those behind it that the tile may reach.
+        next: by how far a span begins behind a block's start, were the tile to begin there, whether the span is in the block after.
     """
 
     x: str
     weight: str
     rows: list[str]
     blocks: list[str]
-    second: list[str]
+    next: dict[int, str]
 
     @classmethod
     def of(cls, f: Frame, place: Place, number: str) -> BlockScales:
@@ -62,16 +80,13 @@ class BlockScales:
             first, steps, begin = column, columns_of_thread(plan), row_a
         block = t.to("b32", "shr.u32", begin, _BLOCK_BITS)
         blocks = t.to("b32", "shr.u32", t.to("b32", "add.u32", limit, SCALE_BLOCK - 1), _BLOCK_BITS)
-        within, second = t.to("b32", "and.b32", begin, SCALE_BLOCK - 1), []
-        if not plan.swapped and SCALE_BLOCK % plan.tile_n:
-            fars = [t.to("b32", "add.u32", within, far) for far in range(span_of(plan), plan.tile_n, span_of(plan))]
-            second = [t.to("pred", "setp.ge.u32", far, SCALE_BLOCK) for far in fars]
+        within = t.to("b32", "and.b32", begin, SCALE_BLOCK - 1)
         return cls(
             x=x,
             weight=weight,
             rows=[_place(f, t.to("b32", "add.u32", first, step), rows, place) for step in steps],
-            blocks=[_place(f, t.to("b32", "add.u32", block, step), blocks, place) for step in range(2 if second else 1)],
-            second=second,
+            blocks=[_place(f, t.to("b32", "add.u32", block, step), blocks, place) for step in range(blocks_of(plan))],
+            next={far: t.to("pred", "setp.ge.u32", within, SCALE_BLOCK - far) for far in offsets_of(plan)},
         )
 
     def load(self, f: Frame) -> tuple[list[str], list[str]]:
@@ -119,8 +134,8 @@ def promote_scaled(
         if plan.swapped:
             factors = [t.to("f32", "mul.rn.f32", of_x[column], of_weight[0])] * 2
         elif column % span == 0 or column == begin:
-            at = column // span
-            own = t.to("f32", "selp.f32", of_weight[1], of_weight[0], scales.second[at - 1]) if at else of_weight[0]
+            at, far = divmod(column // span * span_of(plan), SCALE_BLOCK)
+            own = t.to("f32", "selp.f32", of_weight[at + 1], of_weight[at], scales.next[far]) if far in scales.next else of_weight[at]
             factors = [t.to("f32", "mul.rn.f32", each, own) for each in of_x[2 * block : 2 * block + 2]]
         for row, factor in enumerate(factors):
             at = place_of_sum(plan, row, column - begin)
