@@ -11,6 +11,7 @@ import torch
 from tunedgemm.plugin import Shape
 from tunedgemm_asm.ptx.plan import Plan
 from tunedgemm_asm.ptx.problem import refusal
+from tunedgemm_asm.ptx.promotion import blocks_of, offsets_of, span_of
 
 
 def of(scale: str, sizes: tuple[int, int, int], dtype: str = "fp8_e4m3fn", outdtype: str = "bf16", bias: str = "") -> Shape:
@@ -160,3 +161,17 @@ def test_the_emulator_finds_mistakes(ptx: ModuleType, mistake: str) -> None:
 def test_what_a_plan_does_not_take(plan: Plan, shape: Shape, reason: str) -> None:
     """A plan that fits an SM may still not fit the dtype or the scales."""
     assert reason in refusal(plan, 1, shape)
+
+
+@pytest.mark.parametrize("rows", [rows for rows in range(8, 257, 8) if rows <= 192 or rows % 16 == 0])
+def test_spans_of_a_tile_have_one_scale_each(rows: int) -> None:
+    """Of 300 tiles side by side: no span lies in two blocks of 128 rows, and each is in the one that its tile's place tells."""
+    plan, most = Plan(64, rows, 2, 1, promoted=True), 0
+    span, offsets = span_of(plan), offsets_of(plan)
+    for begin in range(0, 300 * rows, rows):
+        for start in range(0, rows, span):
+            block, far = divmod(start, 128)
+            block += far in offsets and begin % 128 >= 128 - far
+            assert {(begin + start + row) // 128 - begin // 128 for row in (0, span - 1)} == {block}
+            most = max(most, block + 1)
+    assert most == blocks_of(plan)

@@ -27,7 +27,10 @@ def span_of(plan: Plan) -> int:
 
 
 def offsets_of(plan: Plan) -> list[int]:
-    """How far behind a block's start spans begin where their tile does: those that may reach the next block with it; in order, without 0."""
+    """How far spans begin behind the start of a block of scales, of a tile that begins at one; in order, without 0.
+
+    In another tile these spans may lie in the next block.
+    """
     if plan.swapped or SCALE_BLOCK % plan.tile_n == 0:
         return []
     return sorted({start % SCALE_BLOCK for start in range(0, plan.tile_n, span_of(plan))} - {0})
