@@ -32,6 +32,7 @@ from pathlib import Path
 import attrs
 import torch
 from tunedgemm.device import Device, current_device
+from tunedgemm.driver import loaded_driver
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named
@@ -236,11 +237,11 @@ def run(case: Case, device: Device) -> str:
 def run_control(device: Device) -> None:
     """In a child: launch the kernel that is wrong on purpose."""
     code = rtc.loaded(rtc.NVRTC).compile(PLANTED % ENTRY, "control.cpp", [f"--gpu-architecture={device.gfx}"])
-    out, loaded = torch.zeros(64, device=device.torch_device), driver.loaded(driver.CUDA)
+    out, loaded = torch.zeros(64, device=device.torch_device), loaded_driver(driver.CUDA)
     function = driver.function_of(loaded, code, ENTRY, device.index)
     pointer = ctypes.c_void_p(out.data_ptr())
     parameters = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))
-    loaded.call("launch", device.index, function.address, 1, 1, 1, 64, 1, 1, 0, None, parameters, None)
+    loaded.call("launch", function.address, 1, 1, 1, 64, 1, 1, 0, None, parameters, None, index=device.index)
     torch.cuda.synchronize()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from tunedgemm.artifact import artifact, cache_folder
 from tunedgemm.command import Command
 from tunedgemm.device import Device, device_of
+from tunedgemm.driver import Driver, Interface, bind_driver, current, loaded_driver, mapped_files
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.errors import LaunchError, OutOfResources, PluginError, UserError
 from tunedgemm.hookspecs import CONTRACT, hookimpl
@@ -26,6 +27,8 @@ __all__ = [
     "Columns",
     "Command",
     "Device",
+    "Driver",
+    "Interface",
     "LaunchError",
     "Launcher",
     "Op",
@@ -42,12 +45,16 @@ __all__ = [
     "Unsupported",
     "UserError",
     "artifact",
+    "bind_driver",
     "cache_folder",
     "console",  # noqa: F822
+    "current",
     "device_of",
     "dtype_bits",
     "home_folder",  # noqa: F822 - by __getattr__, like those below
     "hookimpl",
+    "loaded_driver",
+    "mapped_files",
     "on_device",
     "op_named",
     "ops",

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of, ops, torch_dtype
+from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, bind_driver, device_of, ops, torch_dtype
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm_asm import Asm, driver, launch, packs
 
@@ -25,7 +25,7 @@ ROUNDING = {"bf16": 2.0**-7, "fp32": 2.0**-18}
 
 def backend(fake: ModuleType, tree: Path, gfx: str) -> Asm:
     """The backend over a copy of the fake library, which shares nothing with others, and the packs of AITER's tree and beside it."""
-    library = driver.bind_functions(driver.HIP, str(fake.copy_of()))
+    library = bind_driver(driver.HIP, str(fake.copy_of()))
     own = tree.with_name(f"{tree.name}-own")
     found = found_in(gfx, tree, *([own] if own.is_dir() else []))
     return Asm(found=lambda _: found, driver=lambda _: library, host=HOSTS[gfx])

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import LaunchError, PluginError
+from tunedgemm.plugin import Driver, LaunchError, bind_driver
 from tunedgemm_asm import driver, native
-from tunedgemm_asm.driver import HIP, Driver, bind_functions, function_of, loaded
+from tunedgemm_asm.driver import ENDS, HIP, function_of
 
 
 @pytest.fixture
 def library(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Driver:
     """A fake driver for a gfx942 that nobody else has."""
     monkeypatch.setenv("FAKE_GFX", "gfx942")
-    return bind_functions(HIP, str(fake.copy_of()))
+    return bind_driver(HIP, str(fake.copy_of()))
 
 
 def test_a_code_object_is_loaded_once(library: Driver, fake: ModuleType, objects: ModuleType) -> None:
@@ -72,44 +68,12 @@ def test_a_status_without_a_text_is_told_by_its_number(library: Driver) -> None:
     assert silent.text(12) == "status 12"
 
 
-def test_a_library_that_cannot_be_used(fake: ModuleType, tmp_path: Path) -> None:
-    """The error names the file and what is wrong with it; where no name is found the newest is told."""
-    with pytest.raises(PluginError, match=f"asm: {tmp_path}/nowhere.so cannot be used: .*No such file"):
-        bind_functions(HIP, str(tmp_path / "nowhere.so"))
-    with pytest.raises(PluginError, match="undefined symbol: hipModuleUnheardOf"):
-        bind_functions(attrs.evolve(HIP, functions={"load": ("hipModuleUnheardOf", ())}), str(fake.build()))
-    with pytest.raises(PluginError, match=r"libnobody\.so\.2 cannot be used"):
-        loaded(attrs.evolve(HIP, libraries=("libnobody.so.2", "libnobody.so")))
-
-
-PROCESS = """
-import ctypes, sys
-import attrs
-from tunedgemm_asm.driver import HIP, loaded, mapped
-mine = attrs.evolve(HIP, libraries=("libhipOfMine.so.1", "libhipOfMine.so"))
-assert mapped("libhipOfMine.so") == []
-ctypes.CDLL(sys.argv[1])
-assert mapped("libhipOfMine.so") == [sys.argv[1]]
-assert mapped("OfMine.so") == []
-assert loaded(mine).path == sys.argv[1]
-"""
-
-
-def test_the_mapped_driver_is_taken(fake: ModuleType, tmp_path: Path) -> None:
-    """The file that torch has loaded is used, wherever it lies; a file is mapped by its own name, not by the end of another's."""
-    place = tmp_path / "a folder" / "libhipOfMine.so.1.2"
-    place.parent.mkdir()
-    place.write_bytes(fake.build().read_bytes())
-    done = subprocess.run([sys.executable, "-c", PROCESS, str(place)], capture_output=True, text=True, env=dict(os.environ))
-    assert done.returncode == 0, done.stderr
-
-
 def test_names_and_constants_are_hips_own() -> None:
     """AMD's own bindings have the functions, the words of the list of extra arguments, and the statuses that the fake gives."""
     hip: Any = pytest.importorskip("rocm.bindings.hip")
     assert all(hasattr(hip, name) for name, _ in HIP.functions.values())
     words = (hip.HIP_LAUNCH_PARAM_BUFFER_POINTER, hip.HIP_LAUNCH_PARAM_BUFFER_SIZE, hip.HIP_LAUNCH_PARAM_END)
-    assert words == (native._BUFFER_POINTER, native._BUFFER_SIZE, HIP.end)
+    assert words == (native._BUFFER_POINTER, native._BUFFER_SIZE, ENDS["amd"])
     named = {int(status): status.name for status in hip.hipError_t}
     assert [named[status] for status in (0, 1, 200, 209, 400, 500, 700, 702, 719)] == [
         *("hipSuccess", "hipErrorInvalidValue", "hipErrorInvalidImage", "hipErrorNoBinaryForGpu", "hipErrorInvalidHandle"),

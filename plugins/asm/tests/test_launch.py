@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Launcher, LaunchError, Shape, Solution, semaphores
+from tunedgemm.plugin import Launcher, LaunchError, Shape, Solution, bind_driver, semaphores
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm_asm import driver, launch, native, packs
 
@@ -195,7 +195,7 @@ def test_a_launch_that_fails_names_the_kernel(asm: Any, over: ModuleType, fake: 
 def test_a_driver_that_does_not_load_it_is_an_error(asm: Any, over: ModuleType, fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code object is right and the device another: the error names kernel, architecture and the driver's words."""
     monkeypatch.setenv("FAKE_GFX", "gfx950")
-    fresh = driver.bind_functions(driver.HIP, str(fake.copy_of()))
+    fresh = bind_driver(driver.HIP, str(fake.copy_of()))
     name = name_of(fake, 96, shuffled=True, splits=True)
     with pytest.raises(LaunchError, match=f"asm {name} on gfx942: hipModuleLoadData: no kernel image is available"):
         over.bound(attrs.evolve(asm, driver=lambda _: fresh), name, attrs.evolve(PRODUCT, layout="aiter16x16"), 2)

@@ -19,9 +19,9 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import PluginError
+from tunedgemm.plugin import PluginError, bind_driver
 from tunedgemm_asm import native
-from tunedgemm_asm.driver import HIP, bind_functions
+from tunedgemm_asm.driver import HIP
 from tunedgemm_asm.native import Plan, by_ctypes
 
 SOURCE = Path(native.__file__).with_name("shim.c")
@@ -32,7 +32,7 @@ ADDRESSES = (HIGH + 1, HIGH + 2, 3, HIGH + 4, 5)
 extension = pytest.mark.skipif(native._extension is None, reason="the C extension was not built")
 ways = pytest.mark.parametrize("way", ["extension", "ctypes"])
 #: The same shim serves CUDA's driver, whose kernels get the arguments as their one parameter.
-CUDA = attrs.evolve(HIP, end=0)
+CUDA = attrs.evolve(HIP, kind="nvidia")
 
 #: A driver that notes what it is given, one note for each thread that launches.
 RECORDER = """
@@ -78,7 +78,7 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     subprocess.run(["cc", "-w", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)], input=RECORDER, text=True, check=True)
     told = ctypes.CDLL(str(path)).told
     told.restype = ctypes.POINTER(Note)
-    return SimpleNamespace(function=SimpleNamespace(driver=bind_functions(HIP, str(path)), address=HIGH + 99), told=told)
+    return SimpleNamespace(function=SimpleNamespace(driver=bind_driver(HIP, str(path)), address=HIGH + 99), told=told)
 
 
 def launching(way: str, function: Any, plan: Plan = PLAN) -> native.Launch:

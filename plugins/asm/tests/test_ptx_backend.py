@@ -109,7 +109,7 @@ def test_descriptors_are_made_once_for_an_address(backend: Asm, cuda: Any, ptx: 
     check(launcher.call(*others), others, SMALL)
     check(launcher.call(others[0], *given[1:]), (others[0], *given[1:]), SMALL)
     assert cuda.descriptors == 4
-    pool = Pool(cuda.driver(), Operand("bf16", 5, 64, 64))
+    pool = Pool(cuda.driver(), Operand("bf16", 5, 64, 64), -1)
     made = pool[1 << 20]
     assert made == ptx.described(1 << 20, 5, 64, 64) and pool[1 << 20] is made
     for address in range(1, 4200):
@@ -124,7 +124,7 @@ def test_a_launch_that_fails_says_so(backend: Asm, cuda: Any) -> None:
     with pytest.raises(LaunchError, match="asm ptx_64x32_s3_c1_x1_g8_r1: cuLaunchKernel: fake status 719"):
         launcher.call(*operands(SMALL))
     with pytest.raises(LaunchError, match="cuTensorMapEncodeTiled: fake status 1"):
-        Pool(cuda.driver(), Operand("bf16", 5, 64, 64))[8]
+        Pool(cuda.driver(), Operand("bf16", 5, 64, 64), -1)[8]
 
 
 @pytest.mark.parametrize(

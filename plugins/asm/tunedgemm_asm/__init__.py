@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.plugin import Device, Driver, Interface, Launcher, Shape, Solution, Unsupported, hookimpl, loaded_driver
 
-from tunedgemm_asm import driver, heuristic, launch, limits, solutions
+from tunedgemm_asm import heuristic, launch, limits, solutions
 from tunedgemm_asm.ptx import launch as ptx_launch
 from tunedgemm_asm.ptx import solutions as ptx
 
@@ -37,7 +37,7 @@ class Asm:
 
     libtype: str = "asm"
     found: Callable[[str], packs.Found] = _found
-    driver: Callable[[driver.Interface], driver.Driver] = driver.loaded
+    driver: Callable[[Interface], Driver] = loaded_driver
     host: Device | None = None
 
     CONTRACT = 1

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import (
     Device,
+    Driver,
+    Interface,
     Launcher,
     LaunchError,
     PluginError,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def bind(
-    drivers: Callable[[driver.Interface], driver.Driver],
+    drivers: Callable[[Interface], Driver],
     found: Found,
     solution: Solution,
     shape: Shape,

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 from tunedgemm.plugin import PluginError
 
-from tunedgemm_asm.driver import Function
+from tunedgemm_asm.driver import ENDS, Function
 
 #: Bytes of arguments at most, and addresses among them; ``shim.c`` has the same numbers.
 MOST_BYTES, MOST_SLOTS = 4096, 16
@@ -87,7 +87,7 @@ def by_extension(function: Function, plan: Plan) -> Launch:
         plan.shared,
         plan.arguments,
         plan.slots,
-        driver.interface.end,
+        ENDS[driver.interface.kind],
         function,
     )
     return made.launch  # type: ignore[no-any-return]
@@ -96,7 +96,7 @@ def by_extension(function: Function, plan: Plan) -> Launch:
 def by_ctypes(function: Function, plan: Plan) -> Launch:
     """Through ctypes."""
     call, address, (x, y, z), threads, shared = function.driver.functions["launch"], function.address, plan.grid, plan.threads, plan.shared
-    arguments, slots, end, pack = plan.arguments, plan.slots, function.driver.interface.end, struct.Struct("<Q").pack_into
+    arguments, slots, end, pack = plan.arguments, plan.slots, ENDS[function.driver.interface.kind], struct.Struct("<Q").pack_into
     pointers, size_t = ctypes.c_void_p * 5, ctypes.c_size_t
 
     def launch(stream: int, *addresses: int | bytes) -> int:

@@ -20,7 +20,7 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
 from tunedgemm_hipblaslt import descriptors, launch, library
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
 from tunedgemm_hipblaslt.descriptors import Described
-from tunedgemm_hipblaslt.library import StatusError, bind_functions, handle, loaded, mapped, revision, version
+from tunedgemm_hipblaslt.library import StatusError, bind_functions, handle, loaded, revision, version
 from tunedgemm_hipblaslt.problem import problem_of
 
 both = pytest.mark.parametrize("abi", [CUBLASLT, HIPBLASLT], ids=lambda abi: abi.libtype)
@@ -70,11 +70,9 @@ PROCESS = """
 import ctypes, sys
 import attrs
 from tunedgemm_hipblaslt.abi import CUBLASLT
-from tunedgemm_hipblaslt.library import loaded, mapped
+from tunedgemm_hipblaslt.library import loaded
 abi = attrs.evolve(CUBLASLT, libraries=("libcublasLtOfMine.so.13", "libcublasLtOfMine.so"))
-assert mapped(abi) == []
 ctypes.CDLL(sys.argv[1])
-assert mapped(abi) == [sys.argv[1]], mapped(abi)
 assert loaded(abi).path == sys.argv[1]
 assert loaded(abi) is loaded(abi)
 """
@@ -89,14 +87,6 @@ def test_the_mapped_file_is_taken(fake_library: Callable[[str], Path], tmp_path:
     environment = {**os.environ, "LD_LIBRARY_PATH": str(other.parent)}
     done = subprocess.run([sys.executable, "-c", PROCESS, str(place)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-
-
-def test_mapped_takes_no_namesakes(fake_library: Callable[[str], Path], tmp_path: Path) -> None:
-    """A file is mapped by its own name, not by a folder's or by the end of another's."""
-    folder = tmp_path / "libnamesake.so"
-    folder.mkdir()
-    ctypes.CDLL(str(shutil.copy(fake_library("cublaslt"), folder / "notlibnamesake.so.1")))
-    assert mapped(attrs.evolve(CUBLASLT, libraries=("libnamesake.so",))) == []
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,15 @@ Slow calls only: launches go through `native`. Nothing of it needs a compiler, h
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import struct
 import weakref
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import PluginError
+from tunedgemm.plugin import PluginError, current, mapped_files
 
 from tunedgemm_hipblaslt.abi import Abi
 
@@ -145,7 +143,7 @@ def loaded(abi: Abi) -> Library:
     import torch
 
     del torch  # it loads the library that it was built with
-    names = [*mapped(abi), *abi.libraries]
+    names = [*mapped_files(abi.libraries[-1]), *abi.libraries]
     problems = []
     for name in names:
         try:
@@ -153,24 +151,6 @@ def loaded(abi: Abi) -> Library:
         except PluginError as error:
             problems.append(str(error))
     raise PluginError(problems[0] if problems else f"{abi.libtype}: no library")
-
-
-def mapped(abi: Abi) -> list[str]:
-    """Files of this library that are in the process's memory."""
-    stem = abi.libraries[-1]
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return []
-    paths = (line.split(maxsplit=5)[-1] for line in lines if stem in line)
-    return [path for path in dict.fromkeys(paths) if Path(path).name.startswith(stem)]
-
-
-def current(index: int) -> contextlib.AbstractContextManager[Any]:
-    """A block in which the device with this index is the current one; -1 is host memory, which needs nothing."""
-    import torch
-
-    return torch.cuda.device(index) if index >= 0 else contextlib.nullcontext()
 
 
 @functools.cache

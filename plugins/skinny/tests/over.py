@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of, ops, torch_dtype
+from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, bind_driver, device_of, ops, torch_dtype
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm_skinny import Skinny, driver, rtc
 
@@ -27,7 +27,7 @@ def backend(fake: ModuleType, kind: str, host: Device | None = None) -> Skinny:
     """The backend over copies of the fake libraries of a kind of device, ``nvidia`` or ``amd``, which share nothing with others."""
     compiler, loaded = LIBRARIES[kind]
     compiles = rtc.bind_functions(rtc.INTERFACES[kind], str(fake.copy_of(compiler)))
-    drives = driver.bind_functions(driver.INTERFACES[kind], str(fake.copy_of(loaded)))
+    drives = bind_driver(driver.INTERFACES[kind], str(fake.copy_of(loaded)))
     return Skinny(compiler=lambda _: compiles, driver=lambda _: drives, host=host or HOSTS[kind])
 
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import attrs
 import pytest
-from tunedgemm.plugin import LaunchError, OutOfResources, PluginError, Shape
+from tunedgemm.plugin import Driver, LaunchError, OutOfResources, Shape
 from tunedgemm_skinny import driver, rtc
 from tunedgemm_skinny.build import ENTRY, build_of, code
-from tunedgemm_skinny.driver import CUDA, HIP, Driver, bind_functions, function_of, loaded
+from tunedgemm_skinny.driver import function_of
 from tunedgemm_skinny.names import Rows
 
 both = pytest.mark.parametrize("skinny", ["nvidia", "amd"], indirect=True)
@@ -96,71 +90,3 @@ def test_a_status_without_a_text_is_told_by_its_number(skinny: Any) -> None:
     assert found.text(0) == "no error"
     assert found.text(700) == "an illegal memory access was encountered"
     assert found.text(123456) in ("status 123456", "unknown error")
-
-
-@pytest.mark.parametrize("interface", [CUDA, HIP], ids=lambda interface: interface.kind)
-def test_a_library_that_cannot_be_used(interface: driver.Interface, fake: ModuleType, tmp_path: Path) -> None:
-    """The error names the file and what is wrong with it; where no name is found the newest is told."""
-    with pytest.raises(PluginError, match=f"skinny: {tmp_path}/nowhere.so cannot be used: .*No such file"):
-        bind_functions(interface, str(tmp_path / "nowhere.so"))
-    with pytest.raises(PluginError, match=f"undefined symbol: {interface.functions['load'][0]}"):
-        bind_functions(interface, str(fake.build("nvrtc")))
-    with pytest.raises(PluginError, match=r"libnobody\.so\.2 cannot be used"):
-        loaded(attrs.evolve(interface, libraries=("libnobody.so.2", "libnobody.so")))
-
-
-CONTEXT = """
-static int current, retained = -1, failures;
-int cuCtxGetCurrent(void **context) { *context = (void *)(current ? 7L : 0L); return 0; }
-int cuDeviceGet(int *device, int index) { *device = 100 + index; return 0; }
-int cuDevicePrimaryCtxRetain(void **context, int device) { retained = device; *context = (void *)7; return 0; }
-int cuCtxSetCurrent(void *context) { current = context == (void *)7; return 0; }
-int cuModuleLoadData(void **module, const void *code) { failures += !current; return current ? 0 : 201; }
-int cuModuleGetFunction(void) { return 0; }
-int cuFuncGetAttribute(void) { return 0; }
-int cuFuncSetAttribute(void) { return 201; }
-int cuLaunchKernel(void) { return 0; }
-int cuLaunchKernelEx(void) { return 0; }
-int cuGetErrorString(int status, const char **text) { *text = "no context"; return 0; }
-int told_device(void) { return retained; }
-int told_failures(void) { return failures; }
-"""
-
-
-def test_a_thread_without_a_context_gets_the_devices(tmp_path: Path) -> None:
-    """Where a call fails for the want of a context, the device's primary one is made current and the call repeated, once."""
-    path = tmp_path / "libcontext.so"
-    subprocess.run(["cc", "-w", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)], input=CONTEXT, text=True, check=True)
-    found, native = bind_functions(CUDA, str(path)), ctypes.CDLL(str(path))
-    module = ctypes.c_void_p()
-    found.call("load", 3, module, b"code")
-    assert (native.told_device(), native.told_failures()) == (103, 1)
-    found.call("load", 3, module, b"code")
-    assert native.told_failures() == 1
-    with pytest.raises(LaunchError, match="cuFuncSetAttribute: no context"):
-        found.call("set", 3, 0, driver.DYNAMIC_SHARED, 1)
-    with pytest.raises(LaunchError, match="no context"):
-        found.call("set", -1, 0, driver.DYNAMIC_SHARED, 1)
-
-
-PROCESS = """
-import ctypes, sys
-import attrs
-from tunedgemm_skinny.driver import CUDA, loaded
-from tunedgemm_skinny.mapped import mapped
-mine = attrs.evolve(CUDA, libraries=("libcudaOfMine.so.1", "libcudaOfMine.so"))
-assert mapped("libcudaOfMine.so") == []
-ctypes.CDLL(sys.argv[1])
-assert mapped("libcudaOfMine.so") == [sys.argv[1]]
-assert mapped("OfMine.so") == []
-assert loaded(mine).path == sys.argv[1]
-"""
-
-
-def test_the_mapped_driver_is_taken(fake: ModuleType, tmp_path: Path) -> None:
-    """The file that torch has loaded is used, wherever it lies; a file is mapped by its own name, not by the end of another's."""
-    place = tmp_path / "a folder" / "libcudaOfMine.so.1.2"
-    place.parent.mkdir()
-    place.write_bytes(fake.build("cuda").read_bytes())
-    done = subprocess.run([sys.executable, "-c", PROCESS, str(place)], capture_output=True, text=True, env=dict(os.environ))
-    assert done.returncode == 0, done.stderr

@@ -16,9 +16,9 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import Shape
+from tunedgemm.plugin import Shape, bind_driver
 from tunedgemm_skinny import native
-from tunedgemm_skinny.driver import CUDA, bind_functions
+from tunedgemm_skinny.driver import CUDA
 from tunedgemm_skinny.names import Rows
 from tunedgemm_skinny.native import Plan, by_ctypes
 
@@ -87,7 +87,7 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     subprocess.run(["cc", "-w", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)], input=RECORDER, text=True, check=True)
     told = ctypes.CDLL(str(path)).told
     told.restype = ctypes.POINTER(Note)
-    return SimpleNamespace(function=SimpleNamespace(driver=bind_functions(CUDA, str(path)), address=HIGH + 99, index=-1), told=told)
+    return SimpleNamespace(function=SimpleNamespace(driver=bind_driver(CUDA, str(path)), address=HIGH + 99, index=-1), told=told)
 
 
 def launching(way: str, function: Any, plan: Plan = PLAN) -> native.Launch:

@@ -53,10 +53,10 @@ def compiler(fake: ModuleType, interface: Interface) -> Compiler:
 
 BUILTINS = """
 import sys
-from tunedgemm_skinny.mapped import mapped
+from tunedgemm.plugin import mapped_files
 from tunedgemm_skinny.rtc import NVRTC, bind_functions
 bind_functions(NVRTC, sys.argv[1])
-print(*mapped("libmine-builtins"))
+print(*mapped_files("libmine-builtins"))
 """
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.plugin import Device, Driver, Interface, Launcher, Shape, Solution, Unsupported, hookimpl, loaded_driver
 
-from tunedgemm_skinny import driver, heuristic, launch, limits, rtc, solutions
+from tunedgemm_skinny import heuristic, launch, limits, rtc, solutions
 
 
 @attrs.frozen(eq=False)
@@ -24,7 +24,7 @@ class Skinny:
 
     libtype: str = "skinny"
     compiler: Callable[[rtc.Interface], rtc.Compiler] = rtc.loaded
-    driver: Callable[[driver.Interface], driver.Driver] = driver.loaded
+    driver: Callable[[Interface], Driver] = loaded_driver
     host: Device | None = None
 
     CONTRACT = 1

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import (
     Device,
+    Driver,
+    Interface,
     Launcher,
     LaunchError,
     OutOfResources,
@@ -70,7 +72,7 @@ def prepare(compiler: Callable[[rtc.Interface], rtc.Compiler], solution: Solutio
 
 def bind(
     compiler: Callable[[rtc.Interface], rtc.Compiler],
-    drivers: Callable[[driver.Interface], driver.Driver],
+    drivers: Callable[[Interface], Driver],
     solution: Solution,
     shape: Shape,
     device: Device,

@@ -13,9 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import PluginError
-
-from tunedgemm_skinny.mapped import mapped
+from tunedgemm.plugin import PluginError, mapped_files
 
 _POINTER, _INT, _TEXT = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
 _TEXTS, _SIZE = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_size_t)
@@ -181,7 +179,7 @@ def loaded(interface: Interface) -> Compiler:
         PluginError: there is none; the message says how to get it.
     """
     problems = []
-    for name in (*mapped(interface.libraries[-1]), *beside(interface), *interface.libraries):
+    for name in (*mapped_files(interface.libraries[-1]), *beside(interface), *interface.libraries):
         try:
             return bind_functions(interface, name)
         except PluginError as error:

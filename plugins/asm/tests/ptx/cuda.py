@@ -7,8 +7,9 @@ import re
 from typing import Any
 
 import attrs
+from tunedgemm.plugin import Driver
 from tunedgemm_asm.abi import Abi
-from tunedgemm_asm.driver import CUDA, Driver
+from tunedgemm_asm.driver import CUDA
 from tunedgemm_asm.ptx.arguments import MAP_BYTES, MAPS, abi_of
 
 from .formats import BYTES

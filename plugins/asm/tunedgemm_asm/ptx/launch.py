@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import (
     Device,
+    Driver,
+    Interface,
     Launcher,
     LaunchError,
     PluginError,
     Shape,
     Solution,
     Unsupported,
+    current,
     on_device,
     semaphores,
     torch_dtype,
@@ -56,7 +59,7 @@ def prepare(solution: Solution, shape: Shape, device: Device) -> None:
 
 
 def bind(
-    drivers: Callable[[driver.Interface], driver.Driver], solution: Solution, shape: Shape, device: Device, where: torch.device
+    drivers: Callable[[Interface], Driver], solution: Solution, shape: Shape, device: Device, where: torch.device
 ) -> Launcher | Unsupported:
     """The launcher of a solution for exactly this shape.
 
@@ -75,10 +78,9 @@ def bind(
         return Unsupported(str(error))
     plan = problem.variant.plan
     try:
-        library.ready(device.index)
         function = driver.function_of(library, assembler.code(problem.variant), ENTRY, device.index)
-        with driver.current(device.index):
-            library.call("set", function.address, driver.DYNAMIC_SHARED, plan.shared_bytes)
+        with current(device.index):
+            library.call("set", function.address, driver.DYNAMIC_SHARED, plan.shared_bytes, index=device.index)
     except LaunchError as error:
         raise LaunchError(f"asm {plan.name} on {device.gfx}: {error}") from error
     names, abi = ["out", *["bias"] * shape.bias], abi_of(shape.scale)
@@ -86,7 +88,7 @@ def bind(
     names += SCALES if shape.scale != "none" else []
     slots = (*(abi.field(name).offset for name in names), *MAPS.values())
     launch = launch_of(function, Plan((problem.grid, 1, 1), plan.threads, abi.pack(problem.values), slots, plan.shared_bytes))
-    pools = _pools(library, problem, shape)
+    pools = _pools(library, problem, shape, device.index)
     call = _call(launch, _failing(function, plan.name, device.index), pools, problem, shape, device.index, where)
     return Launcher(on_device(call, device.index), workspace_bytes=problem.workspace)
 
@@ -96,12 +98,12 @@ def _problem(solution: Solution, shape: Shape, device: Device) -> Problem:
     return problem_of(plan, splits, shape, max(1, device.cu_num))
 
 
-def _pools(library: driver.Driver, problem: Problem, shape: Shape) -> tuple[Pool, Pool]:
+def _pools(library: Driver, problem: Problem, shape: Shape, index: int) -> tuple[Pool, Pool]:
     """The descriptors of x and of the weight."""
     plan = problem.variant.plan
     boxes = (plan.box_b, plan.tile_a) if plan.swapped else (plan.tile_a, plan.box_b)
     x, weight = (Operand(shape.dtype, rows, shape.k, box) for rows, box in zip((shape.m, shape.n), boxes, strict=True))
-    return Pool(library, x), Pool(library, weight)
+    return Pool(library, x, index), Pool(library, weight, index)
 
 
 def _failing(function: driver.Function, name: str, index: int) -> Callable[[int], None]:

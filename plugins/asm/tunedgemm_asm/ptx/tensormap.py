@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 
 import attrs
+from tunedgemm.plugin import Driver
 
-from tunedgemm_asm.driver import Driver
 from tunedgemm_asm.ptx.arguments import MAP_BYTES
 from tunedgemm_asm.ptx.plan import ELEMENT_BYTES, step_of
 
@@ -41,8 +41,8 @@ class Operand:
     box: int
 
 
-def described(driver: Driver, operand: Operand, address: int) -> bytes:
-    """The descriptor of an operand at an address.
+def described(driver: Driver, operand: Operand, address: int, index: int) -> bytes:
+    """The descriptor of an operand at an address, on the device with this index.
 
     Raises:
         LaunchError: the driver does not take it.
@@ -53,19 +53,19 @@ def described(driver: Driver, operand: Operand, address: int) -> bytes:
     box, every = (ctypes.c_uint32 * 2)(step_of(operand.dtype), operand.box), (ctypes.c_uint32 * 2)(1, 1)
     where = ctypes.addressof(memory) + start
     kinds = (_INTERLEAVE, _SWIZZLE, _PROMOTION, _FILL)
-    driver.call("describe", where, _TYPES[operand.dtype], 2, address, sizes, strides, box, every, *kinds)
+    driver.call("describe", where, _TYPES[operand.dtype], 2, address, sizes, strides, box, every, *kinds, index=index)
     return memory.raw[start : start + MAP_BYTES]
 
 
 class Pool(dict[int, bytes]):
     """The descriptors of one operand by its address; one that is missing is made. Threads may make the same one twice."""
 
-    def __init__(self, driver: Driver, operand: Operand) -> None:
+    def __init__(self, driver: Driver, operand: Operand, index: int) -> None:
         super().__init__()
-        self._driver, self._operand = driver, operand
+        self._driver, self._operand, self._index = driver, operand, index
 
     def __missing__(self, address: int) -> bytes:
         if len(self) >= _KEPT:
             self.clear()
-        self[address] = made = described(self._driver, self._operand, address)
+        self[address] = made = described(self._driver, self._operand, address, self._index)
         return made

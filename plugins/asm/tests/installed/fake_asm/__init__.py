@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import os
 
-from tunedgemm.plugin import Device
-from tunedgemm_asm import Asm, driver
+from tunedgemm.plugin import Device, Driver, Interface, bind_driver
+from tunedgemm_asm import Asm
 
 
 @functools.cache
-def _driver(interface: driver.Interface) -> driver.Driver:
-    return driver.bind_functions(interface, os.environ["FAKE_ASM_LIBRARY"])
+def _driver(interface: Interface) -> Driver:
+    return bind_driver(interface, os.environ["FAKE_ASM_LIBRARY"])
 
 
 mi300x = Asm("fakeasm", driver=_driver, host=Device("gfx942", 304, "amd-instinct-mi300x"))

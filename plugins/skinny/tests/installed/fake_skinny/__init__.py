@@ -6,8 +6,8 @@ import functools
 import os
 from pathlib import Path
 
-from tunedgemm.plugin import Device
-from tunedgemm_skinny import Skinny, driver, rtc
+from tunedgemm.plugin import Device, Driver, Interface, bind_driver
+from tunedgemm_skinny import Skinny, rtc
 
 _RTC, _DRIVER = {"nvidia": "nvrtc", "amd": "hiprtc"}, {"nvidia": "cuda", "amd": "hip"}
 
@@ -22,8 +22,8 @@ def _compiler(interface: rtc.Interface) -> rtc.Compiler:
 
 
 @functools.cache
-def _driver(interface: driver.Interface) -> driver.Driver:
-    return driver.bind_functions(interface, _file(_DRIVER[interface.kind]))
+def _driver(interface: Interface) -> Driver:
+    return bind_driver(interface, _file(_DRIVER[interface.kind]))
 
 
 cuda = Skinny("skinnycuda", _compiler, _driver, Device("sm_90", 132, "nvidia-h200"))

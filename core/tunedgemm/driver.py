@@ -1,0 +1,154 @@
+"""CUDA's and HIP's drivers through ctypes, for plugins that load code objects: which file, which functions, whose context.
+
+A plugin names the functions that it calls, and launches by a way of its own. The vendors' headers are cuda.h of CUDA 12 and 13 and
+hip_runtime_api.h of ROCm 6 and 7.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tunedgemm.errors import LaunchError, PluginError
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Interface:
+    """A driver's functions, as far as a plugin needs them.
+
+    Attributes:
+        plugin: who asks; its errors begin with it.
+        kind: whose devices it drives, as `Device.kind`.
+        libraries: its file names, newest first; the last is what all start with.
+        functions: the plugin's word -> (name, arguments); all return a status, of which 0 is success.
+        error: the function that gives the text of a status: as its result, or on NVIDIA through a pointer.
+        no_context: the status of a call by a thread without a context, see `Driver.mend`; -1 where there are no contexts.
+    """
+
+    plugin: str
+    kind: str
+    libraries: tuple[str, ...]
+    functions: Mapping[str, tuple[str, tuple[Any, ...]]]
+    error: str
+    no_context: int = -1
+
+
+@attrs.frozen(eq=False)
+class Driver:
+    """A loaded driver.
+
+    Attributes:
+        interface: which.
+        path: the file.
+        functions: by the plugin's word.
+    """
+
+    interface: Interface
+    path: str
+    functions: Mapping[str, Any]
+
+    def call(self, word: str, *arguments: Any, index: int = -1) -> None:
+        """Call one of its functions; with the index of the current device, where the thread may have no context.
+
+        Raises:
+            LaunchError: its status is not success.
+        """
+        while status := self.functions[word](*arguments):
+            self.mend(word, status, index)
+
+    def mend(self, word: str, status: int, index: int) -> None:
+        """Make a second try of a failed call worthwhile, where the thread only had no context.
+
+        A thread has none while it has called nothing of CUDA's runtime but what torch answers from its own memory.
+
+        Raises:
+            LaunchError: the call failed for another reason.
+        """
+        if status != self.interface.no_context or index < 0 or not self._enter(index):
+            raise LaunchError(f"{self.interface.functions[word][0]}: {self.text(status)}")
+
+    def _enter(self, index: int) -> bool:
+        """Whether the thread had no context and now has the device's primary one, which is torch's and lives as long as the process."""
+        loaded, device, context = ctypes.CDLL(self.path), ctypes.c_int(), ctypes.c_void_p()
+        return not (
+            loaded.cuCtxGetCurrent(ctypes.byref(context))
+            or context.value
+            or loaded.cuDeviceGet(ctypes.byref(device), index)
+            or loaded.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+            or loaded.cuCtxSetCurrent(context)
+        )
+
+    def text(self, status: int) -> str:
+        """The driver's own words for a status."""
+        error, found = self.functions["error"], ctypes.c_char_p()
+        if self.interface.kind == "nvidia":
+            error(status, ctypes.byref(found))
+        else:
+            found.value = error(status)
+        return (found.value or b"").decode(errors="replace") or f"status {status}"
+
+    def address(self, word: str) -> int:
+        """Where a function lies."""
+        return int(ctypes.cast(self.functions[word], ctypes.c_void_p).value or 0)
+
+
+def bind_driver(interface: Interface, path: str) -> Driver:
+    """Load a driver's library and give its functions their arguments.
+
+    Raises:
+        PluginError: it cannot be loaded, or lacks a function.
+    """
+    try:
+        loaded = ctypes.CDLL(path)
+        functions = {word: getattr(loaded, name) for word, (name, _) in interface.functions.items()}
+        functions["error"] = getattr(loaded, interface.error)
+    except (OSError, AttributeError) as error:
+        raise PluginError(f"{interface.plugin}: {path} cannot be used: {error}") from error
+    for word, (_, arguments) in interface.functions.items():
+        functions[word].argtypes, functions[word].restype = arguments, ctypes.c_int
+    nvidia = interface.kind == "nvidia"
+    functions["error"].argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)) if nvidia else (ctypes.c_int,)
+    functions["error"].restype = ctypes.c_int if nvidia else ctypes.c_char_p
+    return Driver(interface, path, functions)
+
+
+@functools.cache
+def loaded_driver(interface: Interface) -> Driver:
+    """The driver of this kind in this process: the file that torch has loaded, else the first that the loader finds.
+
+    Raises:
+        PluginError: there is none.
+    """
+    import torch
+
+    del torch  # it loads the driver that it was built for
+    problems = []
+    for name in (*mapped_files(interface.libraries[-1]), *interface.libraries):
+        try:
+            return bind_driver(interface, name)
+        except PluginError as error:
+            problems.append(str(error))
+    raise PluginError(problems[0])
+
+
+def mapped_files(stem: str) -> list[str]:
+    """Paths of the files in the process's memory whose name starts with *stem*, as ``libcuda.so``."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = (line.split(maxsplit=5)[-1] for line in lines if stem in line)
+    return [path for path in dict.fromkeys(paths) if Path(path).name.startswith(stem)]
+
+
+def current(index: int) -> contextlib.AbstractContextManager[Any]:
+    """A block in which the device with this index is the current one; -1 is host memory, which needs nothing."""
+    import torch
+
+    return torch.cuda.device(index) if index >= 0 else contextlib.nullcontext()
