@@ -47,7 +47,8 @@ CASES = [
     (Plan(128, 256, 3, promoted=True), of("block", (150, 300, 272)), 1, 2),
     (Plan(256, 128, 2, promoted=True), of("block", (300, 264, 272), outdtype="fp16"), 2, 2),
     (Plan(64, 224, 3, 1, promoted=True), of("row", (70, 300, 272), bias="bf16"), 1, 2),
-    (Plan(208, 64, 3, 1, swapped=True, promoted=True), of("block", (215, 72, 272)), 1, 2),
+    (Plan(208, 64, 3, 1, swapped=True, promoted=True), of("row", (215, 72, 272)), 1, 2),
+    (Plan(96, 64, 3, 1, swapped=True, promoted=True), of("block", (101, 72, 272)), 1, 2),
     (Plan(128, 160, 3, promoted=True), of("block", (150, 500, 144)), 1, 2),
     (Plan(256, 64, 2, promoted=True), of("block", (300, 137, 272)), 1, 2),
     (Plan(128, 1 << 5, 3, 2, 2, 2, promoted=True), of("block", (300, 165, 528)), 3, 5),
@@ -155,6 +156,7 @@ def test_the_emulator_finds_mistakes(ptx: ModuleType, mistake: str) -> None:
         (Plan(64, 96, 4, 1), BLOCKS[1], "does not add up blocks of K with their scales: the name of one that does has _p"),
         (Plan(64, 72, 4, 1, promoted=True), BLOCKS[1], "rows of the weight at too many places in blocks of scales: 128 rows share one"),
         (Plan(8, 192, 4, 1, swapped=True, promoted=True), BLOCKS[1], "rows of the weight at too many places in blocks of scales"),
+        (Plan(104, 256, 4, swapped=True, promoted=True), BLOCKS[1], "has 208 sums, scales and their places and 40 others, a thread"),
         (Plan(64, 96, 4, 1, promoted=True), Shape("a16w16", 100, 200, 400), "those of bf16 are whole"),
     ],
 )

@@ -9,7 +9,7 @@ from tunedgemm.plugin import PluginError, Shape
 
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.matrix import multiplies
-from tunedgemm_asm.ptx.plan import SCALE_BLOCK, Plan, Variant, step_of
+from tunedgemm_asm.ptx.plan import BESIDE_SUMS, SCALE_BLOCK, Plan, Variant, step_of
 from tunedgemm_asm.ptx.promotion import scales_by_block
 from tunedgemm_asm.ptx.splitk import slot_bytes
 
@@ -85,10 +85,19 @@ def _unable(plan: Plan, shape: Shape) -> str:
         return f"adds sums of fp8 products in float32; those of {shape.dtype} are whole"
     if not multiplies(plan.portion, shape.dtype):
         return f"has tiles of {plan.tile_b} rows, for which there is no instruction of {shape.dtype}"
-    if shape.scale == "block" and not plan.promoted:
+    return _unable_by_block(plan) if shape.scale == "block" else ""
+
+
+def _unable_by_block(plan: Plan) -> str:
+    """Why the plan does not take scales by block, or an empty text."""
+    if not plan.promoted:
         return "does not add up blocks of K with their scales: the name of one that does has _p"
-    if shape.scale == "block" and not scales_by_block(plan):
+    if not scales_by_block(plan):
         return f"has rows of the weight at too many places in blocks of scales: {SCALE_BLOCK} rows share one"
+    # Of each row of x in b that is a thread's, a quarter of them, its scale and where that lies.
+    held = plan.sums + plan.portion // 2 + plan.tile_b // 2 * plan.swapped
+    if held + BESIDE_SUMS > plan.consumer_registers:
+        return f"has {held} sums, scales and their places and {BESIDE_SUMS} others, a thread has {plan.consumer_registers} registers"
     return ""
 
 
