@@ -167,6 +167,26 @@ def test_the_few_that_lead_meet_alone_and_the_first_guess_with_them() -> None:
     assert (outcome.winner.solution.kernel_name, outcome.winner.us) == ("one", 9.5)
 
 
+def test_all_times_are_of_the_moment_in_which_the_few_meet() -> None:
+    """Where everything is faster beside few, torch's call, far behind and not among them, has not gained or lost by that."""
+
+    def bench(op: Any, shape: Shape, device: Any) -> Any:
+        def sampled(launchers: Any, rounds: int) -> Any:
+            heat = 1.0 if any(each.kernel_name == "native" for each in launchers) else 0.9
+            us = {"one": 10.0, "two": 10.1, "three": 10.2, "four": 10.9, "five": 11.0, "native": 30.0}
+            return {solution: Samples((heat * us[solution.kernel_name],) * rounds) for solution in launchers}
+
+        return sampled
+
+    backend = fake_backend("turbo", solutions=("one", "two", "three", "four", "five"), call=linear)
+    made = lane(never)
+    made.remote.worker = Mortal(fake_registry(backend), QUICK, never, bench=bench)  # type: ignore[assignment]
+    outcome, _ = tuned(made)
+
+    assert outcome.reference is not None
+    assert (outcome.gain, outcome.reference.us) == (pytest.approx(3.0), pytest.approx(27.0))
+
+
 def test_what_fails_late_has_made_nobody_slow() -> None:
     """The fastest fails once everything was timed: what seemed hopeless beside it is timed again, each told once."""
     bench = clock(one=1.0, two=20.0)
