@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from tunedgemm.driver import Interface, bind_driver, current, loaded_driver, mapped_files
+from tunedgemm.driver import DriverInterface, bind_driver, device_context, loaded_driver, mapped_files
 from tunedgemm.errors import LaunchError, PluginError
 
 #: Loading and setting fail in a thread without a context; setting always.
@@ -28,7 +28,7 @@ const char *hipGetErrorString(int status) { return status ? "hip's word" : ""; }
 int told_device(void) { return retained; }
 int told_failures(void) { return failures; }
 """
-MINE = Interface(
+MINE = DriverInterface(
     plugin="mine",
     kind="nvidia",
     libraries=("libmine.so.1", "libmine.so"),
@@ -113,5 +113,5 @@ def test_a_folder_is_no_library(library: Path, tmp_path: Path) -> None:
 
 def test_host_memory_has_no_current_device() -> None:
     """Index -1 needs nothing, and asks no driver."""
-    with current(-1) as entered:
+    with device_context(-1) as entered:
         assert entered is None

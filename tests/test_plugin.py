@@ -7,9 +7,10 @@ from tunedgemm import plugin
 
 #: What `CONTRACT` = 1 promises. Taking a name away is a new contract.
 WORDS = """
-CONTRACT Columns Command Device LaunchError Launcher Op Options OutOfResources Outcome Planned PluginError Progress Row Shape Solution
-Tolerance Unsupported UserError artifact cache_folder console device_of dtype_bits home_folder hookimpl on_device op_named ops parse_dtype
-plain_weight read_log read_rows semaphores shape_of_texts short_dtype shuffle_weight summary torch_dtype tune unshuffle_weight upsert
+CONTRACT Columns Command Device Driver DriverInterface LaunchError Launcher Op Options OutOfResources Outcome Planned PluginError Progress
+Row Shape Solution Tolerance Unsupported UserError artifact bind_driver cache_folder console device_context device_of dtype_bits home_folder
+hookimpl loaded_driver mapped_files on_device op_named ops parse_dtype plain_weight read_log
+read_rows semaphores shape_of_texts short_dtype shuffle_weight summary torch_dtype tune unshuffle_weight upsert
 workspace
 """
 MENU = set(WORDS.split())

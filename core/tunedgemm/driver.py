@@ -19,7 +19,7 @@ from tunedgemm.errors import LaunchError, PluginError
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class Interface:
+class DriverInterface:
     """A driver's functions, as far as a plugin needs them.
 
     Attributes:
@@ -49,7 +49,7 @@ class Driver:
         functions: by the plugin's word.
     """
 
-    interface: Interface
+    interface: DriverInterface
     path: str
     functions: Mapping[str, Any]
 
@@ -98,7 +98,7 @@ class Driver:
         return int(ctypes.cast(self.functions[word], ctypes.c_void_p).value or 0)
 
 
-def bind_driver(interface: Interface, path: str) -> Driver:
+def bind_driver(interface: DriverInterface, path: str) -> Driver:
     """Load a driver's library and give its functions their arguments.
 
     Raises:
@@ -119,7 +119,7 @@ def bind_driver(interface: Interface, path: str) -> Driver:
 
 
 @functools.cache
-def loaded_driver(interface: Interface) -> Driver:
+def loaded_driver(interface: DriverInterface) -> Driver:
     """The driver of this kind in this process: the file that torch has loaded, else the first that the loader finds.
 
     Raises:
@@ -147,7 +147,7 @@ def mapped_files(stem: str) -> list[str]:
     return [path for path in dict.fromkeys(paths) if Path(path).name.startswith(stem)]
 
 
-def current(index: int) -> contextlib.AbstractContextManager[Any]:
+def device_context(index: int) -> contextlib.AbstractContextManager[Any]:
     """A block in which the device with this index is the current one; -1 is host memory, which needs nothing."""
     import torch
 

@@ -11,7 +11,7 @@ from typing import Any
 from tunedgemm.artifact import artifact, cache_folder
 from tunedgemm.command import Command
 from tunedgemm.device import Device, device_of
-from tunedgemm.driver import Driver, Interface, bind_driver, current, loaded_driver, mapped_files
+from tunedgemm.driver import Driver, DriverInterface, bind_driver, device_context, loaded_driver, mapped_files
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.errors import LaunchError, OutOfResources, PluginError, UserError
 from tunedgemm.hookspecs import CONTRACT, hookimpl
@@ -28,7 +28,7 @@ __all__ = [
     "Command",
     "Device",
     "Driver",
-    "Interface",
+    "DriverInterface",
     "LaunchError",
     "Launcher",
     "Op",
@@ -48,7 +48,7 @@ __all__ = [
     "bind_driver",
     "cache_folder",
     "console",  # noqa: F822
-    "current",
+    "device_context",
     "device_of",
     "dtype_bits",
     "home_folder",  # noqa: F822 - by __getattr__, like those below

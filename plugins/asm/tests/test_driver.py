@@ -42,7 +42,7 @@ def test_each_device_loads_it_for_itself(library: Driver, fake: ModuleType, obje
         yield
         blocks.append((index, loads() - before))
 
-    monkeypatch.setattr(driver, "current", block)
+    monkeypatch.setattr(driver, "device_context", block)
     code = objects.made(["one", "two"])
     functions = [function_of(library, code, entry, index) for entry in ("one", "two") for index in (0, 1)]
     assert blocks == [(0, 1), (1, 1), (0, 0), (1, 0)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import attrs
-from tunedgemm.plugin import Device, Driver, Interface, Launcher, Shape, Solution, Unsupported, hookimpl, loaded_driver
+from tunedgemm.plugin import Device, Driver, DriverInterface, Launcher, Shape, Solution, Unsupported, hookimpl, loaded_driver
 
 from tunedgemm_asm import heuristic, launch, limits, solutions
 from tunedgemm_asm.ptx import launch as ptx_launch
@@ -37,7 +37,7 @@ class Asm:
 
     libtype: str = "asm"
     found: Callable[[str], packs.Found] = _found
-    driver: Callable[[Interface], Driver] = loaded_driver
+    driver: Callable[[DriverInterface], Driver] = loaded_driver
     host: Device | None = None
 
     CONTRACT = 1

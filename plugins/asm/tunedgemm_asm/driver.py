@@ -6,7 +6,7 @@ import ctypes
 import functools
 
 import attrs
-from tunedgemm.plugin import Driver, Interface, current
+from tunedgemm.plugin import Driver, DriverInterface, device_context
 
 _POINTER, _INT, _UINT = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
 _HANDLE = ctypes.POINTER(ctypes.c_void_p)
@@ -16,7 +16,7 @@ _LAUNCH = (_POINTER, *(_UINT,) * 7, _POINTER, _HANDLE, _HANDLE)
 DYNAMIC_SHARED = 8
 
 
-HIP = Interface(
+HIP = DriverInterface(
     plugin="asm",
     kind="amd",
     libraries=("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"),
@@ -27,7 +27,7 @@ HIP = Interface(
     },
     error="hipGetErrorString",
 )
-CUDA = Interface(
+CUDA = DriverInterface(
     plugin="asm",
     kind="nvidia",
     libraries=("libcuda.so.1", "libcuda.so"),
@@ -69,7 +69,7 @@ def function_of(driver: Driver, code: bytes, entry: str, index: int) -> Function
         LaunchError: the driver does not take it.
     """
     function = ctypes.c_void_p()
-    with current(index):
+    with device_context(index):
         driver.call("function", function, _module(driver, code, index), entry.encode(), index=index)
     return Function(driver, int(function.value or 0))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.plugin import (
     Device,
     Driver,
-    Interface,
+    DriverInterface,
     Launcher,
     LaunchError,
     PluginError,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def bind(
-    drivers: Callable[[Interface], Driver],
+    drivers: Callable[[DriverInterface], Driver],
     found: Found,
     solution: Solution,
     shape: Shape,

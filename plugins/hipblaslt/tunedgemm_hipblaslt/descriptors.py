@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import attrs
 
 from tunedgemm_hipblaslt.abi import Abi
-from tunedgemm_hipblaslt.library import Created, Library, StatusError, current, handle
+from tunedgemm_hipblaslt.library import Created, Library, StatusError, device_context, handle
 from tunedgemm_hipblaslt.names import Algorithm
 from tunedgemm_hipblaslt.problem import Matrix, Problem
 
@@ -228,7 +228,7 @@ def _described(library: Library, problem: Problem, index: int) -> tuple[Describe
 @contextlib.contextmanager
 def asking(library: Library, problem: Problem, index: int) -> Iterator[Described]:
     """A problem's descriptors for questions: one thread at a time, the device made current."""
-    with current(index):
+    with device_context(index):
         described, lock = _described(library, problem, index)
         with lock:
             yield described

@@ -13,7 +13,7 @@ from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, Use
 
 from tunedgemm_hipblaslt import hipblaslt, launch
 from tunedgemm_hipblaslt.descriptors import ALIGNMENT
-from tunedgemm_hipblaslt.library import build, current, handle
+from tunedgemm_hipblaslt.library import build, device_context, handle
 from tunedgemm_hipblaslt.limits import LAYOUT
 from tunedgemm_hipblaslt.names import FIRST, Numbered
 from tunedgemm_hipblaslt.problem import problem_of, quantised
@@ -32,7 +32,7 @@ def hipb_create_extension() -> None:
         PluginError: there is no hipBLASLt in this process.
     """
     device = _device()
-    with current(device.index):
+    with device_context(device.index):
         handle(backend.load(backend.abi), device.index)
 
 

@@ -11,7 +11,7 @@ import attrs
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, on_device, torch_dtype, workspace
 
 from tunedgemm_hipblaslt.descriptors import Described, Found, asking
-from tunedgemm_hipblaslt.library import Library, build, current
+from tunedgemm_hipblaslt.library import Library, build, device_context
 from tunedgemm_hipblaslt.names import Algorithm, Name, Numbered, parse
 from tunedgemm_hipblaslt.native import Launch, launch_of
 from tunedgemm_hipblaslt.problem import BLOCK, Problem, problem_of, quantised
@@ -29,7 +29,7 @@ def bind(library: Library, solution: Solution, shape: Shape, device: Device) -> 
     except PluginError as error:
         return Unsupported(str(error))
     problem = problem_of(shape, after=name.after, fast=name.fast)
-    with current(device.index):
+    with device_context(device.index):
         described = Described(library, problem, device.index)
         found = algorithm_of(described, name, device.index)
         if isinstance(found, Found):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import PluginError, current, mapped_files
+from tunedgemm.plugin import PluginError, device_context, mapped_files
 
 from tunedgemm_hipblaslt.abi import Abi
 
@@ -186,5 +186,5 @@ def revision(library: Library, index: int) -> str:
 
 def build(library: Library, index: int) -> tuple[int, str]:
     """Version and revision of the library on the device with this index: what a hipBLASLt's numbers of algorithms hold for."""
-    with current(index):
+    with device_context(index):
         return version(library, index), revision(library, index)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import attrs
-from tunedgemm.plugin import Device, Driver, Interface, Launcher, Shape, Solution, Unsupported, hookimpl, loaded_driver
+from tunedgemm.plugin import Device, Driver, DriverInterface, Launcher, Shape, Solution, Unsupported, hookimpl, loaded_driver
 
 from tunedgemm_skinny import heuristic, launch, limits, rtc, solutions
 
@@ -24,7 +24,7 @@ class Skinny:
 
     libtype: str = "skinny"
     compiler: Callable[[rtc.Interface], rtc.Compiler] = rtc.loaded
-    driver: Callable[[Interface], Driver] = loaded_driver
+    driver: Callable[[DriverInterface], Driver] = loaded_driver
     host: Device | None = None
 
     CONTRACT = 1

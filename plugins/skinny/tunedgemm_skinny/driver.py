@@ -7,7 +7,7 @@ import functools
 import threading
 
 import attrs
-from tunedgemm.plugin import Driver, Interface, LaunchError, OutOfResources, current
+from tunedgemm.plugin import Driver, DriverInterface, LaunchError, OutOfResources, device_context
 
 _POINTER, _INT, _UINT = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
 _HANDLE, _INTS = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int)
@@ -19,7 +19,7 @@ MAX_THREADS, LOCAL_BYTES, REGISTERS, DYNAMIC_SHARED = 0, 3, 4, 8
 UNASKED_SHARED = 48 << 10
 
 
-CUDA = Interface(
+CUDA = DriverInterface(
     plugin="skinny",
     kind="nvidia",
     libraries=("libcuda.so.1", "libcuda.so"),
@@ -34,7 +34,7 @@ CUDA = Interface(
     error="cuGetErrorString",
     no_context=201,  # CUDA_ERROR_INVALID_CONTEXT
 )
-HIP = Interface(
+HIP = DriverInterface(
     plugin="skinny",
     kind="amd",
     libraries=("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"),
@@ -79,7 +79,7 @@ class Function:
         """
         if threads > self.threads:
             raise OutOfResources(f"blocks of {threads} threads with {self.registers} registers each; {self.threads} threads are the most")
-        with _granting, current(self.index):
+        with _granting, device_context(self.index):
             # Launchers of several shapes share the function, and what one asked for must not be taken from it.
             if shared <= self.granted or self.driver.interface.kind != "nvidia":  # HIP grants it unasked
                 return
@@ -103,7 +103,7 @@ def function_of(driver: Driver, code: bytes, entry: str, index: int) -> Function
         LaunchError: the driver does not take it.
     """
     module, function, found = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
-    with current(index):
+    with device_context(index):
         driver.call("load", module, code, index=index)
         driver.call("function", function, module, entry.encode(), index=index)
         numbers = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.plugin import (
     Device,
     Driver,
-    Interface,
+    DriverInterface,
     Launcher,
     LaunchError,
     OutOfResources,
@@ -72,7 +72,7 @@ def prepare(compiler: Callable[[rtc.Interface], rtc.Compiler], solution: Solutio
 
 def bind(
     compiler: Callable[[rtc.Interface], rtc.Compiler],
-    drivers: Callable[[Interface], Driver],
+    drivers: Callable[[DriverInterface], Driver],
     solution: Solution,
     shape: Shape,
     device: Device,

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from tunedgemm.plugin import (
     Device,
     Driver,
-    Interface,
+    DriverInterface,
     Launcher,
     LaunchError,
     PluginError,
     Shape,
     Solution,
     Unsupported,
-    current,
+    device_context,
     on_device,
     semaphores,
     torch_dtype,
@@ -59,7 +59,7 @@ def prepare(solution: Solution, shape: Shape, device: Device) -> None:
 
 
 def bind(
-    drivers: Callable[[Interface], Driver], solution: Solution, shape: Shape, device: Device, where: torch.device
+    drivers: Callable[[DriverInterface], Driver], solution: Solution, shape: Shape, device: Device, where: torch.device
 ) -> Launcher | Unsupported:
     """The launcher of a solution for exactly this shape.
 
@@ -79,7 +79,7 @@ def bind(
     plan = problem.variant.plan
     try:
         function = driver.function_of(library, assembler.code(problem.variant), ENTRY, device.index)
-        with current(device.index):
+        with device_context(device.index):
             library.call("set", function.address, driver.DYNAMIC_SHARED, plan.shared_bytes, index=device.index)
     except LaunchError as error:
         raise LaunchError(f"asm {plan.name} on {device.gfx}: {error}") from error

@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import os
 
-from tunedgemm.plugin import Device, Driver, Interface, bind_driver
+from tunedgemm.plugin import Device, Driver, DriverInterface, bind_driver
 from tunedgemm_asm import Asm
 
 
 @functools.cache
-def _driver(interface: Interface) -> Driver:
+def _driver(interface: DriverInterface) -> Driver:
     return bind_driver(interface, os.environ["FAKE_ASM_LIBRARY"])
 
 

@@ -6,7 +6,7 @@ import functools
 import os
 from pathlib import Path
 
-from tunedgemm.plugin import Device, Driver, Interface, bind_driver
+from tunedgemm.plugin import Device, Driver, DriverInterface, bind_driver
 from tunedgemm_skinny import Skinny, rtc
 
 _RTC, _DRIVER = {"nvidia": "nvrtc", "amd": "hiprtc"}, {"nvidia": "cuda", "amd": "hip"}
@@ -22,7 +22,7 @@ def _compiler(interface: rtc.Interface) -> rtc.Compiler:
 
 
 @functools.cache
-def _driver(interface: Interface) -> Driver:
+def _driver(interface: DriverInterface) -> Driver:
     return bind_driver(interface, _file(_DRIVER[interface.kind]))
 
 
