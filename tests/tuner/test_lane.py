@@ -147,21 +147,26 @@ def test_what_is_wrong_only_when_checked_wholly_has_made_nobody_slow() -> None:
     assert len(set(final)) == len(final)
 
 
-def test_the_few_that_lead_meet_alone_and_the_first_guess_with_them() -> None:
-    """Who dropped out of the race beside many may be the fastest beside few: then it wins."""
+def among_five(us: Callable[[set[str]], dict[str, float]]) -> Outcome:
+    """What becomes of five solutions whose times depend on who is timed beside them."""
 
     def bench(op: Any, shape: Shape, device: Any) -> Any:
         def sampled(launchers: Any, rounds: int) -> Any:
-            many = len(launchers) > 4
-            us = {"one": 10.8 if many else 9.5, "two": 10.0, "three": 10.1, "four": 10.2, "five": 10.3, "native": 30.0}
-            return {solution: Samples((us[solution.kernel_name],) * rounds) for solution in launchers}
+            times = us({solution.kernel_name for solution in launchers})
+            return {solution: Samples((times[solution.kernel_name],) * rounds) for solution in launchers}
 
         return sampled
 
     backend = fake_backend("turbo", solutions=("one", "two", "three", "four", "five"), call=linear)
     made = lane(never)
     made.remote.worker = Mortal(fake_registry(backend), QUICK, never, bench=bench)  # type: ignore[assignment]
-    outcome, _ = tuned(made)
+    return tuned(made)[0]
+
+
+def test_the_few_that_lead_meet_alone_and_the_first_guess_with_them() -> None:
+    """Who dropped out of the race beside many may be the fastest beside few: then it wins."""
+    others = {"two": 10.0, "three": 10.1, "four": 10.2, "five": 10.3, "native": 30.0}
+    outcome = among_five(lambda names: {**others, "one": 10.8 if len(names) > 4 else 9.5})
 
     assert outcome.winner is not None
     assert (outcome.winner.solution.kernel_name, outcome.winner.us) == ("one", 9.5)
@@ -169,19 +174,8 @@ def test_the_few_that_lead_meet_alone_and_the_first_guess_with_them() -> None:
 
 def test_all_times_are_of_the_moment_in_which_the_few_meet() -> None:
     """Where everything is faster beside few, torch's call, far behind and not among them, has not gained or lost by that."""
-
-    def bench(op: Any, shape: Shape, device: Any) -> Any:
-        def sampled(launchers: Any, rounds: int) -> Any:
-            heat = 1.0 if any(each.kernel_name == "native" for each in launchers) else 0.9
-            us = {"one": 10.0, "two": 10.1, "three": 10.2, "four": 10.9, "five": 11.0, "native": 30.0}
-            return {solution: Samples((heat * us[solution.kernel_name],) * rounds) for solution in launchers}
-
-        return sampled
-
-    backend = fake_backend("turbo", solutions=("one", "two", "three", "four", "five"), call=linear)
-    made = lane(never)
-    made.remote.worker = Mortal(fake_registry(backend), QUICK, never, bench=bench)  # type: ignore[assignment]
-    outcome, _ = tuned(made)
+    us = {"one": 10.0, "two": 10.1, "three": 10.2, "four": 10.9, "five": 11.0, "native": 30.0}
+    outcome = among_five(lambda names: {name: each * (1.0 if "native" in names else 0.9) for name, each in us.items()})
 
     assert outcome.reference is not None
     assert (outcome.gain, outcome.reference.us) == (pytest.approx(3.0), pytest.approx(27.0))
