@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
 from tunedgemm.errors import LaunchError, PluginError
+
+Bound = TypeVar("Bound")
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -128,13 +130,22 @@ def loaded_driver(interface: DriverInterface) -> Driver:
     import torch
 
     del torch  # it loads the driver that it was built for
+    return first_usable((*mapped_files(interface.libraries[-1]), *interface.libraries), lambda path: bind_driver(interface, path))
+
+
+def first_usable(paths: Iterable[str], bind: Callable[[str], Bound]) -> Bound:
+    """What *bind* makes of the first path of a library, one at least, that it does not refuse.
+
+    Raises:
+        PluginError: it refuses all; the reason is that of the first.
+    """
     problems = []
-    for name in (*mapped_files(interface.libraries[-1]), *interface.libraries):
+    for path in paths:
         try:
-            return bind_driver(interface, name)
+            return bind(path)
         except PluginError as error:
-            problems.append(str(error))
-    raise PluginError(problems[0])
+            problems.append(error)
+    raise problems[0]
 
 
 def mapped_files(stem: str) -> list[str]:

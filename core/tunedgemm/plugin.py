@@ -11,7 +11,7 @@ from typing import Any
 from tunedgemm.artifact import artifact, cache_folder
 from tunedgemm.command import Command
 from tunedgemm.device import Device, device_of
-from tunedgemm.driver import Driver, DriverInterface, bind_driver, device_context, loaded_driver, mapped_files
+from tunedgemm.driver import Driver, DriverInterface, bind_driver, device_context, first_usable, loaded_driver, mapped_files
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.errors import LaunchError, OutOfResources, PluginError, UserError
 from tunedgemm.hookspecs import CONTRACT, hookimpl
@@ -51,6 +51,7 @@ __all__ = [
     "device_context",
     "device_of",
     "dtype_bits",
+    "first_usable",
     "home_folder",  # noqa: F822 - by __getattr__, like those below
     "hookimpl",
     "loaded_driver",

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import PluginError, device_context, mapped_files
+from tunedgemm.plugin import PluginError, device_context, first_usable, mapped_files
 
 from tunedgemm_hipblaslt.abi import Abi
 
@@ -143,14 +143,7 @@ def loaded(abi: Abi) -> Library:
     import torch
 
     del torch  # it loads the library that it was built with
-    names = [*mapped_files(abi.libraries[-1]), *abi.libraries]
-    problems = []
-    for name in names:
-        try:
-            return bind_functions(abi, name)
-        except PluginError as error:
-            problems.append(str(error))
-    raise PluginError(problems[0] if problems else f"{abi.libtype}: no library")
+    return first_usable((*mapped_files(abi.libraries[-1]), *abi.libraries), lambda path: bind_functions(abi, path))
 
 
 @functools.cache

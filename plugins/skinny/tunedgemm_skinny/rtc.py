@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import PluginError, mapped_files
+from tunedgemm.plugin import PluginError, first_usable, mapped_files
 
 _POINTER, _INT, _TEXT = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
 _TEXTS, _SIZE = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_size_t)
@@ -178,13 +178,11 @@ def loaded(interface: Interface) -> Compiler:
     Raises:
         PluginError: there is none; the message says how to get it.
     """
-    problems = []
-    for name in (*mapped_files(interface.libraries[-1]), *beside(interface), *interface.libraries):
-        try:
-            return bind_functions(interface, name)
-        except PluginError as error:
-            problems.append(str(error))
-    raise PluginError(f"{problems[0]}; the kernels are compiled by {interface.libraries[-1].split('.')[0]}: {interface.hint}")
+    paths = (*mapped_files(interface.libraries[-1]), *beside(interface), *interface.libraries)
+    try:
+        return first_usable(paths, lambda path: bind_functions(interface, path))
+    except PluginError as error:
+        raise PluginError(f"{error}; the kernels are compiled by {interface.libraries[-1].split('.')[0]}: {interface.hint}") from error
 
 
 def beside(interface: Interface) -> list[str]:

@@ -6,10 +6,10 @@ phases that do not fit are errors. It knows no time.
 Everything asynchronous ends in a random order: copies, matrix instructions, and which warp group goes on next.
 """
 
-from .bench import Bench
+from .bench import Bench, mistake_shows
 from .cuda import Cuda
 from .formats import E4M3
 from .launch import Launch, run
 from .memory import Fault, Memory, described
 
-__all__ = ["E4M3", "Bench", "Cuda", "Fault", "Launch", "Memory", "described", "run"]
+__all__ = ["E4M3", "Bench", "Cuda", "Fault", "Launch", "Memory", "described", "mistake_shows", "run"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import attrs
@@ -13,7 +14,7 @@ from tunedgemm_asm.ptx.problem import Problem, problem_of
 
 from .formats import BYTES, to_bits
 from .launch import Launch, run
-from .memory import Memory, described
+from .memory import Fault, Memory, described
 
 #: Elements of K, and rows of the weight, that share a scale by block.
 _BLOCK = 128
@@ -98,3 +99,24 @@ class Bench:
         """What `SCALED` has behind the arguments of all."""
         addresses = {name: self.memory.place(each) for name, each in zip(SCALES, scales, strict=True)} if scales else {}
         return abi_of(self.shape.scale).pack(addresses)[ABI.size :]
+
+
+def mistake_shows(case: tuple[Plan, Any, int], pattern: str, by: str) -> bool:
+    """Whether a kernel in whose text a pattern is replaced breaks a rule or computes something else, in one of five orders of events.
+
+    Args:
+        case: plan, shape, parts of K.
+    """
+    plan, shape, splits = case
+    found = 0
+    for seed in range(5):
+        bench = Bench(shape, plan, splits, 1, seed)
+        wrong, changes = re.subn(pattern, by, bench.text)
+        assert changes
+        try:
+            out, wanted = bench.output(wrong)
+        except Fault:
+            found += 1
+        else:
+            found += not np.array_equal(out, wanted)
+    return found > 0
