@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 from tunedgemm.plugin import Device, Driver, DriverInterface, Launcher, Shape, Solution, Unsupported, hookimpl, loaded_driver
 
-from tunedgemm_asm import heuristic, launch, limits, solutions
+from tunedgemm_asm import abi, heuristic, launch, limits, solutions
 from tunedgemm_asm.ptx import launch as ptx_launch
 from tunedgemm_asm.ptx import solutions as ptx
 
@@ -46,7 +46,7 @@ class Asm:
     def library_version(self, device: Device) -> str:
         """The digest of all code objects for the device: a kernel's name says nothing of the code behind it."""
         gfx = self._seen(device).gfx
-        return self.found(gfx).version if gfx in limits.FP8 else ""
+        return self.found(gfx).version if gfx in abi.FP8 else ""
 
     def details(self, device: Device) -> Iterable[str]:
         """Every pack for the device with the hash of what it may execute, and what was refused; on Hopper the assembler."""
@@ -114,7 +114,7 @@ class Asm:
 
     def _kernels(self, device: Device) -> limits.Kernels:
         """The kernels for the device; for one that has none no pack is looked for."""
-        return self.found(device.gfx).kernels if device.gfx in limits.FP8 else {}
+        return self.found(device.gfx).kernels if device.gfx in abi.FP8 else {}
 
     def _present(self, device: Device) -> bool:
         return device.index >= 0 or (self.host is not None and device.kind == "cpu")

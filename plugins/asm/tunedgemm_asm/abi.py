@@ -24,6 +24,8 @@ from types import MappingProxyType
 import attrs
 from tunedgemm.plugin import PluginError, parse_dtype
 
+#: Architectures for which kernels of these layouts exist, and the fp8 that each multiplies (CDNA 3 and 4 ISA guides).
+FP8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}
 #: Kinds of fields: ``struct`` format of a little-endian value.
 KINDS = MappingProxyType({"pointer": "<Q", "u32": "<I", "i32": "<i", "f32": "<f"})
 _LEAST = MappingProxyType({"pointer": 0, "u32": 0, "i32": -(1 << 31)})

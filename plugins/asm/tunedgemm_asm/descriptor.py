@@ -20,8 +20,7 @@ from typing import Any
 
 import attrs
 
-from tunedgemm_asm.abi import ABIS, Abi
-from tunedgemm_asm.limits import FP8
+from tunedgemm_asm.abi import ABIS, FP8, Abi
 from tunedgemm_asm.manifest import PackError, content_of, inside
 
 NAME = "pack.json"

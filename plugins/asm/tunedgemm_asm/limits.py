@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 from tunedgemm.plugin import Device, Shape, Unsupported, dtype_bits
 
-from tunedgemm_asm.abi import ABIS
+from tunedgemm_asm.abi import ABIS, FP8
 from tunedgemm_asm.manifest import Kernel
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 #: The kernels for an architecture, by name.
 Kernels = Mapping[str, "Loaded"]
 
-#: Architectures for which kernels of these layouts exist, and the fp8 that each multiplies (CDNA 3 and 4 ISA guides).
-FP8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}
 #: Counters of a split-K launch: AITER's launchers have 16 x 64, one for each tile of the output.
 COUNTERS = 1024
 #: Workgroups along the second and third axis of a grid (hipDeviceProp_t::maxGridSize).
