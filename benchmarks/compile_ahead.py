@@ -9,8 +9,6 @@ same versions of Python's packages: Triton, torch, NVRTC. What cannot be compile
 from __future__ import annotations
 
 import argparse
-import functools
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from tunedgemm.csvfile import read_untuned
@@ -19,24 +17,21 @@ from tunedgemm.ops import op_named
 from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.tuner.compilers import Compilers
 
 
-@functools.cache
-def backend(libtype: str) -> Backend:
-    """The backend of a libtype, once in a process."""
-    found = Registry().get(libtype)
-    if not isinstance(found, Backend):
-        raise SystemExit(str(found))
-    return found
-
-
-def prepared(solution: Solution, shape: Shape, device: Device) -> str:
-    """Compile one solution; what is wrong with it, or an empty text."""
-    try:
-        backend(solution.libtype).hooks["prepare"](solution, shape, device)
-    except Exception as error:  # a compiler may fail in any way, and the others go on
-        return f"{shape} {solution}: {str(error).splitlines()[0][:200]}"
-    return ""
+def listed(arguments: argparse.Namespace, registry: Registry, device: Device) -> list[tuple[Shape, list[Solution]]]:
+    """The first solutions of each shape and backend."""
+    backends = [registry.get(libtype) for libtype in arguments.libtype.split(",")]
+    if missing := [found for found in backends if not isinstance(found, Backend)]:
+        raise SystemExit(str(missing[0]))
+    work = []
+    for asked in arguments.files:
+        op, _, file = asked.partition(":")
+        for row in read_untuned(Path(file), op_named(op)):
+            able = [found for found in backends if isinstance(found, Backend) and found.supports(row.shape, device) is True]
+            work += [(row.shape, found.solutions(row.shape, device)[: arguments.first]) for found in able]
+    return work
 
 
 def main() -> None:
@@ -48,18 +43,19 @@ def main() -> None:
     parser.add_argument("--gfx", default="sm_90", help="the architecture (default: %(default)s)")
     parser.add_argument("--cu", type=int, default=132, help="its multiprocessors (default: %(default)s)")
     parser.add_argument("--name", default="nvidia-h200", help="its name (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
+    parser.add_argument("--jobs", type=int, default=0, help="processes; 0 is one for each core (default: %(default)s)")
     arguments = parser.parse_args()
-    device, work = Device(arguments.gfx, arguments.cu, arguments.name), []
-    for asked in arguments.files:
-        op, _, file = asked.partition(":")
-        for row in read_untuned(Path(file), op_named(op)):
-            for found in map(backend, arguments.libtype.split(",")):
-                if "prepare" in found.hooks and found.supports(row.shape, device) is True:
-                    work += [(solution, row.shape, device) for solution in found.solutions(row.shape, device)[: arguments.first]]
-    with ProcessPoolExecutor(arguments.jobs) as pool:
-        failed = [reason for reason in pool.map(prepared, *zip(*work, strict=True), chunksize=4) if reason] if work else []
-    print(*failed, f"{len(work)} solutions, {len(failed)} failed", sep="\n")
+    device, registry = Device(arguments.gfx, arguments.cu, arguments.name), Registry()
+    work, compilers = listed(arguments, registry, device), Compilers(arguments.jobs, registry=registry)
+    try:
+        for shape, solutions in work:
+            compilers.begin(shape, solutions, device)
+        failed = [timing for shape, solutions in work for timing in compilers.finish(shape, solutions, device)]
+    finally:
+        compilers.stop()
+    for timing in failed:
+        print(f"{timing.shape} {timing.solution}: {timing.status}: {timing.detail}")
+    print(f"{sum(len(solutions) for _, solutions in work)} solutions, {len(failed)} failed")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,9 @@ A command may do any of the stages, and says how long each took. Tuning goes on 
 --json is written after every stage and read first: stages that it has, of the same model, tables and machine, are not run again.
 
 The model is that of ``examples/models/run_llama.py``: random weights, nothing of it changed, the same tokens in each arm; a copy in wider
-arithmetic judges the logits of both. In every round
-the arms run in random order; a gain is the median of the rounds' ratios, torch over tunedgemm, with its 95 % interval by order
-statistics. ``again`` is torch once more, which shows what the method cannot tell apart. "slower" means that the whole interval lies below
-0.98. Run it twice, in two processes: the second confirms the first.
+arithmetic judges the logits of both. In every round the arms run in random order; a gain is the median of the rounds' ratios, torch over
+tunedgemm, with its 95 % interval by order statistics. ``again`` is torch once more, which shows what the method cannot tell apart.
+"slower" means that the whole interval lies below 0.98. Run it twice, in two processes: the second confirms the first.
 """
 
 from __future__ import annotations
@@ -97,8 +96,7 @@ def measured(asked: run_llama.Served, truth: torch.Tensor, stage: str, rounds: d
     for name, routed in run_llama.ARMS.items():
         with routed():
             prefill, decode = ready[name] = run_llama.runs(asked, mode, how, phases)
-            first = asked.prefill(prefill).clone()
-            logits[name] = torch.stack([first, *asked.decode(decode, keep=True)]).flatten(0, 1).float()
+            logits[name] = asked.logits(prefill, decode)
     console.print(f"{stage}: ", end="")
     same = agree(truth, logits["torch"], logits["tunedgemm"])
     cells = []

@@ -104,6 +104,12 @@ class Served:
                 kept.append(logits.clone())  # a graph writes the next ones to the same place
         return kept
 
+    def logits(self, prefill: Step, decode: Step) -> torch.Tensor:
+        """Those after the prompts and after each step, [rows, vocabulary] in float32 or wider."""
+        first = self.prefill(prefill).clone()
+        rows = torch.stack([first, *self.decode(decode, keep=True)]).flatten(0, 1)
+        return rows.to(torch.promote_types(rows.dtype, torch.float32))
+
 
 @torch.inference_mode()
 def exact(asked: Served) -> torch.Tensor:
@@ -114,7 +120,7 @@ def exact(asked: Served) -> torch.Tensor:
     cache = StaticCache(config=asked.model.config, max_cache_len=asked.tokens.shape[1])
     wide = attrs.evolve(asked, model=model, cache=cache)
     wide.step(wide.tokens[:, :1], wide.positions()[:, :1])
-    return torch.stack([wide.prefill(wide.step), *wide.decode(wide.step, keep=True)]).flatten(0, 1)
+    return wide.logits(wide.step, wide.step)
 
 
 def served(name: str, device: str, *, batch: int, prompt: int, steps: int) -> Served:
@@ -216,8 +222,7 @@ def compared(
     for name, routed in ARMS.items():
         with routed():
             prefill, decode = ready[name] = runs(asked, mode, how)
-            first = asked.prefill(prefill).clone()
-            logits[name] = torch.stack([first, *asked.decode(decode, keep=True)]).flatten(0, 1).float()
+            logits[name] = asked.logits(prefill, decode)
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ARMS}
     for _ in range(rounds):
         for name, routed in ARMS.items():

@@ -284,10 +284,11 @@ class _Run:
         for solution, answer in self._alone(few).items():
             self._retime(solution, answer)
         finalists[:] = [solution for solution in finalists if self._timings[solution].ok]
-        if shifts := [self._timings[solution].us / before[solution] for solution in few if self._timings[solution].ok]:
-            for solution in set(finalists) - set(few):
-                timing = self._timings[solution]
-                self._timings[solution] = attrs.evolve(timing, us=timing.us * statistics.median(shifts))
+        shifts = [self._timings[solution].us / before[solution] for solution in few if self._timings[solution].ok]
+        shift = statistics.median(shifts or [1.0])
+        for solution in set(finalists) - set(few):
+            timing = self._timings[solution]
+            self._timings[solution] = attrs.evolve(timing, us=timing.us * shift)
         self._last, self._guesses = tuple(few), frozenset(first.values())
 
     def _alone(self, few: Sequence[Solution]) -> Mapping[Solution, Samples | Timing]:

@@ -33,12 +33,7 @@ TILES = {
     (256, 2): (64, 96, 128, 160, 192),
 }
 #: The same for plans that add the sums of each stage to others.
-PROMOTED_TILES = {
-    (64, 1): (32, 64, 96, 128, 160, 192, 224, 256),
-    (128, 1): (64, 96),
-    (128, 2): (64, 96, 128, 160, 192, 224, 256),
-    (256, 2): (64, 96, 128),
-}
+PROMOTED_TILES = {**TILES, (256, 2): (64, 96, 128)}
 #: Rows of x up to which operands are swapped, too; tiles then have them all, or half.
 MOST_SWAPPED = 128
 _SWAPPED = ((64, 1), (128, 2), (256, 2))
@@ -69,8 +64,8 @@ def supports(shape: Shape, device: Device) -> bool | Unsupported:
         return Unsupported(f"rows of operands start at multiples of {ALIGNED} bytes for the copy engine: K % {whole} = 0 (K={shape.k})")
     if max(shape.m, shape.n, shape.k) > MOST_SIZE:
         return Unsupported(f"sizes are {MOST_SIZE} at most")
-    if shape.scale == "block" and (scales := shape.m * steps_of(shape)) > MOST_SCALES:
-        return Unsupported(f"x has {scales} scales; there are {MOST_SCALES} at most")
+    if shape.scale == "block" and (count := shape.m * steps_of(shape)) > MOST_SCALES:
+        return Unsupported(f"x has {count} scales; there are {MOST_SCALES} at most")
     return True
 
 
