@@ -114,7 +114,6 @@ def as_custom_op() -> Callable[..., torch.Tensor]:
 def tunable() -> Iterator[None]:
     """With TunableOp on, which tunes at its first call."""
     torch.cuda.tunable.set_filename(str(Path(tempfile.gettempdir()) / "tunableop.csv"))
-    torch.cuda.tunable.write_file_on_exit(False)
     torch.cuda.tunable.enable(True)
     try:
         yield

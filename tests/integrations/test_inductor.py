@@ -146,6 +146,50 @@ def test_every_graph_has_the_choice(child, monkeypatch):
     assert len(both) == 2 and nothing == ["default", "max-autotune"]
 
 
+CHOSEN = """
+import json, warnings
+import torch, tunedgemm
+warnings.simplefilter("ignore")
+from torch._inductor.select_algorithm import add_preprocessing_fn
+from tunedgemm.integrations import inductor
+
+met = []
+
+
+def ours_alone(choices):
+    met.append(len(choices))
+    ours = [choice for choice in choices if "fallback" in choice.name]
+    return ours * 2 or choices  # two, for torch 2.11 does not take one
+
+add_preprocessing_fn(ours_alone)
+inductor.offer()
+x, weight, bias = torch.randn(8, 64).bfloat16(), torch.randn(48, 64).bfloat16(), torch.randn(48).bfloat16()
+calls = {
+    "plain": lambda x: tunedgemm.linear(x, weight),
+    "biased": lambda x: tunedgemm.linear(x, weight, bias),
+    "function": lambda x: tunedgemm.gemm_a16w16(x, weight),
+    "wide": lambda x: tunedgemm.gemm_a16w16(x, weight, bias, torch.float32),
+}
+found = {}
+for name, call in calls.items():
+    torch._dynamo.reset()
+    with torch.no_grad():
+        out, wanted = torch.compile(call, fullgraph=True, mode="max-autotune")(x), call(x)
+    found[name] = [out.dtype == wanted.dtype, torch.allclose(out, wanted, atol=1e-2, rtol=1e-2)]
+print(json.dumps([len(met) >= 3, found]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_an_op_that_is_chosen_is_called_with_all_it_was_told(child, monkeypatch):
+    """Without a bias, with one, and with a dtype for its output: what a graph has for the call is the call."""
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    chosen, found = json.loads(child(CHOSEN).splitlines()[-1])
+    assert chosen
+    assert found == dict.fromkeys(("plain", "biased", "function", "wide"), [True, True])
+
+
 def test_the_external_product_fills_its_output():
     """`tunedgemm_mm` writes into the tensor that Inductor gives, whatever the order of b in memory and the dtype of the output."""
     a, b = op_named("a16w16").make_inputs(Shape("a16w16", 5, 48, 64), torch.device("cpu"), 0)

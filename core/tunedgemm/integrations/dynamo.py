@@ -21,6 +21,9 @@ _COMPILER = "torch._dynamo"
 #: What is to be taught when the compiler is loaded.
 _waiting: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 
+#: What is to be done when a module of torch has been loaded.
+_awaiting: dict[str, list[Callable[[], None]]] = {}
+
 #: Makes torch's functions those that it came with, while a module of torch is loaded. Modules of the compiler keep what they find:
 #: one that found a routed function would have it in graphs that are made after routing has ended.
 _unrouted: list[Callable[[], contextlib.AbstractContextManager[None]]] = []
@@ -49,6 +52,19 @@ def _behind_a_frame(function: Any) -> None:
     function._torchdynamo_orig_callable, function._torchdynamo_wrapper_id = wrap_inline(function), id(function)
 
 
+def when_loaded(module: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Mark what is to be done when torch has loaded a module of its own, which is not loaded for it; at once where it is."""
+
+    def mark(do: Callable[[], None]) -> Callable[[], None]:
+        if module in sys.modules:
+            do()
+        else:
+            _awaiting.setdefault(module, []).append(do)
+        return do
+
+    return mark
+
+
 def load_unrouted(unrouted: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
     """Enter this context around the loading of each module of torch from here on."""
     _unrouted.append(unrouted)
@@ -60,9 +76,8 @@ def _around(name: str) -> Iterator[None]:
         for unrouted in _unrouted:
             stack.enter_context(unrouted())
         yield
-    if name == _COMPILER:
-        while _waiting:
-            teach(*_waiting.pop())
+    for do in _awaiting.pop(name, ()):
+        do()
 
 
 class _Loading(importlib.abc.MetaPathFinder):
@@ -83,6 +98,12 @@ class _Loading(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+@when_loaded(_COMPILER)
+def _teach_all() -> None:
+    while _waiting:
+        teach(*_waiting.pop())
 
 
 sys.meta_path.insert(0, _Loading())

@@ -50,18 +50,15 @@ def _define(op: Op) -> Any:
     operands = (f"Tensor? {one[:-1]}=None" if one.endswith("?") else f"Tensor {one}" for one in op.operands)
     schema = f'{name}({", ".join(operands)}, ScalarType? otype=None, str weight_layout="row", str fields="") -> Tensor'
 
-    def told(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Operands and keywords of `Dispatcher.call`; torch leaves out what has its default."""
-        given = dict(zip(names, arguments, strict=False)) | named
-        layout, fields = given.get("weight_layout", "row"), given.get("fields", "")
-        found = [given.get(one) for one in names[: -len(_LAST)]]
-        if layout != "row":
-            found = [as_shuffled(one, layout) if one is not None and _is_matrix(op, place) else one for place, one in enumerate(found)]
-        return found, {"otype": given.get("otype"), **(json.loads(fields) if fields else {})}
-
-    def run(*arguments: Any, **named: Any) -> torch.Tensor:
-        found, keywords = told(arguments, named)
-        return tgemm.of(name).call(*found, **keywords)
+    def run(*arguments: Any, otype: torch.dtype | None = None, weight_layout: str = "row", fields: str = "", **named: Any) -> torch.Tensor:
+        if named or len(arguments) > len(op.operands):  # operands by name, or the others by place: torch leaves out what has its default
+            given = {"otype": otype, "weight_layout": weight_layout, "fields": fields} | dict(zip(names, arguments, strict=False)) | named
+            arguments = tuple(given.get(one) for one in names[: -len(_LAST)])
+            otype, weight_layout, fields = (given[one] for one in _LAST)
+        if weight_layout != "row":
+            matrices = {place for place, one in enumerate(arguments) if one is not None and _is_matrix(op, place)}
+            arguments = tuple(as_shuffled(one, weight_layout) if place in matrices else one for place, one in enumerate(arguments))
+        return tgemm.of(name).call(*arguments, otype=otype, **(json.loads(fields) if fields else {})).contiguous()
 
     def fake(*arguments: Any, **named: Any) -> torch.Tensor:
         given = dict(zip(names, arguments, strict=False)) | named

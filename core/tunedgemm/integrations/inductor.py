@@ -9,6 +9,7 @@ Inductor keeps choices in its caches. After tuning anew let it choose anew: ``TO
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import itertools
 from collections.abc import Callable
@@ -80,7 +81,7 @@ def tunedgemm_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 def _inductor() -> Callable[[Any, Callable[..., Any], str], None]:
     """What has an op chosen or not, given its decomposition and a name, until `withdraw`."""
     try:
-        from torch._inductor.kernel import custom_op
+        custom_op = importlib.import_module("torch._inductor.kernel.custom_op")
     except ImportError as error:
         raise _too_old() from error
     register = getattr(custom_op, "register_custom_op_autotuning", None)
@@ -105,7 +106,8 @@ def _choose(op: Any, decomposition: Callable[..., Any], name: str) -> None:
 def _choose_anew(op: Any, decomposition: Callable[..., Any], name: str) -> None:
     """By what torch 2.11's registration does, which takes no op that is there already.
 
-    It leaves the op out of the choices of a name that it has met, so that each choice has a name of its own.
+    It leaves the op out of the choices of a name that it has met, so that each choice has a name of its own. An op that is chosen is
+    called with its tensors alone, so that a call which tells it more has no choice.
     """
     from torch._inductor.kernel.custom_op import _extract_tensor_inputs, autotune_custom_op
     from torch._inductor.lowering import constrain_to_fake_tensors, lowerings, make_fallback
@@ -116,6 +118,9 @@ def _choose_anew(op: Any, decomposition: Callable[..., Any], name: str) -> None:
 
     def choosing(*arguments: Any, **named: Any) -> Any:
         tensors, rest = _extract_tensor_inputs(arguments, named, op)
+        places = {argument.name: argument for argument in op._schema.arguments}
+        if any(value != places[key].default_value for key, value in rest.items()):
+            return itself(*arguments, **named)
         return autotune_custom_op(f"{name}_{next(_numbers)}", [decomposition], tensors, [rest], op)
 
     lowerings[op] = _where_asked(choosing, decomposition, itself)

@@ -196,18 +196,18 @@ def routed_linear(dispatcher: Dispatcher) -> Function:
 linear = routed_linear(tgemm.dispatcher)
 
 
-def _run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, weight_layout: str = "row") -> torch.Tensor:
+def _run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, weight_layout: str = "row") -> torch.Tensor:
     out: torch.Tensor = linear(x, weight if weight_layout == "row" else as_shuffled(weight, weight_layout), bias)
-    return out
+    return out.contiguous()
 
 
-def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, weight_layout: str = "row") -> torch.Tensor:
+def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, weight_layout: str = "row") -> torch.Tensor:
     del weight_layout
     return _original(x, weight, bias)
 
 
 op = opaque(
-    'linear(Tensor x, Tensor weight, Tensor? bias, str weight_layout="row") -> Tensor',
+    'linear(Tensor x, Tensor weight, Tensor? bias=None, str weight_layout="row") -> Tensor',
     run=_run,
     fake=_fake,
 )

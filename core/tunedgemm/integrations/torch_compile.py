@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from tunedgemm.integrations.lowering import call_straight
+
 #: Kept, for an op lives as long as the library that defines it.
 _library = torch.library.Library("tunedgemm", "FRAGMENT")
 
@@ -19,26 +21,25 @@ def opaque(schema: str, run: Callable[..., torch.Tensor], fake: Callable[..., to
 
     Args:
         schema: the op's signature, as ``linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor``.
-        run: what computes it, on any device.
+        run: what computes it, on any device; its output is new and contiguous, for compiled code takes that for granted.
         fake: takes the same arguments on fake tensors, from which graphs learn the output's sizes and dtype and what is wrong with
-            the operands. The op's output is contiguous and new, whatever that of *fake* is.
+            the operands, whatever the strides of its own.
 
     Returns:
         The op, to be called in what a graph traces, unless `unseen`.
     """
     name = schema.partition("(")[0]
 
-    def run_contiguous(*arguments: Any, **named: Any) -> torch.Tensor:
-        return run(*arguments, **named).contiguous()  # compiled code takes the strides of the fake for granted
-
     def fake_contiguous(*arguments: Any, **named: Any) -> torch.Tensor:
         out = fake(*arguments, **named)
         return out.new_empty(out.shape)
 
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, run_contiguous, "CompositeExplicitAutograd")
+    _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tunedgemm::{name}", fake_contiguous, lib=_library)
-    return getattr(torch.ops.tunedgemm, name).default
+    op = getattr(torch.ops.tunedgemm, name).default
+    call_straight(op, name, run)
+    return op
 
 
 def unseen() -> bool:
