@@ -11,7 +11,7 @@ import pytest
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.measure import CLOSE, DUEL_ROUNDS, Effort, duel, median_and_noise, race
+from tunedgemm.tuner.measure import CLOSE, DUEL_ROUNDS, STEADY_S, TURNS, Effort, duel, median_and_noise, race, steady
 from tunedgemm.tuner.select import TIE, select
 from tunedgemm.tuner.trial import Samples
 
@@ -223,3 +223,48 @@ def test_a_duel_is_of_two_alone() -> None:
     assert {solutions for solutions, _ in chip.asked} == {(A, B)}
     assert len(answers[A].us) == len(answers[B].us) == DUEL_ROUNDS
     assert len(duel([A, B], Chip({A: 100.0, B: 150.0}), EFFORT)[B].us) == 16
+
+
+class Capped(Chip):
+    """A chip at its power cap: its clock follows, slowly, what the calls of late have spent.
+
+    Args:
+        times: microseconds of each solution at one clock.
+        watts: what each spends at that clock, the cap being 1.
+    """
+
+    def __init__(self, times: Mapping[Solution, float], watts: Mapping[Solution, float]) -> None:
+        super().__init__(times)
+        self.watts, self.clock = watts, 1.0
+
+    def one(self, solution: Solution) -> float:
+        us = self.times[solution] / self.clock
+        share = 1 - math.exp(-us * 10 / 1e5)  # of a sample in a tenth of a second
+        self.clock += share * (1 / self.watts[solution] - self.clock)
+        return us
+
+
+def test_at_the_power_cap_each_is_timed_by_itself() -> None:
+    """What is quicker at one clock and spends more than that seems faster in rounds, and is found to be slower by itself."""
+    chip = Capped({A: 1000.0, B: 1050.0}, {A: 1.3, B: 1.2})
+    mixed = duel([A, B], chip, EFFORT)
+    assert all(isinstance(answer, Samples) for answer in mixed.values())
+    known = {solution: answer for solution, answer in mixed.items() if isinstance(answer, Samples)}
+    chip.asked.clear()
+    alone = steady(known, chip)
+
+    assert median_and_noise(known[B].us)[0] / median_and_noise(known[A].us)[0] == pytest.approx(1.05, rel=0.01)
+    times = {solution: median_and_noise(answer.us)[0] for solution, answer in alone.items() if isinstance(answer, Samples)}
+    assert times[B] / times[A] == pytest.approx(1050 * 1.2 / 1300, rel=0.01)
+    assert [solutions for solutions, _ in chip.asked] == [(A,), (B,), (B,), (A,), (A,), (B,)]
+    assert all(rounds * 10 * min(times.values()) >= STEADY_S * 1e6 * 0.9 for _, rounds in chip.asked)
+
+
+def test_what_fails_by_itself_is_timed_no_more() -> None:
+    """Its answer is how it failed; the other has all its turns."""
+    chip = Chip({A: 1000.0, B: 1000.0}, fails={A: 60})
+    known = {solution: Samples((1000.0,), calls=10) for solution in (A, B)}
+    answers = steady(known, chip)
+
+    assert answers[A] == Timing(SHAPE, A, "crashed")
+    assert (chip.count(A), chip.count(B)) == (2 * 40, TURNS * 40)

@@ -17,12 +17,12 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.compilers import Compilers
-from tunedgemm.tuner.measure import Effort, duel, median_and_noise, race
+from tunedgemm.tuner.measure import Effort, duel, median_and_noise, race, steady
 from tunedgemm.tuner.remote import LaneLost, Remote
 from tunedgemm.tuner.roofline import floor_us
 from tunedgemm.tuner.screen import screen
 from tunedgemm.tuner.select import DEFAULT_TIE, MAX_NOISE, TIE, select
-from tunedgemm.tuner.trial import Event, Options, Outcome, Place, Samples, Step, Task, Trials, failed
+from tunedgemm.tuner.trial import POWER_CAP, Event, Options, Outcome, Place, Samples, Step, Task, Trials, failed
 from tunedgemm.tuner.worker import Died, Inline, Worker
 
 Tell = Callable[[Event], None]
@@ -345,7 +345,8 @@ class _Run:
     def _duelled(self, challenger: Solution, holder: Solution, keep: float) -> Solution:
         """The challenger, unless it is slower than the holder or faster by no more than *keep*, the two timed alone.
 
-        Beside many others the chip runs hotter than beside one, and ratios within rounds tell more than medians apart.
+        Beside many others the chip runs hotter than beside one, and ratios within rounds tell more than medians apart. At the power cap
+        the challenger has to win once more, each by itself.
         """
         first, second = self._timings[challenger], self._timings[holder]
         if challenger == holder or second.us > first.us * (1 + CLEAR):
@@ -353,6 +354,16 @@ class _Run:
         if first.us > second.us * (1 + CLEAR):
             return holder
         answers = self._alone((challenger, holder))
+        winner = self._won(challenger, holder, keep, answers)
+        samples = {
+            solution: answer for solution, answer in answers.items() if isinstance(answer, Samples) and POWER_CAP in answer.throttled
+        }
+        if winner == holder or len(samples) < len(answers) or time.monotonic() >= self.deadline:
+            return winner
+        return self._won(challenger, holder, keep, steady(samples, self._sample))
+
+    def _won(self, challenger: Solution, holder: Solution, keep: float, answers: Mapping[Solution, Samples | Timing]) -> Solution:
+        """Who has won by the samples of both, which are their times from here on."""
         for solution, answer in answers.items():
             self._retime(solution, answer)
         mine, theirs = answers[challenger], answers[holder]

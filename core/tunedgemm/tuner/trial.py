@@ -128,6 +128,10 @@ class Task:
     only: tuple[Solution, ...] = ()
 
 
+#: Why a chip's clock is held back where it takes all the power that it may.
+POWER_CAP = "power cap"
+
+
 @attrs.frozen
 class Samples:
     """Times of one solution, a sample a round.

@@ -22,7 +22,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.roofline import guess_us
-from tunedgemm.tuner.trial import Samples
+from tunedgemm.tuner.trial import POWER_CAP, Samples
 
 #: Device time of one sample: long enough that what is around a graph's launch is under 1 % of it.
 SAMPLE_US = 400.0
@@ -40,7 +40,7 @@ IDLE, SATURATION = 0.03, 0.25
 STEP, SETTLED = 0.025, 0.003
 #: NVML's reasons for a lower clock (nvml.h, nvmlClocksEventReason*); idling and clocks that users set are none.
 _THROTTLE = {
-    0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake",
+    0x4: POWER_CAP, 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake",
 }  # fmt: skip
 
 #: Starts one sample and returns the function that waits for its microseconds per call.
