@@ -53,7 +53,7 @@ def _lower(op: Any, path: str) -> None:
     def lowered(*arguments: Any, **named: Any) -> Any:
         out = fallback(*arguments, **named)
         # What computes an output has several, of which this is one, for Inductor: a buffer in a box in a box.
-        output = getattr(getattr(out, "data", None), "data", None)
+        output: Any = getattr(getattr(out, "data", None), "data", None)
         kernel = output.inputs[0] if isinstance(output, ir.MultiOutput) else None
         if isinstance(kernel, ir.FallbackKernel) and not (V.graph.cpp_wrapper or V.graph.fx_wrapper):
             kernel.python_kernel_name = f"torch.ops.tunedgemm.{path}"
