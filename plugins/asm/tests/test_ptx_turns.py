@@ -32,8 +32,9 @@ CASES = [
     (Plan(64, 40, 3, turns=True), Shape("a8w8", 150, 104, 272, "fp8_e4m3fn", "bf16", "bias", "bf16", scale="row"), 1, 2),
     (Plan(8, 128, 3, swapped=True, turns=True), Shape("a8w8", 5, 600, 528, "fp8_e4m3fn", "fp32", scale="tensor"), 3, 2),
 ]
-#: One block with three items and a half of five steps each, in two stages; and the same with parts of K, the last of which is shorter.
+#: Eight items of five steps in two stages, and the same with parts of K, of three steps and of two.
 SMALL = (Plan(64, 16, 2, turns=True), Shape("a16w16", 100, 56, 296))
+PLAIN, SPLIT = (*SMALL, 1), (*SMALL, 2)
 
 
 @pytest.mark.parametrize(("plan", "shape", "splits", "multiprocessors"), CASES, ids=lambda value: getattr(value, "name", None))
@@ -42,3 +43,51 @@ def test_products_are_exact(ptx: ModuleType, plan: Plan, shape: Shape, splits: i
     for seed in (0, 1):
         out, wanted = ptx.Bench(shape, plan, splits, multiprocessors, seed).output()
         np.testing.assert_array_equal(out, wanted)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        PLAIN,
+        SPLIT,
+        (attrs.evolve(SMALL[0], cluster=2), SMALL[1], 2),
+        (attrs.evolve(SMALL[0], stages=5), attrs.evolve(SMALL[1], k=72), 1),
+        (attrs.evolve(SMALL[0], stages=4), attrs.evolve(SMALL[1], k=40), 1),
+        (attrs.evolve(SMALL[0], stages=3), attrs.evolve(SMALL[1], k=360), 1),
+    ],
+    ids=["plain", "split", "cluster", "items shorter than the ring", "items of one step", "items of two rounds"],
+)
+@pytest.mark.parametrize("multiprocessors", [1, 2])
+def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[Plan, Shape, int], multiprocessors: int) -> None:
+    """Copies, products and warp groups in twelve orders: no deadlock, no stage of the other consumer taken for one's own, the same bits."""
+    plan, shape, splits = case
+    for seed in range(12):
+        out, wanted = ptx.Bench(shape, plan, splits, max(multiprocessors, plan.cluster), seed).output()
+        np.testing.assert_array_equal(out, wanted)
+
+
+#: Case, what is changed in its text -> by what; each is a mistake that a kernel could have.
+MISTAKES = {
+    "one stage too many is passed over": (
+        PLAIN,
+        r"(add\.u32 (%r\d+), %r\d+, %r\d+;\n)(    div\.u32 %r\d+, \2, 2;)",
+        r"\1    add.u32 \2, \2, 1;\n\3",
+    ),
+    "the phase stays where stages are passed over": (PLAIN, r"and\.b32 (%r\d+), (%r\d+), 1;\n    xor", r"and.b32 \1, \2, 0;\n    xor"),
+    "both consumers are to release a stage": (PLAIN, r"(init.*\+(?:20496|20504)\]), 4;", r"\1, 8;"),
+    "nobody waits for a turn": (PLAIN, r"WAIT_2:\n(?:.*\n){2}", ""),
+    "a turn ends before the last stage was waited for": (PLAIN, r"(MULTIPLY_1:\n(?:.*\n)*?)(    @%p\d+ mbarrier.*\+20520.*\n)", r"\2\1"),
+    "the phase of a turn stays": (PLAIN, r"(xor\.b32 (%r\d+), \2), 1;\nMULTIPLY", r"\1, 0;\nMULTIPLY"),
+    "the first consumer waits for its first turn": (PLAIN, r"mov\.u32 (%r\d+), %r\d+;\n(    setp\.eq\.u32 .*\nTILE)", r"mov.u32 \1, 0;\n\2"),
+    "a turn is one's own again": (PLAIN, r"xor\.b32 (%r\d+), (%r\d+), 1;\n(    mad\.lo.*\n    mad)", r"mov.u32 \1, \2;\n\3"),
+    "both begin with the first item": (PLAIN, r"    mad\.lo\.u32 (%r\d+), (%r\d+), (%r\d+), \1;\n", ""),
+    "a consumer has every item": (PLAIN, r"(add\.u32 (%r\d+), \2, %r\d+;\n)    bra TILE_1;", r"    bra TILE_1;"),
+    "every part has as many steps": (SPLIT, r"(NEXT_TILE(?:.*\n)*?    )min\.u32 (%r\d+), %r\d+, (%r\d+);", r"\1mov.u32 \2, \3;"),
+    "tiles count by consumers": (SPLIT, r"(bar\.sync %r\d+, 128;\n(?:.*\n){2}    mul\.wide\.u32 %d\d+), %r\d+, 4;", r"\1, %r42, 4;"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_emulator_finds_mistakes(ptx: ModuleType, mistake: str) -> None:
+    """A kernel that is wrong deadlocks, breaks a rule or computes something else, in one of five orders of events."""
+    assert ptx.mistake_shows(*MISTAKES[mistake])
