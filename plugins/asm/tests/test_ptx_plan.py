@@ -76,7 +76,9 @@ def test_what_a_plan_takes() -> None:
     assert (few.threads, few.sums, few.entry_registers, few.resident) == (256, 64, 128, 2)
 
 
-@pytest.mark.parametrize("plan", [PLAN, Plan(64, 128, 4, 1), Plan(64, 256, 4, 1), Plan(256, 192, 3), Plan(128, 192, 5, turns=True)], ids=lambda plan: plan.name)
+@pytest.mark.parametrize(
+    "plan", [PLAN, Plan(64, 128, 4, 1), Plan(64, 256, 4, 1), Plan(256, 192, 3), Plan(128, 192, 5, turns=True)], ids=lambda plan: plan.name
+)
 def test_registers_that_are_taken_were_given_back(plan: Plan) -> None:
     """setmaxnreg waits for registers: all threads together never want more than at entry; counts are multiples of 8 from 24 to 256."""
     assert plan.producer_registers + plan.consumers * plan.consumer_registers <= (1 + plan.consumers) * plan.entry_registers

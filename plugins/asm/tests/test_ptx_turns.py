@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from types import ModuleType
 
 import attrs
 import numpy as np
 import pytest
-from tunedgemm.plugin import PluginError, Shape
-from tunedgemm_asm.ptx.kernel import text_of
-from tunedgemm_asm.ptx.plan import Plan, Variant, plan_of
-from tunedgemm_asm.ptx.problem import problem_of
+from tunedgemm.plugin import Device, Shape, Solution
+from tunedgemm_asm.ptx.cost import cost
+from tunedgemm_asm.ptx.plan import Plan, plan_of
+from tunedgemm_asm.ptx.solutions import MOST, TURNS, choices, refine
 
-#: Plan, shape, parts of K, multiprocessors: each has tails in M, N and K; items of a block are one to six, steps fewer and more than stages.
+H200 = Device("sm_90", 132, "nvidia-h200")
+
+#: Plan, shape, parts of K, multiprocessors: each has tails in M, N and K; items of a block are one to six, steps fewer or more than stages.
 CASES = [
     (Plan(64, 40, 3, turns=True), Shape("a16w16", 150, 101, 200, epilogue="bias"), 1, 2),
     (Plan(128, 72, 3, turns=True), Shape("a16w16", 300, 200, 136, "fp16", "fp16", epilogue="bias", bias_dtype="bf16"), 1, 2),
@@ -78,7 +79,11 @@ MISTAKES = {
     "nobody waits for a turn": (PLAIN, r"WAIT_2:\n(?:.*\n){2}", ""),
     "a turn ends before the last stage was waited for": (PLAIN, r"(MULTIPLY_1:\n(?:.*\n)*?)(    @%p\d+ mbarrier.*\+20520.*\n)", r"\2\1"),
     "the phase of a turn stays": (PLAIN, r"(xor\.b32 (%r\d+), \2), 1;\nMULTIPLY", r"\1, 0;\nMULTIPLY"),
-    "the first consumer waits for its first turn": (PLAIN, r"mov\.u32 (%r\d+), %r\d+;\n(    setp\.eq\.u32 .*\nTILE)", r"mov.u32 \1, 0;\n\2"),
+    "the first consumer waits for its first turn": (
+        PLAIN,
+        r"mov\.u32 (%r\d+), %r\d+;\n(    setp\.eq\.u32 .*\nTILE)",
+        r"mov.u32 \1, 0;\n\2",
+    ),
     "a turn is one's own again": (PLAIN, r"xor\.b32 (%r\d+), (%r\d+), 1;\n(    mad\.lo.*\n    mad)", r"mov.u32 \1, \2;\n\3"),
     "both begin with the first item": (PLAIN, r"    mad\.lo\.u32 (%r\d+), (%r\d+), (%r\d+), \1;\n", ""),
     "a consumer has every item": (PLAIN, r"(add\.u32 (%r\d+), \2, %r\d+;\n)    bra TILE_1;", r"    bra TILE_1;"),
@@ -91,3 +96,62 @@ MISTAKES = {
 def test_the_emulator_finds_mistakes(ptx: ModuleType, mistake: str) -> None:
     """A kernel that is wrong deadlocks, breaks a rule or computes something else, in one of five orders of events."""
     assert ptx.mistake_shows(*MISTAKES[mistake])
+
+
+SIXTEEN, EIGHT = Shape("a16w16", 4096, 7168, 8192), Shape("a8w8", 4096, 7168, 8192, "fp8_e4m3fn", "bf16", scale="row")
+
+
+@pytest.mark.parametrize(
+    ("shape", "listed"),
+    [
+        (SIXTEEN, 8),
+        (attrs.evolve(SIXTEEN, dtype="fp16", outdtype="fp32"), 8),
+        (attrs.evolve(SIXTEEN, m=1024, n=2112), 1),
+        (attrs.evolve(SIXTEEN, m=256), 0),
+        (attrs.evolve(SIXTEEN, m=1), 0),
+        (EIGHT, 8),
+        (attrs.evolve(EIGHT, dtype="int8", scale="tensor"), 8),
+        (attrs.evolve(EIGHT, outdtype="fp32"), 0),
+        (Shape("a8w8_blockscale", 4096, 7168, 8192, "fp8_e4m3fn", "bf16", scale="block"), 0),
+    ],
+    ids=str,
+)
+def test_turns_are_listed_where_an_sm_has_several_tiles(shape: Shape, listed: int) -> None:
+    """One plan of each tile of which there are more than SMs, and none where sums of fp8 products have to be promoted."""
+    found = choices(shape, H200)
+    turns = [(plan, splits) for plan, splits in found if plan.turns]
+    assert len(turns) == listed <= sum(map(len, TURNS.values())) == 8
+    assert len(found) <= MOST and {splits for _, splits in turns} <= {1}
+    assert listed == len({(plan.tile_m, plan.tile_n) for plan, _ in turns})
+
+
+def test_neighbours_take_turns_or_not() -> None:
+    """A plan's own tile in turns is one step away, where an SM has several tiles and registers hold the sums, and so is a cluster."""
+
+    def near(plan: Plan, shape: Shape) -> list[Plan]:
+        return [plan_of(each.kernel_name) for each in refine("asm", Solution("asm", plan.name, 1), shape, H200)]
+
+    shared, turns = Plan(128, 160, 5), Plan(128, 160, 5, turns=True)
+    assert turns in near(shared, SIXTEEN) and shared in near(turns, SIXTEEN)
+    assert attrs.evolve(turns, cluster=2) in near(turns, SIXTEEN)
+    assert turns not in near(shared, attrs.evolve(SIXTEEN, m=256))
+    assert not any(plan.turns for plan in near(Plan(128, 256, 4), SIXTEEN))
+    assert not any(plan.turns for plan in near(Plan(128, 128, 4, 1), SIXTEEN) + near(Plan(128, 128, 4, promoted=True), EIGHT))
+
+
+def test_what_is_stored_under_products_costs_no_time() -> None:
+    """By the model: each tile but the last is stored for nothing, or as long as its consumer stores it and multiplies, halved."""
+    turns, shared = Plan(128, 128, 7, turns=True), Plan(128, 128, 7)
+    long, short = attrs.evolve(SIXTEEN, m=128 * 12, n=128 * 11), attrs.evolve(SIXTEEN, m=128 * 12, n=128 * 11, k=256)
+    # Of one tile one consumer stores all, where two had shared it.
+    stored = cost(turns, 1, long, 132) - cost(shared, 1, long, 132)
+    assert stored > 0
+
+    def more(plan: Plan, shape: Shape) -> float:
+        """Microseconds of nine more tiles on each SM."""
+        return cost(plan, 1, attrs.evolve(shape, n=10 * shape.n), 132) - cost(plan, 1, shape, 132)
+
+    assert more(shared, long) - more(turns, long) == pytest.approx(9 * stored)
+    # Of four steps both multiply less long than they store: each has two tiles' time for both.
+    whole = more(shared, short) / 9 - stored
+    assert whole < 2 * stored and more(turns, short) == pytest.approx(9 * (whole + 2 * stored) / 2)
