@@ -92,6 +92,7 @@ def test_ptxas_takes_consumers_that_take_turns(tile_m: int, tile_n: int) -> None
     (plan,) = (plan for plan in plans(Shape("a16w16", 4096, 7168, 8192)) if plan.turns and (plan.tile_m, plan.tile_n) == (tile_m, tile_n))
     variants = [
         Variant(plan, "bf16", "bf16"),
+        Variant(plan, "bf16", "bf16", together=1),
         Variant(attrs.evolve(plan, cluster=2), "bf16", "bf16", "bf16", True),
         Variant(plan, "fp16", "fp32", "fp16", together=1),
         Variant(plan, "fp8_e4m3fn", "bf16", "bf16", scale="row"),

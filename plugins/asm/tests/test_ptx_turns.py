@@ -77,7 +77,7 @@ MISTAKES = {
     "the phase stays where stages are passed over": (PLAIN, r"and\.b32 (%r\d+), (%r\d+), 1;\n    xor", r"and.b32 \1, \2, 0;\n    xor"),
     "both consumers are to release a stage": (PLAIN, r"(init.*\+(?:20496|20504)\]), 4;", r"\1, 8;"),
     "nobody waits for a turn": (PLAIN, r"WAIT_2:\n(?:.*\n){2}", ""),
-    "a turn ends before the last stage was waited for": (PLAIN, r"(MULTIPLY_1:\n(?:.*\n)*?)(    @%p\d+ mbarrier.*\+20520.*\n)", r"\2\1"),
+    "a turn ends at its first stage": (PLAIN, r"(setp\.eq\.u32 %p\d+, %r\d+), 0;\n(    and\.pred)", r"\1, 4;\n\2"),
     "the phase of a turn stays": (PLAIN, r"(xor\.b32 (%r\d+), \2), 1;\nMULTIPLY", r"\1, 0;\nMULTIPLY"),
     "the first consumer waits for its first turn": (
         PLAIN,

@@ -134,6 +134,11 @@ def wait_for_turn(f: Frame, turn: Turn) -> None:
     f.text.op("xor.b32", turn.parity, turn.parity, 1)
 
 
-def end_turn(f: Frame, turn: Turn) -> None:
-    """A warp's arrival at the other's barrier. Of all warps: a parity may not turn twice before one of them waited for it."""
-    f.text.op("mbarrier.arrive.release.cta.shared::cta.b64", "_", f"[{turn.other}+{f.turns}]", when=turn.arriving)
+def end_turn(f: Frame, turn: Turn, left: str) -> None:
+    """A warp's arrival at the other's barrier, where no steps are left. Of all warps: a parity may not turn twice before one waited for it.
+
+    In the loop over the steps: behind it, ptxas 12.8 makes products wait for each other (C7514).
+    """
+    last = f.text.to("pred", "setp.eq.u32", left, 0)
+    arriving = f.text.to("pred", "and.pred", last, turn.arriving)
+    f.text.op("mbarrier.arrive.release.cta.shared::cta.b64", "_", f"[{turn.other}+{f.turns}]", when=arriving)

@@ -101,9 +101,9 @@ def _multiply(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, tol
     t.op("mov.u32", before, ring.stage)
     next_stage(f, ring)
     t.op("sub.u32", left, left, 1)
-    t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
     if turn:
-        end_turn(f, turn)
+        end_turn(f, turn, left)
+    t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
     t.op("wgmma.wait_group.sync.aligned", 0)
     release(f, before, arriving)
 
