@@ -54,9 +54,9 @@ def cost(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> float:
     step = max((promoted_cycles(plan) if plan.promoted else step_cycles(plan)) / _CYCLES_A_US, loaded)
     out = BYTES[shape.outdtype]
     tile = plan.tile_a * plan.tile_b * out / _STORED / _CYCLES_A_US / plan.sharing
-    # In turns a tile is stored while the next is multiplied: each consumer has twice as long for its own.
-    each = max(steps * step, (steps * step + tile) / 2) if plan.turns else steps * step + tile
-    multiplied = (rounds - 1) * each + steps * step + tile + _LATENCY
+    multiplied = rounds * (steps * step + tile) + _LATENCY
+    if plan.turns:  # a tile is stored while the next is multiplied: each consumer has twice as long for its own
+        multiplied -= (rounds - 1) * min(tile, (steps * step + tile) / 2)
     from_l2 = items * steps * (plan.tile_a + plan.tile_b / plan.cluster) * STEP_BYTES / _L2
     from_memory = (ELEMENT_BYTES[shape.dtype] * shape.k * (rows_a + rows_b) + out * shape.m * shape.n) / _MEMORY
     parts = 2 * items * plan.sharing * slot_bytes(plan.sums) / _L2 + _MEETING if splits > 1 else 0.0
