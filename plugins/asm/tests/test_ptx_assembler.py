@@ -6,13 +6,14 @@ import os
 import re
 from pathlib import Path
 
+import attrs
 import pytest
 from tunedgemm.plugin import Device, LaunchError, Shape
 from tunedgemm_asm.ptx import assembler
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.plan import Plan, Variant
 from tunedgemm_asm.ptx.problem import refusal
-from tunedgemm_asm.ptx.solutions import choices, plans
+from tunedgemm_asm.ptx.solutions import TURNS, choices, plans
 
 needs_ptxas = pytest.mark.skipif(assembler.ptxas() is None, reason="there is no ptxas: it comes with Triton and with CUDA's toolkit")
 H200 = Device("sm_90", 132, "nvidia-h200")
@@ -31,6 +32,9 @@ VARIANTS = [
     Variant(Plan(256, 128, 4, promoted=True), "fp8_e4m3fn", "fp32", "fp32", True, 1, "row"),
     Variant(Plan(256, 192, 3), "int8", "fp32", "fp32", True, 1, "row"),
     Variant(Plan(128, 256, 3, swapped=True), "int8", "bf16", "bf16", scale="tensor"),
+    Variant(Plan(128, 200, 4, turns=True), "bf16", "fp32", "bf16", True, 1),
+    Variant(Plan(192, 128, 5, cluster=2, turns=True), "fp16", "fp16", "fp32", True, 2),
+    Variant(Plan(96, 128, 7, swapped=True, turns=True), "bf16", "bf16", "bf16", True),
     Variant(Plan(64, 96, 4, 1), "bf16", "fp32"),
 ]
 
@@ -79,6 +83,22 @@ def test_ptxas_takes_what_is_listed_of_eight_bits(op: str, dtype: str, scale: st
     listed = [plan for plan in plans(shape) if not refusal(plan, 2, shape)]
     others = [Variant(plan, dtype, "bf16", bias, True, scale=scale) for plan in listed[m % 9 :: 9]]
     assert [fault for variant in dict.fromkeys([*first, *others]) if (fault := faults(variant))] == []
+
+
+@needs_ptxas
+@pytest.mark.parametrize(("tile_m", "tile_n"), [(tile_a, tile_b) for (tile_a, _), ladder in TURNS.items() for tile_b in ladder])
+def test_ptxas_takes_consumers_that_take_turns(tile_m: int, tile_n: int) -> None:
+    """Every tile that is listed, with one consumer's sums of all of it: 16-bit operands plain and with all parts, and both of 8 bits."""
+    (plan,) = (plan for plan in plans(Shape("a16w16", 4096, 7168, 8192)) if plan.turns and (plan.tile_m, plan.tile_n) == (tile_m, tile_n))
+    variants = [
+        Variant(plan, "bf16", "bf16"),
+        Variant(plan, "bf16", "bf16", together=1),
+        Variant(attrs.evolve(plan, cluster=2), "bf16", "bf16", "bf16", True),
+        Variant(plan, "fp16", "fp32", "fp16", together=1),
+        Variant(plan, "fp8_e4m3fn", "bf16", "bf16", scale="row"),
+        Variant(plan, "int8", "fp32", "fp32", True, 1, "row"),
+    ]
+    assert [fault for variant in variants if (fault := faults(variant))] == []
 
 
 @needs_ptxas

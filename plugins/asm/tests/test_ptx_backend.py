@@ -63,13 +63,14 @@ def check(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> None:
         (Plan(128, 32, 3), 2, attrs.evolve(SMALL, outdtype="fp32", bias_dtype="fp32")),
         (Plan(40, 64, 3, 1, swapped=True), 4, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
         (Plan(64, 16, 3, 1, 2), 1, attrs.evolve(SMALL, m=70, epilogue="none", bias_dtype="")),
+        (Plan(64, 16, 3, turns=True), 2, attrs.evolve(SMALL, m=70)),
         (Plan(64, 32, 3, 1, promoted=True), 1, ROWS),
         (Plan(40, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, scale="tensor", outdtype="fp16", bias_dtype="fp32")),
         (Plan(48, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, dtype="int8")),
         (Plan(64, 96, 3, 1, promoted=True), 1, BLOCKS),
         (Plan(40, 64, 3, 1, swapped=True, promoted=True), 2, BLOCKS),
     ],
-    ids=["plain", "split", "swapped", "cluster", "scaled rows", "scaled tensors", "int8", "scaled blocks", "swapped blocks"],
+    ids=["plain", "split", "swapped", "cluster", "turns", "scaled rows", "scaled tensors", "int8", "scaled blocks", "swapped blocks"],
 )
 def test_a_solution_computes_its_product(
     backend: Asm, cuda: Any, plan: Plan, splits: int, shape: Shape, extension: bool, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of, ops
 from tunedgemm_asm import asm
-from tunedgemm_asm.ptx.plan import Plan
+from tunedgemm_asm.ptx.plan import BLOCK_SHARED, Plan
 from tunedgemm_asm.ptx.problem import refusal
 from tunedgemm_asm.ptx.solutions import choices, refine
 
@@ -41,6 +41,20 @@ PLANS = {
     "cluster": (Plan(128, 128, 4, cluster=2), 1),
     "cluster split": (Plan(64, 64, 4, 1, 2), 2),
 }
+#: The same of consumers that take turns: of larger shapes, so that an SM has several tiles.
+TURNS = {
+    "turns": (Plan(128, 128, 4, turns=True), 1),
+    "turns, many stages": (Plan(128, 96, 8, turns=True), 1),
+    "turns, wide tile": (Plan(128, 192, 5, turns=True), 1),
+    "turns, flat tile": (Plan(64, 256, 5, turns=True), 1),
+    "turns, high tile": (Plan(256, 72, 4, turns=True), 1),
+    "turns split": (Plan(128, 160, 4, turns=True), 3),
+    "turns swapped": (Plan(104, 128, 5, swapped=True, turns=True), 1),
+    "turns swapped split": (Plan(40, 64, 12, swapped=True, turns=True), 4),
+    "turns cluster": (Plan(128, 176, 5, cluster=2, turns=True), 1),
+    "turns cluster split": (Plan(64, 64, 4, cluster=2, turns=True), 2),
+}
+SEVERAL = {"m": 1500, "n": 3400}
 KINDS = {name: (SHAPE, *chosen) for name, chosen in PLANS.items()} | {
     "rows": (ROWS, Plan(128, 128, 5, promoted=True), 1),
     "rows, wide tile": (ROWS, Plan(128, 224, 4, promoted=True), 1),
@@ -62,8 +76,13 @@ KINDS = {name: (SHAPE, *chosen) for name, chosen in PLANS.items()} | {
     "blocks swapped": (BLOCKS, Plan(24, 256, 5, swapped=True, promoted=True), 1),
     "blocks swapped split": (BLOCKS, Plan(8, 64, 12, 1, swapped=True, promoted=True), 3),
     "blocks cluster": (BLOCKS, Plan(128, 160, 5, cluster=2, promoted=True), 1),
+    **{name: (attrs.evolve(SHAPE, **SEVERAL), *chosen) for name, chosen in TURNS.items()},
+    "turns rows": (attrs.evolve(ROWS, **SEVERAL), Plan(128, 192, 5, turns=True), 1),
+    "turns int8 split": (attrs.evolve(INT8, **SEVERAL), Plan(128, 160, 4, turns=True), 2),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
+#: Sizes with all tails that run under memcheck: of one tile, or of several an SM where consumers take turns.
+TAILS, SEVERAL_TAILS = {"m": 37, "n": 105, "k": 336}, {"m": 1037, "n": 4105, "k": 336}
 #: What runs under memcheck: each kind with tails; with one more argument a kernel that stores beyond the output's last row.
 PROGRAM = """
 import ast, re, sys, torch
@@ -74,9 +93,9 @@ names, wrong = ast.literal_eval(sys.argv[1]), len(sys.argv) > 2
 if wrong:
     plain = assembler.text_of
     assembler.text_of = lambda variant: re.sub(r"setp\\.lt\\.u32 (%p\\d+), (%r\\d+), %r0;", r"setp.ge.u32 \\1, \\2, 0;", plain(variant))
-for name, splits, op, dtype, scale in names:
+for name, splits, op, sizes, dtype, scale in names:
     bias = "none" if scale == "block" else "bias"
-    shape = Shape(op, 37, 105, 336, dtype, "bf16", bias, scale=scale)
+    shape = Shape(op, *sizes, dtype, "bf16", bias, scale=scale)
     given = [each for each in ops()[op].make_inputs(shape, torch.device("cuda", 0), 0) if each is not None]
     asm.bind(Solution("asm", name, splits), shape, device_of(0)).call(*given)
     torch.cuda.synchronize()
@@ -184,6 +203,26 @@ def test_random_products_of_eight_bits(seed: int, device: Device, nan_first: Non
     check_listed(Shape("a8w8", m, n, k, dtype, outdtype, "bias" if bias else "none", bias, scale=scale), device, chance)
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_random_turns(seed: int, device: Device, nan_first: None) -> None:
+    """Random tiles, stages, clusters and parts of K of consumers that take turns, over one to many tiles an SM and steps an item."""
+    chance = random.Random(seed)
+    cluster, (tile_a, most) = chance.choice((1, 1, 2)), chance.choice(((64, 256), (128, 200), (128, 200), (192, 128), (256, 96)))
+    tile_b, swapped = 8 * cluster * chance.randint(1, most // cluster // 8), chance.random() < 0.25
+    stages = chance.randint(2, min(12, (BLOCK_SHARED - 64) // ((tile_a + tile_b) * 128 + 16)))
+    tile = (tile_b, tile_a) if swapped else (tile_a, tile_b)
+    plan = Plan(*tile, stages, 2, cluster, chance.choice((1, 4, 8)), swapped, turns=True)
+    m, n = (rows * chance.randint(1, 36) - chance.randrange(rows) for rows in tile)
+    outdtype, k = chance.choice(("bf16", "fp16", "fp32")), 8 * chance.choice((chance.randint(1, 60), chance.randint(1, 400)))
+    shape = Shape("a16w16", m, n, k, chance.choice(("bf16", "fp16")), outdtype, *chance.choice((("none", ""), ("bias", "fp32"))))
+    splits = chance.choice([1, *(parts for parts in range(1, 7) if not refusal(plan, parts, shape))])
+    given = operands(shape, device, seed)
+    launcher = bound(plan, splits, shape, device)
+    first = launcher.call(*given)
+    assert fault(first, given, shape) == "", (shape, plan.name, splits)
+    assert all(torch.equal(first, launcher.call(*given)) for _ in range(20)), (shape, plan.name, splits)
+
+
 def check_listed(shape: Shape, device: Device, chance: random.Random) -> None:
     """The first that is listed, and three of all and of their neighbours, compute the product."""
     listed = [Solution("asm", plan.name, splits) for plan, splits in choices(shape, device)]
@@ -286,9 +325,10 @@ def test_memory_is_not_left(wrong: bool, tmp_path: Path) -> None:
     if tool is None:
         pytest.skip("there is no compute-sanitizer")
     fitting = [
-        (plan.name, splits, shape.op, shape.dtype, shape.scale)
+        (plan.name, splits, shape.op, tuple(sizes.values()), shape.dtype, shape.scale)
         for shape, plan, splits in KINDS.values()
-        if not refusal(plan, splits, attrs.evolve(shape, m=37, n=105, k=336))
+        for sizes in (SEVERAL_TAILS if plan.turns else TAILS,)
+        if not refusal(plan, splits, attrs.evolve(shape, **sizes))
     ]
     # Each tensor in an allocation of its own, so that memcheck knows its end.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TUNEDGEMM_CACHE": str(tmp_path)}

@@ -21,9 +21,11 @@ SHAPE = Shape("a16w16", 4096, 7168, 8192)
 def test_names_round_trip() -> None:
     """Every field of a plan is in its name, and comes back from it."""
     plans = [PLAN, Plan(64, 256, 4, 1, 2, 3), Plan(16, 128, 8, 2, 1, 4, swapped=True), Plan(16, 128, 8, swapped=True, promoted=True)]
+    plans += [Plan(128, 192, 5, turns=True), Plan(16, 64, 8, swapped=True, turns=True)]
     assert PLAN.name == "ptx_128x160_s5_c2_x1_g8_r1"
     assert plans[2].name == "ptx_16x128_s8_c2_x1_g4_swap_r1"
     assert plans[3].name == "ptx_16x128_s8_c2_x1_g8_swap_p_r1"
+    assert [plan.name for plan in plans[4:]] == ["ptx_128x192_s5_c2_x1_g8_t_r1", "ptx_16x64_s8_c2_x1_g8_swap_t_r1"]
     assert [plan_of(plan.name) for plan in plans] == plans
 
 
@@ -43,6 +45,12 @@ def test_names_round_trip() -> None:
         ("ptx_128x136_s4_c2_x2_g8_r1", "136 rows; a multiple of 16"),
         ("ptx_128x128_s1_c2_x1_g8_r1", "two stages at least"),
         ("ptx_192x128_s3_c3_x1_g8_r1", "one or two consumers"),
+        ("ptx_64x128_s4_c1_x1_g8_t_r1", "2 consumers take turns, and none with promotion"),
+        ("ptx_128x128_s4_c2_x1_g8_p_t_r1", "2 consumers take turns, and none with promotion, where they do stage by stage"),
+        ("ptx_128x128_s4_c2_x1_g8_t_p_r1", "names no kernel"),
+        ("ptx_96x128_s4_c2_x1_g8_t_r1", "a consumer does not take 96 rows in steps of 64"),
+        ("ptx_128x256_s4_c2_x1_g8_t_r1", "256 sums and 40 others, a thread has 240 registers"),
+        ("ptx_64x256_s12_c2_x1_g8_t_r1", "491736 bytes of shared memory"),
     ],
 )
 def test_what_cannot_be_is_refused(name: str, reason: str) -> None:
@@ -61,11 +69,16 @@ def test_what_a_plan_takes() -> None:
     promoted = Plan(128, 256, 4, promoted=True)
     assert (promoted.sums, promoted.portion, promoted.portions) == (128, 128, [(0, 0), (0, 128)])
     assert Plan(256, 128, 4, promoted=True).portions == [(0, 0), (1, 0)]
+    turns = Plan(128, 192, 5, turns=True)
+    assert (turns.sharing, turns.rows, turns.blocks, turns.sums, turns.threads, turns.resident) == (1, 128, 2, 192, 384, 1)
+    assert turns.shared_bytes == 5 * (320 * 128 + 16) + 8 + 16
     few = Plan(64, 128, 4, 1)
     assert (few.threads, few.sums, few.entry_registers, few.resident) == (256, 64, 128, 2)
 
 
-@pytest.mark.parametrize("plan", [PLAN, Plan(64, 128, 4, 1), Plan(64, 256, 4, 1), Plan(256, 192, 3)], ids=lambda plan: plan.name)
+@pytest.mark.parametrize(
+    "plan", [PLAN, Plan(64, 128, 4, 1), Plan(64, 256, 4, 1), Plan(256, 192, 3), Plan(128, 192, 5, turns=True)], ids=lambda plan: plan.name
+)
 def test_registers_that_are_taken_were_given_back(plan: Plan) -> None:
     """setmaxnreg waits for registers: all threads together never want more than at entry; counts are multiples of 8 from 24 to 256."""
     assert plan.producer_registers + plan.consumers * plan.consumer_registers <= (1 + plan.consumers) * plan.entry_registers
@@ -123,6 +136,9 @@ def test_a_problem_in_numbers() -> None:
     assert problem.grid == 63
     assert (problem.counters, problem.workspace) == (42, 42 * 3 * 80 * 128 * 4)
     assert problem_of(Plan(128, 128, 4, cluster=2), 1, SHAPE, 131).grid == 130
+    turns = problem_of(attrs.evolve(PLAN, turns=True), 3, attrs.evolve(SHAPE, m=300, n=1000, k=1000), 132)
+    assert dict(turns.values) == dict(problem.values)
+    assert (turns.grid, turns.counters, turns.workspace) == (63, 21, problem.workspace)
     eight = Shape("a8w8_blockscale", 300, 1000, 1040, "fp8_e4m3fn", "bf16", scale="block")
     scaled = problem_of(Plan(128, 160, 5, promoted=True), 3, eight, 132)
     assert (scaled.values["steps"], scaled.values["part"], scaled.variant.scale, scaled.workspace) == (9, 3, "block", problem.workspace)

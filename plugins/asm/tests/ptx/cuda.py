@@ -128,10 +128,10 @@ def memory_of(text: str, arguments: bytes) -> Memory:
     for word, rows, lines in (("x_scale", m, m), ("w_scale", n, -(-n // 128))) if scale else ():
         memory.take(told[word], 4 * {"tensor": 1, "row": rows, "block": lines * told["steps"]}[scale], False)
     if told["workspace"]:
-        # A tile's share: 128 threads times their sums for each consumer; the whole of them is the grid's tile, in float32.
+        # A tile's share: 128 threads times their sums for each consumer that has some; the whole of them is the grid's tile, in float32.
         tile_m, tile_n = map(int, tile)
         cluster = 2 if "reqnctapercluster" in text else 1
-        consumers = (int(text.split(".reqntid ", 1)[1].split(",", 1)[0]) - 128) // 128
+        consumers = 1 if "_t_" in name else (int(text.split(".reqntid ", 1)[1].split(",", 1)[0]) - 128) // 128
         memory.take(told["workspace"], told["tiles"] * cluster * told["splits"] * tile_m * tile_n * 4, True)
         memory.take(told["counters"], told["tiles"] * cluster * consumers * 4, True)
     return memory

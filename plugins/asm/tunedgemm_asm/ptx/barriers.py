@@ -4,6 +4,10 @@ The copy engine and the producer complete a full one: one arrival, which announc
 stage arrives at its empty barrier when its matrix instructions are done; in a cluster at those of all blocks, whose producers write
 into all of them. A wait names the parity of the phase that it waits for the end of: consumers start with 0, the producer with 1, which
 a new barrier passes.
+
+Consumers that take turns have a barrier each, too, which the other completes when it issued the last product of its tile. A parity tells
+a phase from the one before alone, so nobody may wait for a full barrier before the phase before has ended: a consumer that came early
+would take the other's stage for its own. Once the other waited for the last of its stages, all before are past.
 """
 
 from __future__ import annotations
@@ -33,7 +37,9 @@ def start_barriers(f: Frame) -> None:
     t.op("bra", ready, when=other)
     for stage in range(plan.stages):
         t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.full + stage * BARRIER_BYTES}]", 1)
-        t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.empty + stage * BARRIER_BYTES}]", _WARPS * plan.consumers * plan.cluster)
+        t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.empty + stage * BARRIER_BYTES}]", _WARPS * plan.sharing * plan.cluster)
+    for number in range(plan.consumers * plan.turns):
+        t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.turns + number * BARRIER_BYTES}]", _WARPS)
     t.op("fence.mbarrier_init.release.cluster")  # also for the copy engine's arrivals
     t.op("fence.proxy.async.shared::cta")
     t.place(ready)
@@ -62,8 +68,19 @@ def next_stage(f: Frame, ring: Ring) -> None:
     t.op("xor.b32", ring.parity, ring.parity, 1, when=last)
 
 
+def skip_stages(f: Frame, ring: Ring, count: str) -> None:
+    """So many stages on: the phase is another where an odd number of rounds ends."""
+    t, stages = f.text, f.plan.stages
+    behind = t.to("b32", "add.u32", ring.stage, count)
+    rounds = t.to("b32", "div.u32", behind, stages)
+    whole = t.to("b32", "mul.lo.u32", rounds, stages)
+    t.op("sub.u32", ring.stage, behind, whole)
+    odd = t.to("b32", "and.b32", rounds, 1)
+    t.op("xor.b32", ring.parity, ring.parity, odd)
+
+
 def barrier_of(f: Frame, stage: str) -> str:
-    """A register to which the offset of either kind of barrier is added to get its address."""
+    """A register to which the offset of a kind of barrier is added to get the address of its stage's, or its consumer's."""
     return f.text.to("b32", "mad.lo.u32", stage, BARRIER_BYTES, f.shared)
 
 
@@ -91,3 +108,37 @@ def release(f: Frame, stage: str, arriving: str) -> None:
     theirs = t.to("b32", "mapa.shared::cluster.u32", barrier, f.lane)
     # Nothing written is released, so the scope may be the block's: that of the cluster would cost a fence of the whole GPU in each step.
     t.op("mbarrier.arrive.release.cta.shared::cluster.b64", "_", f"[{theirs}+{f.empty}]", when=arriving)
+
+
+@attrs.frozen
+class Turn:
+    """What a consumer knows of turns, as registers: its own barrier and the other's, the parity that it waits for, who arrives."""
+
+    own: str
+    other: str
+    parity: str
+    arriving: str
+
+
+def start_turns(f: Frame, number: str) -> Turn:
+    """Of the consumer of a number: the first need not wait for its first turn, so its parity starts as the producer's does."""
+    t = f.text
+    other = t.to("b32", "xor.b32", number, 1)
+    own, theirs = barrier_of(f, number), barrier_of(f, other)
+    return Turn(own, theirs, t.to("b32", "mov.u32", other), t.to("pred", "setp.eq.u32", f.lane, 0))
+
+
+def wait_for_turn(f: Frame, turn: Turn) -> None:
+    """Until the other consumer issued all products of its tile."""
+    wait(f, turn.own, f.turns, turn.parity)
+    f.text.op("xor.b32", turn.parity, turn.parity, 1)
+
+
+def end_turn(f: Frame, turn: Turn, left: str) -> None:
+    """A warp's arrival at the other's barrier, where no steps are left. Of all warps: a parity may not turn twice before one waited for it.
+
+    In the loop over the steps: behind it, ptxas 12.8 makes products wait for each other (C7514).
+    """
+    last = f.text.to("pred", "setp.eq.u32", left, 0)
+    arriving = f.text.to("pred", "and.pred", last, turn.arriving)
+    f.text.op("mbarrier.arrive.release.cta.shared::cta.b64", "_", f"[{turn.other}+{f.turns}]", when=arriving)

@@ -1,12 +1,29 @@
-"""A consumer: a warp group that multiplies its rows of every stage, then writes its part of the tile."""
+"""A consumer: a warp group that multiplies its rows of every stage, then writes its part of the tile.
+
+Consumers that take turns have all rows of every second item each, and pass over the stages of the other's. Between the last product of one
+and the first of the other nothing lies but an arrival at a barrier, so the matrix units have work while one stores. Both may have
+products in flight at a time: their sums and stages are their own.
+"""
 
 from __future__ import annotations
 
 from tunedgemm_asm.ptx import matrix
-from tunedgemm_asm.ptx.barriers import Ring, barrier_of, next_stage, release, start_ring, wait
+from tunedgemm_asm.ptx.barriers import (
+    Ring,
+    Turn,
+    barrier_of,
+    end_turn,
+    next_stage,
+    release,
+    skip_stages,
+    start_ring,
+    start_turns,
+    wait,
+    wait_for_turn,
+)
 from tunedgemm_asm.ptx.epilogue import store_tile
 from tunedgemm_asm.ptx.frame import Frame
-from tunedgemm_asm.ptx.order import find_place, first_item
+from tunedgemm_asm.ptx.order import find_place, first_item, steps_of_item
 from tunedgemm_asm.ptx.plan import DEEP, STEP_BYTES
 from tunedgemm_asm.ptx.promotion import BlockScales, promote, promote_scaled
 from tunedgemm_asm.ptx.splitk import join_parts
@@ -18,11 +35,12 @@ def consume(f: Frame) -> None:
     t.op("setmaxnreg.inc.sync.aligned.u32", plan.consumer_registers)
     number = t.to("b32", "sub.u32", f.group, 1)
     arriving = t.to("pred", "setp.lt.u32", f.lane, plan.cluster)
-    base_a = _descriptor(f, t.to("b32", "mad.lo.u32", number, plan.rows * STEP_BYTES, f.shared))
+    base_a = _descriptor(f, f.shared if plan.turns else t.to("b32", "mad.lo.u32", number, plan.rows * STEP_BYTES, f.shared))
     base_b = _descriptor(f, t.to("b32", "add.u32", f.shared, plan.tile_a * STEP_BYTES))
     sums = t.many(f.variant.sum_kind, plan.sums)
     item, step = first_item(f)
     ring = start_ring(f, 0)
+    turn = _start_turns(f, number, ring, (item, step)) if plan.turns else None
     tile, next_tile = t.label("TILE"), t.label("NEXT_TILE")
     t.place(tile)
     t.op("bra", f.end, when=t.to("pred", "setp.ge.u32", item, f.arguments["items"]))
@@ -31,14 +49,25 @@ def consume(f: Frame) -> None:
         scales = BlockScales.of(f, place, number) if f.variant.scale == "block" else None
         _multiply_promoted(f, (base_a, base_b), sums, ring, (place.steps, arriving, scales))
     else:
-        _multiply(f, (base_a, base_b), sums, ring, (place.steps, arriving))
+        _multiply(f, (base_a, base_b), sums, ring, (place.steps, arriving, turn))
     if f.variant.split:
         join_parts(f, place, number, sums, next_tile)
-    row_a = t.to("b32", "mad.lo.u32", number, plan.rows, place.row_a)
+    row_a = place.row_a if plan.turns else t.to("b32", "mad.lo.u32", number, plan.rows, place.row_a)
     store_tile(f, row_a, place.row_b, sums)
     t.place(next_tile)
     t.op("add.u32", item, item, step)
+    if plan.turns:
+        skip_stages(f, ring, steps_of_item(f, item))
+        t.op("add.u32", item, item, step)
     t.op("bra", tile)
+
+
+def _start_turns(f: Frame, number: str, ring: Ring, items: tuple[str, str]) -> Turn:
+    """The second consumer begins with the second item of the block; *items* are the first, and how far the next one is."""
+    t, (item, step) = f.text, items
+    skip_stages(f, ring, t.to("b32", "mul.lo.u32", steps_of_item(f, item), number))
+    t.op("mad.lo.u32", item, step, number, item)
+    return start_turns(f, number)
 
 
 def _descriptor(f: Frame, address: str) -> str:
@@ -49,16 +78,18 @@ def _descriptor(f: Frame, address: str) -> str:
     return t.to("b64", "or.b64", wide, f"0x{matrix.CONSTANT:016x}")
 
 
-def _multiply(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, told: tuple[str, str]) -> None:
-    """The sums over the steps of an item; *told* are how many, and the lanes that release a stage.
+def _multiply(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, told: tuple[str, str, Turn | None]) -> None:
+    """The sums over the steps of an item; *told* are how many, the lanes that release a stage, and turns where consumers take them.
 
     While a stage is multiplied the one before it is released. Sums that start as zeros, not by a flag of the first instruction, are
     what keeps ptxas from waiting after each instruction (its warning C7515).
     """
-    t, (steps, arriving) = f.text, told
+    t, (steps, arriving, turn) = f.text, told
     left, before = t.to("b32", "mov.u32", steps), t.to("b32", "mov.u32", ring.stage)
     releasing = t.to("pred", "setp.ne.u32", 0, 0)
     _clear(f, sums)
+    if turn:
+        wait_for_turn(f, turn)
     inner = t.label("MULTIPLY")
     t.place(inner)
     wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
@@ -70,6 +101,8 @@ def _multiply(f: Frame, bases: tuple[str, str], sums: list[str], ring: Ring, tol
     t.op("mov.u32", before, ring.stage)
     next_stage(f, ring)
     t.op("sub.u32", left, left, 1)
+    if turn:
+        end_turn(f, turn, left)
     t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
     t.op("wgmma.wait_group.sync.aligned", 0)
     release(f, before, arriving)

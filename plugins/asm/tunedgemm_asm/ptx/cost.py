@@ -31,7 +31,7 @@ def step_cycles(plan: Plan) -> float:
     """Cycles of the matrix units for one stage: operations, or reading both operands from shared memory."""
     multiplied = 2 * SIDE * plan.tile_b * STEP_K / _OPERATIONS
     read = (SIDE + plan.tile_b) * 2 * STEP_K / _SHARED_BYTES
-    return plan.consumers * plan.blocks * (STEP // STEP_K) * max(multiplied, read)
+    return plan.sharing * plan.blocks * (STEP // STEP_K) * max(multiplied, read)
 
 
 def promoted_cycles(plan: Plan) -> float:
@@ -53,9 +53,11 @@ def cost(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> float:
     loaded = max(_LATENCY / (plan.stages * resident), plan.stage_bytes / _SM)
     step = max((promoted_cycles(plan) if plan.promoted else step_cycles(plan)) / _CYCLES_A_US, loaded)
     out = BYTES[shape.outdtype]
-    tile = plan.tile_a * plan.tile_b * out / _STORED / _CYCLES_A_US / plan.consumers
+    tile = plan.tile_a * plan.tile_b * out / _STORED / _CYCLES_A_US / plan.sharing
     multiplied = rounds * (steps * step + tile) + _LATENCY
+    if plan.turns:  # a tile is stored while the next is multiplied: each consumer has twice as long for its own
+        multiplied -= (rounds - 1) * min(tile, (steps * step + tile) / 2)
     from_l2 = items * steps * (plan.tile_a + plan.tile_b / plan.cluster) * STEP_BYTES / _L2
     from_memory = (ELEMENT_BYTES[shape.dtype] * shape.k * (rows_a + rows_b) + out * shape.m * shape.n) / _MEMORY
-    parts = 2 * items * plan.consumers * slot_bytes(plan.sums) / _L2 + _MEETING if splits > 1 else 0.0
+    parts = 2 * items * plan.sharing * slot_bytes(plan.sums) / _L2 + _MEETING if splits > 1 else 0.0
     return max(multiplied, from_l2, from_memory) + parts + _LAUNCH

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from tunedgemm_asm.ptx.arguments import ABI, argument
-from tunedgemm_asm.ptx.plan import BARRIER_BYTES, Plan, Variant
+from tunedgemm_asm.ptx.plan import BARRIER_BYTES, MOST_CONSUMERS, WORD_BYTES, Plan, Variant
 from tunedgemm_asm.ptx.text import Text
 
 
@@ -52,6 +52,11 @@ class Frame:
     def words(self) -> int:
         """Offset of the words behind the barriers."""
         return self.empty + self.plan.stages * BARRIER_BYTES
+
+    @property
+    def turns(self) -> int:
+        """Offset of the barriers behind the words, one for each consumer: where they take turns."""
+        return self.words + MOST_CONSUMERS * WORD_BYTES
 
 
 def open_frame(variant: Variant) -> Frame:

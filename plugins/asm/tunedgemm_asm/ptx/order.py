@@ -46,9 +46,7 @@ def find_place(f: Frame, item: str) -> Place:
         part = t.to("b32", "div.u32", item, told["tiles"])
         before = t.to("b32", "mul.lo.u32", part, told["tiles"])
         tile = t.to("b32", "sub.u32", item, before)
-        first = t.to("b32", "mul.lo.u32", part, told["part"])
-        left = t.to("b32", "sub.u32", told["steps"], first)
-        steps = t.to("b32", "min.u32", left, told["part"])
+        first, steps = _steps_of_part(f, part)
     tiles = t.to("b32", "mul.lo.u32", told["tiles_b"], plan.group)
     number = t.to("b32", "div.u32", tile, tiles)
     inside = t.to("b32", "rem.u32", tile, tiles)
@@ -64,6 +62,21 @@ def find_place(f: Frame, item: str) -> Place:
     row_a = t.to("b32", "mul.lo.u32", at_a, plan.tile_a)
     row_b = t.to("b32", "mul.lo.u32", at_b, plan.tile_b)
     return Place(row_a, row_b, first, steps, tile, part)
+
+
+def _steps_of_part(f: Frame, part: str) -> tuple[str, str]:
+    """First step along K of a part, and how many it has: the last may have fewer."""
+    t, told = f.text, f.arguments
+    first = t.to("b32", "mul.lo.u32", part, told["part"])
+    left = t.to("b32", "sub.u32", told["steps"], first)
+    return first, t.to("b32", "min.u32", left, told["part"])
+
+
+def steps_of_item(f: Frame, item: str) -> str:
+    """Steps along K of an item; of one behind the last any number, whose stages nobody waits for."""
+    if not f.variant.split:
+        return f.arguments["steps"]
+    return _steps_of_part(f, f.text.to("b32", "div.u32", item, f.arguments["tiles"]))[1]
 
 
 def first_item(f: Frame) -> tuple[str, str]:

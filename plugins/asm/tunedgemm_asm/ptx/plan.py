@@ -33,12 +33,13 @@ ENTRY_REGISTERS, FEW_REGISTERS, FEW_SUMS = 168, 128, 96
 REGISTERS = {1: (24, 232), 2: (24, 240)}
 #: Registers of a consumer beside its sums: descriptors, addresses, coordinates; 26 to 50 are what ptxas takes.
 BESIDE_SUMS = 40
-#: Bytes of a barrier, and bytes behind the barriers: for each consumer a word that tells who adds the parts of K.
+#: Bytes of a barrier, and bytes behind the barriers of stages: for each consumer a word that tells who adds the parts of K, and where
+#: consumers take turns a barrier.
 BARRIER_BYTES, WORD_BYTES, MOST_CONSUMERS = 8, 4, 2
 #: Goes up where the text for the same plan changes what it computes or how quickly.
 REVISION = 1
 
-_NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?(_p)?_r(\d+)")
+_NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?(_p)?(_t)?_r(\d+)")
 
 
 @attrs.frozen
@@ -46,7 +47,8 @@ class Plan:
     """One kernel: out[M, N] = x[M, K] @ weight[N, K].T, a tile of it at a time by each thread block.
 
     A matrix instruction multiplies 64 rows of one operand, called a, by 8 to 256 of the other, b. a is x, b the weight; for few rows of
-    x they are swapped. One warp group produces (loads), the others consume (multiply), each its share of a's rows.
+    x they are swapped. One warp group produces (loads), the others consume (multiply): each its share of a's rows of every tile, or
+    in turns each all rows of every second tile, so that one multiplies while the other stores.
 
     Attributes:
         tile_m: rows of x of a tile.
@@ -57,6 +59,7 @@ class Plan:
         group: tiles along a that are computed before the next along b, so that what they load stays in L2.
         swapped: whether a is the weight.
         promoted: whether the sums of each stage are added to others in float32: `wgmma` keeps about 14 bits of sums of fp8 products.
+        turns: whether consumers have a tile each, in turns.
     """
 
     tile_m: int
@@ -67,14 +70,16 @@ class Plan:
     group: int = 8
     swapped: bool = False
     promoted: bool = False
+    turns: bool = False
 
     def __attrs_post_init__(self) -> None:
         if self.consumers not in REGISTERS or self.cluster not in (1, 2) or self.group < 1 or self.stages < 2:
             raise PluginError(f"{self.name}: one or two consumers, a cluster of one or two, a group and two stages at least")
-        if self.tile_a % (SIDE * self.consumers) or not 0 < self.tile_a <= MOST_B:
-            raise PluginError(
-                f"{self.name}: {self.consumers} consumers do not share {self.tile_a} rows in steps of {SIDE}, {MOST_B} at most"
-            )
+        if self.turns and (self.consumers != MOST_CONSUMERS or self.promoted):
+            raise PluginError(f"{self.name}: {MOST_CONSUMERS} consumers take turns, and none with promotion, where they do stage by stage")
+        if self.tile_a % (SIDE * self.sharing) or not 0 < self.tile_a <= MOST_B:
+            shared = "a consumer does not take" if self.turns else f"{self.consumers} consumers do not share"
+            raise PluginError(f"{self.name}: {shared} {self.tile_a} rows in steps of {SIDE}, {MOST_B} at most")
         if self.tile_b % (UNIT_B * self.cluster) or not 0 < self.tile_b <= MOST_B:
             raise PluginError(f"{self.name}: {self.tile_b} rows; a multiple of {UNIT_B * self.cluster}, {MOST_B} at most, can be loaded")
         if self.portion % UNIT_B:
@@ -87,9 +92,9 @@ class Plan:
     @property
     def name(self) -> str:
         """What tables call it."""
-        swapped = "_swap" * self.swapped + "_p" * self.promoted
+        flags = "_swap" * self.swapped + "_p" * self.promoted + "_t" * self.turns
         tile = f"{self.tile_m}x{self.tile_n}"
-        return f"ptx_{tile}_s{self.stages}_c{self.consumers}_x{self.cluster}_g{self.group}{swapped}_r{REVISION}"
+        return f"ptx_{tile}_s{self.stages}_c{self.consumers}_x{self.cluster}_g{self.group}{flags}_r{REVISION}"
 
     @property
     def tile_a(self) -> int:
@@ -107,9 +112,14 @@ class Plan:
         return self.tile_b // self.cluster
 
     @property
+    def sharing(self) -> int:
+        """Consumers that share a tile, and release each of its stages."""
+        return 1 if self.turns else self.consumers
+
+    @property
     def rows(self) -> int:
         """Rows of a of one consumer."""
-        return self.tile_a // self.consumers
+        return self.tile_a // self.sharing
 
     @property
     def blocks(self) -> int:
@@ -148,8 +158,9 @@ class Plan:
 
     @property
     def shared_bytes(self) -> int:
-        """Of a thread block: stages, two barriers for each, and words."""
-        return self.stages * (self.stage_bytes + 2 * BARRIER_BYTES) + MOST_CONSUMERS * WORD_BYTES
+        """Of a thread block: stages, two barriers for each, words, and barriers of turns."""
+        behind = MOST_CONSUMERS * (WORD_BYTES + self.turns * BARRIER_BYTES)
+        return self.stages * (self.stage_bytes + 2 * BARRIER_BYTES) + behind
 
     @property
     def entry_registers(self) -> int:
@@ -180,10 +191,10 @@ def plan_of(name: str) -> Plan:
     """
     if not (match := _NAME.fullmatch(name)):
         raise PluginError(f"{name!r} names no kernel of this plugin's for sm_90")
-    *sizes, swapped, promoted, revision = match.groups()
+    *sizes, swapped, promoted, turns, revision = match.groups()
     if int(revision) != REVISION:
         raise PluginError(f"{name} is of revision {revision}, this is {REVISION}: tune again")
-    plan = Plan(*map(int, sizes), swapped=bool(swapped), promoted=bool(promoted))
+    plan = Plan(*map(int, sizes), swapped=bool(swapped), promoted=bool(promoted), turns=bool(turns))
     if plan.name != name:
         raise PluginError(f"{name} is not how {plan.name} is written")
     return plan

@@ -104,7 +104,7 @@ def _unable_by_block(plan: Plan) -> str:
 def _slots(plan: Plan, shape: Shape) -> int:
     """Consumers' shares of all tiles, those of a cluster beyond the operand, too."""
     units_a, tiles_b = units_of(plan, shape)
-    return units_a * plan.cluster * tiles_b * plan.consumers
+    return units_a * plan.cluster * tiles_b * plan.sharing
 
 
 def problem_of(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> Problem:

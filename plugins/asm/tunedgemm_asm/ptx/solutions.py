@@ -32,6 +32,8 @@ TILES = {
     (128, 2): (64, 96, 128, 160, 192, 224, 256),
     (256, 2): (64, 96, 128, 160, 192),
 }
+#: The same where consumers take turns.
+TURNS = {(64, 2): (256,), (128, 2): (96, 112, 128, 144, 160, 176, 192)}
 #: The same for plans that add the sums of each stage to others.
 PROMOTED_TILES = {**TILES, (256, 2): (64, 96, 128)}
 #: Rows of x up to which operands are swapped, too; tiles then have them all, or half.
@@ -94,6 +96,8 @@ def _tiles(shape: Shape, promoted: bool) -> Iterator[Plan]:
     """Plans without a second thought about stages and clusters."""
     for (tile_a, consumers), ladder in (PROMOTED_TILES if promoted else TILES).items():
         yield from (Plan(tile_a, tile_b, 2, consumers, group=_GROUP, promoted=promoted) for tile_b in ladder)
+    for (tile_a, consumers), ladder in () if promoted else TURNS.items():
+        yield from (Plan(tile_a, tile_b, 2, consumers, group=_GROUP, turns=True) for tile_b in ladder)
     if shape.m <= MOST_SWAPPED:
         for tile_m in dict.fromkeys(_covering(rows, shape.dtype) for rows in (shape.m, ceil_div(shape.m, 2))):
             for tile_n, consumers in _SWAPPED:
@@ -107,22 +111,40 @@ def plans(shape: Shape) -> Iterator[Plan]:
         for stages in _stages(tile):
             plan = attrs.evolve(tile, stages=stages)
             yield plan
-            if plan.tile_b % (2 * UNIT_B) == 0 and units_of(plan, shape)[0] > 1:
+            # In turns without: their list is short, and `refine` has a cluster of what is fast.
+            if not plan.turns and plan.tile_b % (2 * UNIT_B) == 0 and units_of(plan, shape)[0] > 1:
                 yield attrs.evolve(plan, cluster=2)
 
 
+def _places(plan: Plan, device: Device) -> int:
+    """Tiles that are computed at once."""
+    return max(1, device.cu_num) * plan.resident
+
+
+def _tiles_of(plan: Plan, shape: Shape) -> int:
+    units_a, tiles_b = units_of(plan, shape)
+    return units_a * plan.cluster * tiles_b
+
+
+def _worth(plan: Plan, shape: Shape, device: Device) -> bool:
+    """Whether consumers that take turns have a tile each on some SM: where it has one tile the other would only wait."""
+    return not plan.turns or _tiles_of(plan, shape) > _places(plan, device)
+
+
 def choices(shape: Shape, device: Device) -> list[Chosen]:
-    """Plans with their parts of K, best guesses first, `MOST` at most; K is split where blocks would be idle."""
+    """Plans with their parts of K, best guesses first, `MOST` at most; K is split where blocks would be idle.
+
+    Of plans that should take the same time those without turns come first.
+    """
     if not supports(shape, device):
         return []
     found = []
-    for plan in plans(shape):
-        units_a, tiles_b = units_of(plan, shape)
-        idle = max(1, device.cu_num) * plan.resident // (units_a * plan.cluster * tiles_b)
+    for plan in (plan for plan in plans(shape) if _worth(plan, shape, device)):
+        idle = _places(plan, device) // _tiles_of(plan, shape)
         fitting = [splits for splits in range(1, min(MOST_SPLITS, max(1, 2 * idle)) + 1) if not refusal(plan, splits, shape)]
-        costs = sorted((cost(plan, splits, shape, max(1, device.cu_num)), plan.name, splits, plan) for splits in fitting)
+        costs = sorted((cost(plan, splits, shape, max(1, device.cu_num)), plan.turns, plan.name, splits, plan) for splits in fitting)
         found += costs[:_LISTED_SPLITS]
-    return [(plan, splits) for *_, splits, plan in sorted(found, key=lambda each: each[:3])[:MOST]]
+    return [(plan, splits) for *_, splits, plan in sorted(found, key=lambda each: each[:4])[:MOST]]
 
 
 def enumerate_solutions(libtype: str, shape: Shape, device: Device) -> Iterator[Solution]:
@@ -153,7 +175,7 @@ def unknown(name: str) -> str:
 
 
 def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
-    """The solutions one step away from one: another group, stage, cluster, part of K, or 16 rows of b more or fewer."""
+    """The solutions one step away from one: another group, stage, cluster, part of K, 16 rows of b more or fewer, or in turns."""
     if not supports(shape, device):
         return
     plan, splits = resolve(solution, shape)
@@ -161,7 +183,7 @@ def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> It
     at = _GROUPS.index(plan.group) if plan.group in _GROUPS else 0
     changes: list[dict[str, int]] = [{"group": group} for group in (*_GROUPS[max(0, at - 1) : at], *_GROUPS[at + 1 : at + 2])]
     changes += [{"promoted": promoted} for promoted in _promotions(shape) if promoted != plan.promoted]
-    changes += [{"stages": plan.stages + step} for step in (-1, 1)] + [{"cluster": 3 - plan.cluster}]
+    changes += [{"stages": plan.stages + step} for step in (-1, 1)] + [{"cluster": 3 - plan.cluster}, {"turns": not plan.turns}]
     for step in (-2 * UNIT_B, 2 * UNIT_B):
         for fewer in (0, 1, 2):
             changes.append({side: plan.tile_b + step, "stages": plan.stages - fewer})
@@ -172,5 +194,5 @@ def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> It
         except PluginError:
             continue  # no SM holds it
     for other, parts in near:
-        if not refusal(other, parts, shape):
+        if not refusal(other, parts, shape) and _worth(other, shape, device):
             yield Solution(libtype, other.name, parts)

@@ -1,8 +1,8 @@
 """Parts of K: each consumer leaves its sums of 32 bits in the workspace and counts; the last to come adds all parts in the order of K.
 
-So the bits do not depend on who comes last. A counter belongs to one consumer of one tile, and is zero again at the end. The workspace
-has for each part of each of those 128 threads times their sums, four sums of all threads side by side: every access is of 16 bytes in a
-line.
+So the bits do not depend on who comes last. A counter belongs to one consumer's share of a tile, and is zero again at the end. The
+workspace has for each part of each of those 128 threads times their sums, four sums of all threads side by side: every access is of
+16 bytes in a line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def slot_bytes(sums: int) -> int:
 def join_parts(f: Frame, place: Place, number: str, sums: list[str], elsewhere: str) -> None:
     """Leave the sums; who is not the last goes *elsewhere*, the last has the sums of all parts."""
     t, told = f.text, f.arguments
-    slot = t.to("b32", "mad.lo.u32", place.tile, f.plan.consumers, number)
+    slot = place.tile if f.plan.turns else t.to("b32", "mad.lo.u32", place.tile, f.plan.consumers, number)
     first = t.to("b32", "mul.lo.u32", slot, told["splits"])
     base = t.to("b64", "ld.param.u64", argument("workspace"))
     within = t.to("b32", "and.b32", f.thread, GROUP_THREADS - 1)
