@@ -7,6 +7,7 @@ from tunedgemm_asm.ptx.barriers import Ring, barrier_of, next_stage, release, st
 from tunedgemm_asm.ptx.epilogue import store_tile
 from tunedgemm_asm.ptx.frame import Frame
 from tunedgemm_asm.ptx.order import find_place, first_item
+from tunedgemm_asm.ptx.panels import await_reads
 from tunedgemm_asm.ptx.plan import DEEP, STEP_BYTES
 from tunedgemm_asm.ptx.promotion import BlockScales, promote, promote_scaled
 from tunedgemm_asm.ptx.splitk import join_parts
@@ -23,9 +24,9 @@ def consume(f: Frame) -> None:
     sums = t.many(f.variant.sum_kind, plan.sums)
     item, step = first_item(f)
     ring = start_ring(f, 0)
-    tile, next_tile = t.label("TILE"), t.label("NEXT_TILE")
+    tile, next_tile, end = t.label("TILE"), t.label("NEXT_TILE"), t.label("STORED") if plan.panels else f.end
     t.place(tile)
-    t.op("bra", f.end, when=t.to("pred", "setp.ge.u32", item, f.arguments["items"]))
+    t.op("bra", end, when=t.to("pred", "setp.ge.u32", item, f.arguments["items"]))
     place = find_place(f, item)
     if plan.promoted:
         scales = BlockScales.of(f, place, number) if f.variant.scale == "block" else None
@@ -39,6 +40,9 @@ def consume(f: Frame) -> None:
     t.place(next_tile)
     t.op("add.u32", item, item, step)
     t.op("bra", tile)
+    if plan.panels:
+        t.place(end)
+        await_reads(f)
 
 
 def _descriptor(f: Frame, address: str) -> str:

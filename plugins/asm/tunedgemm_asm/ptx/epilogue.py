@@ -8,6 +8,7 @@ from __future__ import annotations
 from tunedgemm_asm.ptx.arguments import argument
 from tunedgemm_asm.ptx.fragment import BELOW, first_sum
 from tunedgemm_asm.ptx.frame import Frame
+from tunedgemm_asm.ptx.panels import Panels
 from tunedgemm_asm.ptx.plan import SIDE, UNIT_B
 from tunedgemm_asm.ptx.scales import scaled
 
@@ -22,6 +23,9 @@ def store_tile(f: Frame, row_a: str, row_b: str, sums: list[str]) -> None:
     row, column = first_sum(f, row_a, row_b)
     if f.variant.scale in ("tensor", "row"):
         sums = scaled(f, row, column, sums)
+    if f.plan.panels:
+        _store_panels(f, (row_a, row_b), column, sums)
+        return
     store = _store_swapped if f.plan.swapped else _store
     store(f, row, column, sums)
 
@@ -158,6 +162,19 @@ def _store(f: Frame, row: str, column: str, sums: list[str]) -> None:
         inside = _sooner(f, column, told["rows_b"], [first, first + 1][: 2 if f.variant.together == 1 else 1])
         for at, values in enumerate(_columns(f, first, sums, (bias, inside))):
             _put_two(f, bases[at], first, values, [t.to("pred", "and.pred", rows[at], each) for each in inside])
+
+
+def _store_panels(f: Frame, begin: tuple[str, str], column: str, sums: list[str]) -> None:
+    """By the copy engine, a panel after the other; *begin* are the consumer's first row and column."""
+    plan, panels = f.plan, Panels.of(f, begin)
+    bias = _bias_at(f, column) if f.variant.bias else ""
+    for first in range(0, plan.tile_b, plan.panel_columns):
+        octets = range(first, first + plan.panel_columns, UNIT_B)
+        inside = _sooner(f, column, f.arguments["rows_b"], list(octets)) if bias else [""] * len(octets)
+        parts = [_columns(f, octet, sums, (bias, [within])) for octet, within in zip(octets, inside, strict=True)]
+        for block in range(plan.blocks):
+            packed = [_packed(f, *part[2 * block + low]) for part in parts for low in (0, 1)]
+            panels.store(f, first // plan.panel_columns * plan.blocks + block, packed)
 
 
 def _line_bases(f: Frame, base: str) -> list[str]:
