@@ -31,6 +31,10 @@ VARIANTS = [
     Variant(Plan(256, 128, 4, promoted=True), "fp8_e4m3fn", "fp32", "fp32", True, 1, "row"),
     Variant(Plan(256, 192, 3), "int8", "fp32", "fp32", True, 1, "row"),
     Variant(Plan(128, 256, 3, swapped=True), "int8", "bf16", "bf16", scale="tensor"),
+    Variant(Plan(128, 256, 4, panels=2), "bf16", "bf16", "bf16"),
+    Variant(Plan(256, 192, 3, panels=3), "fp16", "fp16", "fp32", True),
+    Variant(Plan(128, 224, 4, cluster=2, promoted=True, panels=6), "fp8_e4m3fn", "bf16", split=True, scale="block"),
+    Variant(Plan(256, 112, 3, panels=14), "int8", "fp16", "fp16", True, scale="row"),
     Variant(Plan(64, 96, 4, 1), "bf16", "fp32"),
 ]
 

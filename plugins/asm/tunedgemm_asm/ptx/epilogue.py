@@ -9,13 +9,13 @@ from tunedgemm_asm.ptx.arguments import argument
 from tunedgemm_asm.ptx.fragment import BELOW, first_sum
 from tunedgemm_asm.ptx.frame import Frame
 from tunedgemm_asm.ptx.panels import Panels
-from tunedgemm_asm.ptx.plan import SIDE, UNIT_B
+from tunedgemm_asm.ptx.plan import LINE, SIDE, UNIT_B
 from tunedgemm_asm.ptx.scales import scaled
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _TYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
-#: Elements of 16 bits that a lane stores at once, and those of the four lanes that have a row.
-LINE, _WIDE = 8, 32
+#: Elements of 16 bits that the four lanes that have a row store at once.
+_WIDE = 4 * LINE
 
 
 def store_tile(f: Frame, row_a: str, row_b: str, sums: list[str]) -> None:

@@ -36,6 +36,8 @@ REGISTERS = {1: (24, 232), 2: (24, 240)}
 BESIDE_SUMS = 40
 #: Bytes of a barrier, and bytes behind the barriers: for each consumer a word that tells who adds the parts of K.
 BARRIER_BYTES, WORD_BYTES, MOST_CONSUMERS = 8, 4, 2
+#: Elements of 16 bits that are stored at once at most: 16 bytes.
+LINE = 8
 #: Columns of a panel at most, in whose rows of 128 bytes the copy engine swizzles, and at least: what one `stmatrix` of a warp stores.
 PANEL_COLUMNS, LEAST_COLUMNS = 64, 16
 #: Goes up where the text for the same plan changes what it computes or how quickly.
@@ -236,6 +238,10 @@ class Variant:
     split: bool = False
     together: int = attrs.field(default=8, validator=attrs.validators.in_((1, 2, 8)))
     scale: str = attrs.field(default="none", validator=attrs.validators.in_(("none", "tensor", "row", "block")))
+
+    def __attrs_post_init__(self) -> None:
+        if self.plan.panels and (self.outdtype == "fp32" or self.together != LINE):
+            raise PluginError(f"{self.plan.name}: the copy engine stores outputs of 16 bits, in rows of a multiple of {LINE}")
 
     @property
     def step(self) -> int:

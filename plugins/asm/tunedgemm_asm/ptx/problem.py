@@ -8,9 +8,8 @@ import attrs
 from tunedgemm.plugin import PluginError, Shape
 
 from tunedgemm_asm.limits import ceil_div
-from tunedgemm_asm.ptx.epilogue import LINE
 from tunedgemm_asm.ptx.matrix import multiplies
-from tunedgemm_asm.ptx.plan import BESIDE_SUMS, SCALE_BLOCK, Plan, Variant, step_of
+from tunedgemm_asm.ptx.plan import BESIDE_SUMS, LINE, SCALE_BLOCK, Plan, Variant, step_of
 from tunedgemm_asm.ptx.promotion import scales_by_block
 from tunedgemm_asm.ptx.splitk import slot_bytes
 
