@@ -17,7 +17,7 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of, ops
 from tunedgemm_asm import asm
-from tunedgemm_asm.ptx.plan import Plan
+from tunedgemm_asm.ptx.plan import Plan, plan_of
 from tunedgemm_asm.ptx.problem import refusal
 from tunedgemm_asm.ptx.solutions import choices, refine
 
@@ -200,6 +200,21 @@ def test_random_products_of_eight_bits(seed: int, device: Device, nan_first: Non
     bias = chance.choice(("", "bf16", "fp16", "fp32"))
     dtype = chance.choice(("fp8_e4m3fn", "int8"))
     check_listed(Shape("a8w8", m, n, k, dtype, outdtype, "bias" if bias else "none", bias, scale=scale), device, chance)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_products_stored_by_the_copy_engine(seed: int, device: Device, nan_first: None) -> None:
+    """Random sizes and dtypes of all ops: of what is listed with panels and its neighbours four."""
+    chance = random.Random(seed)
+    m, n, k = chance.randint(129, 3000), 8 * chance.choice((chance.randint(1, 30), chance.randint(1, 400))), 16 * chance.randint(1, 300)
+    like = (SHAPE, attrs.evolve(SHAPE, dtype="fp16", outdtype="fp16", bias_dtype="fp32"), ROWS, TENSOR, INT8, BLOCKS)[seed % 6]
+    shape = attrs.evolve(like, m=m, n=n, k=k)
+    listed = [Solution("asm", plan.name, splits) for plan, splits in choices(shape, device) if plan.panels]
+    near = [each for solution in listed for each in refine("asm", solution, shape, device) if plan_of(each.kernel_name).panels]
+    given = operands(shape, device, seed)
+    for solution in chance.sample(listed + near, 4):
+        plan = plan_of(solution.kernel_name)
+        assert fault(bound(plan, solution.split_k, shape, device).call(*given), given, shape, plan.promoted) == "", (shape, solution)
 
 
 def check_listed(shape: Shape, device: Device, chance: random.Random) -> None:

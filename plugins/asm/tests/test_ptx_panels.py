@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
 from tunedgemm_asm.ptx.arguments import MAP_OUT, abi_of, declaration
+from tunedgemm_asm.ptx.cost import cost
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.plan import Plan, Variant, plan_of
 from tunedgemm_asm.ptx.problem import refusal
@@ -195,6 +196,23 @@ def test_plans_with_panels_are_listed_beside_others(scale: str) -> None:
         near = [plan_of(each.kernel_name) for each in refine("asm", Solution("asm", plan.name, splits), like, H200)]
         assert sum((each.panels > 0) != (plan.panels > 0) for each in near) <= 1
         assert plan.consumers == 1 or any((each.panels > 0) != (plan.panels > 0) for each in near)
+
+
+def test_what_the_model_expects() -> None:
+    """Of 128x256 an epilogue of 512 cycles and 200 for each of two turns, in place of 3523, in each of 7 rounds; computed by hand."""
+    shape, direct = Shape("a16w16", 4096, 7168, 8192), Plan(128, 256, 4)
+    gain = cost(direct, 1, shape, 132) - cost(Plan(128, 256, 4, panels=2), 1, shape, 132)
+    assert gain == pytest.approx(7 * (32768 / 9.3 - 912) / 1380, rel=1e-6)
+
+
+def test_loads_of_columns_stay_where_registers_are_few() -> None:
+    """ptxas may move those of the read-only path to the front alone where all fit beside the sums; others are loaded a panel ahead."""
+    crowded = Variant(Plan(128, 256, 4, panels=2), "fp8_e4m3fn", "bf16", "bf16", scale="row")
+    texts = [text_of(attrs.evolve(crowded, **changes)) for changes in ({}, {"bias": ""}, {"plan": Plan(128, 256, 4)})]
+    assert ["ld.global.v2.f32" in text for text in texts] == [True, False, False]
+    body = texts[0][texts[0].index("wait_group.read") :]
+    counts = [part.count("ld.global.v2.f32") for part in body.split("fence.proxy.async")]
+    assert counts == [8, 8, 8, 0, 0]  # those of the first panel went before
 
 
 def test_where_places_come_from() -> None:

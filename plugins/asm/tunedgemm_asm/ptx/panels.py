@@ -16,7 +16,7 @@ import attrs
 from tunedgemm_asm.ptx.arguments import MAP_OUT
 from tunedgemm_asm.ptx.barriers import meet_consumer
 from tunedgemm_asm.ptx.frame import Frame, map_of
-from tunedgemm_asm.ptx.plan import GROUP_THREADS, SIDE
+from tunedgemm_asm.ptx.plan import BESIDE_SUMS, GROUP_THREADS, SIDE
 
 _STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
 _BANKS, _UNIT = 128, 16  # bytes
@@ -91,6 +91,16 @@ class Panels:
         """All but so many of the last groups were read, and everybody knows."""
         f.text.op("cp.async.bulk.wait_group.read", others, when=self.issuing)
         meet_consumer(f)
+
+
+def column_load(f: Frame) -> str:
+    """How scales and bias of columns are loaded: by the read-only path, unless with panels all of them would not fit beside the sums.
+
+    ptxas moves loads by that path to the front, across the fences between panels; others it does not.
+    """
+    plan, kinds = f.plan, (f.variant.scale == "row") + bool(f.variant.bias)
+    crowded = plan.sums + kinds * plan.tile_b // 4 + BESIDE_SUMS > plan.consumer_registers
+    return "ld.global" if plan.panels and crowded else "ld.global.nc"
 
 
 def await_reads(f: Frame) -> None:
