@@ -35,6 +35,12 @@ VARIANTS = [
     Variant(Plan(128, 200, 4, turns=True), "bf16", "fp32", "bf16", True, 1),
     Variant(Plan(192, 128, 5, cluster=2, turns=True), "fp16", "fp16", "fp32", True, 2),
     Variant(Plan(96, 128, 7, swapped=True, turns=True), "bf16", "bf16", "bf16", True),
+    Variant(Plan(128, 256, 4, panels=2), "bf16", "bf16", "bf16"),
+    Variant(Plan(256, 192, 3, panels=3), "fp16", "fp16", "fp32", True),
+    Variant(Plan(128, 224, 4, cluster=2, promoted=True, panels=6), "fp8_e4m3fn", "bf16", split=True, scale="block"),
+    Variant(Plan(256, 192, 3, panels=3), "int8", "bf16", "bf16", True, scale="row"),
+    Variant(Plan(128, 256, 4, promoted=True, panels=2), "fp8_e4m3fn", "bf16", "fp32", scale="row"),
+    Variant(Plan(256, 112, 3, panels=14), "int8", "fp16", "fp16", True, scale="row"),
     Variant(Plan(64, 96, 4, 1), "bf16", "fp32"),
 ]
 
@@ -99,6 +105,20 @@ def test_ptxas_takes_consumers_that_take_turns(tile_m: int, tile_n: int) -> None
         Variant(plan, "int8", "fp32", "fp32", True, 1, "row"),
     ]
     assert [fault for variant in variants if (fault := faults(variant))] == []
+
+
+@needs_ptxas
+@pytest.mark.parametrize(
+    ("dtype", "scale", "bias"),
+    [("bf16", "none", "bf16"), ("fp8_e4m3fn", "row", "fp32"), ("fp8_e4m3fn", "block", ""), ("int8", "row", "fp16")],
+)
+def test_ptxas_takes_every_plan_with_panels(dtype: str, scale: str, bias: str) -> None:
+    """All tiles whose outputs the copy engine stores, with all parts."""
+    op = {"none": "a16w16", "block": "a8w8_blockscale"}.get(scale, "a8w8")
+    shape = Shape(op, 4096, 7168, 8192, dtype, "bf16", "bias" if bias else "none", bias, scale=scale)
+    storing = [Variant(plan, dtype, "bf16", bias, True, scale=scale) for plan in plans(shape) if plan.panels]
+    assert len(storing) >= 10
+    assert [fault for variant in storing if (fault := faults(variant))] == []
 
 
 @needs_ptxas

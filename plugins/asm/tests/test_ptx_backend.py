@@ -69,8 +69,27 @@ def check(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> None:
         (Plan(48, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, dtype="int8")),
         (Plan(64, 96, 3, 1, promoted=True), 1, BLOCKS),
         (Plan(40, 64, 3, 1, swapped=True, promoted=True), 2, BLOCKS),
+        (Plan(64, 64, 3, 1, panels=1), 1, SMALL),
+        (Plan(128, 32, 3, panels=1), 2, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
+        (Plan(64, 16, 3, 1, panels=1, promoted=True), 1, ROWS),
+        (Plan(64, 96, 3, 1, panels=2, promoted=True), 2, BLOCKS),
     ],
-    ids=["plain", "split", "swapped", "cluster", "turns", "scaled rows", "scaled tensors", "int8", "scaled blocks", "swapped blocks"],
+    ids=[
+        "plain",
+        "split",
+        "swapped",
+        "cluster",
+        "turns",
+        "scaled rows",
+        "scaled tensors",
+        "int8",
+        "scaled blocks",
+        "swapped blocks",
+        "panels",
+        "panels split",
+        "panels of rows",
+        "panels of blocks",
+    ],
 )
 def test_a_solution_computes_its_product(
     backend: Asm, cuda: Any, plan: Plan, splits: int, shape: Shape, extension: bool, monkeypatch: pytest.MonkeyPatch
@@ -110,6 +129,12 @@ def test_descriptors_are_made_once_for_an_address(backend: Asm, cuda: Any, ptx: 
     check(launcher.call(*others), others, SMALL)
     check(launcher.call(others[0], *given[1:]), (others[0], *given[1:]), SMALL)
     assert cuda.descriptors == 4
+    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1, panels=1).name, 1), SMALL, CPU)
+    first = launcher.call(*given)
+    assert cuda.descriptors == 7
+    launcher.call(*given)  # the first output is held, so this one lies elsewhere
+    assert cuda.descriptors == 8
+    check(first, given, SMALL)
     pool = Pool(cuda.driver(), Operand("bf16", 5, 64, 64), -1)
     made = pool[1 << 20]
     assert made == ptx.described(1 << 20, 5, 64, 64) and pool[1 << 20] is made

@@ -1,4 +1,4 @@
-"""Generated PTX on a Hopper GPU: random products, repeated bits, graphs, threads, memory; skipped elsewhere."""
+"""Generated PTX on a Hopper GPU: random products, repeated bits, graphs, threads, large operands, memory; skipped elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of, ops
 from tunedgemm_asm import asm
-from tunedgemm_asm.ptx.plan import BLOCK_SHARED, Plan
+from tunedgemm_asm.ptx.plan import BLOCK_SHARED, Plan, plan_of
 from tunedgemm_asm.ptx.problem import refusal
 from tunedgemm_asm.ptx.solutions import choices, refine
 
@@ -40,6 +40,14 @@ PLANS = {
     "swapped split": (Plan(8, 128, 12, swapped=True), 4),
     "cluster": (Plan(128, 128, 4, cluster=2), 1),
     "cluster split": (Plan(64, 64, 4, 1, 2), 2),
+    "panels": (Plan(128, 256, 4, panels=2), 1),
+    "panels, all at once": (Plan(128, 128, 6, panels=2), 1),
+    "panels of 32": (Plan(128, 224, 4, panels=6), 1),
+    "panels of 16": (Plan(128, 112, 5, panels=3), 1),
+    "panels, high tile": (Plan(256, 192, 3, panels=3), 1),
+    "panels, one consumer": (Plan(64, 96, 4, 1, panels=1), 1),
+    "panels split": (Plan(128, 160, 5, panels=5), 3),
+    "panels cluster": (Plan(128, 192, 4, cluster=2, panels=3), 1),
 }
 #: The same of consumers that take turns: of larger shapes, so that an SM has several tiles.
 TURNS = {
@@ -79,10 +87,32 @@ KINDS = {name: (SHAPE, *chosen) for name, chosen in PLANS.items()} | {
     **{name: (attrs.evolve(SHAPE, **SEVERAL), *chosen) for name, chosen in TURNS.items()},
     "turns rows": (attrs.evolve(ROWS, **SEVERAL), Plan(128, 192, 5, turns=True), 1),
     "turns int8 split": (attrs.evolve(INT8, **SEVERAL), Plan(128, 160, 4, turns=True), 2),
+    "panels of fp16": (attrs.evolve(SHAPE, dtype="fp16", outdtype="fp16", bias_dtype="fp32"), Plan(256, 128, 4, panels=2), 1),
+    "panels of rows": (ROWS, Plan(128, 224, 4, promoted=True, panels=6), 1),
+    "panels of rows, fast": (ROWS, Plan(128, 256, 4, panels=2), 1),
+    "panels of rows split": (ROWS, Plan(128, 128, 6, promoted=True, panels=2), 2),
+    "panels of tensors": (TENSOR, Plan(256, 96, 4, promoted=True, panels=6), 1),
+    "panels of int8": (INT8, Plan(128, 192, 4, panels=3), 1),
+    "panels of blocks": (BLOCKS, Plan(128, 256, 4, promoted=True, panels=2), 1),
+    "panels of blocks, odd tile": (BLOCKS, Plan(128, 160, 5, promoted=True, panels=5), 1),
+    "panels of blocks cluster": (BLOCKS, Plan(128, 224, 4, cluster=2, promoted=True, panels=6), 1),
+    "panels of blocks, high tile": (BLOCKS, Plan(256, 128, 4, promoted=True, panels=2), 2),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 #: Sizes with all tails that run under memcheck: of one tile, or of several an SM where consumers take turns.
 TAILS, SEVERAL_TAILS = {"m": 37, "n": 105, "k": 336}, {"m": 1037, "n": 4105, "k": 336}
+#: In each of two graphs; and launches of a graph.
+REPLAYS, LAUNCHES = 5000, 2
+LARGE = Shape("a16w16", 1, 1, 64)
+#: What has more than 2^31 elements, and what computes it.
+SIZES = {
+    "output": (attrs.evolve(LARGE, m=65_600, n=32_784), Plan(128, 256, 4)),
+    "x": (attrs.evolve(LARGE, m=1_044_600, n=72, k=2056), Plan(128, 96, 4)),
+    "output of turns": (attrs.evolve(LARGE, m=65_600, n=32_784), Plan(128, 160, 6, turns=True)),
+    "output of panels": (attrs.evolve(LARGE, m=65_600, n=32_784), Plan(128, 256, 4, panels=2)),
+    "weight": (attrs.evolve(LARGE, m=13, n=1_044_600, k=2056), Plan(16, 128, 8, swapped=True)),
+}
+
 #: What runs under memcheck: each kind with tails; with one more argument a kernel that stores beyond the output's last row.
 PROGRAM = """
 import ast, re, sys, torch
@@ -223,6 +253,21 @@ def test_random_turns(seed: int, device: Device, nan_first: None) -> None:
     assert all(torch.equal(first, launcher.call(*given)) for _ in range(20)), (shape, plan.name, splits)
 
 
+@pytest.mark.parametrize("seed", range(24))
+def test_random_products_stored_by_the_copy_engine(seed: int, device: Device, nan_first: None) -> None:
+    """Random sizes and dtypes of all ops: of what is listed with panels and its neighbours four."""
+    chance = random.Random(seed)
+    m, n, k = chance.randint(129, 3000), 8 * chance.choice((chance.randint(1, 30), chance.randint(1, 400))), 16 * chance.randint(1, 300)
+    like = (SHAPE, attrs.evolve(SHAPE, dtype="fp16", outdtype="fp16", bias_dtype="fp32"), ROWS, TENSOR, INT8, BLOCKS)[seed % 6]
+    shape = attrs.evolve(like, m=m, n=n, k=k)
+    listed = [Solution("asm", plan.name, splits) for plan, splits in choices(shape, device) if plan.panels]
+    near = [each for solution in listed for each in refine("asm", solution, shape, device) if plan_of(each.kernel_name).panels]
+    given = operands(shape, device, seed)
+    for solution in chance.sample(listed + near, 4):
+        plan = plan_of(solution.kernel_name)
+        assert fault(bound(plan, solution.split_k, shape, device).call(*given), given, shape, plan.promoted) == "", (shape, solution)
+
+
 def check_listed(shape: Shape, device: Device, chance: random.Random) -> None:
     """The first that is listed, and three of all and of their neighbours, compute the product."""
     listed = [Solution("asm", plan.name, splits) for plan, splits in choices(shape, device)]
@@ -292,6 +337,66 @@ def test_a_graph_reads_new_inputs(kind: str, device: Device) -> None:
         assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("plain", "split"),
+        ("cluster", "swapped split"),
+        ("rows", "blocks cluster"),
+        ("int8 split", "blocks"),
+        ("turns cluster split", "panels split"),
+    ],
+    ids=str,
+)
+def test_graphs_on_two_streams_beside_other_work_have_the_same_bits(pair: tuple[str, str], device: Device) -> None:
+    """Ten thousand replays, while copies of random sizes on a third stream delay what loads: every output is the first one."""
+    chance, replays = random.Random(0), []
+    copied = torch.zeros(1 << 28, dtype=torch.uint8, device=device.torch_device)
+    for kind in pair:
+        shape, plan, splits = KINDS[kind]
+        launcher, given = bound(plan, splits, shape, device), operands(shape, device)
+        first, different = launcher.call(*given).clone(), torch.zeros((), dtype=torch.int64, device=device.torch_device)
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device.torch_device)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(LAUNCHES):
+                different += (launcher.call(*given) != first).sum()
+        replays.append((graph, stream, different))
+    beside = torch.cuda.Stream(device.torch_device)
+    for number in range(REPLAYS):
+        for graph, stream, _ in replays:
+            with torch.cuda.stream(stream):
+                graph.replay()
+        if number % 8 == 0:
+            with torch.cuda.stream(beside):
+                size = chance.randint(1, 1 << chance.randint(12, 27))
+                copied[:size].copy_(copied[-size:])
+        if number % 500 == 499:
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    assert [different.item() for *_, different in replays] == [0, 0]
+
+
+@pytest.mark.parametrize("what", SIZES)
+def test_more_elements_than_32_bits_count(what: str, device: Device) -> None:
+    """The first rows, the last ones and some between are their products; nothing is left as it was."""
+    shape, plan = SIZES[what]
+    if torch.cuda.mem_get_info(device.torch_device)[0] < 16 << 30:
+        pytest.skip("needs 16 GiB of the GPU's memory")
+    x, weight = operands(shape, device)
+    out = bound(plan, 1, shape, device).call(x, weight)
+    assert max(x.numel(), weight.numel(), out.numel()) > 1 << 31
+    draw = torch.Generator().manual_seed(0)
+    rows, columns = (
+        torch.cat([torch.arange(min(40, size)), torch.arange(max(0, size - 40), size), torch.randint(0, size, (80,), generator=draw)])
+        for size in (shape.m, shape.n)
+    )
+    rows, columns = rows.to(out.device), columns.to(out.device)
+    # Whole rows of some, and whole columns of others.
+    for found, one, other in ((out[rows], x[rows], weight), (out[:, columns], x, weight[columns])):
+        torch.testing.assert_close(found, one @ other.T, atol=2e-2 * shape.k**0.5, rtol=2e-2)
+
+
 def test_threads_without_a_context(device: Device) -> None:
     """A thread that has called nothing of CUDA's runtime binds and launches; others launch beside it on their own streams."""
     plan, splits = PLANS["split"]
@@ -327,7 +432,7 @@ def test_memory_is_not_left(wrong: bool, tmp_path: Path) -> None:
     fitting = [
         (plan.name, splits, shape.op, tuple(sizes.values()), shape.dtype, shape.scale)
         for shape, plan, splits in KINDS.values()
-        for sizes in (SEVERAL_TAILS if plan.turns else TAILS,)
+        for sizes in (SEVERAL_TAILS if plan.turns else TAILS | {"n": 104} if plan.panels else TAILS,)
         if not refusal(plan, splits, attrs.evolve(shape, **sizes))
     ]
     # Each tensor in an allocation of its own, so that memcheck knows its end.

@@ -10,6 +10,6 @@ from .bench import Bench, mistake_shows
 from .cuda import Cuda
 from .formats import E4M3
 from .launch import Launch, run
-from .memory import Fault, Memory, described
+from .memory import Fault, Memory, Shared, described
 
-__all__ = ["E4M3", "Bench", "Cuda", "Fault", "Launch", "Memory", "described", "mistake_shows", "run"]
+__all__ = ["E4M3", "Bench", "Cuda", "Fault", "Launch", "Memory", "Shared", "described", "mistake_shows", "run"]

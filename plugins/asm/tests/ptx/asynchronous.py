@@ -8,30 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from . import stores
 from .formats import from_bits
 from .machine import LANES, Instruction, Machine, Unit
 from .memory import Barrier, Fault, box_of, swizzled
-
-
-class Blocked(Exception):
-    """The instruction has to wait."""
-
+from .waiting import Blocked, only, whole
 
 #: Distance of the same place in the shared memories of two blocks of a cluster, as `mapa` gives it.
 _WINDOW = 1 << 24
 
 
-def _only(mask: np.ndarray, given: np.ndarray) -> int:
-    """The value of the one lane that executes."""
-    lanes = np.flatnonzero(mask)
-    if len(lanes) != 1:
-        raise Fault(f"{len(lanes)} lanes where one is meant")
-    return int(given[lanes[0]])
-
-
 def _initialise(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
     count = int(told[0][1])
-    unit.block.shared.barriers[_only(mask, told[0][0])] = Barrier(count, count)
+    unit.block.shared.barriers[only(mask, told[0][0])] = Barrier(count, count)
 
 
 def _wait(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
@@ -44,7 +33,7 @@ def _wait(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: 
 
 
 def _announce(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
-    barrier = unit.block.shared.barrier(_only(mask, told[0][1]))
+    barrier = unit.block.shared.barrier(only(mask, told[0][1]))
     barrier.bytes += int(told[0][2])
     barrier.arrive()
 
@@ -65,11 +54,11 @@ def _map_to(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told
 def _copy(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
     (to, source, full, *masks), value = told
     base, k, row = re.findall(r"%\w+", source)
-    begin = _only(mask, value(machine, unit, base)) - (1 << 60)
-    at = _only(mask, value(machine, unit, k)), _only(mask, value(machine, unit, row))
+    begin = only(mask, value(machine, unit, base)) - (1 << 60)
+    at = only(mask, value(machine, unit, k)), only(mask, value(machine, unit, row))
     content = box_of(machine.memory, machine.arguments[begin : begin + 128], *at)
-    to, full = _only(mask, to), _only(mask, full)
-    wanted = _only(mask, value(machine, unit, masks[0])) if masks else 1 << unit.block.rank
+    to, full = only(mask, to), only(mask, full)
+    wanted = only(mask, value(machine, unit, masks[0])) if masks else 1 << unit.block.rank
     if to % 128 or (to % 1024 and content.shape[0] % 8 == 0):
         raise Fault(f"a box to {to} of shared memory, whose swizzle starts at multiples of 1024")
     places = swizzled(to + np.arange(content.size))
@@ -89,11 +78,6 @@ def _copy(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: 
 
 def _fence(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
     unit.unfenced.clear()
-
-
-def _whole(unit: Unit, mask: np.ndarray) -> None:
-    if not mask.all():
-        raise Fault("not all threads of the warp group are there")
 
 
 def _rows(unit: Unit, told: int, rows: int) -> tuple[np.ndarray, tuple[int, int]]:
@@ -128,7 +112,7 @@ def _form(name: str, rest: list[str]) -> tuple[int, str]:
 
 def _multiply(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
     (sums, a, b, added, *rest), value = told
-    _whole(unit, mask)
+    whole(unit, mask)
     width, kind = _form(i.name, rest)
     adding = value(machine, unit, added)
     if (adding != adding[0]).any():
@@ -170,14 +154,14 @@ def _commit(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told
 
 
 def _wait_group(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
-    _whole(unit, mask)
+    whole(unit, mask)
     if len(unit.flying) > int(i.operands[0]):
         raise Blocked
 
 
 def _meet(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
     """``bar.sync``: a warp group that came to a barrier waits until its generation has passed."""
-    _whole(unit, mask)
+    whole(unit, mask)
     operands, value = i.operands, told[1]
     name = int(value(machine, unit, operands[0])[0])
     needed = int(operands[1]) if len(operands) > 1 else machine.program.threads
@@ -190,6 +174,7 @@ def _meet(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: 
     if block.generation.get(name, 0) == unit.passing:
         raise Blocked
     unit.passing = -1
+    block.shared.meet(unit.group * LANES, LANES)
 
 
 def _cluster_arrive(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
@@ -206,7 +191,7 @@ def _cluster_wait(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray
 
 
 def _registers(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
-    _whole(unit, mask)
+    whole(unit, mask)
     wanted = int(i.operands[0])
     if (".inc" in i.name) == (wanted < unit.registers) or wanted % 8:
         raise Fault(f"from {unit.registers} to {wanted} registers")
@@ -235,4 +220,9 @@ ASYNCHRONOUS: dict[str, Callable[[Machine, Unit, Instruction, np.ndarray, Any], 
     "barrier.cluster.wait.acquire": _cluster_wait,
     "setmaxnreg.inc.sync.aligned.u32": _registers,
     "setmaxnreg.dec.sync.aligned.u32": _registers,
+    "stmatrix.sync.aligned.m8n8.x4.shared.b16": stores.matrices,
+    "fence.proxy.async.shared::cta": stores.fence,
+    "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group": stores.store,
+    "cp.async.bulk.commit_group": stores.commit,
+    "cp.async.bulk.wait_group.read": stores.wait_read,
 }

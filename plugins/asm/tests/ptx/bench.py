@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-from tunedgemm_asm.ptx.arguments import ABI, MAP_BYTES, MAPS, SCALES, abi_of
+from tunedgemm_asm.ptx.arguments import MAP_BYTES, MAP_OUT, MAPS, SCALES, abi_of
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.plan import Plan
 from tunedgemm_asm.ptx.problem import Problem, problem_of
@@ -55,8 +55,8 @@ class Bench:
         )
         scales = self._scales(chance)
         wanted = to_bits((self._product(x, weight, scales) + bias).astype(np.float32), shape.outdtype)
-        arguments = self._arguments([to_bits(x, shape.dtype), to_bits(weight, shape.dtype)], to_bits(bias, shape.bias_dtype or "fp32"), out)
-        arguments += self._scale_arguments(scales)
+        operands = [to_bits(each, shape.dtype) for each in (x, weight)]
+        arguments = self._arguments(operands, to_bits(bias, shape.bias_dtype or "fp32"), out, scales)
         run(text or self.text, Launch(self.problem.grid, self.plan.shared_bytes, arguments), self.memory, self.seed)
         assert not self.counters.any()
         return out, wanted
@@ -81,9 +81,9 @@ class Bench:
         product = (x @ weight.T).astype(np.float64)
         return product * scales[0][:, None] * scales[1] if scales else product
 
-    def _arguments(self, operands: list[np.ndarray], bias: np.ndarray, out: np.ndarray) -> bytes:
+    def _arguments(self, operands: list[np.ndarray], bias: np.ndarray, out: np.ndarray, scales: list[np.ndarray]) -> bytes:
         problem, place = self.problem, self.memory.place
-        values = {**problem.values, "out": place(out, True)}
+        values = {**problem.values, "out": place(out, True), **{name: place(each) for name, each in zip(SCALES, scales, strict=False)}}
         if self.shape.bias:
             values["bias"] = place(bias)
         if problem.workspace:
@@ -93,12 +93,10 @@ class Bench:
         boxes, size = (self.plan.tile_a, self.plan.box_b), BYTES[self.shape.dtype]
         ordered = operands[::-1] if self.plan.swapped else operands
         maps = [described(place(each), each.shape[0], self.shape.k, box, size) for each, box in zip(ordered, boxes, strict=True)]
-        return b"".join(maps) + ABI.pack(values)[MAP_BYTES * len(MAPS) :]
-
-    def _scale_arguments(self, scales: list[np.ndarray]) -> bytes:
-        """What `SCALED` has behind the arguments of all."""
-        addresses = {name: self.memory.place(each) for name, each in zip(SCALES, scales, strict=True)} if scales else {}
-        return abi_of(self.shape.scale).pack(addresses)[ABI.size :]
+        packed = b"".join(maps) + abi_of(self.shape.scale, self.plan.panels > 0).pack(values)[MAP_BYTES * len(MAPS) :]
+        if not self.plan.panels:
+            return packed
+        return packed[:MAP_OUT] + described(values["out"], *out.shape, 64, out.itemsize, out.itemsize * self.plan.panel_columns)
 
 
 def mistake_shows(case: tuple[Plan, Any, int], pattern: str, by: str) -> bool:

@@ -18,6 +18,8 @@ from .memory import Memory, described, operand_of
 
 #: Type of a descriptor's elements -> their bytes: UINT8, FLOAT16, BFLOAT16.
 _TYPES = {0: 1, 6: 2, 9: 2}
+#: Bytes of a box's rows -> CU_TENSOR_MAP_SWIZZLE_32B, _64B, _128B.
+_SWIZZLES = {32: 1, 64: 2, 128: 3}
 _HEAD = re.compile(r"// (ptx_(\d+)x(\d+)\w+): (\w+) to (\w+), bias (\w+)(?:, scales by (\w+))?")
 
 
@@ -76,12 +78,12 @@ class Cuda:
         deep, high = (ctypes.c_uint32 * 2).from_address(box)
         steps = list((ctypes.c_uint32 * 2).from_address(every))
         size = _TYPES.get(kind, 0)
-        if to % 64 or rank != 2 or address % 16 or stride % 16 or stride != size * k or deep * size != 128 or high > 256 or steps != [1, 1]:
+        if to % 64 or rank != 2 or address % 16 or stride % 16 or stride != size * k or high > 256 or steps != [1, 1]:
             return 1
-        if kinds != [0, 3, 3, 0]:
+        if kinds != [0, _SWIZZLES.get(deep * size), 3, 0]:
             return 1
         self.descriptors += 1
-        ctypes.memmove(to, described(address, rows, k, high, size), MAP_BYTES)
+        ctypes.memmove(to, described(address, rows, k, high, size, deep * size), MAP_BYTES)
         return 0
 
     def _launch(self, function: int, *told: Any) -> int:
@@ -110,7 +112,8 @@ def _head(text: str) -> tuple[str, ...]:
 
 def abi_in(text: str) -> Abi:
     """The arguments that a text takes."""
-    return abi_of(_head(text)[-1] or "none")
+    name, *_, scale = _head(text)
+    return abi_of(scale or "none", "_b" in name)
 
 
 def memory_of(text: str, arguments: bytes) -> Memory:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .asynchronous import ASYNCHRONOUS, Blocked
+from .asynchronous import ASYNCHRONOUS
 from .machine import LANES, Instruction, Machine, Unit
 from .memory import SHARED, Fault
+from .waiting import Blocked
 
 KINDS = {"%p": np.bool_, "%h": np.uint16, "%r": np.uint32, "%f": np.float32, "%d": np.uint64}
 PARAMETERS = 1 << 60
@@ -145,7 +146,7 @@ FLOATS: dict[str, Callable[..., np.ndarray]] = {
     "cvt.f32.bf16": lambda a: (a.astype(np.uint32) << np.uint32(16)).view(np.float32),
     "cvt.f32.f16": lambda a: a.view(np.float16).astype(np.float32),
 }
-_IGNORED = ("prefetch.tensormap", "fence.proxy.async.shared::cta", "fence.mbarrier_init.release.cluster")
+_IGNORED = ("prefetch.tensormap", "fence.mbarrier_init.release.cluster")
 
 
 def execute(machine: Machine, unit: Unit, instruction: Instruction, mask: np.ndarray) -> None:
@@ -201,6 +202,10 @@ def _memory(machine: Machine, unit: Unit, instruction: Instruction, mask: np.nda
     most = value(machine, unit, operands[2]) if atomic else None
     for lane in np.flatnonzero(mask):
         place, size = int(at[lane]), width * len(registers)
+        if store and shared:
+            content = np.concatenate([register[lane : lane + 1].view(np.uint8) for register in kept])
+            unit.block.shared.put(place, content, unit.group * LANES + int(lane))
+            continue
         memory = unit.block.shared.content[place : place + size] if shared else machine.memory.find(place, size, store or atomic)
         for index, register in enumerate(kept):
             part = memory[index * width : (index + 1) * width]

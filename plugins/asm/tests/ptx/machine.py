@@ -6,6 +6,7 @@ import random
 import re
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import numpy as np
@@ -107,6 +108,7 @@ class Unit:
     regions: list[tuple[int, int]] = attrs.field(factory=list)
     flying: deque[tuple[list[Callable[[], None]], set[str], list[tuple[int, int]]]] = attrs.field(factory=deque)
     passing: int = -1
+    stores: dict[int, Any] = attrs.field(factory=dict)
 
     @property
     def busy(self) -> set[str]:
@@ -132,6 +134,7 @@ class Machine:
     chance: random.Random
     units: list[Unit] = attrs.field(factory=list)
     copies: list[Callable[[], None]] = attrs.field(factory=list)
+    stores: list[Callable[[], None]] = attrs.field(factory=list)
     grid: int = 0
 
     def start(self, grid: int, shared_bytes: int) -> None:
@@ -153,9 +156,10 @@ class Machine:
         """
         idle, end = 0, len(self.program.instructions)
         while unfinished := [unit for unit in self.units if (unit.at < end).any()]:
-            if self.copies and self.chance.random() < 0.3:
-                self.copies.pop(self.chance.randrange(len(self.copies)))()
-                idle = 0
+            for pending in (self.copies, self.stores):
+                if pending and self.chance.random() < 0.3:
+                    pending.pop(self.chance.randrange(len(pending)))()
+                    idle = 0
             unit = self.chance.choice(unfinished)
             if unit.flying and self.chance.random() < 0.3:
                 unit.finish()
@@ -166,8 +170,12 @@ class Machine:
                     break
                 moved = True
             idle = 0 if moved else idle + 1
-            if idle > 200 * len(self.units) and not self.copies and not any(each.flying for each in unfinished):
+            if idle > 200 * len(self.units) and not self.copies and not self.stores and not any(each.flying for each in unfinished):
                 where = sorted({(each.block.index, each.group, int(each.at.min())) for each in unfinished})
                 raise Fault(f"nothing goes on: {[(*place, self.program.instructions[place[2]].name) for place in where[:6]]}")
         if self.copies or any(unit.flying for unit in self.units):
             raise Fault("the kernel ended before its copies or products")
+        if any(not entry.waited for unit in self.units for entry in unit.block.shared.leaving):
+            raise Fault("a block ended before the copy engine had read its shared memory")
+        while self.stores:
+            self.stores.pop(self.chance.randrange(len(self.stores)))()

@@ -67,6 +67,21 @@ class Barrier:
             self.pending, self.parity = self.count, self.parity ^ 1
 
 
+#: What the copy engine knows of a byte that a thread wrote: nothing, what that thread tells it, what all threads do that it met.
+WRITTEN, FENCED, MET = range(3)
+
+
+@attrs.define
+class Leaving:
+    """Bytes of shared memory that a thread has the copy engine store: whether they were read, and whether the thread knows."""
+
+    begin: int
+    end: int
+    thread: int
+    read: bool = False
+    waited: bool = False
+
+
 @attrs.define
 class Shared:
     """Shared memory of one thread block."""
@@ -75,9 +90,15 @@ class Shared:
     content: np.ndarray = attrs.field(init=False)
     barriers: dict[int, Barrier] = attrs.field(factory=dict)
     reading: list[tuple[int, int]] = attrs.field(factory=list)
+    leaving: list[Leaving] = attrs.field(factory=list)
+    writer: np.ndarray = attrs.field(init=False)
+    known: np.ndarray = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.content = np.full(SHARED + self.size, 0xFF, np.uint8)  # NaN in every format
+        # Of each byte the thread that wrote it, none if the copy engine did, and what the copy engine knows of that.
+        self.writer = np.full(SHARED + self.size, -1, np.int32)
+        self.known = np.zeros(SHARED + self.size, np.uint8)
 
     def barrier(self, address: int) -> Barrier:
         """The one at an address."""
@@ -87,19 +108,48 @@ class Shared:
 
     def write(self, address: int, content: np.ndarray) -> None:
         """Bytes of the copy engine."""
+        self.put(address, content, -1)
+
+    def put(self, address: int, content: np.ndarray, thread: int) -> None:
+        """Bytes of a thread of the block; -1 is the copy engine."""
         end = address + content.size
         if address < SHARED or end > SHARED + self.size:
             raise Fault(f"a copy to {address} of shared memory, which ends at {SHARED + self.size}")
         if any(begin < end and address < stop for begin, stop in self.reading):
             raise Fault(f"a copy to {address} of shared memory, which is being read")
+        if any(entry.begin < end and address < entry.end for entry in self.leaving):
+            raise Fault(f"a write to {address} of shared memory, which nobody knows to be stored")
         if any(address <= barrier < end for barrier in self.barriers):
             raise Fault("a copy over a barrier")
-        self.content[address:end] = content
+        self.content[address:end], self.writer[address:end], self.known[address:end] = content, thread, WRITTEN
+
+    def fence(self, threads: np.ndarray) -> None:
+        """What these threads wrote is before what the copy engine is told by them."""
+        self.known[np.isin(self.writer, threads) & (self.known == WRITTEN)] = FENCED
+
+    def meet(self, first: int, count: int) -> None:
+        """Threads met: what one knows all know."""
+        self.known[(self.writer >= first) & (self.writer < first + count) & (self.known == FENCED)] = MET
+        self.leaving = [entry for entry in self.leaving if not (entry.waited and first <= entry.thread < first + count)]
+
+    def leave(self, begin: int, end: int, group: tuple[int, int], thread: int) -> Leaving:
+        """Bytes that a thread has the copy engine read; *group* are the first of the threads that it met, and how many."""
+        if begin < SHARED or end > SHARED + self.size:
+            raise Fault(f"a copy from {begin} of shared memory, which ends at {SHARED + self.size}")
+        writer, known = self.writer[begin:end], self.known[begin:end]
+        if (writer < group[0]).any() or (writer >= sum(group)).any():
+            raise Fault("bytes are stored that no thread of the warp group wrote")
+        if (known == WRITTEN).any():
+            raise Fault("bytes are stored that were not fenced by who wrote them")
+        if (known[writer != thread] == FENCED).any():
+            raise Fault("bytes are stored of threads that were not met")
+        self.leaving.append(entry := Leaving(begin, end, thread))
+        return entry
 
 
-def described(address: int, rows: int, k: int, box: int, size: int = 2) -> bytes:
-    """A descriptor as this emulator has it: of elements of *size* bytes, in boxes of 128 bytes by *box* rows, swizzled by 128 bytes."""
-    return _MAP.pack(address, k, rows, size * k, 128 // size, box, 0, 0).ljust(128, b"\0")
+def described(address: int, rows: int, k: int, box: int, size: int = 2, width: int = 128) -> bytes:
+    """A descriptor as this emulator has it: of elements of *size* bytes, in boxes of *width* bytes by *box* rows, swizzled by *width*."""
+    return _MAP.pack(address, k, rows, size * k, width // size, box, width, 0).ljust(128, b"\0")
 
 
 def operand_of(told: bytes) -> tuple[int, int, int]:
@@ -110,8 +160,8 @@ def operand_of(told: bytes) -> tuple[int, int, int]:
 
 def box_of(memory: Memory, told: bytes, k: int, row: int) -> np.ndarray:
     """The bytes of a box, one row after the other; what lies outside of the operand is zero."""
-    address, width, rows, stride, deep, box, _, _ = _MAP.unpack(told[: _MAP.size])
-    size = 128 // deep
+    address, width, rows, stride, deep, box, row_bytes, _ = _MAP.unpack(told[: _MAP.size])
+    size = row_bytes // deep
     result = np.zeros((box, size * deep), np.uint8)
     inside = max(0, min(deep, width - k))
     for at in range(box):
@@ -122,6 +172,25 @@ def box_of(memory: Memory, told: bytes, k: int, row: int) -> np.ndarray:
     return result
 
 
-def swizzled(addresses: np.ndarray) -> np.ndarray:
-    """Where bytes lie whose rows are swizzled by 128 bytes: bits 4 to 6 of an address are exclusive-ored with bits 7 to 9."""
-    return addresses ^ ((addresses >> 7 & 7) << 4)
+def row_bytes_of(told: bytes) -> tuple[int, int]:
+    """Bytes of a row of a descriptor's box, and rows."""
+    *_, box, row_bytes, _ = _MAP.unpack(told[: _MAP.size])
+    return row_bytes, box
+
+
+def put_box(memory: Memory, told: bytes, at: tuple[int, int], content: np.ndarray) -> None:
+    """Write the bytes of a box, one row after the other, *at* a column and row of an output; what lies outside is not written."""
+    address, width, rows, stride, deep, box, row_bytes, _ = _MAP.unpack(told[: _MAP.size])
+    (column, row), size = at, row_bytes // deep
+    inside = size * max(0, min(deep, width - column))
+    for number, line in enumerate(content.reshape(box, row_bytes)[: max(0, rows - row)]):
+        for far in range(0, inside, 16):
+            memory.find(address + (row + number) * stride + size * column + far, 16, True)[:] = line[far : far + 16]
+
+
+def swizzled(addresses: np.ndarray, width: int = 128) -> np.ndarray:
+    """Where bytes lie whose rows are swizzled by so many bytes (PTX ISA, "Swizzling Modes").
+
+    Bits 4 to 6 of an address are exclusive-ored with bits 7 to 9; of 64 bytes 4 and 5 with 7 and 8, of 32 bytes 4 with 7.
+    """
+    return addresses ^ ((addresses >> 7 & width // 16 - 1) << 4)

@@ -1,12 +1,14 @@
 """The arguments of a generated kernel, as data: its one parameter. Bytes that belong to no field are zero.
 
 First the two descriptors of the copy engine, 128 bytes each on a boundary of 64, then what `ABI` has, for operands with scales what
-`SCALED` adds. ``rows_a`` and ``rows_b`` are rows of the operands, ``stride`` elements of a row of the output. ``units_a`` counts
-clusters along a, ``tiles`` their tiles, ``items`` tiles times parts of K; ``steps`` are steps of 128 bytes along K, ``part`` those of
-each part but the last.
+`SCALED` adds; last the descriptor of the output, where the copy engine stores that. ``rows_a`` and ``rows_b`` are rows of the operands,
+``stride`` elements of a row of the output. ``units_a`` counts clusters along a, ``tiles`` their tiles, ``items`` tiles times parts of K;
+``steps`` are steps of 128 bytes along K, ``part`` those of each part but the last.
 """
 
 from __future__ import annotations
+
+import attrs
 
 from tunedgemm_asm.abi import Abi, Field
 
@@ -42,20 +44,25 @@ SCALED = Abi(
     sub_k=1,
     layout="row",
 )
+#: Where the descriptor of the output lies: the next boundary of 64 behind either.
+MAP_OUT = -(-SCALED.size // 64) * 64
+#: The same with it.
+_STORING = {abi: attrs.evolve(abi, name=f"{abi.name}-storing", sizes=(MAP_OUT + MAP_BYTES,)) for abi in (ABI, SCALED)}
 
 
-def abi_of(scale: str) -> Abi:
-    """The arguments of a kernel with such scales."""
-    return ABI if scale == "none" else SCALED
+def abi_of(scale: str, storing: bool = False) -> Abi:
+    """The arguments of a kernel with such scales; *storing* with the output's descriptor."""
+    abi = ABI if scale == "none" else SCALED
+    return _STORING[abi] if storing else abi
 
 
 #: The parameter's name, and its declaration. One, so that the driver alone decides where a boundary of 64 puts it.
 PARAMETER = "arguments"
 
 
-def declaration(scale: str) -> str:
+def declaration(scale: str, storing: bool = False) -> str:
     """The declaration of the parameter of a kernel with such scales."""
-    return f".param .align 64 .b8 {PARAMETER}[{abi_of(scale).size}]"
+    return f".param .align 64 .b8 {PARAMETER}[{abi_of(scale, storing).size}]"
 
 
 def argument(name: str) -> str:

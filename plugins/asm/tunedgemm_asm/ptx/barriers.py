@@ -54,6 +54,11 @@ def meet_cluster(f: Frame) -> None:
     f.text.op("barrier.cluster.wait.acquire")
 
 
+def meet_consumer(f: Frame) -> None:
+    """The threads of the consumer meet at a barrier of its own: 1 or 2."""
+    f.text.op("bar.sync", f.group, GROUP_THREADS)
+
+
 def start_ring(f: Frame, parity: int) -> Ring:
     """The first stage, with a parity."""
     return Ring(f.text.to("b32", "mov.u32", 0), f.text.to("b32", "mov.u32", parity))

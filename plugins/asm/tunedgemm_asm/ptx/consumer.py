@@ -24,6 +24,7 @@ from tunedgemm_asm.ptx.barriers import (
 from tunedgemm_asm.ptx.epilogue import store_tile
 from tunedgemm_asm.ptx.frame import Frame
 from tunedgemm_asm.ptx.order import find_place, first_item, steps_of_item
+from tunedgemm_asm.ptx.panels import await_reads
 from tunedgemm_asm.ptx.plan import DEEP, STEP_BYTES
 from tunedgemm_asm.ptx.promotion import BlockScales, promote, promote_scaled
 from tunedgemm_asm.ptx.splitk import join_parts
@@ -41,9 +42,9 @@ def consume(f: Frame) -> None:
     item, step = first_item(f)
     ring = start_ring(f, 0)
     turn = _start_turns(f, number, ring, (item, step)) if plan.turns else None
-    tile, next_tile = t.label("TILE"), t.label("NEXT_TILE")
+    tile, next_tile, end = t.label("TILE"), t.label("NEXT_TILE"), t.label("STORED") if plan.panels else f.end
     t.place(tile)
-    t.op("bra", f.end, when=t.to("pred", "setp.ge.u32", item, f.arguments["items"]))
+    t.op("bra", end, when=t.to("pred", "setp.ge.u32", item, f.arguments["items"]))
     place = find_place(f, item)
     if plan.promoted:
         scales = BlockScales.of(f, place, number) if f.variant.scale == "block" else None
@@ -60,6 +61,9 @@ def consume(f: Frame) -> None:
         skip_stages(f, ring, steps_of_item(f, item))
         t.op("add.u32", item, item, step)
     t.op("bra", tile)
+    if plan.panels:
+        t.place(end)
+        await_reads(f)
 
 
 def _start_turns(f: Frame, number: str, ring: Ring, items: tuple[str, str]) -> Turn:

@@ -23,6 +23,9 @@ _SM = 24.1e4
 _LATENCY, _LAUNCH, _MEETING = 1.1, 3.1, 2.0
 #: Bytes that a consumer stores in a cycle, its conversions and exchanges included.
 _STORED = 9.3
+#: What is assumed until it is measured of panels: bytes that a consumer writes in a cycle, and cycles to fence, meet and wait each time
+#: that it has written to all places.
+_TO_PANELS, _GIVING = 64, 200
 #: Cycles from a consumer's last product of a stage to its sums, and from the last of those that it adds to its next product.
 _TURN = 60
 
@@ -53,7 +56,8 @@ def cost(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> float:
     loaded = max(_LATENCY / (plan.stages * resident), plan.stage_bytes / _SM)
     step = max((promoted_cycles(plan) if plan.promoted else step_cycles(plan)) / _CYCLES_A_US, loaded)
     out = BYTES[shape.outdtype]
-    tile = plan.tile_a * plan.tile_b * out / _STORED / _CYCLES_A_US / plan.sharing
+    tile = plan.tile_a * plan.tile_b * out / (_TO_PANELS if plan.panels else _STORED) / _CYCLES_A_US / plan.sharing
+    tile += _GIVING * ceil_div(plan.all_panels, plan.panels) / _CYCLES_A_US if plan.panels else 0.0
     multiplied = rounds * (steps * step + tile) + _LATENCY
     if plan.turns:  # a tile is stored while the next is multiplied: each consumer has twice as long for its own
         multiplied -= (rounds - 1) * min(tile, (steps * step + tile) / 2)

@@ -8,20 +8,25 @@ from __future__ import annotations
 from tunedgemm_asm.ptx.arguments import argument
 from tunedgemm_asm.ptx.fragment import BELOW, first_sum
 from tunedgemm_asm.ptx.frame import Frame
-from tunedgemm_asm.ptx.plan import SIDE, UNIT_B
-from tunedgemm_asm.ptx.scales import scaled
+from tunedgemm_asm.ptx.panels import Panels, column_load
+from tunedgemm_asm.ptx.plan import LINE, SIDE, UNIT_B
+from tunedgemm_asm.ptx.scales import Factors
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _TYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
-#: Elements of 16 bits that a lane stores at once, and those of the four lanes that have a row.
-LINE, _WIDE = 8, 32
+#: Elements of 16 bits that the four lanes that have a row store at once.
+_WIDE = 4 * LINE
 
 
 def store_tile(f: Frame, row_a: str, row_b: str, sums: list[str]) -> None:
     """Store what lies within the output."""
     row, column = first_sum(f, row_a, row_b)
-    if f.variant.scale in ("tensor", "row"):
-        sums = scaled(f, row, column, sums)
+    factors = Factors.of(f, row) if f.variant.scale in ("tensor", "row") else None
+    if f.plan.panels:
+        _store_panels(f, (row_a, row_b), column, sums, factors)
+        return
+    for first in range(0, f.plan.tile_b, UNIT_B):
+        sums = factors.times(f, sums, factors.load(f, column, range(first, first + 1))) if factors else sums
     store = _store_swapped if f.plan.swapped else _store
     store(f, row, column, sums)
 
@@ -75,10 +80,10 @@ def _two_of_bias(f: Frame, address: str, offset: int, when: list[str]) -> list[s
     at = f"[{address}+{offset * BYTES[kind]}]"
     if kind == "fp32":
         pair = [t.to("f32", "mov.f32", "0f00000000") for _ in range(2)]
-        t.op("ld.global.nc.v2.f32", f"{{{', '.join(pair)}}}", at, when=when[0])
+        t.op(f"{column_load(f)}.v2.f32", f"{{{', '.join(pair)}}}", at, when=when[0])
         return pair
     narrow = [t.to("b16", "mov.u16", 0) for _ in range(2)]
-    t.op("ld.global.nc.v2.b16", f"{{{', '.join(narrow)}}}", at, when=when[0])
+    t.op(f"{column_load(f)}.v2.b16", f"{{{', '.join(narrow)}}}", at, when=when[0])
     return [t.to("f32", f"cvt.f32.{_TYPES[kind]}", each) for each in narrow]
 
 
@@ -158,6 +163,27 @@ def _store(f: Frame, row: str, column: str, sums: list[str]) -> None:
         inside = _sooner(f, column, told["rows_b"], [first, first + 1][: 2 if f.variant.together == 1 else 1])
         for at, values in enumerate(_columns(f, first, sums, (bias, inside))):
             _put_two(f, bases[at], first, values, [t.to("pred", "and.pred", rows[at], each) for each in inside])
+
+
+def _store_panels(f: Frame, begin: tuple[str, str], column: str, sums: list[str], factors: Factors | None) -> None:
+    """By the copy engine, a panel after the other; *begin* are the consumer's first row and column.
+
+    Scales of a panel are on their way while the one before is stored.
+    """
+    plan, width = f.plan, f.plan.panel_columns
+    bias = _bias_at(f, column) if f.variant.bias else ""
+    ahead = factors.load(f, column, range(0, width, UNIT_B)) if factors else {}
+    panels = Panels.of(f, begin)
+    for first in range(0, plan.tile_b, width):
+        values = factors.times(f, sums, ahead) if factors else sums
+        parts = []
+        for octet in range(first, first + width, UNIT_B):
+            parts.append(_columns(f, octet, values, (bias, _sooner(f, column, f.arguments["rows_b"], [octet]) if bias else [])))
+        packed = [[_packed(f, *part[2 * block + low]) for part in parts for low in (0, 1)] for block in range(plan.blocks)]
+        if factors and first + width < plan.tile_b:
+            ahead = factors.load(f, column, range(first + width, first + 2 * width, UNIT_B))
+        for block, registers in enumerate(packed):
+            panels.store(f, first // width * plan.blocks + block, registers)
 
 
 def _line_bases(f: Frame, base: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from tunedgemm_asm.ptx.arguments import ABI, argument
+from tunedgemm_asm.ptx.arguments import ABI, PARAMETER, argument
 from tunedgemm_asm.ptx.plan import BARRIER_BYTES, MOST_CONSUMERS, WORD_BYTES, Plan, Variant
 from tunedgemm_asm.ptx.text import Text
 
@@ -39,9 +39,14 @@ class Frame:
         return self.variant.plan
 
     @property
-    def full(self) -> int:
-        """Offset in shared memory of the barriers that say that a stage is full; those that say that it is empty follow."""
+    def panels(self) -> int:
+        """Offset in shared memory of the panels of the first consumer, which follow the stages; a multiple of 1024."""
         return self.plan.stages * self.plan.stage_bytes
+
+    @property
+    def full(self) -> int:
+        """Offset of the barriers that say that a stage is full; those that say that it is empty follow."""
+        return self.panels + self.plan.consumers * self.plan.panels * self.plan.panel_bytes
 
     @property
     def empty(self) -> int:
@@ -71,3 +76,9 @@ def open_frame(variant: Variant) -> Frame:
     group = t.to("b32", "shfl.sync.idx.b32", own, 0, 31, -1)
     rank = t.to("b32", "mov.u32", "%cluster_ctarank") if variant.plan.cluster > 1 else "0"
     return Frame(variant, t, arguments, shared, thread, lane, group, rank, t.label("END"))
+
+
+def map_of(f: Frame, offset: int) -> str:
+    """The generic address of a descriptor among the arguments."""
+    address = f.text.to("b64", "add.s64", f.text.to("b64", "mov.b64", PARAMETER), offset)
+    return f.text.to("b64", "cvta.param.u64", address)

@@ -42,7 +42,7 @@ def _head(variant: Variant) -> list[str]:
         f".target {TARGET}",
         ".address_size 64",
         ".extern .shared .align 1024 .b8 stages[];",
-        f".visible .entry {ENTRY}({declaration(variant.scale)})",
+        f".visible .entry {ENTRY}({declaration(variant.scale, plan.panels > 0)})",
         f".reqntid {plan.threads}, 1, 1",
         *cluster,
         f".maxnreg {plan.entry_registers}",

@@ -25,9 +25,9 @@ from tunedgemm.plugin import (
 from tunedgemm_asm import driver
 from tunedgemm_asm.native import Launch, Plan, launch_of
 from tunedgemm_asm.ptx import assembler
-from tunedgemm_asm.ptx.arguments import MAPS, SCALES, abi_of
+from tunedgemm_asm.ptx.arguments import MAP_OUT, MAPS, SCALES, abi_of
 from tunedgemm_asm.ptx.kernel import ENTRY
-from tunedgemm_asm.ptx.plan import REVISION
+from tunedgemm_asm.ptx.plan import REVISION, SIDE
 from tunedgemm_asm.ptx.problem import Problem, problem_of
 from tunedgemm_asm.ptx.solutions import resolve, supports
 from tunedgemm_asm.ptx.tensormap import Operand, Pool
@@ -83,10 +83,10 @@ def bind(
             library.call("set", function.address, driver.DYNAMIC_SHARED, plan.shared_bytes, index=device.index)
     except LaunchError as error:
         raise LaunchError(f"asm {plan.name} on {device.gfx}: {error}") from error
-    names, abi = ["out", *["bias"] * shape.bias], abi_of(shape.scale)
+    names, abi = ["out", *["bias"] * shape.bias], abi_of(shape.scale, plan.panels > 0)
     names += ["workspace", "counters"] if problem.variant.split else []
     names += SCALES if shape.scale != "none" else []
-    slots = (*(abi.field(name).offset for name in names), *MAPS.values())
+    slots = (*(abi.field(name).offset for name in names), *MAPS.values(), *[MAP_OUT] * (plan.panels > 0))
     launch = launch_of(function, Plan((problem.grid, 1, 1), plan.threads, abi.pack(problem.values), slots, plan.shared_bytes))
     pools = _pools(library, problem, shape, device.index)
     call = _call(launch, _failing(function, plan.name, device.index), pools, problem, shape, device.index, where)
@@ -98,12 +98,13 @@ def _problem(solution: Solution, shape: Shape, device: Device) -> Problem:
     return problem_of(plan, splits, shape, max(1, device.cu_num))
 
 
-def _pools(library: Driver, problem: Problem, shape: Shape, index: int) -> tuple[Pool, Pool]:
-    """The descriptors of x and of the weight."""
+def _pools(library: Driver, problem: Problem, shape: Shape, index: int) -> tuple[Pool, ...]:
+    """The descriptors of x and of the weight, and of an output that the copy engine stores."""
     plan = problem.variant.plan
     boxes = (plan.box_b, plan.tile_a) if plan.swapped else (plan.tile_a, plan.box_b)
     x, weight = (Operand(shape.dtype, rows, shape.k, box) for rows, box in zip((shape.m, shape.n), boxes, strict=True))
-    return Pool(library, x, index), Pool(library, weight, index)
+    out = [Operand(shape.outdtype, shape.m, shape.n, SIDE, 2 * plan.panel_columns)] if plan.panels else []
+    return tuple(Pool(library, operand, index) for operand in (x, weight, *out))
 
 
 def _failing(function: driver.Function, name: str, index: int) -> Callable[[int], None]:
@@ -121,7 +122,7 @@ def _failing(function: driver.Function, name: str, index: int) -> Callable[[int]
 def _call(
     launch: Launch,
     failed: Callable[[int], None],
-    pools: tuple[Pool, Pool],
+    pools: tuple[Pool, ...],
     problem: Problem,
     shape: Shape,
     index: int,
@@ -132,7 +133,7 @@ def _call(
 
     empty, dtype, n, plain = torch.empty, torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
     stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if index >= 0 else lambda _: 0
-    (xs, weights), swapped = pools, problem.variant.plan.swapped
+    (xs, weights, *outs), swapped = pools, problem.variant.plan.swapped
     scratch, counters = problem.workspace, problem.counters
 
     def call(x: Any, weight: Any, bias: Any = None, scales: tuple[int, ...] = ()) -> Any:
@@ -142,7 +143,7 @@ def _call(
         # In a graph nothing but this name holds them: let go too early, one could lie where the other is.
         held = (workspace(scratch, where), semaphores(counters, where)) if scratch else ()
         addresses += [each.data_ptr() for each in held]
-        told = (*addresses, *scales, *(maps[::-1] if swapped else maps))
+        told = (*addresses, *scales, *(maps[::-1] if swapped else maps), *(each[addresses[0]] for each in outs))
         while status := launch(stream(index), *told):
             failed(status)
         return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import attrs
@@ -36,10 +37,14 @@ BESIDE_SUMS = 40
 #: Bytes of a barrier, and bytes behind the barriers of stages: for each consumer a word that tells who adds the parts of K, and where
 #: consumers take turns a barrier.
 BARRIER_BYTES, WORD_BYTES, MOST_CONSUMERS = 8, 4, 2
+#: Elements of 16 bits that are stored at once at most: 16 bytes.
+LINE = 8
+#: Columns of a panel at most, in whose rows of 128 bytes the copy engine swizzles, and at least: what one `stmatrix` of a warp stores.
+PANEL_COLUMNS, LEAST_COLUMNS = 64, 16
 #: Goes up where the text for the same plan changes what it computes or how quickly.
 REVISION = 1
 
-_NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?(_p)?(_t)?_r(\d+)")
+_NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?(_p)?(_t)?(?:_b(\d+))?_r(\d+)")
 
 
 @attrs.frozen
@@ -60,6 +65,8 @@ class Plan:
         swapped: whether a is the weight.
         promoted: whether the sums of each stage are added to others in float32: `wgmma` keeps about 14 bits of sums of fp8 products.
         turns: whether consumers have a tile each, in turns.
+        panels: places in shared memory for 64 rows of outputs that each consumer has, from which the copy engine stores; without one its
+            threads store.
     """
 
     tile_m: int
@@ -71,6 +78,7 @@ class Plan:
     swapped: bool = False
     promoted: bool = False
     turns: bool = False
+    panels: int = 0
 
     def __attrs_post_init__(self) -> None:
         if self.consumers not in REGISTERS or self.cluster not in (1, 2) or self.group < 1 or self.stages < 2:
@@ -86,13 +94,19 @@ class Plan:
             raise PluginError(f"{self.name}: half of {self.tile_b} rows is no multiple of {UNIT_B}")
         if (held := self.sums + self.promoted * self.portion // 2) + BESIDE_SUMS > self.consumer_registers:
             raise PluginError(f"{self.name}: {held} sums and {BESIDE_SUMS} others, a thread has {self.consumer_registers} registers")
+        if self.panels and self.turns:
+            raise PluginError(f"{self.name}: of consumers that take turns one stores while the other multiplies, without panels")
+        if self.panels and (self.swapped or self.tile_b % LEAST_COLUMNS):
+            raise PluginError(f"{self.name}: panels are of rows of x, and of a multiple of {LEAST_COLUMNS} rows of the weight")
+        if not 0 <= self.panels <= self.all_panels:
+            raise PluginError(f"{self.name}: {self.panels} panels, a consumer's share of a tile has {self.all_panels}")
         if self.shared_bytes > BLOCK_SHARED:
             raise PluginError(f"{self.name}: {self.shared_bytes} bytes of shared memory, a block has {BLOCK_SHARED}")
 
     @property
     def name(self) -> str:
         """What tables call it."""
-        flags = "_swap" * self.swapped + "_p" * self.promoted + "_t" * self.turns
+        flags = "_swap" * self.swapped + "_p" * self.promoted + "_t" * self.turns + f"_b{self.panels}" * (self.panels > 0)
         tile = f"{self.tile_m}x{self.tile_n}"
         return f"ptx_{tile}_s{self.stages}_c{self.consumers}_x{self.cluster}_g{self.group}{flags}_r{REVISION}"
 
@@ -157,10 +171,26 @@ class Plan:
         return (self.tile_a + self.tile_b) * STEP_BYTES
 
     @property
+    def panel_columns(self) -> int:
+        """Columns of a panel: 64, 32 or 16, the most of which a tile is made."""
+        return math.gcd(self.tile_b, PANEL_COLUMNS)
+
+    @property
+    def panel_bytes(self) -> int:
+        """Of one panel: 64 rows of outputs of 16 bits, a multiple of 1024."""
+        return SIDE * self.panel_columns * 2
+
+    @property
+    def all_panels(self) -> int:
+        """Panels of a consumer's share of a tile."""
+        return self.blocks * self.tile_b // self.panel_columns
+
+    @property
     def shared_bytes(self) -> int:
-        """Of a thread block: stages, two barriers for each, words, and barriers of turns."""
+        """Of a thread block: stages, panels, two barriers for each stage, words, and barriers of turns."""
         behind = MOST_CONSUMERS * (WORD_BYTES + self.turns * BARRIER_BYTES)
-        return self.stages * (self.stage_bytes + 2 * BARRIER_BYTES) + behind
+        panels = self.consumers * self.panels * self.panel_bytes
+        return self.stages * (self.stage_bytes + 2 * BARRIER_BYTES) + panels + behind
 
     @property
     def entry_registers(self) -> int:
@@ -191,10 +221,11 @@ def plan_of(name: str) -> Plan:
     """
     if not (match := _NAME.fullmatch(name)):
         raise PluginError(f"{name!r} names no kernel of this plugin's for sm_90")
-    *sizes, swapped, promoted, turns, revision = match.groups()
+    *sizes, swapped, promoted, turns, panels, revision = match.groups()
     if int(revision) != REVISION:
         raise PluginError(f"{name} is of revision {revision}, this is {REVISION}: tune again")
-    plan = Plan(*map(int, sizes), swapped=bool(swapped), promoted=bool(promoted), turns=bool(turns))
+    flags = {"swapped": bool(swapped), "promoted": bool(promoted), "turns": bool(turns)}
+    plan = Plan(*map(int, sizes), **flags, panels=int(panels or 0))
     if plan.name != name:
         raise PluginError(f"{name} is not how {plan.name} is written")
     return plan
@@ -221,6 +252,10 @@ class Variant:
     split: bool = False
     together: int = attrs.field(default=8, validator=attrs.validators.in_((1, 2, 8)))
     scale: str = attrs.field(default="none", validator=attrs.validators.in_(("none", "tensor", "row", "block")))
+
+    def __attrs_post_init__(self) -> None:
+        if self.plan.panels and (self.outdtype == "fp32" or self.together != LINE):
+            raise PluginError(f"{self.plan.name}: the copy engine stores outputs of 16 bits, in rows of a multiple of {LINE}")
 
     @property
     def step(self) -> int:

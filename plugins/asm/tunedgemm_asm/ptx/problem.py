@@ -9,7 +9,7 @@ from tunedgemm.plugin import PluginError, Shape
 
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.matrix import multiplies
-from tunedgemm_asm.ptx.plan import BESIDE_SUMS, SCALE_BLOCK, Plan, Variant, step_of
+from tunedgemm_asm.ptx.plan import BESIDE_SUMS, LINE, SCALE_BLOCK, Plan, Variant, step_of
 from tunedgemm_asm.ptx.promotion import scales_by_block
 from tunedgemm_asm.ptx.splitk import slot_bytes
 
@@ -80,7 +80,9 @@ def refusal(plan: Plan, splits: int, shape: Shape) -> str:
 
 
 def _unable(plan: Plan, shape: Shape) -> str:
-    """What of a shape's dtype and scales the plan is not made for, or an empty text."""
+    """What of a shape's dtypes, rows and scales the plan is not made for, or an empty text."""
+    if plan.panels and (shape.outdtype == "fp32" or shape.n % LINE):
+        return f"stores outputs of 16 bits, rows at multiples of 16 bytes: N % {LINE} = 0 (N={shape.n}, {shape.outdtype})"
     if plan.promoted and not shape.dtype.startswith("fp8"):
         return f"adds sums of fp8 products in float32; those of {shape.dtype} are whole"
     if not multiplies(plan.portion, shape.dtype):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tunedgemm_asm.ptx.arguments import MAPS, PARAMETER
+from tunedgemm_asm.ptx.arguments import MAP_OUT, MAPS
 from tunedgemm_asm.ptx.barriers import announce, barrier_of, next_stage, start_ring, wait
-from tunedgemm_asm.ptx.frame import Frame
+from tunedgemm_asm.ptx.frame import Frame, map_of
 from tunedgemm_asm.ptx.order import find_place, first_element, first_item
 from tunedgemm_asm.ptx.plan import STEP_BYTES
 
@@ -16,7 +16,9 @@ def produce(f: Frame) -> None:
     t, plan = f.text, f.plan
     t.op("setmaxnreg.dec.sync.aligned.u32", plan.producer_registers)
     t.op("bra", f.end, when=t.to("pred", "setp.ne.u32", f.thread, 0))
-    maps = [_map(f, offset) for offset in MAPS.values()]
+    maps = [_fetched(f, offset) for offset in MAPS.values()]
+    if plan.panels:
+        _fetched(f, MAP_OUT)  # for the consumers
     item, step = first_item(f)
     ring = start_ring(f, 1)
     tile, inner, done = t.label("LOAD_TILE"), t.label("LOAD"), f.end
@@ -48,9 +50,8 @@ def produce(f: Frame) -> None:
     t.op("bra", tile)
 
 
-def _map(f: Frame, offset: int) -> str:
+def _fetched(f: Frame, offset: int) -> str:
     """The generic address of a descriptor among the arguments, which is fetched ahead."""
-    address = f.text.to("b64", "add.s64", f.text.to("b64", "mov.b64", PARAMETER), offset)
-    generic = f.text.to("b64", "cvta.param.u64", address)
+    generic = map_of(f, offset)
     f.text.op("prefetch.tensormap", f"[{generic}]")
     return generic

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import attrs
+
 from tunedgemm_asm.ptx.arguments import SCALES, argument
-from tunedgemm_asm.ptx.fragment import columns_of_thread, place_of_sum, rows_of_thread
+from tunedgemm_asm.ptx.fragment import place_of_sum, rows_of_thread
 from tunedgemm_asm.ptx.frame import Frame
+from tunedgemm_asm.ptx.panels import column_load
 
 _BYTES = 4
 
@@ -15,26 +18,47 @@ def scale_bases(f: Frame) -> tuple[str, str]:
     return (weight, x) if f.plan.swapped else (x, weight)
 
 
-def scaled(f: Frame, row: str, column: str, sums: list[str]) -> list[str]:
-    """The sums of a tile in float32, times the scales of their rows and columns; *row* and *column* are those of the first."""
-    t, plan = f.text, f.plan
-    base_a, base_b = scale_bases(f)
-    rows, columns, whole = rows_of_thread(plan), columns_of_thread(plan), f.variant.scale == "tensor"
-    if whole:
-        only_a, only_b = (t.to("f32", "ld.global.nc.f32", f"[{base}]") for base in (base_a, base_b))
-        of_a, of_b = [only_a] * len(rows), [only_b] * 2
-    else:
-        of_a = _loaded(f, base_a, row, rows, "rows_a")
-    # Columns of an odd number may end within a pair, so may rows of x where operands are swapped.
-    paired, results = f.variant.together > 1 and not plan.swapped, list(sums)
-    for at in range(0, len(columns), 2):
-        if not whole:
-            of_b = _loaded(f, base_b, column, columns[at : at + 2], "rows_b", paired)
-        for place, one, of_row in ((place_of_sum(plan, low, at + one), one, of_a[low]) for low in range(len(rows)) for one in (0, 1)):
-            value = sums[place] if f.variant.sum_kind == "f32" else t.to("f32", "cvt.rn.f32.s32", sums[place])
-            value = t.to("f32", "mul.rn.f32", value, of_row)
-            results[place] = t.to("f32", "mul.rn.f32", value, of_b[one])
-    return results
+@attrs.frozen
+class Factors:
+    """What the sums of a tile are multiplied by, as registers.
+
+    Attributes:
+        rows: scales of the thread's rows.
+        base: address of the scales of b.
+        whole: the scale of b twice, where there is one alone, else nothing.
+    """
+
+    rows: list[str]
+    base: str
+    whole: list[str]
+
+    @classmethod
+    def of(cls, f: Frame, row: str) -> Factors:
+        """Those of a tile; *row* is that of the thread's first sum."""
+        base_a, base_b = scale_bases(f)
+        rows = rows_of_thread(f.plan)
+        if f.variant.scale == "row":
+            return cls(_loaded(f, base_a, row, rows, "rows_a"), base_b, [])
+        only_a, only_b = (f.text.to("f32", "ld.global.nc.f32", f"[{base}]") for base in (base_a, base_b))
+        return cls([only_a] * len(rows), base_b, [only_b] * 2)
+
+    def load(self, f: Frame, column: str, octets: range) -> dict[int, list[str]]:
+        """The two scales of each 8 columns that begin so far behind the first sum's *column*, by that."""
+        # Columns of an odd number may end within a pair, so may rows of x where operands are swapped.
+        paired = f.variant.together > 1 and not f.plan.swapped
+        return {first: self.whole or _loaded(f, self.base, column, [first, first + 1], "rows_b", paired) for first in octets}
+
+    def times(self, f: Frame, sums: list[str], loaded: dict[int, list[str]]) -> list[str]:
+        """The sums of a tile, those of the columns that were *loaded* in float32 and times their scales."""
+        t, plan, results = f.text, f.plan, list(sums)
+        for first, of_b in loaded.items():
+            for low, of_row in enumerate(self.rows):
+                for one in (0, 1):
+                    place = place_of_sum(plan, low, first // 4 + one)
+                    value = sums[place] if f.variant.sum_kind == "f32" else t.to("f32", "cvt.rn.f32.s32", sums[place])
+                    value = t.to("f32", "mul.rn.f32", value, of_row)
+                    results[place] = t.to("f32", "mul.rn.f32", value, of_b[one])
+        return results
 
 
 def _loaded(f: Frame, base: str, first: str, steps: list[int], limit: str, paired: bool = False) -> list[str]:
@@ -45,7 +69,7 @@ def _loaded(f: Frame, base: str, first: str, steps: list[int], limit: str, paire
     found = [t.to("f32", "mov.f32", "0f00000000") for _ in steps]
     inside = [t.to("pred", "setp.lt.u32", t.to("b32", "add.u32", first, step), f.arguments[limit]) for step in steps]
     if paired:
-        t.op("ld.global.nc.v2.f32", f"{{{', '.join(found)}}}", f"[{start}+{steps[0] * _BYTES}]", when=inside[0])
+        t.op(f"{column_load(f)}.v2.f32", f"{{{', '.join(found)}}}", f"[{start}+{steps[0] * _BYTES}]", when=inside[0])
         return found
     for each, step, when in zip(found, steps, inside, strict=True):
         t.op("ld.global.nc.f32", each, f"[{start}+{step * _BYTES}]", when=when)

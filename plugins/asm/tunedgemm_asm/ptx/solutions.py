@@ -10,7 +10,7 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.cost import cost
 from tunedgemm_asm.ptx.matrix import multiplies
-from tunedgemm_asm.ptx.plan import BLOCK_SHARED, ELEMENT_BYTES, SIDE, SM_SHARED, SYSTEM_SHARED, UNIT_B, Plan, plan_of
+from tunedgemm_asm.ptx.plan import BLOCK_SHARED, ELEMENT_BYTES, LEAST_COLUMNS, SIDE, SM_SHARED, SYSTEM_SHARED, UNIT_B, Plan, plan_of
 from tunedgemm_asm.ptx.problem import MOST_SCALES, MOST_SIZE, MOST_SPLITS, refusal, steps_of, units_of
 from tunedgemm_asm.ptx.tensormap import ALIGNED
 
@@ -44,6 +44,8 @@ _GROUP, _GROUPS = 8, (1, 2, 4, 8, 16, 32)
 _MOST_STAGES, _FEWEST_STAGES = 12, 3
 #: Numbers of parts of K that are listed of one plan; `refine` has their neighbours.
 _LISTED_SPLITS = 2
+#: Solutions of a list at most whose outputs the copy engine stores.
+_LISTED_PANELS = 8
 
 Chosen = tuple[Plan, int]
 
@@ -105,12 +107,31 @@ def _tiles(shape: Shape, promoted: bool) -> Iterator[Plan]:
                     yield Plan(tile_m, tile_n, 2, consumers, group=_GROUP, swapped=True, promoted=promoted)
 
 
+def with_panels(plan: Plan) -> list[Plan]:
+    """The same whose outputs the copy engine stores: from places beside its stages, or where fewer than half fit, beside one stage less."""
+    if plan.swapped or plan.turns or plan.tile_b % LEAST_COLUMNS:
+        return []
+    for stages in range(plan.stages, max(plan.stages - 2, _FEWEST_STAGES - 1), -1):
+        direct = attrs.evolve(plan, stages=stages, panels=0)
+        places = min(plan.all_panels, (BLOCK_SHARED - direct.shared_bytes) // (plan.consumers * plan.panel_bytes))
+        if 2 * places >= plan.all_panels:
+            return [attrs.evolve(direct, panels=places)]
+    return []
+
+
+def _panels_may_pay(plan: Plan, shape: Shape) -> bool:
+    """Whether there are many outputs, and no other block on the SM that multiplies while they are stored."""
+    return shape.m > MOST_SWAPPED and plan.consumers > 1
+
+
 def plans(shape: Shape) -> Iterator[Plan]:
     """Every sensible plan for a shape."""
     for tile in (tile for promoted in _promotions(shape) for tile in _tiles(shape, promoted)):
         for stages in _stages(tile):
             plan = attrs.evolve(tile, stages=stages)
             yield plan
+            if _panels_may_pay(plan, shape):
+                yield from (other for other in with_panels(plan) if not refusal(other, 1, shape))
             # In turns without: their list is short, and `refine` has a cluster of what is fast.
             if not plan.turns and plan.tile_b % (2 * UNIT_B) == 0 and units_of(plan, shape)[0] > 1:
                 yield attrs.evolve(plan, cluster=2)
@@ -144,7 +165,9 @@ def choices(shape: Shape, device: Device) -> list[Chosen]:
         fitting = [splits for splits in range(1, min(MOST_SPLITS, max(1, 2 * idle)) + 1) if not refusal(plan, splits, shape)]
         costs = sorted((cost(plan, splits, shape, max(1, device.cu_num)), plan.turns, plan.name, splits, plan) for splits in fitting)
         found += costs[:_LISTED_SPLITS]
-    return [(plan, splits) for *_, splits, plan in sorted(found, key=lambda each: each[:4])[:MOST]]
+    ordered = [(plan, splits) for *_, splits, plan in sorted(found, key=lambda each: each[:4])]
+    beyond = [chosen for chosen in ordered if chosen[0].panels][_LISTED_PANELS:]
+    return [chosen for chosen in ordered if chosen not in beyond][:MOST]
 
 
 def enumerate_solutions(libtype: str, shape: Shape, device: Device) -> Iterator[Solution]:
@@ -175,7 +198,7 @@ def unknown(name: str) -> str:
 
 
 def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
-    """The solutions one step away from one: another group, stage, cluster, part of K, 16 rows of b more or fewer, or in turns."""
+    """The solutions one step away from one: another group, stage, cluster, part of K or way to store, turns, 16 rows of b more or fewer."""
     if not supports(shape, device):
         return
     plan, splits = resolve(solution, shape)
@@ -187,12 +210,15 @@ def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> It
     for step in (-2 * UNIT_B, 2 * UNIT_B):
         for fewer in (0, 1, 2):
             changes.append({side: plan.tile_b + step, "stages": plan.stages - fewer})
-    near = [(plan, splits - 1), (plan, splits + 1)]
+    near, direct = [(plan, splits - 1), (plan, splits + 1)], attrs.evolve(plan, panels=0)
     for change in changes:
         try:
-            near.append((attrs.evolve(plan, **change), splits))
+            changed = attrs.evolve(direct, **change)
         except PluginError:
             continue  # no SM holds it
-    for other, parts in near:
-        if not refusal(other, parts, shape) and _worth(other, shape, device):
+        near += [(other, splits) for other in (with_panels(changed) if plan.panels else [changed])]
+    if plan.panels or _panels_may_pay(plan, shape):
+        near += [(other, splits) for other in ([direct] if plan.panels else with_panels(plan))]
+    for other, parts in dict.fromkeys(near):
+        if (other, parts) != (plan, splits) and not refusal(other, parts, shape) and _worth(other, shape, device):
             yield Solution(libtype, other.name, parts)

@@ -8,6 +8,7 @@ workspace has for each part of each of those 128 threads times their sums, four 
 from __future__ import annotations
 
 from tunedgemm_asm.ptx.arguments import argument
+from tunedgemm_asm.ptx.barriers import meet_consumer
 from tunedgemm_asm.ptx.frame import Frame
 from tunedgemm_asm.ptx.order import Place
 from tunedgemm_asm.ptx.plan import GROUP_THREADS, WORD_BYTES
@@ -50,11 +51,6 @@ def _braced(registers: list[str]) -> str:
     return f"{{{', '.join(registers)}}}"
 
 
-def _meet(f: Frame) -> None:
-    """The threads of the consumer meet at a barrier of its own: 1 or 2."""
-    f.text.op("bar.sync", f.group, GROUP_THREADS)
-
-
 def _count(f: Frame, slot: str, number: str, within: str, elsewhere: str) -> None:
     """One thread counts for all, who see what it found; at the last it leaves zero.
 
@@ -62,7 +58,7 @@ def _count(f: Frame, slot: str, number: str, within: str, elsewhere: str) -> Non
     """
     t = f.text
     word = t.to("b32", "mad.lo.u32", number, WORD_BYTES, f.shared)
-    _meet(f)
+    meet_consumer(f)
     one = t.to("pred", "setp.eq.u32", within, 0)
     base = t.to("b64", "ld.param.u64", argument("counters"))
     far = t.to("b64", "mul.wide.u32", slot, 4)
@@ -72,7 +68,7 @@ def _count(f: Frame, slot: str, number: str, within: str, elsewhere: str) -> Non
     came = t.new("b32")
     t.op("atom.acq_rel.gpu.global.inc.u32", came, f"[{counter}]", most, when=one)
     t.op("st.shared.u32", f"[{word}+{f.words}]", came, when=one)
-    _meet(f)
+    meet_consumer(f)
     seen = t.to("b32", "ld.shared.u32", f"[{word}+{f.words}]")
     t.op("bra", elsewhere, when=t.to("pred", "setp.ne.u32", seen, most))
 

@@ -1,4 +1,4 @@
-"""What the copy engine is told of an operand: a descriptor of 128 bytes that the driver makes for an address and sizes, pooled by address.
+"""What the copy engine is told of an operand or an output: a descriptor of 128 bytes that the driver makes, pooled by address.
 
 cuda.h and the CUDA Driver API's "Tensor Map Object Management": addresses and strides are multiples of 16 bytes, a descriptor
 lies at one of 64.
@@ -12,14 +12,16 @@ import attrs
 from tunedgemm.plugin import Driver
 
 from tunedgemm_asm.ptx.arguments import MAP_BYTES
-from tunedgemm_asm.ptx.plan import ELEMENT_BYTES, step_of
+from tunedgemm_asm.ptx.plan import ELEMENT_BYTES, STEP_BYTES
 
 #: Bytes of whose multiples rows start.
 ALIGNED = 16
 #: CU_TENSOR_MAP_DATA_TYPE_UINT8, which copies any 8 bits, _FLOAT16 and _BFLOAT16.
 _TYPES = {"fp8_e4m3fn": 0, "int8": 0, "fp16": 6, "bf16": 9}
-#: CU_TENSOR_MAP_INTERLEAVE_NONE, _SWIZZLE_128B, _L2_PROMOTION_L2_256B, and zeros for what lies outside (_FLOAT_OOB_FILL_NONE).
-_INTERLEAVE, _SWIZZLE, _PROMOTION, _FILL = 0, 3, 3, 0
+#: CU_TENSOR_MAP_INTERLEAVE_NONE, _L2_PROMOTION_L2_256B, and zeros for what lies outside (_FLOAT_OOB_FILL_NONE).
+_INTERLEAVE, _PROMOTION, _FILL = 0, 3, 0
+#: Bytes of a box's rows -> CU_TENSOR_MAP_SWIZZLE_32B, _64B, _128B.
+_SWIZZLES = {32: 1, 64: 2, 128: 3}
 _BOUNDARY = 64
 #: Descriptors kept at most for one operand of one launcher; then all are made anew.
 _KEPT = 4096
@@ -27,18 +29,20 @@ _KEPT = 4096
 
 @attrs.frozen
 class Operand:
-    """Rows of elements, and the box of them that is loaded at once.
+    """Rows of elements, and the box of them that is loaded or stored at once.
 
     Attributes:
         dtype: of the elements.
         rows, k: sizes.
-        box: rows of a box, of 128 bytes each.
+        box: rows of a box.
+        row_bytes: bytes of each, 32, 64 or 128, which are swizzled by as many.
     """
 
     dtype: str
     rows: int
     k: int
     box: int
+    row_bytes: int = STEP_BYTES
 
 
 def described(driver: Driver, operand: Operand, address: int, index: int) -> bytes:
@@ -48,11 +52,11 @@ def described(driver: Driver, operand: Operand, address: int, index: int) -> byt
         LaunchError: the driver does not take it.
     """
     memory = ctypes.create_string_buffer(MAP_BYTES + _BOUNDARY)
-    start = -ctypes.addressof(memory) % _BOUNDARY
-    sizes, strides = (ctypes.c_uint64 * 2)(operand.k, operand.rows), (ctypes.c_uint64 * 1)(ELEMENT_BYTES[operand.dtype] * operand.k)
-    box, every = (ctypes.c_uint32 * 2)(step_of(operand.dtype), operand.box), (ctypes.c_uint32 * 2)(1, 1)
+    start, size = -ctypes.addressof(memory) % _BOUNDARY, ELEMENT_BYTES[operand.dtype]
+    sizes, strides = (ctypes.c_uint64 * 2)(operand.k, operand.rows), (ctypes.c_uint64 * 1)(size * operand.k)
+    box, every = (ctypes.c_uint32 * 2)(operand.row_bytes // size, operand.box), (ctypes.c_uint32 * 2)(1, 1)
     where = ctypes.addressof(memory) + start
-    kinds = (_INTERLEAVE, _SWIZZLE, _PROMOTION, _FILL)
+    kinds = (_INTERLEAVE, _SWIZZLES[operand.row_bytes], _PROMOTION, _FILL)
     driver.call("describe", where, _TYPES[operand.dtype], 2, address, sizes, strides, box, every, *kinds, index=index)
     return memory.raw[start : start + MAP_BYTES]
 

@@ -1,0 +1,26 @@
+"""What instructions share that wait, or that one lane or all lanes execute."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .machine import Unit
+from .memory import Fault
+
+
+class Blocked(Exception):
+    """The instruction has to wait."""
+
+
+def only(mask: np.ndarray, given: np.ndarray) -> int:
+    """The value of the one lane that executes."""
+    lanes = np.flatnonzero(mask)
+    if len(lanes) != 1:
+        raise Fault(f"{len(lanes)} lanes where one is meant")
+    return int(given[lanes[0]])
+
+
+def whole(unit: Unit, mask: np.ndarray) -> None:
+    """All lanes execute."""
+    if not mask.all():
+        raise Fault("not all threads of the warp group are there")
