@@ -350,7 +350,7 @@ def test_a_graph_reads_new_inputs(kind: str, device: Device) -> None:
 )
 def test_graphs_on_two_streams_beside_other_work_have_the_same_bits(pair: tuple[str, str], device: Device) -> None:
     """Ten thousand replays, while copies of random sizes on a third stream delay what loads: every output is the first one."""
-    chance, replays = random.Random(0), []
+    chance, replays, kept = random.Random(0), [], []
     copied = torch.zeros(1 << 28, dtype=torch.uint8, device=device.torch_device)
     for kind in pair:
         shape, plan, splits = KINDS[kind]
@@ -362,6 +362,7 @@ def test_graphs_on_two_streams_beside_other_work_have_the_same_bits(pair: tuple[
             for _ in range(LAUNCHES):
                 different += (launcher.call(*given) != first).sum()
         replays.append((graph, stream, different))
+        kept += [given, first]  # whose addresses the graph has
     beside = torch.cuda.Stream(device.torch_device)
     for number in range(REPLAYS):
         for graph, stream, _ in replays:

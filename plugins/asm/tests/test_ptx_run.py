@@ -67,6 +67,12 @@ def test_the_emulator_finds_mistakes(ptx: ModuleType, mistake: str) -> None:
     assert ptx.mistake_shows((*SMALL, 1), *MISTAKES[mistake])
 
 
+def test_no_block_of_a_cluster_ends_before_the_others_arrive(ptx: ModuleType) -> None:
+    """An arrival at a barrier of another block lands some time later: without release at the last meeting that block may have ended."""
+    case = Plan(64, 16, 3, 1, 2), Shape("a16w16", 130, 24, 392), 1
+    assert ptx.mistake_shows(case, r"cluster\.arrive\.release", "cluster.arrive.relaxed")
+
+
 def test_parts_are_added_in_the_order_of_k(ptx: ModuleType) -> None:
     """Parts of 2**25, 1 and -2**25, which in float32 make 0 in the order of K and 1 in others, make 0 whichever block comes last."""
     plan, shape = Plan(64, 8, 2, 1), Shape("a16w16", 4, 8, 192, "fp16", "fp32")

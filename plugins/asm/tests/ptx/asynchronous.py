@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from . import stores
 from .formats import from_bits
-from .machine import LANES, Instruction, Machine, Unit
+from .machine import LANES, Arrival, Block, Instruction, Machine, Unit
 from .memory import Barrier, Fault, box_of, swizzled
 from .waiting import Blocked, only, whole
 
@@ -41,8 +42,17 @@ def _announce(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, to
 def _arrive(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
     for lane in np.flatnonzero(mask):
         block, at = divmod(int(told[0][1][lane]), _WINDOW)
-        target = unit.block.cluster.blocks[block] if "cluster.b64" in i.name else unit.block
-        target.shared.barrier(at).arrive()
+        if "cluster.b64" not in i.name:
+            unit.block.shared.barrier(at).arrive()
+            continue
+        machine.arrivals.append(Arrival(unit, functools.partial(_land, machine, unit.block.cluster.blocks[block], at)))
+
+
+def _land(machine: Machine, block: Block, at: int) -> None:
+    end = len(machine.program.instructions)
+    if all((unit.at == end).all() for unit in machine.units if unit.block is block):
+        raise Fault("an arrival at a barrier of a block that has ended")
+    block.shared.barrier(at).arrive()
 
 
 def _map_to(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
@@ -179,6 +189,10 @@ def _meet(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: 
 
 def _cluster_arrive(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
     cluster = unit.block.cluster
+    if i.name.endswith("release"):
+        for arrival in [each for each in machine.arrivals if each.unit is unit]:
+            machine.arrivals.remove(arrival)
+            arrival()
     unit.arrived[mask] = cluster.generation
     cluster.arrived += int(mask.sum())
     if cluster.arrived == machine.program.threads * len(cluster.blocks):
@@ -217,6 +231,7 @@ ASYNCHRONOUS: dict[str, Callable[[Machine, Unit, Instruction, np.ndarray, Any], 
     "wgmma.wait_group.sync.aligned": _wait_group,
     "bar.sync": _meet,
     "barrier.cluster.arrive.relaxed": _cluster_arrive,
+    "barrier.cluster.arrive.release": _cluster_arrive,
     "barrier.cluster.wait.acquire": _cluster_wait,
     "setmaxnreg.inc.sync.aligned.u32": _registers,
     "setmaxnreg.dec.sync.aligned.u32": _registers,

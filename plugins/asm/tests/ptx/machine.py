@@ -125,6 +125,17 @@ class Unit:
 
 
 @attrs.define(eq=False)
+class Arrival:
+    """A warp group's arrival at a barrier of its cluster, which lands later: at a block that has ended it is a fault."""
+
+    unit: Unit
+    land: Callable[[], None]
+
+    def __call__(self) -> None:
+        self.land()
+
+
+@attrs.define(eq=False)
 class Machine:
     """A grid of blocks at work."""
 
@@ -135,6 +146,7 @@ class Machine:
     units: list[Unit] = attrs.field(factory=list)
     copies: list[Callable[[], None]] = attrs.field(factory=list)
     stores: list[Callable[[], None]] = attrs.field(factory=list)
+    arrivals: list[Arrival] = attrs.field(factory=list)
     grid: int = 0
 
     def start(self, grid: int, shared_bytes: int) -> None:
@@ -156,7 +168,7 @@ class Machine:
         """
         idle, end = 0, len(self.program.instructions)
         while unfinished := [unit for unit in self.units if (unit.at < end).any()]:
-            for pending in (self.copies, self.stores):
+            for pending in (self.copies, self.stores, self.arrivals):
                 if pending and self.chance.random() < 0.3:
                     pending.pop(self.chance.randrange(len(pending)))()
                     idle = 0
@@ -170,11 +182,12 @@ class Machine:
                     break
                 moved = True
             idle = 0 if moved else idle + 1
-            if idle > 200 * len(self.units) and not self.copies and not self.stores and not any(each.flying for each in unfinished):
+            under_way = self.copies or self.stores or self.arrivals or any(each.flying for each in unfinished)
+            if idle > 200 * len(self.units) and not under_way:
                 where = sorted({(each.block.index, each.group, int(each.at.min())) for each in unfinished})
                 raise Fault(f"nothing goes on: {[(*place, self.program.instructions[place[2]].name) for place in where[:6]]}")
-        if self.copies or any(unit.flying for unit in self.units):
-            raise Fault("the kernel ended before its copies or products")
+        if self.copies or self.arrivals or any(unit.flying for unit in self.units):
+            raise Fault("the kernel ended before its copies, products or arrivals")
         if any(not entry.waited for unit in self.units for entry in unit.block.shared.leaving):
             raise Fault("a block ended before the copy engine had read its shared memory")
         while self.stores:

@@ -45,12 +45,17 @@ def start_barriers(f: Frame) -> None:
     t.place(ready)
     t.op("bar.sync", 0)
     if plan.cluster > 1:
-        meet_cluster(f)
+        meet_cluster(f, "relaxed")
 
 
-def meet_cluster(f: Frame) -> None:
-    """All threads of the cluster meet; the warps may have diverged. Nothing but barriers is shared, and their own fence went before."""
-    f.text.op("barrier.cluster.arrive.relaxed")
+def meet_cluster(f: Frame, order: str) -> None:
+    """All threads of the cluster meet; the warps may have diverged.
+
+    Args:
+        order: ``relaxed``, where a fence went before, as that of new barriers; or ``release``: what a thread has done, its arrivals at
+            barriers of other blocks with it, is done before they go on (PTX ISA, "barrier.cluster").
+    """
+    f.text.op(f"barrier.cluster.arrive.{order}")
     f.text.op("barrier.cluster.wait.acquire")
 
 

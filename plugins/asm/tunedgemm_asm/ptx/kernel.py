@@ -27,7 +27,7 @@ def text_of(variant: Variant) -> str:
     consume(f)
     t.place(f.end)
     if plan.cluster > 1:
-        meet_cluster(f)  # no block may end while another still writes into it or arrives at its barriers
+        meet_cluster(f, "release")  # no block may end while another still writes into it or arrives at its barriers
     t.op("ret")
     return "\n".join([*_head(variant), *t.declarations(), *t.lines, "}", ""])
 
