@@ -104,7 +104,9 @@ def test_numbers_of_eight_bits(ptx: ModuleType) -> None:
 #: Case, what is changed in its text -> by what, how often; each is a mistake that a kernel could have.
 MISTAKES = {
     "every block has the scale of the first": (BLOCKS, r"add\.s64 (%d\d+), \1, 4;", r"add.s64 \1, \1, 0;"),
-    "the weight's blocks along K have the scale of the first": (BLOCKS, r"(add\.s64 %d12, .*\n.*add\.s64 (%d\d+), \2), 4;", r"\1, 0;"),
+    "the weight's blocks along K have the scale of the first": (BLOCKS, r"(add\.s64 (%d13), \2), 4;", r"\1, 0;"),
+    "scales behind the last are loaded": (BLOCKS, r"setp\.ne\.u32 (%p\d+), (%r\d+), 1;", r"setp.ge.u32 \1, \2, 0;"),
+    "stages have the scales of the one before": (BLOCKS, r"@%p\d+ ld\.global\.nc\.f32 (%f\d+), .*;", r"mov.f32 \1, \1;"),
     "the row 8 below has the first row's scale": (BLOCKS, r"(setp\.ge(?:.*\n)+?    add\.u32 %r\d+, %r\d+), 8;", r"\1, 0;"),
     "a tile never ends in another block": (BLOCKS, r"(setp\.ge\.u32 %p\d+, %r\d+), 96;", r"\1, 128;"),
     "the tile lies in one block of the weight": (BLOCKS, r"selp\.f32 (%f\d+), %f\d+, (%f\d+), %p\d+;", r"mov.f32 \1, \2;"),

@@ -124,9 +124,9 @@ def _multiply_promoted(f: Frame, bases: tuple[str, str], sums: list[str], ring: 
     left, parts = t.to("b32", "mov.u32", steps), t.many("f32", f.plan.portion // 2)
     never = t.to("pred", "setp.ne.u32", 0, 0)
     _clear(f, sums)
-    inner = t.label("MULTIPLY")
+    loaded = scales.load(f) if scales else ([], [])
+    inner, taken = t.label("MULTIPLY"), loaded
     t.place(inner)
-    loaded = scales.load(f) if scales else None  # on their way while the stage is waited for and multiplied
     wait(f, barrier_of(f, ring.stage), f.full, ring.parity)
     stage = _stage(f, bases, ring)
     for portion in f.plan.portions:
@@ -134,11 +134,14 @@ def _multiply_promoted(f: Frame, bases: tuple[str, str], sums: list[str], ring: 
         t.op("wgmma.wait_group.sync.aligned", 0)
         if portion == f.plan.portions[-1]:
             release(f, ring.stage, arriving)
+        if scales and portion == f.plan.portions[0]:
+            # Those of the next stage are on their way for all of it: ptxas moves loads of a stage's own behind the wait for the stage.
+            taken = scales.take(f, loaded, t.to("pred", "setp.ne.u32", left, 1))
         block, first = portion
         begin = block * f.plan.sums_of_block + first // 2
         own = sums[begin : begin + len(parts)]
-        if scales and loaded:
-            promote_scaled(f, (own, parts), portion, scales, loaded)
+        if scales:
+            promote_scaled(f, (own, parts), portion, scales, taken)
         else:
             promote(f, own, parts)
     next_stage(f, ring)

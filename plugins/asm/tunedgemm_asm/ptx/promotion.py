@@ -52,6 +52,10 @@ def scales_by_block(plan: Plan) -> bool:
     return SCALE_BLOCK % plan.rows == 0 if plan.swapped else len(offsets_of(plan)) <= _MOST_OFFSETS
 
 
+#: Registers of the scales of one block of K: of the thread's rows of x, and of the weight's blocks.
+Loaded = tuple[list[str], list[str]]
+
+
 @attrs.frozen
 class BlockScales:
     """Where a thread's scales of an item lie, as registers.
@@ -92,12 +96,28 @@ class BlockScales:
             next={far: t.to("pred", "setp.ge.u32", within, SCALE_BLOCK - far) for far in offsets_of(plan)},
         )
 
-    def load(self, f: Frame) -> tuple[list[str], list[str]]:
-        """The scales of the next block of K: of the thread's rows of x, and of the weight's blocks."""
-        found = _loaded(f, self.x, self.rows), _loaded(f, self.weight, self.blocks)
-        for base in (self.x, self.weight):
-            f.text.op("add.s64", base, base, _BYTES)
+    def load(self, f: Frame) -> Loaded:
+        """The scales of the first block of K: of the thread's rows of x, and of the weight's blocks."""
+        found = f.text.many("f32", len(self.rows)), f.text.many("f32", len(self.blocks))
+        self._fill(f, found, "")
         return found
+
+    def take(self, f: Frame, loaded: Loaded, more: str) -> Loaded:
+        """What was *loaded*, in registers of its own; the scales of the next block of K are on their way to where it was.
+
+        Args:
+            more: a predicate: whether there is another block.
+        """
+        taken = [f.text.to("f32", "mov.f32", each) for each in loaded[0]], [f.text.to("f32", "mov.f32", each) for each in loaded[1]]
+        self._fill(f, loaded, more)
+        return taken
+
+    def _fill(self, f: Frame, to: Loaded, when: str) -> None:
+        for base, places, registers in ((self.x, self.rows, to[0]), (self.weight, self.blocks, to[1])):
+            for place, register in zip(places, registers, strict=True):
+                address = f.text.to("b64", "mad.wide.u32", place, _BYTES, base)
+                f.text.op("ld.global.nc.f32", register, f"[{address}]", when=when)
+            f.text.op("add.s64", base, base, _BYTES)
 
 
 def _place(f: Frame, row: str, rows: str, place: Place) -> str:
@@ -108,20 +128,13 @@ def _place(f: Frame, row: str, rows: str, place: Place) -> str:
     return t.to("b32", "mad.lo.u32", row, f.arguments["steps"], place.first)
 
 
-def _loaded(f: Frame, base: str, places: list[str]) -> list[str]:
-    t = f.text
-    return [t.to("f32", "ld.global.nc.f32", f"[{t.to('b64', 'mad.wide.u32', place, _BYTES, base)}]") for place in places]
-
-
 def promote(f: Frame, sums: list[str], parts: list[str]) -> None:
     """Add the sums of a stage as they are."""
     for mine, part in zip(sums, parts, strict=True):
         f.text.op("add.rn.f32", mine, mine, part)
 
 
-def promote_scaled(
-    f: Frame, sums: tuple[list[str], list[str]], portion: tuple[int, int], scales: BlockScales, loaded: tuple[list[str], list[str]]
-) -> None:
+def promote_scaled(f: Frame, sums: tuple[list[str], list[str]], portion: tuple[int, int], scales: BlockScales, loaded: Loaded) -> None:
     """Add the sums of a stage times what its scales of x and of the weight make: one multiplication for each row and span of columns.
 
     Args:
