@@ -21,6 +21,7 @@ from tunedgemm.dispatch import tgemm
 from tunedgemm.errors import UserError
 from tunedgemm.integrations import linear as routing
 from tunedgemm.integrations.graph_ops import _torchs, graph_op
+from tunedgemm.integrations.lowering import straight
 from tunedgemm.ops import DEFAULT_OP
 
 #: What torch multiplies without scales.
@@ -165,6 +166,6 @@ def _where_asked(choosing: Any, decomposition: Any, itself: Any) -> Any:
         asked, told = settings.max_autotune or settings.max_autotune_gemm, signature.bind(*arguments, **named).arguments
         scaled = any(told.get(name) is not None for name in ("scale_a", "scale_b", "scale_c"))
         product = told.get("weight_layout", "row") == "row" and not scaled and told["x"].get_dtype() in _FLOATS
-        return (choosing if asked and product else itself)(*arguments, **named)
+        return straight((choosing if asked and product else itself)(*arguments, **named))
 
     return lowered

@@ -17,8 +17,11 @@ from tunedgemm.integrations.dynamo import when_loaded
 
 _LOWERING = "torch._inductor.lowering"
 
-#: Ops that Inductor is told of when it is loaded, each with the name in ``torch.ops.tunedgemm`` of what computes it.
-_waiting: list[tuple[Any, str]] = []
+#: Of an op's name, where what computes it is found.
+_STRAIGHT = "torch.ops.tunedgemm.{}_straight"
+
+#: Ops that Inductor is told of when it is loaded.
+_waiting: list[Any] = []
 
 
 def call_straight(op: Any, name: str, run: Callable[..., torch.Tensor]) -> None:
@@ -29,42 +32,47 @@ def call_straight(op: Any, name: str, run: Callable[..., torch.Tensor]) -> None:
         name: of the op.
         run: takes the op's arguments; its output is contiguous. Code that is in Inductor's caches finds it by that name.
     """
-    path = f"{name}_straight"
-    setattr(torch.ops.tunedgemm, path, run)
+    setattr(torch.ops.tunedgemm, _STRAIGHT.format(name).rpartition(".")[2], run)
     if _LOWERING in sys.modules:
-        _lower(op, path)
+        _lower(op)
     else:
-        _waiting.append((op, path))
+        _waiting.append(op)
 
 
-def _lower(op: Any, path: str) -> None:
+def _lower(op: Any) -> None:
     """Give the op Inductor's lowering for ops that it does not look into, with another function to call.
 
     Code in C++ and in FX finds ops in the dispatcher, and keeps to it.
     """
-    from torch._inductor import ir
     from torch._inductor.lowering import constrain_to_fake_tensors, lowerings, make_fallback
-    from torch._inductor.virtualized import V
 
     if op not in lowerings:
         make_fallback(op, constrain_to_fake_tensors, warn=False)
     fallback = lowerings[op]
 
     def lowered(*arguments: Any, **named: Any) -> Any:
-        out = fallback(*arguments, **named)
-        # What computes an output has several, of which this is one, for Inductor: a buffer in a box in a box.
-        output: Any = getattr(getattr(out, "data", None), "data", None)
-        kernel = output.inputs[0] if isinstance(output, ir.MultiOutput) else None
-        if isinstance(kernel, ir.FallbackKernel) and not (V.graph.cpp_wrapper or V.graph.fx_wrapper):
-            kernel.python_kernel_name = f"torch.ops.tunedgemm.{path}"
-            output.skip_size_stride_alignment_checks = True  # 0.4 us of every call
-        return out
+        return straight(fallback(*arguments, **named))
 
     lowered._is_fallback_handler = True  # type: ignore[attr-defined]
     lowerings[op] = lowered
 
 
+def straight(out: Any) -> Any:
+    """Have what Inductor has for an output be computed by a straight call, if it is a call of an op of ours; returns it."""
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    # What computes an output has several, of which this is one, for Inductor: a buffer in a box in a box.
+    output: Any = getattr(getattr(out, "data", None), "data", None)
+    kernel = output.inputs[0] if isinstance(output, ir.MultiOutput) else None
+    named = f"{getattr(kernel, 'op_overload', '')}"  # tunedgemm.<op>.default
+    if isinstance(kernel, ir.FallbackKernel) and named.startswith("tunedgemm.") and not (V.graph.cpp_wrapper or V.graph.fx_wrapper):
+        kernel.python_kernel_name = _STRAIGHT.format(named.split(".")[1])
+        output.skip_size_stride_alignment_checks = True  # 0.4 us of every call
+    return out
+
+
 @when_loaded(_LOWERING)
 def _tell() -> None:
     while _waiting:
-        _lower(*_waiting.pop())
+        _lower(_waiting.pop())
