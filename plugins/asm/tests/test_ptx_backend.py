@@ -232,7 +232,7 @@ def test_the_list_of_a_shape(shape: Shape) -> None:
 
 @pytest.mark.parametrize(("day", "like"), PROFILES, ids=str)
 def test_the_model_prefers_what_was_fast(day: str, like: Shape) -> None:
-    """Of all shapes timed on an H200, some of the first eight listed is within 8 % of the best time, and in the mean within 2.7 %."""
+    """Of all shapes timed on an H200, some of the first eight listed is within 7.5 % of the best time, and in the mean within 2.5 %."""
     times: dict[Shape, dict[Solution, float]] = {}
     with (RESULTS / day / "asm" / f"{like.op}-profile.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -244,7 +244,7 @@ def test_the_model_prefers_what_was_fast(day: str, like: Shape) -> None:
     for shape, timed in times.items():
         known = [timed[solution] for solution in asm.enumerate_solutions(shape, H200) if solution in timed]
         lost.append(min(known[:8]) / min(timed.values()))
-    assert max(lost) <= 1.08 and sum(lost) / len(lost) <= 1.027
+    assert max(lost) <= 1.075 and sum(lost) / len(lost) <= 1.025
 
 
 def test_what_shows_of_promotion() -> None:
