@@ -1,68 +1,135 @@
 """Fit the rates by which the plugin `asm` puts its kernels for Hopper in order to times of many of them.
 
-    tunedgemm tune -i shapes.csv -o tuned.csv -o2 profile.csv --libtype asm
-    python benchmarks/asm_fit.py profile.csv [--steps 400] [--leave-out]
+    tunedgemm tune --op a8w8 -i shapes.csv -o tuned.csv -o2 a8w8-profile.csv --libtype asm
+    python benchmarks/asm_fit.py a16w16-profile.csv a8w8-profile.csv [--steps 400] [--leave-out]
 
-The rates are those of `tunedgemm_asm/ptx/cost.py`; what a set of them is worth is the error of the predicted times, fast kernels
-counting more, and what the best of the first eight in their order loses. Steps change one rate at random and are kept where that is less.
+Profiles are of any op of which there are such kernels, by which a file's name begins, up to a hyphen. The rates are those of
+`tunedgemm_asm/ptx/cost.py`; what a set of them is worth is the error of the predicted times, fast kernels counting more, and what the best
+of the first eight in their order loses, and the very first: of plans that are listed, not of those that a tuning found beside them. Steps
+change one rate at random and are kept where that is less.
+
+Large products are raced at a lower clock than that at which all candidates are first screened: the chip is warmer beside few that all keep
+it busy. Times of a race are divided by that of their shape before they are compared with others: the ratio of measured to predicted times,
+in the median over kernels near the best, of those raced over that of those screened. ``--as-timed`` leaves times as they are.
+
 ``--leave-out`` fits without each shape in turn and prints what that shape then loses: whether the fit holds for shapes it has not seen.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import random
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import attrs
+from tunedgemm.csvfile import read_rows
+from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm_asm.ptx import cost
 from tunedgemm_asm.ptx.plan import Plan, plan_of
+from tunedgemm_asm.ptx.solutions import plans
 
-RATES = ("_CYCLES_A_US", "_SHARED_BYTES", "_STORED", "_MEMORY", "_L2", "_SM", "_LATENCY", "_LAUNCH", "_MEETING")
+RATES = (
+    *("_CYCLES_A_US", "_SHARED_BYTES", "_MEMORY", "_L2", "_SM", "_LATENCY", "_MEETING", "_STORED", "_GIVING"),
+    *("_TURN", "_SHOWN_BY_ROW", "_SHOWN_BY_BLOCK", "_WAITED", "_TOGETHER"),
+)
 MULTIPROCESSORS = 132
 #: Solutions from the beginning of a list of which the best counts; what it loses, and what the very first does, over the error of times.
 FIRST, OF_FIRST, OF_GUESS = 8, 0.5, 0.2
 #: Standard deviation of a step, of the logarithm of a rate.
 REACH = 0.25
+#: Kernels count as near the best up to this multiple of its time; so many of each kind tell at which clock a race was run.
+NEAR, ENOUGH = 1.25, 5
 
 
 @attrs.frozen
 class Timed:
-    """One kernel's time on a shape, in microseconds."""
+    """One kernel's time on a shape, in microseconds, whether it was taken in a race, and whether the kernel may be on the shape's list."""
 
     plan: Plan
     splits: int
     us: float
+    raced: bool = False
+    listed: bool = True
 
 
-Times = dict[Shape, list[Timed]]
+@attrs.frozen
+class Product:
+    """A shape in one profile: that of another was timed on another day."""
+
+    run: str
+    shape: Shape
 
 
-def read(path: Path) -> Times:
-    """The times of a profile file of 16-bit products, those of the plugin's generated kernels."""
+Times = dict[Product, list[Timed]]
+
+
+def read(paths: Sequence[Path]) -> Times:
+    """The times of profile files, those of the plugin's generated kernels; lines that are none, such as of a fault, are left out.
+
+    Raises:
+        UnknownOpError: a file's name begins with no op.
+        TableError: a file cannot be read.
+    """
     found: Times = {}
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row["libtype"] == "asm" and float(row["us"]) > 0:
-                shape = Shape("a16w16", int(row["M"]), int(row["N"]), int(row["K"]))
-                found.setdefault(shape, []).append(Timed(plan_of(row["kernelName"]), max(1, int(row["splitK"])), float(row["us"])))
+    listed: dict[Shape, frozenset[Plan]] = {}
+    for path in paths:
+        for row in read_rows(path, op_named(path.name.partition("-")[0]))[0]:
+            if row.solution.libtype == "asm" and row.valid:
+                plan, splits = plan_of(row.solution.kernel_name), row.solution.split_k or 1
+                if row.shape not in listed:
+                    listed[row.shape] = frozenset(plans(row.shape))
+                timed = Timed(plan, splits, row.us, dict(row.extra).get("status") == "ok", plan in listed[row.shape])
+                found.setdefault(Product(str(path), row.shape), []).append(timed)
     return found
+
+
+def predicted(shape: Shape, timed: Timed) -> float:
+    """Microseconds that the kernel should take, with the rates as they are."""
+    return cost.cost(timed.plan, timed.splits, shape, MULTIPROCESSORS)
+
+
+def slower(shape: Shape, times: list[Timed]) -> float:
+    """How many times as long as screened kernels those of the race took; 1 where too few are near the best to tell."""
+    least = min(timed.us for timed in times)
+    near = [(timed.raced, math.log(timed.us / predicted(shape, timed))) for timed in times if timed.us < NEAR * least]
+    raced, screened = ([error for race, error in near if race == kind] for kind in (True, False))
+    if min(len(raced), len(screened)) < ENOUGH:
+        return 1.0
+    return max(1.0, math.exp(statistics.median(raced) - statistics.median(screened)))
+
+
+def at_one_clock(times: Times) -> Times:
+    """The same times, those of races as if they had been screened."""
+    factors = {product: slower(product.shape, own) for product, own in times.items()}
+    return {
+        product: [attrs.evolve(timed, us=timed.us / factors[product]) if timed.raced else timed for timed in own]
+        for product, own in times.items()
+    }
 
 
 def judged(shape: Shape, times: list[Timed]) -> tuple[float, float, float]:
     """With the rates as they are: the error of the times, and what the best of the first and the first guess lose."""
     best = min(timed.us for timed in times)
-    predicted = sorted((cost.cost(timed.plan, timed.splits, shape, MULTIPROCESSORS), timed.us) for timed in times)
-    error = sum(abs(math.log(guess / us)) * (best / us) ** 2 for guess, us in predicted) / len(times)
-    return error, min(us for _, us in predicted[:FIRST]) / best - 1, predicted[0][1] / best - 1
+    guesses = [(predicted(shape, timed), timed.us, timed.listed) for timed in times]
+    error = sum(abs(math.log(guess / us)) * (best / us) ** 2 for guess, us, _ in guesses) / len(times)
+    first = [us for _, us, _ in sorted(each for each in guesses if each[2])[:FIRST]]
+    return error, min(first) / best - 1, first[0] / best - 1
+
+
+def worth(shape: Shape, times: list[Timed]) -> float:
+    """What the rates are worth for one shape; 0 is perfect."""
+    error, first, guess = judged(shape, times)
+    return error + OF_FIRST * first + OF_GUESS * guess
 
 
 def loss(times: Times) -> float:
     """What the rates are worth; 0 is perfect."""
-    return sum(error + OF_FIRST * first + OF_GUESS * guess for error, first, guess in (judged(*each) for each in times.items()))
+    return sum(worth(product.shape, own) for product, own in times.items())
 
 
 def fit(times: Times, steps: int, seed: int = 0) -> None:
@@ -79,32 +146,58 @@ def fit(times: Times, steps: int, seed: int = 0) -> None:
             setattr(cost, name, before)
 
 
-def show(shape: Shape, times: list[Timed]) -> None:
-    """A line for a shape."""
-    error, first, guess = judged(shape, times)
-    print(f"{shape}: {len(times)} times, error {error:.3f}, best of the first {FIRST} +{first:.1%}, first guess +{guess:.1%}", flush=True)
+def without(times: Times, shape: Shape, steps: int) -> list[tuple[Product, tuple[float, float, float]]]:
+    """What the products of a shape lose by rates that are fitted to the other shapes alone, from the rates as they are."""
+    start = {name: getattr(cost, name) for name in RATES}
+    try:
+        fit({product: own for product, own in times.items() if product.shape != shape}, steps)
+        return [(product, judged(shape, own)) for product, own in times.items() if product.shape == shape]
+    finally:
+        for name, rate in start.items():
+            setattr(cost, name, rate)
+
+
+def show(product: Product, count: int, what: tuple[float, float, float]) -> None:
+    """A line for a product."""
+    error, first, guess = what
+    told = f"error {error:.3f}, best of the first {FIRST} +{first:.1%}, first guess +{guess:.1%}"
+    print(f"{product.run}: {product.shape}: {count} times, {told}", flush=True)
+
+
+def show_means(found: dict[Product, tuple[float, float, float]]) -> None:
+    """A line for each profile, and one for all."""
+    runs = {product.run: [what for other, what in found.items() if other.run == product.run] for product in found}
+    for run, each in (*runs.items(), ("all", list(found.values()))):
+        error, first, guess = (statistics.mean(column) for column in zip(*each, strict=True))
+        _, most_first, most_guess = (max(column) for column in zip(*each, strict=True))
+        lost = f"best of the first {FIRST} +{first:.1%}, at most {most_first:.1%}, first guess +{guess:.1%}, at most {most_guess:.1%}"
+        print(f"{run}: {len(each)} shapes, error {error:.3f}, {lost}", flush=True)
 
 
 def main() -> None:
     """Fit and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("profile", type=Path)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("profiles", type=Path, nargs="+", metavar="PROFILE")
+    parser.add_argument("--steps", type=int, default=400, help="0 judges the rates as they are (default: %(default)d)")
     parser.add_argument("--leave-out", action="store_true")
+    parser.add_argument("--as-timed", action="store_true")
+    parser.add_argument("--processes", type=int, default=1, help="that fit without a shape each (default: %(default)d)")
     arguments = parser.parse_args()
-    times = read(arguments.profile)
+    times = read(arguments.profiles)
+    times = times if arguments.as_timed else at_one_clock(times)
     if arguments.leave_out:
-        start = {name: getattr(cost, name) for name in RATES}
-        for shape, own in times.items():
-            for name, rate in start.items():
-                setattr(cost, name, rate)
-            fit({other: each for other, each in times.items() if other != shape}, arguments.steps)
-            show(shape, own)
-        return
-    fit(times, arguments.steps)
-    for shape, own in times.items():
-        show(shape, own)
-    print(", ".join(f"{name} = {getattr(cost, name):.4g}" for name in RATES))
+        shapes = list(dict.fromkeys(product.shape for product in times))
+        with ProcessPoolExecutor(arguments.processes) as pool:
+            waiting = [pool.submit(without, times, shape, arguments.steps) for shape in shapes]
+            found = {product: what for each in waiting for product, what in each.result()}
+    else:
+        fit(times, arguments.steps)
+        found = {product: judged(product.shape, own) for product, own in times.items()}
+    for product, what in found.items():
+        show(product, len(times[product]), what)
+    show_means(found)
+    if not arguments.leave_out:
+        print(", ".join(f"{name} = {getattr(cost, name):.4g}" for name in RATES))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from tunedgemm_asm import Asm, asm, native
 from tunedgemm_asm.driver import CUDA
 from tunedgemm_asm.ptx import assembler
 from tunedgemm_asm.ptx import launch as ptx_launch
+from tunedgemm_asm.ptx.cost import cost
 from tunedgemm_asm.ptx.plan import Plan, plan_of
 from tunedgemm_asm.ptx.solutions import MOST, choices, refine
 from tunedgemm_asm.ptx.tensormap import Operand, Pool
@@ -190,8 +191,14 @@ def test_names_and_parts_that_do_not_fit_are_refused(backend: Asm) -> None:
     assert asm.lacks(Solution("asm", Plan(64, 32, 3, 1).name), H200) == ""
 
 
-#: Every candidate's time of a tuning on an H200.
-PROFILE = Path(__file__).parents[3] / "benchmarks" / "results" / "h200-2026-11-22" / "asm" / "a16w16-profile.csv"
+#: Every candidate's time of tunings on an H200: day, and a shape of the op.
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+PROFILES = [
+    ("h200-2026-11-22", Shape("a16w16", 1, 1, 1)),
+    ("h200-2026-11-23", Shape("a16w16", 1, 1, 1)),
+    ("h200-2026-11-23", Shape("a8w8", 1, 1, 1, "fp8_e4m3fn", "bf16", scale="row")),
+    ("h200-2026-11-23", Shape("a8w8_blockscale", 1, 1, 1, "fp8_e4m3fn", "bf16", scale="block")),
+]
 SHAPES = [
     Shape("a16w16", m, n, k)
     for m, n, k in (
@@ -223,26 +230,43 @@ def test_the_list_of_a_shape(shape: Shape) -> None:
         assert asm.lacks(near, H200) == "" and near != listed[0]
 
 
-def test_the_model_prefers_what_was_fast() -> None:
-    """Of eight shapes timed on an H200, some of the first eight listed is within 6 % of the best time."""
+@pytest.mark.parametrize(("day", "like"), PROFILES, ids=str)
+def test_the_model_prefers_what_was_fast(day: str, like: Shape) -> None:
+    """Of all shapes timed on an H200, some of the first eight listed is within 7.5 % of the best time, and in the mean within 2.5 %."""
     times: dict[Shape, dict[Solution, float]] = {}
-    with PROFILE.open(newline="") as file:
+    with (RESULTS / day / "asm" / f"{like.op}-profile.csv").open(newline="") as file:
         for row in csv.DictReader(file):
-            if row["libtype"] == "asm":
-                shape = Shape("a16w16", int(row["M"]), int(row["N"]), int(row["K"]))
+            if row["libtype"] == "asm" and float(row["us"]) > 0:
+                shape = attrs.evolve(like, m=int(row["M"]), n=int(row["N"]), k=int(row["K"]))
                 times.setdefault(shape, {})[Solution("asm", row["kernelName"], int(row["splitK"]))] = float(row["us"])
-    assert len(times) == 8
+    assert len(times) in (8, 9, 12)
+    lost = []
     for shape, timed in times.items():
         known = [timed[solution] for solution in asm.enumerate_solutions(shape, H200) if solution in timed]
-        assert min(known[:8]) <= 1.06 * min(timed.values()), shape
+        lost.append(min(known[:8]) / min(timed.values()))
+    assert max(lost) <= 1.075 and sum(lost) / len(lost) <= 1.025
+
+
+def test_what_shows_of_promotion() -> None:
+    """By the model: all of it where one consumer is alone, a share where others multiply, more where scales go by block."""
+    like, blocks = attrs.evolve(EIGHT_BITS[4], n=128, m=64), attrs.evolve(EIGHT_BITS[-2], n=128, m=64)
+
+    def shown(plan: Plan) -> float:
+        """Microseconds that promotion costs a shape of one tile."""
+        return cost(attrs.evolve(plan, promoted=True), 1, like, 132) - cost(plan, 1, like, 132)
+
+    shared = Plan(128, 128, 6)
+    assert shown(Plan(64, 128, 6, 1)) > 2 * shown(shared) > 0
+    promoted = attrs.evolve(shared, promoted=True)
+    assert cost(promoted, 1, blocks, 132) - cost(promoted, 1, like, 132) > shown(shared)
 
 
 def test_sums_of_fp8_are_added_in_float32() -> None:
-    """Plans that do are listed of every shape; others only for bf16 without scales by block, which no plan for integers needs."""
+    """Plans that do are listed of every shape; others, which come first, only for bf16 without scales by block; none for integers."""
     shapes = [*EIGHT_BITS, attrs.evolve(EIGHT_BITS[0], outdtype="fp32"), attrs.evolve(EIGHT_BITS[0], outdtype="fp16")]
     found = [{plan.promoted for plan, _ in choices(shape, H200)} for shape in shapes]
     assert found == [*[{True, False}] * 6, *[{False}] * 6, *[{True}] * 8]
-    assert choices(EIGHT_BITS[0], H200)[0][0].promoted
+    assert not any(choices(shape, H200)[0][0].promoted for shape in EIGHT_BITS[:6])
     near = {plan_of(each.kernel_name).promoted for each in refine("asm", Solution("asm", Plan(64, 96, 4, 1).name, 1), EIGHT_BITS[4], H200)}
     assert near == {True, False}
 

@@ -1,7 +1,8 @@
 """What a solution should take, to order a list by.
 
-An SM of Hopper does 4096 operations of matrix instructions in a cycle. The other rates are fitted to 1102 times of eight shapes of 16-bit
-operands on an H200 under load, 22 November 2026 (``benchmarks/asm_fit.py``): one that bounds none of them, as that of L2, is no fact.
+An SM of Hopper does 4096 operations of matrix instructions in a cycle. The other rates are fitted to 5072 times of 38 products on an H200
+under load, 22 and 23 November 2026: of 16-bit operands, and of fp8 with scales by row and by block (``benchmarks/asm_fit.py``). They are
+what orders kernels best: one that bounds few of them, as that of L2, is no fact, and what a launch costs all alike is in the others.
 Of 8-bit operands a stage has twice the elements, multiplied at twice the rate: it takes as long as one of 16 bits.
 """
 
@@ -15,19 +16,31 @@ from tunedgemm_asm.ptx.plan import ELEMENT_BYTES, SIDE, STEP, STEP_BYTES, STEP_K
 from tunedgemm_asm.ptx.problem import part_of, rows_of, units_of
 from tunedgemm_asm.ptx.splitk import slot_bytes
 
-_CYCLES_A_US, _OPERATIONS, _SHARED_BYTES = 1380.0, 4096, 124
-_MEMORY, _L2 = 3.94e6, 14.8e6  # bytes in a microsecond
+_CYCLES_A_US, _OPERATIONS, _SHARED_BYTES = 1375.0, 4096, 112.0
+_MEMORY, _L2 = 3.66e6, 19e6  # bytes in a microsecond
 #: Bytes that one SM gets in a microsecond.
-_SM = 24.1e4
-#: Microseconds from a load to its arrival, of a launch, and of the end of a tile that splits K.
-_LATENCY, _LAUNCH, _MEETING = 1.1, 3.1, 2.0
-#: Bytes that a consumer stores in a cycle, its conversions and exchanges included.
-_STORED = 9.3
-#: What is assumed until it is measured of panels: bytes that a consumer writes in a cycle, and cycles to fence, meet and wait each time
-#: that it has written to all places.
-_TO_PANELS, _GIVING = 64, 200
+_SM = 12.5e4
+#: Microseconds from a load to its arrival, and of the end of a tile that splits K.
+_LATENCY, _MEETING = 1.24, 4.5
+#: Bytes that a consumer stores in a cycle, its conversions and exchanges included, to global memory or to panels.
+_STORED = 12.3
+#: Cycles to fence panels, to meet and to wait, each time that a consumer has written to all its places.
+_GIVING = 560.0
 #: Cycles from a consumer's last product of a stage to its sums, and from the last of those that it adds to its next product.
-_TURN = 60
+_TURN = 117.0
+#: The share of these cycles, and of those of the additions, that shows although another consumer multiplies meanwhile; by block there
+#: are scales to load, and more than additions to do.
+_SHOWN_BY_ROW, _SHOWN_BY_BLOCK = 0.2, 0.63
+#: The share of its products by which a cluster takes longer, as each of its blocks waits for the other to release a stage.
+_WAITED = 0.0165
+#: Bounds that are near to each other add up in part, as their bursts do not meet: the norm of this order is taken, not their maximum.
+#: That also puts in order plans that one bound holds alike, such as memory.
+_TOGETHER = 12.0
+
+
+def bound(*times: float) -> float:
+    """How long work takes that goes on at once, from the times of its parts alone."""
+    return float(sum(time**_TOGETHER for time in times) ** (1 / _TOGETHER))
 
 
 def step_cycles(plan: Plan) -> float:
@@ -37,13 +50,13 @@ def step_cycles(plan: Plan) -> float:
     return plan.sharing * plan.blocks * (STEP // STEP_K) * max(multiplied, read)
 
 
-def promoted_cycles(plan: Plan) -> float:
-    """Cycles for one stage where its sums are then added to others, while other consumers multiply.
+def promoted_cycles(plan: Plan, by_block: bool, resident: int) -> float:
+    """Cycles for one stage where its sums are then added to others, while other consumers of the SM multiply, if there are any.
 
     The CUDA cores of an SM add 128 sums in a cycle: one of each thread of a consumer.
     """
-    multiplied = step_cycles(plan)
-    return max(multiplied, (multiplied / plan.consumers + plan.sums + len(plan.portions) * _TURN) / plan.resident)
+    shown = 1.0 if plan.consumers * resident == 1 else _SHOWN_BY_BLOCK if by_block else _SHOWN_BY_ROW
+    return step_cycles(plan) + shown * (plan.sums + len(plan.portions) * _TURN)
 
 
 def cost(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> float:
@@ -54,9 +67,11 @@ def cost(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> float:
     rounds = ceil_div(items, places) * resident
     # A stage is loaded while the others are on their way, by all blocks of the SM.
     loaded = max(_LATENCY / (plan.stages * resident), plan.stage_bytes / _SM)
-    step = max((promoted_cycles(plan) if plan.promoted else step_cycles(plan)) / _CYCLES_A_US, loaded)
+    cycles = promoted_cycles(plan, shape.scale == "block", resident) if plan.promoted else step_cycles(plan)
+    cycles *= 1 + _WAITED * (plan.cluster - 1)
+    step = bound(cycles / _CYCLES_A_US, loaded)
     out = BYTES[shape.outdtype]
-    tile = plan.tile_a * plan.tile_b * out / (_TO_PANELS if plan.panels else _STORED) / _CYCLES_A_US / plan.sharing
+    tile = plan.tile_a * plan.tile_b * out / _STORED / _CYCLES_A_US / plan.sharing
     tile += _GIVING * ceil_div(plan.all_panels, plan.panels) / _CYCLES_A_US if plan.panels else 0.0
     multiplied = rounds * (steps * step + tile) + _LATENCY
     if plan.turns:  # a tile is stored while the next is multiplied: each consumer has twice as long for its own
@@ -64,4 +79,4 @@ def cost(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> float:
     from_l2 = items * steps * (plan.tile_a + plan.tile_b / plan.cluster) * STEP_BYTES / _L2
     from_memory = (ELEMENT_BYTES[shape.dtype] * shape.k * (rows_a + rows_b) + out * shape.m * shape.n) / _MEMORY
     parts = 2 * items * plan.sharing * slot_bytes(plan.sums) / _L2 + _MEETING if splits > 1 else 0.0
-    return max(multiplied, from_l2, from_memory) + parts + _LAUNCH
+    return bound(multiplied, from_l2, from_memory) + parts

@@ -1,0 +1,64 @@
+"""benchmarks/asm_fit.py: what it reads of profiles, times of races beside those of screens, and that a fit is worth more than its start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import attrs
+import pytest
+from tunedgemm.shape import Shape
+
+pytest.importorskip("tunedgemm_asm")
+
+ROOT = Path(__file__).parents[1] / "benchmarks"
+RESULTS = ROOT / "results" / "h200-2026-11-23" / "asm"
+FP8 = Shape("a8w8", 1024, 4096, 4096, "fp8_e4m3fn", "bf16", scale="row")
+COUNTS = {"a16w16": (12, 1528), "a8w8": (9, 1223), "a8w8_blockscale": (9, 1219)}
+
+
+@pytest.fixture(scope="module")
+def fitting(as_module: Callable[[Path], ModuleType]) -> ModuleType:
+    """benchmarks/asm_fit.py."""
+    return as_module(ROOT / "asm_fit.py")
+
+
+@pytest.mark.parametrize("op", COUNTS)
+def test_profiles_of_every_op_are_read(fitting: ModuleType, op: str) -> None:
+    """All products with what their columns say of dtypes and scales; a kernel that failed has no time, torch's own are left out."""
+    times = fitting.read([RESULTS / f"{op}-profile.csv"])
+    assert (len(times), sum(map(len, times.values()))) == COUNTS[op]
+    scale = {"a16w16": "none", "a8w8": "row", "a8w8_blockscale": "block"}[op]
+    dtype = "bf16" if op == "a16w16" else "fp8_e4m3fn"
+    assert {(product.shape.op, product.shape.dtype, product.shape.scale) for product in times} == {(op, dtype, scale)}
+    assert all({timed.raced for timed in own} == {True, False} for own in times.values())
+    assert {timed.listed for own in times.values() for timed in own} == {True, False}
+
+
+def test_races_are_put_on_the_scale_of_screens(fitting: ModuleType) -> None:
+    """Where kernels of a race take a tenth longer than the model has others take, that is taken off their times, and of no others."""
+    plans = list(fitting.plans(FP8))
+    whole = [fitting.Timed(plan, 1, 0.0) for plan in plans]
+    exact = [attrs.evolve(timed, us=fitting.predicted(FP8, timed)) for timed in whole]
+    near = [timed for timed in sorted(exact, key=lambda timed: timed.us)[:6] for _ in range(2)]
+    mixed = [attrs.evolve(timed, raced=bool(at % 2), us=timed.us * (1.1 if at % 2 else 1)) for at, timed in enumerate(near)]
+    product = fitting.Product("run", FP8)
+    scaled = fitting.at_one_clock({product: mixed})[product]
+    assert [timed.us for timed in scaled] == pytest.approx([timed.us for timed in near])
+    assert fitting.at_one_clock({product: mixed[:4]})[product] == mixed[:4]
+
+
+def test_a_fit_finds_a_rate_that_was_changed(fitting: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of times that the model itself makes, rates that are off are brought nearer; judging a shape left out restores them."""
+    for name in fitting.RATES:
+        monkeypatch.setattr(fitting.cost, name, getattr(fitting.cost, name))
+    product = fitting.Product("run", FP8)
+    whole = [fitting.Timed(plan, 1, 0.0) for plan in list(fitting.plans(FP8))[::6]]
+    times = {product: [attrs.evolve(timed, us=fitting.predicted(FP8, timed)) for timed in whole]}
+    assert fitting.loss(times) == 0
+    monkeypatch.setattr(fitting.cost, "_CYCLES_A_US", 900.0)
+    before = fitting.loss(times)
+    assert [what for what, _ in fitting.without(times, FP8, 3)] == [product] and fitting.loss(times) == before
+    fitting.fit(times, 60)
+    assert fitting.loss(times) < before / 2
