@@ -381,6 +381,19 @@ class TestTable:
         place = text[0].split(",").index("kernelName")
         assert [line.split(",")[place] for line in text] == ["kernelName", "bad", "a", "b"]
 
+    def test_a_fault_told_in_lines_is_one_line_of_the_profile(self, begin, tmp_path):
+        """What a driver says in several lines does not hide the rows behind it from readers of tables."""
+        store = begin(profile=tmp_path / "profile.csv")
+        fault = Timing(
+            SHAPES[0], Solution("fake", "bad"), "fault", detail='CUDA error: unspecified launch failure\nSearch for "it", in\n\nthe manual.'
+        )
+        store.log(PLACE, [fault, timing(SHAPES[0], "good")])
+        store.record(outcome(SHAPES[0]))
+        store.close()
+
+        lines = (tmp_path / "profile.csv").read_text().splitlines()
+        assert len(lines) == 4 and "launch failure Search for" in lines[1]
+
 
 class TestFullDisk:
     """A file may not grow any more, as on a full disk or with a quota."""

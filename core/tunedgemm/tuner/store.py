@@ -353,7 +353,7 @@ class Store:
             "splitK": solution.split_k, "kernelName": solution.kernel_name, "status": timing.status, "us": round(us, 4),
             "noise": round(timing.noise, 4), "samples": timing.samples, "err_ratio": round(timing.err_ratio, 4),
             "row_error": f"{timing.row_error:.3e}", "tflops": round(self.op.flops(shape) / us / 1e6, 2) if us else 0,
-            "bw": round(self.op.bytes_moved(shape) / us / 1e3, 2) if us else 0, "detail": timing.detail,
+            "bw": round(self.op.bytes_moved(shape) / us / 1e3, 2) if us else 0, "detail": " ".join(timing.detail.split()),
         }  # fmt: skip
 
 
