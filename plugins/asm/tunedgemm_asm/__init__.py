@@ -91,7 +91,9 @@ class Asm:
     @hookimpl
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
         """The solution of an untuned call, if any."""
-        return heuristic.heuristic_fallback(self.libtype, shape, seen := self._seen(device), self._kernels(seen))
+        if (seen := self._seen(device)).gfx == ptx.GFX:
+            return ptx.heuristic_fallback(self.libtype, shape, seen)
+        return heuristic.heuristic_fallback(self.libtype, shape, seen, self._kernels(seen))
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
