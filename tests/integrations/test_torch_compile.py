@@ -186,15 +186,15 @@ def test_importing_the_package_defines_no_op(child) -> None:
 @needs_compiler
 def test_what_follows_an_op_is_one_kernel() -> None:
     """Inductor fuses around the op as it does around torch's own product."""
-    from torch._inductor.utils import run_and_get_code
+    from torch._inductor.utils import fresh_cache, run_and_get_code
 
     weight, x = torch.randn(16, 32), torch.randn(4, 32)
-    with torch.no_grad(), patched():
+    with fresh_cache(), torch.no_grad(), patched():
         out, [code] = run_and_get_code(torch.compile(lambda x: torch.relu(functional.linear(x, weight)) * 2 + 1, fullgraph=True), x)
 
     torch.testing.assert_close(out, torch.relu(x @ weight.t()) * 2 + 1)
     calls = code[code.index("def call(") :]
-    assert calls.count("torch.ops.tunedgemm.linear") == 1
+    assert calls.count("torch.ops.tunedgemm.linear_straight(") == 1
     assert calls.count("cpp_fused_") == 1
 
 
