@@ -18,9 +18,6 @@ import torch
 
 _COMPILER = "torch._dynamo"
 
-#: What is to be taught when the compiler is loaded.
-_waiting: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
-
 #: What is to be done when a module of torch has been loaded.
 _awaiting: dict[str, list[Callable[[], None]]] = {}
 
@@ -34,11 +31,12 @@ def teach(function: Callable[..., Any], traced: Callable[..., Any]) -> None:
 
     The compiler keeps both for ever, and what a function was taught is not to be changed.
     """
-    if _COMPILER in sys.modules:
+
+    def tell() -> None:
         torch.compiler.substitute_in_graph(function, skip_signature_check=True)(traced)
         _behind_a_frame(function)
-    else:
-        _waiting.append((function, traced))
+
+    when_loaded(_COMPILER, tell)
 
 
 def _behind_a_frame(function: Any) -> None:
@@ -52,17 +50,12 @@ def _behind_a_frame(function: Any) -> None:
     function._torchdynamo_orig_callable, function._torchdynamo_wrapper_id = wrap_inline(function), id(function)
 
 
-def when_loaded(module: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Mark what is to be done when torch has loaded a module of its own, which is not loaded for it; at once where it is."""
-
-    def mark(do: Callable[[], None]) -> Callable[[], None]:
-        if module in sys.modules:
-            do()
-        else:
-            _awaiting.setdefault(module, []).append(do)
-        return do
-
-    return mark
+def when_loaded(module: str, do: Callable[[], None]) -> None:
+    """Do something when torch has loaded a module of its own, which is not loaded for it; at once where it is."""
+    if module in sys.modules:
+        do()
+    else:
+        _awaiting.setdefault(module, []).append(do)
 
 
 def load_unrouted(unrouted: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
@@ -98,12 +91,6 @@ class _Loading(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-
-@when_loaded(_COMPILER)
-def _teach_all() -> None:
-    while _waiting:
-        teach(*_waiting.pop())
 
 
 sys.meta_path.insert(0, _Loading())

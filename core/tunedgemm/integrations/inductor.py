@@ -111,10 +111,8 @@ def _choose_anew(op: Any, decomposition: Callable[..., Any], name: str) -> None:
     called with its tensors alone, so that a call which tells it more has no choice.
     """
     from torch._inductor.kernel.custom_op import _extract_tensor_inputs, autotune_custom_op
-    from torch._inductor.lowering import constrain_to_fake_tensors, lowerings, make_fallback
+    from torch._inductor.lowering import lowerings
 
-    if op not in lowerings:
-        make_fallback(op, constrain_to_fake_tensors, warn=False)
     itself = lowerings[op]
 
     def choosing(*arguments: Any, **named: Any) -> Any:
@@ -166,6 +164,6 @@ def _where_asked(choosing: Any, decomposition: Any, itself: Any) -> Any:
         asked, told = settings.max_autotune or settings.max_autotune_gemm, signature.bind(*arguments, **named).arguments
         scaled = any(told.get(name) is not None for name in ("scale_a", "scale_b", "scale_c"))
         product = told.get("weight_layout", "row") == "row" and not scaled and told["x"].get_dtype() in _FLOATS
-        return straight((choosing if asked and product else itself)(*arguments, **named))
+        return straight(choosing(*arguments, **named)) if asked and product else itself(*arguments, **named)
 
     return lowered

@@ -7,7 +7,7 @@ transforms are behind it. Nothing is loaded for this: Inductor is told when torc
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +20,6 @@ _LOWERING = "torch._inductor.lowering"
 #: Of an op's name, where what computes it is found.
 _STRAIGHT = "torch.ops.tunedgemm.{}_straight"
 
-#: Ops that Inductor is told of when it is loaded.
-_waiting: list[Any] = []
-
 
 def call_straight(op: Any, name: str, run: Callable[..., torch.Tensor]) -> None:
     """Have the code that Inductor writes from here on call *run* for an op, as ``torch.ops.tunedgemm.<name>_straight``.
@@ -33,10 +30,7 @@ def call_straight(op: Any, name: str, run: Callable[..., torch.Tensor]) -> None:
         run: takes the op's arguments; its output is contiguous. Code that is in Inductor's caches finds it by that name.
     """
     setattr(torch.ops.tunedgemm, _STRAIGHT.format(name).rpartition(".")[2], run)
-    if _LOWERING in sys.modules:
-        _lower(op)
-    else:
-        _waiting.append(op)
+    when_loaded(_LOWERING, functools.partial(_lower, op))
 
 
 def _lower(op: Any) -> None:
@@ -46,8 +40,7 @@ def _lower(op: Any) -> None:
     """
     from torch._inductor.lowering import constrain_to_fake_tensors, lowerings, make_fallback
 
-    if op not in lowerings:
-        make_fallback(op, constrain_to_fake_tensors, warn=False)
+    make_fallback(op, constrain_to_fake_tensors, warn=False)
     fallback = lowerings[op]
 
     def lowered(*arguments: Any, **named: Any) -> Any:
@@ -70,9 +63,3 @@ def straight(out: Any) -> Any:
         kernel.python_kernel_name = _STRAIGHT.format(named.split(".")[1])
         output.skip_size_stride_alignment_checks = True  # 0.4 us of every call
     return out
-
-
-@when_loaded(_LOWERING)
-def _tell() -> None:
-    while _waiting:
-        _lower(_waiting.pop())

@@ -13,7 +13,7 @@ from tunedgemm.plugin import Shape
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.epilogue import BYTES
 from tunedgemm_asm.ptx.plan import ELEMENT_BYTES, SIDE, STEP, STEP_BYTES, STEP_K, Plan
-from tunedgemm_asm.ptx.problem import part_of, rows_of, units_of
+from tunedgemm_asm.ptx.problem import part_of, rows_of, tiles_of
 from tunedgemm_asm.ptx.splitk import slot_bytes
 
 _CYCLES_A_US, _OPERATIONS, _SHARED_BYTES = 1375.0, 4096, 112.0
@@ -61,8 +61,8 @@ def promoted_cycles(plan: Plan, by_block: bool, resident: int) -> float:
 
 def cost(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> float:
     """Microseconds that a solution should take."""
-    (units_a, tiles_b), (rows_a, rows_b) = units_of(plan, shape), rows_of(plan, shape)
-    items, places = units_a * plan.cluster * tiles_b * splits, multiprocessors * plan.resident
+    rows_a, rows_b = rows_of(plan, shape)
+    items, places = tiles_of(plan, shape) * splits, multiprocessors * plan.resident
     steps, resident = part_of(splits, shape), min(plan.resident, ceil_div(items, multiprocessors))
     rounds = ceil_div(items, places) * resident
     # A stage is loaded while the others are on their way, by all blocks of the SM.

@@ -48,6 +48,12 @@ def units_of(plan: Plan, shape: Shape) -> tuple[int, int]:
     return ceil_div(rows_a, plan.tile_a * plan.cluster), ceil_div(rows_b, plan.tile_b)
 
 
+def tiles_of(plan: Plan, shape: Shape) -> int:
+    """Tiles, those of a cluster beyond the operand, too."""
+    units_a, tiles_b = units_of(plan, shape)
+    return units_a * plan.cluster * tiles_b
+
+
 def rows_of(plan: Plan, shape: Shape) -> tuple[int, int]:
     """Rows of a and of b."""
     return (shape.n, shape.m) if plan.swapped else (shape.m, shape.n)
@@ -105,8 +111,7 @@ def _unable_by_block(plan: Plan) -> str:
 
 def _slots(plan: Plan, shape: Shape) -> int:
     """Consumers' shares of all tiles, those of a cluster beyond the operand, too."""
-    units_a, tiles_b = units_of(plan, shape)
-    return units_a * plan.cluster * tiles_b * plan.sharing
+    return tiles_of(plan, shape) * plan.sharing
 
 
 def problem_of(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> Problem:

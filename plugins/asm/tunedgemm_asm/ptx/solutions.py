@@ -11,7 +11,7 @@ from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.cost import cost
 from tunedgemm_asm.ptx.matrix import multiplies
 from tunedgemm_asm.ptx.plan import BLOCK_SHARED, ELEMENT_BYTES, LEAST_COLUMNS, SIDE, SM_SHARED, SYSTEM_SHARED, UNIT_B, Plan, plan_of
-from tunedgemm_asm.ptx.problem import MOST_SCALES, MOST_SIZE, MOST_SPLITS, refusal, steps_of, units_of
+from tunedgemm_asm.ptx.problem import MOST_SCALES, MOST_SIZE, MOST_SPLITS, refusal, steps_of, tiles_of, units_of
 from tunedgemm_asm.ptx.tensormap import ALIGNED
 
 GFX = "sm_90"
@@ -145,14 +145,9 @@ def _places(plan: Plan, device: Device) -> int:
     return max(1, device.cu_num) * plan.resident
 
 
-def _tiles_of(plan: Plan, shape: Shape) -> int:
-    units_a, tiles_b = units_of(plan, shape)
-    return units_a * plan.cluster * tiles_b
-
-
 def _worth(plan: Plan, shape: Shape, device: Device) -> bool:
     """Whether consumers that take turns have a tile each on some SM: where it has one tile the other would only wait."""
-    return not plan.turns or _tiles_of(plan, shape) > _places(plan, device)
+    return not plan.turns or tiles_of(plan, shape) > _places(plan, device)
 
 
 def choices(shape: Shape, device: Device) -> list[Chosen]:
@@ -164,7 +159,7 @@ def choices(shape: Shape, device: Device) -> list[Chosen]:
         return []
     found = []
     for plan in (plan for plan in plans(shape) if _worth(plan, shape, device)):
-        idle = _places(plan, device) // _tiles_of(plan, shape)
+        idle = _places(plan, device) // tiles_of(plan, shape)
         fitting = [splits for splits in range(1, min(MOST_SPLITS, max(1, 2 * idle)) + 1) if not refusal(plan, splits, shape)]
         costs = sorted((cost(plan, splits, shape, max(1, device.cu_num)), plan.turns, plan.name, splits, plan) for splits in fitting)
         found += costs[:_LISTED_SPLITS]
