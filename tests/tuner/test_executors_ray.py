@@ -81,7 +81,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
     from ray.cluster_utils import Cluster
 
     folders = {"TUNEDGEMM_HOME": str(tmp_path_factory.mktemp("home")), "TUNEDGEMM_CACHE": str(tmp_path_factory.mktemp("cache"))}
-    nodes = TwoNodes({**folders, "FAULTY_KINDS": ",".join(FAULTS), "RAY_USAGE_STATS_ENABLED": "0"}, Cluster())
+    settings = {"FAULTY_KINDS": ",".join(FAULTS), "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    nodes = TwoNodes({**folders, **settings}, Cluster())
     nodes.add(include_dashboard=False)
     yield nodes
     nodes.cluster.shutdown()

@@ -20,7 +20,7 @@ from tunedgemm.errors import UserError
 _log = logging.getLogger("tunedgemm")
 
 #: Seconds to reach the head of a cluster, and then to be let in; Ray itself goes on trying for minutes.
-_REACH_S, _JOIN_S = 5.0, 20.0
+_REACH_S, _JOIN_S = 5.0, 60.0
 #: Bytes of the object store of a Ray that is started here: what lanes tell is small.
 _STORE_BYTES = 128 * 2**20
 _JOIN = "import ray, sys; ray.init(address=sys.argv[1], logging_level='ERROR', log_to_driver=False)"
@@ -143,6 +143,7 @@ def _environment() -> Iterator[None]:
     """Settings of a Ray that starts here, where nobody has set them."""
     ours = {
         "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
+        "RAY_worker_niceness": "0",  # Ray's own 15 has what is timed here wait behind every other process of the machine
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # actors without GPUs leave CUDA_VISIBLE_DEVICES alone; unset, Ray warns about it
     }
     fresh = {name: value for name, value in ours.items() if name not in os.environ}
