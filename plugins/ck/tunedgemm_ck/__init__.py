@@ -1,0 +1,1 @@
+"""Backends ``ck``, ``cktile`` and ``cutlass``: template kernels, compiled on demand."""

@@ -1,0 +1,26 @@
+// What Python tells a compiled instance: one struct and two functions, the same for every op and both toolchains.
+// A field that an op has no operand for is null or 0.
+#pragma once
+#include <cstdint>
+
+struct TunedGemmCall {
+  const void* x;        // [m, k], row-major
+  const void* weight;   // [n, k], row-major, or in the layout of the problem
+  const void* x_scale;
+  const void* w_scale;
+  const void* bias;     // [n]
+  void* out;            // [m, n], row-major
+  void* workspace;      // as many bytes as tunedgemm_workspace says, of any content
+  int64_t m, n, k;
+  int64_t batches;      // products that lie one after the other; 1 for an op without a batch
+  int64_t split;        // the solution's splitK, in the unit of its family
+};
+
+#define TUNEDGEMM_EXPORT extern "C" __attribute__((visibility("default")))
+
+// 0; TUNEDGEMM_UNSUPPORTED where the instance cannot serve these sizes; any other value is an error of the vendor's runtime.
+TUNEDGEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream);
+// Bytes of scratch memory for these sizes, whatever the addresses are, which may be null; -1 where the instance cannot serve them.
+TUNEDGEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call);
+
+constexpr int TUNEDGEMM_UNSUPPORTED = -1;

@@ -1,0 +1,1 @@
+"""CK Tile: instances of its kernels."""

@@ -1,0 +1,1 @@
+"""Composable Kernel: instances of its device operations."""
