@@ -28,28 +28,30 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("tunedgemm", appauthor=False))
 
 
-def artifact(key: str, build: Callable[[], bytes]) -> bytes:
+def artifact(key: str, build: Callable[[], bytes], *, fresh: bool = False, on_disk: bool = False) -> bytes:
     """Return the bytes stored under *key*, building and storing them when they are missing or damaged.
 
     Args:
         key: everything that the bytes depend on: source, architecture, compiler and version, options.
         build: makes the bytes; called at most once, outside any lock.
+        fresh: build, and replace what is stored.
+        on_disk: the bytes are for another process: where they cannot be stored that is an error.
 
-    Where the folder cannot be written the bytes are kept in this process's memory.
+    Where the folder cannot be written the bytes are otherwise kept in this process's memory.
 
     Raises:
-        PluginError: *build* returned something else than bytes.
+        PluginError: *build* returned something else than bytes, or they cannot be stored and should be *on_disk*.
     """
     name = hashlib.sha256(key.encode()).hexdigest()
-    if name in _memory:
-        return _memory[name]
     path = cache_folder() / name[:2] / name
-    payload = _read(path)
+    payload = None if fresh else (None if on_disk else _memory.get(name)) or _read(path)
     if payload is None:
         payload = build()
         if not isinstance(payload, bytes):
             raise PluginError(f"artifact {key[:60]!r}: build() must return bytes (got {type(payload).__name__})")
-        _write(path, payload)
+        failed = _write(path, payload)
+        if failed and on_disk:
+            raise PluginError(f"the artifact cache cannot be written ({failed}); set TUNEDGEMM_CACHE to a folder that can")
     return payload
 
 
@@ -62,18 +64,22 @@ def _read(path: Path) -> bytes | None:
     return payload if hashlib.sha256(payload).digest() == digest else None
 
 
-def _write(path: Path, payload: bytes) -> None:
+def _write(path: Path, payload: bytes) -> OSError | None:
+    """Store the payload, or keep it in memory; returns why it could not be stored."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, temporary = tempfile.mkstemp(dir=path.parent)  # created with mode 0600
-    except OSError:
+    except OSError as error:
         _memory[path.name] = payload
-        return
+        return error
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(hashlib.sha256(payload).digest() + payload)
         Path(temporary).replace(path)
-    except OSError:
+    except OSError as error:
         _memory[path.name] = payload
         with contextlib.suppress(OSError):
             Path(temporary).unlink()
+        return error
+    _memory.pop(path.name, None)
+    return None

@@ -13,7 +13,7 @@ from tunedgemm.command import Command
 from tunedgemm.device import Device, device_of
 from tunedgemm.driver import Driver, DriverInterface, bind_driver, device_context, first_usable, loaded_driver, mapped_files
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
-from tunedgemm.errors import LaunchError, OutOfResources, PluginError, UserError
+from tunedgemm.errors import LaunchError, OutOfResources, PluginError, TunedGemmError, UserError
 from tunedgemm.hookspecs import CONTRACT, hookimpl
 from tunedgemm.launcher import Launcher, on_device
 from tunedgemm.ops import op_named, ops
@@ -41,7 +41,9 @@ __all__ = [
     "Row",  # noqa: F822
     "Shape",
     "Solution",
+    "Table",  # noqa: F822
     "Tolerance",
+    "TunedGemmError",
     "Unsupported",
     "UserError",
     "artifact",
@@ -56,7 +58,9 @@ __all__ = [
     "hookimpl",
     "loaded_driver",
     "mapped_files",
+    "named_file",  # noqa: F822
     "on_device",
+    "op_of_file",  # noqa: F822
     "op_named",
     "ops",
     "parse_dtype",
@@ -81,7 +85,9 @@ _LATE = {
     **dict.fromkeys(("Outcome", "Planned"), "tunedgemm.tuner.trial"),
     **dict.fromkeys(("Progress", "console", "summary"), "tunedgemm.report"),
     **dict.fromkeys(("Row", "read_rows", "upsert"), "tunedgemm.csvfile"),
-    "home_folder": "tunedgemm.folders",
+    **dict.fromkeys(("home_folder", "named_file"), "tunedgemm.folders"),
+    "Table": "tunedgemm.table",
+    "op_of_file": "tunedgemm.asked",
     "read_log": "tunedgemm.tuner.log",
     "shape_of_texts": "tunedgemm.asked",
     **dict.fromkeys(("plain_weight", "shuffle_weight", "unshuffle_weight"), "tunedgemm.weights"),

@@ -1,1 +1,97 @@
-"""Backends ``ck``, ``cktile`` and ``cutlass``: template kernels, compiled on demand."""
+"""Backends ``ck``, ``cktile`` and ``cutlass``: template kernels, compiled on demand. Importing them loads neither torch nor a compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported, hookimpl
+
+from tunedgemm_ck import cutlass as cutlass_family
+from tunedgemm_ck import launch, solutions, tile, toolchain, xdl
+from tunedgemm_ck.family import Family
+from tunedgemm_ck.problem import Problem
+
+
+@attrs.frozen(eq=False)
+class Templates:
+    """A template library as a backend.
+
+    Attributes:
+        family: which.
+        finder: gives the toolchain; called when something is compiled or looked up.
+        host: what to take a CPU for, where the objects compute in host memory.
+    """
+
+    family: Family
+    finder: toolchain.Finder
+    host: Device | None = None
+
+    CONTRACT = 1
+
+    @property
+    def OPS(self) -> tuple[str, ...]:
+        """Names of the ops it covers."""
+        return self.family.ops
+
+    def library_version(self, device: Device) -> str:
+        """The template library's version and the revision of our templates; the revision alone where there is no toolchain."""
+        revision = f"r{self.family.revision}"
+        try:
+            return f"{self.finder(Problem(self.OPS[0], self._seen(device).gfx, '', '')).library} {revision}"
+        except PluginError:
+            return revision
+
+    def details(self, device: Device) -> list[str]:
+        """Lines for ``tunedgemm plugins -v``: the toolchain, or what is missing of it."""
+        try:
+            found = self.finder(Problem(self.OPS[0], self._seen(device).gfx, "", ""))
+        except PluginError as error:
+            return [f"no toolchain: {error}"]
+        return [f"toolchain: {found.version} ({found.compiler}), {found.library} ({found.includes[0]})"]
+
+    @hookimpl
+    def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
+        """Whether the architecture's static limits allow the shape."""
+        return solutions.supports(self.family, shape, self._seen(device))
+
+    @hookimpl
+    def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
+        """The instances worth timing for the shape, best guesses first."""
+        return solutions.enumerate_solutions(self.family, shape, self._seen(device))
+
+    @hookimpl
+    def heuristic_fallback(self) -> Solution | None:
+        """None: an untuned call compiles nothing."""
+        return None
+
+    @hookimpl
+    def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
+        """Compile into the artifact cache, without a device."""
+        launch.prepare(self.family, self.finder, solution, shape, self._seen(device))
+
+    @hookimpl
+    def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+        """Load the compiled object and fix everything that a call of exactly this shape needs."""
+        if not (answer := self.supports(shape, device)):
+            return answer  # type: ignore[return-value]
+        if not self._present(device):
+            return Unsupported(f"{device} is described, not present")
+        return launch.bind(self.family, self.finder, solution, shape, self._seen(device), device.torch_device)
+
+    @hookimpl
+    def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
+        """The solution's neighbours, where the full space is asked for."""
+        return solutions.refine(self.family, solution, shape, self._seen(device))
+
+    def _present(self, device: Device) -> bool:
+        return device.index >= 0 or (self.host is not None and device.kind == "cpu")
+
+    def _seen(self, device: Device) -> Device:
+        """The device whose limits count."""
+        return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
+
+
+ck = Templates(xdl.FAMILY, toolchain.hip)
+cktile = Templates(tile.FAMILY, toolchain.hip)
+cutlass = Templates(cutlass_family.FAMILY, toolchain.cuda)

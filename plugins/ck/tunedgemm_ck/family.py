@@ -38,6 +38,7 @@ class Family:
         unfit: (instance, splitK, shape, device) to why it cannot serve this shape, "" where it can.
         render: (instance, problem) to the source of its shared object, which includes ``call.h`` and the library's headers; the same in
             every process.
+        flags: (instance, problem) to options of the compiler beside those of the toolchain.
         near: (instance, splitK, shape, device) to its neighbours, one parameter changed at a time, for `refine`.
         deterministic: (instance, splitK) to the claim.
         revision: raised where a template changes; part of the library version.
@@ -51,6 +52,7 @@ class Family:
     parse: Callable[[str, str], Instance]
     unfit: Callable[[Instance, int, Shape, Device], str]
     render: Callable[[Instance, Problem], str]
+    flags: Callable[[Instance, Problem], tuple[str, ...]]
     near: Callable[[Instance, int, Shape, Device], Iterable[Chosen]]
     deterministic: Callable[[Instance, int], bool]
     revision: int

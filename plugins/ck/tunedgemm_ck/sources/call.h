@@ -8,7 +8,7 @@ struct TunedGemmCall {
   const void* weight;   // [n, k], row-major, or in the layout of the problem
   const void* x_scale;
   const void* w_scale;
-  const void* bias;     // [n]
+  const void* bias;     // [n], of a batch [batches, n]
   void* out;            // [m, n], row-major
   void* workspace;      // as many bytes as tunedgemm_workspace says, of any content
   int64_t m, n, k;

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""A fake nvcc or clang, by the name it is called: takes their options, and makes of a source what its first line says, by the C compiler.
+
+FAKE_CK_LOG names a file that gets a line of JSON for each compilation. FAKE_CK_DOES is what it does in place of one that works: ``fail``,
+``die`` (by SIGKILL), ``wait`` (until the file FAKE_CK_WAITS is there), ``full`` (as if the disk were), ``empty`` (writes nothing).
+FAKE_CK_VERSION is the version that it tells.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TYPES = ("", "bf16", "fp16", "fp32", "int8", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp4x2")
+HERE = Path(__file__).resolve().parent
+
+
+def version(name: str) -> str:
+    told = os.environ.get("FAKE_CK_VERSION", "")
+    if name == "nvcc":
+        told = told or "13.0.88"
+        return f"nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release {told.rpartition('.')[0]}, V{told}\n"
+    return f"fake clang version {told or '19.1.7'}\n"
+
+
+def macros(problem: dict[str, str]) -> list[str]:
+    fp4 = problem["op"] in ("a4w4_blockscale", "a16w4_blockscale")
+    shuffled = problem["layout"].removeprefix("aiter").partition("x")[0] if problem["layout"] != "row" else "0"
+    defined = {
+        "X_TYPE": TYPES.index(problem["dtype"]),
+        "W_TYPE": TYPES.index("fp4x2" if fp4 else problem["dtype"]),
+        "OUT_TYPE": TYPES.index(problem["outdtype"]),
+        "BIAS_TYPE": TYPES.index(problem["bias_dtype"]),
+        "SCALE": ("none", "tensor", "row", "block").index(problem["scale"]),
+        "FP4": int(fp4),
+        "SHUFFLED": int(shuffled),
+        "TRANSPOSED": int(problem["op"] == "a8w8_blockscale_bpreshuffle"),
+    }
+    return [f"-D{name}={value}" for name, value in defined.items()]
+
+
+def main() -> int:
+    name, words = Path(sys.argv[0]).name, sys.argv[1:]
+    if "--version" in words:
+        sys.stdout.write(version(name))
+        return 0
+    source, output = Path(words[-1]), Path(words[words.index("-o") + 1])
+    if log := os.environ.get("FAKE_CK_LOG"):
+        with Path(log).open("a") as file:
+            file.write(json.dumps({"name": name, "command": words, "folder": str(Path.cwd()), "time": time.time()}) + "\n")
+    does = os.environ.get("FAKE_CK_DOES", "")
+    if does == "fail":
+        sys.stderr.write(f"In file included from somewhere\n{source}(7): error: no such type\nnothing else\n")
+        return 2
+    if does == "full":
+        sys.stderr.write(f"Fatal: {output}: No space left on device\n")
+        return 1
+    if does == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if does == "empty":
+        return 0
+    while does == "wait" and not Path(os.environ["FAKE_CK_WAITS"]).exists():
+        time.sleep(0.02)
+    first = source.read_text().partition("\n")[0]
+    problem = json.loads(first.removeprefix("// tunedgemm "))
+    command = ["cc", "-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", *macros(problem), f"-I{HERE}"]
+    return subprocess.run([*command, "-o", str(output), str(HERE / "instance.c"), "-lm"], check=False).returncode
+
+
+sys.exit(main())

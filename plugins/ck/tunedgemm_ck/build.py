@@ -1,0 +1,235 @@
+"""Build: one instance for one class of shapes, from its source to a shared object in the artifact cache, without a device.
+
+An object is stored under its source, options and toolchain. Which toolchain made the first object of a source is stored beside, so that
+a machine without a compiler finds what another one has built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+from filelock import FileLock, Timeout
+from tunedgemm.plugin import LaunchError, PluginError, artifact, cache_folder
+
+from tunedgemm_ck.family import Family, Instance
+from tunedgemm_ck.problem import Problem
+from tunedgemm_ck.toolchain import Finder, Toolchain
+
+#: The line of a rendered source that the text of ``call.h`` takes the place of: a source is one text.
+CALL = '#include "call.h"\n'
+_SOURCES = Path(__file__).with_name("sources")
+#: Lines of a compiler's log that an error tells.
+_LINES = 6
+#: How often a process that waits for another one's build looks whether that is over, seconds.
+_POLL_S = 0.2
+
+
+class MissingError(PluginError):
+    """An object is not in the cache, and nothing was compiled."""
+
+
+@attrs.frozen(eq=False)
+class Target:
+    """What is built.
+
+    Attributes:
+        family: the template library.
+        instance: the parameters.
+        problem: the class of shapes.
+        finder: gives the toolchain.
+    """
+
+    family: Family
+    instance: Instance
+    problem: Problem
+    finder: Finder
+
+    def __str__(self) -> str:
+        problem = self.problem
+        scale = f", scales by {problem.scale}" if problem.scale != "none" else ""
+        bias = f", bias {problem.bias_dtype}" if problem.bias_dtype else ""
+        return f"{self.family.libtype} {self.instance.name} for {problem.op} {problem.dtype}->{problem.outdtype}{scale}{bias} on {problem.gfx}"
+
+    @property
+    def source(self) -> str:
+        """The whole source; its first line tells the problem in JSON.
+
+        Raises:
+            PluginError: the family renders something that does not tell where ``call.h`` belongs.
+        """
+        text = self.family.render(self.instance, self.problem)
+        if text.count(CALL) != 1:
+            raise PluginError(f"{self.family.libtype} {self.instance.name}: a source includes call.h once")
+        told = json.dumps({"instance": self.instance.name, **attrs.asdict(self.problem)})
+        return f"// tunedgemm {told}\n" + text.replace(CALL, (_SOURCES / "call.h").read_text())
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Options beside those of the toolchain."""
+        return self.family.flags(self.instance, self.problem)
+
+
+@attrs.frozen(eq=False)
+class Object:
+    """A shared object and what is known of it.
+
+    Attributes:
+        code: the file's bytes.
+        toolchain: identity of what made it.
+        seconds: that it took.
+    """
+
+    code: bytes
+    toolchain: str
+    seconds: float
+
+    def packed(self) -> bytes:
+        """One line of JSON, then the code."""
+        return json.dumps({"toolchain": self.toolchain, "seconds": round(self.seconds, 1)}).encode() + b"\n" + self.code
+
+    @classmethod
+    def unpacked(cls, payload: bytes) -> Object:
+        """The inverse of `packed`."""
+        head, _, code = payload.partition(b"\n")
+        return cls(code, **json.loads(head))
+
+
+def found(target: Target) -> Object:
+    """The object of this machine's toolchain, else the one that was built first.
+
+    Raises:
+        MissingError: there is none, which says what would make one.
+    """
+    keys = _Keys(target)
+    try:
+        toolchain = target.finder(target.problem)
+        kept = _stored(keys.of(toolchain.identity))
+        absent = f"run `tunedgemm ck prebuild TABLE`, or allow it here with {COMPILE}=1"
+    except PluginError as error:
+        kept, absent = None, str(error)
+    if kept is None:
+        first = _stored(keys.first)
+        kept = _stored(keys.of(first.decode())) if first else None
+    if kept is None:
+        raise MissingError(f"{target} is not built: {absent}")
+    return Object.unpacked(kept)
+
+
+def built(target: Target, *, fresh: bool = False) -> Object:
+    """The object of this machine's toolchain, compiled where it is not stored, by one process at a time.
+
+    Args:
+        fresh: compile also where it is stored.
+
+    Raises:
+        PluginError: there is no toolchain, or the cache cannot be written.
+        LaunchError: it does not compile; the message has the compiler's first errors.
+    """
+    toolchain = target.finder(target.problem)
+    keys = _Keys(target)
+    key = keys.of(toolchain.identity)
+    kept = None if fresh else _stored(key)
+    if kept is None:
+        with _alone(key):
+            kept = artifact(key, lambda: _compiled(target, toolchain).packed(), fresh=fresh, on_disk=True)
+    artifact(keys.first, toolchain.identity.encode, on_disk=True)
+    return Object.unpacked(kept)
+
+
+#: Allows a process that serves to compile.
+COMPILE = "TUNEDGEMM_CK_COMPILE"
+
+
+class _Keys:
+    """Where the objects of a target are stored."""
+
+    def __init__(self, target: Target) -> None:
+        self._text = "\n".join((*target.flags, target.problem.gfx, target.source))
+
+    def of(self, toolchain: str) -> str:
+        """The object that a toolchain makes."""
+        return f"ck object\n{toolchain}\n{self._text}"
+
+    @property
+    def first(self) -> str:
+        """The identity of the toolchain that made the first object."""
+        return f"ck toolchain\n{self._text}"
+
+
+class _AbsentError(Exception):
+    """An artifact is not there."""
+
+
+def _stored(key: str) -> bytes | None:
+    """An artifact that is there."""
+
+    def build() -> bytes:
+        raise _AbsentError
+
+    try:
+        return artifact(key, build)
+    except _AbsentError:
+        return None
+
+
+@contextlib.contextmanager
+def _alone(key: str) -> Iterator[None]:
+    """A block that one process at a time is in, where the cache's folder can be written; the lock of one that dies is free."""
+    folder = cache_folder() / "locks"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = FileLock(folder / f"{hashlib.sha256(key.encode()).hexdigest()}.lock", poll_interval=_POLL_S)
+        lock.acquire()
+    except (OSError, Timeout):
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _compiled(target: Target, toolchain: Toolchain) -> Object:
+    """Compile, in a folder of its own.
+
+    Raises:
+        LaunchError: the compiler fails, or is killed.
+    """
+    started = time.monotonic()
+    suffix = ".cu" if target.family.kind == "nvidia" else ".hip"
+    try:
+        with tempfile.TemporaryDirectory(prefix="tunedgemm-ck-") as folder:
+            source, output = Path(folder, f"instance{suffix}"), Path(folder, "instance.so")
+            source.write_text(target.source)
+            command = toolchain.command(source, output, target.problem.gfx, target.flags)
+            # Its own temporary files end with the folder, also where it is killed.
+            environment = {**os.environ, **dict(toolchain.environment), "TMPDIR": folder}
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment, stdin=subprocess.DEVNULL)
+            if done.returncode or not output.is_file():
+                raise LaunchError(f"{target} does not compile: {_told(done, folder)}")
+            code = output.read_bytes()
+    except OSError as error:
+        raise LaunchError(f"{target} cannot be compiled: {error}") from error
+    return Object(code, toolchain.identity, time.monotonic() - started)
+
+
+def _told(done: subprocess.CompletedProcess[Any], folder: str) -> str:
+    """Why a compiler failed: its first errors, or what killed it."""
+    if done.returncode < 0:
+        killed = signal.Signals(-done.returncode).name
+        hint = "; too little memory, most likely: fewer at a time need less (--jobs)" if killed == "SIGKILL" else ""
+        return f"the compiler was ended by {killed}{hint}"
+    lines = [line.replace(f"{folder}/", "") for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    wrong = [line for line in lines if "error" in line.lower() or "No space left" in line]
+    return f"exit code {done.returncode}: {' | '.join((wrong or lines)[:_LINES])[:1500] or 'it says nothing'}"

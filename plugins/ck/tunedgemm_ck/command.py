@@ -1,0 +1,208 @@
+"""``tunedgemm ck``: build what tables name, for machines without a compiler, and show the source of an instance."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import entry_points
+
+import attrs
+from tunedgemm.plugin import (
+    Command,
+    Op,
+    PluginError,
+    Row,
+    Table,
+    TunedGemmError,
+    UserError,
+    named_file,
+    op_of_file,
+    ops,
+    read_rows,
+    shape_of_texts,
+)
+
+from tunedgemm_ck import Templates
+from tunedgemm_ck.build import Object, Target, built, found
+from tunedgemm_ck.problem import problem_of
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="prebuild|source", required=True)
+    add = _action(actions, "prebuild", "compile exactly what tables name into the artifact cache; needs no GPU")
+    add("tables", metavar="TABLE", nargs="*", help="tuned CSV files; without them those that are in effect, of every op")
+    add("--gfx", default="", help="the architecture of rows that do not tell, and no other's rows")
+    add("--jobs", type=int, default=0, help="compilers at a time; 0 is one for each core (default: %(default)s)")
+    add("--rebuild", action="store_true", help="compile also what is there already; AITER_REBUILD=1 says the same")
+    add = _action(actions, "source", "print what is compiled for an instance")
+    add("name", metavar="KERNELNAME", help="as in a table")
+    add("--libtype", required=True, help="ck, cktile or cutlass")
+    add("--op", required=True, help="op family, as a16w16")
+    add("--gfx", required=True, help="architecture, as sm_90 or gfx942")
+    columns = "a column of the op's table, as it is written there: dtype=fp16, bias=True; again for more"
+    add("--set", action="append", default=[], metavar="COLUMN=TEXT", help=columns)
+
+
+def _action(actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, says: str):  # type: ignore[no-untyped-def]
+    parser = actions.add_parser(name, help=says, description=says)
+    parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="say more: what was there already")
+    return parser.add_argument
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.action == "source":
+        return _source(arguments)
+    if arguments.jobs < 0:
+        raise UserError(f"--jobs must be at least 0 (got {arguments.jobs})")
+    rows = _rows(arguments.tables)
+    fresh = arguments.rebuild or os.environ.get("AITER_REBUILD", "0") not in ("", "0")
+    return prebuild(rows, arguments.gfx, arguments.jobs, fresh=fresh, verbose=getattr(arguments, "verbose", False))
+
+
+def _backends() -> dict[str, Templates]:
+    """The backends that compile templates, by libtype, ours and those that others registered."""
+    loaded = {}
+    for entry in entry_points(group="tunedgemm.backends"):
+        if (entry.dist is not None and entry.dist.name == "tunedgemm-ck") or entry.value.startswith("tunedgemm_ck"):
+            loaded[entry.name] = entry.load()
+    return loaded
+
+
+def _rows(tables: Sequence[str]) -> list[Row]:
+    """The rows of some files, or of all tables in effect.
+
+    Raises:
+        UserError: a file cannot be read, or has lines that are no rows.
+    """
+    if not tables:
+        return [row for op in ops().values() for row in Table.load(op).rows]
+    rows: list[Row] = []
+    for name in tables:
+        path = named_file(name)
+        read, problems = read_rows(path, op_of_file(path))
+        if problems:
+            raise UserError(f"{problems[0]}; `tunedgemm table check {path}` lists all faults")
+        rows += read
+    return rows
+
+
+@attrs.frozen(eq=False)
+class _Wanted:
+    """What rows name: targets, and rows that name nothing that can be built."""
+
+    targets: tuple[Target, ...]
+    refused: tuple[str, ...]
+
+
+def _wanted(rows: Iterable[Row], gfx: str) -> _Wanted:
+    """The targets of rows of our backends, each once."""
+    backends = _backends()
+    targets: dict[tuple[object, ...], Target] = {}
+    refused: dict[str, None] = {}
+    for row in rows:
+        backend = backends.get(row.solution.libtype)
+        if backend is None or row.shape.op not in backend.OPS or (gfx and row.gfx not in ("", gfx)):
+            continue
+        place = f"{row.source}:{row.line}"
+        if not (arch := row.gfx or gfx):
+            refused[f"{place}: the row tells no architecture; say --gfx"] = None
+            continue
+        try:
+            instance = backend.family.parse(row.solution.kernel_name, row.shape.op)
+        except PluginError as error:
+            refused[f"{place}: {error}"] = None
+            continue
+        problem = problem_of(row.shape, arch)
+        targets[backend.family.libtype, instance, problem] = Target(backend.family, instance, problem, backend.finder)
+    return _Wanted(tuple(targets.values()), tuple(refused))
+
+
+def prebuild(rows: Iterable[Row], gfx: str = "", jobs: int = 0, *, fresh: bool = False, verbose: bool = False) -> int:
+    """Compile what rows name, several at a time, and print each as it is done.
+
+    Args:
+        gfx: only this architecture's rows, and those that tell none.
+        jobs: compilers at a time; 0 is one for each core.
+        fresh: compile also what is there already.
+        verbose: also print what was there.
+
+    Returns:
+        0, or 1 where something could not be built.
+    """
+    wanted = _wanted(rows, gfx)
+    missing = [target for target in wanted.targets if fresh or not _there(target)]
+    for line in wanted.refused:
+        print(f"refused: {line}", flush=True)
+    there = len(wanted.targets) - len(missing)
+    if verbose and there:
+        print(f"{there} are there already", flush=True)
+    failed = len(wanted.refused)
+    with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
+        for done, (target, answer) in enumerate(pool.map(lambda target: (target, _built(target, fresh=fresh)), missing), start=1):
+            failed += isinstance(answer, str)
+            told = answer if isinstance(answer, str) else f"{target}: {answer.seconds:.1f} s, {len(answer.code) / 1e6:.1f} MB"
+            print(f"[{done}/{len(missing)}] {told}", flush=True)
+    print(f"{len(wanted.targets)} instances: {there} were there, {len(missing) - failed + len(wanted.refused)} built, {failed} failed")
+    return 1 if failed else 0
+
+
+def _there(target: Target) -> bool:
+    """Whether this machine's toolchain has built it; without one, whether any has."""
+    try:
+        return found(target).toolchain == target.finder(target.problem).identity
+    except PluginError:
+        return False
+
+
+def _built(target: Target, *, fresh: bool) -> Object | str:
+    try:
+        return built(target, fresh=fresh)
+    except TunedGemmError as error:
+        return str(error)
+
+
+def _source(arguments: argparse.Namespace) -> int:
+    """Print the source of one instance.
+
+    Raises:
+        UserError: there is no such backend, op or instance.
+    """
+    backends = _backends()
+    if arguments.libtype not in backends:
+        raise UserError(f"--libtype {arguments.libtype}: there are {', '.join(sorted(backends))}")
+    backend, op = backends[arguments.libtype], _op(arguments.op)
+    said = dict(_pairs(arguments.set))
+    sizes = ["1", "4096", "4096"] if "B" not in op.columns.key else ["1", "1", "4096", "4096"]
+    shape = shape_of_texts(op, sizes, said)
+    try:
+        instance = backend.family.parse(arguments.name, op.name)
+    except PluginError as error:
+        raise UserError(str(error)) from None
+    print(Target(backend.family, instance, problem_of(shape, arguments.gfx), backend.finder).source, end="")
+    return 0
+
+
+def _op(name: str) -> Op:
+    if name not in ops():
+        raise UserError(f"--op {name}: there are {', '.join(ops())}")
+    return ops()[name]
+
+
+def _pairs(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for text in texts:
+        column, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set {text}: expected COLUMN=TEXT")
+        yield column, value
+
+
+def prebuild_at_install() -> int:
+    """What ``PREBUILD_KERNELS=1 pip install`` does: build what the tables in effect name."""
+    return prebuild(_rows([]))
+
+
+command = Command("ck", "build the kernels that tables name (ck, cktile, cutlass), and show their sources", _add_arguments, _run)
+
+__all__ = ["command", "prebuild", "prebuild_at_install"]

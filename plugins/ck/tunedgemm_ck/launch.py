@@ -1,0 +1,129 @@
+"""Launch: a solution bound to a shape becomes one call of its shared object with everything but addresses fixed before."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, on_device, torch_dtype, workspace
+
+from tunedgemm_ck.build import COMPILE, Object, Target, built, found
+from tunedgemm_ck.family import Family
+from tunedgemm_ck.native import UNSUPPORTED, Launch, loaded
+from tunedgemm_ck.problem import batches_of, problem_of
+from tunedgemm_ck.solutions import resolve
+from tunedgemm_ck.toolchain import Finder
+
+if TYPE_CHECKING:
+    import torch
+
+#: AITER's variable: what a table names is compiled anew, once in each process.
+REBUILD = "AITER_REBUILD"
+_rebuilt: set[str] = set()
+_rebuilding = threading.Lock()
+
+
+def prepare(family: Family, finder: Finder, solution: Solution, shape: Shape, device: Device) -> None:
+    """Compile into the artifact cache; needs no device.
+
+    Raises:
+        LaunchError: it does not compile. PluginError: there is no toolchain, or the cache cannot be written.
+    """
+    try:
+        instance, _ = resolve(family, solution, shape, device)
+    except PluginError:  # bind says why
+        return
+    built(Target(family, instance, problem_of(shape, device.gfx), finder))
+
+
+def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, device: Device, where: torch.device) -> Launcher | Unsupported:
+    """The launcher of a solution for exactly this shape.
+
+    Args:
+        device: whose limits count; its index is -1 where host memory stands for it.
+        where: the operands' device.
+
+    Raises:
+        LaunchError: it does not compile or load.
+    """
+    try:
+        instance, split = resolve(family, solution, shape, device)
+        target = Target(family, instance, problem_of(shape, device.gfx), finder)
+        made = _object(target)
+    except PluginError as error:
+        return Unsupported(str(error))
+    code = loaded(made.code)
+    sizes = (shape.m, shape.n, shape.k, batches_of(shape), split)
+    nbytes = code.workspace_bytes(sizes)
+    if nbytes < 0:
+        return Unsupported(f"{family.libtype} {instance.name} refuses {shape}")
+    failed = functools.partial(_failed, f"{family.libtype} {instance.name}", device.kind)
+    make = _plain if shape.scale == "none" else _scaled
+    call = make(code.launcher(sizes), failed, shape, device.index, where, nbytes)
+    return Launcher(on_device(call, device.index), workspace_bytes=nbytes)
+
+
+def _object(target: Target) -> Object:
+    """The target's object: from the cache, and compiled only where the user has allowed that.
+
+    Raises:
+        PluginError: it is not there. LaunchError: it does not compile.
+    """
+    if os.environ.get(REBUILD, "0") not in ("", "0"):
+        with _rebuilding:
+            fresh = str(target) not in _rebuilt
+            made = built(target, fresh=fresh)
+            _rebuilt.add(str(target))
+        return made
+    return built(target) if os.environ.get(COMPILE, "0") not in ("", "0") else found(target)
+
+
+def _failed(name: str, kind: str, status: int) -> None:
+    runtime = {"nvidia": "CUDA", "amd": "HIP"}[kind]
+    said = "it refuses the sizes" if status == UNSUPPORTED else f"{runtime} error {status}"
+    raise LaunchError(f"{name}: {said}")
+
+
+def _stream(index: int) -> Callable[[int], int]:
+    import torch
+
+    return torch._C._cuda_getCurrentRawStream if index >= 0 else lambda _: 0
+
+
+def _plain(launch: Launch, failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int) -> Callable[..., Any]:
+    """A launch of operands without scales."""
+    import torch
+
+    empty, stream, dtype, n, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
+
+    def call(x: Any, weight: Any, bias: Any = None) -> Any:
+        out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
+        # In a graph nothing but this name holds it: let go too early, the output of another call could lie there.
+        scratch = workspace(nbytes, where) if nbytes else None
+        added, address = 0 if bias is None else bias.data_ptr(), 0 if scratch is None else scratch.data_ptr()
+        if status := launch(stream(index), x.data_ptr(), weight.data_ptr(), 0, 0, added, out.data_ptr(), address):
+            failed(status)
+        return out
+
+    return call
+
+
+def _scaled(launch: Launch, failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int) -> Callable[..., Any]:
+    """A launch of operands with scales."""
+    import torch
+
+    empty, stream, dtype, n, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
+
+    def call(x: Any, weight: Any, x_scale: Any, w_scale: Any, bias: Any = None) -> Any:
+        out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
+        scratch = workspace(nbytes, where) if nbytes else None  # held as above
+        added, address = 0 if bias is None else bias.data_ptr(), 0 if scratch is None else scratch.data_ptr()
+        scales = x_scale.data_ptr(), w_scale.data_ptr()
+        if status := launch(stream(index), x.data_ptr(), weight.data_ptr(), *scales, added, out.data_ptr(), address):
+            failed(status)
+        return out
+
+    return call

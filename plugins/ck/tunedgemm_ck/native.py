@@ -1,0 +1,128 @@
+"""Native: a shared object loaded from its bytes, and the launch, by the C extension or by ctypes where that was not built."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from tunedgemm.plugin import LaunchError
+
+#: (stream, x, weight, x_scale, w_scale, bias, out, workspace) as addresses -> the instance's status
+Launch = Callable[..., int]
+#: m, n, k, batches, split
+Sizes = tuple[int, int, int, int, int]
+
+#: The status of an instance that cannot serve the sizes: ``TUNEDGEMM_UNSUPPORTED`` of ``sources/call.h``.
+UNSUPPORTED = -1
+
+
+def _extension() -> Any:
+    try:
+        return importlib.import_module("tunedgemm_ck._shim")
+    except ImportError:  # installed without a C compiler
+        return None
+
+
+_shim = _extension()
+
+
+class Call(ctypes.Structure):
+    """``TunedGemmCall`` of ``sources/call.h``."""
+
+    _fields_ = [  # noqa: RUF012 - ctypes asks for a list
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "x_scale", "w_scale", "bias", "out", "workspace")),
+        *((name, ctypes.c_int64) for name in ("m", "n", "k", "batches", "split")),
+    ]
+
+
+_POINTERS = 7
+
+
+@attrs.frozen(eq=False)
+class Loaded:
+    """A loaded object.
+
+    Attributes:
+        library: keeps it loaded.
+        launch: its ``tunedgemm_launch``.
+        workspace: its ``tunedgemm_workspace``.
+    """
+
+    library: ctypes.CDLL
+    launch: Any
+    workspace: Any
+
+    def workspace_bytes(self, sizes: Sizes) -> int:
+        """Bytes of scratch memory that a call of these sizes takes; -1 where the instance cannot serve them."""
+        return int(self.workspace(ctypes.byref(Call(*(None,) * _POINTERS, *sizes))))
+
+    def launcher(self, sizes: Sizes) -> Launch:
+        """The launch for these sizes; safe to call from several threads, and other threads of the interpreter run meanwhile."""
+        return _by_ctypes(self, sizes) if _shim is None else _by_extension(self, sizes)
+
+
+_lock = threading.Lock()
+
+
+def loaded(code: bytes) -> Loaded:
+    """The object of these bytes, loaded once in a process.
+
+    Raises:
+        LaunchError: the bytes are no object for this machine, or have not the functions of ``call.h``.
+    """
+    with _lock:
+        return _loaded(hashlib.sha256(code).digest(), _Bytes(code))
+
+
+@attrs.frozen(eq=False)
+class _Bytes:
+    """Bytes that a cache's key ignores."""
+
+    value: bytes
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bytes)
+
+
+@functools.cache
+def _loaded(digest: bytes, code: _Bytes) -> Loaded:
+    # A file that has no name, so that neither a cache that is cleared nor a folder mounted noexec matters. It stays open: by its number it
+    # has a path of its own, and the loader takes what it knows by path for the same object.
+    file = os.memfd_create(f"tunedgemm-{digest.hex()[:12]}")
+    try:
+        with open(file, "wb", closefd=False) as target:  # noqa: PTH123 - a descriptor
+            target.write(code.value)
+        library = ctypes.CDLL(f"/proc/self/fd/{file}")
+        launch, workspace = library.tunedgemm_launch, library.tunedgemm_workspace
+    except (OSError, AttributeError) as error:
+        os.close(file)
+        raise LaunchError(f"the compiled object cannot be loaded: {error}") from error
+    launch.argtypes, launch.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int
+    workspace.argtypes, workspace.restype = (ctypes.c_void_p,), ctypes.c_int64
+    return Loaded(library, launch, workspace)
+
+
+def _by_extension(of: Loaded, sizes: Sizes) -> Launch:
+    """Through `shim.c`."""
+    address = ctypes.cast(of.launch, ctypes.c_void_p).value
+    return _shim.Launch(address, sizes, of).launch  # type: ignore[no-any-return]
+
+
+def _by_ctypes(of: Loaded, sizes: Sizes) -> Launch:
+    """Through ctypes."""
+    call, byref = of.launch, ctypes.byref
+
+    def launch(stream: int, *addresses: int) -> int:
+        return int(call(byref(Call(*addresses, *sizes)), stream))
+
+    return launch
