@@ -91,3 +91,22 @@ def test_the_default_folder(monkeypatch):
     """Without the variable the cache is the user's own."""
     monkeypatch.delenv("TUNEDGEMM_CACHE")
     assert cache_folder().name == "tunedgemm"
+
+
+def test_fresh_builds_again_and_replaces(monkeypatch, tmp_path):
+    """What is stored gives way to what is built."""
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path))
+    artifact("key", lambda: b"old")
+    assert artifact("key", lambda: b"new", fresh=True) == b"new"
+    assert artifact("key", lambda: b"newer") == b"new"
+
+
+def test_what_must_be_on_disk_is_not_kept_in_memory(monkeypatch, tmp_path):
+    """Another process will look for it: a folder that cannot be written is an error, each time."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "file" / "cache"))
+    for _ in range(2):
+        with pytest.raises(PluginError, match=r"the artifact cache cannot be written .* set TUNEDGEMM_CACHE"):
+            artifact("on disk", lambda: b"payload", on_disk=True)
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "cache"))
+    assert artifact("on disk", lambda: b"another", on_disk=True) == b"another"

@@ -52,6 +52,10 @@ def artifact(key: str, build: Callable[[], bytes], *, fresh: bool = False, on_di
         failed = _write(path, payload)
         if failed and on_disk:
             raise PluginError(f"the artifact cache cannot be written ({failed}); set TUNEDGEMM_CACHE to a folder that can")
+        if failed:
+            _memory[name] = payload
+        else:
+            _memory.pop(name, None)
     return payload
 
 
@@ -65,21 +69,18 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, payload: bytes) -> OSError | None:
-    """Store the payload, or keep it in memory; returns why it could not be stored."""
+    """Store the payload; returns why it cannot be stored."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, temporary = tempfile.mkstemp(dir=path.parent)  # created with mode 0600
     except OSError as error:
-        _memory[path.name] = payload
         return error
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(hashlib.sha256(payload).digest() + payload)
         Path(temporary).replace(path)
     except OSError as error:
-        _memory[path.name] = payload
         with contextlib.suppress(OSError):
             Path(temporary).unlink()
         return error
-    _memory.pop(path.name, None)
     return None

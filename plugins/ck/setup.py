@@ -1,6 +1,15 @@
-"""The C extension: optional, for where there is no C compiler ctypes launches; one build serves all versions of Python from 3.10."""
+"""The C extension, optional, and PREBUILD_KERNELS=1.
+
+For where there is no C compiler ctypes launches; one build of the extension serves all versions of Python from 3.10.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 shim = Extension(
     "tunedgemm_ck._shim",
@@ -11,4 +20,18 @@ shim = Extension(
     optional=True,
 )
 
-setup(ext_modules=[shim], options={"bdist_wheel": {"py_limited_api": "cp310"}})
+
+class Build(build_py):
+    """With PREBUILD_KERNELS=1, as in AITER: what the tables in effect name is compiled into the artifact cache of who installs."""
+
+    def run(self):
+        super().run()
+        if os.environ.get("PREBUILD_KERNELS") == "1":
+            code = "from tunedgemm_ck.command import prebuild_at_install; raise SystemExit(prebuild_at_install())"
+            here = os.pathsep.join([str(Path(__file__).parent.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
+            if subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": here}, check=False).returncode:
+                hint = "pip install --no-build-isolation builds where tunedgemm is installed; `tunedgemm ck prebuild` builds later"
+                sys.stderr.write(f"PREBUILD_KERNELS=1: not all kernels were built; {hint}\n")
+
+
+setup(ext_modules=[shim], cmdclass={"build_py": Build}, options={"bdist_wheel": {"py_limited_api": "cp310"}})

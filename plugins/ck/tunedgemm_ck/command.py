@@ -6,7 +6,6 @@ import argparse
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import entry_points
 
 import attrs
 from tunedgemm.plugin import (
@@ -24,7 +23,7 @@ from tunedgemm.plugin import (
     shape_of_texts,
 )
 
-from tunedgemm_ck import Templates
+from tunedgemm_ck import Templates, ck, cktile, cutlass
 from tunedgemm_ck.build import Object, Target, built, found
 from tunedgemm_ck.problem import problem_of
 
@@ -62,12 +61,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _backends() -> dict[str, Templates]:
-    """The backends that compile templates, by libtype, ours and those that others registered."""
-    loaded = {}
-    for entry in entry_points(group="tunedgemm.backends"):
-        if (entry.dist is not None and entry.dist.name == "tunedgemm-ck") or entry.value.startswith("tunedgemm_ck"):
-            loaded[entry.name] = entry.load()
-    return loaded
+    """The backends that compile templates, by libtype."""
+    return {backend.family.libtype: backend for backend in (ck, cktile, cutlass)}
 
 
 def _rows(tables: Sequence[str]) -> list[Row]:

@@ -96,17 +96,20 @@ class _Bytes:
 
 @functools.cache
 def _loaded(digest: bytes, code: _Bytes) -> Loaded:
-    # A file that has no name, so that neither a cache that is cleared nor a folder mounted noexec matters. It stays open: by its number it
-    # has a path of its own, and the loader takes what it knows by path for the same object.
+    # A file that has no name, so that neither a cache that is cleared nor a folder mounted noexec matters. The loader takes what it knows
+    # by path for the same object: the file stays open, for its number to be no other's, and the dot is in no path of others.
     file = os.memfd_create(f"tunedgemm-{digest.hex()[:12]}")
     try:
         with open(file, "wb", closefd=False) as target:  # noqa: PTH123 - a descriptor
             target.write(code.value)
-        library = ctypes.CDLL(f"/proc/self/fd/{file}")
-        launch, workspace = library.tunedgemm_launch, library.tunedgemm_workspace
-    except (OSError, AttributeError) as error:
+        library = ctypes.CDLL(f"/proc/self/./fd/{file}")
+    except OSError as error:
         os.close(file)
         raise LaunchError(f"the compiled object cannot be loaded: {error}") from error
+    try:
+        launch, workspace = library.tunedgemm_launch, library.tunedgemm_workspace
+    except AttributeError as error:
+        raise LaunchError(f"the compiled object is none of this plugin: {error}") from error
     launch.argtypes, launch.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int
     workspace.argtypes, workspace.restype = (ctypes.c_void_p,), ctypes.c_int64
     return Loaded(library, launch, workspace)
@@ -123,6 +126,8 @@ def _by_ctypes(of: Loaded, sizes: Sizes) -> Launch:
     call, byref = of.launch, ctypes.byref
 
     def launch(stream: int, *addresses: int) -> int:
+        if len(addresses) != _POINTERS:
+            raise TypeError(f"launch takes {_POINTERS + 1} addresses (got {len(addresses) + 1})")
         return int(call(byref(Call(*addresses, *sizes)), stream))
 
     return launch

@@ -24,8 +24,9 @@ NVCC, HIPCC, CUTLASS_INCLUDE, CK_INCLUDE = "CUDACXX", "HIPCXX", "CUTLASS_INCLUDE
 OLDEST_NVCC = (12, 0)
 
 #: Objects are loaded side by side with torch and with each other. What one exports beside its own functions, as the runtime that is
-#: linked into it, would be taken for another's; so would the static variables of templates, which GCC makes unique in a process.
-_HIDDEN = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
+#: linked into it, would be taken for another's; so would the static variables of templates, which GCC, not clang, makes unique in a
+#: process.
+_HIDDEN = ("-fPIC", "-fvisibility=hidden")
 
 
 @attrs.frozen
@@ -82,7 +83,7 @@ def cuda(problem: Problem) -> Toolchain:
     )
     defined = dict(re.findall(r"#define CUTLASS_(MAJOR|MINOR|PATCH) (\d+)", (include / "cutlass" / "version.h").read_text()))
     library = f"CUTLASS {'.'.join(defined.get(part, '?') for part in ('MAJOR', 'MINOR', 'PATCH'))}"
-    host = ",".join(_HIDDEN)
+    host = ",".join((*_HIDDEN, "-fno-gnu-unique"))
     # The runtime is linked in: torch may have another major version of it, or one that its own wheel hides.
     options = ("-shared", "-O3", "-std=c++17", "-Xcompiler", host, "-cudart", "static", "-Xlinker", "--exclude-libs=ALL")
     return Toolchain(str(compiler), f"nvcc {version}", library, _with_tools(include), options, _sm)

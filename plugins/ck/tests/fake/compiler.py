@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A fake nvcc or clang, by the name it is called: takes their options, and makes of a source what its first line says, by the C compiler.
+"""A fake nvcc or clang++, as FAKE_CK_NAME says: takes their options, and makes of a source what its first line says, by the C compiler.
 
 FAKE_CK_LOG names a file that gets a line of JSON for each compilation. FAKE_CK_DOES is what it does in place of one that works: ``fail``,
 ``die`` (by SIGKILL), ``wait`` (until the file FAKE_CK_WAITS is there), ``full`` (as if the disk were), ``empty`` (writes nothing).
@@ -43,7 +43,7 @@ def macros(problem: dict[str, str]) -> list[str]:
 
 
 def main() -> int:
-    name, words = Path(sys.argv[0]).name, sys.argv[1:]
+    name, words = os.environ["FAKE_CK_NAME"], sys.argv[1:]
     if "--version" in words:
         sys.stdout.write(version(name))
         return 0

@@ -1,0 +1,121 @@
+"""What the tests of this plugin share: fake compilers with fake headers, an artifact cache of their own, and stand-ins for instances."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+from tunedgemm.plugin import Device, Shape
+from tunedgemm_ck import Templates, toolchain
+from tunedgemm_ck.build import Target
+from tunedgemm_ck.problem import problem_of
+
+FAKE = Path(__file__).with_name("fake")
+#: Variables that change what is found or done.
+VARIABLES = (
+    "CUDACXX", "HIPCXX", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH", "CUTLASS_INCLUDE", "CK_INCLUDE", "GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH",
+    "AITER_REBUILD", "PREBUILD_KERNELS", "TUNEDGEMM_CK_COMPILE", "TUNEDGEMM_CK_SPACE", "FAKE_CK_DOES", "FAKE_CK_LOG", "FAKE_CK_VERSION",
+    "FAKE_CK_WAITS",
+)  # fmt: skip
+
+
+def _module(stem: str) -> ModuleType:
+    """A module beside this file: pytest imports tests by path, so they cannot import their siblings by name."""
+    name = f"tunedgemm_ck_tests_{stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+@attrs.define
+class Fakes:
+    """A folder with fake compilers and headers.
+
+    Attributes:
+        folder: of both.
+        log: what the compilers write about each compilation.
+    """
+
+    folder: Path
+    log: Path
+
+    def install(self, name: str) -> Path:
+        """A compiler of that name, ``nvcc`` or ``clang++``."""
+        path = self.folder / "bin" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/bin/sh\nFAKE_CK_NAME={name} exec {sys.executable} -S {FAKE / "compiler.py"} "$@"\n')
+        path.chmod(0o755)
+        return path
+
+    def headers(self, library: str, version: tuple[int, int, int]) -> Path:
+        """Headers of ``cutlass`` or ``ck`` that tell a version."""
+        include = self.folder / f"{library}-include"
+        (include / library).mkdir(parents=True, exist_ok=True)
+        if library == "cutlass":
+            parts = zip(("MAJOR", "MINOR", "PATCH"), version, strict=True)
+            (include / "cutlass" / "version.h").write_text("".join(f"#define CUTLASS_{part} {number}\n" for part, number in parts))
+        else:
+            (include / "ck" / "ck.hpp").write_text("#pragma once\n")
+            (include / "ck" / "version.h").write_text(f"#define CK_VERSION {'.'.join(map(str, version))}\n")
+        return include
+
+    @property
+    def compilations(self) -> list[dict[str, Any]]:
+        """What was compiled, in order."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An artifact cache of the test's own, and no variable of the user's."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    """Both toolchains, found by their variables."""
+    if not shutil.which("cc"):
+        pytest.skip("the fake compilers need a C compiler")
+    made = Fakes(tmp_path / "fakes", tmp_path / "compilations.jsonl")
+    monkeypatch.setenv(toolchain.NVCC, str(made.install("nvcc")))
+    monkeypatch.setenv(toolchain.HIPCC, str(made.install("clang++")))
+    monkeypatch.setenv(toolchain.CUTLASS_INCLUDE, str(made.headers("cutlass", (4, 2, 0))))
+    monkeypatch.setenv(toolchain.CK_INCLUDE, str(made.headers("ck", (1, 2, 0))))
+    monkeypatch.setenv("FAKE_CK_LOG", str(made.log))
+    return made
+
+
+H200 = Device("sm_90", 132, "nvidia-h200")
+SHAPE = Shape("a16w16", 5, 48, 64)
+
+
+@pytest.fixture(scope="session")
+def stand_in() -> ModuleType:
+    """The module of instances that are none."""
+    return _module("stand_in")
+
+
+@pytest.fixture
+def backend(stand_in: ModuleType) -> Templates:
+    """A backend of stand-ins for NVIDIA, for which the CPU stands."""
+    return Templates(stand_in.family("standin", "nvidia"), toolchain.cuda, H200)
+
+
+@pytest.fixture
+def target(backend: Templates, stand_in: ModuleType) -> Target:
+    """One instance for a small product."""
+    return Target(backend.family, stand_in.StandIn(64), problem_of(SHAPE, "sm_90"), toolchain.cuda)

@@ -1,0 +1,19 @@
+"""The plugin's backends over fake compilers, whose objects compute in host memory: the CPU stands for an H200 and for an MI300X."""
+
+from __future__ import annotations
+
+import attrs
+import tunedgemm_ck
+from tunedgemm.plugin import Device
+from tunedgemm_ck import Templates
+
+H200, MI300X = Device("sm_90", 132, "nvidia-h200"), Device("gfx942", 304, "amd-instinct-mi300x")
+
+
+def _over(real: Templates, host: Device) -> Templates:
+    return attrs.evolve(real, family=attrs.evolve(real.family, libtype=f"fake{real.family.libtype}"), host=host)
+
+
+cutlass = _over(tunedgemm_ck.cutlass, H200)
+ck = _over(tunedgemm_ck.ck, MI300X)
+cktile = _over(tunedgemm_ck.cktile, MI300X)

@@ -1,0 +1,66 @@
+"""A template library that is none: instances of one number, whose sources a fake compiler reads the first line of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import attrs
+from tunedgemm.plugin import Device, PluginError, Shape
+from tunedgemm_ck.build import CALL
+from tunedgemm_ck.family import Chosen, Family
+from tunedgemm_ck.problem import Problem
+
+
+@attrs.frozen
+class StandIn:
+    """An instance.
+
+    Attributes:
+        tile: its one parameter.
+    """
+
+    tile: int
+
+    @property
+    def name(self) -> str:
+        return f"tile{self.tile}"
+
+
+TILES = (64, 128, 256)
+
+
+def _parse(name: str, op: str) -> StandIn:
+    found = re.fullmatch(r"tile(\d+)", name)
+    if not found or int(found[1]) not in TILES:
+        raise PluginError(f"no instance {name!r} of {op}")
+    return StandIn(int(found[1]))
+
+
+def _space(shape: Shape, device: Device, full: bool) -> Iterator[Chosen]:
+    for tile in TILES if full else TILES[:2]:
+        yield StandIn(tile), 1
+        if shape.k >= 2 * tile:
+            yield StandIn(tile), 2
+
+
+def _render(instance: StandIn, problem: Problem) -> str:
+    return f"// {instance.name} for {problem.op}\n{CALL}// the end\n"
+
+
+def family(libtype: str, kind: str) -> Family:
+    """A family of stand-ins for devices of a kind."""
+    return Family(
+        libtype=libtype,
+        kind=kind,
+        ops=("a16w16", "a8w8", "a8w8_blockscale", "batched_bf16", "batched_a8w8"),
+        refused=lambda shape, device: "K is odd" if shape.k % 2 else "",
+        space=_space,
+        parse=_parse,
+        unfit=lambda instance, split, shape, device: "" if split <= 8 else f"{split} splits are too many",
+        render=_render,
+        flags=lambda instance, problem: (f"-DTILE={instance.tile}",),
+        near=lambda instance, split, shape, device: [(StandIn(tile), split) for tile in TILES if tile != instance.tile],
+        deterministic=lambda instance, split: split == 1,
+        revision=3,
+    )

@@ -1,0 +1,238 @@
+"""build: an instance is compiled once for a source, options and toolchain, by one process at a time, and found again without a compiler."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import attrs
+import pytest
+from tunedgemm.plugin import LaunchError, PluginError, artifact
+from tunedgemm_ck import toolchain
+from tunedgemm_ck.build import MissingError, Object, Target, built, found
+from tunedgemm_ck.native import loaded
+
+#: One bf16 product of 1 x 1 x 1 is all that a loaded object is asked for here.
+SIZES = (1, 1, 1, 1, 1)
+
+
+def works(made: Object) -> bool:
+    """Whether the bytes are an object that can be loaded."""
+    return loaded(made.code).workspace_bytes(SIZES) == 0
+
+
+def test_an_instance_is_compiled_once(fakes, target):
+    """The second time it comes from the cache, in another process, too."""
+    made = built(target)
+    assert works(made)
+    assert made.toolchain == "CUTLASS 4.2.0, nvcc 13.0.88"
+    assert built(target).code == found(target).code == made.code
+    assert len(fakes.compilations) == 1
+
+
+def test_the_source_tells_its_problem_and_is_one_text(target):
+    """The first line is JSON; call.h is in it."""
+    first, _, rest = target.source.partition("\n")
+    told = json.loads(first.removeprefix("// tunedgemm "))
+    assert told == {"instance": "tile64", **attrs.asdict(target.problem)}
+    assert "struct TunedGemmCall" in rest
+    assert "#include \"call.h\"" not in rest
+
+
+def test_a_source_without_the_call_is_refused(target):
+    """A family that forgets the include is told so."""
+    family = attrs.evolve(target.family, render=lambda instance, problem: "int x;")
+    with pytest.raises(PluginError, match=r"includes call\.h once"):
+        _ = attrs.evolve(target, family=family).source
+
+
+@pytest.mark.parametrize("change", ["instance", "problem", "source", "flags", "compiler", "headers"])
+def test_whatever_matters_makes_another_object(fakes, target, stand_in, monkeypatch, change):
+    """Nothing that a compilation depends on is forgotten in its key."""
+    built(target)
+    family, other = target.family, target
+    if change == "instance":
+        other = attrs.evolve(target, instance=stand_in.StandIn(128))
+    elif change == "problem":
+        other = attrs.evolve(target, problem=attrs.evolve(target.problem, outdtype="fp32"))
+    elif change == "source":
+        other = attrs.evolve(target, family=attrs.evolve(family, render=lambda i, p: family.render(i, p) + "\n"))
+    elif change == "flags":
+        other = attrs.evolve(target, family=attrs.evolve(family, flags=lambda i, p: ("-DTILE=64", "-DMORE")))
+    elif change == "compiler":
+        monkeypatch.setenv("FAKE_CK_VERSION", "13.1.5")
+        fakes.install("nvcc")
+    else:
+        fakes.headers("cutlass", (4, 3, 0))
+    built(other)
+    assert len(fakes.compilations) == 2
+    built(other)
+    assert len(fakes.compilations) == 2
+
+
+def test_what_is_missing_is_not_compiled(fakes, target):
+    """To look for an object compiles nothing, and says what would make it."""
+    with pytest.raises(MissingError, match=r"is not built: run `tunedgemm ck prebuild TABLE`, or allow it here with TUNEDGEMM_CK_COMPILE=1"):
+        found(target)
+    assert fakes.compilations == []
+
+
+def test_a_machine_without_a_compiler_finds_what_another_has_built(fakes, target, monkeypatch, tmp_path):
+    """The cache is copied, and neither nvcc nor headers are there."""
+    made = built(target)
+    shutil.copytree(os.environ["TUNEDGEMM_CACHE"], tmp_path / "copy")
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "copy"))
+    monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
+    assert found(target).code == made.code
+    with pytest.raises(PluginError, match="no nvcc"):
+        built(target)
+
+
+def test_without_compiler_and_cache_the_error_says_both(fakes, target, monkeypatch, tmp_path):
+    """What is not built, and why it cannot be."""
+    monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
+    with pytest.raises(MissingError, match=r"standin tile64 for a16w16 bf16->bf16 on sm_90 is not built: no nvcc is there"):
+        found(target)
+
+
+def test_after_an_upgrade_the_old_object_serves_until_there_is_a_new_one(fakes, target, monkeypatch):
+    """A serving process goes on with what was built before; the tuner builds anew."""
+    old = built(target)
+    monkeypatch.setenv("FAKE_CK_VERSION", "13.1.5")
+    fakes.install("nvcc")
+    assert found(target).toolchain == old.toolchain
+    assert built(target).toolchain == "CUTLASS 4.2.0, nvcc 13.1.5"
+    assert found(target).toolchain == "CUTLASS 4.2.0, nvcc 13.1.5"
+
+
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        ("fail", r"does not compile: exit code 2: instance\.cu\(7\): error: no such type$"),
+        ("full", r"exit code 1: Fatal: instance\.so: No space left on device$"),
+        ("die", r"the compiler was ended by SIGKILL; too little memory, most likely: fewer at a time need less \(--jobs\)$"),
+        ("empty", r"exit code 0: it says nothing$"),
+    ],
+)
+def test_a_compiler_that_fails_is_told_and_tried_again(fakes, target, monkeypatch, does, says):
+    """The error has what the compiler said and no path of a folder that is gone; the next try begins anew."""
+    monkeypatch.setenv("FAKE_CK_DOES", does)
+    with pytest.raises(LaunchError, match=says):
+        built(target)
+    monkeypatch.delenv("FAKE_CK_DOES")
+    assert works(built(target))
+    assert not any(Path(each["folder"]).exists() for each in fakes.compilations), "temporary folders are gone"
+
+
+def test_a_cache_that_cannot_be_written_is_an_error(fakes, target, monkeypatch, tmp_path):
+    """What is compiled for another process must reach it."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(PluginError, match=r"the artifact cache cannot be written \(.*Not a directory.*\); set TUNEDGEMM_CACHE"):
+        built(target)
+
+
+def test_a_damaged_object_is_compiled_again(fakes, target, cache):
+    """A torn file counts as absent."""
+    built(target)
+    for file in cache.rglob("*"):
+        if file.is_file() and file.stat().st_size > 1000:
+            file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(MissingError):
+        found(target)
+    assert works(built(target))
+
+
+def test_fresh_compiles_again(fakes, target):
+    """As after headers were changed in place."""
+    built(target)
+    built(target, fresh=True)
+    assert len(fakes.compilations) == 2
+
+
+def _child(target: Target) -> None:
+    built(target)
+
+
+def test_two_processes_compile_one_instance_once(fakes, target, monkeypatch, tmp_path):
+    """The second waits for the first one's object."""
+    monkeypatch.setenv("FAKE_CK_DOES", "wait")
+    monkeypatch.setenv("FAKE_CK_WAITS", str(tmp_path / "go"))
+    fork = multiprocessing.get_context("fork")
+    children = [fork.Process(target=_child, args=(target,)) for _ in range(2)]
+    for child in children:
+        child.start()
+    deadline = time.monotonic() + 60
+    while not fakes.compilations and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)  # the other has begun as well
+    (tmp_path / "go").touch()
+    for child in children:
+        child.join(timeout=60)
+    assert [child.exitcode for child in children] == [0, 0]
+    assert len(fakes.compilations) == 1
+    assert works(found(target))
+
+
+def test_a_process_killed_while_it_compiles_leaves_no_lock(fakes, target, monkeypatch, tmp_path):
+    """Another one compiles at once."""
+    monkeypatch.setenv("FAKE_CK_DOES", "wait")
+    monkeypatch.setenv("FAKE_CK_WAITS", str(tmp_path / "go"))
+    child = multiprocessing.get_context("fork").Process(target=_child, args=(target,))
+    child.start()
+    deadline = time.monotonic() + 60
+    while not fakes.compilations and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child.kill()
+    child.join(timeout=60)
+    (tmp_path / "go").touch()
+    assert works(built(target))
+
+
+def test_an_object_is_packed_and_unpacked(target):
+    """What is stored is what was made, whatever bytes it has."""
+    made = Object(b"\x7fELF\n\n{}", "x", 1.26)
+    back = Object.unpacked(made.packed())
+    assert (back.code, back.toolchain, back.seconds) == (made.code, "x", 1.3)
+
+
+def test_the_key_needs_no_compiler(fakes, target):
+    """A process that only looks finds the object with the environment of a container that has no toolkit."""
+    built(target)
+    code = (
+        "import sys; sys.path[:0] = [sys.argv[1]]; import stand_in; from tunedgemm_ck import toolchain; from tunedgemm_ck.build import *; "
+        "from tunedgemm_ck.problem import Problem; "
+        "t = Target(stand_in.family('standin', 'nvidia'), stand_in.StandIn(64), Problem('a16w16', 'sm_90', 'bf16', 'bf16'), toolchain.cuda); "
+        "print(len(found(t).code))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in ("CUDACXX", "CUTLASS_INCLUDE")} | {"PATH": "/nowhere"}
+    done = subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent)], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == str(len(built(target).code)), done.stderr
+
+
+def test_artifacts_of_a_build_are_those_of_the_core(fakes, target, cache):
+    """Objects lie in the one artifact cache, which TUNEDGEMM_CACHE moves; beside them only locks."""
+    built(target)
+    names = {file.parent.name for file in cache.rglob("*") if file.is_file()}
+    assert all(len(name) == 2 for name in names - {"locks"})
+    assert artifact.__module__ == "tunedgemm.artifact"
+
+
+def test_the_finder_is_asked_for_the_problem(target):
+    """A problem may have a compiler of its own."""
+    asked = []
+
+    def finder(problem):
+        asked.append(problem)
+        raise PluginError("none")
+
+    with pytest.raises(PluginError, match="none"):
+        built(attrs.evolve(target, finder=finder))
+    assert asked == [target.problem]
+    assert toolchain.cuda is not finder

@@ -1,0 +1,163 @@
+"""``tunedgemm ck``: exactly what tables name is compiled, on a machine without a GPU, and every failure is told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tunedgemm.cli import main
+from tunedgemm_ck import Templates, command, toolchain
+
+HEAD = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
+PLUGIN = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def backends(stand_in, monkeypatch):
+    """Stand-ins under the names of two backends."""
+    made = {
+        "cutlass": Templates(stand_in.family("cutlass", "nvidia"), toolchain.cuda),
+        "ck": Templates(stand_in.family("ck", "amd"), toolchain.hip),
+    }
+    monkeypatch.setattr(command, "_backends", lambda: made)
+    return made
+
+
+def table(path: Path, *rows: str) -> str:
+    """A table of a16w16 with rows of M,N,K | dtype | libtype | name, in that order."""
+    lines = [HEAD]
+    for row in rows:
+        gfx, m, dtype, libtype, name = row.split(",")
+        lines.append(f"{gfx},{132 if gfx else 0},{m},256,512,False,torch.{dtype},torch.{dtype},False,False,{libtype},0,1,5.0,{name},0.0,1,1")
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_what_a_table_names_is_built_once(fakes, backends, tmp_path, capsys):
+    """Rows of both toolchains, each instance and class of shapes once; rows of other backends are not ours."""
+    name = table(
+        tmp_path / "bf16_tuned_gemm.csv",
+        "sm_90,1,bfloat16,cutlass,tile64",
+        "sm_90,16,bfloat16,cutlass,tile64",
+        "sm_90,1,float16,cutlass,tile64",
+        "gfx942,1,bfloat16,ck,tile128",
+        "sm_90,32,bfloat16,torch,native",
+    )
+    assert main(["ck", "prebuild", name]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "3 instances: 0 were there, 3 built, 0 failed"
+    assert "[3/3] " in out
+    assert sorted(each["name"] for each in fakes.compilations) == ["clang++", "nvcc", "nvcc"]
+    assert main(["ck", "prebuild", name]) == 0
+    assert capsys.readouterr().out == "3 instances: 3 were there, 0 built, 0 failed\n"
+    assert len(fakes.compilations) == 3
+
+
+@pytest.mark.parametrize("how", ["--rebuild", "AITER_REBUILD"])
+def test_rebuild_compiles_what_is_there(fakes, backends, tmp_path, monkeypatch, how):
+    """By the flag or by AITER's variable."""
+    name = table(tmp_path / "t.csv", "sm_90,1,bfloat16,cutlass,tile64")
+    main(["ck", "prebuild", name])
+    if how == "AITER_REBUILD":
+        monkeypatch.setenv(how, "1")
+    main(["ck", "prebuild", name, *([how] if how.startswith("-") else [])])
+    assert len(fakes.compilations) == 2
+
+
+def test_one_architecture_alone(fakes, backends, tmp_path):
+    """--gfx picks among the rows, and is that of rows which tell none."""
+    name = table(tmp_path / "t.csv", "sm_90,1,bfloat16,cutlass,tile64", "gfx942,1,bfloat16,ck,tile64", ",1,bfloat16,cutlass,tile128")
+    assert main(["ck", "prebuild", name, "--gfx", "sm_90"]) == 0
+    assert [each["name"] for each in fakes.compilations] == ["nvcc", "nvcc"]
+
+
+def test_what_cannot_be_built_is_told_and_the_rest_is_built(fakes, backends, tmp_path, monkeypatch, capsys):
+    """A row of an unknown instance, a row without an architecture, a missing compiler: exit code 1, with the reasons."""
+    monkeypatch.setenv("HIPCXX", str(tmp_path / "none"))
+    name = table(
+        tmp_path / "t.csv",
+        "sm_90,1,bfloat16,cutlass,tile64",
+        "sm_90,2,bfloat16,cutlass,tile65",
+        ",3,bfloat16,cutlass,tile64",
+        "gfx942,1,bfloat16,ck,tile64",
+    )
+    assert main(["ck", "prebuild", name]) == 1
+    out = capsys.readouterr().out
+    assert "t.csv:3: no instance 'tile65' of a16w16" in out
+    assert "t.csv:4: the row tells no architecture; say --gfx" in out
+    assert "no hipcc is there" in out
+    assert out.splitlines()[-1] == "2 instances: 0 were there, 1 built, 3 failed"
+
+
+def test_without_tables_those_in_effect(fakes, backends, tmp_path, monkeypatch, capsys):
+    """As dispatch reads them: AITER's variable names this one."""
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", table(tmp_path / "t.csv", "sm_90,1,bfloat16,cutlass,tile64"))
+    assert main(["ck", "prebuild"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 instances: 0 were there, 1 built, 0 failed"
+
+
+def test_compilers_run_side_by_side(fakes, backends, tmp_path, monkeypatch):
+    """Two of them at a time with --jobs 2: both have begun before one may end."""
+    monkeypatch.setenv("FAKE_CK_DOES", "wait")
+    monkeypatch.setenv("FAKE_CK_WAITS", str(fakes.log.with_suffix(".2")))
+    name = table(tmp_path / "t.csv", "sm_90,1,bfloat16,cutlass,tile64", "sm_90,1,bfloat16,cutlass,tile128")
+    code = "import sys, time; from pathlib import Path\nlog = Path(sys.argv[1])\n" + (
+        "while not (log.exists() and len(log.read_text().splitlines()) > 1): time.sleep(0.05)\nlog.with_suffix('.2').touch()\n"
+    )
+    both = subprocess.Popen([sys.executable, "-c", code, str(fakes.log)])
+    try:
+        assert main(["ck", "prebuild", name, "--jobs", "2"]) == 0
+        assert both.wait(timeout=60) == 0
+    finally:
+        both.kill()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["prebuild", "nowhere.csv"], "nowhere.csv"),
+        (["prebuild", "--jobs", "-1"], "--jobs must be at least 0"),
+        (["source", "tile64", "--libtype", "other", "--op", "a16w16", "--gfx", "sm_90"], "--libtype other: there are ck, cutlass"),
+        (["source", "tile64", "--libtype", "ck", "--op", "other", "--gfx", "sm_90"], "--op other: there are a16w16"),
+        (["source", "tile65", "--libtype", "ck", "--op", "a16w16", "--gfx", "sm_90"], "no instance 'tile65'"),
+        (["source", "tile64", "--libtype", "ck", "--op", "a16w16", "--gfx", "sm_90", "--set", "dtype"], "expected COLUMN=TEXT"),
+    ],
+)
+def test_mistakes_are_one_line(backends, capsys, words, says):
+    """Exit code 2 and no traceback."""
+    assert main(["ck", *words]) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert "Traceback" not in told
+
+
+def test_a_file_with_faults_is_refused(backends, tmp_path, capsys):
+    """A line that is no row is not passed over: an image would lack its kernel."""
+    name = table(tmp_path / "t.csv", "sm_90,one,bfloat16,cutlass,tile64")
+    assert main(["ck", "prebuild", name]) == 2
+    assert "tunedgemm table check" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("op", ["a16w16", "batched_bf16"])
+def test_source_prints_what_is_compiled(backends, capsys, op):
+    """The whole text, for the columns that are said."""
+    assert main(["ck", "source", "tile64", "--libtype", "ck", "--op", op, "--gfx", "gfx942", "--set", "dtype=fp16"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith('// tunedgemm {"instance": "tile64", "op": "%s", "gfx": "gfx942", "dtype": "fp16"' % op)
+    assert "struct TunedGemmCall" in out
+
+
+@pytest.mark.slow
+def test_pip_install_prebuilds_where_asked(fakes, tmp_path, monkeypatch):
+    """PREBUILD_KERNELS=1, as in AITER: what the tables in effect name is built while the plugin is installed."""
+    monkeypatch.setenv("PREBUILD_KERNELS", "1")
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", table(tmp_path / "t.csv", "sm_90,1,bfloat16,cutlass,tile64"))
+    folder = shutil.copytree(PLUGIN, tmp_path / "plugin", ignore=shutil.ignore_patterns("build", "*.egg-info", "tests"))
+    words = [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", str(tmp_path / "wheels"), str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, env=dict(os.environ), timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "t.csv:2: " in done.stdout + done.stderr, "no instance of CUTLASS is called tile64, which is told and ends nothing"

@@ -1,0 +1,165 @@
+"""launch: a solution bound to a shape computes it; a process that serves compiles nothing unless it is allowed to."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, UserError, device_of, op_named
+from tunedgemm_ck import Templates, launch, native, toolchain
+
+CPU = device_of(-1)
+SHAPES = [
+    Shape("a16w16", 5, 48, 64),
+    Shape("a16w16", 3, 17, 66, dtype="fp16", outdtype="fp32", epilogue="bias"),
+    Shape("a8w8", 4, 32, 128, dtype="fp8_e4m3fn", outdtype="bf16", scale="row", epilogue="bias", bias_dtype="fp32"),
+    Shape("a8w8", 4, 32, 64, dtype="int8", outdtype="fp16", scale="tensor"),
+    Shape("a8w8_blockscale", 3, 160, 256, dtype="fp8_e4m3fn", outdtype="bf16", scale="block"),
+    Shape("batched_bf16", 3, 24, 32, extra={"B": 3}, epilogue="bias"),
+    Shape("batched_a8w8", 3, 24, 32, dtype="int8", outdtype="bf16", scale="row", extra={"B": 2}),
+]
+ONE = Solution("standin", "tile64", split_k=1)
+
+
+@pytest.fixture
+def allowed(monkeypatch):
+    """Compilation in this process."""
+    monkeypatch.setenv("TUNEDGEMM_CK_COMPILE", "1")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("split", [1, 2])
+def test_a_bound_solution_computes_its_op(fakes, allowed, backend, shape, split):
+    """Operands, scales, bias, batches and workspace reach the object in their places."""
+    op = op_named(shape.op)
+    operands = op.make_inputs(shape, torch.device("cpu"), 0)
+    launcher = backend.bind(attrs.evolve(ONE, split_k=split), shape, CPU)
+    assert isinstance(launcher, Launcher), launcher
+    assert launcher.workspace_bytes == (0 if split == 1 else 128)
+    out, wanted = launcher.call(*operands), op.reference(shape, operands)
+    assert str(out.dtype).removeprefix("torch.") == {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[shape.outdtype]
+    torch.testing.assert_close(out.double().reshape(wanted.shape), wanted.double(), rtol=2**-7, atol=2**-6)
+
+
+def test_leading_dimensions_stay(fakes, allowed, backend):
+    """x of [2, 3, K] gives [2, 3, N]."""
+    shape = Shape("a16w16", 6, 48, 64)
+    x, weight = op_named("a16w16").make_inputs(shape, torch.device("cpu"), 0)
+    launcher = backend.bind(ONE, shape, CPU)
+    assert torch.equal(launcher.call(x.view(2, 3, 64), weight).view(6, 48), launcher.call(x, weight))
+
+
+def test_a_serving_process_compiles_nothing(fakes, backend):
+    """What is not built is refused with what would build it; what `prepare` built binds."""
+    shape = SHAPES[0]
+    answer = backend.bind(ONE, shape, CPU)
+    assert isinstance(answer, Unsupported)
+    assert "is not built: run `tunedgemm ck prebuild TABLE`, or allow it here with TUNEDGEMM_CK_COMPILE=1" in str(answer)
+    assert fakes.compilations == []
+    backend.prepare(ONE, shape, CPU)
+    assert isinstance(backend.bind(ONE, shape, CPU), Launcher)
+    assert len(fakes.compilations) == 1
+
+
+def test_one_object_serves_all_sizes(fakes, backend):
+    """M, N and K are no part of what is compiled, nor is the split."""
+    backend.prepare(ONE, SHAPES[0], CPU)
+    for m, n, k, split in ((1, 8, 8, 1), (300, 16, 24, 2)):
+        assert isinstance(backend.bind(attrs.evolve(ONE, split_k=split), Shape("a16w16", m, n, k), CPU), Launcher)
+    assert len(fakes.compilations) == 1
+
+
+@pytest.mark.parametrize(("said", "compilations"), [("0", 1), ("", 1), ("1", 2), ("2", 2)])
+def test_aiters_rebuild_compiles_anew_once(fakes, backend, monkeypatch, said, compilations):
+    """AITER_REBUILD=1: what a table names is compiled again, the first time that a process binds it."""
+    monkeypatch.setattr(launch, "_rebuilt", set())
+    backend.prepare(ONE, SHAPES[0], CPU)
+    monkeypatch.setenv("AITER_REBUILD", said)
+    for _ in range(3):
+        assert isinstance(backend.bind(ONE, SHAPES[0], CPU), Launcher)
+    assert len(fakes.compilations) == compilations
+
+
+def test_a_compile_error_is_told(fakes, backend, monkeypatch):
+    """By prepare, to the tuner, as a LaunchError that names the instance."""
+    monkeypatch.setenv("FAKE_CK_DOES", "fail")
+    with pytest.raises(LaunchError, match="standin tile64 for a16w16 .* no such type"):
+        backend.prepare(ONE, SHAPES[0], CPU)
+
+
+def test_prepare_leaves_to_bind_what_it_cannot_do(fakes, backend):
+    """An unknown name, an unfit split: bind says why."""
+    for solution, reason in (
+        (Solution("standin", "other"), "no instance 'other' of a16w16"),
+        (attrs.evolve(ONE, split_k=9), "standin tile64: 9 splits are too many"),
+    ):
+        backend.prepare(solution, SHAPES[0], CPU)
+        assert str(backend.bind(solution, SHAPES[0], CPU)) == reason
+    assert fakes.compilations == []
+
+
+def test_a_status_is_an_error(fakes, allowed, backend, monkeypatch):
+    """Of the vendor's runtime, or of an instance that refuses the sizes after all."""
+    shape = SHAPES[0]
+    operands = op_named(shape.op).make_inputs(shape, torch.device("cpu"), 0)
+    for status, says in ((700, "standin tile64: CUDA error 700"), (native.UNSUPPORTED, "standin tile64: it refuses the sizes")):
+        monkeypatch.setattr(native.Loaded, "launcher", lambda self, sizes, status=status: lambda *addresses: status)
+        with pytest.raises(LaunchError, match=says):
+            backend.bind(ONE, shape, CPU).call(*operands)
+
+
+def test_sizes_that_the_instance_refuses_do_not_bind(fakes, allowed, backend, monkeypatch):
+    """Its workspace function says so before anything is launched."""
+    monkeypatch.setattr(native.Loaded, "workspace_bytes", lambda self, sizes: -1)
+    assert "standin tile64 refuses a16w16 M=5" in str(backend.bind(ONE, SHAPES[0], CPU))
+
+
+def test_other_devices_and_ops_are_refused(backend, stand_in):
+    """With reasons that say what would be served."""
+    h200, mi300 = Device("sm_90", 132), Device("gfx942", 304)
+    assert backend.supports(SHAPES[0], h200)
+    assert str(backend.supports(SHAPES[0], mi300)) == "standin is for NVIDIA GPUs, not for gfx942"
+    assert str(Templates(stand_in.family("standin", "amd"), toolchain.hip).supports(SHAPES[0], h200)) == "standin is for AMD GPUs, not for sm_90"
+    assert "op fmoe is not covered; covered: a16w16" in str(backend.supports(attrs.evolve(SHAPES[0], op="fmoe"), h200))
+    assert str(backend.supports(attrs.evolve(SHAPES[0], m=0), h200)) == "an empty batch needs no kernel"
+    assert str(backend.supports(attrs.evolve(SHAPES[0], k=63), h200)) == "K is odd"
+    assert str(backend.bind(ONE, SHAPES[0], h200)) == "sm_90, 132 SMs is described, not present"
+
+
+def test_the_space_is_small_unless_all_is_asked_for(backend, monkeypatch):
+    """TUNEDGEMM_CK_SPACE=full lists every instance and refines."""
+    shape, h200 = SHAPES[0], Device("sm_90", 132)
+    assert {str(each) for each in backend.enumerate_solutions(shape, h200)} == {"standin:tile64 splitK=1", "standin:tile128 splitK=1"}
+    assert list(backend.refine(ONE, shape, h200)) == []
+    monkeypatch.setenv("TUNEDGEMM_CK_SPACE", "full")
+    assert len(list(backend.enumerate_solutions(shape, h200))) == 3
+    assert len(list(backend.refine(ONE, shape, h200))) == 2
+    monkeypatch.setenv("TUNEDGEMM_CK_SPACE", "large")
+    with pytest.raises(UserError, match="TUNEDGEMM_CK_SPACE must be default or full"):
+        list(backend.enumerate_solutions(shape, h200))
+
+
+def test_claims_are_the_familys(backend):
+    """A split that adds up in any order is not claimed to be deterministic."""
+    listed = list(backend.enumerate_solutions(attrs.evolve(SHAPES[0], k=256), Device("sm_90", 132)))
+    assert {each.split_k: each.deterministic for each in listed} == {1: True, 2: False}
+
+
+def test_versions_and_details_tell_the_toolchain(fakes, backend, monkeypatch, tmp_path):
+    """The library's version and the templates' revision; without a toolchain the revision, and what is missing."""
+    assert backend.library_version(CPU) == "CUTLASS 4.2.0 r3"
+    assert backend.details(CPU)[0].startswith("toolchain: nvcc 13.0.88 (")
+    monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
+    assert backend.library_version(CPU) == "r3"
+    assert backend.details(CPU)[0].startswith("no toolchain: no nvcc is there")
+
+
+def test_bind_passes_on_what_the_finder_says(fakes, backend):
+    """A toolchain that is missing is a reason, not an exception."""
+
+    def finder(problem):
+        raise PluginError("nothing is installed")
+
+    answer = attrs.evolve(backend, finder=finder).bind(ONE, SHAPES[0], CPU)
+    assert str(answer) == "standin tile64 for a16w16 bf16->bf16 on sm_90 is not built: nothing is installed"
+
