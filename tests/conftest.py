@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tunedgemm import registry
 from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 
@@ -51,6 +52,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         if item.get_closest_marker("no_cover"):
             patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
         return (yield)
+
+
+@pytest.fixture
+def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a libtype one that is not installed, in this process."""
+
+    def hidden(libtype: str) -> None:
+        real = registry.entry_points
+        monkeypatch.setattr(registry, "entry_points", lambda **asked: [entry for entry in real(**asked) if entry.name != libtype])
+
+    return hidden
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,11 @@ def test_check_finds_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "3 rows for" in out and "0.9" in out and "bad.csv:4" in out
 
 
-def test_plugins_says_what_is_here_and_what_is_not(capsys: pytest.CaptureFixture[str], fake_plugins: Path) -> None:
+def test_plugins_says_what_is_here_and_what_is_not(
+    capsys: pytest.CaptureFixture[str], fake_plugins: Path, hide: Callable[[str], None]
+) -> None:
     """Each backend with its distribution and ops; what is not installed with the pip command; rivals are named."""
+    hide("ck")
     code, out, _ = run(capsys, "plugins", "-v")
 
     assert code == 0
@@ -135,9 +139,10 @@ def test_plugins_says_what_is_here_and_what_is_not(capsys: pytest.CaptureFixture
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_users_mistakes_are_one_line_without_a_traceback(
-    arguments: list[str], message: str, untuned: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, untuned: Path, capsys: pytest.CaptureFixture[str], hide: Callable[[str], None]
 ) -> None:
     """Exit code 2, the reason on one line of standard error, nothing else."""
+    hide("ck")
     code, out, err = run(capsys, *[text.format(untuned=untuned) for text in arguments])
 
     assert code == 2

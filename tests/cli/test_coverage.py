@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None, hide: Callable[[str], None]) -> Path:
     """Captured shapes, and a table with a row for two of the four: one is padded to it, one has a row of an absent backend."""
+    hide("ck")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     lines = ("16,64,128,False,fp32,fp32,30,0", "15,64,128,False,fp32,fp32,20,0", "8,96,128,False,fp32,fp32,40,0")

@@ -83,7 +83,7 @@ def test_what_it_writes_is_as_our_own_sources(tmp_path):
     ("name", "message"),
     [
         ("torch", "a backend 'torch' is installed already"),
-        ("ck", "tables of AITER or of ours have rows of 'ck'"),
+        ("flydsl", "tables of AITER or of ours have rows of 'flydsl'"),
         ("rocblas", "tables of AITER or of ours have rows of 'rocblas'"),
         ("Fast", "lower-case letter"),
         ("8fast", "lower-case letter"),

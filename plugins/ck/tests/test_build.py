@@ -42,7 +42,7 @@ def test_the_source_tells_its_problem_and_is_one_text(target):
     told = json.loads(first.removeprefix("// tunedgemm "))
     assert told == {"instance": "tile64", **attrs.asdict(target.problem)}
     assert "struct TunedGemmCall" in rest
-    assert "#include \"call.h\"" not in rest
+    assert '#include "call.h"' not in rest
 
 
 def test_a_source_without_the_call_is_refused(target):
@@ -78,7 +78,9 @@ def test_whatever_matters_makes_another_object(fakes, target, stand_in, monkeypa
 
 def test_what_is_missing_is_not_compiled(fakes, target):
     """To look for an object compiles nothing, and says what would make it."""
-    with pytest.raises(MissingError, match=r"is not built: run `tunedgemm ck prebuild TABLE`, or allow it here with TUNEDGEMM_CK_COMPILE=1"):
+    with pytest.raises(
+        MissingError, match=r"is not built: run `tunedgemm ck prebuild TABLE`, or allow it here with TUNEDGEMM_CK_COMPILE=1"
+    ):
         found(target)
     assert fakes.compilations == []
 
@@ -208,7 +210,8 @@ def test_the_key_needs_no_compiler(fakes, target):
     code = (
         "import sys; sys.path[:0] = [sys.argv[1]]; import stand_in; from tunedgemm_ck import toolchain; from tunedgemm_ck.build import *; "
         "from tunedgemm_ck.problem import Problem; "
-        "t = Target(stand_in.family('standin', 'nvidia'), stand_in.StandIn(64), Problem('a16w16', 'sm_90', 'bf16', 'bf16'), toolchain.cuda); "
+        "t = Target(stand_in.family('standin', 'nvidia'), stand_in.StandIn(64), Problem('a16w16', 'sm_90', 'bf16', 'bf16'), "
+        "toolchain.cuda); "
         "print(len(found(t).code))"
     )
     environment = {name: value for name, value in os.environ.items() if name not in ("CUDACXX", "CUTLASS_INCLUDE")} | {"PATH": "/nowhere"}

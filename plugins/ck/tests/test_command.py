@@ -32,7 +32,9 @@ def table(path: Path, *rows: str) -> str:
     lines = [HEAD]
     for row in rows:
         gfx, m, dtype, libtype, name = row.split(",")
-        lines.append(f"{gfx},{132 if gfx else 0},{m},256,512,False,torch.{dtype},torch.{dtype},False,False,{libtype},0,1,5.0,{name},0.0,1,1")
+        lines.append(
+            f"{gfx},{132 if gfx else 0},{m},256,512,False,torch.{dtype},torch.{dtype},False,False,{libtype},0,1,5.0,{name},0.0,1,1"
+        )
     path.write_text("\n".join(lines) + "\n")
     return str(path)
 
@@ -147,7 +149,7 @@ def test_source_prints_what_is_compiled(backends, capsys, op):
     """The whole text, for the columns that are said."""
     assert main(["ck", "source", "tile64", "--libtype", "ck", "--op", op, "--gfx", "gfx942", "--set", "dtype=fp16"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith('// tunedgemm {"instance": "tile64", "op": "%s", "gfx": "gfx942", "dtype": "fp16"' % op)
+    assert out.startswith(f'// tunedgemm {{"instance": "tile64", "op": "{op}", "gfx": "gfx942", "dtype": "fp16"')
     assert "struct TunedGemmCall" in out
 
 

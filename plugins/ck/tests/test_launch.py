@@ -83,7 +83,7 @@ def test_aiters_rebuild_compiles_anew_once(fakes, backend, monkeypatch, said, co
 def test_a_compile_error_is_told(fakes, backend, monkeypatch):
     """By prepare, to the tuner, as a LaunchError that names the instance."""
     monkeypatch.setenv("FAKE_CK_DOES", "fail")
-    with pytest.raises(LaunchError, match="standin tile64 for a16w16 .* no such type"):
+    with pytest.raises(LaunchError, match=r"standin tile64 for a16w16 .* no such type"):
         backend.prepare(ONE, SHAPES[0], CPU)
 
 
@@ -119,7 +119,10 @@ def test_other_devices_and_ops_are_refused(backend, stand_in):
     h200, mi300 = Device("sm_90", 132), Device("gfx942", 304)
     assert backend.supports(SHAPES[0], h200)
     assert str(backend.supports(SHAPES[0], mi300)) == "standin is for NVIDIA GPUs, not for gfx942"
-    assert str(Templates(stand_in.family("standin", "amd"), toolchain.hip).supports(SHAPES[0], h200)) == "standin is for AMD GPUs, not for sm_90"
+    assert (
+        str(Templates(stand_in.family("standin", "amd"), toolchain.hip).supports(SHAPES[0], h200))
+        == "standin is for AMD GPUs, not for sm_90"
+    )
     assert "op fmoe is not covered; covered: a16w16" in str(backend.supports(attrs.evolve(SHAPES[0], op="fmoe"), h200))
     assert str(backend.supports(attrs.evolve(SHAPES[0], m=0), h200)) == "an empty batch needs no kernel"
     assert str(backend.supports(attrs.evolve(SHAPES[0], k=63), h200)) == "K is odd"
@@ -162,4 +165,3 @@ def test_bind_passes_on_what_the_finder_says(fakes, backend):
 
     answer = attrs.evolve(backend, finder=finder).bind(ONE, SHAPES[0], CPU)
     assert str(answer) == "standin tile64 for a16w16 bf16->bf16 on sm_90 is not built: nothing is installed"
-

@@ -49,7 +49,7 @@ def test_every_field_reaches_the_object(spy, way):
     if way == "extension" and native._shim is None:
         pytest.skip("installed without the C extension")
     addresses = [2**63 + place for place in range(7)]
-    sizes = tuple(2**40 + place for place in range(4)) + (17,)
+    sizes = (*(2**40 + place for place in range(4)), 17)
     launch = WAYS[way](spy, sizes)
     assert launch(2**62, *addresses) == 17
     assert told(spy) == ([*addresses, *sizes], 2**62)

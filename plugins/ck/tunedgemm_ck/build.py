@@ -59,7 +59,9 @@ class Target:
         problem = self.problem
         scale = f", scales by {problem.scale}" if problem.scale != "none" else ""
         bias = f", bias {problem.bias_dtype}" if problem.bias_dtype else ""
-        return f"{self.family.libtype} {self.instance.name} for {problem.op} {problem.dtype}->{problem.outdtype}{scale}{bias} on {problem.gfx}"
+        return (
+            f"{self.family.libtype} {self.instance.name} for {problem.op} {problem.dtype}->{problem.outdtype}{scale}{bias} on {problem.gfx}"
+        )
 
     @property
     def source(self) -> str:
@@ -215,7 +217,9 @@ def _compiled(target: Target, toolchain: Toolchain) -> Object:
             command = toolchain.command(source, output, target.problem.gfx, target.flags)
             # Its own temporary files end with the folder, also where it is killed.
             environment = {**os.environ, **dict(toolchain.environment), "TMPDIR": folder}
-            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment, stdin=subprocess.DEVNULL)
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, cwd=folder, env=environment, stdin=subprocess.DEVNULL
+            )
             if done.returncode or not output.is_file():
                 raise LaunchError(f"{target} does not compile: {_told(done, folder)}")
             code = output.read_bytes()

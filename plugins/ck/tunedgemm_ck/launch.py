@@ -111,7 +111,9 @@ def _plain(launch: Launch, failed: Callable[[int], None], shape: Shape, index: i
     return call
 
 
-def _scaled(launch: Launch, failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int) -> Callable[..., Any]:
+def _scaled(
+    launch: Launch, failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
+) -> Callable[..., Any]:
     """A launch of operands with scales."""
     import torch
 

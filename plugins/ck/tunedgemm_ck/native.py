@@ -36,7 +36,7 @@ _shim = _extension()
 class Call(ctypes.Structure):
     """``TunedGemmCall`` of ``sources/call.h``."""
 
-    _fields_ = [  # noqa: RUF012 - ctypes asks for a list
+    _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "weight", "x_scale", "w_scale", "bias", "out", "workspace")),
         *((name, ctypes.c_int64) for name in ("m", "n", "k", "batches", "split")),
     ]
@@ -100,7 +100,7 @@ def _loaded(digest: bytes, code: _Bytes) -> Loaded:
     # by path for the same object: the file stays open, for its number to be no other's, and the dot is in no path of others.
     file = os.memfd_create(f"tunedgemm-{digest.hex()[:12]}")
     try:
-        with open(file, "wb", closefd=False) as target:  # noqa: PTH123 - a descriptor
+        with open(file, "wb", closefd=False) as target:
             target.write(code.value)
         library = ctypes.CDLL(f"/proc/self/./fd/{file}")
     except OSError as error:
