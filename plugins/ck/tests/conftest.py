@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -76,8 +77,14 @@ class Fakes:
         return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
 
 
+@pytest.fixture(scope="session")
+def kept_cache() -> str:
+    """The artifact cache that the tests were started with, "" for the user's: what is compiled for a GPU is worth keeping."""
+    return os.environ.get("TUNEDGEMM_CACHE", "")
+
+
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, kept_cache: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An artifact cache of the test's own, and no variable of the user's."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)

@@ -27,9 +27,12 @@ class OnGpu(BackendConformance):
     max_solutions: ClassVar[int] = 3
 
     @pytest.fixture(autouse=True)
-    def kept(self, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiling(self, kept_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """What one test compiles serves the next, and compiling is allowed."""
-        monkeypatch.delenv("TUNEDGEMM_CACHE")
+        if kept_cache:
+            monkeypatch.setenv("TUNEDGEMM_CACHE", kept_cache)
+        else:
+            monkeypatch.delenv("TUNEDGEMM_CACHE")
         monkeypatch.setenv("TUNEDGEMM_CK_COMPILE", "1")
 
 

@@ -129,7 +129,7 @@ def test_other_devices_and_ops_are_refused(backend, stand_in):
     assert str(backend.bind(ONE, SHAPES[0], h200)) == "sm_90, 132 SMs is described, not present"
 
 
-def test_the_space_is_small_unless_all_is_asked_for(backend, monkeypatch):
+def test_the_space_is_small_unless_all_is_asked_for(fakes, backend, monkeypatch):
     """TUNEDGEMM_CK_SPACE=full lists every instance and refines."""
     shape, h200 = SHAPES[0], Device("sm_90", 132)
     assert {str(each) for each in backend.enumerate_solutions(shape, h200)} == {"standin:tile64 splitK=1", "standin:tile128 splitK=1"}
@@ -142,7 +142,17 @@ def test_the_space_is_small_unless_all_is_asked_for(backend, monkeypatch):
         list(backend.enumerate_solutions(shape, h200))
 
 
-def test_claims_are_the_familys(backend):
+def test_without_a_toolchain_what_was_built_is_listed(fakes, backend, monkeypatch, tmp_path):
+    """A machine without a compiler tunes over the cache it was given, and a bare one over nothing."""
+    shape, h200 = SHAPES[0], Device("sm_90", 132)
+    backend.prepare(ONE, shape, h200)
+    monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
+    assert [each.kernel_name for each in backend.enumerate_solutions(shape, h200)] == ["tile64"]
+    monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "bare"))
+    assert list(backend.enumerate_solutions(shape, h200)) == []
+
+
+def test_claims_are_the_familys(fakes, backend):
     """A split that adds up in any order is not claimed to be deterministic."""
     listed = list(backend.enumerate_solutions(attrs.evolve(SHAPES[0], k=256), Device("sm_90", 132)))
     assert {each.split_k: each.deterministic for each in listed} == {1: True, 2: False}

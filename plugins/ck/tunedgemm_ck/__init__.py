@@ -57,8 +57,8 @@ class Templates:
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
-        """The instances worth timing for the shape, best guesses first."""
-        return solutions.enumerate_solutions(self.family, shape, self._seen(device))
+        """The instances worth timing for the shape, best guesses first; without a toolchain those that were built elsewhere."""
+        return launch.obtainable(self.family, self.finder, shape, self._seen(device))
 
     @hookimpl
     def heuristic_fallback(self) -> Solution | None:

@@ -153,6 +153,15 @@ def built(target: Target, *, fresh: bool = False) -> Object:
 COMPILE = "TUNEDGEMM_CK_COMPILE"
 
 
+def obtainable(target: Target) -> bool:
+    """Whether the object can be had: a toolchain is there, or some other machine's has built it."""
+    try:
+        target.finder(target.problem)
+    except PluginError:
+        return _stored(_Keys(target).first) is not None
+    return True
+
+
 class _Keys:
     """Where the objects of a target are stored."""
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, on_device, torch_dtype, workspace
 
+from tunedgemm_ck import build
 from tunedgemm_ck.build import COMPILE, Object, Target, built, found
 from tunedgemm_ck.family import Family
 from tunedgemm_ck.native import UNSUPPORTED, Launch, loaded
 from tunedgemm_ck.problem import batches_of, problem_of
-from tunedgemm_ck.solutions import resolve
+from tunedgemm_ck.solutions import enumerate_solutions, resolve
 from tunedgemm_ck.toolchain import Finder
 
 if TYPE_CHECKING:
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 REBUILD = "AITER_REBUILD"
 _rebuilt: set[str] = set()
 _rebuilding = threading.Lock()
+
+
+def obtainable(family: Family, finder: Finder, shape: Shape, device: Device) -> Iterator[Solution]:
+    """The listed solutions whose objects can be had: without a toolchain each of the others would be an error of the tuner's."""
+    problem = problem_of(shape, device.gfx)
+    for solution in enumerate_solutions(family, shape, device):
+        if build.obtainable(Target(family, family.parse(solution.kernel_name, shape.op), problem, finder)):
+            yield solution
 
 
 def prepare(family: Family, finder: Finder, solution: Solution, shape: Shape, device: Device) -> None:

@@ -1,0 +1,177 @@
+"""CUTLASS's instances on a Hopper GPU: random products, repeated bits, graphs on two streams, threads, large operands; else skipped."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of, ops
+from tunedgemm.testing.conformance import Poisoned
+from tunedgemm_ck import cutlass
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
+
+#: One of each kind of operands and output.
+KINDS = [
+    Shape("a16w16", 300, 456, 1000),
+    Shape("a16w16", 77, 520, 1032, dtype="fp16", outdtype="fp32", epilogue="bias"),
+    Shape("a8w8", 300, 464, 1008, "fp8_e4m3fn", "bf16", "bias", scale="row"),
+    Shape("a8w8", 65, 464, 1008, "int8", "fp16", scale="row"),
+    Shape("a8w8", 300, 464, 1008, "fp8_e4m3fn", "bf16", scale="tensor"),
+    Shape("a8w8_blockscale", 300, 456, 1024, "fp8_e4m3fn", "bf16", scale="block"),
+    Shape("batched_bf16", 70, 136, 264, extra={"B": 3}, epilogue="bias"),
+    Shape("batched_a8w8", 70, 144, 272, "int8", "bf16", scale="row", extra={"B": 3}),
+]
+#: Instances of a kind that are tried in the tests of one launch after the other: a compilation takes up to a minute.
+FEW = 3
+#: Sizes of random products of a kind.
+DRAWN = 12
+
+
+@pytest.fixture(autouse=True)
+def compiling(monkeypatch: pytest.MonkeyPatch, kept_cache: str) -> None:
+    """What one test compiles serves the next, and compiling is allowed."""
+    if kept_cache:
+        monkeypatch.setenv("TUNEDGEMM_CACHE", kept_cache)
+    else:
+        monkeypatch.delenv("TUNEDGEMM_CACHE")
+    monkeypatch.setenv("TUNEDGEMM_CK_COMPILE", "1")
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    """The first GPU."""
+    return device_of(0)
+
+
+def few(shape: Shape, device: Device) -> list[Solution]:
+    """The first solutions of a shape, among them one that splits K and one of swapped operands where there are."""
+    listed = list(cutlass.enumerate_solutions(shape, device))
+    assert listed, cutlass.details(device)
+    split = [solution for solution in listed if solution.split_k > 1][:1]
+    swapped = [solution for solution in listed if "_swap" in solution.kernel_name][:1]
+    return list(dict.fromkeys([*listed[:FEW], *split, *swapped]))
+
+
+def bound(solution: Solution, shape: Shape, device: Device) -> Launcher:
+    answer = cutlass.bind(solution, shape, device)
+    assert isinstance(answer, Launcher), f"{solution}: {answer}"
+    return answer
+
+
+def wrong(out: torch.Tensor, shape: Shape, given: tuple[Any, ...]) -> str:
+    """What is wrong with an output, "" for a right one: the worst row's error, NaN among it."""
+    op = ops()[shape.op]
+    wanted = op.reference(shape, given).double().reshape(-1, shape.n)
+    error = (out.reshape(wanted.shape).double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+    worst, bound = error.max().item(), op.tolerance(shape).row_error
+    return "" if worst < bound else f"the worst row is off by {worst:.3g}, more than {bound:.3g}"
+
+
+def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
+    return ops()[shape.op].make_inputs(shape, device.torch_device, seed)
+
+
+@pytest.mark.parametrize("shape", KINDS, ids=str)
+def test_listed_instances_are_right_and_repeat_their_bits(shape: Shape, device: Device) -> None:
+    """Into poisoned memory, nothing written beside it, and 100 times the same bits."""
+    given = operands(shape, device)
+    for solution in few(shape, device):
+        launcher = bound(solution, shape, device)
+        with Poisoned() as poisoned:
+            out = launcher.call(*given)
+        torch.cuda.synchronize()
+        assert not wrong(out, shape, given), f"{solution}: {wrong(out, shape, given)}"
+        assert not poisoned.overwritten(), solution
+        assert all(torch.equal(launcher.call(*given), out) for _ in range(100)), solution
+
+
+def _drawn(kind: Shape) -> Iterator[Shape]:
+    """Random sizes of a kind, tails in all of them."""
+    draw = random.Random(str(kind))
+    step = {"bf16": 8, "fp16": 8}.get(kind.dtype, 16)
+    for _ in range(DRAWN):
+        m, n, k = draw.choice((1, 3, 16, 64, 129, 1000)), 16 * draw.randint(1, 200), step * draw.randint(1, 300)
+        extra = {"B": draw.randint(1, 5)} if kind.extra else {}
+        yield Shape(kind.op, m, n, k, kind.dtype, kind.outdtype, kind.epilogue, kind.bias_dtype, kind.scale, extra=extra)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_random_products_are_right(kind: Shape, device: Device) -> None:
+    """The instances of the kind's first list, on sizes that they were not listed for."""
+    chosen = few(kind, device)
+    for shape in _drawn(kind):
+        given = operands(shape, device)
+        for solution in chosen:
+            answer = cutlass.bind(solution, shape, device)
+            if isinstance(answer, Launcher):
+                out = answer.call(*given)
+                assert not wrong(out, shape, given), f"{solution} on {shape}: {wrong(out, shape, given)}"
+
+
+@pytest.mark.parametrize("shape", KINDS, ids=str)
+def test_graphs_on_two_streams_read_new_inputs(shape: Shape, device: Device) -> None:
+    """Captured, replayed side by side with changing x: each replay has the bits of a plain call, also where parts of K are counted."""
+    for solution in few(shape, device):
+        launcher, streams, graphs = bound(solution, shape, device), [torch.cuda.Stream() for _ in range(2)], []
+        wanted = {seed: launcher.call(*operands(shape, device, seed)).clone() for seed in range(4)}
+        for stream in streams:
+            given, graph = operands(shape, device), torch.cuda.CUDAGraph()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.graph(graph, stream=stream):
+                out = launcher.call(*given)
+            graphs.append((stream, graph, given, out))
+        torch.cuda.synchronize()
+        for replay in range(200):
+            for place, (stream, graph, given, _) in enumerate(graphs):
+                with torch.cuda.stream(stream):
+                    for mine, fresh in zip(given, operands(shape, device, (replay + place) % 4), strict=True):
+                        mine.copy_(fresh)
+                    graph.replay()
+            if replay % 50 == 49:
+                torch.cuda.synchronize()
+                for place, (*_, out) in enumerate(graphs):
+                    assert torch.equal(out, wanted[(replay + place) % 4]), f"{solution}, replay {replay}"
+
+
+def test_threads_share_a_launcher(device: Device) -> None:
+    """Eight threads, each with operands and a stream of its own."""
+    shape = KINDS[0]
+    for solution in few(shape, device):
+        launcher, faults = bound(solution, shape, device), []
+
+        def run(seed: int, launcher: Launcher = launcher, faults: list[str] = faults) -> None:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                given = operands(shape, device, seed)
+                outs = [launcher.call(*given) for _ in range(50)]
+                torch.cuda.current_stream().synchronize()
+                faults.extend(filter(None, (wrong(out, shape, given) for out in outs[::10])))
+
+        threads = [threading.Thread(target=run, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not faults, f"{solution}: {faults[0]}"
+
+
+@pytest.mark.parametrize("sizes", [(70_000, 33_024, 64), (16, 40_000, 65_536), (33_024, 64, 70_000)], ids=str)
+def test_operands_of_over_two_to_the_31_elements(sizes: tuple[int, int, int], device: Device) -> None:
+    """Of the output, the weight, and x: judged by rows and columns at the far end."""
+    m, n, k = sizes
+    shape = Shape("a16w16", m, n, k)
+    if torch.cuda.mem_get_info()[0] < 4 * (math.prod((m, n)) + m * k + n * k) + 2**30:
+        pytest.skip("the GPU has too little memory")
+    x, weight = (torch.randn(rows, k, device=device.torch_device, dtype=torch.bfloat16) for rows in (m, n))
+    for solution in few(shape, device):
+        out = bound(solution, shape, device).call(x, weight)
+        for rows in (slice(0, 4), slice(m - 4, m)):
+            wanted = x[rows].float() @ weight.float().t() if n * k < 2**31 else (x[rows] @ weight.t()).float()
+            error = (out[rows].float() - wanted).norm() / wanted.norm()
+            assert error < 2**-6, f"{solution}: rows {rows} are off by {error:.3g}"
