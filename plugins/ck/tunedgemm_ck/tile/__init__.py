@@ -1,1 +1,3 @@
 """CK Tile: instances of its kernels."""
+
+FAMILY = None

@@ -1,1 +1,3 @@
 """Composable Kernel: instances of its device operations."""
+
+FAMILY = None
