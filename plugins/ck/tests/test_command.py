@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tunedgemm.cli import main
+from tunedgemm.plugin import UserError
 from tunedgemm_ck import Templates, command, toolchain
 
 HEAD = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
@@ -37,6 +38,18 @@ def table(path: Path, *rows: str) -> str:
         )
     path.write_text("\n".join(lines) + "\n")
     return str(path)
+
+
+def main(words: list[str]) -> int:
+    """The exit code of ``tunedgemm ck`` with these words; a user's mistake is one line, as of every command."""
+    parser = argparse.ArgumentParser()
+    command.command.add_arguments(parser)
+    try:
+        return command.command.run(parser.parse_args(words[1:]))
+    except UserError as error:
+        assert "\n" not in str(error)
+        sys.stderr.write(f"{error}\n")
+        return 2
 
 
 def test_what_a_table_names_is_built_once(fakes, backends, tmp_path, capsys):
@@ -130,11 +143,9 @@ def test_compilers_run_side_by_side(fakes, backends, tmp_path, monkeypatch):
     ],
 )
 def test_mistakes_are_one_line(backends, capsys, words, says):
-    """Exit code 2 and no traceback."""
+    """An error of the user's that says what there is."""
     assert main(["ck", *words]) == 2
-    told = capsys.readouterr().err
-    assert says in told
-    assert "Traceback" not in told
+    assert says in capsys.readouterr().err
 
 
 def test_a_file_with_faults_is_refused(backends, tmp_path, capsys):

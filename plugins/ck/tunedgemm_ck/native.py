@@ -19,7 +19,7 @@ Launch = Callable[..., int]
 #: m, n, k, batches, split
 Sizes = tuple[int, int, int, int, int]
 
-#: The status of an instance that cannot serve the sizes: ``TUNEDGEMM_UNSUPPORTED`` of ``sources/call.h``.
+#: The status of an instance that cannot serve the sizes, as ``sources/call.h`` has it.
 UNSUPPORTED = -1
 
 
