@@ -128,7 +128,8 @@ def test_neighbours_change_each_parameter() -> None:
         (_shape("a16w16", 16, 256, 64, layout="aiter16x16"), "sm_90", "not in layout aiter16x16"),
         (_shape("a16w16", 16, 256, 64, outdtype="fp64"), "sm_90", "the output must be"),
         (_shape("a8w8", 16, 256, 64, dtype="fp8_e4m3fnuz"), "sm_90", "must be int8 or fp8_e4m3fn"),
-        (_shape("a8w8", 16, 256, 64), "sm_80", "is not covered on sm_80"),
+        (_shape("a8w8", 16, 256, 64, dtype="fp8_e4m3fn"), "sm_89", "multiply bf16, fp16, int8, not fp8_e4m3fn"),
+        (_shape("a8w8_blockscale", 16, 256, 256), "sm_80", "multiply bf16, fp16, int8, not fp8_e4m3fn"),
         (_shape("a16w16", 16, 256, 64), "sm_100", "not for sm_100"),
         (_shape("a16w16", 16, 256, 64), "gfx942", "not for gfx942"),
         (Shape("fmoe", 16, 256, 64), "sm_90", "op fmoe is not covered"),
@@ -167,4 +168,4 @@ def test_block_scales_ask_for_their_tiles() -> None:
     assert "128 rows of the weight" in unfit(CutlassInstance(256, 128, 128, swap=True), 0, shape, HOPPER)
     assert "cooperative or pingpong" in unfit(CutlassInstance(64, 128, 128, schedule="plain", scheduler="single"), 0, shape, HOPPER)
     assert unfit(CutlassInstance(128, 64, 128, swap=True), 0, shape, HOPPER) == ""
-    assert all(instance.tile_k == 128 for instance in instances("sm_90", 1, True, False))
+    assert all(instance.tile_k == 128 for instance in instances("sm_90", "fp8_e4m3fn", True, False))

@@ -38,7 +38,7 @@ def test_sources_are_the_same_in_another_process() -> None:
 
 
 @pytest.mark.parametrize(
-    "instance", [*instances("sm_90", 2, False, False), *instances("sm_80", 2, False, False)], ids=lambda each: each.name
+    "instance", [*instances("sm_90", "bf16", False, False), *instances("sm_80", "bf16", False, False)], ids=lambda each: each.name
 )
 def test_sources_are_whole(instance: CutlassInstance) -> None:
     """Only call.h and headers of CUTLASS and of C++ are included, and both functions are there."""
@@ -56,8 +56,8 @@ def test_each_instance_and_problem_has_a_source_of_its_own() -> None:
     """No two share what is compiled."""
     problems = [PLAIN, Problem("a16w16", "sm_90", "fp16", "bf16"), Problem("a16w16", "sm_90", "bf16", "fp32"), SCALED, BLOCKS]
     problems += [Problem("a16w16", "sm_90", "bf16", "bf16", "fp32"), Problem("batched_bf16", "sm_90", "bf16", "bf16")]
-    texts = {render(instance, problem) for instance in instances("sm_90", 2, False, True) for problem in problems}
-    assert len(texts) == len(instances("sm_90", 2, False, True)) * len(problems)
+    texts = {render(instance, problem) for instance in instances("sm_90", "bf16", False, True) for problem in problems}
+    assert len(texts) == len(instances("sm_90", "bf16", False, True)) * len(problems)
 
 
 def test_sources_say_the_problem_and_the_instance() -> None:
@@ -80,7 +80,7 @@ def test_sources_say_the_problem_and_the_instance() -> None:
 
 def test_fast_accumulation_is_not_used() -> None:
     """Sums of fp8 stay as exact as torch's."""
-    assert not any("FastAccum" in render(instance, SCALED) for instance in instances("sm_90", 1, False, True))
+    assert not any("FastAccum" in render(instance, SCALED) for instance in instances("sm_90", "fp8_e4m3fn", False, True))
 
 
 def test_hopper_is_compiled_for_its_own_instructions() -> None:
@@ -128,4 +128,6 @@ def test_sources_compile_without_spills(name: str, problem: Problem, tmp_path: P
     assert set(spills) == {"0"}
     assert "C7510" not in said
     symbols = subprocess.run(["nm", "-D", "--defined-only", str(made)], capture_output=True, text=True, check=True).stdout
-    assert {line.split()[-1] for line in symbols.splitlines()} == {"tunedgemm_launch", "tunedgemm_workspace"}
+    kinds = dict(line.split()[:0:-1] for line in symbols.splitlines())
+    assert {name for name, kind in kinds.items() if kind == "T"} == {"tunedgemm_launch", "tunedgemm_workspace"}
+    assert "u" not in kinds.values(), "one for all objects of a process"

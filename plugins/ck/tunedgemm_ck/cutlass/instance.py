@@ -85,8 +85,15 @@ class CutlassInstance:
             raise PluginError(f"cutlass: {self.accumulators} accumulators a thread are more than {MAX_ACCUMULATORS}")
         if (self.schedule == "multistage") != (self.warps != (0, 0)) or (self.schedule == "multistage") != (self.stages > 0):
             raise PluginError("cutlass: multistage has warps and stages, other schedules have not")
-        if self.schedule == "multistage" and (self.cluster != (1, 1) or self.swap):
+        if self.schedule == "multistage":
+            self._check_warps()
+
+    def _check_warps(self) -> None:
+        sides = (self.tile_m // self.warps[0], self.tile_n // self.warps[1])
+        if self.cluster != (1, 1) or self.swap:
             raise PluginError("cutlass: multistage has neither clusters nor swapped operands")
+        if not all(32 <= side <= 64 for side in sides):
+            raise PluginError(f"cutlass: a warp of multistage has 32 to 64 rows and columns (got {_text(sides)})")
 
     @property
     def threads(self) -> int:

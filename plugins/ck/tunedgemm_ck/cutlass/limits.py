@@ -17,10 +17,9 @@ OPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "batched_a8w8": (_BYTES, ("row",)),
 }
 OUTPUTS = ("bf16", "fp16", "fp32")
-#: Architecture -> ops. The kernels of sm_90 use its own instructions (wgmma), which no later architecture has; those of sm_80 run
-#: on sm_86 and sm_89 too, in the same instructions.
-_MULTISTAGE = ("a16w16", "batched_bf16")
-ARCHITECTURES = {"sm_80": _MULTISTAGE, "sm_86": _MULTISTAGE, "sm_89": _MULTISTAGE, "sm_90": tuple(OPS)}
+#: Architecture -> dtypes of operands. The kernels of sm_90 use its own instructions (wgmma), which no later architecture has; those of
+#: sm_80 run on sm_86 and sm_89 too, in the same instructions, which know no fp8.
+ARCHITECTURES = {**dict.fromkeys(("sm_80", "sm_86", "sm_89"), (*_FLOATS, "int8")), "sm_90": (*_FLOATS, *_BYTES)}
 #: Bytes of shared memory that a block may have: CUDA programming guide, technical specifications, "opt-in".
 SHARED = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10}
 
@@ -42,6 +41,17 @@ def width_of(dtype: str) -> int:
     return dtype_bits(dtype) // 8
 
 
+def depths_of(dtype: str, gfx: str) -> tuple[int, ...]:
+    """Bytes along K that a tile may have.
+
+    Those of fp8 are one: CUTLASS moves sums out of the tensor core, which keeps fewer bits of them than float32 has, after whole steps,
+    and by default after 4 instructions of 32 bytes of K.
+    """
+    if gfx != "sm_90":
+        return (64, 128)
+    return (128,) if dtype.startswith("fp8") else (128, 256)
+
+
 def refused(shape: Shape, device: Device) -> str:
     """Why no instance can serve the shape on the architecture, "" where one can."""
     if device.gfx not in ARCHITECTURES:
@@ -52,11 +62,11 @@ def refused(shape: Shape, device: Device) -> str:
 def _operands(shape: Shape, gfx: str) -> str:
     if shape.op not in OPS:
         return f"op {shape.op} is not covered; covered: {', '.join(OPS)}"
-    if shape.op not in ARCHITECTURES[gfx]:
-        return f"op {shape.op} is not covered on {gfx}; covered there: {', '.join(ARCHITECTURES[gfx])}"
     dtypes, scales = OPS[shape.op]
     if shape.dtype not in dtypes:
         return f"operands of {shape.op} must be {' or '.join(dtypes)}, not {shape.dtype}"
+    if shape.dtype not in ARCHITECTURES[gfx]:
+        return f"the kernels of {gfx} multiply {', '.join(ARCHITECTURES[gfx])}, not {shape.dtype}"
     if shape.scale not in scales:
         return f"scales of {shape.op} must be {' or '.join(scales)}, not {shape.scale}"
     if shape.layout != "row":
@@ -96,14 +106,13 @@ def unfit(instance: CutlassInstance, split: int, shape: Shape, device: Device) -
         return reason
     if (instance.schedule == "multistage") != (device.gfx != "sm_90"):
         return f"schedule {instance.schedule} is not for {device.gfx}"
-    return _depth(instance, split, shape) or _block_scales(instance, shape) or _shared(instance, shape, device.gfx)
+    return _depth(instance, split, shape, device.gfx) or _block_scales(instance, shape) or _shared(instance, shape, device.gfx)
 
 
-def _depth(instance: CutlassInstance, split: int, shape: Shape) -> str:
-    bytes_k = instance.tile_k * width_of(shape.dtype)
-    allowed = (64, 128) if instance.schedule == "multistage" else (128, 256)
-    if bytes_k not in allowed:
-        return f"tile_k must be {' or '.join(str(size // width_of(shape.dtype)) for size in allowed)} of {shape.dtype}"
+def _depth(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str:
+    width, allowed = width_of(shape.dtype), depths_of(shape.dtype, gfx)
+    if instance.tile_k * width not in allowed:
+        return f"tile_k must be {' or '.join(str(size // width) for size in allowed)} of {shape.dtype}"
     if not 0 <= split <= MAX_SPLITS:
         return f"splitK must be in 0..{MAX_SPLITS} (got {split})"
     if split > 1 and instance.scheduler != "streamk":

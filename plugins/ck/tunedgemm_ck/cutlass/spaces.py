@@ -12,7 +12,7 @@ from tunedgemm.plugin import Device, PluginError, Shape
 
 from tunedgemm_ck.cutlass.cost import ceil_div, cost_of, tiles_of, units_of
 from tunedgemm_ck.cutlass.instance import CLUSTERS, SCHEDULERS, SCHEDULES, STAGES, TILES_K, TILES_M, TILES_N, WARPS, CutlassInstance
-from tunedgemm_ck.cutlass.limits import BLOCK, LEAST_STEPS, MAX_SPLITS, refused, unfit, width_of
+from tunedgemm_ck.cutlass.limits import BLOCK, LEAST_STEPS, MAX_SPLITS, depths_of, refused, unfit, width_of
 
 Chosen = tuple[CutlassInstance, int]
 
@@ -74,49 +74,46 @@ _MULTISTAGE: tuple[tuple[int, int, int, tuple[int, int], int], ...] = (
     (64, 128, 64, (2, 2), 4),
     (64, 64, 64, (2, 2), 5),
     (64, 64, 128, (2, 2), 4),
-    (64, 32, 128, (2, 2), 5),
+    (64, 64, 128, (2, 2), 3),
+    (128, 128, 128, (2, 2), 3),
 )
 #: What costs more than so many times the best guess is not listed, except where fewer than `_LEAST` would be.
 _WORSE, _LEAST = 3.0, 6
 
 
 @functools.cache
-def instances(gfx: str, width: int, blocks: bool, full: bool) -> tuple[CutlassInstance, ...]:
-    """All instances for operands of *width* bytes, at most 24; with *full* all that parameters and registers allow."""
-    if gfx != "sm_90":
-        rows = (
-            CutlassInstance(m, n, k // width, schedule="multistage", scheduler="single", warps=warps, stages=stages)
-            for m, n, k, warps, stages in _MULTISTAGE
-        )
-        return tuple(rows if not full else _every(gfx, width, blocks))
+def instances(gfx: str, dtype: str, blocks: bool, full: bool) -> tuple[CutlassInstance, ...]:
+    """All instances for operands of a dtype, at most 24; with *full* all that parameters and registers allow."""
     if full:
-        return tuple(_every(gfx, width, blocks))
+        return tuple(_every(gfx, dtype, blocks))
+    width, depths = width_of(dtype), depths_of(dtype, gfx)
+    if gfx != "sm_90":
+        multistage = functools.partial(CutlassInstance, schedule="multistage", scheduler="single")
+        return tuple(multistage(m, n, k // width, warps=warps, stages=stages) for m, n, k, warps, stages in _MULTISTAGE)
     listed = _BLOCKS if blocks else _HOPPER
-    return tuple(CutlassInstance(m, n, k // width, *rest) for m, n, k, *rest in listed)
+    return tuple(dict.fromkeys(CutlassInstance(m, n, min(k, max(depths)) // width, *rest) for m, n, k, *rest in listed))
 
 
-def _every(gfx: str, width: int, blocks: bool) -> Iterator[CutlassInstance]:
-    hopper = gfx == "sm_90"
-    for m, n, k in itertools.product(TILES_M, TILES_N, TILES_K):
-        if k * width not in ((128, 256) if hopper else (64, 128)):
+def _every(gfx: str, dtype: str, blocks: bool) -> Iterator[CutlassInstance]:
+    hopper, depths = gfx == "sm_90", [depth // width_of(dtype) for depth in depths_of(dtype, gfx)]
+    clusters, swaps = (CLUSTERS, (False, True)) if hopper else (CLUSTERS[:1], (False,))
+    rings = [((0, 0), 0)] if hopper else list(itertools.product(WARPS[1:], STAGES[1:]))
+    for schedule, schedulers in SCHEDULES.items():
+        if hopper == (schedule == "multistage"):
             continue
-        for schedule, schedulers in SCHEDULES.items():
-            if hopper == (schedule == "multistage"):
+        for m, n, k, cluster, scheduler, swap in itertools.product(TILES_M, TILES_N, depths, clusters, schedulers, swaps):
+            if blocks and (k != BLOCK or (m if swap else n) != BLOCK):
                 continue
-            own = itertools.product(CLUSTERS if hopper else CLUSTERS[:1], schedulers, (False, True) if hopper else (False,))
-            rings = [((0, 0), 0)] if hopper else list(itertools.product(WARPS[1:], STAGES[1:]))
-            for (cluster, scheduler, swap), (warps, stages) in itertools.product(own, rings):
+            for warps, stages in rings:
                 with contextlib.suppress(PluginError):  # too many accumulators, a tile too small for two groups of warps
-                    made = CutlassInstance(m, n, k, cluster, schedule, scheduler, swap, warps, stages)
-                    if not blocks or (k == BLOCK and (m if swap else n) == BLOCK):
-                        yield made
+                    yield CutlassInstance(m, n, k, cluster, schedule, scheduler, swap, warps, stages)
 
 
 def space(shape: Shape, device: Device, full: bool) -> Iterator[Chosen]:
     """Instances with numbers of splits that fit the shape, best guesses first; *full* lists all of all instances."""
     if refused(shape, device):
         return
-    every = instances(device.gfx, width_of(shape.dtype), shape.scale == "block", full)
+    every = instances(device.gfx, shape.dtype, shape.scale == "block", full)
     fitting = [chosen for instance in every for chosen in _with_splits(instance, shape, device) if not unfit(*chosen, shape, device)]
     costs = {chosen: cost_of(*chosen, shape, device) for chosen in fitting}
     ordered = sorted(costs, key=lambda chosen: (costs[chosen], chosen[0].name, chosen[1]))
