@@ -1,0 +1,171 @@
+"""Spaces and limits: what is listed fits, the best guesses are sane, and what is refused is told why."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tunedgemm.plugin import Device, Shape
+from tunedgemm_ck.cutlass import FAMILY
+from tunedgemm_ck.cutlass.cost import cost_of, tiles_of
+from tunedgemm_ck.cutlass.instance import CutlassInstance
+from tunedgemm_ck.cutlass.limits import OPS, refused, unfit
+from tunedgemm_ck.cutlass.spaces import instances, near, space
+
+HOPPER, AMPERE = Device("sm_90", 132), Device("sm_80", 108)
+
+
+def _shape(op: str, m: int, n: int, k: int, **fields: Any) -> Shape:
+    fields.setdefault("dtype", OPS[op][0][0])
+    fields.setdefault("scale", OPS[op][1][0])
+    fields.setdefault("outdtype", "bf16")
+    fields.setdefault("extra", {"B": 3} if op.startswith("batched_") else {})
+    return Shape(op, m, n, k, **fields)
+
+
+SHAPES = st.builds(
+    lambda op, m, n, k: _shape(op, m, 16 * n, 16 * k),
+    st.sampled_from(sorted(OPS)),
+    st.integers(1, 5000),
+    st.integers(1, 600),
+    st.integers(1, 1200),
+)
+
+
+@pytest.mark.parametrize("op", sorted(OPS))
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "int8", "fp8_e4m3fn"])
+def test_an_op_has_24_instances_at_most(op: str, dtype: str) -> None:
+    """What is compiled for all shapes of an op together stays small."""
+    if dtype not in OPS[op][0]:
+        with_other = refused(_shape(op, 16, 128, 128, dtype=dtype), HOPPER)
+        assert "must be" in with_other
+        return
+    listed = set()
+    for m, n, k in itertools.product((1, 16, 64, 200, 1024, 8192), (256, 1280, 8192), (512, 4096, 18432)):
+        listed |= {instance for instance, _ in space(_shape(op, m, n, k, dtype=dtype), HOPPER, False)}
+    assert 16 <= len(listed) <= 24
+
+
+@given(SHAPES, st.sampled_from((HOPPER, AMPERE)), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_every_listed_instance_fits_and_is_listed_once(shape: Shape, device: Device, full: bool) -> None:
+    """Lists hold no doubles and nothing that `unfit` refuses, their costs rise, and a shape that is not refused has some."""
+    listed = list(space(shape, device, full))
+    assert len(set(listed)) == len(listed)
+    assert not [chosen for chosen in listed if unfit(*chosen, shape, device)]
+    costs = [cost_of(*chosen, shape, device) for chosen in listed]
+    assert costs == sorted(costs)
+    assert bool(listed) == (refused(shape, device) == "")
+
+
+@pytest.mark.parametrize("op", sorted(OPS))
+def test_few_rows_get_swapped_operands_first(op: str) -> None:
+    """A tile of 128 rows would multiply mostly nothing; swapped ones begin at 16."""
+    first, _ = next(iter(space(_shape(op, 8, 4096, 4096), HOPPER, False)))
+    assert first.swap
+    assert first.tile_n == 16
+
+
+@pytest.mark.parametrize("op", sorted(OPS))
+def test_many_rows_get_large_tiles_in_clusters_first(op: str) -> None:
+    """A large product is bound by what the tensor cores do, which large tiles feed best."""
+    first, split = next(iter(space(_shape(op, 8192, 8192, 8192), HOPPER, False)))
+    assert first.tile_m * first.tile_n == 128 * 256
+    assert first.cluster != (1, 1)
+    assert split == 0
+
+
+def test_idle_multiprocessors_bring_splits() -> None:
+    """Where a grid leaves most of a device idle, splits of K are listed, and stream-K; where it does not, no splits are."""
+    short = list(space(_shape("a16w16", 64, 1280, 16384), HOPPER, False))
+    assert {split for _, split in short} > {0}
+    assert all(tiles_of(instance, _shape("a16w16", 64, 1280, 16384)) * max(split, 1) <= HOPPER.cu_num for instance, split in short if split)
+    assert {split for _, split in space(_shape("a16w16", 8192, 8192, 8192), HOPPER, False)} == {0}
+
+
+def test_a_full_wave_costs_no_more_than_one_tile_beyond_it() -> None:
+    """One tile more than a wave has makes a second wave."""
+    instance = CutlassInstance(128, 128, 64)
+    full, beyond = _shape("a16w16", 128 * 12, 128 * 11, 8192), _shape("a16w16", 128 * 12 + 1, 128 * 11, 8192)
+    assert tiles_of(instance, full) == HOPPER.cu_num
+    assert cost_of(instance, 0, beyond, HOPPER) > 1.7 * cost_of(instance, 0, full, HOPPER)
+
+
+@given(SHAPES)
+@settings(max_examples=30, deadline=None)
+def test_neighbours_fit_and_are_others(shape: Shape) -> None:
+    """`near` gives what fits, each once, never the solution itself."""
+    for chosen in list(space(shape, HOPPER, False))[:3]:
+        found = list(near(*chosen, shape, HOPPER))
+        assert len(set(found)) == len(found)
+        assert chosen not in found
+        assert not [each for each in found if unfit(*each, shape, HOPPER)]
+
+
+def test_neighbours_change_each_parameter() -> None:
+    """From the middle of all ladders there is a way along each of them."""
+    shape = _shape("a16w16", 2048, 2048, 8192)
+    instance = CutlassInstance(128, 128, 64, (2, 1), "cooperative", "streamk")
+    found = list(near(instance, 2, shape, HOPPER))
+    for field in ("tile_m", "tile_n", "tile_k", "cluster", "schedule", "scheduler", "swap"):
+        assert any(getattr(each, field) != getattr(instance, field) for each, _ in found), field
+    assert {split for each, split in found if each == instance} == {0, 3}
+
+
+@pytest.mark.parametrize(
+    ("shape", "gfx", "reason"),
+    [
+        (_shape("a16w16", 0, 256, 256), "sm_90", "an empty batch"),
+        (_shape("a16w16", 16, 256, 100), "sm_90", "K of 8 (K=100)"),
+        (_shape("a8w8", 16, 256, 72), "sm_90", "K of 16 (K=72)"),
+        (_shape("a16w16", 16, 130, 64), "sm_90", "N of 8 (N=130)"),
+        (_shape("a16w16", 16, 130, 64, outdtype="fp32"), "sm_90", "N of 4 (N=130)"),
+        (_shape("a16w16", 16, 256, 64, dtype="fp32"), "sm_90", "must be bf16 or fp16, not fp32"),
+        (_shape("a16w16", 16, 256, 64, scale="tensor"), "sm_90", "scales of a16w16 must be none"),
+        (_shape("a16w16", 16, 256, 64, layout="aiter16x16"), "sm_90", "not in layout aiter16x16"),
+        (_shape("a16w16", 16, 256, 64, outdtype="fp64"), "sm_90", "the output must be"),
+        (_shape("a8w8", 16, 256, 64, dtype="fp8_e4m3fnuz"), "sm_90", "must be int8 or fp8_e4m3fn"),
+        (_shape("a8w8", 16, 256, 64, dtype="fp8_e4m3fn"), "sm_89", "multiply bf16, fp16, int8, not fp8_e4m3fn"),
+        (_shape("a8w8_blockscale", 16, 256, 256), "sm_80", "multiply bf16, fp16, int8, not fp8_e4m3fn"),
+        (_shape("a16w16", 16, 256, 64), "sm_100", "not for sm_100"),
+        (_shape("a16w16", 16, 256, 64), "gfx942", "not for gfx942"),
+        (Shape("fmoe", 16, 256, 64), "sm_90", "op fmoe is not covered"),
+        (_shape("a16w16", (1 << 31) - 1, 64, 1024), "sm_90", "an operand may have"),
+        (_shape("batched_bf16", 8, 64, 64, extra={"B": 70000}), "sm_80", "65535 products"),
+    ],
+)
+def test_what_is_refused_is_told_why(shape: Shape, gfx: str, reason: str) -> None:
+    """The reason says what is asked for and what was given, and nothing is listed."""
+    assert reason in refused(shape, Device(gfx, 100))
+    assert not list(FAMILY.space(shape, Device(gfx, 100), True))
+
+
+@pytest.mark.parametrize(
+    ("instance", "split", "reason"),
+    [
+        (CutlassInstance(128, 128, 32), 0, "tile_k must be 64 or 128 of bf16"),
+        (CutlassInstance(128, 128, 64), 2, "by the scheduler streamk alone"),
+        (CutlassInstance(128, 128, 64, scheduler="streamk"), 33, "splitK must be in 0..32"),
+        (CutlassInstance(128, 128, 64, scheduler="streamk"), 32, "fewer than 4 steps"),
+        (CutlassInstance(128, 256, 128), 0, "more shared memory"),
+        (CutlassInstance(64, 64, 32, schedule="multistage", scheduler="single", warps=(2, 2), stages=3), 0, "is not for sm_90"),
+    ],
+)
+def test_an_instance_that_does_not_fit_is_told_why(instance: CutlassInstance, split: int, reason: str) -> None:
+    """Also where the shape itself could be served."""
+    shape = _shape("a16w16", 256, 256, 4096)
+    assert refused(shape, HOPPER) == ""
+    assert reason in unfit(instance, split, shape, HOPPER)
+
+
+def test_block_scales_ask_for_their_tiles() -> None:
+    """One block of the weight's rows, along whichever side of the tile they lie, and no plain schedule."""
+    shape = _shape("a8w8_blockscale", 256, 4096, 4096)
+    assert "128 rows of the weight" in unfit(CutlassInstance(128, 64, 128), 0, shape, HOPPER)
+    assert "128 rows of the weight" in unfit(CutlassInstance(256, 128, 128, swap=True), 0, shape, HOPPER)
+    assert "cooperative or pingpong" in unfit(CutlassInstance(64, 128, 128, schedule="plain", scheduler="single"), 0, shape, HOPPER)
+    assert unfit(CutlassInstance(128, 64, 128, swap=True), 0, shape, HOPPER) == ""
+    assert all(instance.tile_k == 128 for instance in instances("sm_90", "fp8_e4m3fn", True, False))

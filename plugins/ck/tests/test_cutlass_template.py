@@ -1,0 +1,120 @@
+"""Template: sources are the same in every process, say their problem, and compile where there is a compiler."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tunedgemm.plugin import PluginError
+from tunedgemm_ck import toolchain
+from tunedgemm_ck.build import Target
+from tunedgemm_ck.cutlass import FAMILY
+from tunedgemm_ck.cutlass.instance import CutlassInstance, parse
+from tunedgemm_ck.cutlass.spaces import instances
+from tunedgemm_ck.cutlass.template import render
+from tunedgemm_ck.native import Loaded, loaded
+from tunedgemm_ck.problem import Problem
+
+#: The folder of the headers that the tests were started with; "" for those of the wheel.
+INCLUDE = os.environ.get(toolchain.CUTLASS_INCLUDE, "")
+PLAIN = Problem("a16w16", "sm_90", "bf16", "bf16")
+SCALED = Problem("a8w8", "sm_90", "fp8_e4m3fn", "fp16", "fp32", "row")
+BLOCKS = Problem("a8w8_blockscale", "sm_90", "fp8_e4m3fn", "bf16", scale="block")
+WIDE = CutlassInstance(128, 256, 64, (2, 1))
+
+
+def test_sources_are_the_same_in_another_process() -> None:
+    """The text is the key of what is compiled."""
+    code = (
+        "from tunedgemm_ck.cutlass.instance import parse; from tunedgemm_ck.cutlass.template import render; "
+        "from tunedgemm_ck.problem import Problem; "
+        f"print(render(parse({WIDE.name!r}, 'a16w16'), Problem('a16w16', 'sm_90', 'bf16', 'bf16')), end='')"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert other.stdout == render(WIDE, PLAIN)
+
+
+@pytest.mark.parametrize(
+    "instance", [*instances("sm_90", "bf16", False, False), *instances("sm_80", "bf16", False, False)], ids=lambda each: each.name
+)
+def test_sources_are_whole(instance: CutlassInstance) -> None:
+    """Only call.h and headers of CUTLASS and of C++ are included, and both functions are there."""
+    problem = Problem("a16w16", "sm_80" if instance.warps[0] else "sm_90", "bf16", "bf16")
+    text = FAMILY.render(instance, problem)
+    included = re.findall(r'#include ["<]([^">]+)[">]', text)
+    assert included[0] == "call.h"
+    assert all(name.startswith(("cutlass/", "cute/")) or "/" not in name for name in included[1:])
+    assert {name for name in included[1:] if "/" not in name} <= {"atomic", "cstdint", "cstring", "new"}
+    assert text.count("TUNEDGEMM_EXPORT int64_t tunedgemm_workspace") == 1
+    assert text.count("TUNEDGEMM_EXPORT int tunedgemm_launch") == 1
+
+
+def test_each_instance_and_problem_has_a_source_of_its_own() -> None:
+    """No two share what is compiled."""
+    problems = [PLAIN, Problem("a16w16", "sm_90", "fp16", "bf16"), Problem("a16w16", "sm_90", "bf16", "fp32"), SCALED, BLOCKS]
+    problems += [Problem("a16w16", "sm_90", "bf16", "bf16", "fp32"), Problem("batched_bf16", "sm_90", "bf16", "bf16")]
+    texts = {render(instance, problem) for instance in instances("sm_90", "bf16", False, True) for problem in problems}
+    assert len(texts) == len(instances("sm_90", "bf16", False, True)) * len(problems)
+
+
+def test_sources_say_the_problem_and_the_instance() -> None:
+    """Types, scales, tile and schedule stand in the text."""
+    text = render(parse("128x64x128_1x1_cooperative_streamk_swap_r1", "a8w8"), SCALED)
+    for said in (
+        "using Input = cutlass::float_e4m3_t;",
+        "using Output = cutlass::half_t;",
+        "using Bias = float;",
+        "scale = Scale::row;",
+        "Shape<cute::Int<128>, cute::Int<64>, cute::Int<128>>",
+        "cutlass::gemm::KernelTmaWarpSpecializedCooperative;",
+        "cutlass::gemm::StreamKScheduler;",
+        "swap = true;",
+    ):
+        assert said in text
+    assert "using Bias = void;" in render(WIDE, PLAIN)
+    assert "KernelTmaWarpSpecializedPingpongFP8BlockScaledAccum;" in render(parse("128x16x128_1x1_pingpong_persistent_swap_r1", ""), BLOCKS)
+
+
+def test_fast_accumulation_is_not_used() -> None:
+    """Sums of fp8 stay as exact as torch's."""
+    assert not any("FastAccum" in render(instance, SCALED) for instance in instances("sm_90", "fp8_e4m3fn", False, True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("64x16x128_1x1_plain_single_swap_r1", Problem("a16w16", "sm_90", "bf16", "bf16", "fp32")),
+        ("128x16x128_1x1_cooperative_streamk_swap_r1", SCALED),
+        ("128x128x128_1x1_cooperative_persistent_r1", BLOCKS),
+        ("128x128x32_1x1_multistage_single_w2x2_s4_r1", Problem("a16w16", "sm_80", "bf16", "bf16", "bf16")),
+    ],
+)
+def test_sources_compile_without_spills(name: str, problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The object exports both functions and keeps the rest to itself, the kernel spills no register, and ptxas serialises no wgmma."""
+    monkeypatch.setenv(toolchain.CUTLASS_INCLUDE, INCLUDE)
+    try:
+        found = toolchain.cuda(problem)
+    except PluginError as error:
+        pytest.skip(str(error))
+    source, made = tmp_path / "kernel.cu", tmp_path / "kernel.so"
+    target = Target(FAMILY, parse(name, problem.op), problem, toolchain.cuda)
+    source.write_text(target.source, "utf-8")
+    command = found.command(source, made, problem.gfx, (*target.flags, "-Xptxas=-v"))
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = result.stdout + result.stderr
+    assert result.returncode == 0, said[-4000:]
+    spills = re.findall(r"(\d+) bytes spill stores", said)
+    assert spills
+    assert set(spills) == {"0"}
+    assert "C7510" not in said
+    symbols = subprocess.run(["nm", "-D", "--defined-only", str(made)], capture_output=True, text=True, check=True).stdout
+    kinds = dict(line.split()[:0:-1] for line in symbols.splitlines())
+    assert {name for name, kind in kinds.items() if kind == "T"} == {"tunedgemm_launch", "tunedgemm_workspace"}
+    assert "u" not in kinds.values(), "one for all objects of a process"
+    assert Loaded is type(loaded(made.read_bytes())), "it loads on a machine without a driver"

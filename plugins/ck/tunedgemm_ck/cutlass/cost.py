@@ -1,0 +1,106 @@
+"""Cost: a guess of an instance's time on a shape, in microseconds; it orders what is worth timing and promises nothing.
+
+Tiles go over the device in waves. A tile takes, for each step along K, the longer of its multiplications and of its loads from the
+second-level cache, and an epilogue on top, which ping-pong hides behind the next tile. The whole takes at least as long as its bytes
+take from memory. A sum of several parts of K adds their partial results' way through that cache, one after the other.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import attrs
+from tunedgemm.plugin import Device, Shape, dtype_bits
+
+from tunedgemm_ck.cutlass.instance import CutlassInstance
+from tunedgemm_ck.problem import batches_of
+
+
+@attrs.frozen
+class Rates:
+    """What an architecture does in a microsecond.
+
+    Attributes:
+        units: multiprocessors of its largest product, for devices that are described without them.
+        products: multiplications of 16-bit operands that a multiprocessor adds up; of 8-bit ones twice as many.
+        cached: bytes that a multiprocessor gets from the second-level cache.
+        memory: bytes from memory, of all multiprocessors.
+    """
+
+    units: int
+    products: float
+    cached: float
+    memory: float
+
+
+#: NVIDIA's data sheets of H200, A100, A10 and L40S (dense tensor rates over the multiprocessors; memory), with three quarters of each
+#: as what kernels reach; the cache's rate is an estimate.
+_RATES = {
+    "sm_90": Rates(132, 2.8e6, 42e3, 3.6e6),
+    "sm_80": Rates(108, 1.1e6, 24e3, 1.5e6),
+    "sm_86": Rates(72, 0.65e6, 12e3, 0.45e6),
+    "sm_89": Rates(142, 0.95e6, 16e3, 0.65e6),
+}
+#: Microseconds of a tile's first loads and last stores, of a launch, of the memset that stream-K begins with, and of one part of K
+#: waiting for the part before it.
+_TILE, _LAUNCH, _CLEAR, _MEET = 1.0, 3.0, 1.5, 0.7
+#: By how much multiplying is slower where the scales of blocks are multiplied in on the way.
+_SCALING = 1.5
+
+
+def ceil_div(total: int, part: int) -> int:
+    """Parts in a total, the last of them possibly smaller."""
+    return -(-total // part)
+
+
+def units_of(device: Device) -> int:
+    """Multiprocessors, of the architecture's largest product where the device does not tell."""
+    return device.cu_num or _RATES[device.gfx].units
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def tiles_of(instance: CutlassInstance, shape: Shape) -> int:
+    """Tiles of the output, in whole clusters."""
+    rows, columns = (shape.n, shape.m) if instance.swap else (shape.m, shape.n)
+    along_m, along_n = ceil_div(rows, instance.tile_m), ceil_div(columns, instance.tile_n)
+    (cluster_m, cluster_n) = instance.cluster
+    return ceil_div(along_m, cluster_m) * cluster_m * ceil_div(along_n, cluster_n) * cluster_n * batches_of(shape)
+
+
+def cost_of(instance: CutlassInstance, split: int, shape: Shape, device: Device) -> float:
+    """The guessed microseconds of a launch."""
+    rates, units, width = _RATES[device.gfx], units_of(device), dtype_bits(shape.dtype) // 8
+    tiles, steps = tiles_of(instance, shape), ceil_div(shape.k, instance.tile_k)
+    step, ends = _step(instance, rates, width, shape.scale == "block"), _ends(instance, shape, rates)
+    extra = _LAUNCH + (_CLEAR if instance.scheduler == "streamk" else 0.0)
+    if split > 1:
+        each = ceil_div(steps, split) * step + ends
+        taken = ceil_div(tiles * split, units) * each + split * _MEET + _partial(instance, rates)
+    elif instance.scheduler == "streamk":
+        taken = max(tiles / units, 8 / steps) * (steps * step + ends) + 2 * (_MEET + _partial(instance, rates))
+    else:
+        waves = ceil_div(tiles, units)
+        hidden = (waves - 1) * ends if instance.schedule == "pingpong" else 0.0
+        taken = waves * (steps * step + ends) - hidden
+    moved = batches_of(shape) * ((shape.m + shape.n) * shape.k * width + shape.m * shape.n * dtype_bits(shape.outdtype) // 8)
+    busy = min(1.0, 2 * tiles * max(split, 1) / units) if instance.scheduler != "streamk" or split > 1 else 1.0
+    return extra + max(taken, moved / (rates.memory * busy))
+
+
+def _step(instance: CutlassInstance, rates: Rates, width: int, scaled: bool) -> float:
+    """Microseconds of a step along K; the blocks of a cluster load what they share once."""
+    cluster_m, cluster_n = instance.cluster
+    loaded = (instance.tile_m / cluster_n + instance.tile_n / cluster_m) * instance.tile_k * width
+    multiplied = instance.tile_m * instance.tile_n * instance.tile_k * width / 2 * (_SCALING if scaled else 1.0)
+    alone = 1.25 if instance.schedule == "plain" else 1.0  # one group of warps leaves gaps between its instructions
+    return max(multiplied * alone / rates.products, loaded / rates.cached)
+
+
+def _ends(instance: CutlassInstance, shape: Shape, rates: Rates) -> float:
+    stored = instance.tile_m * instance.tile_n * dtype_bits(shape.outdtype) / 8
+    return _TILE + stored / rates.cached
+
+
+def _partial(instance: CutlassInstance, rates: Rates) -> float:
+    """Microseconds of a tile of partial sums, 4 bytes each, to the cache and back."""
+    return 2 * 4 * instance.tile_m * instance.tile_n / rates.cached

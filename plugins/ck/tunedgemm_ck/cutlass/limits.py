@@ -1,0 +1,144 @@
+"""Limits: which shapes the instances can serve, as data; answers for devices that are not present."""
+
+from __future__ import annotations
+
+from tunedgemm.plugin import Device, Shape, dtype_bits
+
+from tunedgemm_ck.cutlass.instance import CutlassInstance
+from tunedgemm_ck.problem import batches_of
+
+#: Op -> dtypes of the operands and kinds of scales.
+_FLOATS, _BYTES, _FP8 = ("bf16", "fp16"), ("int8", "fp8_e4m3fn"), ("fp8_e4m3fn",)
+OPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "a16w16": (_FLOATS, ("none",)),
+    "a8w8": (_BYTES, ("tensor", "row")),
+    "a8w8_blockscale": (_FP8, ("block",)),
+    "batched_bf16": (_FLOATS, ("none",)),
+    "batched_a8w8": (_BYTES, ("row",)),
+}
+OUTPUTS = ("bf16", "fp16", "fp32")
+#: Architecture -> dtypes of operands. The kernels of sm_90 use its own instructions (wgmma), which no later architecture has; those of
+#: sm_80 run on sm_86 and sm_89 too, in the same instructions, which know no fp8.
+ARCHITECTURES = {**dict.fromkeys(("sm_80", "sm_86", "sm_89"), (*_FLOATS, "int8")), "sm_90": (*_FLOATS, *_BYTES)}
+#: Bytes of shared memory that a block may have: CUDA programming guide, technical specifications, "opt-in".
+SHARED = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10}
+
+#: Bytes that addresses and strides of the copy engine (TMA), and of vector loads, are multiples of.
+ALIGNMENT = 16
+#: Bytes of an operand at most, and so of a stride of the copy engine (CUDA driver API, cuTensorMapEncodeTiled).
+MAX_BYTES = 1 << 40
+#: Elements of K and rows of the weight that share a scale.
+BLOCK = 128
+#: Products of a batch at most on sm_80: blocks of a grid along its third axis.
+_MAX_BATCHES = 65535
+#: Parts of K at most, and steps of each at least: less work than its part of the sum costs.
+MAX_SPLITS = 32
+LEAST_STEPS = 4
+
+
+def width_of(dtype: str) -> int:
+    """Bytes of an element."""
+    return dtype_bits(dtype) // 8
+
+
+def depths_of(dtype: str, gfx: str) -> tuple[int, ...]:
+    """Bytes along K that a tile may have.
+
+    Those of fp8 are one: CUTLASS moves sums out of the tensor core, which keeps fewer bits of them than float32 has, after whole steps,
+    and by default after 4 instructions of 32 bytes of K.
+    """
+    if gfx != "sm_90":
+        return (64, 128)
+    return (128,) if dtype.startswith("fp8") else (128, 256)
+
+
+def refused(shape: Shape, device: Device) -> str:
+    """Why no instance can serve the shape on the architecture, "" where one can."""
+    if device.gfx not in ARCHITECTURES:
+        return f"there are kernels for {', '.join(ARCHITECTURES)}, not for {device.gfx}"
+    return _operands(shape, device.gfx) or _results(shape) or _sizes(shape, device.gfx)
+
+
+def _operands(shape: Shape, gfx: str) -> str:
+    if shape.op not in OPS:
+        return f"op {shape.op} is not covered; covered: {', '.join(OPS)}"
+    dtypes, scales = OPS[shape.op]
+    if shape.dtype not in dtypes:
+        return f"operands of {shape.op} must be {' or '.join(dtypes)}, not {shape.dtype}"
+    if shape.dtype not in ARCHITECTURES[gfx]:
+        return f"the kernels of {gfx} multiply {', '.join(ARCHITECTURES[gfx])}, not {shape.dtype}"
+    if shape.scale not in scales:
+        return f"scales of {shape.op} must be {' or '.join(scales)}, not {shape.scale}"
+    if shape.layout != "row":
+        return f"weights must be plain [N, K], not in layout {shape.layout}"
+    return ""
+
+
+def _results(shape: Shape) -> str:
+    if shape.outdtype not in OUTPUTS:
+        return f"the output must be {', '.join(OUTPUTS)}, not {shape.outdtype}"
+    if shape.bias and shape.bias_dtype not in OUTPUTS:
+        return f"the bias must be {', '.join(OUTPUTS)}, not {shape.bias_dtype}"
+    if shape.bias and shape.scale == "block":
+        return f"{shape.op} has no bias"
+    return ""
+
+
+def _sizes(shape: Shape, gfx: str) -> str:
+    width, written, batches = width_of(shape.dtype), width_of(shape.outdtype), batches_of(shape)
+    if shape.m == 0:
+        return "an empty batch needs no kernel"
+    if shape.k * width % ALIGNMENT:
+        return f"rows of the operands must be multiples of {ALIGNMENT} bytes: K of {ALIGNMENT // width} (K={shape.k})"
+    if shape.n * written % ALIGNMENT:
+        return f"rows of the output must be multiples of {ALIGNMENT} bytes: N of {ALIGNMENT // written} (N={shape.n})"
+    if batches > _MAX_BATCHES and gfx != "sm_90":
+        return f"a batch has {_MAX_BATCHES} products at most (B={batches})"
+    if batches * max(max(shape.m, shape.n) * shape.k * width, shape.m * shape.n * written) > MAX_BYTES:
+        return f"an operand may have {MAX_BYTES} bytes at most"
+    return ""
+
+
+def unfit(instance: CutlassInstance, split: int, shape: Shape, device: Device) -> str:
+    """Why the instance in *split* parts of K cannot serve the shape, "" where it can; 0 and 1 are no split."""
+    reason = refused(shape, device)
+    if reason:
+        return reason
+    if (instance.schedule == "multistage") != (device.gfx != "sm_90"):
+        return f"schedule {instance.schedule} is not for {device.gfx}"
+    return _depth(instance, split, shape, device.gfx) or _block_scales(instance, shape) or _shared(instance, shape, device.gfx)
+
+
+def _depth(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str:
+    width, allowed = width_of(shape.dtype), depths_of(shape.dtype, gfx)
+    if instance.tile_k * width not in allowed:
+        return f"tile_k must be {' or '.join(str(size // width) for size in allowed)} of {shape.dtype}"
+    if not 0 <= split <= MAX_SPLITS:
+        return f"splitK must be in 0..{MAX_SPLITS} (got {split})"
+    if split > 1 and instance.scheduler != "streamk":
+        return f"K is split by the scheduler streamk alone, not by {instance.scheduler}"
+    if split > 1 and shape.k < split * LEAST_STEPS * instance.tile_k:
+        return f"{split} parts of K have fewer than {LEAST_STEPS} steps of {instance.tile_k} each (K={shape.k})"
+    return ""
+
+
+def _block_scales(instance: CutlassInstance, shape: Shape) -> str:
+    """The main loop with scales takes one block of K a step; of several blocks of the weight's rows it would mask the first alone."""
+    if shape.scale != "block":
+        return ""
+    if instance.schedule not in ("cooperative", "pingpong"):
+        return f"block scales need schedule cooperative or pingpong, not {instance.schedule}"
+    along_weight = instance.tile_m if instance.swap else instance.tile_n
+    if instance.tile_k != BLOCK or along_weight != BLOCK:
+        return f"with block scales a tile has {BLOCK} of K and {BLOCK} rows of the weight"
+    return ""
+
+
+def _shared(instance: CutlassInstance, shape: Shape, gfx: str) -> str:
+    slot = (instance.tile_m + instance.tile_n) * instance.tile_k * width_of(shape.dtype)
+    slots = instance.stages or 3
+    # On sm_90 the epilogue has up to two buffers of its own, of 32 columns.
+    epilogue = 0 if instance.stages else 2 * min(instance.tile_m, instance.threads // 2) * 32 * width_of(shape.outdtype)
+    if slots * slot + epilogue > SHARED[gfx]:
+        return f"{slots} slots of {slot} bytes and {epilogue} of the epilogue are more shared memory than {gfx} has"
+    return ""

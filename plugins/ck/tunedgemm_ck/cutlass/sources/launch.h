@@ -1,0 +1,93 @@
+// The two functions that Python calls, over what the kernel's header defines before:
+//   Prepared                                    all that a launch needs and that follows from the call
+//   set_up()                                    what a device must be told once before the first launch
+//   workspace_bytes(call, multiprocessors)      or -1 where the kernel cannot serve the sizes
+//   prepare(call, multiprocessors, prepared)    false where it cannot
+//   launch(prepared, stream)
+//
+// A call whose bytes are those of an earlier call of the thread is a launch and no more: what was prepared (TMA descriptors, grid)
+// stays in a table. No state is shared by threads but what is the same for all of them.
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <new>
+
+namespace tunedgemm {
+
+constexpr int kDevices = 64;
+constexpr int kSlots = 64;  // a power of two
+
+static std::atomic<int> known[kDevices];
+
+// Multiprocessors of a device, which is set up at the first question; 0 where the runtime failed, whose error goes to *error*.
+inline int multiprocessors_of(int device, cudaError_t& error) {
+  const bool kept = device >= 0 && device < kDevices;
+  int count = kept ? known[device].load(std::memory_order_acquire) : 0;
+  if (count > 0) return count;
+  error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess) error = set_up();
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // this runtime is linked in: nobody else could clear its error
+    return 0;
+  }
+  if (kept) known[device].store(count, std::memory_order_release);
+  return count;
+}
+
+struct Slot {
+  TunedGemmCall call;
+  int device;  // + 1; 0 in an empty slot
+  alignas(Prepared) unsigned char prepared[sizeof(Prepared)];
+};
+static_assert(sizeof(TunedGemmCall) == 7 * sizeof(void*) + 5 * sizeof(int64_t), "calls are compared as bytes");
+
+inline unsigned slot_of(const TunedGemmCall& call) {
+  uint64_t mixed = reinterpret_cast<uintptr_t>(call.x);
+  for (uint64_t value : {reinterpret_cast<uint64_t>(call.weight), reinterpret_cast<uint64_t>(call.out), static_cast<uint64_t>(call.m)})
+    mixed = (mixed ^ value) * 0x9E3779B97F4A7C15ull;
+  return static_cast<unsigned>(mixed >> 58) & (kSlots - 1);
+}
+
+inline bool aligned(const TunedGemmCall& call) {
+  const uintptr_t all = reinterpret_cast<uintptr_t>(call.x) | reinterpret_cast<uintptr_t>(call.weight) |
+                        reinterpret_cast<uintptr_t>(call.out) | reinterpret_cast<uintptr_t>(call.workspace);
+  return (all & 15) == 0;
+}
+
+inline bool sized(const TunedGemmCall& call) {
+  constexpr int64_t most = INT32_MAX;
+  return call.m > 0 && call.n > 0 && call.k > 0 && call.batches > 0 && call.m <= most && call.n <= most && call.k <= most &&
+         call.batches <= most && call.split >= 0 && call.split <= most;
+}
+
+}  // namespace tunedgemm
+
+TUNEDGEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call) {
+  using namespace tunedgemm;
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  const int multiprocessors = error == cudaSuccess ? multiprocessors_of(device, error) : 0;
+  return multiprocessors > 0 && sized(*call) ? workspace_bytes(*call, multiprocessors) : -1;
+}
+
+TUNEDGEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) {
+  using namespace tunedgemm;
+  static thread_local Slot slots[kSlots];
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  Slot& slot = slots[slot_of(*call)];
+  auto* prepared = std::launder(reinterpret_cast<Prepared*>(slot.prepared));
+  if (slot.device != device + 1 || std::memcmp(&slot.call, call, sizeof *call) != 0) {
+    const int multiprocessors = multiprocessors_of(device, error);
+    if (error != cudaSuccess) return static_cast<int>(error);
+    slot.device = 0;
+    if (!sized(*call) || !aligned(*call)) return TUNEDGEMM_UNSUPPORTED;
+    if (!prepare(*call, multiprocessors, slot.prepared)) return TUNEDGEMM_UNSUPPORTED;
+    slot.call = *call;
+    slot.device = device + 1;
+  }
+  error = launch(*prepared, static_cast<cudaStream_t>(stream));
+  if (error != cudaSuccess) cudaGetLastError();
+  return static_cast<int>(error);
+}

@@ -1,0 +1,172 @@
+"""Spaces: which instances are worth timing for a shape, best guesses first, and their neighbours."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+
+import attrs
+from tunedgemm.plugin import Device, PluginError, Shape
+
+from tunedgemm_ck.cutlass.cost import ceil_div, cost_of, tiles_of, units_of
+from tunedgemm_ck.cutlass.instance import CLUSTERS, SCHEDULERS, SCHEDULES, STAGES, TILES_K, TILES_M, TILES_N, WARPS, CutlassInstance
+from tunedgemm_ck.cutlass.limits import BLOCK, LEAST_STEPS, MAX_SPLITS, depths_of, refused, unfit, width_of
+
+Chosen = tuple[CutlassInstance, int]
+
+SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+
+#: (tile_m, tile_n, bytes of tile_k, cluster, schedule, scheduler, swap) of sm_90: large tiles for many rows, then swapped ones for few.
+_Row = tuple[int, int, int, tuple[int, int], str, str, bool]
+_HOPPER: tuple[_Row, ...] = (
+    (128, 256, 128, (2, 1), "cooperative", "persistent", False),
+    (128, 256, 128, (1, 2), "cooperative", "persistent", False),
+    (256, 128, 128, (2, 1), "cooperative", "persistent", False),
+    (256, 128, 128, (1, 2), "cooperative", "persistent", False),
+    (128, 256, 128, (2, 1), "cooperative", "streamk", False),
+    (128, 128, 128, (2, 1), "pingpong", "persistent", False),
+    (128, 128, 128, (1, 1), "cooperative", "streamk", False),
+    (64, 256, 128, (1, 1), "pingpong", "persistent", False),
+    (64, 128, 128, (2, 1), "pingpong", "persistent", False),
+    (64, 128, 128, (1, 1), "plain", "single", False),
+    (256, 64, 128, (1, 1), "cooperative", "persistent", True),
+    (128, 128, 128, (1, 2), "pingpong", "persistent", True),
+    (128, 128, 128, (1, 1), "cooperative", "streamk", True),
+    (64, 16, 256, (1, 1), "plain", "single", True),
+    (64, 16, 256, (1, 1), "pingpong", "persistent", True),
+    (64, 32, 256, (1, 1), "pingpong", "persistent", True),
+    (64, 64, 256, (1, 1), "pingpong", "persistent", True),
+    (128, 16, 128, (1, 1), "cooperative", "streamk", True),
+    (128, 16, 256, (1, 1), "cooperative", "streamk", True),
+    (128, 32, 128, (1, 1), "cooperative", "streamk", True),
+    (128, 64, 128, (1, 1), "cooperative", "streamk", True),
+    (64, 128, 128, (1, 1), "pingpong", "persistent", True),
+    (128, 64, 128, (2, 1), "pingpong", "persistent", True),
+    (128, 64, 256, (1, 1), "cooperative", "persistent", True),
+)
+#: The same with block scales, which ask for 128 of K and for 128 rows of the weight.
+_BLOCKS: tuple[_Row, ...] = (
+    (128, 128, 128, (1, 1), "cooperative", "persistent", False),
+    (128, 128, 128, (2, 1), "cooperative", "persistent", False),
+    (128, 128, 128, (1, 2), "cooperative", "persistent", False),
+    (256, 128, 128, (1, 1), "cooperative", "persistent", False),
+    (256, 128, 128, (1, 2), "cooperative", "persistent", False),
+    (128, 128, 128, (1, 1), "cooperative", "streamk", False),
+    (64, 128, 128, (1, 1), "pingpong", "persistent", False),
+    (64, 128, 128, (2, 1), "pingpong", "persistent", False),
+    (128, 128, 128, (2, 1), "pingpong", "persistent", False),
+    *(
+        (128, n, 128, (1, 1), schedule, scheduler, True)
+        for n in (16, 32, 64, 128)
+        for schedule, scheduler in (("pingpong", "persistent"), ("cooperative", "persistent"), ("cooperative", "streamk"))
+    ),
+)
+#: (tile_m, tile_n, tile_k in bytes, warps, stages) of sm_80.
+_MULTISTAGE: tuple[tuple[int, int, int, tuple[int, int], int], ...] = (
+    (128, 256, 64, (2, 4), 3),
+    (256, 128, 64, (4, 2), 3),
+    (128, 128, 64, (2, 2), 4),
+    (128, 128, 64, (2, 2), 3),
+    (128, 128, 64, (2, 4), 4),
+    (128, 64, 64, (2, 2), 4),
+    (64, 128, 64, (2, 2), 4),
+    (64, 64, 64, (2, 2), 5),
+    (64, 64, 128, (2, 2), 4),
+    (64, 64, 128, (2, 2), 3),
+    (128, 128, 128, (2, 2), 3),
+)
+#: What costs more than so many times the best guess is not listed, except where fewer than `_LEAST` would be.
+_WORSE, _LEAST = 3.0, 6
+
+
+@functools.cache
+def instances(gfx: str, dtype: str, blocks: bool, full: bool) -> tuple[CutlassInstance, ...]:
+    """All instances for operands of a dtype, at most 24; with *full* all that parameters and registers allow."""
+    if full:
+        return tuple(_every(gfx, dtype, blocks))
+    width, depths = width_of(dtype), depths_of(dtype, gfx)
+    if gfx != "sm_90":
+        multistage = functools.partial(CutlassInstance, schedule="multistage", scheduler="single")
+        return tuple(multistage(m, n, k // width, warps=warps, stages=stages) for m, n, k, warps, stages in _MULTISTAGE)
+    listed = _BLOCKS if blocks else _HOPPER
+    return tuple(dict.fromkeys(CutlassInstance(m, n, min(k, max(depths)) // width, *rest) for m, n, k, *rest in listed))
+
+
+def _every(gfx: str, dtype: str, blocks: bool) -> Iterator[CutlassInstance]:
+    hopper, depths = gfx == "sm_90", [depth // width_of(dtype) for depth in depths_of(dtype, gfx)]
+    clusters, swaps = (CLUSTERS, (False, True)) if hopper else (CLUSTERS[:1], (False,))
+    rings = [((0, 0), 0)] if hopper else list(itertools.product(WARPS[1:], STAGES[1:]))
+    for schedule, schedulers in SCHEDULES.items():
+        if hopper == (schedule == "multistage"):
+            continue
+        for m, n, k, cluster, scheduler, swap in itertools.product(TILES_M, TILES_N, depths, clusters, schedulers, swaps):
+            if blocks and (k != BLOCK or (m if swap else n) != BLOCK):
+                continue
+            for warps, stages in rings:
+                with contextlib.suppress(PluginError):  # too many accumulators, a tile too small for two groups of warps
+                    yield CutlassInstance(m, n, k, cluster, schedule, scheduler, swap, warps, stages)
+
+
+def space(shape: Shape, device: Device, full: bool) -> Iterator[Chosen]:
+    """Instances with numbers of splits that fit the shape, best guesses first; *full* lists all of all instances."""
+    if refused(shape, device):
+        return
+    every = instances(device.gfx, shape.dtype, shape.scale == "block", full)
+    fitting = [chosen for instance in every for chosen in _with_splits(instance, shape, device) if not unfit(*chosen, shape, device)]
+    costs = {chosen: cost_of(*chosen, shape, device) for chosen in fitting}
+    ordered = sorted(costs, key=lambda chosen: (costs[chosen], chosen[0].name, chosen[1]))
+    for place, chosen in enumerate(ordered):
+        if full or place < _LEAST or costs[chosen] <= _WORSE * costs[ordered[0]]:
+            yield chosen
+
+
+def _with_splits(instance: CutlassInstance, shape: Shape, device: Device) -> Iterator[Chosen]:
+    """No split, or what stream-K can do: its own cut of an uneven wave, and the one or two numbers of parts that fill one wave best."""
+    if instance.scheduler != "streamk":
+        yield instance, 0
+        return
+    units, tiles = units_of(device), tiles_of(instance, shape)
+    if tiles % units and ceil_div(shape.k, instance.tile_k) > 8:  # CUTLASS cuts no tile of 8 steps or fewer, and no full wave
+        yield instance, 0
+    most = min(units // tiles, shape.k // (instance.tile_k * LEAST_STEPS), MAX_SPLITS)
+    for split in [each for each in SPLITS if 1 < each <= most][-2:]:
+        yield instance, split
+
+
+def near(instance: CutlassInstance, split: int, shape: Shape, device: Device) -> Iterator[Chosen]:
+    """The neighbours that fit: one parameter, or the split, one step along its ladder; a scheduler brings its schedule with it."""
+    changed: dict[str, tuple[object, ...]] = {
+        "tile_m": _beside(TILES_M, instance.tile_m),
+        "tile_n": _beside(TILES_N, instance.tile_n),
+        "tile_k": _beside(TILES_K, instance.tile_k),
+        "cluster": tuple(each for each in CLUSTERS if each != instance.cluster),
+        "swap": (not instance.swap,),
+        "warps": tuple(each for each in WARPS if each != instance.warps),
+        "stages": _beside(STAGES, instance.stages),
+    }
+    found: list[Chosen] = [(instance, each) for each in _beside(SPLITS, split if split > 1 else 0)]
+    for field, values in changed.items():
+        found += _evolved(instance, split, [{field: value} for value in values])
+    ways = [{"schedule": schedule, "scheduler": scheduler} for schedule in SCHEDULES for scheduler in SCHEDULERS]
+    found += _evolved(instance, 0, ways)
+    seen = {(instance, split if split > 1 else 0)}
+    for chosen in found:
+        if chosen not in seen and not unfit(*chosen, shape, device):
+            seen.add(chosen)
+            yield chosen
+
+
+def _evolved(instance: CutlassInstance, split: int, changes: list[dict[str, object]]) -> list[Chosen]:
+    made: list[Chosen] = []
+    for change in changes:
+        with contextlib.suppress(PluginError):  # not possible together
+            evolve: Callable[..., CutlassInstance] = attrs.evolve
+            made.append((evolve(instance, **change), split if split > 1 else 0))
+    return made
+
+
+def _beside(ladder: tuple[int, ...], value: int) -> tuple[int, ...]:
+    below, above = [step for step in ladder if step < value], [step for step in ladder if step > value]
+    return tuple(below[-1:] + above[:1])

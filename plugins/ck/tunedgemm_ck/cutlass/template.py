@@ -1,0 +1,103 @@
+"""Template: the source of an instance's shared object, which says all that its compilation depends on but CUTLASS's own headers."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from tunedgemm_ck.cutlass.instance import CutlassInstance
+from tunedgemm_ck.problem import Problem
+
+_SOURCES = Path(__file__).with_name("sources")
+
+_TYPES = {
+    "bf16": "cutlass::bfloat16_t",
+    "fp16": "cutlass::half_t",
+    "fp32": "float",
+    "int8": "int8_t",
+    "fp8_e4m3fn": "cutlass::float_e4m3_t",
+    "": "void",
+}
+#: Schedule -> (main loop, epilogue). Those of fp8 add up in float32 at every fourth instruction; CUTLASS's "fast accumulation", which
+#: leaves the sum in the tensor core's narrower one, is not used.
+_SCHEDULES = {
+    "cooperative": ("KernelTmaWarpSpecializedCooperative", "TmaWarpSpecializedCooperative"),
+    "pingpong": ("KernelTmaWarpSpecializedPingpong", "TmaWarpSpecialized"),
+    "plain": ("KernelTmaWarpSpecialized", "TmaWarpSpecialized"),
+}
+_SCHEDULERS = {"persistent": "cutlass::gemm::PersistentScheduler", "streamk": "cutlass::gemm::StreamKScheduler", "single": "void"}
+
+
+def render(instance: CutlassInstance, problem: Problem) -> str:
+    """The source: what differs from instance to instance and from problem to problem, then the sources that are the same for all."""
+    target, includes = (_multistage, _AMPERE) if instance.schedule == "multistage" else (_hopper, _HOPPER)
+    headers = "".join(f'#include "{name}"\n' for name in ("call.h", *includes))
+    body = "ampere.h" if instance.schedule == "multistage" else "hopper.h"
+    said = f"// {instance.name}: {problem}\n"
+    return said + headers + _problem(problem) + target(instance, problem) + _source(body) + _source("launch.h")
+
+
+def flags(instance: CutlassInstance, problem: Problem) -> tuple[str, ...]:
+    """Options of nvcc beside those of the toolchain."""
+    del instance, problem
+    return ("-DNDEBUG", "--expt-relaxed-constexpr")
+
+
+_HOPPER = (
+    "cute/tensor.hpp",
+    "cutlass/epilogue/dispatch_policy.hpp",
+    "cutlass/gemm/dispatch_policy.hpp",
+    "cutlass/gemm/kernel/tile_scheduler.hpp",
+    "cutlass/numeric_types.h",
+)
+_AMPERE = ("cutlass/gemm_coord.h", "cutlass/numeric_types.h")
+
+
+def _problem(problem: Problem) -> str:
+    return f"""
+namespace tunedgemm::problem {{
+enum class Scale {{ none, tensor, row, block }};
+using Input = {_TYPES[problem.dtype]};
+using Output = {_TYPES[problem.outdtype]};
+using Bias = {_TYPES[problem.bias_dtype]};
+constexpr Scale scale = Scale::{problem.scale};
+}}  // namespace tunedgemm::problem
+"""
+
+
+def _hopper(instance: CutlassInstance, problem: Problem) -> str:
+    mainloop, epilogue = _SCHEDULES[instance.schedule]
+    mainloop += "FP8BlockScaledAccum" if problem.scale == "block" else ""
+    return f"""
+namespace tunedgemm::instance {{
+using Tile = {_shape(instance.tile_m, instance.tile_n, instance.tile_k)};
+using Cluster = {_shape(*instance.cluster, 1)};
+using Mainloop = cutlass::gemm::{mainloop};
+using Epilogue = cutlass::epilogue::{epilogue};
+using Scheduler = {_SCHEDULERS[instance.scheduler]};
+constexpr bool swap = {str(instance.swap).lower()};
+}}  // namespace tunedgemm::instance
+
+"""
+
+
+def _multistage(instance: CutlassInstance, problem: Problem) -> str:
+    del problem
+    m, n, k = instance.tile_m, instance.tile_n, instance.tile_k
+    return f"""
+namespace tunedgemm::instance {{
+using Tile = cutlass::gemm::GemmShape<{m}, {n}, {k}>;
+using Warp = cutlass::gemm::GemmShape<{m // instance.warps[0]}, {n // instance.warps[1]}, {k}>;
+constexpr int stages = {instance.stages};
+}}  // namespace tunedgemm::instance
+
+"""
+
+
+def _shape(*sizes: int) -> str:
+    return f"cute::Shape<{', '.join(f'cute::Int<{size}>' for size in sizes)}>"
+
+
+@functools.cache
+def _source(name: str) -> str:
+    return (_SOURCES / name).read_text("utf-8") + "\n"
