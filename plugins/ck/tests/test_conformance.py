@@ -17,7 +17,7 @@ from tunedgemm.testing.conformance import BackendConformance
 #: A distribution with the plugin's backends over the fake compilers, as ``fakecutlass``, ``fakeck`` and ``fakecktile``.
 INSTALLED = Path(__file__).with_name("installed")
 #: Multiplications of a shape at most: the fakes compute with one thread.
-WORK = 1 << 23
+WORK = 1 << 22
 
 
 class OnGpu(BackendConformance):

@@ -1,0 +1,67 @@
+"""From a shape to a served call with the fake nvcc: compiled ahead in other processes, tuned, stored, served from the cache alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+INSTALLED = Path(__file__).with_name("installed")
+SHAPES = "M,N,K\n4,128,256\n64,128,256\n"
+
+
+def run(folder: Path, *words: str, **environment: str) -> str:
+    """The output of ``tunedgemm`` where the distribution over the fakes is installed; fails with what it said."""
+    path = os.pathsep.join([str(INSTALLED), *sys.path])
+    env = {**os.environ, "PYTHONPATH": path, "TUNEDGEMM_HOME": str(folder / "home"), **environment}
+    done = subprocess.run([sys.executable, "-m", "tunedgemm", *words], capture_output=True, text=True, env=env, cwd=folder, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def tuned(folder: Path, libtype: str, **environment: str) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
+    """The rows of a tuning, and its trials."""
+    (folder / "in.csv").write_text(SHAPES)
+    words = ["--libtype", libtype, "--iters", "7", "--warmup", "1", "--topk", "3", "--device", "cpu"]
+    run(folder, "tune", "-i", "in.csv", "-o", "t.csv", *words, **environment)
+    with (folder / "t.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    lines = [json.loads(line) for line in (folder / "t.trials.jsonl").read_text().splitlines()]
+    return rows, [line for line in lines if line["kind"] == "trial"]
+
+
+@pytest.mark.slow
+def test_a_shape_is_tuned_and_served(fakes, tmp_path):
+    """Each instance is compiled once for both shapes; the row's call is served where nothing may be compiled."""
+    rows, trials = tuned(tmp_path, "fakecutlass")
+    assert [row["libtype"] for row in rows] == ["fakecutlass"] * 2
+    assert {trial["status"] for trial in trials} <= {"ok", "screened"}
+    sources = [each["folder"] for each in fakes.compilations]
+    assert len(sources) == len(set(sources)) <= len({trial["solution"]["kernel_name"] for trial in trials})
+    code = (
+        "import torch, tunedgemm; x, w = torch.randn(4, 256).bfloat16(), torch.randn(128, 256).bfloat16(); "
+        "out = tunedgemm.gemm_a16w16(x, w); torch.testing.assert_close(out.float(), (x @ w.t()).float(), rtol=0.05, atol=0.5)"
+    )
+    path, table = os.pathsep.join([str(INSTALLED), *sys.path]), str(tmp_path / "t.csv")
+    told = {"PYTHONPATH": path, "AITER_CONFIG_GEMM_BF16": table, "CUDACXX": "/nowhere", "AITER_LOG_TUNED_CONFIG": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | told, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert f"fakecutlass:{rows[0]['kernelName']}" in done.stderr
+    assert len(fakes.compilations) == len(sources)
+
+
+@pytest.mark.slow
+def test_a_compiler_that_fails_costs_its_candidates(fakes, tmp_path):
+    """Torch wins; each instance's trial has the compiler's words."""
+    rows, trials = tuned(tmp_path, "fakecutlass,torch", FAKE_CK_DOES="fail")
+    assert [row["libtype"] for row in rows] == ["torch"] * 2
+    failed = [trial for trial in trials if trial["solution"]["libtype"] == "fakecutlass"]
+    assert failed
+    assert {trial["status"] for trial in failed} == {"compile_failed"}
+    assert all("no such type" in trial["detail"] for trial in failed)
