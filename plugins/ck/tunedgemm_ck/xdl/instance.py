@@ -158,7 +158,7 @@ def _wrongs(of: XdlInstance) -> list[tuple[str, str]]:
         fits = k1 > 0 and all(cluster) and cluster[2] == 1 and of.k % (cluster[0] * k1) == 0 and rows % cluster[1] == 0
         if not fits or math.prod(cluster) > of.threads:
             found.append((part, f"{text} threads that load {k1} elements of K each do not divide {rows} rows of {of.k}"))
-    (shuffle_m, shuffle_n), (_, along_m, _, along_n) = of.shuffle, of.c_cluster
+    shuffle_m, shuffle_n = of.shuffle
     tile = (shuffle_m * of.waves[0] * of.xdl[0], shuffle_n * of.waves[1] * of.xdl[1])
     fits = shuffle_m and shuffle_n and of.per_wave[0] % shuffle_m == 0 and of.per_wave[1] % shuffle_n == 0
     if not fits:
