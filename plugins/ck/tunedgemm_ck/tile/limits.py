@@ -80,9 +80,8 @@ def misfit(instance: TileInstance, split: int, shape: Shape, device: Device) -> 
     if not 0 <= split <= MOST_SPLIT:
         return f"splitK is a logarithm of 0 to {MOST_SPLIT} (got {split})"
     if split and (instance.persistent or shape.k % (tile_k << split)):
-        return (
-            f"K must be a multiple of {tile_k << split}, and the instance not persistent, to be cut into {1 << split} parts (got {shape.k})"
-        )
+        wanted = f"K must be a multiple of {tile_k << split} and the instance not persistent"
+        return f"{wanted}, to be cut into {1 << split} parts (got {shape.k})"
     return ""
 
 

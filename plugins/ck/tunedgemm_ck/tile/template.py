@@ -60,16 +60,18 @@ _FLATMM = """
 using Partitioner = ck_tile::GemmSpatiallyLocalTilePartitioner<Tile, {group_num}, {m01}>;
 using Traits = ck_tile::TileGemmTraits<{pad}, Row, Col, Row, {wave_groups}>;
 using Loop = ck_tile::BaseFlatmmPipelineAGmemBGmemCRegV1<ck_tile::GemmPipelineProblem<In, In, float, Tile, Traits>>;
-using Universal = ck_tile::TileGemmUniversalTraits<{pad}, {double_buffer}, Row, Col, Row, {transpose_c}, {sparse}, {persistent}, {wave_groups}, true>;
+using Universal = ck_tile::TileGemmUniversalTraits<
+    {pad}, {double_buffer}, Row, Col, Row, {transpose_c}, {sparse}, {persistent}, {wave_groups}, true>;
 using Epilogue = ck_tile::CShuffleEpilogue<ck_tile::CShuffleEpilogueProblem<
-    In, In, ck_tile::tuple<>, float, Out, ck_tile::tuple<>, Row, Same, Partitioner::MPerBlock, Partitioner::NPerBlock, {warps_m}, {warps_n},
-    {warp_tile}, {transpose_c}, Once{{}}>>;
+    In, In, ck_tile::tuple<>, float, Out, ck_tile::tuple<>, Row, Same, Partitioner::MPerBlock, Partitioner::NPerBlock,
+    {warps_m}, {warps_n}, {warp_tile}, {transpose_c}, Once{{}}>>;
 using Scale = ck_tile::FlatmmScalePointer<1>;  // one a row
 
 // Does act with the kernel and its arguments for these sizes: the number of steps along K is a template parameter.
 template <typename Act>
 int with_kernel(const TunedGemmCall& call, const Act& act) {{
-  const auto m = static_cast<ck_tile::index_t>(call.m), n = static_cast<ck_tile::index_t>(call.n), k = static_cast<ck_tile::index_t>(call.k);
+  using Size = ck_tile::index_t;
+  const auto m = static_cast<Size>(call.m), n = static_cast<Size>(call.n), k = static_cast<Size>(call.k);
   ck_tile::ScaleFlatmmHostArgs<Scale, Scale> args(
       call.x, call.weight, {{}}, call.out, 1, m, n, k, k, k, {{}}, n, Scale(static_cast<const float*>(call.x_scale), m),
       Scale(static_cast<const float*>(call.w_scale), n));
@@ -77,7 +79,8 @@ int with_kernel(const TunedGemmCall& call, const Act& act) {{
   int result = TUNEDGEMM_UNSUPPORTED;
   const auto run = [&](const auto hot, const auto tail) {{
     using Problem = ck_tile::FlatmmPipelineProblem<
-        In, In, float, Tile, Universal, scheduler, ck_tile::remove_cvref_t<decltype(hot)>::value, ck_tile::remove_cvref_t<decltype(tail)>::value>;
+        In, In, float, Tile, Universal, scheduler, ck_tile::remove_cvref_t<decltype(hot)>::value,
+        ck_tile::remove_cvref_t<decltype(tail)>::value>;
     using Kernel = ck_tile::FlatmmKernel<Partitioner, ck_tile::FlatmmPipelineAGmemBGmemCRegV1<Problem>, Epilogue>;
     const auto arguments = Kernel::MakeKernelArgs(args);
     if (Kernel::IsSupportedArgument(arguments)) result = act(Kernel{{}}, arguments, Kernel::GridSize(arguments));
@@ -108,8 +111,8 @@ constexpr bool transposed = {transposed};
 using ScaleLayout = {scale_layout};
 using Partitioner = ck_tile::GemmTile1DPartitioner<Tile>;
 using Epilogue = ck_tile::CShuffleEpilogue<ck_tile::CShuffleEpilogueProblem<
-    In, In, ck_tile::tuple<>, float, Out, ck_tile::tuple<>, Row, Same, Partitioner::MPerBlock, Partitioner::NPerBlock, {warps_m}, {warps_nk},
-    {warp_tile}, {transpose_c}, Once{{}}>>;
+    In, In, ck_tile::tuple<>, float, Out, ck_tile::tuple<>, Row, Same, Partitioner::MPerBlock, Partitioner::NPerBlock,
+    {warps_m}, {warps_nk}, {warp_tile}, {transpose_c}, Once{{}}>>;
 
 __global__ void transpose(const float* from, float* to, int rows, int columns) {{
   const int64_t all = int64_t{{rows}} * columns;

@@ -1,9 +1,9 @@
 """Instances of Composable Kernel that AITER's tables choose, as data; those of a16w16 are this plugin's own, shaped as batched_bf16's.
 
 In the order of how often AITER's tables of August 2026 choose them, where every architecture and band of M (to 16, 32, 64, 128, 256,
-512, 1024, 4096, more) counts alike. Of the rows of an op and architecture, the first 16 (24 of a8w8_bpreshuffle) cover: a8w8 92 % of 26 (gfx942)
-and 89 % of 553 (gfx950); a8w8_bpreshuffle 73 % of 1389 and 93 % of 184; a4w4_blockscale 98 % of 118; all of the 13 948 of
-a8w8_blockscale, the 841 of a8w8_blockscale_bpreshuffle, the 26 of batched_bf16 and the 26 of batched_a8w8.
+512, 1024, 4096, more) counts alike. Of the rows of an op and architecture, the first 16 (24 of a8w8_bpreshuffle) cover:
+a8w8 92 % of 26 (gfx942) and 89 % of 553 (gfx950); a8w8_bpreshuffle 73 % of 1389 and 93 % of 184; a4w4_blockscale 98 % of 118; all of
+the 13 948 of a8w8_blockscale, the 841 of a8w8_blockscale_bpreshuffle, the 26 of batched_bf16 and the 26 of batched_a8w8.
 """
 
 from __future__ import annotations
