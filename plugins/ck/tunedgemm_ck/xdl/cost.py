@@ -1,0 +1,37 @@
+"""Cost: a guess of how long a grid of tiles takes on CDNA, in clocks; it only orders what is then measured."""
+
+from __future__ import annotations
+
+from tunedgemm.plugin import Device, Shape, dtype_bits
+
+from tunedgemm_ck.problem import batches_of
+
+#: Multiplications of one compute unit in a clock, by the bits of an element: MI300X (AMD's CDNA 3 white paper).
+_PRODUCTS = {16: 1024, 8: 2048, 4: 4096}
+#: Bytes that a compute unit gets in a clock: between the 64 of L2 and its share of HBM, about 8.
+_BYTES = 24
+#: Clocks until the first tile is there, and of the shortest step along K: some of the latency of HBM is not hidden.
+_START, _STEP = 1500, 150
+#: Bytes of the output that the whole device adds atomically in a clock, a part of K at a time.
+_ADDED = 512
+
+
+def cost(tile: tuple[int, int, int], split: int, shape: Shape, device: Device) -> float:
+    """Clocks of the longest compute unit: its rounds of tiles, each step of which waits for products or for memory.
+
+    Args:
+        tile: M, N and elements of K of a block.
+        split: logarithm of the parts of K.
+    """
+    m, n, k = tile
+    parts = 1 << split
+    bits = dtype_bits(shape.dtype)
+    steps = -(-shape.k // (k * parts))
+    blocks = -(-shape.m // m) * -(-shape.n // n) * batches_of(shape) * parts
+    # rows that are not there are not loaded, but multiplied
+    rows, columns = min(m, shape.m), min(n, shape.n)
+    step = max(m * n * k / _PRODUCTS[bits], (rows + columns) * k * bits / 8 / _BYTES, _STEP)
+    rounds = max(1.0, blocks / max(device.cu_num, 1))
+    rounds = -(-rounds // 1) if rounds < 4 else rounds  # late rounds overlap
+    added = shape.m * shape.n * batches_of(shape) * dtype_bits(shape.outdtype) / 8 * (parts + 1) / _ADDED if split else 0.0
+    return rounds * (_START + steps * step) + added

@@ -1,0 +1,178 @@
+"""Static limits of Composable Kernel's instances: what an architecture and a shape allow, as data; answers for absent devices too."""
+
+from __future__ import annotations
+
+import functools
+
+import attrs
+from tunedgemm.plugin import Device, Shape, dtype_bits
+
+from tunedgemm_ck.problem import batches_of
+from tunedgemm_ck.xdl.instance import FORMS, XdlInstance, parse
+from tunedgemm_ck.xdl.listed import LISTED
+from tunedgemm_ck.xdl.template import DEVICE_OPS
+
+_FLOATS = ("bf16", "fp16")
+_FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
+
+#: Dtypes that the matrix cores of an architecture multiply (AMD's ISA guides of CDNA 2, 3 and 4).
+DTYPES = {
+    "gfx90a": (*_FLOATS, "int8"),
+    "gfx942": (*_FLOATS, "int8", "fp8_e4m3fnuz"),
+    "gfx950": (*_FLOATS, "int8", "fp8_e4m3fn", "fp4x2"),
+}
+
+#: Bytes of LDS that a block may take (the same guides).
+LDS = {"gfx90a": 64 << 10, "gfx942": 64 << 10, "gfx950": 160 << 10}
+
+#: A buffer of CDNA counts its bytes, and CK its elements, in 32 bits, the second with a sign.
+MOST_BYTES, MOST_ELEMENTS = 1 << 32, 1 << 31
+
+#: The largest splitK, a logarithm: AITER's tuner tries no larger one.
+MOST_SPLIT = 3
+
+#: Elements of K that share a scale of fp8.
+SCALED_K = 128
+
+
+#: Rows of the weight that layout aiter16x16 interleaves; mxfp4 beyond the last is read as zeros.
+SHUFFLED_ROWS = 16
+
+
+@attrs.frozen
+class Accepts:
+    """What an op may be asked for: dtypes of x, kind of scales, layout of the weight, whether a bias can be added."""
+
+    dtypes: tuple[str, ...]
+    scale: str
+    layout: str
+    bias: bool
+
+
+ACCEPTS = {
+    "a16w16": Accepts(_FLOATS, "none", "row", True),
+    "a8w8": Accepts(("int8", *_FP8), "row", "row", True),
+    "a8w8_bpreshuffle": Accepts(_FP8, "row", "aiter16x16", True),
+    "a8w8_blockscale": Accepts(_FP8, "block", "row", False),
+    "a8w8_blockscale_bpreshuffle": Accepts(_FP8, "block", "aiter16x16", False),
+    "a4w4_blockscale": Accepts(("fp4x2",), "block", "aiter16x16", False),
+    "batched_bf16": Accepts(_FLOATS, "none", "row", True),
+    "batched_a8w8": Accepts(("int8", *_FP8), "row", "row", True),
+}
+
+
+@functools.lru_cache(maxsize=64)
+def instances(op: str) -> tuple[XdlInstance, ...]:
+    """All instances of an op that are listed, in order."""
+    return tuple(parse(f"{FORMS[op].prefix}_{name}", op) for name in LISTED[op])
+
+
+def refused(shape: Shape, device: Device) -> str:
+    """Why no instance can serve a shape on a device; "" where one can."""
+    wrong = static(shape, device)
+    if wrong:
+        return wrong
+    first = ""
+    for instance in instances(shape.op):
+        found = misfit(instance, 0, shape, device)
+        if not found:
+            return ""
+        first = first or found
+    return f"none of the instances fits: {first}"
+
+
+def unfit(instance: XdlInstance, split: int, shape: Shape, device: Device) -> str:
+    """Why an instance with a splitK cannot serve a shape on a device; "" where it can."""
+    if instance.op != shape.op:
+        return f"{instance.name} is an instance of {instance.op}"
+    return static(shape, device) or misfit(instance, split, shape, device)
+
+
+@functools.lru_cache(maxsize=4096)
+def static(shape: Shape, device: Device) -> str:
+    """Why the op has no instance for these dtypes, scales and layouts on this architecture, or for an empty batch; "" otherwise."""
+    return not_accepted(shape, device, "ck", ACCEPTS.get(shape.op))
+
+
+def not_accepted(shape: Shape, device: Device, libtype: str, accepts: Accepts | None) -> str:
+    """Why a library has no instance for a shape's dtypes, scales and layout on this architecture, or for its bytes; "" where it has."""
+    if accepts is None:
+        return f"{libtype} has no instances of op {shape.op}"
+    if device.gfx not in DTYPES:
+        return f"{libtype} has instances for {', '.join(DTYPES)} (got {device.gfx})"
+    checks = (
+        (shape.dtype in accepts.dtypes, f"operands in {', '.join(accepts.dtypes)} (got {shape.dtype})"),
+        (shape.dtype in DTYPES[device.gfx], f"operands in {', '.join(DTYPES[device.gfx])} on {device.gfx} (got {shape.dtype})"),
+        (shape.outdtype in _FLOATS, f"an output in {' or '.join(_FLOATS)} (got {shape.outdtype})"),
+        (shape.scale == accepts.scale, f"scales of kind {accepts.scale} (got {shape.scale})"),
+        (shape.layout == accepts.layout, f"the weight in layout {accepts.layout} (got {shape.layout})"),
+        (accepts.bias or not shape.bias, "no bias"),
+        (shape.m > 0, "at least one row"),
+        (_bytes(shape) < MOST_BYTES, f"operands of less than {MOST_BYTES} bytes each (the largest has {_bytes(shape)})"),
+        (_elements(shape) < MOST_ELEMENTS, f"operands of less than {MOST_ELEMENTS} elements each (the largest has {_elements(shape)})"),
+    )
+    return "; ".join(f"{libtype} takes {wanted}" for right, wanted in checks if not right)
+
+
+def _elements(shape: Shape) -> int:
+    """Elements of the largest operand of one product."""
+    return max(shape.m * shape.k, shape.n * shape.k, shape.m * shape.n)
+
+
+def _bytes(shape: Shape) -> int:
+    """Bytes of the largest operand of one product."""
+    bits = dtype_bits(shape.dtype)
+    return max(shape.m * shape.k * bits, shape.n * shape.k * bits, shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
+
+
+@functools.lru_cache(maxsize=16384)
+def misfit(instance: XdlInstance, split: int, shape: Shape, device: Device) -> str:
+    """Why an instance with a splitK cannot serve the sizes of a shape that its op accepts, as CK judges; "" where it can."""
+    k, deep = shape.k, depth(instance)
+    vector, store = max(instance.a_k1, instance.b_k1) * deep // instance.k, max(instance.store[:2])
+    if k % vector:
+        return f"K must be a multiple of {vector}, which a thread loads at a time (got {k})"
+    if shape.n % store:
+        return f"N must be a multiple of {store}, which a thread stores at a time (got {shape.n})"
+    whole = SHUFFLED_ROWS if instance.op == "a4w4_blockscale" else instance.n
+    if shape.layout != "row" and (shape.n % whole or k % deep):
+        return f"N and K must be multiples of {whole} and {deep}: a shuffled weight is not padded (got {shape.n} and {k})"
+    if instance.scale and k % SCALED_K:
+        return f"K must be a multiple of {SCALED_K}, which share a scale (got {k})"
+    if lds(instance) > LDS[device.gfx]:
+        return f"{instance.name} takes {lds(instance)} bytes of LDS; a block of {device.gfx} has {LDS[device.gfx]}"
+    return _no_split(split, instance, shape, device)
+
+
+def _no_split(split: int, instance: XdlInstance, shape: Shape, device: Device) -> str:
+    """Why K cannot be cut into ``1 << split`` parts; "" where it can, or where the device op takes no notice of splitK."""
+    if not DEVICE_OPS[shape.op].split or split == 0:
+        return "" if split >= 0 else f"splitK is a logarithm of 0 or more (got {split})"
+    if not 0 < split <= MOST_SPLIT:
+        return f"splitK is a logarithm of 0 to {MOST_SPLIT} (got {split})"
+    if shape.bias:
+        return "a bias would be added once by each part of K"
+    if shape.outdtype == "bf16" and device.gfx == "gfx90a":
+        return "gfx90a has no atomic addition of bf16, which the parts of K need"
+    deep = depth(instance)
+    if shape.k < deep << split or (instance.scale and shape.k % (SCALED_K << split)):
+        return f"K {shape.k} cannot be cut into {1 << split} parts of at least {deep}"
+    if shape.dtype == "fp4x2" and shape.k % (deep << split):
+        return f"K must be a multiple of {deep << split} (got {shape.k})"
+    return ""
+
+
+def depth(instance: XdlInstance) -> int:
+    """Elements of K of a block's tile."""
+    return instance.k * 2 if instance.op == "a4w4_blockscale" else instance.k
+
+
+def lds(instance: XdlInstance) -> int:
+    """Bytes of LDS of the tiles: a shuffled weight goes to registers at once, pipeline v4 has two tiles of each."""
+    rows = instance.m if "preshuffle" in instance.op or instance.op == "a4w4_blockscale" else instance.m + instance.n
+    return rows * instance.k * FORMS[instance.op].bits // 8 * (2 if instance.pipeline == 4 else 1)
+
+
+def tiles(instance: XdlInstance, shape: Shape) -> int:
+    """Blocks of an undivided K."""
+    return -(-shape.m // instance.m) * -(-shape.n // instance.n) * batches_of(shape)

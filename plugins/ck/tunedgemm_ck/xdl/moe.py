@@ -1,0 +1,123 @@
+"""MoeInstance: the template parameters of one stage of AITER's fused mixture of experts with Composable Kernel, and its name.
+
+These names are read, compared and explained; no source is rendered for them, for `tunedgemm_ck.family` has no operands of a routing.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import attrs
+from tunedgemm.plugin import PluginError
+
+from tunedgemm_ck.xdl.instance import WAVE
+
+#: How a stage's sums become its output: what each word says is multiplied in.
+EPILOGUES = (
+    "TypeCast",
+    "TypeCastExpertWeight",
+    "MulABScale",
+    "MulABScaleExpertWeight",
+    "MulABScaleExpertWeightA8W8blkscale",
+    "MulABScaleExpertWeightA8W8blkscaleSplitk",
+    "MulABScaleShuffled",
+    "MulABScaleExpertWeightShuffled",
+    "MulABScaleWint4",
+    "MulABScaleExpertWeightWin4",
+)
+
+#: Activations of the first stage.
+ACTIVATIONS = ("gelu", "silu", "swiglu")
+
+#: AITER's words for dtypes of operands.
+DTYPES = {"B16": "bf16", "F16": "fp16", "F8": "fp8", "I8": "int8", "I4": "int4", "FP4X2": "fp4x2"}
+
+_PATTERN = (
+    r"moe_ck2stages_gemm(?P<stage>[12])_(?P<tile>\d{1,4}x\d{1,4}x\d{1,4}x\d{1,4})_(?P<waves>\dx\d)_(?P<epilogue>[A-Za-z0-9]+)"
+    r"_v(?P<pipeline>[1-5])_Nswizzle(?P<swizzle>[01])_Quant(?P<quant>\d)_MulRoutedWeight(?P<weighted>[01])(_(?P<act>[a-z]+))?"
+    r"_(?P<dtypes>[A-Z0-9]+_[A-Z0-9]+_[A-Z0-9]+)"
+)
+EXAMPLE = "moe_ck2stages_gemm1_256x32x64x128_1x4_MulABScale_v1_Nswizzle0_Quant2_MulRoutedWeight0_silu_F8_F8_B16"
+
+
+@attrs.frozen(cache_hash=True)
+class MoeInstance:
+    """One stage.
+
+    Attributes:
+        stage: 1, up to the activation, or 2.
+        threads: of a block.
+        m, n, k: of a block's tile.
+        waves: of a block along M and N.
+        epilogue: of `EPILOGUES`.
+        pipeline: version of CK's pipeline of a block.
+        swizzle: whether blocks run along N first.
+        quant: AITER's number of the kind of scales: 0 none, 1 tensor, 2 token, 3 1x32, 4 1x128.
+        weighted: whether this stage multiplies the weights of the routing in.
+        act: activation of the first stage, "" of the second.
+        dtypes: of the activations, the weight and the output, in AITER's words.
+
+    Raises:
+        PluginError: no stage can be so; the message names the part.
+    """
+
+    stage: int
+    threads: int
+    m: int
+    n: int
+    k: int
+    waves: tuple[int, int]
+    epilogue: str
+    pipeline: int
+    swizzle: bool
+    quant: int
+    weighted: bool
+    act: str
+    dtypes: tuple[str, str, str]
+
+    def __attrs_post_init__(self) -> None:
+        waves_m, waves_n = self.waves
+        checks = (
+            ("epilogue", self.epilogue in EPILOGUES, f"must be one of {', '.join(EPILOGUES)} (got {self.epilogue!r})"),
+            ("activation", self.act in (ACTIVATIONS if self.stage == 1 else ("",)), f"stage {self.stage} has none called {self.act!r}"),
+            ("dtypes", all(dtype in DTYPES for dtype in self.dtypes), f"must be of {', '.join(DTYPES)} (got {', '.join(self.dtypes)})"),
+            ("waves", waves_m * waves_n * WAVE == self.threads, f"{waves_m}x{waves_n} waves do not have {self.threads} threads"),
+        )
+        for part, right, wrong in checks:
+            if not right:
+                raise PluginError(f"ck fmoe: {part}: {wrong}")
+
+    @property
+    def name(self) -> str:
+        """The text of ``kernelName1`` or ``kernelName2``."""
+        tile = "x".join(map(str, (self.threads, self.m, self.n, self.k)))
+        waves = "x".join(map(str, self.waves))
+        switches = f"Nswizzle{int(self.swizzle)}_Quant{self.quant}_MulRoutedWeight{int(self.weighted)}"
+        words = [f"moe_ck2stages_gemm{self.stage}", tile, waves, self.epilogue, f"v{self.pipeline}", switches, self.act, *self.dtypes]
+        return "_".join(filter(None, words))
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_moe(name: str) -> MoeInstance:
+    """The stage that a table calls *name*; `MoeInstance.name` is its inverse.
+
+    Raises:
+        PluginError: this is no name of such a stage; the message says what is not understood.
+    """
+    found = re.fullmatch(_PATTERN, name)
+    if not found:
+        raise PluginError(f"ck fmoe has no kernel {name!r}: names look like {EXAMPLE}")
+    texts = found.groupdict()
+    return MoeInstance(
+        int(texts["stage"]),
+        *map(int, texts["tile"].split("x")),
+        waves=tuple(map(int, texts["waves"].split("x"))),  # type: ignore[arg-type]
+        epilogue=texts["epilogue"],
+        pipeline=int(texts["pipeline"]),
+        swizzle=texts["swizzle"] == "1",
+        quant=int(texts["quant"]),
+        weighted=texts["weighted"] == "1",
+        act=texts["act"] or "",
+        dtypes=tuple(texts["dtypes"].split("_")),  # type: ignore[arg-type]
+    )

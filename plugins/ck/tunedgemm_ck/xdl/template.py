@@ -1,0 +1,331 @@
+"""Sources of instances of Composable Kernel: a shared object each, which includes CK's headers and exports the functions of ``call.h``."""
+
+from __future__ import annotations
+
+import attrs
+from tunedgemm.plugin import PluginError
+
+from tunedgemm_ck.problem import Problem
+from tunedgemm_ck.xdl.instance import XdlInstance
+
+_IMPL = "ck/tensor_operation/gpu/device/impl/"
+
+
+@attrs.frozen
+class DeviceOp:
+    """A class of CK that computes an op.
+
+    Attributes:
+        header: the file that declares it.
+        name: of the class, in ``ck::tensor_operation::device``.
+        since: the first release of ROCm whose CK has it as it is used here.
+        kind: which of the bodies below fills its arguments.
+        split: whether K can be split; without, the launch takes no notice of the solution's splitK, which AITER's tuner counts there too.
+        epilogue: operands of the epilogue besides a bias.
+        scaled: whether the class takes block scales, as template parameters and arguments.
+    """
+
+    header: str
+    name: str
+    since: str
+    split: bool = True
+    epilogue: tuple[str, ...] = ()
+    scaled: bool = False
+
+
+_V3 = "device_gemm_multiple_d_xdl_cshuffle_v3"
+_ROWS = ("w_scale", "x_scale")
+
+#: CK's changelog and the headers of 2024-10, 2025-07 and 2025-11. Scales of single rows need CK of ROCm 7.0: the class of ROCm 6.4 has
+#: the same header and takes whole tiles of scales alone, and its ``IsSupportedArgument`` says so.
+DEVICE_OPS = {
+    "a16w16": DeviceOp(f"{_V3}.hpp", "DeviceGemmMultiD_Xdl_CShuffle_V3", "6.3"),
+    "a8w8": DeviceOp(f"{_V3}.hpp", "DeviceGemmMultiD_Xdl_CShuffle_V3", "6.3", epilogue=_ROWS),
+    "a8w8_bpreshuffle": DeviceOp(f"{_V3}_b_preshuffle.hpp", "DeviceGemmMultiD_Xdl_CShuffle_V3_BPreshuffle", "7.0", epilogue=_ROWS),
+    "a8w8_blockscale": DeviceOp(f"{_V3}_ab_scale.hpp", "DeviceGemmMultiD_ABScale_Xdl_CShuffle_V3", "7.0", scaled=True),
+    "a8w8_blockscale_bpreshuffle": DeviceOp(
+        f"{_V3}_blockscale_bpreshuffle.hpp", "DeviceGemmMultiD_BlockScale_Xdl_CShuffle_V3_BPreshuffle", "7.0", split=False, scaled=True
+    ),
+    "a4w4_blockscale": DeviceOp("device_gemm_xdl_cshuffle_v3_mx.hpp", "DeviceGemmMX_Xdl_CShuffleV3", "7.0", scaled=True),
+    "batched_bf16": DeviceOp(
+        "device_batched_gemm_multiple_d_xdl_cshuffle_v3.hpp", "DeviceBatchedGemmMultiD_Xdl_CShuffle_V3", "6.4", split=False
+    ),
+    "batched_a8w8": DeviceOp(
+        "device_batched_gemm_multiple_d_xdl_cshuffle_v3.hpp", "DeviceBatchedGemmMultiD_Xdl_CShuffle_V3", "6.4", split=False, epilogue=_ROWS
+    ),
+}
+
+#: CK's words for dtypes.
+_TYPES = {
+    "bf16": "ck::bhalf_t",
+    "fp16": "ck::half_t",
+    "fp32": "float",
+    "int8": "int8_t",
+    "fp8_e4m3fn": "ck::f8_t",
+    "fp8_e4m3fnuz": "ck::f8_t",
+    "fp4x2": "ck::f4x2_pk_t",
+}
+
+_HEAD = """\
+// {name}
+// {problem}
+#include "call.h"
+
+#include <array>
+#include <cstdint>
+#include <hip/hip_runtime.h>
+
+#if !__has_include("{header}")
+#error "Composable Kernel's {header} is missing: ROCm {since} or later has it (package composablekernel-dev)"
+#endif
+#include "ck/ck.hpp"
+#include "ck/tensor_operation/gpu/device/gemm_specialization.hpp"
+#include "ck/tensor_operation/gpu/device/tensor_layout.hpp"
+#include "ck/tensor_operation/gpu/element/element_wise_operation.hpp"
+#include "ck/utility/blkgemmpipe_scheduler.hpp"
+#include "{header}"
+
+namespace {{
+
+using Row = ck::tensor_layout::gemm::RowMajor;
+using Col = ck::tensor_layout::gemm::ColumnMajor;
+using Same = ck::tensor_operation::element_wise::PassThrough;
+using Spec = ck::tensor_operation::device::GemmSpecialization;
+template <ck::index_t... Values>
+using S = ck::Sequence<Values...>;
+
+using In = {dtype};
+using Out = {outdtype};
+using Sum = {sum};
+"""
+
+_EPILOGUE = """
+// The sum times the scales, plus the bias, rounded once: CK's own conversion to bfloat16 cuts in its older versions.
+struct Epilogue {{
+  template <typename E, typename C, typename... Ds>
+  __host__ __device__ constexpr void operator()(E& e, const C& c, const Ds&... ds) const {{
+    e = rounded<E>({combine}(ck::type_convert<float>(c), ck::type_convert<float>(ds)...));
+  }}
+  template <typename E>
+  __host__ __device__ static constexpr E rounded(float value) {{
+    if constexpr (ck::is_same_v<E, ck::bhalf_t>) return ck::bf16_convert_rtn<ck::bhalf_t>(value);
+    else return ck::type_convert<E>(value);
+  }}
+  {function}
+}};
+"""
+
+_COMBINE = {
+    (0, 0): "{ return sum; }",
+    (0, 1): "{ return sum + d0; }",
+    (2, 0): "{ return sum * d0 * d1; }",
+    (2, 1): "{ return sum * d0 * d1 + d2; }",
+}
+
+_TAIL = """
+{choice}
+
+// Asks the device for its properties, which takes longer than a launch: once for the same sizes.
+template <typename Op, typename Argument>
+bool supported(const TunedGemmCall& call, const Argument& argument) {{
+  thread_local int64_t known[5] = {{-1, -1, -1, -1, -1}};
+  const int64_t sizes[5] = {{call.m, call.n, call.k, call.batches, call.split}};
+  bool same = true;
+  for (int i = 0; i < 5; ++i) same = same && known[i] == sizes[i];
+  if (same) return true;
+  if (!Op::IsSupportedArgument(argument)) return false;
+  for (int i = 0; i < 5; ++i) known[i] = sizes[i];
+  return true;
+}}
+
+}}  // namespace
+
+TUNEDGEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call) {{
+  return with_gemm(*call, [&](auto gemm) -> int64_t {{
+    auto argument = argument_of<decltype(gemm)>(*call);
+    return supported<decltype(gemm)>(*call, argument) ? static_cast<int64_t>(gemm.GetWorkSpaceSize(&argument)) : -1;
+  }});
+}}
+
+TUNEDGEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) try {{
+  return with_gemm(*call, [&](auto gemm) -> int {{
+    auto argument = argument_of<decltype(gemm)>(*call);
+    if (!supported<decltype(gemm)>(*call, argument)) return TUNEDGEMM_UNSUPPORTED;
+    if (call->workspace != nullptr) gemm.SetWorkSpacePointer(&argument, call->workspace);
+    decltype(gemm)::MakeInvoker().Run(argument, StreamConfig{{static_cast<hipStream_t>(stream), false}});
+    return 0;
+  }});
+}} catch (...) {{  // CK throws where a launch fails
+  const hipError_t error = hipGetLastError();
+  return error == hipSuccess ? static_cast<int>(hipErrorUnknown) : static_cast<int>(error);
+}}
+"""
+
+
+#: Tiles that fit the sizes exactly need no bounds: as AITER's launchers choose.
+_EITHER = """\
+template <typename Act>
+auto with_gemm(const TunedGemmCall& call, const Act& act) {{
+  const bool whole = call.m % {m} == 0 && call.n % {n} == 0 && call.k % (int64_t{{{k}}} << split_of(call)) == 0;
+  return whole ? act(Gemm<Spec::Default>{{}}) : act(Gemm<Spec::MNKPadding>{{}});
+}}
+"""
+
+#: CK pads no mxfp4; rows beyond M are read as zeros and not written.
+_DEFAULT = """\
+template <typename Act>
+auto with_gemm(const TunedGemmCall&, const Act& act) {
+  return act(Gemm<Spec::Default>{});
+}
+"""
+
+
+def render(instance: XdlInstance, problem: Problem) -> str:
+    """The source of the shared object of an instance for a problem; the same in every process.
+
+    Raises:
+        PluginError: the instance is of another op.
+    """
+    if instance.op != problem.op:
+        raise PluginError(f"ck: {instance.name} is an instance of {instance.op}, not of {problem.op}")
+    op = DEVICE_OPS[problem.op]
+    told = f"{problem.op} {problem.dtype} -> {problem.outdtype}, bias {problem.bias_dtype or 'none'}, {problem.layout}, {problem.gfx}"
+    head = _HEAD.format(
+        name=instance.name,
+        problem=told,
+        header=_IMPL + op.header,
+        since=op.since,
+        dtype=_TYPES[problem.dtype],
+        outdtype=_TYPES[problem.outdtype],
+        sum="int32_t" if problem.dtype == "int8" else "float",
+    )
+    if problem.op == "a4w4_blockscale":
+        middle = _mx(instance, problem)
+    else:
+        middle = _epilogue(op, problem) + _gemm(op, instance, problem) + _argument(op, problem)
+    split = "{ return static_cast<int>(call.split); }" if op.split else "{ (void)call; return 0; }"
+    middle += f"\n// The logarithm of the parts of K.\nint split_of(const TunedGemmCall& call) {split}\n"
+    fp4 = problem.op == "a4w4_blockscale"
+    choice = _DEFAULT if fp4 else _EITHER.format(m=instance.m, n=instance.n, k=instance.k)
+    return head + middle + _TAIL.format(choice=choice)
+
+
+def flags(instance: XdlInstance, problem: Problem) -> tuple[str, ...]:
+    """Flags of hipcc beyond those of every shared object: how CK is meant to be inlined, and which fp8 its ``f8_t`` is."""
+    del instance
+    ocp = int(problem.gfx not in ("gfx90a", "gfx942"))
+    inlined = ("-mllvm", "-amdgpu-early-inline-all=true", "-mllvm", "-amdgpu-function-calls=false", "-mllvm", "-enable-post-misched=0")
+    return (f"-DCK_USE_OCP_FP8={ocp}", f"-DCK_USE_FNUZ_FP8={1 - ocp}", "-DCK_ENABLE_ALL_DTYPES=1", *inlined)
+
+
+def _epilogue(op: DeviceOp, problem: Problem) -> str:
+    """The functor that turns sums into the output."""
+    scales, biases = len(op.epilogue), int(bool(problem.bias_dtype))
+    names = "".join(f", float d{place}" for place in range(scales + biases))
+    function = f"__host__ __device__ static constexpr float combined(float sum{names}) {_COMBINE[scales, biases]}"
+    return _EPILOGUE.format(combine="combined", function=function)
+
+
+def _operands(op: DeviceOp, problem: Problem) -> list[tuple[str, str, str, str]]:
+    """Dtype, layout, field of the call and distance between batches of each operand of the epilogue; all have stride 0."""
+    found = [("float", "Row", "w_scale", "n"), ("float", "Col", "x_scale", "m")] if op.epilogue else []
+    return [*found, (_TYPES[problem.bias_dtype], "Row", "bias", "n")] if problem.bias_dtype else found
+
+
+def _sequence(numbers: tuple[int, ...]) -> str:
+    return f"S<{', '.join(map(str, numbers))}>"
+
+
+def _gemm(op: DeviceOp, of: XdlInstance, problem: Problem) -> str:
+    """The alias of CK's class with all parameters of the instance."""
+    operands = _operands(op, problem)
+    # operands along N are read as the name says, in the place of w_scale; x_scale has one value a row
+    vectors = {"w_scale": (of.store[1:] or (1,))[0], "x_scale": (of.store[2:] or (1,))[0], "bias": of.store[0]}
+    store = (of.store[0], *(vectors[field] for _, _, field, _ in operands))
+    sum_ = "Sum" if problem.dtype == "int8" else "float"
+    types = (
+        f"In, float, In, float, ck::Tuple<{_joined(operands, 0)}>, Out, Sum, {sum_}"
+        if op.scaled
+        else (f"In, In, ck::Tuple<{_joined(operands, 0)}>, Out, Sum, {sum_}")
+    )
+    blocks = f"{of.threads}, {', '.join(map(str, of.scale))}" if op.scaled else str(of.threads)
+    return f"""
+template <Spec Padding>
+using Gemm = ck::tensor_operation::device::{op.name}<
+    Row, Col, ck::Tuple<{_joined(operands, 1)}>, Row,
+    {types}, Same, Same, Epilogue, Padding,
+    {blocks}, {of.m}, {of.n}, {of.k}, {of.a_k1}, {of.b_k1},
+    {of.xdl[0]}, {of.xdl[1]}, {of.per_wave[0]}, {of.per_wave[1]},
+    {_sequence(of.a_cluster)}, S<1, 0, 2>, S<1, 0, 2>, 2, {of.a_k1}, {of.a_k1}, 0,
+    {_sequence(of.b_cluster)}, S<1, 0, 2>, S<1, 0, 2>, 2, {of.b_k1}, {of.b_k1}, 0,
+    {of.shuffle[0]}, {of.shuffle[1]}, {_sequence(of.c_cluster)}, {_sequence(store)},
+    ck::BlockGemmPipelineScheduler::{of.scheduler.capitalize()}, ck::BlockGemmPipelineVersion::v{of.pipeline}, In>;
+"""
+
+
+def _joined(operands: list[tuple[str, str, str, str]], place: int) -> str:
+    return ", ".join(operand[place] for operand in operands)
+
+
+def _argument(op: DeviceOp, problem: Problem) -> str:
+    """The function that fills CK's argument from a call."""
+    operands = _operands(op, problem)
+    count = len(operands)
+    pointers = f"std::array<const void*, {count}>{{{', '.join(f'call.{field}' for _, _, field, _ in operands)}}}"
+    zeros = f"std::array<ck::index_t, {count}>{{{', '.join('0' for _ in operands)}}}"
+    sizes, ending = "m, n, k, k, k", "Same{}, Same{}, Epilogue{}"
+    if problem.op.startswith("batched_"):
+        between = f"std::array<ck::index_t, {count}>{{{', '.join(operand[3] for operand in operands)}}}"
+        middle = f"m, n, k, batches, k, k, {zeros}, n, m * k, n * k, {between}, m * n"
+    elif op.scaled:
+        middle = f"{sizes}, {zeros}, n, call.x_scale, call.w_scale"
+    else:
+        middle = f"{sizes}, {zeros}, n, 1 << split_of(call)"
+    batches = "\n  const auto batches = static_cast<ck::index_t>(call.batches);" if problem.op.startswith("batched_") else ""
+    # the class with block scales takes the parts of K after its other arguments
+    made = f"Op::MakeArgument(call.x, call.weight, {pointers}, call.out, {middle}, {ending})"
+    if op.scaled and op.split:
+        body = f"auto argument = {made};\n  if (call.split > 0) Op{{}}.SetKBatch(&argument, 1 << split_of(call));\n  return argument;"
+    else:
+        body = f"return {made};"
+    return f"""
+int split_of(const TunedGemmCall& call);
+
+template <typename Op>
+auto argument_of(const TunedGemmCall& call) {{
+  const auto m = static_cast<ck::index_t>(call.m), n = static_cast<ck::index_t>(call.n), k = static_cast<ck::index_t>(call.k);{batches}
+  {body}
+}}
+"""
+
+
+def _mx(of: XdlInstance, problem: Problem) -> str:
+    """The class and the argument of mxfp4, whose sizes count single values and whose tiles count bytes."""
+    weight = "ck::tensor_layout::gemm::MFMA" if problem.layout == "aiter16x16" else "Col"
+    return f"""
+// Four e8m0 scales, each of 32 values, lie in a word.
+using Scales = int32_t;
+
+template <Spec Padding>
+using Gemm = ck::tensor_operation::device::DeviceGemmMX_Xdl_CShuffleV3<
+    Row, {weight}, Row, In, Scales, In, Scales, Out, Sum, Out, Same, Same, Same, Padding,
+    32, {of.threads}, {of.m}, {of.n}, {of.k}, {of.a_k1}, {of.b_k1},
+    {of.xdl[0]}, {of.xdl[1]}, {of.per_wave[0]}, {of.per_wave[1]},
+    {_sequence(of.a_cluster)}, S<1, 0, 2>, S<1, 0, 2>, 2, {of.a_k1}, {of.a_k1}, true,
+    {_sequence(of.b_cluster)}, S<1, 0, 2>, S<1, 0, 2>, 2, {of.b_k1}, {of.b_k1}, true,
+    {of.shuffle[0]}, {of.shuffle[1]}, {_sequence(of.c_cluster)}, {of.store[0]},
+    ck::BlockGemmPipelineScheduler::{of.scheduler.capitalize()}, ck::BlockGemmPipelineVersion::v{of.pipeline}, In, In>;
+
+int split_of(const TunedGemmCall& call);
+
+// A row of scales has a multiple of 8 of them.
+template <typename Op>
+auto argument_of(const TunedGemmCall& call) {{
+  const auto m = static_cast<ck::index_t>(call.m), n = static_cast<ck::index_t>(call.n), k = static_cast<ck::index_t>(call.k);
+  const ck::index_t scales = (k / 32 + 7) / 8 * 8;
+  return Op::MakeArgument(
+      static_cast<const In*>(call.x), static_cast<const Scales*>(call.x_scale), static_cast<const In*>(call.weight),
+      static_cast<const Scales*>(call.w_scale), static_cast<Out*>(call.out), m, n, k, k, scales, k, scales, n, 1 << split_of(call),
+      Same{{}}, Same{{}}, Same{{}});
+}}
+"""
