@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,47 +85,3 @@ def test_hopper_is_compiled_for_its_own_instructions() -> None:
     """wgmma is of sm_90a alone; other architectures have no such variant."""
     assert "-gencode=arch=compute_90a,code=sm_90a" in flags(WIDE, PLAIN)
     assert "-gencode=arch=compute_86,code=sm_86" in flags(WIDE, Problem("a16w16", "sm_86", "bf16", "bf16"))
-
-
-def _include() -> str:
-    """Where CUTLASS's headers are; skips where they are not."""
-    spec = importlib.util.find_spec("cutlass_library")
-    places = [os.environ.get("CUTLASS_INCLUDE", "")]
-    places += [str(Path(place) / "source" / "include") for place in (spec.submodule_search_locations or ())] if spec else []
-    found = [place for place in places if (Path(place) / "cutlass" / "cutlass.h").is_file()]
-    if not found:
-        pytest.skip("no headers of CUTLASS: neither the package nvidia-cutlass nor CUTLASS_INCLUDE")
-    return found[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("64x16x128_1x1_plain_single_swap_r1", Problem("a16w16", "sm_90", "bf16", "bf16", "fp32")),
-        ("128x16x128_1x1_cooperative_streamk_swap_r1", SCALED),
-        ("128x128x128_1x1_cooperative_persistent_r1", BLOCKS),
-        ("128x128x32_1x1_multistage_single_w2x2_s4_r1", Problem("a16w16", "sm_80", "bf16", "bf16", "bf16")),
-    ],
-)
-def test_sources_compile_without_spills(name: str, problem: Problem, tmp_path: Path) -> None:
-    """The object exports both functions and keeps the rest to itself, the kernel spills no register, and ptxas serialises no wgmma."""
-    compiler = shutil.which("nvcc")
-    if compiler is None:
-        pytest.skip("no nvcc")
-    include, instance = _include(), parse(name, problem.op)
-    source, made = tmp_path / "kernel.cu", tmp_path / "kernel.so"
-    source.write_text(render(instance, problem), "utf-8")
-    own = ("-shared", "-Xcompiler=-fPIC", "-O3", "-std=c++17", "-Xptxas=-v", *flags(instance, problem))
-    command = [compiler, *own, "-I", include, "-I", str(SOURCES), "-o", str(made), str(source)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = result.stdout + result.stderr
-    assert result.returncode == 0, said[-4000:]
-    spills = re.findall(r"(\d+) bytes spill stores", said)
-    assert spills
-    assert set(spills) == {"0"}
-    assert "C7510" not in said
-    symbols = subprocess.run(["nm", "-D", "--defined-only", str(made)], capture_output=True, text=True, check=True).stdout
-    kinds = dict(line.split()[:0:-1] for line in symbols.splitlines())
-    assert {name for name, kind in kinds.items() if kind == "T"} == {"tunedgemm_launch", "tunedgemm_workspace"}
-    assert "u" not in kinds.values(), "one for all objects of a process"

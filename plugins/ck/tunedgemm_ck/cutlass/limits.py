@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape, dtype_bits
 
-from tunedgemm_ck.cutlass.instance import CutlassInstance
+from tunedgemm_ck.cutlass.instance import MAX_ACCUMULATORS, CutlassInstance
 from tunedgemm_ck.problem import batches_of
 
 #: Op -> dtypes of the operands and kinds of scales.
@@ -50,6 +50,11 @@ def depths_of(dtype: str, gfx: str) -> tuple[int, ...]:
     if gfx != "sm_90":
         return (64, 128)
     return (128,) if dtype.startswith("fp8") else (128, 256)
+
+
+def accumulators_of(dtype: str) -> int:
+    """Accumulators of a thread at most; fp8 has each twice, in the tensor core's sum and in the whole one, and spills with more."""
+    return MAX_ACCUMULATORS // 2 if dtype.startswith("fp8") else MAX_ACCUMULATORS
 
 
 def refused(shape: Shape, device: Device) -> str:
@@ -113,6 +118,8 @@ def _depth(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str
     width, allowed = width_of(shape.dtype), depths_of(shape.dtype, gfx)
     if instance.tile_k * width not in allowed:
         return f"tile_k must be {' or '.join(str(size // width) for size in allowed)} of {shape.dtype}"
+    if instance.accumulators > accumulators_of(shape.dtype):
+        return f"{instance.accumulators} accumulators a thread are more than {accumulators_of(shape.dtype)}, all that {shape.dtype} leaves"
     if not 0 <= split <= MAX_SPLITS:
         return f"splitK must be in 0..{MAX_SPLITS} (got {split})"
     if split > 1 and instance.scheduler != "streamk":
