@@ -20,8 +20,6 @@ BLOCKS = Problem("a8w8_blockscale", "sm_90", "fp8_e4m3fn", "bf16", scale="block"
 SOURCES = Path(tunedgemm_ck.__file__).with_name("sources")
 #: Sizes of the call, all different; K has a last block of scales that is not whole.
 M, N, K, BATCHES = 48, 384, 320, 3
-#: Addresses, which say what is what.
-PLACES = {"x": 16, "weight": 32, "x_scale": 48, "w_scale": 64, "bias": 80, "out": 96, "workspace": 112}
 
 _MAIN = """
 #include <cstdio>
@@ -54,16 +52,18 @@ template <class Thread> void epilogue(const Thread& thread) {
 }
 int main() {
   const auto at = [](size_t place) { return reinterpret_cast<void*>(place); };
-  const TunedGemmCall call{at(16), at(32), at(48), at(64), at(80), at(96), at(112), %d, %d, %d, %d, 0};
+  const TunedGemmCall call{at(16), at(32), at(48), at(64), at(80), at(96), at(112), SIZES, 0};
   const auto arguments = to_arguments(call, 132);
   const auto& mainloop = arguments.mainloop;
-  std::printf("A %%zu\\nB %%zu\\nD %%zu\\n", size_t(mainloop.ptr_A), size_t(mainloop.ptr_B), size_t(arguments.epilogue.ptr_D));
+  std::printf("A %zu\\nB %zu\\nD %zu\\n", size_t(mainloop.ptr_A), size_t(mainloop.ptr_B), size_t(arguments.epilogue.ptr_D));
   spot("A", mainloop.dA, 5, 9, 2);
   spot("B", mainloop.dB, 5, 9, 2);
   spot("D", arguments.epilogue.dD, kSwap ? 9 : 5, kSwap ? 5 : 9, 2);  // row 5 and column 9 of the output
-  std::printf("sizes %%d %%d %%d %%d\\n", int(cute::get<0>(arguments.problem_shape)), int(cute::get<1>(arguments.problem_shape)),
+  std::printf("sizes %d %d %d %d\\n", int(cute::get<0>(arguments.problem_shape)), int(cute::get<1>(arguments.problem_shape)),
               int(cute::get<2>(arguments.problem_shape)), int(cute::get<3>(arguments.problem_shape)));
-  std::printf("fits %%d\\n", int(Kernel::can_implement(arguments)));
+  std::printf("fits %d\\n", int(Kernel::can_implement(arguments)));
+  std::printf("swizzles %d %d %d\\n", swizzle({128 * 32, 128 * 64, 64, 1}, 132), swizzle({128 * 12, 128 * 28, 64, 1}, 132),
+              swizzle({128 * 33, 128 * 64, 64, 1}, 132));
   scales(mainloop);
   epilogue(arguments.epilogue.thread);
 }
@@ -88,7 +88,7 @@ def _told(instance: CutlassInstance, problem: Problem, batches: int, folder: Pat
         pytest.skip("no nvcc")
     text = render(instance, problem)
     text = text[: text.index("// ---- what launch.h asks for")]
-    main = _MAIN.replace("%d, %d, %d, %d, 0}", f"{M}, {N}, {K}, {batches}, 0}}").replace("%%", "%")
+    main = _MAIN.replace("SIZES", f"{M}, {N}, {K}, {batches}")
     source, made = folder / "arguments.cu", folder / "arguments"
     source.write_text(text + "}  // namespace tunedgemm\n" + main, "utf-8")
     command = [
@@ -147,7 +147,9 @@ def test_block_scales_lie_row_by_row(swap: bool, tmp_path: Path) -> None:
 def test_scales_of_tensors_are_two_values(tmp_path: Path) -> None:
     """Both are read by the kernel."""
     problem = Problem("a8w8", "sm_90", "fp8_e4m3fn", "fp16", scale="tensor")
-    assert _told(CutlassInstance(128, 128, 128), problem, 1, tmp_path)["scalars"] == "48 64"
+    told = _told(CutlassInstance(128, 128, 128), problem, 1, tmp_path)
+    assert told["scalars"] == "48 64"
+    assert told["swizzles"] == "8 4 1", "only where tiles divide into whole sides, and no tile is added"
 
 
 @pytest.mark.slow

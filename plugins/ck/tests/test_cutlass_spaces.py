@@ -134,7 +134,7 @@ def test_neighbours_change_each_parameter() -> None:
         (_shape("a16w16", 16, 256, 64), "gfx942", "not for gfx942"),
         (Shape("fmoe", 16, 256, 64), "sm_90", "op fmoe is not covered"),
         (_shape("a16w16", (1 << 31) - 1, 64, 1024), "sm_90", "an operand may have"),
-        (_shape("batched_bf16", 8, 64, 64, extra={"B": 70000}), "sm_80", "65535 products"),
+        (_shape("batched_bf16", 8, 64, 64, extra={"B": 70000}), "sm_90", "65535 products"),
     ],
 )
 def test_what_is_refused_is_told_why(shape: Shape, gfx: str, reason: str) -> None:
@@ -159,6 +159,13 @@ def test_an_instance_that_does_not_fit_is_told_why(instance: CutlassInstance, sp
     shape = _shape("a16w16", 256, 256, 4096)
     assert refused(shape, HOPPER) == ""
     assert reason in unfit(instance, split, shape, HOPPER)
+
+
+def test_a_grid_has_its_limits() -> None:
+    """Blocks that take one tile each are counted by the grid, whose second axis is short; persistent blocks count for themselves."""
+    shape, plain = _shape("a16w16", 2_000_000, 256, 256), CutlassInstance(64, 16, 128, schedule="plain", scheduler="single", swap=True)
+    assert "65535 tiles" in unfit(plain, 0, shape, HOPPER)
+    assert unfit(CutlassInstance(64, 16, 128, schedule="pingpong", swap=True), 0, shape, HOPPER) == ""
 
 
 def test_fp8_has_half_the_accumulators() -> None:
