@@ -91,19 +91,8 @@ def _told(instance: CutlassInstance, problem: Problem, batches: int, folder: Pat
     main = _MAIN.replace("SIZES", f"{M}, {N}, {K}, {batches}")
     source, made = folder / "arguments.cu", folder / "arguments"
     source.write_text(text + "}  // namespace tunedgemm\n" + main, "utf-8")
-    command = [
-        compiler,
-        "-O0",
-        "-std=c++17",
-        *flags(instance, problem),
-        "-I",
-        include_folder(),
-        "-I",
-        str(SOURCES),
-        "-o",
-        str(made),
-        str(source),
-    ]
+    headers = ("-I", include_folder(), "-I", str(SOURCES))
+    command = [compiler, "-O0", "-std=c++17", *flags(instance, problem), *headers, "-o", str(made), str(source)]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, (built.stdout + built.stderr)[-4000:]
     printed = subprocess.run([str(made)], capture_output=True, text=True, check=True).stdout
