@@ -73,7 +73,7 @@ def test_few_rows_get_swapped_operands_first(op: str) -> None:
 def test_many_rows_get_large_tiles_in_clusters_first(op: str) -> None:
     """A large product is bound by what the tensor cores do, which large tiles feed best."""
     first, split = next(iter(space(_shape(op, 8192, 8192, 8192), HOPPER, False)))
-    assert first.tile_m * first.tile_n == 128 * 256
+    assert first.tile_m * first.tile_n == 128 * (128 if OPS[op][0] == ("fp8_e4m3fn",) else 256)
     assert first.cluster != (1, 1)
     assert split == 0
 
@@ -134,7 +134,7 @@ def test_neighbours_change_each_parameter() -> None:
         (_shape("a16w16", 16, 256, 64), "gfx942", "not for gfx942"),
         (Shape("fmoe", 16, 256, 64), "sm_90", "op fmoe is not covered"),
         (_shape("a16w16", (1 << 31) - 1, 64, 1024), "sm_90", "an operand may have"),
-        (_shape("batched_bf16", 8, 64, 64, extra={"B": 70000}), "sm_80", "65535 products"),
+        (_shape("batched_bf16", 8, 64, 64, extra={"B": 70000}), "sm_90", "65535 products"),
     ],
 )
 def test_what_is_refused_is_told_why(shape: Shape, gfx: str, reason: str) -> None:
@@ -161,11 +161,26 @@ def test_an_instance_that_does_not_fit_is_told_why(instance: CutlassInstance, sp
     assert reason in unfit(instance, split, shape, HOPPER)
 
 
+def test_a_grid_has_its_limits() -> None:
+    """Blocks that take one tile each are counted by the grid, whose second axis is short; persistent blocks count for themselves."""
+    shape, plain = _shape("a16w16", 2_000_000, 256, 256), CutlassInstance(64, 16, 128, schedule="plain", scheduler="single", swap=True)
+    assert "65535 tiles" in unfit(plain, 0, shape, HOPPER)
+    assert unfit(CutlassInstance(64, 16, 128, schedule="pingpong", swap=True), 0, shape, HOPPER) == ""
+
+
+def test_fp8_has_half_the_accumulators() -> None:
+    """A tile that int8 takes would spill, and nothing listed does."""
+    wide = CutlassInstance(128, 256, 128)
+    assert unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="int8"), HOPPER) == ""
+    assert "more than 64" in unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="fp8_e4m3fn"), HOPPER)
+    assert max(each.accumulators for each in instances("sm_90", "fp8_e4m3fn", False, True)) == 64
+
+
 def test_block_scales_ask_for_their_tiles() -> None:
     """One block of the weight's rows, along whichever side of the tile they lie, and no plain schedule."""
     shape = _shape("a8w8_blockscale", 256, 4096, 4096)
     assert "128 rows of the weight" in unfit(CutlassInstance(128, 64, 128), 0, shape, HOPPER)
-    assert "128 rows of the weight" in unfit(CutlassInstance(256, 128, 128, swap=True), 0, shape, HOPPER)
+    assert "128 rows of the weight" in unfit(CutlassInstance(64, 128, 128, schedule="pingpong", swap=True), 0, shape, HOPPER)
     assert "cooperative or pingpong" in unfit(CutlassInstance(64, 128, 128, schedule="plain", scheduler="single"), 0, shape, HOPPER)
     assert unfit(CutlassInstance(128, 64, 128, swap=True), 0, shape, HOPPER) == ""
     assert all(instance.tile_k == 128 for instance in instances("sm_90", "fp8_e4m3fn", True, False))

@@ -6,17 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from tunedgemm.plugin import PluginError
 from tunedgemm_ck import toolchain
-from tunedgemm_ck.build import Target
 from tunedgemm_ck.cutlass import FAMILY
 from tunedgemm_ck.cutlass.instance import CutlassInstance, parse
 from tunedgemm_ck.cutlass.spaces import instances
 from tunedgemm_ck.cutlass.template import render
-from tunedgemm_ck.native import Loaded, loaded
 from tunedgemm_ck.problem import Problem
 
 #: The folder of the headers that the tests were started with; "" for those of the wheel.
@@ -83,38 +79,3 @@ def test_sources_say_the_problem_and_the_instance() -> None:
 def test_fast_accumulation_is_not_used() -> None:
     """Sums of fp8 stay as exact as torch's."""
     assert not any("FastAccum" in render(instance, SCALED) for instance in instances("sm_90", "fp8_e4m3fn", False, True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("64x16x128_1x1_plain_single_swap_r1", Problem("a16w16", "sm_90", "bf16", "bf16", "fp32")),
-        ("128x16x128_1x1_cooperative_streamk_swap_r1", SCALED),
-        ("128x128x128_1x1_cooperative_persistent_r1", BLOCKS),
-        ("128x128x32_1x1_multistage_single_w2x2_s4_r1", Problem("a16w16", "sm_80", "bf16", "bf16", "bf16")),
-    ],
-)
-def test_sources_compile_without_spills(name: str, problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The object exports both functions and keeps the rest to itself, the kernel spills no register, and ptxas serialises no wgmma."""
-    monkeypatch.setenv(toolchain.CUTLASS_INCLUDE, INCLUDE)
-    try:
-        found = toolchain.cuda(problem)
-    except PluginError as error:
-        pytest.skip(str(error))
-    source, made = tmp_path / "kernel.cu", tmp_path / "kernel.so"
-    target = Target(FAMILY, parse(name, problem.op), problem, toolchain.cuda)
-    source.write_text(target.source, "utf-8")
-    command = found.command(source, made, problem.gfx, (*target.flags, "-Xptxas=-v"))
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = result.stdout + result.stderr
-    assert result.returncode == 0, said[-4000:]
-    spills = re.findall(r"(\d+) bytes spill stores", said)
-    assert spills
-    assert set(spills) == {"0"}
-    assert "C7510" not in said
-    symbols = subprocess.run(["nm", "-D", "--defined-only", str(made)], capture_output=True, text=True, check=True).stdout
-    kinds = dict(line.split()[:0:-1] for line in symbols.splitlines())
-    assert {name for name, kind in kinds.items() if kind == "T"} == {"tunedgemm_launch", "tunedgemm_workspace"}
-    assert "u" not in kinds.values(), "one for all objects of a process"
-    assert Loaded is type(loaded(made.read_bytes())), "it loads on a machine without a driver"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tunedgemm.plugin import Device, Shape, dtype_bits
 
-from tunedgemm_ck.cutlass.instance import CutlassInstance
+from tunedgemm_ck.cutlass.instance import MAX_ACCUMULATORS, CutlassInstance
 from tunedgemm_ck.problem import batches_of
 
 #: Op -> dtypes of the operands and kinds of scales.
@@ -29,8 +29,8 @@ ALIGNMENT = 16
 MAX_BYTES = 1 << 40
 #: Elements of K and rows of the weight that share a scale.
 BLOCK = 128
-#: Products of a batch at most on sm_80: blocks of a grid along its third axis.
-_MAX_BATCHES = 65535
+#: Blocks of a grid at most along its second and third axes, and so products of a batch.
+_MAX_BLOCKS = 65535
 #: Parts of K at most, and steps of each at least: less work than its part of the sum costs.
 MAX_SPLITS = 32
 LEAST_STEPS = 4
@@ -52,11 +52,16 @@ def depths_of(dtype: str, gfx: str) -> tuple[int, ...]:
     return (128,) if dtype.startswith("fp8") else (128, 256)
 
 
+def accumulators_of(dtype: str) -> int:
+    """Accumulators of a thread at most; fp8 has each twice, in the tensor core's sum and in the whole one, and spills with more."""
+    return MAX_ACCUMULATORS // 2 if dtype.startswith("fp8") else MAX_ACCUMULATORS
+
+
 def refused(shape: Shape, device: Device) -> str:
     """Why no instance can serve the shape on the architecture, "" where one can."""
     if device.gfx not in ARCHITECTURES:
         return f"there are kernels for {', '.join(ARCHITECTURES)}, not for {device.gfx}"
-    return _operands(shape, device.gfx) or _results(shape) or _sizes(shape, device.gfx)
+    return _operands(shape, device.gfx) or _results(shape) or _sizes(shape)
 
 
 def _operands(shape: Shape, gfx: str) -> str:
@@ -84,7 +89,7 @@ def _results(shape: Shape) -> str:
     return ""
 
 
-def _sizes(shape: Shape, gfx: str) -> str:
+def _sizes(shape: Shape) -> str:
     width, written, batches = width_of(shape.dtype), width_of(shape.outdtype), batches_of(shape)
     if shape.m == 0:
         return "an empty batch needs no kernel"
@@ -92,8 +97,8 @@ def _sizes(shape: Shape, gfx: str) -> str:
         return f"rows of the operands must be multiples of {ALIGNMENT} bytes: K of {ALIGNMENT // width} (K={shape.k})"
     if shape.n * written % ALIGNMENT:
         return f"rows of the output must be multiples of {ALIGNMENT} bytes: N of {ALIGNMENT // written} (N={shape.n})"
-    if batches > _MAX_BATCHES and gfx != "sm_90":
-        return f"a batch has {_MAX_BATCHES} products at most (B={batches})"
+    if batches > _MAX_BLOCKS:
+        return f"a batch has {_MAX_BLOCKS} products at most (B={batches})"
     if batches * max(max(shape.m, shape.n) * shape.k * width, shape.m * shape.n * written) > MAX_BYTES:
         return f"an operand may have {MAX_BYTES} bytes at most"
     return ""
@@ -106,6 +111,9 @@ def unfit(instance: CutlassInstance, split: int, shape: Shape, device: Device) -
         return reason
     if (instance.schedule == "multistage") != (device.gfx != "sm_90"):
         return f"schedule {instance.schedule} is not for {device.gfx}"
+    columns = shape.m if instance.swap else shape.n
+    if instance.scheduler == "single" and columns > instance.tile_n * _MAX_BLOCKS:
+        return f"scheduler single has {_MAX_BLOCKS} tiles at most along its columns"
     return _depth(instance, split, shape, device.gfx) or _block_scales(instance, shape) or _shared(instance, shape, device.gfx)
 
 
@@ -113,6 +121,8 @@ def _depth(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str
     width, allowed = width_of(shape.dtype), depths_of(shape.dtype, gfx)
     if instance.tile_k * width not in allowed:
         return f"tile_k must be {' or '.join(str(size // width) for size in allowed)} of {shape.dtype}"
+    if instance.accumulators > accumulators_of(shape.dtype):
+        return f"{instance.accumulators} accumulators a thread are more than {accumulators_of(shape.dtype)}, all that {shape.dtype} leaves"
     if not 0 <= split <= MAX_SPLITS:
         return f"splitK must be in 0..{MAX_SPLITS} (got {split})"
     if split > 1 and instance.scheduler != "streamk":

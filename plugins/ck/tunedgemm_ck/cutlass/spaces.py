@@ -12,7 +12,7 @@ from tunedgemm.plugin import Device, PluginError, Shape
 
 from tunedgemm_ck.cutlass.cost import ceil_div, cost_of, tiles_of, units_of
 from tunedgemm_ck.cutlass.instance import CLUSTERS, SCHEDULERS, SCHEDULES, STAGES, TILES_K, TILES_M, TILES_N, WARPS, CutlassInstance
-from tunedgemm_ck.cutlass.limits import BLOCK, LEAST_STEPS, MAX_SPLITS, depths_of, refused, unfit, width_of
+from tunedgemm_ck.cutlass.limits import BLOCK, LEAST_STEPS, MAX_SPLITS, accumulators_of, depths_of, refused, unfit, width_of
 
 Chosen = tuple[CutlassInstance, int]
 
@@ -46,20 +46,50 @@ _HOPPER: tuple[_Row, ...] = (
     (128, 64, 128, (2, 1), "pingpong", "persistent", True),
     (128, 64, 256, (1, 1), "cooperative", "persistent", True),
 )
+#: The same for fp8, whose sums take twice the registers.
+_FP8: tuple[_Row, ...] = (
+    (128, 128, 128, (2, 1), "cooperative", "persistent", False),
+    (128, 128, 128, (1, 2), "cooperative", "persistent", False),
+    (128, 128, 128, (1, 1), "cooperative", "persistent", False),
+    (128, 128, 128, (2, 1), "cooperative", "streamk", False),
+    (128, 128, 128, (1, 1), "cooperative", "streamk", False),
+    (256, 64, 128, (1, 2), "cooperative", "persistent", False),
+    (64, 128, 128, (2, 1), "pingpong", "persistent", False),
+    (64, 128, 128, (1, 1), "pingpong", "persistent", False),
+    (128, 64, 128, (1, 2), "pingpong", "persistent", False),
+    (64, 128, 128, (1, 1), "plain", "single", False),
+    (128, 128, 128, (1, 2), "cooperative", "persistent", True),
+    (128, 128, 128, (1, 1), "cooperative", "streamk", True),
+    (256, 64, 128, (1, 1), "cooperative", "persistent", True),
+    (256, 32, 128, (1, 1), "cooperative", "streamk", True),
+    (64, 16, 128, (1, 1), "plain", "single", True),
+    (64, 16, 128, (1, 1), "pingpong", "persistent", True),
+    (64, 32, 128, (1, 1), "pingpong", "persistent", True),
+    (64, 64, 128, (1, 1), "pingpong", "persistent", True),
+    (128, 16, 128, (1, 1), "cooperative", "streamk", True),
+    (128, 32, 128, (1, 1), "cooperative", "streamk", True),
+    (128, 64, 128, (1, 1), "cooperative", "streamk", True),
+    (64, 128, 128, (1, 1), "pingpong", "persistent", True),
+    (128, 64, 128, (2, 1), "pingpong", "persistent", True),
+    (128, 64, 128, (1, 1), "cooperative", "persistent", True),
+)
 #: The same with block scales, which ask for 128 of K and for 128 rows of the weight.
 _BLOCKS: tuple[_Row, ...] = (
     (128, 128, 128, (1, 1), "cooperative", "persistent", False),
     (128, 128, 128, (2, 1), "cooperative", "persistent", False),
     (128, 128, 128, (1, 2), "cooperative", "persistent", False),
-    (256, 128, 128, (1, 1), "cooperative", "persistent", False),
-    (256, 128, 128, (1, 2), "cooperative", "persistent", False),
     (128, 128, 128, (1, 1), "cooperative", "streamk", False),
+    (128, 128, 128, (2, 1), "cooperative", "streamk", False),
     (64, 128, 128, (1, 1), "pingpong", "persistent", False),
     (64, 128, 128, (2, 1), "pingpong", "persistent", False),
-    (128, 128, 128, (2, 1), "pingpong", "persistent", False),
+    (64, 128, 128, (1, 2), "pingpong", "persistent", False),
+    (128, 128, 128, (1, 2), "cooperative", "persistent", True),
+    (128, 128, 128, (1, 1), "cooperative", "persistent", True),
+    (128, 128, 128, (1, 1), "cooperative", "streamk", True),
+    (128, 64, 128, (2, 1), "pingpong", "persistent", True),
     *(
         (128, n, 128, (1, 1), schedule, scheduler, True)
-        for n in (16, 32, 64, 128)
+        for n in (16, 32, 64)
         for schedule, scheduler in (("pingpong", "persistent"), ("cooperative", "persistent"), ("cooperative", "streamk"))
     ),
 )
@@ -86,16 +116,16 @@ def instances(gfx: str, dtype: str, blocks: bool, full: bool) -> tuple[CutlassIn
     """All instances for operands of a dtype, at most 24; with *full* all that parameters and registers allow."""
     if full:
         return tuple(_every(gfx, dtype, blocks))
-    width, depths = width_of(dtype), depths_of(dtype, gfx)
+    width = width_of(dtype)
     if gfx != "sm_90":
         multistage = functools.partial(CutlassInstance, schedule="multistage", scheduler="single")
         return tuple(multistage(m, n, k // width, warps=warps, stages=stages) for m, n, k, warps, stages in _MULTISTAGE)
-    listed = _BLOCKS if blocks else _HOPPER
-    return tuple(dict.fromkeys(CutlassInstance(m, n, min(k, max(depths)) // width, *rest) for m, n, k, *rest in listed))
+    listed = _BLOCKS if blocks else _FP8 if dtype.startswith("fp8") else _HOPPER
+    return tuple(CutlassInstance(m, n, k // width, *rest) for m, n, k, *rest in listed)
 
 
 def _every(gfx: str, dtype: str, blocks: bool) -> Iterator[CutlassInstance]:
-    hopper, depths = gfx == "sm_90", [depth // width_of(dtype) for depth in depths_of(dtype, gfx)]
+    hopper, depths, most = gfx == "sm_90", [depth // width_of(dtype) for depth in depths_of(dtype, gfx)], accumulators_of(dtype)
     clusters, swaps = (CLUSTERS, (False, True)) if hopper else (CLUSTERS[:1], (False,))
     rings = [((0, 0), 0)] if hopper else list(itertools.product(WARPS[1:], STAGES[1:]))
     for schedule, schedulers in SCHEDULES.items():
@@ -106,7 +136,9 @@ def _every(gfx: str, dtype: str, blocks: bool) -> Iterator[CutlassInstance]:
                 continue
             for warps, stages in rings:
                 with contextlib.suppress(PluginError):  # too many accumulators, a tile too small for two groups of warps
-                    yield CutlassInstance(m, n, k, cluster, schedule, scheduler, swap, warps, stages)
+                    made = CutlassInstance(m, n, k, cluster, schedule, scheduler, swap, warps, stages)
+                    if made.accumulators <= most:
+                        yield made
 
 
 def space(shape: Shape, device: Device, full: bool) -> Iterator[Chosen]:

@@ -154,9 +154,22 @@ inline auto output_stride(const TunedGemmCall& call) {
   }
 }
 
+// Tiles that lie side by side before the next row of tiles begins, so that the tiles of a wave are near each other in both
+// directions and share more of what the second-level cache holds. Only in long grids, and only where no tile is added for it.
+inline int swizzle(Shape<int, int, int, int> sizes, int multiprocessors) {
+  const int64_t rows = ceil_div(get<0>(sizes), size<0>(instance::Tile{})), columns = ceil_div(get<1>(sizes), size<1>(instance::Tile{}));
+  if (rows * columns > 2 * multiprocessors) {
+    for (int side : {8, 4, 2}) {
+      if (rows % (side * size<0>(instance::Cluster{})) == 0 && columns % (side * size<1>(instance::Cluster{})) == 0) return side;
+    }
+  }
+  return 1;
+}
+
 // *split* parts of K of each tile, in order; 1 leaves the cut to stream-K: the tiles of an uneven wave are cut evenly.
 template <class Scheduler>
-void schedule(typename Scheduler::Arguments& arguments, int split) {
+void schedule(typename Scheduler::Arguments& arguments, int side, int split) {
+  if constexpr (!std::is_void_v<instance::Scheduler>) arguments.max_swizzle_size = side;
   if constexpr (kStreamK) {
     arguments.splits = split;
     arguments.reduction_mode = Scheduler::ReductionMode::Deterministic;
@@ -174,7 +187,8 @@ inline Arguments to_arguments(const TunedGemmCall& call, int multiprocessors) {
   arguments.epilogue = {fusion_arguments<typename Fusion::Arguments, problem::Bias>(call), nullptr, output_stride(call),
                         static_cast<Output*>(call.out), output_stride(call)};
   arguments.hw_info.sm_count = multiprocessors;
-  schedule<typename Kernel::TileScheduler>(arguments.scheduler, call.split > 1 ? static_cast<int>(call.split) : 1);
+  const int split = call.split > 1 ? static_cast<int>(call.split) : 1;
+  schedule<typename Kernel::TileScheduler>(arguments.scheduler, swizzle(sizes, multiprocessors), split);
   return arguments;
 }
 

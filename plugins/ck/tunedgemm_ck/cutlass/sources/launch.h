@@ -77,7 +77,6 @@ TUNEDGEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) {
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return static_cast<int>(error);
   Slot& slot = slots[slot_of(*call)];
-  auto* prepared = std::launder(reinterpret_cast<Prepared*>(slot.prepared));
   if (slot.device != device + 1 || std::memcmp(&slot.call, call, sizeof *call) != 0) {
     const int multiprocessors = multiprocessors_of(device, error);
     if (error != cudaSuccess) return static_cast<int>(error);
@@ -87,7 +86,7 @@ TUNEDGEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) {
     slot.call = *call;
     slot.device = device + 1;
   }
-  error = launch(*prepared, static_cast<cudaStream_t>(stream));
+  error = launch(*std::launder(reinterpret_cast<Prepared*>(slot.prepared)), static_cast<cudaStream_t>(stream));
   if (error != cudaSuccess) cudaGetLastError();
   return static_cast<int>(error);
 }
