@@ -88,6 +88,23 @@ def test_a_bias_is_not_added_by_each_part_of_k() -> None:
     assert (FAMILY.deterministic(instance, 0), FAMILY.deterministic(instance, 1)) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("op", "name", "most"),
+    [
+        ("a8w8", "a8w8_rowwise_256x16x64x512_16x16_1x1_32x8x1_32x8x1_1x16x1x16_4x4x1_1x1_intrawave_v3", 2),
+        ("a8w8", "a8w8_rowwise_64x16x16x64_16x16_1x1_4x16x1_4x16x1_1x16x1x4_4x4x1_1x1_interwave_v2", 4),
+        ("a8w8_bpreshuffle", "a8w8_bpreshuffle_128x16x32x512_16x16_16x16_32x4x1_32x4x1_1x16x1x8_4x4x1_1x1_intrawave_v2", 3),
+    ],
+)
+def test_a_pipeline_needs_more_tiles_than_it_has_under_way(op: str, name: str, most: int) -> None:
+    """K of as many tiles as a pipeline has under way does not fit, one tile more does; the same holds for each part of K."""
+    instance = parse(name, op)
+    short, enough = (shape_of(op, 16, 4096, tiles * instance.k) for tiles in (most, most + 1))
+    assert f"more than {most} tiles" in FAMILY.unfit(instance, 0, short, MI300X)
+    assert FAMILY.unfit(instance, 0, enough, MI300X) == ""
+    assert "tiles" in FAMILY.unfit(instance, 1, enough, MI300X)
+
+
 def test_a_device_op_without_parts_takes_any_split() -> None:
     """AITER's tables count splits that the launcher of blockscale_bpreshuffle does not know: they fit, and change no bits."""
     instance = instances("a8w8_blockscale_bpreshuffle")[0]
