@@ -7,10 +7,17 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
-from tunedgemm.plugin import PluginError
+from tunedgemm.plugin import Device, PluginError, Shape, op_named
+from tunedgemm_ck.problem import problem_of
+from tunedgemm_ck.tile import FAMILY as tile_family
 from tunedgemm_ck.tile import instance as tile
+from tunedgemm_ck.tile.limits import instances as tile_instances
+from tunedgemm_ck.xdl import FAMILY as xdl_family
 from tunedgemm_ck.xdl import instance as xdl
+from tunedgemm_ck.xdl.limits import MOST_ELEMENTS
+from tunedgemm_ck.xdl.limits import instances as xdl_instances
 from tunedgemm_ck.xdl.moe import parse_moe
 
 CONFIGS = Path(__file__).parents[4] / "shared" / "aiter" / "configs"
@@ -29,8 +36,16 @@ TABLES = {
 }
 
 
+FAMILIES = {family.libtype: family for family in (xdl_family, tile_family)}
+
+
 def rows_of(op: str) -> Iterator[tuple[str, str]]:
     """libtype and kernel's name of each row of an op that ck or cktile has."""
+    return ((libtype, row["kernelName"]) for libtype, row in full_rows_of(op))
+
+
+def full_rows_of(op: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """libtype and all cells of each row of an op that ck or cktile has."""
     for path in sorted(CONFIGS.rglob("*tuned*.csv")):
         fitting = [table for table in TABLES if table in path.name]
         if fitting and TABLES[max(fitting, key=len)] == op:
@@ -38,7 +53,7 @@ def rows_of(op: str) -> Iterator[tuple[str, str]]:
                 for row in csv.DictReader(file):
                     libtype = row.get("libtype") or ("asm" if row["kernelName"].startswith("_ZN") else "ck")
                     if libtype in ("ck", "cktile"):
-                        yield libtype, row["kernelName"]
+                        yield libtype, row
 
 
 @pytest.mark.parametrize("op", sorted(TABLES.values()))
@@ -51,6 +66,32 @@ def test_every_name_of_an_op_is_read_and_written_again(op: str) -> None:
         seen[libtype] += 1
     assert seen["ck"] > 20
     assert seen["cktile"] > 0 or op not in tile.PREFIXES
+
+
+def shape_of(op: str, row: dict[str, str]) -> Shape:
+    """The shape of a row, whose fp8 is that of its architecture where the table does not tell."""
+    fp8 = {"gfx942": "torch.float8_e4m3fnuz", "gfx950": "torch.float8_e4m3fn"}[row["gfx"]]
+    return op_named(op).columns.parse({"q_dtype_w": fp8, **row})
+
+
+@pytest.mark.parametrize("op", sorted(TABLES.values()))
+def test_every_row_of_an_op_is_listed_fits_and_is_rendered(op: str) -> None:
+    """Each row's instance is a listed one and fits the row's shape, device and splitK, but where an operand is beyond 32 bits."""
+    listed = {"ck": set(xdl_instances(op)), "cktile": set(tile_instances(op)) if op in tile.PREFIXES else set()}
+    rendered, beyond = {}, 0
+    for libtype, row in full_rows_of(op):
+        shape, device, family = shape_of(op, row), Device(row["gfx"], int(row["cu_num"])), FAMILIES[libtype]
+        if op.startswith("a8w8_blockscale"):
+            shape = attrs.evolve(shape, dtype="fp8_e4m3fnuz" if device.gfx == "gfx942" else "fp8_e4m3fn")
+        instance = family.parse(row["kernelName"], op)
+        assert instance in listed[libtype]
+        if max(shape.m * shape.n, shape.m * shape.k, shape.n * shape.k) >= MOST_ELEMENTS:
+            beyond += 1
+            continue
+        assert family.unfit(instance, int(row["splitK"]), shape, device) == ""
+        rendered[libtype, instance] = family.render(instance, problem_of(shape, device.gfx))
+    assert len(set(rendered.values())) == len(rendered) > 8
+    assert beyond < 12
 
 
 def test_every_stage_of_a_mixture_of_experts_is_read_and_written_again() -> None:

@@ -91,8 +91,8 @@ class TileInstance:
         if PREFIXES[self.op] == _SHUFFLED:
             traits = (self.transpose_c, self.sparse, self.group_num, self.m01, self.wave_groups, self.double_buffer, *self.pad, self.blocks)
             return "_".join([_SHUFFLED, "x".join(str(int(trait)) for trait in traits), *sizes, self.scheduler])
-        traits = "x".join(str(int(trait)) for trait in (self.permute_n, self.transpose_c, self.persistent))
-        return "_".join([_BLOCKSCALE, *sizes, self.scheduler, traits, str(self.blocks)]) + "_aqrm" * self.row_major_scales
+        switches = "x".join(str(int(trait)) for trait in (self.permute_n, self.transpose_c, self.persistent))
+        return "_".join([_BLOCKSCALE, *sizes, self.scheduler, switches, str(self.blocks)]) + "_aqrm" * self.row_major_scales
 
 
 def _wrongs(of: TileInstance) -> list[tuple[str, str]]:

@@ -31,13 +31,18 @@ def instances(op: str) -> tuple[TileInstance, ...]:
     return tuple(parse(f"{PREFIXES[op]}_{name}", op) for name in LISTED[op])
 
 
+def of_architecture(op: str, gfx: str) -> tuple[TileInstance, ...]:
+    """Those whose matrix instructions an architecture has."""
+    return tuple(instance for instance in instances(op) if instance.warp_tile[2] < _DEEPEST or gfx == "gfx950")
+
+
 def refused(shape: Shape, device: Device) -> str:
     """Why no instance can serve a shape on a device; "" where one can."""
     wrong = static(shape, device)
     if wrong:
         return wrong
     first = ""
-    for instance in instances(shape.op):
+    for instance in of_architecture(shape.op, device.gfx):
         found = misfit(instance, 0, shape, device)
         if not found:
             return ""

@@ -9,7 +9,7 @@ import attrs
 from tunedgemm.plugin import Device, Shape
 
 from tunedgemm_ck.tile.instance import MOST_BLOCKS, TileInstance
-from tunedgemm_ck.tile.limits import instances, misfit, static
+from tunedgemm_ck.tile.limits import instances, misfit, of_architecture, static
 from tunedgemm_ck.xdl.cost import cost
 from tunedgemm_ck.xdl.limits import MOST_SPLIT
 
@@ -29,8 +29,7 @@ def space(shape: Shape, device: Device, full: bool) -> Iterable[Chosen]:
     """Instances with splits of K for a shape that is not refused, best guesses first; with *full* all that fit."""
     if static(shape, device):
         return []
-    deepest = 128 if device.gfx == "gfx950" else 64
-    offered = [instance for instance in instances(shape.op) if instance.warp_tile[2] <= deepest]
+    offered = of_architecture(shape.op, device.gfx)
     costs: dict[Chosen, float] = {}
     for instance in offered if full else offered[:DEFAULT]:
         for split in splits(instance, shape, device):

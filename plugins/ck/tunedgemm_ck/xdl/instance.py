@@ -160,7 +160,7 @@ def _wrongs(of: XdlInstance) -> list[tuple[str, str]]:
             found.append((part, f"{text} threads that load {k1} elements of K each do not divide {rows} rows of {of.k}"))
     shuffle_m, shuffle_n = of.shuffle
     tile = (shuffle_m * of.waves[0] * of.xdl[0], shuffle_n * of.waves[1] * of.xdl[1])
-    fits = shuffle_m and shuffle_n and of.per_wave[0] % shuffle_m == 0 and of.per_wave[1] % shuffle_n == 0
+    fits = min(of.shuffle) > 0 and of.per_wave[0] % shuffle_m == 0 and of.per_wave[1] % shuffle_n == 0
     if not fits:
         found.append(("shuffle", f"{shuffle_m}x{shuffle_n} does not divide the {of.per_wave[0]}x{of.per_wave[1]} products of a wave"))
     elif not _stores(tile, of.c_cluster, of.store) or math.prod(of.c_cluster) > of.threads:

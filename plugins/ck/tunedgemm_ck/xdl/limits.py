@@ -8,7 +8,7 @@ import attrs
 from tunedgemm.plugin import Device, Shape, dtype_bits
 
 from tunedgemm_ck.problem import batches_of
-from tunedgemm_ck.xdl.instance import FORMS, XdlInstance, parse
+from tunedgemm_ck.xdl.instance import FORMS, WAVE, XdlInstance, parse
 from tunedgemm_ck.xdl.listed import LISTED
 from tunedgemm_ck.xdl.template import DEVICE_OPS
 
@@ -27,6 +27,14 @@ LDS = {"gfx90a": 64 << 10, "gfx942": 64 << 10, "gfx950": 160 << 10}
 
 #: A buffer of CDNA counts its bytes, and CK its elements, in 32 bits, the second with a sign.
 MOST_BYTES, MOST_ELEMENTS = 1 << 32, 1 << 31
+
+#: Ops whose device op takes operands of no more bytes: a sign less.
+FEWER_BYTES = dict.fromkeys(("a16w16", "a8w8", "batched_bf16", "batched_a8w8"), 1 << 31)
+
+#: Tiles of K that a pipeline has under way: a product, or a part of one, must have more. The first of a plain weight takes any number,
+#: the second as many as fill a share of memory's bandwidth (`_under_way`).
+_STAGES = {1: 0, 3: 2, 4: 3, 5: 3}
+_SHUFFLED_STAGES = {1: 2, 2: 3, 3: 2}
 
 #: The largest splitK, a logarithm: AITER's tuner tries no larger one.
 MOST_SPLIT = 3
@@ -100,6 +108,7 @@ def not_accepted(shape: Shape, device: Device, libtype: str, accepts: Accepts | 
         return f"{libtype} has no instances of op {shape.op}"
     if device.gfx not in DTYPES:
         return f"{libtype} has instances for {', '.join(DTYPES)} (got {device.gfx})"
+    most = FEWER_BYTES.get(shape.op, MOST_BYTES)
     checks = (
         (shape.dtype in accepts.dtypes, f"operands in {', '.join(accepts.dtypes)} (got {shape.dtype})"),
         (shape.dtype in DTYPES[device.gfx], f"operands in {', '.join(DTYPES[device.gfx])} on {device.gfx} (got {shape.dtype})"),
@@ -108,7 +117,7 @@ def not_accepted(shape: Shape, device: Device, libtype: str, accepts: Accepts | 
         (shape.layout == accepts.layout, f"the weight in layout {accepts.layout} (got {shape.layout})"),
         (accepts.bias or not shape.bias, "no bias"),
         (shape.m > 0, "at least one row"),
-        (_bytes(shape) < MOST_BYTES, f"operands of less than {MOST_BYTES} bytes each (the largest has {_bytes(shape)})"),
+        (_bytes(shape) < most, f"operands of less than {most} bytes each (the largest has {_bytes(shape)})"),
         (_elements(shape) < MOST_ELEMENTS, f"operands of less than {MOST_ELEMENTS} elements each (the largest has {_elements(shape)})"),
     )
     return "; ".join(f"{libtype} takes {wanted}" for right, wanted in checks if not right)
@@ -141,7 +150,27 @@ def misfit(instance: XdlInstance, split: int, shape: Shape, device: Device) -> s
         return f"K must be a multiple of {SCALED_K}, which share a scale (got {k})"
     if lds(instance) > LDS[device.gfx]:
         return f"{instance.name} takes {lds(instance)} bytes of LDS; a block of {device.gfx} has {LDS[device.gfx]}"
-    return _no_split(split, instance, shape, device)
+    return _no_split(split, instance, shape, device) or _too_short(split, instance, shape)
+
+
+def _too_short(split: int, instance: XdlInstance, shape: Shape) -> str:
+    """Why K, or a part of it, has too few tiles for the pipeline; "" where it has enough."""
+    parts = 1 << split if DEVICE_OPS[shape.op].split else 1
+    steps, stages = -(-shape.k // (depth(instance) * parts)), _under_way(instance)
+    if steps > stages:
+        return ""
+    return f"K must have more than {stages} tiles of {depth(instance)} for pipeline v{instance.pipeline} (got {shape.k} in {parts} parts)"
+
+
+def _under_way(instance: XdlInstance) -> int:
+    """Tiles of K that the pipeline of an instance loads ahead."""
+    if instance.op == "a8w8_bpreshuffle":
+        return _SHUFFLED_STAGES.get(instance.pipeline, 3)
+    if instance.pipeline != 2:
+        return _STAGES[instance.pipeline]
+    # 32 KiB under way for each compute unit, whose blocks of fewer than four waves share them
+    share = (32 << 10) // max(4 * WAVE // instance.threads, 1)
+    return min(max(-(-share // ((instance.m + instance.n) * instance.k * FORMS[instance.op].bits // 8)), 2), 8)
 
 
 def _no_split(split: int, instance: XdlInstance, shape: Shape, device: Device) -> str:

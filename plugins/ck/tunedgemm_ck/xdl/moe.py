@@ -109,9 +109,13 @@ def parse_moe(name: str) -> MoeInstance:
     if not found:
         raise PluginError(f"ck fmoe has no kernel {name!r}: names look like {EXAMPLE}")
     texts = found.groupdict()
+    threads, m, n, k = map(int, texts["tile"].split("x"))
     return MoeInstance(
-        int(texts["stage"]),
-        *map(int, texts["tile"].split("x")),
+        stage=int(texts["stage"]),
+        threads=threads,
+        m=m,
+        n=n,
+        k=k,
         waves=tuple(map(int, texts["waves"].split("x"))),  # type: ignore[arg-type]
         epilogue=texts["epilogue"],
         pipeline=int(texts["pipeline"]),

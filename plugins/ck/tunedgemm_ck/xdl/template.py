@@ -115,6 +115,11 @@ struct Epilogue {{
 }};
 """
 
+_SPLIT = """
+// The logarithm of the parts of K.
+int split_of(const TunedGemmCall& call) {{ {body} }}
+"""
+
 _COMBINE = {
     (0, 0): "{ return sum; }",
     (0, 1): "{ return sum + d0; }",
@@ -133,7 +138,7 @@ bool supported(const TunedGemmCall& call, const Argument& argument) {{
   bool same = true;
   for (int i = 0; i < 5; ++i) same = same && known[i] == sizes[i];
   if (same) return true;
-  if (!Op::IsSupportedArgument(argument)) return false;
+  if (!Op::IsSupportedArgument(argument){checked}) return false;
   for (int i = 0; i < 5; ++i) known[i] = sizes[i];
   return true;
 }}
@@ -171,6 +176,14 @@ auto with_gemm(const TunedGemmCall& call, const Act& act) {{
 }}
 """
 
+#: Of a class that is told the parts of K after its other arguments, in versions that have parts at all.
+_SET_SPLIT = """\
+auto argument = {made};
+  if constexpr (requires {{ Op{{}}.SetKBatch(&argument, 1); }}) {{
+    if (call.split > 0) Op{{}}.SetKBatch(&argument, 1 << split_of(call));
+  }}
+  return argument;"""
+
 #: CK pads no mxfp4; rows beyond M are read as zeros and not written.
 _DEFAULT = """\
 template <typename Act>
@@ -199,15 +212,16 @@ def render(instance: XdlInstance, problem: Problem) -> str:
         outdtype=_TYPES[problem.outdtype],
         sum="int32_t" if problem.dtype == "int8" else "float",
     )
+    split = _SPLIT.format(body="return static_cast<int>(call.split);" if op.split else "(void)call; return 0;")
     if problem.op == "a4w4_blockscale":
-        middle = _mx(instance, problem)
+        middle = split + _mx(instance, problem)
     else:
-        middle = _epilogue(op, problem) + _gemm(op, instance, problem) + _argument(op, problem)
-    split = "{ return static_cast<int>(call.split); }" if op.split else "{ (void)call; return 0; }"
-    middle += f"\n// The logarithm of the parts of K.\nint split_of(const TunedGemmCall& call) {split}\n"
+        middle = _epilogue(op, problem) + _gemm(op, instance, problem) + split + _argument(op, problem)
     fp4 = problem.op == "a4w4_blockscale"
     choice = _DEFAULT if fp4 else _EITHER.format(m=instance.m, n=instance.n, k=instance.k)
-    return head + middle + _TAIL.format(choice=choice)
+    # a part of K that is no shorter than K is what older versions make of a split: sums of all of K, several times
+    checked = " || (call.split > 0 && argument.KRead >= call.k)" if problem.op == "a8w8_blockscale" else ""
+    return head + middle + _TAIL.format(choice=choice, checked=checked)
 
 
 def flags(instance: XdlInstance, problem: Problem) -> tuple[str, ...]:
@@ -282,15 +296,9 @@ def _argument(op: DeviceOp, problem: Problem) -> str:
     else:
         middle = f"{sizes}, {zeros}, n, 1 << split_of(call)"
     batches = "\n  const auto batches = static_cast<ck::index_t>(call.batches);" if problem.op.startswith("batched_") else ""
-    # the class with block scales takes the parts of K after its other arguments
-    made = f"Op::MakeArgument(call.x, call.weight, {pointers}, call.out, {middle}, {ending})"
-    if op.scaled and op.split:
-        body = f"auto argument = {made};\n  if (call.split > 0) Op{{}}.SetKBatch(&argument, 1 << split_of(call));\n  return argument;"
-    else:
-        body = f"return {made};"
+    made = f"Op::MakeArgument(\n      call.x, call.weight, {pointers}, call.out, {middle},\n      {ending})"
+    body = _SET_SPLIT.format(made=made) if op.scaled and op.split else f"return {made};"
     return f"""
-int split_of(const TunedGemmCall& call);
-
 template <typename Op>
 auto argument_of(const TunedGemmCall& call) {{
   const auto m = static_cast<ck::index_t>(call.m), n = static_cast<ck::index_t>(call.n), k = static_cast<ck::index_t>(call.k);{batches}
@@ -315,8 +323,6 @@ using Gemm = ck::tensor_operation::device::DeviceGemmMX_Xdl_CShuffleV3<
     {_sequence(of.b_cluster)}, S<1, 0, 2>, S<1, 0, 2>, 2, {of.b_k1}, {of.b_k1}, true,
     {of.shuffle[0]}, {of.shuffle[1]}, {_sequence(of.c_cluster)}, {of.store[0]},
     ck::BlockGemmPipelineScheduler::{of.scheduler.capitalize()}, ck::BlockGemmPipelineVersion::v{of.pipeline}, In, In>;
-
-int split_of(const TunedGemmCall& call);
 
 // A row of scales has a multiple of 8 of them.
 template <typename Op>

@@ -1,0 +1,151 @@
+"""Names, spaces, limits and sources of CK Tile's instances."""
+
+from __future__ import annotations
+
+import re
+
+import attrs
+import pytest
+from tunedgemm.plugin import Device, PluginError, Shape, op_named
+from tunedgemm_ck.problem import Problem
+from tunedgemm_ck.tile import FAMILY, flags
+from tunedgemm_ck.tile.instance import EXAMPLES, PREFIXES, parse
+from tunedgemm_ck.tile.limits import ACCEPTS, instances
+from tunedgemm_ck.tile.template import render
+
+MI300X, MI355X = Device("gfx942", 304), Device("gfx950", 256)
+SHUFFLED = EXAMPLES["a8w8_bpreshuffle_cktile"]
+BLOCKSCALE = EXAMPLES["a8w8_blockscale_cktile"]
+EIGHT = "a8w8_blockscale_cktile_192x256x128_4x2x1_16x16x128_intrawave_0x1x0_2"
+
+
+def shape_of(op: str, m: int, n: int, k: int, gfx: str) -> Shape:
+    """A shape that AITER's row of *op* has, in the fp8 of an architecture."""
+    shape = op_named(op).columns.parse({"M": str(m), "N": str(n), "K": str(k), "q_dtype_w": "fp8_e4m3fnuz"})
+    return attrs.evolve(shape, dtype="fp8_e4m3fn" if gfx == "gfx950" else "fp8_e4m3fnuz")
+
+
+def problem_of(op: str, gfx: str = "gfx942") -> Problem:
+    """A problem of an op with a bf16 output."""
+    return Problem(op, gfx, "fp8_e4m3fn" if gfx == "gfx950" else "fp8_e4m3fnuz", "bf16", "", ACCEPTS[op].scale, ACCEPTS[op].layout)
+
+
+@pytest.mark.parametrize("op", sorted(PREFIXES))
+def test_listed_instances_are_named_once_and_read_again(op: str) -> None:
+    """Each listed instance of an op is the one that its own name is parsed to, and no two share a name."""
+    listed = instances(op)
+    assert [parse(instance.name, op) for instance in listed] == list(listed)
+    assert len({instance.name for instance in listed}) == len(listed) >= 8
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "part"),
+    [
+        ("a8w8_bpreshuffle", BLOCKSCALE, "names look like a8w8_bpreshuffle_cktile"),
+        ("a8w8_blockscale", SHUFFLED, "names look like a8w8_blockscale_cktile"),
+        ("a8w8_blockscale", BLOCKSCALE + "_v3", "names look like"),
+        ("a8w8_blockscale", BLOCKSCALE.replace("0x1x0", "0x2x0"), "names look like"),
+        ("a8w8_blockscale", BLOCKSCALE.replace("intrawave", "outrawave"), "scheduler"),
+        ("a8w8_blockscale", BLOCKSCALE.replace("16x16x64", "16x16x48"), "warp tile"),
+        ("a8w8_blockscale", BLOCKSCALE.replace("128x128x128", "128x96x128"), "tile"),
+        ("a8w8_blockscale", BLOCKSCALE[:-1] + "5", "blocks of a compute unit"),
+        ("a8w8_blockscale", BLOCKSCALE + "_aqrm", "row-major scales"),
+        ("a8w8_bpreshuffle", SHUFFLED.replace("0x0x8x4x1x0x0", "0x0x8x4x1x2x0"), "switch"),
+        ("a8w8_bpreshuffle", SHUFFLED.replace("0x0x8x4x1x0x0", "0x1x8x4x1x0x0"), "sparsity"),
+        ("a16w16", SHUFFLED, "no instances of op 'a16w16'"),
+    ],
+)
+def test_a_bad_name_is_refused_by_the_part_that_is_wrong(op: str, name: str, part: str) -> None:
+    """A name that is no instance's raises PluginError, whose text names the part."""
+    with pytest.raises(PluginError, match=part):
+        parse(name, op)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("device", [MI300X, MI355X])
+@pytest.mark.parametrize("op", sorted(PREFIXES))
+def test_what_is_offered_fits_and_is_there_once(op: str, device: Device, full: bool) -> None:
+    """Each pair of a space fits the shape, appears once, and is not more than the interface allows; its neighbours fit, too."""
+    shape = shape_of(op, 64, 6144, 8192, device.gfx)
+    assert FAMILY.refused(shape, device) == ""
+    offered = list(FAMILY.space(shape, device, full))
+    assert offered
+    assert len(set(offered)) == len(offered)
+    assert len({instance for instance, _ in offered}) <= (len(instances(op)) if full else 24)
+    assert all(FAMILY.unfit(instance, split, shape, device) == "" for instance, split in offered)
+    for instance, split in offered:
+        beside = list(FAMILY.near(instance, split, shape, device))
+        assert (instance, split) not in beside
+        assert beside
+        assert all(FAMILY.unfit(other, parts, shape, device) == "" for other, parts in beside)
+
+
+def test_matrix_instructions_of_gfx950_do_not_fit_gfx942() -> None:
+    """An instance of instructions with 128 values of K is for gfx950 alone."""
+    instance = parse(EIGHT, "a8w8_blockscale")
+    assert "gfx950" in FAMILY.unfit(instance, 0, shape_of("a8w8_blockscale", 256, 4096, 4096, "gfx942"), MI300X)
+    assert FAMILY.unfit(instance, 0, shape_of("a8w8_blockscale", 256, 4096, 4096, "gfx950"), MI355X) == ""
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "reason"),
+    [
+        ("a8w8_bpreshuffle", {"epilogue": "bias", "bias_dtype": "bf16"}, "no bias"),
+        ("a8w8_bpreshuffle", {"dtype": "int8"}, "operands in"),
+        ("a8w8_bpreshuffle", {"k": 8190}, "K and N must be multiples"),
+        ("a8w8_bpreshuffle", {"n": 4128}, "does not pad"),
+        ("a8w8_blockscale", {"k": 8208}, "multiple of 128"),
+        ("a8w8_blockscale", {"outdtype": "fp32"}, "output in"),
+    ],
+)
+def test_a_shape_that_none_can_serve_is_refused_with_the_reason(op: str, fields: dict[str, object], reason: str) -> None:
+    """What CK Tile lacks is refused by name, and nothing is offered."""
+    shape = attrs.evolve(shape_of(op, 64, 4096, 8192, "gfx942"), **fields)
+    assert reason in FAMILY.refused(shape, MI300X)
+    assert not list(FAMILY.space(shape, MI300X, True))
+
+
+def test_only_block_scales_split_k() -> None:
+    """K is split by instances with block scales, and what is added in any order is not claimed to be deterministic."""
+    shuffled, scaled = parse(SHUFFLED, "a8w8_bpreshuffle"), parse(BLOCKSCALE, "a8w8_blockscale")
+    assert "not split" in FAMILY.unfit(shuffled, 1, shape_of("a8w8_bpreshuffle", 16, 4096, 8192, "gfx942"), MI300X)
+    assert FAMILY.unfit(scaled, 2, shape_of("a8w8_blockscale", 16, 4096, 8192, "gfx942"), MI300X) == ""
+    assert (FAMILY.deterministic(scaled, 0), FAMILY.deterministic(scaled, 2)) == (True, False)
+
+
+@pytest.mark.parametrize("op", sorted(PREFIXES))
+def test_a_source_is_the_same_each_time_and_names_what_it_is(op: str) -> None:
+    """A source tells its name, includes call.h, exports both functions, and two instances differ."""
+    first, second = instances(op)[:2]
+    source = render(first, problem_of(op))
+    assert source == render(attrs.evolve(first), problem_of(op))
+    assert source != render(second, problem_of(op))
+    assert source.splitlines()[0] == f"// {first.name}"
+    assert '#include "call.h"' in source
+    assert "#if !__has_include(" in source
+    assert all(f"TUNEDGEMM_EXPORT {function}" in source for function in ("int tunedgemm_launch", "int64_t tunedgemm_workspace"))
+    assert not re.search(r"hipMalloc|Synchronize|\{\{[a-z]", source)
+    assert all(source.count(left) == source.count(right) for left, right in ("()", "{}", "[]"))
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "transposed"),
+    [
+        ("a8w8_blockscale", BLOCKSCALE, "false"),
+        ("a8w8_blockscale", EIGHT, "true"),
+        ("a8w8_blockscale", EIGHT + "_aqrm", "false"),
+        ("a8w8_blockscale_bpreshuffle", BLOCKSCALE, "true"),
+        ("a8w8_blockscale_bpreshuffle", EIGHT, "false"),
+    ],
+)
+def test_scales_are_transposed_where_the_kernel_reads_them_otherwise(op: str, name: str, transposed: str) -> None:
+    """The scales of x lie by rows in the one op and by columns in the other; eight waves read columns unless their name says rows."""
+    assert f"constexpr bool transposed = {transposed};" in render(parse(name, op), problem_of(op, "gfx950"))
+
+
+def test_the_kind_of_fp8_is_a_flag_of_the_architecture() -> None:
+    """The flags say whether fp8 is the OCP's, and that bfloat16 is rounded."""
+    instance = instances("a8w8_bpreshuffle")[0]
+    assert "-DCK_TILE_USE_OCP_FP8=0" in flags(instance, problem_of("a8w8_bpreshuffle"))
+    assert "-DCK_TILE_USE_OCP_FP8=1" in flags(instance, problem_of("a8w8_bpreshuffle", "gfx950"))
+    assert "-DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=0" in flags(instance, problem_of("a8w8_bpreshuffle"))

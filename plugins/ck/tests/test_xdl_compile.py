@@ -1,0 +1,69 @@
+"""Sources of CK's and CK Tile's instances compile for gfx942 by clang, with the headers that the environment names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from tunedgemm_ck.problem import Problem
+from tunedgemm_ck.tile import template as tile_template
+from tunedgemm_ck.tile.limits import instances as tile_instances
+from tunedgemm_ck.xdl import template as xdl_template
+from tunedgemm_ck.xdl.instance import FORMS
+from tunedgemm_ck.xdl.limits import ACCEPTS
+from tunedgemm_ck.xdl.limits import instances as xdl_instances
+
+SOURCES = Path(__file__).parents[1] / "tunedgemm_ck" / "sources"
+
+
+def headers_of(needed: str) -> tuple[str, ...]:
+    """Folders of CK's and HIP's headers, from CK_INCLUDE and HIP_INCLUDE (several are joined by colons); skips where they are not."""
+    if not shutil.which("clang-19"):
+        pytest.skip("clang-19 is not here")
+    found = [folder for name in ("CK_INCLUDE", "HIP_INCLUDE") for folder in os.environ.get(name, "").split(":") if folder]
+    if not found:
+        pytest.skip("CK_INCLUDE and HIP_INCLUDE do not name the headers of Composable Kernel and HIP")
+    if not any((Path(folder) / needed).is_file() for folder in found):
+        pytest.skip(f"CK_INCLUDE names no headers with {needed}")
+    return tuple(found)
+
+
+def compile_for(gfx: str, source: str, flags: tuple[str, ...], headers: tuple[str, ...], folder: Path) -> str:
+    """The assembly of a source; unlinked, so that no device library is needed."""
+    path, out = folder / "one.hip", folder / "one.s"
+    path.write_text(source)
+    resources = subprocess.run(["clang-19", "-print-resource-dir"], check=True, capture_output=True, text=True).stdout.strip()
+    include = [part for place in (f"{resources}/include/cuda_wrappers", *headers) for part in ("-isystem", place)]
+    alone = ["-x", "hip", "--cuda-device-only", f"--offload-arch={gfx}", "-nogpulib", "-nogpuinc", "-O3", "-S"]
+    wrapped = ["-include", "__clang_hip_runtime_wrapper.h", "-D__HIP_PLATFORM_AMD__=1", f"-I{SOURCES}"]
+    command = ["clang-19", *alone, *include, *wrapped, *flags, str(path), "-o", str(out)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return out.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", [op for op in sorted(FORMS) if op != "a4w4_blockscale"])
+def test_an_instance_of_each_op_of_ck_compiles_for_gfx942(op: str, tmp_path: Path) -> None:
+    """The smallest listed instance of each op becomes code with matrix instructions, where CK's and HIP's headers are named."""
+    accepted = ACCEPTS[op]
+    dtype = "fp8_e4m3fnuz" if "fp8_e4m3fnuz" in accepted.dtypes else accepted.dtypes[0]
+    problem = Problem(op, "gfx942", dtype, "bf16", scale=accepted.scale, layout=accepted.layout)
+    instance = min(xdl_instances(op), key=lambda instance: (instance.pipeline != 1, instance.m * instance.n))
+    headers = headers_of(f"ck/tensor_operation/gpu/device/impl/{xdl_template.DEVICE_OPS[op].header}")
+    source = xdl_template.render(instance, problem)
+    assert compile_for("gfx942", source, xdl_template.flags(instance, problem), headers, tmp_path).count("v_mfma_") > 0
+
+
+@pytest.mark.slow
+def test_an_instance_of_ck_tile_compiles_for_gfx942(tmp_path: Path) -> None:
+    """The smallest listed instance of a8w8_bpreshuffle becomes code with matrix instructions, where the headers are named."""
+    problem = Problem("a8w8_bpreshuffle", "gfx942", "fp8_e4m3fnuz", "bf16", scale="row", layout="aiter16x16")
+    instances = [instance for instance in tile_instances(problem.op) if instance.warp_tile[2] == 64]
+    instance = min(instances, key=lambda instance: instance.tile)
+    headers = headers_of("ck_tile/ops/flatmm/kernel/flatmm_kernel.hpp")
+    source = tile_template.render(instance, problem)
+    assert compile_for("gfx942", source, tile_template.flags(instance, problem), headers, tmp_path).count("v_mfma_") > 0
