@@ -8,10 +8,10 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, op_named
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.tile import FAMILY, flags
+from tunedgemm_ck.tile import FAMILY
 from tunedgemm_ck.tile.instance import EXAMPLES, PREFIXES, parse
 from tunedgemm_ck.tile.limits import ACCEPTS, instances
-from tunedgemm_ck.tile.template import render
+from tunedgemm_ck.tile.template import flags, render
 
 MI300X, MI355X = Device("gfx942", 304), Device("gfx950", 256)
 SHUFFLED = EXAMPLES["a8w8_bpreshuffle_cktile"]

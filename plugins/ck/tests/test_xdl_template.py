@@ -8,10 +8,9 @@ import attrs
 import pytest
 from tunedgemm.plugin import PluginError
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.xdl import flags
 from tunedgemm_ck.xdl.instance import FORMS
 from tunedgemm_ck.xdl.limits import ACCEPTS, instances
-from tunedgemm_ck.xdl.template import DEVICE_OPS, render
+from tunedgemm_ck.xdl.template import DEVICE_OPS, flags, render
 
 
 def problem_of(op: str, gfx: str = "gfx942", bias_dtype: str = "") -> Problem:
