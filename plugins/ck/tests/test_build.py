@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import attrs
 import pytest
 from tunedgemm.plugin import LaunchError, PluginError, artifact
 from tunedgemm_ck import toolchain
-from tunedgemm_ck.build import MissingError, Object, Target, built, found
+from tunedgemm_ck.build import MissingError, Object, built, found
 from tunedgemm_ck.native import loaded
 
 #: One bf16 product of 1 x 1 x 1 is all that a loaded object is asked for here.
@@ -158,26 +157,43 @@ def test_fresh_compiles_again(fakes, target):
     assert len(fakes.compilations) == 2
 
 
-def _child(target: Target) -> None:
-    built(target)
+#: What another process does with the target of these tests: ``built`` or ``found``.
+_ELSEWHERE = """
+import sys
+sys.path[:0] = [sys.argv[1]]
+import stand_in
+from tunedgemm_ck import toolchain
+from tunedgemm_ck.build import Target, built, found
+from tunedgemm_ck.problem import Problem
+target = Target(stand_in.family("standin", "nvidia"), stand_in.StandIn(64), Problem("a16w16", "sm_90", "bf16", "bf16"), toolchain.cuda)
+print(len({"built": built, "found": found}[sys.argv[2]](target).code))
+"""
+
+
+def elsewhere(does: str, **environment: str) -> subprocess.Popen[str]:
+    """Another process that builds or finds the target."""
+    words = [sys.executable, "-c", _ELSEWHERE, str(Path(__file__).parent), does]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment)
+
+
+def begun(fakes) -> None:
+    """Wait until a compiler runs."""
+    deadline = time.monotonic() + 120
+    while not fakes.compilations:
+        assert time.monotonic() < deadline, "no compiler began"
+        time.sleep(0.05)
 
 
 def test_two_processes_compile_one_instance_once(fakes, target, monkeypatch, tmp_path):
     """The second waits for the first one's object."""
     monkeypatch.setenv("FAKE_CK_DOES", "wait")
     monkeypatch.setenv("FAKE_CK_WAITS", str(tmp_path / "go"))
-    fork = multiprocessing.get_context("fork")
-    children = [fork.Process(target=_child, args=(target,)) for _ in range(2)]
-    for child in children:
-        child.start()
-    deadline = time.monotonic() + 60
-    while not fakes.compilations and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.5)  # the other has begun as well
+    children = [elsewhere("built") for _ in range(2)]
+    begun(fakes)
+    time.sleep(1.0)  # the other has begun as well, mostly
     (tmp_path / "go").touch()
-    for child in children:
-        child.join(timeout=60)
-    assert [child.exitcode for child in children] == [0, 0]
+    told = [child.communicate(timeout=120) for child in children]
+    assert [child.returncode for child in children] == [0, 0], told
     assert len(fakes.compilations) == 1
     assert works(found(target))
 
@@ -186,13 +202,10 @@ def test_a_process_killed_while_it_compiles_leaves_no_lock(fakes, target, monkey
     """Another one compiles at once."""
     monkeypatch.setenv("FAKE_CK_DOES", "wait")
     monkeypatch.setenv("FAKE_CK_WAITS", str(tmp_path / "go"))
-    child = multiprocessing.get_context("fork").Process(target=_child, args=(target,))
-    child.start()
-    deadline = time.monotonic() + 60
-    while not fakes.compilations and time.monotonic() < deadline:
-        time.sleep(0.05)
+    child = elsewhere("built")
+    begun(fakes)
     child.kill()
-    child.join(timeout=60)
+    child.communicate(timeout=120)
     (tmp_path / "go").touch()
     assert works(built(target))
 
@@ -206,17 +219,10 @@ def test_an_object_is_packed_and_unpacked(target):
 
 def test_the_key_needs_no_compiler(fakes, target):
     """A process that only looks finds the object with the environment of a container that has no toolkit."""
-    built(target)
-    code = (
-        "import sys; sys.path[:0] = [sys.argv[1]]; import stand_in; from tunedgemm_ck import toolchain; from tunedgemm_ck.build import *; "
-        "from tunedgemm_ck.problem import Problem; "
-        "t = Target(stand_in.family('standin', 'nvidia'), stand_in.StandIn(64), Problem('a16w16', 'sm_90', 'bf16', 'bf16'), "
-        "toolchain.cuda); "
-        "print(len(found(t).code))"
-    )
-    environment = {name: value for name, value in os.environ.items() if name not in ("CUDACXX", "CUTLASS_INCLUDE")} | {"PATH": "/nowhere"}
-    done = subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent)], capture_output=True, text=True, env=environment)
-    assert done.stdout.strip() == str(len(built(target).code)), done.stderr
+    size = len(built(target).code)
+    child = elsewhere("found", CUDACXX="/nowhere", CUTLASS_INCLUDE="/nowhere", PATH="/nowhere")
+    out, error = child.communicate(timeout=120)
+    assert out.strip() == str(size), error
 
 
 def test_artifacts_of_a_build_are_those_of_the_core(fakes, target, cache):
