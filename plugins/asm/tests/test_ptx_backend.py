@@ -164,8 +164,8 @@ def test_a_launch_that_fails_says_so(backend: Asm, cuda: Any) -> None:
         (attrs.evolve(BLOCKS, dtype="fp8_e4m3fnuz"), "operands may be fp8_e4m3fn, not fp8_e4m3fnuz"),
         (attrs.evolve(BLOCKS, m=1 << 30, k=1 << 12), "x has 34359738368 scales; there are 4294967295 at most"),
         (attrs.evolve(SMALL, dtype="fp32", outdtype="fp32"), "operands may be bf16 or fp16, not fp32"),
-        (attrs.evolve(SMALL, layout="aiter16x16"), "plain weights, not scale none and layout aiter16x16"),
-        (Shape("a8w8_bpreshuffle", 40, 256, 768, dtype="int8", outdtype="bf16", scale="row", layout="aiter16x16"), "op a8w8_bpreshuffle"),
+        (attrs.evolve(SMALL, layout="aiter16x16"), "row or columns128, not scale none and layout aiter16x16"),
+        (Shape("a4w4_blockscale", 40, 256, 768, "fp4x2", "bf16", scale="block"), "op a4w4_blockscale is not covered"),
     ],
 )
 def test_what_no_kernel_takes_is_refused(shape: Shape, reason: str) -> None:

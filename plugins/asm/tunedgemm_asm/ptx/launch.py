@@ -102,7 +102,8 @@ def _pools(library: Driver, problem: Problem, shape: Shape, index: int) -> tuple
     """The descriptors of x and of the weight, and of an output that the copy engine stores."""
     plan = problem.variant.plan
     boxes = (plan.box_b, plan.tile_a) if plan.swapped else (plan.tile_a, plan.box_b)
-    x, weight = (Operand(shape.dtype, rows, shape.k, box) for rows, box in zip((shape.m, shape.n), boxes, strict=True))
+    x = Operand(shape.dtype, shape.m, shape.k, boxes[0])
+    weight = Operand(shape.dtype, shape.n, shape.k, boxes[1], columns=problem.variant.columns)
     out = [Operand(shape.outdtype, shape.m, shape.n, SIDE, 2 * plan.panel_columns)] if plan.panels else []
     return tuple(Pool(library, operand, index) for operand in (x, weight, *out))
 
