@@ -56,7 +56,7 @@ def _order(name: str) -> Order:
 
 
 def _blocks(weight: torch.Tensor, name: str) -> tuple[int, int, int, int]:
-    """(blocks of rows, their rows, packs along K, elements of a pack) of a [..., N, K] weight; raises OperandError where it does not divide."""
+    """(blocks of rows, their rows, packs along K, elements of a pack) of a weight; raises OperandError where it does not divide."""
     order = _order(name)
     if weight.dim() < 2:
         raise OperandError(f"a weight of layout {name} must be [..., N, K] (got {tuple(weight.shape)})")

@@ -75,7 +75,11 @@ def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[Plan, Shape, in
 MISTAKES = {
     "the same column is loaded for each step": (SMALL, r"(add\.u32 (%r\d+), \2), 1;\n(    add\.u32 (%r\d+), \4, 1;)", r"\1, 0;\n\3"),
     "the column is an element along K": (SMALL, r"\{(%r\d+), (%r\d+), (%r\d+)\}", r"{\1, \2, \1}"),
-    "the column begins at an element": (SMALL, r"(tensor\.3d.*\{)%r\d+(, %r\d+, %r\d+\}(?:.*\n)+?    add\.u32 (%r\d+), \3, 64;)", r"\1\3\2"),
+    "the column begins at an element": (
+        SMALL,
+        r"(tensor\.3d.*\{)%r\d+(, %r\d+, %r\d+\}(?:.*\n)+?    add\.u32 (%r\d+), \3, 64;)",
+        r"\1\3\2",
+    ),
     "a weight of rows is loaded from columns": (SMALL, r"tensor\.3d(.*\[%d\d+, \{)%r\d+, (%r\d+), (%r\d+)\}", r"tensor.2d\1\3, \2}"),
     "scales of x lie row by row": (BLOCKS, r"mul\.wide\.u32 (%d\d+), %r0, 4;", r"mov.b64 \1, 4;"),
     "scales of x begin at the row's first block": (BLOCKS, r"mad\.lo\.u32 (%r\d+), 0, %r0, (%r\d+);", r"mad.lo.u32 \1, \2, 3, 0;"),
@@ -99,9 +103,7 @@ def test_only_what_loads_the_weight_differs(case: tuple[Plan, Shape, int]) -> No
     assert COLUMNS in texts[1].splitlines()[0] and COLUMNS not in texts[0]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kind", "wide"), [("bf16", 9, 64), ("fp16", 6, 64), ("fp8_e4m3fn", 0, 128), ("int8", 0, 128)], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("dtype", "kind", "wide"), [("bf16", 9, 64), ("fp16", 6, 64), ("fp8_e4m3fn", 0, 128), ("int8", 0, 128)], ids=str)
 def test_a_descriptor_tells_the_columns(ptx: ModuleType, dtype: str, kind: int, wide: int) -> None:
     """Three dimensions: 128 bytes, rows, columns; boxes of one column are runs of memory; what the driver is told, and what it makes."""
     operand = Operand(dtype, 37, 3 * wide, 24, columns=True)
@@ -154,7 +156,10 @@ def test_a_solution_computes_its_product(
         (of(BY_ROW, (37, 72, 192), FP8), "K % 128 = 0 (K=192)"),
         (of(BY_ROW, (37, 96, 256), FP8, layout="aiter16x16"), "weights of layout columns128, not scale row and layout aiter16x16"),
         (of("a16w16", (37, 96, 256), layout="aiter16x16"), "weights of layout row or columns128, not scale none and layout aiter16x16"),
-        (Shape("a8w8", 37, 96, 256, FP8, "bf16", scale="row", layout=COLUMNS), "weights of layout row, not scale row and layout columns128"),
+        (
+            Shape("a8w8", 37, 96, 256, FP8, "bf16", scale="row", layout=COLUMNS),
+            "weights of layout row, not scale row and layout columns128",
+        ),
     ],
     ids=str,
 )

@@ -11,8 +11,18 @@ from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.cost import cost
 from tunedgemm_asm.ptx.matrix import multiplies
 from tunedgemm_asm.ptx.plan import (
-    BLOCK_SHARED, COLUMNS, ELEMENT_BYTES, LEAST_COLUMNS, SIDE, SM_SHARED, SYSTEM_SHARED, UNIT_B, Plan, plan_of, step_of,
-)  # fmt: skip
+    BLOCK_SHARED,
+    COLUMNS,
+    ELEMENT_BYTES,
+    LEAST_COLUMNS,
+    SIDE,
+    SM_SHARED,
+    SYSTEM_SHARED,
+    UNIT_B,
+    Plan,
+    plan_of,
+    step_of,
+)
 from tunedgemm_asm.ptx.problem import MOST_SCALES, MOST_SIZE, MOST_SPLITS, refusal, steps_of, tiles_of, units_of
 from tunedgemm_asm.ptx.tensormap import ALIGNED
 
