@@ -17,9 +17,8 @@ from tunedgemm.plugin import (
     Unsupported,
     device_context,
     on_device,
-    semaphores,
+    scratch,
     torch_dtype,
-    workspace,
 )
 
 from tunedgemm_asm import driver
@@ -157,17 +156,17 @@ def _call(
             failed(status)
         return out
 
-    scratch, counters = problem.workspace, problem.counters
+    nbytes, counters = problem.workspace, problem.counters
 
     def prepared(x: Any, weight: Any, *others: Any) -> Any:
         out = empty(m, n, dtype=dtype, device=where) if x.dim() == 2 else empty(*x.shape[:-1], n, dtype=dtype, device=where)
         # In a graph nothing but this name holds them: let go too early, one could lie where the other is.
-        held = (workspace(scratch, where), semaphores(counters, where)) if scratch else ()
+        held = scratch(nbytes, counters, where) if nbytes else ()
         addresses = [each.data_ptr() for each in (*others, *held)]
         while status := launch(stream(index), out.data_ptr(), *addresses, x.data_ptr(), weight.data_ptr()):
             failed(status)
         return out
 
-    if scratch:
+    if nbytes:
         return prepared
     return call if shape.scale == "none" else scaled
