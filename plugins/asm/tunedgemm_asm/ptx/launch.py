@@ -162,7 +162,7 @@ def _call(
         out = empty(m, n, dtype=dtype, device=where) if x.dim() == 2 else empty(*x.shape[:-1], n, dtype=dtype, device=where)
         # In a graph nothing but this name holds them: let go too early, one could lie where the other is.
         held = scratch(nbytes, counters, where) if nbytes else ()
-        addresses = [each.data_ptr() for each in (*others, *held)]
+        addresses = [each.data_ptr() for each in (*others, *held) if each is not None]
         while status := launch(stream(index), out.data_ptr(), *addresses, x.data_ptr(), weight.data_ptr()):
             failed(status)
         return out
