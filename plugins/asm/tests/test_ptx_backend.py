@@ -154,6 +154,23 @@ def test_a_launch_that_fails_says_so(backend: Asm, cuda: Any) -> None:
         Pool(cuda.driver(), Operand("bf16", 5, 64, 64), -1)[8]
 
 
+@pytest.mark.parametrize("extension", [True, False], ids=["extension", "ctypes"])
+def test_an_operand_that_no_descriptor_is_made_of_says_so(
+    backend: Asm, cuda: Any, extension: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """x at an address that the copy engine does not take: the driver's function and its words, and the next call goes on."""
+    if not extension:
+        monkeypatch.setattr(native, "_extension", None)
+    elif native._extension is None:
+        pytest.skip("the C extension was not built")
+    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), SMALL, CPU)
+    x, *others = operands(SMALL)
+    moved = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
+    with pytest.raises(LaunchError, match="cuTensorMapEncodeTiled: fake status 1"):
+        launcher.call(moved, *others)
+    check(launcher.call(x, *others), (x, *others), SMALL)
+
+
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [

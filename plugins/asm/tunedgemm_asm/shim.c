@@ -249,6 +249,10 @@ static int launch_init(Launch *self, PyObject *args, PyObject *kwargs) {
     self->bytes = (size_t)bytes;
     if (read_slots(self, slots) || read_maps(self, maps))
         return -1;
+    if (self->map_count > 0 && describe == 0) {
+        PyErr_SetString(PyExc_ValueError, "descriptors need a function that makes them");
+        return -1;
+    }
     self->describe = (describe_fn)(uintptr_t)describe;
     self->function = (void *)(uintptr_t)function;
     memcpy(self->grid, grid, sizeof self->grid);
