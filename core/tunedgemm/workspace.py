@@ -56,12 +56,12 @@ def _buffer(place: tuple[int, int] | None, nbytes: int, device: torch.device) ->
 
 
 def _counters(place: tuple[int, int] | None, count: int, device: torch.device) -> torch.Tensor:
-    found = None if place is None else _semaphores.get((*place, count))
-    if found is not None:
+    key = None if place is None else (*place, count)
+    if key is not None and (found := _semaphores.get(key)) is not None:
         return found
     import torch
 
     made = torch.zeros(count, dtype=torch.int32, device=device)
-    if place is not None:
-        _semaphores[(*place, count)] = made
+    if key is not None:
+        _semaphores[key] = made
     return made
