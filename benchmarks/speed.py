@@ -4,11 +4,14 @@
     python benchmarks/speed.py --op a8w8 --table tuned.csv --subset layers
     python benchmarks/speed.py --table tuned.csv --subset decode --inductor
     python benchmarks/speed.py --op fmoe --table tuned.csv --untuned shapes.csv --beside experts
+    python benchmarks/speed.py --table tuned.csv --subset layers --layout columns128 --plain tuned.csv
 
 A gain is the median of the per-round ratios, F.linear over the winner, with its 95 % interval by order statistics. For a quantised op
 torch's own call for the shape takes the place of F.linear: `torch._scaled_mm` where it has one.
 ``--inductor`` times F.linear as Inductor compiles it with max-autotune in the same rounds, ``--beside`` another of torch's routes to the
-result. The shapes are those of an untuned file of the op where one is given. The floor is 1.5 us, for a launch and its ramp,
+result. The shapes are those of an untuned file of the op where one is given. ``--layout`` asks for shapes with shuffled weights; F.linear
+and torch's own calls still take plain ones, as do the winners of the table named by ``--plain``, which are timed in the same rounds. All
+of them get the same bytes: no product's time depends on their order. The floor is 1.5 us, for a launch and its ramp,
 and the bytes of both operands and the output over the read rate that this device gives in this run.
 "slower" means that the whole interval lies below 0.98. Run it twice, in two processes: the second confirms the first.
 """
@@ -29,6 +32,7 @@ import torch
 from tunedgemm.csvfile import read_untuned
 from tunedgemm.device import current_device
 from tunedgemm.dispatch import TunedGemm
+from tunedgemm.errors import UserError
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named, ops
 from tunedgemm.settings import Settings
@@ -36,6 +40,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.trial import Samples
 from tunedgemm.tuner.workload import Workload
+from tunedgemm.weights import plain_weight
 
 HERE = Path(__file__).parent
 OP = op_named("a16w16")
@@ -47,18 +52,23 @@ FIELDS: dict[str, dict[str, str]] = {
     "a4w4_blockscale": {"dtype": "fp4x2", "outdtype": "bf16", "scale": "block"},
     "a16w4_blockscale": {"dtype": "bf16", "outdtype": "bf16", "scale": "block"},
 }
+#: Op for shuffled weights -> the op for plain ones.
+OF_PLAIN = {f"{op}_bpreshuffle": op for op in ("a8w8", "a8w8_blockscale")}
+FIELDS |= {op: {**FIELDS[plain], "layout": "aiter16x16"} for op, plain in OF_PLAIN.items()}
 DEFAULT, AGAIN, INDUCTOR = Solution("torch", "native"), Solution("torch", "native-again"), Solution("torch", "inductor")
+PLAIN = Solution("torch", "plain-weight")
 SLOWER = 0.98
 #: Microseconds of a launch in a graph, its ramp included; and bytes of a product from which the floor is judged.
 RAMP_US, LARGE = 1.5, 16e6
 
 
-def shapes_of(subset: str, path: Path, op: str = OP.name) -> list[tuple[str, Shape]]:
-    """(layer, shape of the op) of each row of the shapes file that belongs to the subset, each shape once."""
+def shapes_of(subset: str, path: Path, op: str = OP.name, layout: str = "") -> list[tuple[str, Shape]]:
+    """(layer, shape of the op) of each row of the shapes file that belongs to the subset, each shape once; weights of a layout if given."""
+    fields = FIELDS[op] | ({"layout": layout} if layout else {})
     with path.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if not subset or subset in row["subsets"].split(";")]
     sizes = {(int(row["M"]), int(row["N"]), int(row["K"])): row["layer"] for row in reversed(rows)}
-    named = {Shape(op, *size, **FIELDS[op]): layer for size, layer in sizes.items()}  # type: ignore[arg-type]
+    named = {Shape(op, *size, **fields): layer for size, layer in sizes.items()}  # type: ignore[arg-type]
     return sorted(((layer, shape) for shape, layer in named.items()), key=lambda pair: (pair[1].n, pair[1].k, pair[1].m))
 
 
@@ -104,6 +114,30 @@ def floor_us(shape: Shape, rate: float) -> float:
     return RAMP_US + op_named(shape.op).bytes_moved(shape) / rate / 1e6
 
 
+def of_plain(shape: Shape) -> Shape:
+    """The same product of a plain weight."""
+    return shape if shape.layout == "row" else attrs.evolve(shape, op=OF_PLAIN.get(shape.op, shape.op), layout="row")
+
+
+def as_they_lie(launcher: Launcher) -> Launcher:
+    """The same of shuffled operands, whose bytes are taken for plain ones: the time is that, the numbers are others."""
+    return attrs.evolve(launcher, call=lambda *operands: launcher.call(*map(plain_weight, operands)))
+
+
+def winner(gemm: TunedGemm, shape: Shape) -> Launcher:
+    """What the table has for a shape.
+
+    Raises:
+        UserError: it cannot be bound.
+    """
+    dispatcher = gemm.of(shape.op)
+    solution = dispatcher.explain(shape).offer.solution
+    bound = dispatcher.registry.get(solution.libtype).bind(solution, shape, current_device())
+    if not isinstance(bound, Launcher):
+        raise UserError(f"{solution} of {shape}: {bound}")
+    return bound
+
+
 def inductor() -> Launcher:
     """F.linear as Inductor compiles it for the sizes of its first call, tuned over its own templates."""
     torch._dynamo.reset()
@@ -116,8 +150,10 @@ def compare(gemm: TunedGemm, layer: str, shape: Shape, rounds: int, others: dict
     explanation = dispatcher.explain(shape)
     solution = explanation.offer.solution
     ours = dispatcher.registry.get(solution.libtype).bind(solution, shape, device)
-    own = dispatcher.registry.get(DEFAULT.libtype).bind(DEFAULT, shape, device)
+    own = dispatcher.registry.get(DEFAULT.libtype).bind(DEFAULT, of_plain(shape), device)
     plain = Launcher(torch.nn.functional.linear) if shape.op == OP.name else own
+    if shape.layout != "row":
+        plain, others = as_they_lie(plain), {key: as_they_lie(other) for key, other in others.items()}
     launchers = {DEFAULT: plain, AGAIN: attrs.evolve(plain), **others}
     if solution != DEFAULT:
         launchers[solution] = ours
@@ -171,6 +207,8 @@ def main() -> int:
     parser.add_argument("--subset", default="llama70b-tp8", help="subset of the shapes file; empty for all")
     parser.add_argument("--rows", default="", help="these M alone, with commas")
     parser.add_argument("--untuned", type=Path, help="an untuned file of the op, in place of a subset")
+    parser.add_argument("--layout", default="", help="of the weights of a subset's shapes; plain, or AITER's (16, 16), if not given")
+    parser.add_argument("--plain", type=Path, help="the tuned CSV of plain weights whose winners are timed, too")
     parser.add_argument("--beside", default="", metavar="ROUTE", help="a route of torch's to time, too, where it takes the shape")
     parser.add_argument("--inductor", action="store_true", help="time what Inductor compiles, too")
     parser.add_argument("--rounds", type=int, default=51)
@@ -182,19 +220,23 @@ def main() -> int:
         parser.error(f"--beside {arguments.beside} is what everything is compared with")
     gemm = TunedGemm(settings=Settings())
     gemm.load_config(arguments.table, arguments.op)
+    plain_gemm = TunedGemm(settings=Settings())
+    if arguments.plain:
+        plain_gemm.load_config(arguments.plain, OF_PLAIN.get(arguments.op, arguments.op))
     device = current_device()
     head = {
         "date": datetime.now(timezone.utc).date().isoformat(), "device": str(device), "versions": dict(device.versions),
         "op": arguments.op, "subset": str(arguments.untuned or arguments.subset), "beside": arguments.beside, "rounds": arguments.rounds,
-        "ceilings": ceilings(),
+        "layout": arguments.layout, "ceilings": ceilings(),
     }  # fmt: skip
     print(json.dumps(head))
     results, rate = [], head["ceilings"].get("read_tb_s", 0.0)  # type: ignore[attr-defined]
-    op, untuned = arguments.op, arguments.untuned
-    for layer, shape in shapes_of_file(untuned, op) if untuned else shapes_of(arguments.subset, arguments.shapes, op):
+    op, untuned, layout = arguments.op, arguments.untuned, arguments.layout
+    for layer, shape in shapes_of_file(untuned, op) if untuned else shapes_of(arguments.subset, arguments.shapes, op, layout):
         if arguments.rows and str(shape.m) not in arguments.rows.split(","):
             continue
         others = {INDUCTOR: inductor()} if arguments.inductor else {}
+        others |= {PLAIN: winner(plain_gemm, of_plain(shape))} if arguments.plain and shape.layout != "row" else {}
         if arguments.beside:
             beside = gemm.of(op).registry.get("torch").bind(route := Solution("torch", arguments.beside), shape, device)
             others |= {route: beside} if isinstance(beside, Launcher) else {}
@@ -203,11 +245,9 @@ def main() -> int:
         results.append(found)
         band = f"[{found['low']:.3f}, {found['high']:.3f}]"
         control = f"A/A {found['control']:.3f} [{found['control_low']:.3f}, {found['control_high']:.3f}]"
-        sizes = f"{layer:14} {shape.m:5} {shape.n:6} {shape.k:6}"
-        print(
-            f"{sizes} {found['default_us']:9.2f} {found['tuned_us']:9.2f} us  {found['gain']:.3f} {band}  {control}  {found['solution']}",
-            flush=True,
-        )
+        sizes = f"{layer:14} {shape.m:5} {shape.n:6} {shape.k:6} {found['default_us']:9.2f} {found['tuned_us']:9.2f}"
+        over = "".join(f"  over {name[5:]} {value[0]:.3f}" for name, value in found.items() if name.startswith("over_"))
+        print(f"{sizes} us  {found['gain']:.3f} {band}  {control}  {found['solution']}{over}", flush=True)
     lines = summarise(results)
     print("\n".join(lines))
     if arguments.json:

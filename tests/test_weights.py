@@ -94,13 +94,28 @@ def test_every_element_lies_where_the_formula_says_and_comes_back(layout: tuple[
         assert type(unshuffle_weight(w)) is torch.Tensor
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+def test_columns_of_128_bytes_are_runs_of_memory(dtype: torch.dtype):
+    """``columns128`` is [K / P, N, P] of each matrix, P elements to 128 bytes, whatever N is; unshuffle_weight is its inverse."""
+    pack = 128 // torch.empty((), dtype=dtype).element_size()
+    for leading, n, k in (((), 1, pack), ((), 37, 3 * pack), ((2, 3), 24, 2 * pack)):
+        x = random_weight(*leading, n, k, dtype=dtype)
+        w = shuffle_weight(x, "columns128")
+        assert (w.shape, w.dtype, w.layout_name) == (x.shape, dtype, "columns128")
+        rows, lines = x.view(torch.uint8).view(-1, n, k // pack, 128), w.plain.view(torch.uint8).view(-1, n * k // pack * 128)
+        for plain, shuffled in zip(rows, lines, strict=True):
+            assert torch.equal(shuffled, plain.transpose(0, 1).reshape(-1))
+        assert same(unshuffle_weight(w), x)
+        assert as_shuffled(w.plain, "columns128").layout_name == "columns128"
+
+
 def test_layouts_have_one_name_whatever_they_are_called():
     """Pairs, lists, names and the alias tn give the same name; anything else is an error that lists what is known."""
     assert {layout_name(layout) for layout in ((16, 16), [16, 16], "tn", "aiter16x16")} == {"aiter16x16"}
-    assert layout_name((32, 16)) == "aiter32x16"
-    unknown: list[Any] = ["row", "TN", "aiter16", (16,), (16, 16, 1), (0, 16), (True, 16), (16.0, 16), 5, None]
+    assert (layout_name((32, 16)), layout_name("columns128")) == ("aiter32x16", "columns128")
+    unknown: list[Any] = ["row", "TN", "aiter16", (16,), (16, 16, 1), (0, 16), (True, 16), (16.0, 16), 5, None, "columns64"]
     for layout in unknown:
-        with pytest.raises(OperandError, match=r"unknown weight layout .*\(32, 16\).*'tn'"):
+        with pytest.raises(OperandError, match=r"unknown weight layout .*\(32, 16\).*'tn'.*'columns128'"):
             layout_name(layout)
 
 
@@ -122,6 +137,7 @@ def test_a_layout_is_a_type_and_does_not_leak():
         (torch.zeros(48, 64), (32, 16), r"N divisible by 32 and K by 32 \(got N=48"),
         (torch.zeros(32, 32), (16, 32), r"N divisible by 16 and K by 64 \(got N=32, K=32"),
         (torch.zeros(16, 24, dtype=torch.int8), (16, 12), r"K divisible by the 16 torch.int8 in 16 bytes \(got K=24\)"),
+        (torch.zeros(5, 96, dtype=torch.bfloat16), "columns128", r"K divisible by the 64 torch.bfloat16 in 128 bytes \(got K=96\)"),
         (torch.zeros(64), (16, 16), r"must be \[..., N, K\] \(got \(64,\)\)"),
         (torch.zeros(64, 64).t(), (16, 16), r"must be contiguous to be shuffled \(got strides \(1, 64\)\); call .contiguous\(\)"),
         (torch.zeros(64, 128)[:, :64], (16, 16), r"contiguous .*strides \(128, 1\)"),
@@ -258,7 +274,7 @@ def test_only_weights_of_one_layout_are_compared_and_copied(weight: ShuffledWeig
     empty = torch.empty_like(weight)
     assert torch.equal(empty.copy_(weight), weight) and not torch.equal(weight, shuffle_weight(plain + 1))
     for use in (torch.equal, lambda one, two: one.copy_(two)):
-        with pytest.raises(OperandError, match=r"plain weight cannot go .*shuffle_weight\(w, \(16, 16\)\), or as_shuffled"):
+        with pytest.raises(OperandError, match=r"plain weight cannot go .*shuffle_weight\(w, .aiter16x16.\), or as_shuffled"):
             use(weight, plain)
         with pytest.raises(OperandError, match=r"aiter16x16 cannot go where a plain one is; unshuffle_weight\(w\)"):
             use(plain, weight)
@@ -287,7 +303,7 @@ def test_a_saved_state_dict_comes_back_typed(dtype: torch.dtype, tmp_path: Path)
 
 def test_a_state_dict_of_another_kind_is_refused(weight: ShuffledWeight):
     """A plain tensor for a shuffled parameter, and the reverse, fail in load_state_dict with the remedy in the message."""
-    with pytest.raises(RuntimeError, match=r"plain weight cannot go .*shuffle_weight\(w, \(16, 16\)\), or as_shuffled"):
+    with pytest.raises(RuntimeError, match=r"plain weight cannot go .*shuffle_weight\(w, .aiter16x16.\), or as_shuffled"):
         Layer().load_state_dict({"weight": random_weight(32, 64), "bias": torch.zeros(32)})
     with pytest.raises(RuntimeError, match=r"cannot go where a plain one is; unshuffle_weight\(w\) first"):
         nn.Linear(64, 64, bias=False, dtype=torch.bfloat16).load_state_dict({"weight": weight})

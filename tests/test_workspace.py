@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 from tunedgemm import workspace as workspace_module
-from tunedgemm.workspace import semaphores, workspace
+from tunedgemm.workspace import scratch, semaphores, workspace
 
 CPU = torch.device("cpu")
 
@@ -42,6 +42,19 @@ def test_semaphores_start_at_zero_and_are_kept():
     assert not first.any()
     assert semaphores(8, CPU).data_ptr() == first.data_ptr()
     assert semaphores(16, CPU).numel() == 16
+
+
+def test_both_at_once_are_those_of_each(monkeypatch):
+    """`scratch` gives the memory of `workspace` and of `semaphores`, and in a capture some of its own, asking for the stream once."""
+    buffer, counters = scratch(64, 4, CPU)
+    assert (buffer.data_ptr(), counters.data_ptr()) == (workspace(64, CPU).data_ptr(), semaphores(4, CPU).data_ptr())
+    assert scratch(128, 4, CPU)[0].numel() == 128
+    asked: list[torch.device] = []
+    monkeypatch.setattr(workspace_module, "_place", asked.append)
+    buffer, counters = scratch(64, 4, CPU)
+    assert asked == [CPU]
+    assert (buffer.numel(), counters.tolist()) == (64, [0] * 4)
+    assert buffer.data_ptr() != workspace(64, CPU).data_ptr()
 
 
 def test_captures_own_theirs(monkeypatch):

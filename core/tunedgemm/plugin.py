@@ -20,7 +20,7 @@ from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.op import Columns, Op, Tolerance
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
-from tunedgemm.workspace import semaphores, workspace
+from tunedgemm.workspace import scratch, semaphores, workspace
 
 __all__ = [
     "CONTRACT",
@@ -67,6 +67,7 @@ __all__ = [
     "plain_weight",  # noqa: F822
     "read_log",  # noqa: F822
     "read_rows",  # noqa: F822
+    "scratch",
     "semaphores",
     "shape_of_texts",  # noqa: F822
     "short_dtype",

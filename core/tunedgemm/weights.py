@@ -1,8 +1,9 @@
-"""Shuffled weights: AITER's layouts for the matrix cores, as a tensor type of their own that ordinary products refuse.
+"""Shuffled weights: layouts for the matrix cores, as a tensor type of their own that ordinary products refuse.
 
 The permutation is AITER's (aiter/ops/shuffle.py): of each block of IN rows, K is cut into packs of 16 bytes, and the packs
 of the IN rows at one place of K lie next to each other. IK decides only what K must be divisible by. In elements, with P of
 them in a pack, element (n, k) of [N, K] lies at (n // IN) * IN * K + (k // P) * IN * P + (n % IN) * P + k % P.
+``columns128`` is the same with one block of all N rows and packs of 128 bytes: [K / P, N, P]. `tunedgemm.ops.layout` has both as data.
 
 Not here: AITER's variants for int4 (``use_int4``) and for interleaved gate and up rows (``is_guinterleave``).
 
@@ -12,17 +13,14 @@ imported before. safetensors keeps bytes without a type: save ``w.plain``, and g
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from tunedgemm.errors import OperandError
+from tunedgemm.ops.layout import Order, order_of
 
-#: Bytes of one pack: what a lane of a matrix core loads at once.
-_PACK = 16
-_NAME = re.compile(r"aiter(\d+)x(\d+)")
 #: Other spellings of a layout in guides for AITER.
 _ALIASES = {"tn": (16, 16)}
 _aten = torch.ops.aten
@@ -38,42 +36,40 @@ _ASKED = (_aten.is_pinned.default, _aten.record_stream.default)
 
 
 def layout_name(layout: tuple[int, int] | str) -> str:
-    """The name in `Shape.layout` of AITER's (IN, IK), or of its alias ``tn``.
+    """The name in `Shape.layout` of AITER's (IN, IK), of its alias ``tn``, or of a layout that has a name alone.
 
     Raises:
         OperandError: no such layout.
     """
     pair: Any = _ALIASES.get(layout, layout) if isinstance(layout, str) else layout
-    if isinstance(pair, str):
-        found = _NAME.fullmatch(pair)
-        pair = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
-        raise OperandError(f"unknown weight layout {layout!r}; known: (16, 16), (32, 16), (16, 32), 'tn' for (16, 16)")
-    return f"aiter{pair[0]}x{pair[1]}"
+    if isinstance(pair, (tuple, list)) and len(pair) == 2 and all(type(side) is int for side in pair):
+        pair = f"aiter{pair[0]}x{pair[1]}"
+    if not isinstance(pair, str) or order_of(pair) is None:
+        raise OperandError(f"unknown weight layout {layout!r}; known: (16, 16), (32, 16), (16, 32), 'tn' for (16, 16), 'columns128'")
+    return pair
 
 
-def _sides(name: str) -> tuple[int, int]:
-    found = _NAME.fullmatch(name)
-    if not found:
-        raise OperandError(f"layout {name!r} is none of AITER's")
-    return int(found[1]), int(found[2])
+def _order(name: str) -> Order:
+    if (found := order_of(name)) is None:
+        raise OperandError(f"no order of bytes is known of layout {name!r}")
+    return found
 
 
 def _blocks(weight: torch.Tensor, name: str) -> tuple[int, int, int, int]:
-    """(blocks of rows, IN, packs along K, elements of a pack) of a [..., N, K] weight; raises OperandError where it does not divide."""
-    rows, step = _sides(name)
+    """(blocks of rows, their rows, packs along K, elements of a pack) of a weight; raises OperandError where it does not divide."""
+    order = _order(name)
     if weight.dim() < 2:
         raise OperandError(f"a weight of layout {name} must be [..., N, K] (got {tuple(weight.shape)})")
     n, k = weight.shape[-2:]
-    pack = max(1, _PACK // weight.element_size())
-    if n % rows or k % (2 * step):
+    pack = max(1, order.pack // weight.element_size())
+    if (order.rows and n % order.rows) or k % order.step:
         raise OperandError(
-            f"a weight of layout {name} needs N divisible by {rows} and K by {2 * step} (got N={n}, K={k}, {weight.dtype}); "
+            f"a weight of layout {name} needs N divisible by {order.rows} and K by {order.step} (got N={n}, K={k}, {weight.dtype}); "
             "K counts elements of the tensor, bytes for two 4-bit values in one"
         )
     if k % pack:
-        raise OperandError(f"a weight of layout {name} needs K divisible by the {pack} {weight.dtype} in {_PACK} bytes (got K={k})")
-    return n // rows, rows, k // pack, pack
+        raise OperandError(f"a weight of layout {name} needs K divisible by the {pack} {weight.dtype} in {order.pack} bytes (got K={k})")
+    return (n // order.rows, order.rows, k // pack, pack) if order.rows else (1, n, k // pack, pack)
 
 
 def shuffle_weight(
@@ -84,11 +80,12 @@ def shuffle_weight(
     gate_up: bool = False,
     pad_k_to: int = 0,
 ) -> ShuffledWeight:
-    """Shuffle a weight into one of AITER's layouts.
+    """Shuffle a weight into one of AITER's layouts, or one with a name.
 
     Args:
         x: [..., N, K], contiguous; any dtype of 1, 2 or 4 bytes, two 4-bit values counting as one element.
-        layout: (IN, IK): N must be divisible by IN and K by 2 * IK. ``"tn"`` is (16, 16).
+        layout: (IN, IK): N must be divisible by IN and K by 2 * IK. ``"tn"`` is (16, 16). ``"columns128"``: a row has a multiple of
+            128 bytes, N is any.
         use_int4, is_guinterleave, pad_k_to: AITER's other orders and its padding: only False, False and 0.
         gate_up: of no effect without is_guinterleave, as in AITER.
 
@@ -294,7 +291,7 @@ def _unlike(one: Any, other: Any) -> str:
     names = [value.layout_name if isinstance(value, ShuffledWeight) else "row" for value in (one, other)]
     if names[0] == "row":
         return f"a weight of layout {names[1]} cannot go where a plain one is; unshuffle_weight(w) first"
-    hint = f"shuffle_weight(w, {_sides(names[0])}), or as_shuffled(w, {_sides(names[0])}) if its bytes are in that order already"
+    hint = f"shuffle_weight(w, {names[0]!r}), or as_shuffled(w, {names[0]!r}) if its bytes are in that order already"
     if names[1] == "row":
         return f"a plain weight cannot go where one of layout {names[0]} is; {hint}"
     return f"a weight of layout {names[1]} cannot go where one of layout {names[0]} is; unshuffle_weight(w), then {hint}"

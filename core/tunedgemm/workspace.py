@@ -6,6 +6,7 @@ must not share them; captured semaphores are zeroed by a captured memset.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,12 +18,10 @@ _semaphores: dict[tuple[int, int, int], torch.Tensor] = {}
 
 def _place(device: torch.device) -> tuple[int, int] | None:
     """(device index, stream handle), or None while that stream is being captured."""
+    if device.type != "cuda":
+        return -1, threading.get_ident()
     import torch
 
-    if device.type != "cuda":
-        import threading
-
-        return -1, threading.get_ident()
     index = torch.cuda.current_device() if device.index is None else device.index
     # Torch's own functions of these names make an object each time.
     return None if torch._C._cuda_isCurrentStreamCapturing() else (index, torch._C._cuda_getCurrentRawStream(index))
@@ -30,25 +29,39 @@ def _place(device: torch.device) -> tuple[int, int] | None:
 
 def workspace(nbytes: int, device: torch.device) -> torch.Tensor:
     """Scratch of at least *nbytes* bytes (uint8, contents undefined) that later calls on the stream may reuse."""
-    import torch
-
-    place = _place(device)
-    if place is None:
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    buffer = _buffers.get(place)
-    if buffer is None or buffer.numel() < nbytes:
-        buffer = _buffers[place] = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    return buffer
+    return _buffer(_place(device), nbytes, device)
 
 
 def semaphores(count: int, device: torch.device) -> torch.Tensor:
     """*count* int32 counters, zero at entry. The kernel must leave them zero outside graphs."""
+    return _counters(_place(device), count, device)
+
+
+def scratch(nbytes: int, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `workspace` and `semaphores` give; the stream is asked for once, which is most of what they take."""
+    place = _place(device)
+    return _buffer(place, nbytes, device), _counters(place, count, device)
+
+
+def _buffer(place: tuple[int, int] | None, nbytes: int, device: torch.device) -> torch.Tensor:
+    found = None if place is None else _buffers.get(place)
+    if found is not None and found.numel() >= nbytes:
+        return found
     import torch
 
-    place = _place(device)
-    if place is None:
-        return torch.zeros(count, dtype=torch.int32, device=device)
-    key = (*place, count)
-    if key not in _semaphores:
-        _semaphores[key] = torch.zeros(count, dtype=torch.int32, device=device)
-    return _semaphores[key]
+    made = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    if place is not None:
+        _buffers[place] = made
+    return made
+
+
+def _counters(place: tuple[int, int] | None, count: int, device: torch.device) -> torch.Tensor:
+    key = None if place is None else (*place, count)
+    if key is not None and (found := _semaphores.get(key)) is not None:
+        return found
+    import torch
+
+    made = torch.zeros(count, dtype=torch.int32, device=device)
+    if key is not None:
+        _semaphores[key] = made
+    return made

@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
+
+import attrs
 
 from tunedgemm.errors import OperandError
 
 if TYPE_CHECKING:
     import torch
+
+
+@attrs.frozen
+class Order:
+    """The order of a shuffled [N, K] weight: K is cut into packs, and of each block of rows those at one place of K lie side by side.
+
+    Attributes:
+        rows: of a block, a divisor of N; 0 where all rows are one block.
+        pack: bytes of a pack, a divisor of those of a row.
+        step: elements of the tensor of which K is a multiple.
+    """
+
+    rows: int
+    pack: int
+    step: int = 1
+
+
+#: Layouts with a name of their own. ``columns128``: all that a kernel loads of 128 bytes along K of neighbouring rows, however many, is
+#: one run of memory.
+_ORDERS = {"columns128": Order(0, 128)}
+#: AITER's: rows of a block, and half of what K is a multiple of; packs are what a lane of a matrix core loads at once.
+_AITER, _AITER_PACK = re.compile(r"aiter([1-9]\d*)x([1-9]\d*)"), 16
+
+
+def order_of(layout: str) -> Order | None:
+    """The order of a layout of this name; None of a plain weight, or of a name that is not known."""
+    if found := _AITER.fullmatch(layout):
+        return Order(int(found[1]), _AITER_PACK, 2 * int(found[2]))
+    return _ORDERS.get(layout)
 
 
 def layout_of(op: str, weight: torch.Tensor) -> str:

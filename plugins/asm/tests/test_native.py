@@ -115,19 +115,8 @@ def test_every_argument_reaches_its_place(way: str, recorder: Any) -> None:
     assert not faults(launching(way, recorder.function), recorder.told)
 
 
-@ways
-def test_bytes_reach_their_place(way: str, recorder: Any) -> None:
-    """Bytes in place of an address, such as a descriptor of 128, lie at its slot; what would go beyond the arguments is cut off."""
-    descriptor, plan = bytes(range(100, 228)), attrs.evolve(PLAN, slots=(0x80, 0x10, 0x150))
-    launch = launching(way, recorder.function, plan)
-    launch(1, descriptor, HIGH + 5, descriptor)
-    wanted = bytearray(ARGUMENTS)
-    wanted[0x80:0x100], wanted[0x10:0x18], wanted[0x150:] = descriptor, (HIGH + 5).to_bytes(8, "little"), descriptor[:16]
-    assert bytes(recorder.told().contents.bytes[:352]) == bytes(wanted)
-
-
 def test_an_extension_of_another_text_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was built before the launch took bytes is passed over, and ctypes launches."""
+    """What was built before the launch made descriptors is passed over, and ctypes launches."""
     monkeypatch.setattr(native.importlib, "import_module", lambda _: SimpleNamespace(Launch=None))
     assert native._loaded() is None
     current = SimpleNamespace(VERSION=native._VERSION)
@@ -183,7 +172,7 @@ def test_a_plan_checks_where_addresses_go(arguments: bytes, slots: tuple[int, ..
 def test_the_extension_checks_what_it_is_given() -> None:
     """Wrong numbers and kinds of arguments raise, and an object that was not made is not launched."""
     kind = native._extension.Launch
-    made = kind(1, 1, (1, 1, 1), 32, 0, bytes(32), (0, 8), 3, None)
+    made = kind(1, 1, (1, 1, 1), 32, 0, bytes(32), (0, 8), 3, None, 0, ())
     with pytest.raises(TypeError, match=r"a stream and 2 addresses \(got 2 arguments\)"):
         made.launch(1, 2)
     with pytest.raises(TypeError, match=r"\(got 4 arguments\)"):
@@ -194,20 +183,20 @@ def test_the_extension_checks_what_it_is_given() -> None:
         made.launch(*[-1] * 3)
     for slot in (25, 1 << 40):
         with pytest.raises(ValueError, match="slot 0 ends beyond the 32 bytes"):
-            kind(1, 1, (1, 1, 1), 32, 0, bytes(32), (slot,), 3, None)
+            kind(1, 1, (1, 1, 1), 32, 0, bytes(32), (slot,), 3, None, 0, ())
     with pytest.raises(ValueError, match=r"at most 4096 bytes \(got 4097\)"):
-        kind(1, 1, (1, 1, 1), 32, 0, bytes(4097), (), 3, None)
+        kind(1, 1, (1, 1, 1), 32, 0, bytes(4097), (), 3, None, 0, ())
     with pytest.raises(ValueError, match="at most 16 slots"):
-        kind(1, 1, (1, 1, 1), 32, 0, bytes(256), tuple(range(17)), 3, None)
+        kind(1, 1, (1, 1, 1), 32, 0, bytes(256), tuple(range(17)), 3, None, 0, ())
     for slots in ((-1,), ("a",)):
         with pytest.raises((OverflowError, TypeError)):
-            kind(1, 1, (1, 1, 1), 32, 0, bytes(32), slots, 3, None)
+            kind(1, 1, (1, 1, 1), 32, 0, bytes(32), slots, 3, None, 0, ())
     with pytest.raises(TypeError, match="no keywords"):
         kind(launch=1)
     with pytest.raises((TypeError, SystemError)):
-        kind(1, 1, (1, 1, 1), 32, 0, bytes(32), [0], 3, None)
+        kind(1, 1, (1, 1, 1), 32, 0, bytes(32), [0], 3, None, 0, ())
     with pytest.raises(TypeError):
-        kind(1, 1, (1, 1, 1), 32, 0, bytearray(32), (0,), 3, None)
+        kind(1, 1, (1, 1, 1), 32, 0, bytearray(32), (0,), 3, None, 0, ())
     with pytest.raises(RuntimeError, match="not initialised"):
         kind.__new__(kind).launch(0)
 
@@ -217,9 +206,9 @@ def test_a_launch_holds_its_arguments_and_takes_few_bytes() -> None:
     """The template lives as long as the launch, which is no larger for arguments of another size: there may be as many as shapes."""
     kind, template = native._extension.Launch, bytes(range(200)) + bytes(152)
     before = sys.getrefcount(template)
-    made = kind(1, 1, (1, 1, 1), 32, 0, template, (0,), 3, None)
+    made = kind(1, 1, (1, 1, 1), 32, 0, template, (0,), 3, None, 0, ())
     assert sys.getrefcount(template) == before + 1
-    made.__init__(1, 1, (1, 1, 1), 32, 0, template, (0,), 3, None)
+    made.__init__(1, 1, (1, 1, 1), 32, 0, template, (0,), 3, None, 0, ())
     assert sys.getrefcount(template) == before + 1
     assert kind.__basicsize__ <= 256
     del made
@@ -235,12 +224,12 @@ def test_the_owner_lives_as_long_as_the_launch() -> None:
 
     first, second = Owner(), Owner()
     told = weakref.ref(first), weakref.ref(second)
-    made = native._extension.Launch(1, 1, (1, 1, 1), 32, 0, bytes(8), (), 3, first)
+    made = native._extension.Launch(1, 1, (1, 1, 1), 32, 0, bytes(8), (), 3, first, 0, ())
     launch = made.launch
     del first, made
     gc.collect()
     assert told[0]() is not None
-    launch.__self__.__init__(1, 1, (1, 1, 1), 32, 0, bytes(8), (), 3, second)
+    launch.__self__.__init__(1, 1, (1, 1, 1), 32, 0, bytes(8), (), 3, second, 0, ())
     del second
     gc.collect()
     assert told[0]() is None
@@ -265,7 +254,7 @@ CHANGES = [
     ("memcpy(arguments, self->arguments, bytes)", "memcpy(arguments, self->arguments, bytes - 100)"),
     ("self->arguments = PyBytes_AsString(constant)", "self->arguments = PyBytes_AsString(constant) + 1"),
     ("arguments + self->slot[i]", "arguments + self->slot[i] + 8"),
-    ("&address, sizeof address", "&address, 4"),
+    ("&addresses[i], sizeof addresses[i]", "&addresses[i], 4"),
     ("self->function = (void *)(uintptr_t)function", "self->function = (void *)(uintptr_t)(unsigned)function"),
     ("size_t bytes = self->bytes;", "size_t bytes = self->bytes - 8;"),
     ("return PyLong_FromLong(status)", "return PyLong_FromLong(0)"),
@@ -312,7 +301,7 @@ def test_other_threads_run_while_a_launch_waits() -> None:
     """A launch that waits, here for a fifth of a second in place of a full queue, does not hold the interpreter up."""
     libc = ctypes.CDLL(None)
     wait = ctypes.cast(libc.usleep, ctypes.c_void_p).value  # takes what is the function for microseconds
-    launch = native._extension.Launch(wait, 200_000, (1, 1, 1), 32, 0, bytes(8), (), 3, None).launch
+    launch = native._extension.Launch(wait, 200_000, (1, 1, 1), 32, 0, bytes(8), (), 3, None, 0, ()).launch
     ticks, span = [], []
 
     def work() -> None:

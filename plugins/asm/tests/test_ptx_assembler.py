@@ -11,7 +11,7 @@ import pytest
 from tunedgemm.plugin import Device, LaunchError, Shape
 from tunedgemm_asm.ptx import assembler
 from tunedgemm_asm.ptx.kernel import text_of
-from tunedgemm_asm.ptx.plan import Plan, Variant
+from tunedgemm_asm.ptx.plan import COLUMNS, Plan, Variant
 from tunedgemm_asm.ptx.problem import refusal
 from tunedgemm_asm.ptx.solutions import TURNS, choices, plans
 
@@ -42,6 +42,13 @@ VARIANTS = [
     Variant(Plan(128, 256, 4, promoted=True, panels=2), "fp8_e4m3fn", "bf16", "fp32", scale="row"),
     Variant(Plan(256, 112, 3, panels=14), "int8", "fp16", "fp16", True, scale="row"),
     Variant(Plan(64, 96, 4, 1), "bf16", "fp32"),
+    Variant(Plan(128, 160, 6, turns=True), "bf16", "bf16", columns=True),
+    Variant(Plan(16, 128, 12, swapped=True), "bf16", "bf16", "bf16", split=True, columns=True),
+    Variant(Plan(128, 192, 4, cluster=2, panels=3), "fp16", "fp16", "fp32", True, columns=True),
+    Variant(Plan(128, 128, 5, promoted=True), "fp8_e4m3fn", "bf16", "fp32", scale="row", columns=True),
+    Variant(Plan(128, 256, 4, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block", columns=True, transposed=True),
+    Variant(Plan(128, 224, 5, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block", columns=True, transposed=True),
+    Variant(Plan(64, 256, 4, swapped=True, promoted=True), "fp8_e4m3fn", "fp32", split=True, scale="block", columns=True, transposed=True),
 ]
 
 
@@ -79,15 +86,23 @@ def test_ptxas_takes_what_is_listed(m: int) -> None:
 @needs_ptxas
 @pytest.mark.parametrize("m", [1, 40, 127, 4096])
 @pytest.mark.parametrize(
-    ("op", "dtype", "scale"), [("a8w8", "fp8_e4m3fn", "row"), ("a8w8", "int8", "row"), ("a8w8_blockscale", "fp8_e4m3fn", "block")]
+    ("op", "dtype", "scale"),
+    [
+        ("a8w8", "fp8_e4m3fn", "row"),
+        ("a8w8", "int8", "row"),
+        ("a8w8_blockscale", "fp8_e4m3fn", "block"),
+        ("a8w8_blockscale_bpreshuffle", "fp8_e4m3fn", "block"),
+    ],
 )
 def test_ptxas_takes_what_is_listed_of_eight_bits(op: str, dtype: str, scale: str, m: int) -> None:
     """The first eight of a list; of everything that may be listed each ninth plan, with all parts."""
     bias = "" if scale == "block" else "bf16"
-    shape = Shape(op, m, 7168, 8192, dtype, "bf16", "bias" if bias else "none", bias, scale=scale)
-    first = [Variant(plan, dtype, "bf16", bias, splits > 1, scale=scale) for plan, splits in choices(shape, H200)[:8]]
+    columns = op.endswith("_bpreshuffle")
+    layout = {"columns": columns, "transposed": columns}
+    shape = Shape(op, m, 7168, 8192, dtype, "bf16", "bias" if bias else "none", bias, scale, COLUMNS if columns else "row")
+    first = [Variant(plan, dtype, "bf16", bias, splits > 1, scale=scale, **layout) for plan, splits in choices(shape, H200)[:8]]
     listed = [plan for plan in plans(shape) if not refusal(plan, 2, shape)]
-    others = [Variant(plan, dtype, "bf16", bias, True, scale=scale) for plan in listed[m % 9 :: 9]]
+    others = [Variant(plan, dtype, "bf16", bias, True, scale=scale, **layout) for plan in listed[m % 9 :: 9]]
     assert [fault for variant in dict.fromkeys([*first, *others]) if (fault := faults(variant))] == []
 
 

@@ -154,6 +154,23 @@ def test_a_launch_that_fails_says_so(backend: Asm, cuda: Any) -> None:
         Pool(cuda.driver(), Operand("bf16", 5, 64, 64), -1)[8]
 
 
+@pytest.mark.parametrize("extension", [True, False], ids=["extension", "ctypes"])
+def test_an_operand_that_no_descriptor_is_made_of_says_so(
+    backend: Asm, cuda: Any, extension: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """x at an address that the copy engine does not take: the driver's function and its words, and the next call goes on."""
+    if not extension:
+        monkeypatch.setattr(native, "_extension", None)
+    elif native._extension is None:
+        pytest.skip("the C extension was not built")
+    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), SMALL, CPU)
+    x, *others = operands(SMALL)
+    moved = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
+    with pytest.raises(LaunchError, match="cuTensorMapEncodeTiled: fake status 1"):
+        launcher.call(moved, *others)
+    check(launcher.call(x, *others), (x, *others), SMALL)
+
+
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
@@ -164,8 +181,8 @@ def test_a_launch_that_fails_says_so(backend: Asm, cuda: Any) -> None:
         (attrs.evolve(BLOCKS, dtype="fp8_e4m3fnuz"), "operands may be fp8_e4m3fn, not fp8_e4m3fnuz"),
         (attrs.evolve(BLOCKS, m=1 << 30, k=1 << 12), "x has 34359738368 scales; there are 4294967295 at most"),
         (attrs.evolve(SMALL, dtype="fp32", outdtype="fp32"), "operands may be bf16 or fp16, not fp32"),
-        (attrs.evolve(SMALL, layout="aiter16x16"), "plain weights, not scale none and layout aiter16x16"),
-        (Shape("a8w8_bpreshuffle", 40, 256, 768, dtype="int8", outdtype="bf16", scale="row", layout="aiter16x16"), "op a8w8_bpreshuffle"),
+        (attrs.evolve(SMALL, layout="aiter16x16"), "row or columns128, not scale none and layout aiter16x16"),
+        (Shape("a4w4_blockscale", 40, 256, 768, "fp4x2", "bf16", scale="block"), "op a4w4_blockscale is not covered"),
     ],
 )
 def test_what_no_kernel_takes_is_refused(shape: Shape, reason: str) -> None:

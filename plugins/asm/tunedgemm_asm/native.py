@@ -1,4 +1,4 @@
-"""Native: the launch itself, by the C extension, or by ctypes where that was not built."""
+"""Native: the launch itself and descriptors of its operands, by the C extension, or by ctypes where that was not built."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import attrs
 from tunedgemm.plugin import PluginError
 
 from tunedgemm_asm.driver import ENDS, Function
+from tunedgemm_asm.ptx.arguments import MAP_BYTES
+from tunedgemm_asm.ptx.tensormap import Operand, Pool
 
-#: Bytes of arguments at most, and addresses among them; ``shim.c`` has the same numbers.
-MOST_BYTES, MOST_SLOTS = 4096, 16
+#: Bytes of arguments at most, addresses and descriptors among them; ``shim.c`` has the same numbers.
+MOST_BYTES, MOST_SLOTS, MOST_MAPS = 4096, 16, 3
 #: Bytes of an address.
 _ADDRESS = 8
 #: HIP_LAUNCH_PARAM_BUFFER_POINTER and HIP_LAUNCH_PARAM_BUFFER_SIZE (hip_runtime_api.h).
@@ -23,7 +25,7 @@ _BUFFER_POINTER, _BUFFER_SIZE = 1, 2
 
 
 #: Of ``shim.c``.
-_VERSION = 3
+_VERSION = 4
 
 
 def _loaded() -> Any:
@@ -36,8 +38,24 @@ def _loaded() -> Any:
 
 _extension = _loaded()
 
-#: (stream, for each slot in their order an address, or the bytes that go there) -> the driver's status
+#: (stream, an address for each slot in their order, then those that descriptors alone are of) -> the driver's status; where a descriptor
+#: cannot be made its status times -1, or the LaunchError of it.
 Launch = Callable[..., int]
+
+
+@attrs.frozen
+class Map:
+    """A descriptor among the arguments, which is made of an operand's address and kept.
+
+    Attributes:
+        slot: where its 128 bytes go.
+        source: the place of the address among those of a launch.
+        operand: what else the driver is told.
+    """
+
+    slot: int
+    source: int
+    operand: Operand
 
 
 def _slots(_: object, attribute: attrs.Attribute[tuple[int, ...]], slots: tuple[int, ...]) -> None:
@@ -53,8 +71,10 @@ class Plan:
         grid: workgroups along the three axes.
         threads: of a workgroup.
         arguments: the kernel's argument buffer, in which addresses are left out.
-        slots: where in it each address goes, or bytes such as a descriptor, in the order in which a launch gets them.
+        slots: where in it each address goes, in the order in which a launch gets them.
         shared: bytes of dynamic LDS.
+        maps: descriptors in it.
+        index: of the device that descriptors are for.
     """
 
     grid: tuple[int, int, int]
@@ -62,13 +82,27 @@ class Plan:
     arguments: bytes
     slots: tuple[int, ...] = attrs.field(validator=_slots)
     shared: int = 0
+    maps: tuple[Map, ...] = ()
+    index: int = -1
 
     def __attrs_post_init__(self) -> None:
         if len(self.arguments) > MOST_BYTES:
             raise PluginError(f"at most {MOST_BYTES} bytes of arguments (got {len(self.arguments)})")
-        for slot, after in itertools.zip_longest(sorted(self.slots), sorted(self.slots)[1:], fillvalue=len(self.arguments)):
-            if slot < 0 or slot + _ADDRESS > after:
-                raise PluginError(f"an address at byte {slot} of {len(self.arguments)} runs into byte {after}")
+        if len(self.maps) > MOST_MAPS:
+            raise PluginError(f"at most {MOST_MAPS} descriptors (got {len(self.maps)})")
+        taken = sorted(
+            [*((slot, _ADDRESS, "an address") for slot in self.slots), *((each.slot, MAP_BYTES, "a descriptor") for each in self.maps)]
+        )
+        for (slot, size, what), after in itertools.zip_longest(taken, [begin for begin, *_ in taken[1:]], fillvalue=len(self.arguments)):
+            if slot < 0 or slot + size > after:
+                raise PluginError(f"{what} at byte {slot} of {len(self.arguments)} runs into byte {after}")
+        if sources := {each.source for each in self.maps} - set(range(self.addresses)):
+            raise PluginError(f"of address {min(sources)} there is a descriptor, a launch gets {self.addresses}")
+
+    @property
+    def addresses(self) -> int:
+        """How many a launch gets."""
+        return len({*range(len(self.slots)), *(each.source for each in self.maps)})
 
 
 def launch_of(function: Function, plan: Plan) -> Launch:
@@ -89,6 +123,8 @@ def by_extension(function: Function, plan: Plan) -> Launch:
         plan.slots,
         ENDS[driver.interface.kind],
         function,
+        driver.address("describe") if plan.maps else 0,
+        tuple((each.slot, each.source, each.operand.type, *each.operand.dimensions, each.operand.kinds) for each in plan.maps),
     )
     return made.launch  # type: ignore[no-any-return]
 
@@ -97,15 +133,17 @@ def by_ctypes(function: Function, plan: Plan) -> Launch:
     """Through ctypes."""
     call, address, (x, y, z), threads, shared = function.driver.functions["launch"], function.address, plan.grid, plan.threads, plan.shared
     arguments, slots, end, pack = plan.arguments, plan.slots, ENDS[function.driver.interface.kind], struct.Struct("<Q").pack_into
-    pointers, size_t = ctypes.c_void_p * 5, ctypes.c_size_t
+    pointers, size_t, count = ctypes.c_void_p * 5, ctypes.c_size_t, plan.addresses
+    maps = [(each.slot, each.source, Pool(function.driver, each.operand, plan.index)) for each in plan.maps]
 
-    def launch(stream: int, *addresses: int | bytes) -> int:
+    def launch(stream: int, *addresses: int) -> int:
+        if len(addresses) != count:
+            raise TypeError(f"launch takes a stream and {count} addresses (got {len(addresses) + 1} arguments)")
         buffer, size = ctypes.create_string_buffer(arguments, len(arguments)), size_t(len(arguments))
-        for slot, each in zip(slots, addresses, strict=True):
-            if isinstance(each, bytes):
-                ctypes.memmove(ctypes.addressof(buffer) + slot, each, min(len(each), len(arguments) - slot))
-            else:
-                pack(buffer, slot, each)
+        for slot, each in zip(slots, addresses, strict=False):
+            pack(buffer, slot, each)
+        for slot, source, pool in maps:
+            ctypes.memmove(ctypes.addressof(buffer) + slot, pool[addresses[source]], MAP_BYTES)
         if not end:
             return int(call(address, x, y, z, threads, 1, 1, shared, stream, pointers(ctypes.addressof(buffer)), None))
         extra = pointers(_BUFFER_POINTER, ctypes.addressof(buffer), _BUFFER_SIZE, ctypes.addressof(size), end)

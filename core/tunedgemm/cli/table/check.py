@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,8 +11,10 @@ from tunedgemm import split
 from tunedgemm.cli.table.files import answer, asked, op_of
 from tunedgemm.csvfile import read_rows
 from tunedgemm.device import Device
+from tunedgemm.dtype import dtype_bits
 from tunedgemm.folders import named_file
 from tunedgemm.libtypes import JOINT, known
+from tunedgemm.ops.layout import order_of
 from tunedgemm.ops.op import Op
 from tunedgemm.registry import Backend, Registry
 from tunedgemm.row import Row, key_shape
@@ -22,8 +23,6 @@ from tunedgemm.solution import Unsupported
 
 #: Share of elements outside the tolerance that no row may have.
 MOST_ERRORS = 0.2
-
-_LAYOUT = re.compile(r"aiter(\d+)x(\d+)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,10 +66,10 @@ def _unasked(shape: Shape, op: Op) -> str:
         return f"M={shape.m} is on no rung of the look-up"
     if shape not in [key_shape(other) for other in op.kin(shape)]:
         return "a call of its shape is looked up by others"
-    if found := _LAYOUT.fullmatch(shape.layout):
-        rows, step = int(found[1]), 2 * int(found[2])
-        packed = op.weight_dtype(shape) == "fp4x2"
-        if shape.n % rows or (shape.k // 2 if packed else shape.k) % step:
+    if order := order_of(shape.layout):
+        dtype = op.weight_dtype(shape)
+        elements = shape.k // 2 if dtype == "fp4x2" else shape.k
+        if (order.rows and shape.n % order.rows) or elements % order.step or shape.k * dtype_bits(dtype) // 8 % order.pack:
             return f"no weight of N={shape.n} and K={shape.k} has the layout {shape.layout}"
     return ""
 

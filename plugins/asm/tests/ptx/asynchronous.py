@@ -63,9 +63,11 @@ def _map_to(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told
 
 def _copy(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:
     (to, source, full, *masks), value = told
-    base, k, row = re.findall(r"%\w+", source)
+    base, *coordinates = re.findall(r"%\w+", source)
+    if f".{len(coordinates)}d." not in i.name:
+        raise Fault(f"{len(coordinates)} coordinates")
     begin = only(mask, value(machine, unit, base)) - (1 << 60)
-    at = only(mask, value(machine, unit, k)), only(mask, value(machine, unit, row))
+    at = [only(mask, value(machine, unit, each)) for each in coordinates]
     content = box_of(machine.memory, machine.arguments[begin : begin + 128], *at)
     to, full = only(mask, to), only(mask, full)
     wanted = only(mask, value(machine, unit, masks[0])) if masks else 1 << unit.block.rank
@@ -215,7 +217,7 @@ def _registers(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, t
     unit.registers = wanted
 
 
-_TMA = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+_TMA = [f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes" for rank in (2, 3)]
 ASYNCHRONOUS: dict[str, Callable[[Machine, Unit, Instruction, np.ndarray, Any], None]] = {
     "mbarrier.init.shared::cta.b64": _initialise,
     "mbarrier.try_wait.parity.shared::cta.b64": _wait,
@@ -223,8 +225,8 @@ ASYNCHRONOUS: dict[str, Callable[[Machine, Unit, Instruction, np.ndarray, Any], 
     "mbarrier.arrive.release.cta.shared::cta.b64": _arrive,
     "mbarrier.arrive.release.cta.shared::cluster.b64": _arrive,
     "mapa.shared::cluster.u32": _map_to,
-    _TMA: _copy,
-    f"{_TMA}.multicast::cluster": _copy,
+    **dict.fromkeys(_TMA, _copy),
+    **dict.fromkeys((f"{name}.multicast::cluster" for name in _TMA), _copy),
     "wgmma.fence.sync.aligned": _fence,
     "wgmma.mma_async": _multiply,
     "wgmma.commit_group.sync.aligned": _commit,

@@ -7,6 +7,8 @@ from typing import Any
 
 import attrs
 import numpy as np
+import torch
+from tunedgemm.plugin import shuffle_weight, torch_dtype
 from tunedgemm_asm.ptx.arguments import MAP_BYTES, MAP_OUT, MAPS, SCALES, abi_of
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.plan import Plan
@@ -56,6 +58,9 @@ class Bench:
         scales = self._scales(chance)
         wanted = to_bits((self._product(x, weight, scales) + bias).astype(np.float32), shape.outdtype)
         operands = [to_bits(each, shape.dtype) for each in (x, weight)]
+        if shape.layout != "row":
+            lying = torch.from_numpy(operands[1].view(np.int8)).view(torch_dtype(shape.dtype))
+            operands[1] = shuffle_weight(lying, shape.layout).plain.view(torch.uint8).numpy().view(operands[1].dtype)
         arguments = self._arguments(operands, to_bits(bias, shape.bias_dtype or "fp32"), out, scales)
         run(text or self.text, Launch(self.problem.grid, self.plan.shared_bytes, arguments), self.memory, self.seed)
         assert not self.counters.any()
@@ -83,6 +88,8 @@ class Bench:
 
     def _arguments(self, operands: list[np.ndarray], bias: np.ndarray, out: np.ndarray, scales: list[np.ndarray]) -> bytes:
         problem, place = self.problem, self.memory.place
+        if problem.variant.transposed:
+            scales = [np.ascontiguousarray(scales[0].T), scales[1]]
         values = {**problem.values, "out": place(out, True), **{name: place(each) for name, each in zip(SCALES, scales, strict=False)}}
         if self.shape.bias:
             values["bias"] = place(bias)
@@ -92,7 +99,11 @@ class Bench:
             values["counters"] = place(self.counters, True)
         boxes, size = (self.plan.tile_a, self.plan.box_b), BYTES[self.shape.dtype]
         ordered = operands[::-1] if self.plan.swapped else operands
-        maps = [described(place(each), each.shape[0], self.shape.k, box, size) for each, box in zip(ordered, boxes, strict=True)]
+        columns = [problem.variant.columns * (each is operands[1]) * self.shape.k * size // 128 for each in ordered]
+        maps = [
+            described(place(each), each.shape[0], self.shape.k, box, size, columns=count)
+            for each, box, count in zip(ordered, boxes, columns, strict=True)
+        ]
         packed = b"".join(maps) + abi_of(self.shape.scale, self.plan.panels > 0).pack(values)[MAP_BYTES * len(MAPS) :]
         if not self.plan.panels:
             return packed

@@ -73,17 +73,20 @@ class Cuda:
 
     def _describe(self, to: int, kind: int, rank: int, *told: int) -> int:
         address, sizes, strides, box, every, *kinds = told
-        k, rows = (ctypes.c_uint64 * 2).from_address(sizes)
-        stride = ctypes.c_uint64.from_address(strides).value
-        deep, high = (ctypes.c_uint32 * 2).from_address(box)
-        steps = list((ctypes.c_uint32 * 2).from_address(every))
-        size = _TYPES.get(kind, 0)
-        if to % 64 or rank != 2 or address % 16 or stride % 16 or stride != size * k or high > 256 or steps != [1, 1]:
+        if to % 64 or rank not in (2, 3) or address % 16:
             return 1
-        if kinds != [0, _SWIZZLES.get(deep * size), 3, 0]:
+        k, rows, *columns = (ctypes.c_uint64 * rank).from_address(sizes)
+        stride, *further = (ctypes.c_uint64 * (rank - 1)).from_address(strides)
+        deep, high, *thick = (ctypes.c_uint32 * rank).from_address(box)
+        steps = list((ctypes.c_uint32 * rank).from_address(every))
+        size = _TYPES.get(kind, 0)
+        if stride % 16 or stride != size * k or high > 256 or steps != [1] * rank or kinds != [0, _SWIZZLES.get(deep * size), 3, 0]:
+            return 1
+        if columns and (k != deep or further != [rows * stride] or thick != [1]):
             return 1
         self.descriptors += 1
-        ctypes.memmove(to, described(address, rows, k, high, size, deep * size), MAP_BYTES)
+        whole = k * columns[0] if columns else k
+        ctypes.memmove(to, described(address, rows, whole, high, size, deep * size, *columns), MAP_BYTES)
         return 0
 
     def _launch(self, function: int, *told: Any) -> int:

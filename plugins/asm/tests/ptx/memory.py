@@ -147,22 +147,31 @@ class Shared:
         return entry
 
 
-def described(address: int, rows: int, k: int, box: int, size: int = 2, width: int = 128) -> bytes:
-    """A descriptor as this emulator has it: of elements of *size* bytes, in boxes of *width* bytes by *box* rows, swizzled by *width*."""
-    return _MAP.pack(address, k, rows, size * k, width // size, box, width, 0).ljust(128, b"\0")
+def described(address: int, rows: int, k: int, box: int, size: int = 2, width: int = 128, columns: int = 0) -> bytes:
+    """A descriptor as this emulator has it: of elements of *size* bytes, in boxes of *width* bytes by *box* rows, swizzled by *width*.
+
+    With *columns* it has three dimensions: so many columns of *width* bytes along K, one after the other, the rows of each side by side.
+    """
+    return _MAP.pack(address, k, rows, width if columns else size * k, width // size, box, width, columns).ljust(128, b"\0")
 
 
 def operand_of(told: bytes) -> tuple[int, int, int]:
-    """Address, rows and bytes of a row of a descriptor."""
-    address, _, rows, stride, *_ = _MAP.unpack(told[: _MAP.size])
-    return address, rows, stride
+    """Address, rows and bytes of a row of a descriptor, in all columns."""
+    address, _, rows, stride, *_, columns = _MAP.unpack(told[: _MAP.size])
+    return address, rows, stride * max(1, columns)
 
 
-def box_of(memory: Memory, told: bytes, k: int, row: int) -> np.ndarray:
+def box_of(memory: Memory, told: bytes, k: int, row: int, *column: int) -> np.ndarray:
     """The bytes of a box, one row after the other; what lies outside of the operand is zero."""
-    address, width, rows, stride, deep, box, row_bytes, _ = _MAP.unpack(told[: _MAP.size])
+    address, width, rows, stride, deep, box, row_bytes, columns = _MAP.unpack(told[: _MAP.size])
     size = row_bytes // deep
     result = np.zeros((box, size * deep), np.uint8)
+    if (columns > 0) != len(column):
+        raise Fault(f"a box by {2 + len(column)} coordinates of a descriptor of {2 + (columns > 0)} dimensions")
+    if column:
+        if column[0] >= columns:
+            return result
+        address, width = address + column[0] * rows * stride, deep
     inside = max(0, min(deep, width - k))
     for at in range(box):
         if row + at < rows and inside:

@@ -37,7 +37,7 @@ ABI = Abi(
 #: The same with the scales of 8-bit operands behind.
 SCALED = Abi(
     name="tunedgemm-ptx-scaled",
-    ops=("a8w8", "a8w8_blockscale"),
+    ops=("a8w8", "a8w8_bpreshuffle", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle"),
     dtypes={**ABI.dtypes, "x": ("fp8_e4m3fn", "int8"), "weight": ("fp8_e4m3fn", "int8")},
     fields=(*ABI.fields, *(Field(name, _END + 8 * index, "pointer") for index, name in enumerate(SCALES))),
     sizes=(_END + 8 * len(SCALES),),

@@ -6,7 +6,7 @@ from tunedgemm_asm.ptx.arguments import declaration
 from tunedgemm_asm.ptx.barriers import meet_cluster, start_barriers
 from tunedgemm_asm.ptx.consumer import consume
 from tunedgemm_asm.ptx.frame import open_frame
-from tunedgemm_asm.ptx.plan import Variant
+from tunedgemm_asm.ptx.plan import COLUMNS, Variant
 from tunedgemm_asm.ptx.producer import produce
 
 #: The symbol of every kernel; a module has one.
@@ -35,7 +35,8 @@ def text_of(variant: Variant) -> str:
 def _head(variant: Variant) -> list[str]:
     plan = variant.plan
     cluster = [f".reqnctapercluster {plan.cluster}, 1, 1"] if plan.cluster > 1 else []
-    scales = "" if variant.scale == "none" else f", scales by {variant.scale}"
+    scales = "" if variant.scale == "none" else f", scales by {variant.scale}{', of x transposed' * variant.transposed}"
+    scales += f", weight in {COLUMNS}" * variant.columns
     return [
         f"// {plan.name}: {variant.dtype} to {variant.outdtype}, bias {variant.bias or 'none'}{scales}",
         f".version {VERSION}",

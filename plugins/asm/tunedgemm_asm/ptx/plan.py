@@ -15,6 +15,8 @@ STEP_BYTES = 2 * STEP
 DEEP = STEP // STEP_K
 #: Rows of b beyond which a consumer that adds up the sums of stages multiplies half of them at a time: a thread holds both kinds of sums.
 MOST_PORTION = 192
+#: The layout of a weight whose columns of `STEP_BYTES` are runs of memory: [steps, N, 128 bytes].
+COLUMNS = f"columns{STEP_BYTES}"
 #: Bytes of an element of the operands.
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp8_e4m3fn": 1, "int8": 1}
 #: Elements of K, and rows of the weight, that share a scale where scales go by block: with 8 bits one stage is one block.
@@ -243,6 +245,8 @@ class Variant:
         split: whether several thread blocks share the K of one tile.
         together: elements of a row of the output that may be stored at once, because its size is a multiple of them: 1, 2 or 8.
         scale: kind of the operands' scales: ``none``, ``tensor``, ``row`` or ``block``.
+        columns: whether the weight lies in columns of 128 bytes along K, one for each step, all rows of each side by side.
+        transposed: whether the scales of x by block lie block of K by block of K, not row by row.
     """
 
     plan: Plan
@@ -252,6 +256,8 @@ class Variant:
     split: bool = False
     together: int = attrs.field(default=8, validator=attrs.validators.in_((1, 2, 8)))
     scale: str = attrs.field(default="none", validator=attrs.validators.in_(("none", "tensor", "row", "block")))
+    columns: bool = False
+    transposed: bool = False
 
     def __attrs_post_init__(self) -> None:
         if self.plan.panels and (self.outdtype == "fp32" or self.together != LINE):

@@ -9,7 +9,7 @@ from tunedgemm.plugin import PluginError, Shape
 
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.matrix import multiplies
-from tunedgemm_asm.ptx.plan import BESIDE_SUMS, LINE, SCALE_BLOCK, Plan, Variant, step_of
+from tunedgemm_asm.ptx.plan import BESIDE_SUMS, COLUMNS, LINE, SCALE_BLOCK, Plan, Variant, step_of
 from tunedgemm_asm.ptx.promotion import scales_by_block
 from tunedgemm_asm.ptx.splitk import slot_bytes
 
@@ -19,6 +19,8 @@ MOST_SPLITS, MOST_COUNTERS = 16, 1 << 15
 MOST_SIZE = (1 << 31) - 1
 #: Scales of x by block, which are counted with 32 bits.
 MOST_SCALES = (1 << 32) - 1
+#: Ops whose scales of x by block lie block of K by block of K.
+TRANSPOSED = ("a8w8_blockscale_bpreshuffle",)
 #: Items of a launch: tiles of the last round beyond it must not wrap around.
 MOST_ITEMS = 1 << 30
 
@@ -96,6 +98,15 @@ def _unable(plan: Plan, shape: Shape) -> str:
     return _unable_by_block(plan) if shape.scale == "block" else ""
 
 
+def _variant(plan: Plan, split: bool, shape: Shape) -> Variant:
+    """The plan for a shape's dtypes, scales and layout."""
+    together = next(count for count in (8, 2, 1) if shape.n % count == 0)
+    return Variant(
+        plan, shape.dtype, shape.outdtype, shape.bias_dtype if shape.bias else "", split, together, shape.scale,
+        columns=shape.layout == COLUMNS, transposed=shape.op in TRANSPOSED,
+    )  # fmt: skip
+
+
 def _unable_by_block(plan: Plan) -> str:
     """Why the plan does not take scales by block, or an empty text."""
     if not plan.promoted:
@@ -128,9 +139,8 @@ def problem_of(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> P
     values |= {"items": tiles * splits, "steps": steps, "part": part_of(splits, shape), "splits": splits}
     clusters = max(1, min(tiles * splits, multiprocessors * plan.resident // plan.cluster))
     slots = _slots(plan, shape) if split else 0
-    together = next(count for count in (8, 2, 1) if shape.n % count == 0)
     return Problem(
-        variant=Variant(plan, shape.dtype, shape.outdtype, shape.bias_dtype if shape.bias else "", split, together, shape.scale),
+        variant=_variant(plan, split, shape),
         values=values,
         grid=clusters * plan.cluster,
         workspace=slots * splits * slot_bytes(plan.sums),

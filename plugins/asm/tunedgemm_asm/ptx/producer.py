@@ -8,7 +8,7 @@ from tunedgemm_asm.ptx.frame import Frame, map_of
 from tunedgemm_asm.ptx.order import find_place, first_element, first_item
 from tunedgemm_asm.ptx.plan import STEP_BYTES
 
-_LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+_LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
 
 
 def produce(f: Frame) -> None:
@@ -26,6 +26,7 @@ def produce(f: Frame) -> None:
     t.op("bra", done, when=t.to("pred", "setp.ge.u32", item, f.arguments["items"]))
     place = find_place(f, item)
     k, left = first_element(f, place), t.to("b32", "mov.u32", place.steps)
+    column = t.to("b32", "mov.u32", place.first) if f.variant.columns else ""
     row_b = t.to("b32", "mad.lo.u32", f.rank, plan.box_b, place.row_b) if plan.cluster > 1 else place.row_b
     t.place(inner)
     barrier = barrier_of(f, ring.stage)
@@ -34,20 +35,31 @@ def produce(f: Frame) -> None:
     to_a = t.to("b32", "mad.lo.u32", ring.stage, plan.stage_bytes, f.shared)
     to_b = t.to("b32", "add.u32", to_a, plan.tile_a * STEP_BYTES)
     full = t.to("b32", "add.u32", barrier, f.full)
-    t.op(_LOAD, f"[{to_a}]", f"[{maps[0]}, {{{k}, {place.row_a}}}]", f"[{full}]")
+    load_a, from_a = _box(f, maps[0], k, place.row_a, column * plan.swapped)
+    load_b, from_b = _box(f, maps[1], k, row_b, column * (not plan.swapped))
+    t.op(load_a, f"[{to_a}]", from_a, f"[{full}]")
     if plan.cluster == 1:
-        t.op(_LOAD, f"[{to_b}]", f"[{maps[1]}, {{{k}, {row_b}}}]", f"[{full}]")
+        t.op(load_b, f"[{to_b}]", from_b, f"[{full}]")
     else:
         # Its part of b, to the same place in all blocks of the cluster, where the barriers at the same place count the bytes.
         part = t.to("b32", "mad.lo.u32", f.rank, plan.box_b * STEP_BYTES, to_b)
         mask = t.to("b16", "mov.u16", (1 << plan.cluster) - 1)
-        t.op(f"{_LOAD}.multicast::cluster", f"[{part}]", f"[{maps[1]}, {{{k}, {row_b}}}]", f"[{full}]", mask)
+        t.op(f"{load_b}.multicast::cluster", f"[{part}]", from_b, f"[{full}]", mask)
     t.op("add.u32", k, k, f.variant.step)
+    if column:
+        t.op("add.u32", column, column, 1)
     next_stage(f, ring)
     t.op("sub.u32", left, left, 1)
     t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
     t.op("add.u32", item, item, step)
     t.op("bra", tile)
+
+
+def _box(f: Frame, described: str, k: str, row: str, column: str) -> tuple[str, str]:
+    """The instruction and the box that it loads: of rows from an element along K on; or of a column, where one is given, all of it."""
+    if not column:
+        return _LOAD.format(2), f"[{described}, {{{k}, {row}}}]"
+    return _LOAD.format(3), f"[{described}, {{{f.text.to('b32', 'mov.u32', 0)}, {row}, {column}}}]"
 
 
 def _fetched(f: Frame, offset: int) -> str:

@@ -65,6 +65,7 @@ class BlockScales:
         rows: places of the thread's rows of x behind it.
         blocks: the same of the weight: the tile's first block of rows, and those behind it that the tile may reach.
         next: by how far a span begins behind a block's start, were the tile to begin there, whether the span is in the block after.
+        step: bytes from a scale of x to that of the next block of K: those of a scale, or of all rows of x where they lie transposed.
     """
 
     x: str
@@ -72,6 +73,7 @@ class BlockScales:
     rows: list[str]
     blocks: list[str]
     next: dict[int, str]
+    step: object = _BYTES
 
     @classmethod
     def of(cls, f: Frame, place: Place, number: str) -> BlockScales:
@@ -91,9 +93,10 @@ class BlockScales:
         return cls(
             x=x,
             weight=weight,
-            rows=[_place(f, t.to("b32", "add.u32", first, step), rows, place) for step in steps],
+            rows=[_place(f, t.to("b32", "add.u32", first, step), rows, place, f.variant.transposed) for step in steps],
             blocks=[_place(f, t.to("b32", "add.u32", block, step), blocks, place) for step in range(blocks_of(plan))],
             next={far: t.to("pred", "setp.ge.u32", within, SCALE_BLOCK - far) for far in offsets_of(plan)},
+            step=t.to("b64", "mul.wide.u32", rows, _BYTES) if f.variant.transposed else _BYTES,
         )
 
     def load(self, f: Frame) -> Loaded:
@@ -113,18 +116,20 @@ class BlockScales:
         return taken
 
     def _fill(self, f: Frame, to: Loaded, when: str) -> None:
-        for base, places, registers in ((self.x, self.rows, to[0]), (self.weight, self.blocks, to[1])):
+        for base, places, registers, step in ((self.x, self.rows, to[0], self.step), (self.weight, self.blocks, to[1], _BYTES)):
             for place, register in zip(places, registers, strict=True):
                 address = f.text.to("b64", "mad.wide.u32", place, _BYTES, base)
                 f.text.op("ld.global.nc.f32", register, f"[{address}]", when=when)
-            f.text.op("add.s64", base, base, _BYTES)
+            f.text.op("add.s64", base, base, step)
 
 
-def _place(f: Frame, row: str, rows: str, place: Place) -> str:
-    """The place of a row's first scale of an item; there is one in each row for each step of K."""
+def _place(f: Frame, row: str, rows: str, place: Place, transposed: bool = False) -> str:
+    """The place of a row's first scale of an item; there is one in each row for each step of K, or *transposed* one for each row."""
     t = f.text
     last = t.to("b32", "sub.u32", rows, 1)
     row = t.to("b32", "min.u32", row, last)
+    if transposed:
+        return t.to("b32", "mad.lo.u32", place.first, rows, row)
     return t.to("b32", "mad.lo.u32", row, f.arguments["steps"], place.first)
 
 

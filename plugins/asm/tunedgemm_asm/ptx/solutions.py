@@ -10,16 +10,30 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.cost import cost
 from tunedgemm_asm.ptx.matrix import multiplies
-from tunedgemm_asm.ptx.plan import BLOCK_SHARED, ELEMENT_BYTES, LEAST_COLUMNS, SIDE, SM_SHARED, SYSTEM_SHARED, UNIT_B, Plan, plan_of
+from tunedgemm_asm.ptx.plan import (
+    BLOCK_SHARED,
+    COLUMNS,
+    ELEMENT_BYTES,
+    LEAST_COLUMNS,
+    SIDE,
+    SM_SHARED,
+    SYSTEM_SHARED,
+    UNIT_B,
+    Plan,
+    plan_of,
+    step_of,
+)
 from tunedgemm_asm.ptx.problem import MOST_SCALES, MOST_SIZE, MOST_SPLITS, refusal, steps_of, tiles_of, units_of
 from tunedgemm_asm.ptx.tensormap import ALIGNED
 
 GFX = "sm_90"
-#: What the operands of each op may be, and their scales.
+#: What the operands of each op may be, their scales, and the layouts of the weight.
 OPS = {
-    "a16w16": (("bf16", "fp16"), ("none",)),
-    "a8w8": (("fp8_e4m3fn", "int8"), ("row", "tensor")),
-    "a8w8_blockscale": (("fp8_e4m3fn",), ("block",)),
+    "a16w16": (("bf16", "fp16"), ("none",), ("row", COLUMNS)),
+    "a8w8": (("fp8_e4m3fn", "int8"), ("row", "tensor"), ("row",)),
+    "a8w8_bpreshuffle": (("fp8_e4m3fn", "int8"), ("row", "tensor"), (COLUMNS,)),
+    "a8w8_blockscale": (("fp8_e4m3fn",), ("block",), ("row",)),
+    "a8w8_blockscale_bpreshuffle": (("fp8_e4m3fn",), ("block",), (COLUMNS,)),
 }
 _OUTPUTS = ("bf16", "fp16", "fp32")
 
@@ -59,14 +73,17 @@ def supports(shape: Shape, device: Device) -> bool | Unsupported:
         return Unsupported(f"on {device.gfx} op {shape.op} is not covered; covered: {', '.join(OPS)}")
     if shape.m == 0:
         return Unsupported("an empty batch needs no kernel")
-    operands, scales = OPS[shape.op]
+    operands, scales, layouts = OPS[shape.op]
     for what, dtype, taken in (("operands", shape.dtype, operands), ("the output", shape.outdtype, _OUTPUTS)):
         if dtype not in taken:
             return Unsupported(f"{what} may be {' or '.join(taken)}, not {dtype}")
     if shape.bias and shape.bias_dtype not in _OUTPUTS:
         return Unsupported(f"a bias may be {' or '.join(_OUTPUTS)}, not {shape.bias_dtype}")
-    if shape.scale not in scales or shape.layout != "row":
-        return Unsupported(f"takes scale {' or '.join(scales)} and plain weights, not scale {shape.scale} and layout {shape.layout}")
+    if shape.scale not in scales or shape.layout not in layouts:
+        taken = f"takes scale {' or '.join(scales)} and weights of layout {' or '.join(layouts)}"
+        return Unsupported(f"{taken}, not scale {shape.scale} and layout {shape.layout}")
+    if shape.layout == COLUMNS and shape.k % (whole := step_of(shape.dtype)):
+        return Unsupported(f"weights of layout {COLUMNS} have whole columns: K % {whole} = 0 (K={shape.k})")
     if shape.k % (whole := ALIGNED // ELEMENT_BYTES[shape.dtype]):
         return Unsupported(f"rows of operands start at multiples of {ALIGNED} bytes for the copy engine: K % {whole} = 0 (K={shape.k})")
     if max(shape.m, shape.n, shape.k) > MOST_SIZE:
@@ -175,17 +192,24 @@ def enumerate_solutions(libtype: str, shape: Shape, device: Device) -> Iterator[
 
 
 def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution | None:
-    """The solution of an untuned call, None where others serve it: of fp8 by row the best guess whose sums are as exact as torch's.
+    """The solution of an untuned call, None where others serve it: the best guess, of fp8 one whose sums are as exact as torch's.
 
-    One part of K and no cluster, so that calls of all M share few texts; about a millisecond, for each M once.
+    That is for weights in columns, which torch would put in order in each call, and for large products of fp8 by row. One part of K and
+    no cluster, so that calls of all M share few texts; about a millisecond, for each M once.
     """
-    if shape.op != "a8w8" or not shape.dtype.startswith("fp8") or shape.scale != "row" or not supports(shape, device):
+    if not supports(shape, device) or (shape.layout != COLUMNS and not _faster_untuned(shape)):
         return None
-    if shape.m < _UNTUNED_ROWS or min(shape.n, shape.k) < _UNTUNED_WEIGHT:
-        return None
-    tiles = [attrs.evolve(tile, stages=stages[0]) for tile in _tiles(shape, True) if (stages := _stages(tile))]
-    plan = min((tile for tile in tiles if not refusal(tile, 1, shape)), key=lambda plan: cost(plan, 1, shape, max(1, device.cu_num)))
+    tiles = [attrs.evolve(tile, stages=stages[0]) for tile in _tiles(shape, shape.dtype.startswith("fp8")) if (stages := _stages(tile))]
+    fitting = [tile for tile in tiles if not refusal(tile, 1, shape) and _worth(tile, shape, device)]
+    plan = min(fitting, key=lambda plan: (cost(plan, 1, shape, max(1, device.cu_num)), plan.turns))
     return Solution(libtype, plan.name, 1)
+
+
+def _faster_untuned(shape: Shape) -> bool:
+    """Whether products like this one were measured to be faster than torch's without tuning."""
+    if shape.op != "a8w8" or not shape.dtype.startswith("fp8") or shape.scale != "row":
+        return False
+    return shape.m >= _UNTUNED_ROWS and min(shape.n, shape.k) >= _UNTUNED_WEIGHT
 
 
 def resolve(solution: Solution, shape: Shape) -> Chosen:

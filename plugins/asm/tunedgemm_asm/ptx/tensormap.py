@@ -36,6 +36,8 @@ class Operand:
         rows, k: sizes.
         box: rows of a box.
         row_bytes: bytes of each, 32, 64 or 128, which are swizzled by as many.
+        columns: whether it lies in columns of *row_bytes* along K, the rows of each side by side, of which K has whole ones: a box is a run
+            of memory.
     """
 
     dtype: str
@@ -43,6 +45,26 @@ class Operand:
     k: int
     box: int
     row_bytes: int = STEP_BYTES
+    columns: bool = False
+
+    @property
+    def dimensions(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Sizes in elements, innermost first, bytes from one to the next of all but the first, and sizes of a box."""
+        size = ELEMENT_BYTES[self.dtype]
+        wide = self.row_bytes // size
+        if not self.columns:
+            return (self.k, self.rows), (size * self.k,), (wide, self.box)
+        return (wide, self.rows, self.k // wide), (self.row_bytes, self.row_bytes * self.rows), (wide, self.box, 1)
+
+    @property
+    def kinds(self) -> tuple[int, int, int, int]:
+        """How it is interleaved, swizzled, promoted to L2 and filled."""
+        return _INTERLEAVE, _SWIZZLES[self.row_bytes], _PROMOTION, _FILL
+
+    @property
+    def type(self) -> int:
+        """The type of its elements."""
+        return _TYPES[self.dtype]
 
 
 def described(driver: Driver, operand: Operand, address: int, index: int) -> bytes:
@@ -52,12 +74,11 @@ def described(driver: Driver, operand: Operand, address: int, index: int) -> byt
         LaunchError: the driver does not take it.
     """
     memory = ctypes.create_string_buffer(MAP_BYTES + _BOUNDARY)
-    start, size = -ctypes.addressof(memory) % _BOUNDARY, ELEMENT_BYTES[operand.dtype]
-    sizes, strides = (ctypes.c_uint64 * 2)(operand.k, operand.rows), (ctypes.c_uint64 * 1)(size * operand.k)
-    box, every = (ctypes.c_uint32 * 2)(operand.row_bytes // size, operand.box), (ctypes.c_uint32 * 2)(1, 1)
+    start, (sizes, strides, box) = -ctypes.addressof(memory) % _BOUNDARY, operand.dimensions
+    wide, rank = ctypes.c_uint64 * len(sizes), len(sizes)
+    told = wide(*sizes), wide(*strides), (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank)
     where = ctypes.addressof(memory) + start
-    kinds = (_INTERLEAVE, _SWIZZLES[operand.row_bytes], _PROMOTION, _FILL)
-    driver.call("describe", where, _TYPES[operand.dtype], 2, address, sizes, strides, box, every, *kinds, index=index)
+    driver.call("describe", where, operand.type, rank, address, *told, *operand.kinds, index=index)
     return memory.raw[start : start + MAP_BYTES]
 
 
