@@ -93,6 +93,8 @@ FIELDS = (
     "gfx",
     "dtype",
     "bias",
+    "clang",
+    "headers",
     "kernelName",
     "kernel",
     "seconds",
@@ -110,8 +112,7 @@ def compiled(told: argparse.Namespace, family: Any, problem: Problem, name: str)
     """The code object of a case and the seconds of its compile."""
     instance = family.FAMILY.parse(name, problem.op)
     source, flags = family.FAMILY.render(instance, problem), family.flags(instance, problem)
-    version = subprocess.run([told.clang, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
-    key = hashlib.sha256(" ".join([version, *told.include, *flags, *source.split()]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(" ".join([version_of(told), *told.include, *flags, *source.split()]).encode()).hexdigest()[:16]
     stem = told.objects / f"{family.FAMILY.libtype}-{problem.gfx}-{key}"
     path, out, record = stem.with_suffix(".hip"), stem.with_suffix(".co"), stem.with_suffix(".json")
     if not record.is_file():
@@ -120,6 +121,11 @@ def compiled(told: argparse.Namespace, family: Any, problem: Problem, name: str)
         subprocess.run([*command(told, problem.gfx), *flags, str(path), "-o", str(out)], check=True)
         record.write_text(json.dumps(time.monotonic() - started))
     return out, json.loads(record.read_text())
+
+
+def version_of(told: argparse.Namespace) -> str:
+    """The compiler as it calls itself."""
+    return subprocess.run([told.clang, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
 
 
 def command(told: argparse.Namespace, gfx: str) -> list[str]:
@@ -173,6 +179,7 @@ def main() -> None:
     parser.add_argument("--objdump", default="llvm-objdump-19")
     parser.add_argument("--objects", type=Path, required=True, help="folder of code objects")
     parser.add_argument("--only", nargs="*", default=[], help="ops, libtypes or architectures, all of which a case must have")
+    parser.add_argument("--headers", default="", help="what the table calls the headers of CK: their date or release")
     parser.add_argument("--csv", type=Path, required=True)
     told = parser.parse_args()
     told.objects.mkdir(parents=True, exist_ok=True)
@@ -183,6 +190,7 @@ def main() -> None:
             continue
         path, seconds = compiled(told, family, problem, name)
         case = {"libtype": libtype, "op": problem.op, "gfx": problem.gfx, "dtype": problem.dtype, "bias": problem.bias_dtype}
+        case |= {"clang": re.sub(r".*version (\S+).*", r"\1", version_of(told)), "headers": told.headers}
         found = [{**case, "kernelName": name, "seconds": f"{seconds:.0f}", **kernel} for kernel in kernels_of(told, path)]
         print(f"{libtype} {problem.op} {problem.gfx} {problem.dtype}: {seconds:.0f} s, {len(found)} kernels", flush=True)
         rows += found

@@ -42,7 +42,6 @@ MOST_SPLIT = 3
 #: Elements of K that share a scale of fp8.
 SCALED_K = 128
 
-
 #: Rows of the weight that layout aiter16x16 interleaves; mxfp4 beyond the last is read as zeros.
 SHUFFLED_ROWS = 16
 

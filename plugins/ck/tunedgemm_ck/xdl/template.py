@@ -19,7 +19,6 @@ class DeviceOp:
         header: the file that declares it.
         name: of the class, in ``ck::tensor_operation::device``.
         since: the first release of ROCm whose CK has it as it is used here.
-        kind: which of the bodies below fills its arguments.
         split: whether K can be split; without, the launch takes no notice of the solution's splitK, which AITER's tuner counts there too.
         epilogue: operands of the epilogue besides a bias.
         scaled: whether the class takes block scales, as template parameters and arguments.
@@ -104,7 +103,7 @@ _EPILOGUE = """
 struct Epilogue {{
   template <typename E, typename C, typename... Ds>
   __host__ __device__ constexpr void operator()(E& e, const C& c, const Ds&... ds) const {{
-    e = rounded<E>({combine}(ck::type_convert<float>(c), ck::type_convert<float>(ds)...));
+    e = rounded<E>(combined(ck::type_convert<float>(c), ck::type_convert<float>(ds)...));
   }}
   template <typename E>
   __host__ __device__ static constexpr E rounded(float value) {{
@@ -214,11 +213,10 @@ def render(instance: XdlInstance, problem: Problem) -> str:
     )
     split = _SPLIT.format(body="return static_cast<int>(call.split);" if op.split else "(void)call; return 0;")
     if problem.op == "a4w4_blockscale":
-        middle = split + _mx(instance, problem)
+        middle, choice = split + _mx(instance), _DEFAULT
     else:
         middle = _epilogue(op, problem) + _gemm(op, instance, problem) + split + _argument(op, problem)
-    fp4 = problem.op == "a4w4_blockscale"
-    choice = _DEFAULT if fp4 else _EITHER.format(m=instance.m, n=instance.n, k=instance.k)
+        choice = _EITHER.format(m=instance.m, n=instance.n, k=instance.k)
     # a part of K that is no shorter than K is what older versions make of a split: sums of all of K, several times
     checked = " || (call.split > 0 && argument.KRead >= call.k)" if problem.op == "a8w8_blockscale" else ""
     return head + middle + _TAIL.format(choice=choice, checked=checked)
@@ -237,7 +235,7 @@ def _epilogue(op: DeviceOp, problem: Problem) -> str:
     scales, biases = len(op.epilogue), int(bool(problem.bias_dtype))
     names = "".join(f", float d{place}" for place in range(scales + biases))
     function = f"__host__ __device__ static constexpr float combined(float sum{names}) {_COMBINE[scales, biases]}"
-    return _EPILOGUE.format(combine="combined", function=function)
+    return _EPILOGUE.format(function=function)
 
 
 def _operands(op: DeviceOp, problem: Problem) -> list[tuple[str, str, str, str]]:
@@ -256,12 +254,7 @@ def _gemm(op: DeviceOp, of: XdlInstance, problem: Problem) -> str:
     # operands along N are read as the name says, in the place of w_scale; x_scale has one value a row
     vectors = {"w_scale": (of.store[1:] or (1,))[0], "x_scale": (of.store[2:] or (1,))[0], "bias": of.store[0]}
     store = (of.store[0], *(vectors[field] for _, _, field, _ in operands))
-    sum_ = "Sum" if problem.dtype == "int8" else "float"
-    types = (
-        f"In, float, In, float, ck::Tuple<{_joined(operands, 0)}>, Out, Sum, {sum_}"
-        if op.scaled
-        else (f"In, In, ck::Tuple<{_joined(operands, 0)}>, Out, Sum, {sum_}")
-    )
+    types = f"{'In, float, In, float' if op.scaled else 'In, In'}, ck::Tuple<{_joined(operands, 0)}>, Out, Sum, Sum"
     blocks = f"{of.threads}, {', '.join(map(str, of.scale))}" if op.scaled else str(of.threads)
     return f"""
 template <Spec Padding>
@@ -307,16 +300,15 @@ auto argument_of(const TunedGemmCall& call) {{
 """
 
 
-def _mx(of: XdlInstance, problem: Problem) -> str:
+def _mx(of: XdlInstance) -> str:
     """The class and the argument of mxfp4, whose sizes count single values and whose tiles count bytes."""
-    weight = "ck::tensor_layout::gemm::MFMA" if problem.layout == "aiter16x16" else "Col"
     return f"""
 // Four e8m0 scales, each of 32 values, lie in a word.
 using Scales = int32_t;
 
 template <Spec Padding>
 using Gemm = ck::tensor_operation::device::DeviceGemmMX_Xdl_CShuffleV3<
-    Row, {weight}, Row, In, Scales, In, Scales, Out, Sum, Out, Same, Same, Same, Padding,
+    Row, ck::tensor_layout::gemm::MFMA, Row, In, Scales, In, Scales, Out, Sum, Out, Same, Same, Same, Padding,
     32, {of.threads}, {of.m}, {of.n}, {of.k}, {of.a_k1}, {of.b_k1},
     {of.xdl[0]}, {of.xdl[1]}, {of.per_wave[0]}, {of.per_wave[1]},
     {_sequence(of.a_cluster)}, S<1, 0, 2>, S<1, 0, 2>, 2, {of.a_k1}, {of.a_k1}, true,
