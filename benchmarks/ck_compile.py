@@ -111,7 +111,7 @@ FIELDS = (
 def compiled(told: argparse.Namespace, family: Any, problem: Problem, name: str) -> tuple[Path, float]:
     """The code object of a case and the seconds of its compile."""
     instance = family.FAMILY.parse(name, problem.op)
-    source, flags = family.FAMILY.render(instance, problem), family.flags(instance, problem)
+    source, flags = family.FAMILY.render(instance, problem), family.FAMILY.flags(instance, problem)
     key = hashlib.sha256(" ".join([version_of(told), *told.include, *flags, *source.split()]).encode()).hexdigest()[:16]
     stem = told.objects / f"{family.FAMILY.libtype}-{problem.gfx}-{key}"
     path, out, record = stem.with_suffix(".hip"), stem.with_suffix(".co"), stem.with_suffix(".json")
@@ -132,7 +132,17 @@ def command(told: argparse.Namespace, gfx: str) -> list[str]:
     """The compiler's command line without flags of an instance."""
     resources = subprocess.run([told.clang, "-print-resource-dir"], check=True, capture_output=True, text=True).stdout.strip()
     include = [part for folder in (f"{resources}/include/cuda_wrappers", *told.include) for part in ("-isystem", folder)]
-    alone = ["-x", "hip", "--cuda-device-only", f"--offload-arch={gfx}", "-nogpulib", "-nogpuinc", "--no-gpu-bundle-output", "-O3"]
+    alone = [
+        "-x",
+        "hip",
+        "--cuda-device-only",
+        f"--offload-arch={gfx}",
+        "-nogpulib",
+        "-nogpuinc",
+        "--no-gpu-bundle-output",
+        "-O3",
+        "-std=c++20",
+    ]
     linked = [
         part
         for library in BITCODE
@@ -140,7 +150,7 @@ def command(told: argparse.Namespace, gfx: str) -> list[str]:
     ]
     # a macro of older compilers that headers of 2024 ask for
     wrapped = ["-include", "__clang_hip_runtime_wrapper.h", "-D__HIP_PLATFORM_AMD__=1", "-D__AMDGCN_WAVEFRONT_SIZE=64", f"-I{SOURCES}"]
-    return [told.clang, *alone, *include, *wrapped, *linked]
+    return [told.clang, *alone, "-O3", "-std=c++20", *include, *wrapped, *linked]
 
 
 def kernels_of(told: argparse.Namespace, path: Path) -> Iterator[dict[str, Any]]:

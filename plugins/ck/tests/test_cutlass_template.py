@@ -46,8 +46,8 @@ def test_sources_are_whole(instance: CutlassInstance) -> None:
     assert included[0] == "call.h"
     assert all(name.startswith(("cutlass/", "cute/")) or "/" not in name for name in included[1:])
     assert {name for name in included[1:] if "/" not in name} <= {"atomic", "cstdint", "cstring", "new"}
-    assert text.count("TUNEDGEMM_EXPORT int64_t tunedgemm_workspace") == 1
-    assert text.count("TUNEDGEMM_EXPORT int tunedgemm_launch") == 1
+    assert text.count("TUNED_GEMM_EXPORT int64_t tunedgemm_workspace") == 1
+    assert text.count("TUNED_GEMM_EXPORT int tunedgemm_launch") == 1
 
 
 def test_each_instance_and_problem_has_a_source_of_its_own() -> None:

@@ -123,7 +123,7 @@ def test_a_source_is_the_same_each_time_and_names_what_it_is(op: str) -> None:
     assert source.splitlines()[0] == f"// {first.name}"
     assert '#include "call.h"' in source
     assert "#if !__has_include(" in source
-    assert all(f"TUNEDGEMM_EXPORT {function}" in source for function in ("int tunedgemm_launch", "int64_t tunedgemm_workspace"))
+    assert all(f"TUNED_GEMM_EXPORT {function}" in source for function in ("int tunedgemm_launch", "int64_t tunedgemm_workspace"))
     assert not re.search(r"hipMalloc|Synchronize|\{\{[a-z]", source)
     assert all(source.count(left) == source.count(right) for left, right in ("()", "{}", "[]"))
 

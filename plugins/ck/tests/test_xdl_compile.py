@@ -16,6 +16,8 @@ from tunedgemm_ck.xdl.instance import FORMS
 from tunedgemm_ck.xdl.limits import ACCEPTS
 from tunedgemm_ck.xdl.limits import instances as xdl_instances
 
+#: Folders of headers that the tests were started with, joined by colons.
+HEADERS = [folder for name in ("CK_INCLUDE", "HIP_INCLUDE") for folder in os.environ.get(name, "").split(":") if folder]
 SOURCES = Path(__file__).parents[1] / "tunedgemm_ck" / "sources"
 
 
@@ -23,12 +25,11 @@ def headers_of(needed: str) -> tuple[str, ...]:
     """Folders of CK's and HIP's headers, from CK_INCLUDE and HIP_INCLUDE (several are joined by colons); skips where they are not."""
     if not shutil.which("clang-19"):
         pytest.skip("clang-19 is not here")
-    found = [folder for name in ("CK_INCLUDE", "HIP_INCLUDE") for folder in os.environ.get(name, "").split(":") if folder]
-    if not found:
+    if not HEADERS:
         pytest.skip("CK_INCLUDE and HIP_INCLUDE do not name the headers of Composable Kernel and HIP")
-    if not any((Path(folder) / needed).is_file() for folder in found):
+    if not any((Path(folder) / needed).is_file() for folder in HEADERS):
         pytest.skip(f"CK_INCLUDE names no headers with {needed}")
-    return tuple(found)
+    return tuple(HEADERS)
 
 
 def compile_for(gfx: str, source: str, flags: tuple[str, ...], headers: tuple[str, ...], folder: Path) -> str:
@@ -37,7 +38,7 @@ def compile_for(gfx: str, source: str, flags: tuple[str, ...], headers: tuple[st
     path.write_text(source)
     resources = subprocess.run(["clang-19", "-print-resource-dir"], check=True, capture_output=True, text=True).stdout.strip()
     include = [part for place in (f"{resources}/include/cuda_wrappers", *headers) for part in ("-isystem", place)]
-    alone = ["-x", "hip", "--cuda-device-only", f"--offload-arch={gfx}", "-nogpulib", "-nogpuinc", "-O3", "-S"]
+    alone = ["-x", "hip", "--cuda-device-only", f"--offload-arch={gfx}", "-nogpulib", "-nogpuinc", "-O3", "-std=c++20", "-S"]
     wrapped = ["-include", "__clang_hip_runtime_wrapper.h", "-D__HIP_PLATFORM_AMD__=1", f"-I{SOURCES}"]
     command = ["clang-19", *alone, *include, *wrapped, *flags, str(path), "-o", str(out)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)

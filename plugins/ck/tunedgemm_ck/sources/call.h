@@ -16,11 +16,11 @@ struct TunedGemmCall {
   int64_t split;        // the solution's splitK, in the unit of its family
 };
 
-#define TUNEDGEMM_EXPORT extern "C" __attribute__((visibility("default")))
+#define TUNED_GEMM_EXPORT extern "C" __attribute__((visibility("default")))
 
-// 0; TUNEDGEMM_UNSUPPORTED where the instance cannot serve these sizes; any other value is an error of the vendor's runtime.
-TUNEDGEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream);
+// 0; TUNED_GEMM_UNSUPPORTED where the instance cannot serve these sizes; any other value is an error of the vendor's runtime.
+TUNED_GEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream);
 // Bytes of scratch memory for these sizes, whatever the addresses are, which may be null; -1 where the instance cannot serve them.
-TUNEDGEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call);
+TUNED_GEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call);
 
-constexpr int TUNEDGEMM_UNSUPPORTED = -1;
+constexpr int TUNED_GEMM_UNSUPPORTED = -1;

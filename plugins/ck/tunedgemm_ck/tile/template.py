@@ -76,7 +76,7 @@ int with_kernel(const TunedGemmCall& call, const Act& act) {{
       call.x, call.weight, {{}}, call.out, 1, m, n, k, k, k, {{}}, n, Scale(static_cast<const float*>(call.x_scale), m),
       Scale(static_cast<const float*>(call.w_scale), n));
   const auto steps = Partitioner::GetLoopNum((k + {tile_k} - 1) / {tile_k} * {tile_k});
-  int result = TUNEDGEMM_UNSUPPORTED;
+  int result = TUNED_GEMM_UNSUPPORTED;
   const auto run = [&](const auto hot, const auto tail) {{
     using Problem = ck_tile::FlatmmPipelineProblem<
         In, In, float, Tile, Universal, scheduler, ck_tile::remove_cvref_t<decltype(hot)>::value,
@@ -92,11 +92,11 @@ int with_kernel(const TunedGemmCall& call, const Act& act) {{
 
 }}  // namespace
 
-TUNEDGEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call) {{
+TUNED_GEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call) {{
   return with_kernel(*call, [](auto, const auto&, const dim3&) {{ return 0; }});
 }}
 
-TUNEDGEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) try {{
+TUNED_GEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) try {{
   return with_kernel(*call, [&](auto kernel, const auto& arguments, const dim3& grid) {{
     const ck_tile::stream_config config{{static_cast<hipStream_t>(stream)}};
     ck_tile::launch_kernel(config, ck_tile::make_kernel<{blocks}>(kernel, grid, decltype(kernel)::BlockSize(), 0, arguments));
@@ -150,7 +150,7 @@ int with_kernel(const TunedGemmCall& call, const Act& act) {{
       eight_waves, ck_tile::BaseGemmPipelineAgBgCrCompV3<Base>, ck_tile::BaseWeightPreshufflePipelineAGmemBGmemCRegV2<Base>>;
   const auto args = arguments_of(call);
   const auto steps = Partitioner::GetLoopNum((args.K + {tile_k} - 1) / {tile_k} * {tile_k});
-  int result = TUNEDGEMM_UNSUPPORTED;
+  int result = TUNED_GEMM_UNSUPPORTED;
   const auto run = [&](const auto hot, const auto tail) {{
     using Problem = ck_tile::GemmABQuantPipelineProblem<
         In, float, In, float, float, Tile, Traits, ck_tile::QuantGroupShape<ck_tile::sequence<1, 1, {block}>>,
@@ -172,12 +172,12 @@ int padded(const TunedGemmCall& call, const Act& act) {{
 
 }}  // namespace
 
-TUNEDGEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call) {{
+TUNED_GEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call) {{
   const int known = padded(*call, [](auto, const auto&, const dim3&) {{ return 0; }});
   return known || !transposed ? known : static_cast<int64_t>(sizeof(float)) * call->m * ((call->k + {block} - 1) / {block});
 }}
 
-TUNEDGEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) try {{
+TUNED_GEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) try {{
   return padded(*call, [&](auto kernel, const auto& arguments, const dim3& grid) -> int {{
     const auto queue = static_cast<hipStream_t>(stream);
     if constexpr (transposed) {{

@@ -144,17 +144,17 @@ bool supported(const TunedGemmCall& call, const Argument& argument) {{
 
 }}  // namespace
 
-TUNEDGEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call) {{
+TUNED_GEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call) {{
   return with_gemm(*call, [&](auto gemm) -> int64_t {{
     auto argument = argument_of<decltype(gemm)>(*call);
     return supported<decltype(gemm)>(*call, argument) ? static_cast<int64_t>(gemm.GetWorkSpaceSize(&argument)) : -1;
   }});
 }}
 
-TUNEDGEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) try {{
+TUNED_GEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) try {{
   return with_gemm(*call, [&](auto gemm) -> int {{
     auto argument = argument_of<decltype(gemm)>(*call);
-    if (!supported<decltype(gemm)>(*call, argument)) return TUNEDGEMM_UNSUPPORTED;
+    if (!supported<decltype(gemm)>(*call, argument)) return TUNED_GEMM_UNSUPPORTED;
     if (call->workspace != nullptr) gemm.SetWorkSpacePointer(&argument, call->workspace);
     decltype(gemm)::MakeInvoker().Run(argument, StreamConfig{{static_cast<hipStream_t>(stream), false}});
     return 0;

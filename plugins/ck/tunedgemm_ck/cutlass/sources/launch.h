@@ -62,7 +62,7 @@ inline bool sized(const TunedGemmCall& call) {
 
 }  // namespace tunedgemm
 
-TUNEDGEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call) {
+TUNED_GEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call) {
   using namespace tunedgemm;
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -70,7 +70,7 @@ TUNEDGEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call) {
   return multiprocessors > 0 && sized(*call) ? workspace_bytes(*call, multiprocessors) : -1;
 }
 
-TUNEDGEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) {
+TUNED_GEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) {
   using namespace tunedgemm;
   static thread_local Slot slots[kSlots];
   int device = 0;
@@ -81,8 +81,8 @@ TUNEDGEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) {
     const int multiprocessors = multiprocessors_of(device, error);
     if (error != cudaSuccess) return static_cast<int>(error);
     slot.device = 0;
-    if (!sized(*call) || !aligned(*call)) return TUNEDGEMM_UNSUPPORTED;
-    if (!prepare(*call, multiprocessors, slot.prepared)) return TUNEDGEMM_UNSUPPORTED;
+    if (!sized(*call) || !aligned(*call)) return TUNED_GEMM_UNSUPPORTED;
+    if (!prepare(*call, multiprocessors, slot.prepared)) return TUNED_GEMM_UNSUPPORTED;
     slot.call = *call;
     slot.device = device + 1;
   }
