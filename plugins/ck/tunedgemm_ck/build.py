@@ -225,7 +225,7 @@ def _compiled(target: Target, toolchain: Toolchain) -> Object:
             source.write_text(target.source)
             command = toolchain.command(source, output, target.problem.gfx, target.flags)
             # Its own temporary files end with the folder, also where it is killed.
-            environment = {**os.environ, **dict(toolchain.environment), "TMPDIR": folder}
+            environment = {**os.environ, "TMPDIR": folder}
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, cwd=folder, env=environment, stdin=subprocess.DEVNULL
             )

@@ -40,7 +40,6 @@ class Toolchain:
         includes: folders of headers.
         options: for every source.
         target: architecture -> the options that choose it.
-        environment: settings of the compiler's process beside those of this one.
     """
 
     compiler: str
@@ -49,7 +48,6 @@ class Toolchain:
     includes: tuple[str, ...]
     options: tuple[str, ...]
     target: Callable[[str], tuple[str, ...]] = attrs.field(eq=False, repr=False)
-    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def identity(self) -> str:
@@ -86,7 +84,7 @@ def cuda(problem: Problem) -> Toolchain:
     host = ",".join((*_HIDDEN, "-fno-gnu-unique"))
     # The runtime is linked in: torch may have another major version of it, or one that its own wheel hides.
     options = ("-shared", "-O3", "-std=c++17", "-Xcompiler", host, "-cudart", "static", "-Xlinker", "--exclude-libs=ALL")
-    return Toolchain(str(compiler), f"nvcc {version}", library, _with_tools(include), options, _sm)
+    return Toolchain(str(compiler), f"nvcc {version}", library, (str(include),), options, _sm)
 
 
 def _sm(gfx: str) -> tuple[str, ...]:
@@ -94,12 +92,6 @@ def _sm(gfx: str) -> tuple[str, ...]:
     number = gfx.removeprefix("sm_")
     number += "a" * (number == "90")
     return ("-gencode", f"arch=compute_{number},code=sm_{number}")
-
-
-def _with_tools(include: Path) -> tuple[str, ...]:
-    """The headers, and those of CUTLASS's utilities where they lie beside."""
-    beside = include.parent / "tools" / "util" / "include"
-    return (str(include), *([str(beside)] if beside.is_dir() else []))
 
 
 def hip(problem: Problem) -> Toolchain:
