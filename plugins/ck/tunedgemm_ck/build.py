@@ -26,6 +26,8 @@ from tunedgemm_ck.family import Family, Instance
 from tunedgemm_ck.problem import Problem
 from tunedgemm_ck.toolchain import Finder, Toolchain
 
+#: Switches: a process that serves may compile; AITER's, by which what is there is compiled anew.
+COMPILE, REBUILD = "TUNEDGEMM_CK_COMPILE", "AITER_REBUILD"
 #: The line of a rendered source that the text of ``call.h`` takes the place of: a source is one text.
 CALL = '#include "call.h"\n'
 _SOURCES = Path(__file__).with_name("sources")
@@ -116,16 +118,16 @@ def found(target: Target) -> Object:
     keys = _Keys(target)
     try:
         toolchain = target.finder(target.problem)
-        kept = _stored(keys.of(toolchain.identity))
+        payload = _stored(keys.of(toolchain.identity))
         absent = f"run `tunedgemm ck prebuild TABLE`, or allow it here with {COMPILE}=1"
     except PluginError as error:
-        kept, absent = None, str(error)
-    if kept is None:
+        payload, absent = None, str(error)
+    if payload is None:
         first = _stored(keys.first)
-        kept = _stored(keys.of(first.decode())) if first else None
-    if kept is None:
+        payload = _stored(keys.of(first.decode())) if first else None
+    if payload is None:
         raise MissingError(f"{target} is not built: {absent}")
-    return Object.unpacked(kept)
+    return Object.unpacked(payload)
 
 
 def built(target: Target, *, fresh: bool = False) -> Object:
@@ -141,25 +143,22 @@ def built(target: Target, *, fresh: bool = False) -> Object:
     toolchain = target.finder(target.problem)
     keys = _Keys(target)
     key = keys.of(toolchain.identity)
-    kept = None if fresh else _stored(key)
-    if kept is None:
+    payload = None if fresh else _stored(key)
+    if payload is None:
         with _alone(key):
-            kept = artifact(key, lambda: _compiled(target, toolchain).packed(), fresh=fresh, on_disk=True)
+            payload = artifact(key, lambda: _compiled(target, toolchain).packed(), fresh=fresh, on_disk=True)
     artifact(keys.first, toolchain.identity.encode, on_disk=True)
-    return Object.unpacked(kept)
+    return Object.unpacked(payload)
 
 
-#: Allows a process that serves to compile.
-COMPILE = "TUNEDGEMM_CK_COMPILE"
+def kept(target: Target) -> bool:
+    """Whether some toolchain has built the object."""
+    return _stored(_Keys(target).first) is not None
 
 
-def obtainable(target: Target) -> bool:
-    """Whether the object can be had: a toolchain is there, or some other machine's has built it."""
-    try:
-        target.finder(target.problem)
-    except PluginError:
-        return _stored(_Keys(target).first) is not None
-    return True
+def said(variable: str) -> bool:
+    """Whether a switch of the environment is on."""
+    return os.environ.get(variable, "0") not in ("", "0")
 
 
 class _Keys:

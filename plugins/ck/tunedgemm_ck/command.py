@@ -24,7 +24,7 @@ from tunedgemm.plugin import (
 )
 
 from tunedgemm_ck import Templates, ck, cktile, cutlass
-from tunedgemm_ck.build import Object, Target, built, found
+from tunedgemm_ck.build import REBUILD, Object, Target, built, found, said
 from tunedgemm_ck.problem import problem_of
 
 
@@ -56,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.jobs < 0:
         raise UserError(f"--jobs must be at least 0 (got {arguments.jobs})")
     rows = _rows(arguments.tables)
-    fresh = arguments.rebuild or os.environ.get("AITER_REBUILD", "0") not in ("", "0")
+    fresh = arguments.rebuild or said(REBUILD)
     return prebuild(rows, arguments.gfx, arguments.jobs, fresh=fresh, verbose=getattr(arguments, "verbose", False))
 
 
@@ -168,9 +168,9 @@ def _source(arguments: argparse.Namespace) -> int:
     if arguments.libtype not in backends:
         raise UserError(f"--libtype {arguments.libtype}: there are {', '.join(sorted(backends))}")
     backend, op = backends[arguments.libtype], _op(arguments.op)
-    said = dict(_pairs(arguments.set))
+    columns = dict(_pairs(arguments.set))
     sizes = ["1", "4096", "4096"] if "B" not in op.columns.key else ["1", "1", "4096", "4096"]
-    shape = shape_of_texts(op, sizes, said)
+    shape = shape_of_texts(op, sizes, columns)
     try:
         instance = backend.family.parse(arguments.name, op.name)
     except PluginError as error:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, on_device, torch_dtype, workspace
 
-from tunedgemm_ck import build
-from tunedgemm_ck.build import COMPILE, Object, Target, built, found
+from tunedgemm_ck.build import COMPILE, REBUILD, Object, Target, built, found, kept, said
 from tunedgemm_ck.family import Family
 from tunedgemm_ck.native import UNSUPPORTED, Launch, loaded
 from tunedgemm_ck.problem import batches_of, problem_of
@@ -21,18 +19,20 @@ from tunedgemm_ck.toolchain import Finder
 if TYPE_CHECKING:
     import torch
 
-#: AITER's variable: what a table names is compiled anew, once in each process.
-REBUILD = "AITER_REBUILD"
+#: What was compiled anew in this process: once is enough.
 _rebuilt: set[str] = set()
 _rebuilding = threading.Lock()
 
 
-def obtainable(family: Family, finder: Finder, shape: Shape, device: Device) -> Iterator[Solution]:
+def obtainable(family: Family, finder: Finder, shape: Shape, device: Device) -> Iterable[Solution]:
     """The listed solutions whose objects can be had: without a toolchain each of the others would be an error of the tuner's."""
-    problem = problem_of(shape, device.gfx)
-    for solution in enumerate_solutions(family, shape, device):
-        if build.obtainable(Target(family, family.parse(solution.kernel_name, shape.op), problem, finder)):
-            yield solution
+    problem, listed = problem_of(shape, device.gfx), enumerate_solutions(family, shape, device)
+    try:
+        finder(problem)
+    except PluginError:
+        targets = ((solution, Target(family, family.parse(solution.kernel_name, shape.op), problem, finder)) for solution in listed)
+        return (solution for solution, target in targets if kept(target))
+    return listed
 
 
 def prepare(family: Family, finder: Finder, solution: Solution, shape: Shape, device: Device) -> None:
@@ -81,19 +81,19 @@ def _object(target: Target) -> Object:
     Raises:
         PluginError: it is not there. LaunchError: it does not compile.
     """
-    if os.environ.get(REBUILD, "0") not in ("", "0"):
+    if said(REBUILD):
         with _rebuilding:
             fresh = str(target) not in _rebuilt
             made = built(target, fresh=fresh)
             _rebuilt.add(str(target))
         return made
-    return built(target) if os.environ.get(COMPILE, "0") not in ("", "0") else found(target)
+    return built(target) if said(COMPILE) else found(target)
 
 
 def _failed(name: str, kind: str, status: int) -> None:
     runtime = {"nvidia": "CUDA", "amd": "HIP"}[kind]
-    said = "it refuses the sizes" if status == UNSUPPORTED else f"{runtime} error {status}"
-    raise LaunchError(f"{name}: {said}")
+    reason = "it refuses the sizes" if status == UNSUPPORTED else f"{runtime} error {status}"
+    raise LaunchError(f"{name}: {reason}")
 
 
 def _stream(index: int) -> Callable[[int], int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import importlib
 import os
@@ -68,6 +67,8 @@ class Loaded:
         return _by_ctypes(self, sizes) if _shim is None else _by_extension(self, sizes)
 
 
+#: The objects of this process by the digest of their bytes.
+_loaded: dict[bytes, Loaded] = {}
 _lock = threading.Lock()
 
 
@@ -77,31 +78,20 @@ def loaded(code: bytes) -> Loaded:
     Raises:
         LaunchError: the bytes are no object for this machine, or have not the functions of ``call.h``.
     """
+    digest = hashlib.sha256(code).digest()
     with _lock:
-        return _loaded(hashlib.sha256(code).digest(), _Bytes(code))
+        if digest not in _loaded:
+            _loaded[digest] = _load(code, digest.hex()[:12])
+        return _loaded[digest]
 
 
-@attrs.frozen(eq=False)
-class _Bytes:
-    """Bytes that a cache's key ignores."""
-
-    value: bytes
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Bytes)
-
-
-@functools.cache
-def _loaded(digest: bytes, code: _Bytes) -> Loaded:
+def _load(code: bytes, name: str) -> Loaded:
     # A file that has no name, so that neither a cache that is cleared nor a folder mounted noexec matters. The loader takes what it knows
     # by path for the same object: the file stays open, for its number to be no other's, and the dot is in no path of others.
-    file = os.memfd_create(f"tunedgemm-{digest.hex()[:12]}")
+    file = os.memfd_create(f"tunedgemm-{name}")
     try:
         with open(file, "wb", closefd=False) as target:
-            target.write(code.value)
+            target.write(code)
         library = ctypes.CDLL(f"/proc/self/./fd/{file}")
     except OSError as error:
         os.close(file)

@@ -8,7 +8,7 @@ from tunedgemm.plugin import Device, Shape
 
 from tunedgemm_ck.tile.instance import PREFIXES, TileInstance, parse
 from tunedgemm_ck.tile.listed import LISTED
-from tunedgemm_ck.xdl.limits import LDS, MOST_SPLIT, SCALED_K, Accepts, not_accepted
+from tunedgemm_ck.xdl.limits import LDS, MOST_SPLIT, SCALED_K, Accepts, none_fits, not_accepted
 
 _FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 
@@ -38,16 +38,7 @@ def of_architecture(op: str, gfx: str) -> tuple[TileInstance, ...]:
 
 def refused(shape: Shape, device: Device) -> str:
     """Why no instance can serve a shape on a device; "" where one can."""
-    wrong = static(shape, device)
-    if wrong:
-        return wrong
-    first = ""
-    for instance in of_architecture(shape.op, device.gfx):
-        found = misfit(instance, 0, shape, device)
-        if not found:
-            return ""
-        first = first or found
-    return f"none of the instances fits: {first}"
+    return static(shape, device) or none_fits(misfit(instance, 0, shape, device) for instance in of_architecture(shape.op, device.gfx))
 
 
 def unfit(instance: TileInstance, split: int, shape: Shape, device: Device) -> str:

@@ -10,16 +10,13 @@ from tunedgemm.plugin import Device, Shape
 
 from tunedgemm_ck.tile.instance import MOST_BLOCKS, TileInstance
 from tunedgemm_ck.tile.limits import instances, misfit, of_architecture, static
-from tunedgemm_ck.xdl.cost import cost
+from tunedgemm_ck.xdl.cost import cost, likely, more_parts
 from tunedgemm_ck.xdl.limits import MOST_SPLIT
 
 Chosen = tuple[TileInstance, int]
 
 #: How many of the listed instances of an op that an architecture has are there by default; `listed` tells what they cover.
 DEFAULT = 16
-
-#: An instance that is guessed to take longer than so many times the best guess does not suit a shape.
-_FAR = 3.0
 
 #: Neighbours among the listed instances.
 _NEAREST = 4
@@ -35,10 +32,7 @@ def space(shape: Shape, device: Device, full: bool) -> Iterable[Chosen]:
         for split in splits(instance, shape, device):
             if not misfit(instance, split, shape, device):
                 costs[instance, split] = cost(instance.tile, split, shape, device)
-    ordered = sorted(costs, key=lambda chosen: (costs[chosen], chosen[0].name, chosen[1]))
-    if full or not ordered:
-        return ordered
-    return [chosen for chosen in ordered if costs[chosen] <= _FAR * costs[ordered[0]]]
+    return likely(costs, full)
 
 
 def splits(instance: TileInstance, shape: Shape, device: Device) -> Iterator[int]:
@@ -46,11 +40,7 @@ def splits(instance: TileInstance, shape: Shape, device: Device) -> Iterator[int
     yield 0
     if shape.op == "a8w8_bpreshuffle":
         return
-    blocks = -(-shape.m // instance.tile[0]) * -(-shape.n // instance.tile[1])
-    for split in range(1, MOST_SPLIT + 1):
-        if blocks << (split - 1) >= device.cu_num:
-            return
-        yield split
+    yield from more_parts(-(-shape.m // instance.tile[0]) * -(-shape.n // instance.tile[1]), MOST_SPLIT, device)
 
 
 def near(instance: TileInstance, split: int, shape: Shape, device: Device) -> Iterator[Chosen]:

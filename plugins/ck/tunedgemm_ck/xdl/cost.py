@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from tunedgemm.plugin import Device, Shape, dtype_bits
 
 from tunedgemm_ck.problem import batches_of
@@ -14,6 +17,8 @@ _BYTES = 24
 _START, _STEP = 1500, 150
 #: Bytes of the output that the whole device adds atomically in a clock, a part of K at a time.
 _ADDED = 512
+#: An instance that is guessed to take longer than so many times the best guess does not suit a shape.
+_FAR = 3.0
 
 
 def cost(tile: tuple[int, int, int], split: int, shape: Shape, device: Device) -> float:
@@ -35,3 +40,17 @@ def cost(tile: tuple[int, int, int], split: int, shape: Shape, device: Device) -
     rounds = -(-rounds // 1) if rounds < 4 else rounds  # late rounds overlap
     added = shape.m * shape.n * batches_of(shape) * dtype_bits(shape.outdtype) / 8 * (parts + 1) / _ADDED if split else 0.0
     return rounds * (_START + steps * step) + added
+
+
+def likely(costs: Mapping[Any, float], full: bool) -> list[Any]:
+    """Instances with splits of K, the cheapest first; not *full*, without those that do not suit the shape."""
+    ordered = sorted(costs, key=lambda chosen: (costs[chosen], chosen[0].name, chosen[1]))
+    return ordered if full else [chosen for chosen in ordered if costs[chosen] <= _FAR * costs[ordered[0]]]
+
+
+def more_parts(blocks: int, most: int, device: Device) -> Iterator[int]:
+    """Logarithms of the parts of K that are worth a try beside the whole: more parts as long as compute units would be idle without."""
+    for split in range(1, most + 1):
+        if blocks << (split - 1) >= device.cu_num:
+            return
+        yield split

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import attrs
 from tunedgemm.plugin import Device, Shape, dtype_bits
@@ -76,15 +77,16 @@ def instances(op: str) -> tuple[XdlInstance, ...]:
 
 def refused(shape: Shape, device: Device) -> str:
     """Why no instance can serve a shape on a device; "" where one can."""
-    wrong = static(shape, device)
-    if wrong:
-        return wrong
+    return static(shape, device) or none_fits(misfit(instance, 0, shape, device) for instance in instances(shape.op))
+
+
+def none_fits(misfits: Iterable[str]) -> str:
+    """Why none of some instances fits, as the first of them says; "" where one does."""
     first = ""
-    for instance in instances(shape.op):
-        found = misfit(instance, 0, shape, device)
-        if not found:
+    for reason in misfits:
+        if not reason:
             return ""
-        first = first or found
+        first = first or reason
     return f"none of the instances fits: {first}"
 
 

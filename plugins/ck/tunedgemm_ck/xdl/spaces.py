@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape
 
-from tunedgemm_ck.xdl.cost import cost
+from tunedgemm_ck.xdl.cost import cost, likely, more_parts
 from tunedgemm_ck.xdl.instance import XdlInstance
 from tunedgemm_ck.xdl.limits import MOST_SPLIT, depth, instances, misfit, static, tiles
 from tunedgemm_ck.xdl.template import DEVICE_OPS
@@ -19,9 +19,6 @@ Chosen = tuple[XdlInstance, int]
 #: How many of the listed instances of an op are there by default; `listed` tells what they cover.
 DEFAULT = 16
 _DEFAULTS = {"a8w8_bpreshuffle": 24}
-
-#: An instance that is guessed to take longer than so many times the best guess does not suit a shape.
-_FAR = 3.0
 
 #: Pipelines that CK has for a scheduler; with shuffled weights or block scales it has the first and the third, within a wave.
 _PIPELINES = {"intrawave": (1, 2, 3, 4, 5), "interwave": (1, 2)}
@@ -43,10 +40,7 @@ def space(shape: Shape, device: Device, full: bool) -> Iterable[Chosen]:
         for split in splits(instance, shape, device):
             if not misfit(instance, split, shape, device):
                 costs[instance, split] = _cost(instance, split, shape, device)
-    ordered = sorted(costs, key=lambda chosen: (costs[chosen], chosen[0].name, chosen[1]))
-    if full or not ordered:
-        return ordered
-    return [chosen for chosen in ordered if costs[chosen] <= _FAR * costs[ordered[0]]]
+    return likely(costs, full)
 
 
 def splits(instance: XdlInstance, shape: Shape, device: Device) -> Iterator[int]:
@@ -54,11 +48,7 @@ def splits(instance: XdlInstance, shape: Shape, device: Device) -> Iterator[int]
     yield 0
     if not DEVICE_OPS[shape.op].split:
         return
-    blocks = tiles(instance, shape)
-    for split in range(1, MOST_SPLIT + 1):
-        if blocks << (split - 1) >= device.cu_num:
-            return
-        yield split
+    yield from more_parts(tiles(instance, shape), MOST_SPLIT, device)
 
 
 def near(instance: XdlInstance, split: int, shape: Shape, device: Device) -> Iterator[Chosen]:
