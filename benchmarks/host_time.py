@@ -21,11 +21,11 @@ import attrs
 import torch
 from tunedgemm.csvfile import read_rows
 from tunedgemm.device import current_device
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named
 from tunedgemm.registry import Registry
 from tunedgemm.row import Row
+from tunedgemm.tuned_gemm import TunedGemm
 
 OP = op_named("a16w16")
 CALLS, ROUNDS = 50, 21

@@ -22,7 +22,6 @@ import torch
 from tunedgemm.accuracy import MAX_ERROR_RATIO, error_ratio, same_bits, worst_row_error
 from tunedgemm.csvfile import Row, read_rows, read_untuned, write_rows
 from tunedgemm.device import Device, current_device, device_of
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named, ops
@@ -33,6 +32,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.sheet import Record, Sheet
 from tunedgemm.solution import Solution
 from tunedgemm.testing.shapes import shapes_of
+from tunedgemm.tuned_gemm import TunedGemm
 from tunedgemm.tuner import Options, tune
 from tunedgemm.tuner.verify import rows_of
 

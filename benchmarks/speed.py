@@ -31,13 +31,13 @@ import attrs
 import torch
 from tunedgemm.csvfile import read_untuned
 from tunedgemm.device import current_device
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.errors import UserError
 from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named, ops
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.tuned_gemm import TunedGemm
 from tunedgemm.tuner.trial import Samples
 from tunedgemm.tuner.workload import Workload
 from tunedgemm.weights import plain_weight

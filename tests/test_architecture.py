@@ -31,11 +31,13 @@ LAYERS = {
         "choice",
         "duals",
         "calls",
+        "serving",
         "hot",
+        "preshuffle",
         "dispatch",
+        "tuned_gemm",
         "questions",
         "prewarming",
-        "preshuffle",
         "tuner",
     ),
     "edge": (
@@ -58,10 +60,12 @@ PLACE = {module: place for place, layer in enumerate(LAYERS.values()) for module
 #: importing modules -> what none of them may import, over and above the layers
 NEVER = {
     (
+        "tuned_gemm",
         "dispatch",
         "questions",
         "prewarming",
         "preshuffle",
+        "serving",
         "calls",
         "choice",
         "table",
@@ -78,7 +82,7 @@ NEVER = {
         "compare",
         "online",
     ),
-    ("tuner",): ("dispatch", "calls", "choice"),
+    ("tuner",): ("tuned_gemm", "dispatch", "calls", "choice"),
 }
 #: library -> the only modules of the core that import it
 ONLY_IN = {

@@ -9,11 +9,11 @@ import torch
 import tunedgemm
 from tunedgemm.capture import recorder
 from tunedgemm.csvfile import read_untuned
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.folders import untuned_path
 from tunedgemm.integrations.patching import patched
 from tunedgemm.ops import op_named
 from tunedgemm.settings import Settings
+from tunedgemm.tuned_gemm import TunedGemm
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,7 +9,6 @@ import pytest
 import torch
 from tunedgemm.choice import NATIVE, Explanation, Offer, choose, examine, offers, resolve
 from tunedgemm.device import Device
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.ops import op_named
 from tunedgemm.registry import Registry
 from tunedgemm.row import Row
@@ -17,6 +16,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.table import Table
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+from tunedgemm.tuned_gemm import TunedGemm
 from tunedgemm.weights import shuffle_weight
 
 OP = op_named("a16w16")

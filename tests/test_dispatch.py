@@ -14,7 +14,7 @@ import torch
 import tunedgemm
 from tunedgemm.csvfile import Row, read_rows, write_rows
 from tunedgemm.device import Device, device_of
-from tunedgemm.dispatch import Dispatcher, TunedGemm
+from tunedgemm.dispatch import Dispatcher
 from tunedgemm.errors import OperandError, TableError
 from tunedgemm.ops import op_named
 from tunedgemm.registry import Registry
@@ -23,6 +23,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table import Table
 from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.tuned_gemm import TunedGemm
 
 OP = op_named("a16w16")
 F32 = {"dtype": "fp32"}

@@ -14,7 +14,6 @@ import tunedgemm
 from tunedgemm.calls import eager_only
 from tunedgemm.csvfile import Row, read_untuned, write_rows
 from tunedgemm.device import device_of
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.errors import OperandError, TableError, UnknownOpError, UserError
 from tunedgemm.ops import functions, op_named, ops
 from tunedgemm.scan import Reader
@@ -22,6 +21,7 @@ from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+from tunedgemm.tuned_gemm import TunedGemm
 from tunedgemm.tuner import Options, tune
 from tunedgemm.weights import ShuffledWeight, shuffle_weight
 

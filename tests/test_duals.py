@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 from tunedgemm import duals
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.tuned_gemm import TunedGemm
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_level_opened_before_is_known(child) -> None:
         from torch.autograd import forward_ad
         with forward_ad.dual_level():
             from tunedgemm.duals import dual, levels
-            import tunedgemm.dispatch
+            import tunedgemm.tuned_gemm
             assert levels == [0], levels
             assert dual(forward_ad.make_dual(torch.ones(2), torch.ones(2))) and not dual(torch.ones(2))
         assert levels == []

@@ -15,7 +15,7 @@ import tunedgemm.errors
 from tunedgemm.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
 from tunedgemm.csvfile import read_rows, read_untuned
 from tunedgemm.device import Device, device_of
-from tunedgemm.dispatch import Dispatcher, TunedGemm
+from tunedgemm.dispatch import Dispatcher
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.libtypes import OF_AITERS_OPS
 from tunedgemm.ops import op_named, ops
@@ -25,6 +25,7 @@ from tunedgemm.row import key_shape
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.testing.shapes import shapes_of
+from tunedgemm.tuned_gemm import TunedGemm
 from tunedgemm.tuner import Options, tune
 
 OPTIONS = Options(libtype="torch", iters=3, warmup=1, seconds=0.1, cache="hot", device="cpu")

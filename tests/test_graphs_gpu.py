@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.integrations.patching import patched
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.tuned_gemm import TunedGemm
 
 pytestmark = [
     pytest.mark.gpu,

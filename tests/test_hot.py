@@ -3,9 +3,10 @@
 import gc
 
 import torch
-from tunedgemm.dispatch import Dispatcher, TunedGemm, tgemm
+from tunedgemm.dispatch import Dispatcher
 from tunedgemm.hot import hot_functions, on_hot
 from tunedgemm.ops import op_named
+from tunedgemm.tuned_gemm import TunedGemm, tgemm
 
 
 def test_the_menus_function_is_known() -> None:

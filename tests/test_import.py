@@ -29,7 +29,7 @@ def test_values_and_tables_need_no_torch(child, module):
 def test_dispatch_needs_no_tuner(child):
     """Serving loads neither the tuner nor pandas nor the command line."""
     found = child(
-        "import sys, tunedgemm.dispatch\nprint(sorted({'tunedgemm.tuner', 'pandas', 'pebble', 'tunedgemm.cli'} & set(sys.modules)))"
+        "import sys, tunedgemm.tuned_gemm\nprint(sorted({'tunedgemm.tuner', 'pandas', 'pebble', 'tunedgemm.cli'} & set(sys.modules)))"
     )
     assert found == "[]"
 

@@ -18,7 +18,6 @@ from attrs import evolve
 from tunedgemm.accuracy import MAX_ERROR_RATIO, error_ratio
 from tunedgemm.csvfile import Row, read_rows, read_untuned, write_rows
 from tunedgemm.device import device_of
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.online import MOST_M, Online
 from tunedgemm.ops import op_named
@@ -27,6 +26,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.testing.shapes import shapes_of
+from tunedgemm.tuned_gemm import TunedGemm
 
 OP = op_named("a16w16")
 SHAPE = Shape("a16w16", 4, 32, 64, "fp32")

@@ -10,7 +10,6 @@ import torch
 from torch.autograd import forward_ad
 from tunedgemm.csvfile import Row, write_rows
 from tunedgemm.device import device_of
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.preshuffle import PRESHUFFLE_M_THRESHOLD
@@ -18,6 +17,7 @@ from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+from tunedgemm.tuned_gemm import TunedGemm
 from tunedgemm.weights import shuffle_weight, unshuffle_weight
 
 OP = op_named("a16w16")

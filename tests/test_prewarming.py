@@ -13,7 +13,6 @@ import tunedgemm
 from tunedgemm import split
 from tunedgemm.csvfile import write_rows
 from tunedgemm.device import Device, device_of
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.errors import UserError
 from tunedgemm.hookspecs import hookimpl
 from tunedgemm.launcher import Launcher
@@ -24,6 +23,7 @@ from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.fakes import FakePlugin, fake_backend, fake_registry
+from tunedgemm.tuned_gemm import TunedGemm
 
 Met = list[tuple[str, tuple[int, ...]]]
 

@@ -12,7 +12,6 @@ from tunedgemm.accuracy import errors
 from tunedgemm.choice import choose, offers
 from tunedgemm.csvfile import read_rows, write_rows
 from tunedgemm.device import Device, device_of
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import PluginError
 from tunedgemm.hookspecs import hookimpl
@@ -25,6 +24,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import ADD, Solution, Unsupported
 from tunedgemm.table import Table
 from tunedgemm.testing.fakes import FakePlugin, exact, fake_backend, fake_registry
+from tunedgemm.tuned_gemm import TunedGemm
 from tunedgemm.tuner import Options, tune
 from tunedgemm.weights import shuffle_weight
 

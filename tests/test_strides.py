@@ -3,12 +3,12 @@
 import pytest
 import torch
 from tunedgemm.accuracy import worst_row_error
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named, ops
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.testing.fakes import fake_registry
+from tunedgemm.tuned_gemm import TunedGemm
 from tunedgemm.weights import ShuffledWeight
 
 #: Shapes of the op that states no examples.

@@ -12,10 +12,9 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+_INSTANCE, _GRAPHS = "tunedgemm.tuned_gemm", "tunedgemm.integrations.graph_ops"
 _HOME = {
-    **dict.fromkeys(
-        ("TunedGemm", "call", "dispatcher", "reload", "tgemm"), "tunedgemm.dispatch"
-    ),
+    **dict.fromkeys(("TunedGemm", "call", "dispatcher", "reload", "tgemm"), _INSTANCE),
     **dict.fromkeys(("explain", "fingerprint", "is_tuned"), "tunedgemm.questions"),
     **dict.fromkeys(("prewarm", "unbound"), "tunedgemm.prewarming"),
     "convert": "tunedgemm.integrations.convert",
@@ -40,14 +39,22 @@ def _functions() -> Any:
     return importlib.import_module("tunedgemm.ops").functions()
 
 
+def _instance() -> Any:
+    """The module of the default instance; its functions may be compiled, so what stands for them in graphs is loaded, too."""
+    importlib.import_module(_GRAPHS)
+    return importlib.import_module(_INSTANCE)
+
+
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
-    if name in _HOME:
+    if _HOME.get(name) == _INSTANCE:
+        value = getattr(_instance(), name)
+    elif name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
     # A module of ours is asked for as an attribute before it is imported; ops need not be known for that.
     elif not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is None and name in _functions():
-        value = getattr(importlib.import_module("tunedgemm.dispatch").tgemm, name)
+        value = getattr(_instance().tgemm, name)
     else:
         raise AttributeError(f"module 'tunedgemm' has no attribute {name!r}")
     globals()[name] = value

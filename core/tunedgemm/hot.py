@@ -12,23 +12,23 @@ from tunedgemm.calls import Call, needs_gradient, with_gradient
 from tunedgemm.device import device_of
 
 if TYPE_CHECKING:
-    from tunedgemm.dispatch import Dispatcher
+    from tunedgemm.serving import Serving
 
 #: (a hot function's arguments) to the operands in the op's order, the output's dtype or None, and the op's fields; traceable Python.
 Place = Callable[..., tuple[tuple[torch.Tensor | None, ...], torch.dtype | None, dict[str, Any]]]
 
 #: The hot functions in use, each with its dispatcher and what places its arguments.
-hot_functions: weakref.WeakKeyDictionary[Call, tuple[Dispatcher, Place]] = weakref.WeakKeyDictionary()
+hot_functions: weakref.WeakKeyDictionary[Call, tuple[Serving, Place]] = weakref.WeakKeyDictionary()
 
 #: Called with each hot function made from here on; those made before stand in `hot_functions`.
-on_hot: list[Callable[[Call, Dispatcher, Place], None]] = []
+on_hot: list[Callable[[Call, Serving, Place], None]] = []
 
 
 #: From a dispatcher and a call, whose operands are traced without a compiler, to the function that a graph has for it, or None.
-in_graph: list[Callable[[Dispatcher, torch.dtype | None, dict[str, Any]], Call | None]] = []
+in_graph: list[Callable[[Serving, torch.dtype | None, dict[str, Any]], Call | None]] = []
 
 
-def note(inner: Call, dispatcher: Dispatcher, place: Place) -> Call:
+def note(inner: Call, dispatcher: Serving, place: Place) -> Call:
     """Note a function that an entry made.
 
     Args:
@@ -45,7 +45,7 @@ def note(inner: Call, dispatcher: Dispatcher, place: Place) -> Call:
     return inner
 
 
-def without_memory(dispatcher: Dispatcher, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]) -> torch.Tensor:
+def without_memory(dispatcher: Serving, operands: tuple[Any, ...], otype: torch.dtype | None, fields: dict[str, Any]) -> torch.Tensor:
     """Serve a call whose operands are `memoryless`: by what a graph has for it, else by torch's own call.
 
     Raises:

@@ -19,7 +19,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.weights import ShuffledWeight
 
 if TYPE_CHECKING:
-    from tunedgemm.dispatch import Dispatcher
+    from tunedgemm.serving import Serving
 
 #: Without a row for either, the shuffled weight is taken from so many rows on: kernels for shuffled weights are made for
 #: products that compute more than they read, and slow down decoding at batch 1. AITER has the same number.
@@ -30,7 +30,7 @@ _REMEMBERED = 65_536
 
 
 def preferred_weight(
-    dispatcher: Dispatcher,
+    dispatcher: Serving,
     x: torch.Tensor,
     weight: torch.Tensor,
     shuffled_weight: torch.Tensor,
@@ -73,7 +73,7 @@ def preferred_weight(
 
 
 def _decide(
-    dispatcher: Dispatcher,
+    dispatcher: Serving,
     x: torch.Tensor,
     weight: torch.Tensor,
     shuffled_weight: torch.Tensor,
@@ -91,7 +91,7 @@ def _decide(
     return prefers_shuffled(dispatcher, shapes[0], shapes[1], device)
 
 
-def prefers_shuffled(dispatcher: Dispatcher, row: Shape, shuffled: Shape, device: Device) -> bool:
+def prefers_shuffled(dispatcher: Serving, row: Shape, shuffled: Shape, device: Device) -> bool:
     """Whether a call is better served by its shuffled weight; binds both shapes.
 
     Rows decide: where both shapes have one, the lower time of one layer of tables, else the higher layer; where one has, that

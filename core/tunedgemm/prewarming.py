@@ -9,11 +9,11 @@ import torch
 
 from tunedgemm.calls import plain
 from tunedgemm.device import Device, current_device, device_of
-from tunedgemm.dispatch import tgemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.ops import DEFAULT_OP, ops
 from tunedgemm.shape import Shape
+from tunedgemm.tuned_gemm import tgemm
 
 #: A call of an op: its name, its operands, and the dtype of the output or None.
 OpCall = tuple[str, tuple[Any, ...], torch.dtype | None]

@@ -9,9 +9,9 @@ import torch
 
 from tunedgemm.choice import Explanation
 from tunedgemm.device import Device, device_of
-from tunedgemm.dispatch import tgemm
 from tunedgemm.ops import DEFAULT_OP, op_named, ops
 from tunedgemm.shape import Shape
+from tunedgemm.tuned_gemm import tgemm
 
 
 def explain(

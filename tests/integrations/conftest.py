@@ -10,12 +10,12 @@ import torch
 import tunedgemm
 from tunedgemm.csvfile import Row, write_rows
 from tunedgemm.device import device_of
-from tunedgemm.dispatch import tgemm
 from tunedgemm.ops import op_named
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.tuned_gemm import tgemm
 
 SHAPE = Shape("a16w16", 4, 16, 32, "fp32")
 

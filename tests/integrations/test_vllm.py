@@ -55,7 +55,7 @@ def method(place: tuple[str, str]) -> type:
 
 def calls(op: str) -> dict[int, int]:
     """Captured calls by M."""
-    for one in tunedgemm.dispatch.tgemm.dispatchers:
+    for one in tunedgemm.tuned_gemm.tgemm.dispatchers:
         if one._capture is not None:
             one._capture.flush()
     path = untuned_path(op_named(op))

@@ -6,12 +6,12 @@ import attrs
 import pytest
 import torch
 from tunedgemm.accuracy import error_ratio, worst_row_error
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.quant import dequant_blocks
 from tunedgemm.shape import Shape
+from tunedgemm.tuned_gemm import TunedGemm
 from tunedgemm.weights import shuffle_weight
 
 OP = op_named("a8w8_blockscale")

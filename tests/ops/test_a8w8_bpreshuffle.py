@@ -4,10 +4,10 @@ import attrs
 import pytest
 import torch
 from tunedgemm.accuracy import worst_row_error
-from tunedgemm.dispatch import TunedGemm
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
+from tunedgemm.tuned_gemm import TunedGemm
 from tunedgemm.weights import ShuffledWeight, as_shuffled, shuffle_weight
 
 OP = op_named("a8w8_bpreshuffle")

@@ -11,13 +11,13 @@ import attrs
 import torch
 
 from tunedgemm.device import device_of
-from tunedgemm.dispatch import tgemm
 from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.layers import TunedFp8Linear, TunedLinear, TwofoldLinear
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.preshuffle import PRESHUFFLE_M_THRESHOLD
 from tunedgemm.shape import Shape
+from tunedgemm.tuned_gemm import tgemm
 from tunedgemm.weights import ShuffledWeight, layout_name, shuffle_weight, unshuffle_weight
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from tunedgemm.calls import Call
-from tunedgemm.dispatch import Dispatcher, call, tgemm
 from tunedgemm.errors import OperandError
 from tunedgemm.hot import Place, hot_functions, in_graph, on_hot
 from tunedgemm.integrations.dynamo import teach
 from tunedgemm.integrations.torch_compile import opaque, unseen
 from tunedgemm.ops import DEFAULT_OP, op_named
 from tunedgemm.ops.op import Op
+from tunedgemm.serving import Serving
+from tunedgemm.tuned_gemm import call, tgemm
 from tunedgemm.weights import ShuffledWeight, as_shuffled
 
 _LAST = ("otype", "weight_layout", "fields")
@@ -137,7 +138,7 @@ def _traced_call(op: str, *operands: Any, otype: torch.dtype | None = None, **fi
     return _stands_for(getattr(torch.ops.tunedgemm, op).default, operands, otype, fields, op == DEFAULT_OP)
 
 
-def _in_graph(dispatcher: Dispatcher, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:
+def _in_graph(dispatcher: Serving, otype: torch.dtype | None, fields: dict[str, Any]) -> Call | None:
     """What stands for a call of the default instance where a graph is made by running it, as torch.export does it without strict."""
     if not any(dispatcher is known for known in tgemm.dispatchers):
         return None
@@ -145,7 +146,7 @@ def _in_graph(dispatcher: Dispatcher, otype: torch.dtype | None, fields: dict[st
     return lambda *operands: _stands_for(graph_op(op), operands, otype, fields, op == DEFAULT_OP)
 
 
-def _tell(inner: Callable[..., Any], dispatcher: Dispatcher, place: Place) -> None:
+def _tell(inner: Callable[..., Any], dispatcher: Serving, place: Place) -> None:
     if any(dispatcher is known for known in tgemm.dispatchers):  # what the compiler is taught lives for ever
         teach(inner, _traced_by(dispatcher.op.name, place))
 

@@ -10,10 +10,12 @@ import attrs
 import torch
 from torch.autograd import forward_ad
 
-from tunedgemm.dispatch import MAX_LAUNCHERS, Dispatcher, tgemm
+import tunedgemm.integrations.graph_ops  # noqa: F401 - layers call the functions that it teaches the compiler
+from tunedgemm.dispatch import MAX_LAUNCHERS, Dispatcher
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.dynamo import teach
 from tunedgemm.integrations.torch_compile import opaque, unseen
+from tunedgemm.tuned_gemm import tgemm
 from tunedgemm.weights import ShuffledWeight, as_shuffled
 
 Function = Callable[..., Any]

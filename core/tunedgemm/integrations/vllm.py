@@ -93,8 +93,8 @@ def _fp8_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
     rows are compared, and a layer where they differ stays vLLM's.
     """
 
-    from tunedgemm.dispatch import TunedGemm
     from tunedgemm.settings import Settings
+    from tunedgemm.tuned_gemm import TunedGemm
 
     def process_weights_after_loading(self: Any, layer: Any) -> None:
         theirs(self, layer)
