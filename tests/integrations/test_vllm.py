@@ -1,49 +1,86 @@
-"""The plugin of vLLM, against classes with the signatures of vLLM's, written anew; vLLM itself is not installed here."""
+"""The plugin of vLLM: against vLLM where it is installed, else against classes with its signatures, written anew."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
-import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.csvfile import read_untuned
+from tunedgemm import quant
+from tunedgemm.csvfile import Row, read_untuned, write_rows
+from tunedgemm.device import current_device
 from tunedgemm.folders import untuned_path
 from tunedgemm.integrations import vllm as plugin
 from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.tuned_gemm import tgemm
 
 N, K = 256, 384
 STUB = Path(__file__).parent / "vllm_stub"
+REAL = importlib.util.find_spec("vllm") is not None
+FP8 = torch.float8_e4m3fn
+LISTS = ("_POSSIBLE_FP8_KERNELS", "_POSSIBLE_FP8_BLOCK_KERNELS", "_POSSIBLE_INT8_KERNELS")
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
 
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The classes can be imported, and nothing is registered; all is as before afterwards."""
+    """vLLM can be imported, has a configuration, and the plugin is not registered; all is as before afterwards."""
     before = torch.nn.functional.linear
-    monkeypatch.syspath_prepend(str(STUB))
+    if not REAL:
+        monkeypatch.syspath_prepend(str(STUB))
     monkeypatch.setattr(plugin, "_registered", False)
-    monkeypatch.setenv("TUNEDGEMM_VLLM", "1")
-    yield
+    monkeypatch.setenv("TUNEDGEMM_VLLM", "unpacked")
+    linear, config = importlib.import_module("vllm.model_executor.kernels.linear"), importlib.import_module("vllm.config")
+    for name in LISTS:
+        monkeypatch.setattr(linear, name, {platform: list(kernels) for platform, kernels in getattr(linear, name).items()})
+    for place in plugin.PLAIN:
+        for name in ("apply", "process_weights_after_loading"):
+            monkeypatch.setattr(method(place), name, getattr(method(place), name))
+    plugin._weights.cache_clear()
+    with config.set_current_vllm_config(config.VllmConfig()):
+        yield
     if torch.nn.functional.linear is not before:
         tunedgemm.unpatch()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
-        del sys.modules[name]
 
 
 @pytest.fixture
 def captured(vllm: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Capture is on."""
+    """Capture is on, and the plugin registered."""
     monkeypatch.setenv("AITER_TUNE_GEMM", "1")
     tunedgemm.reload()
+    plugin.register()
     yield
     monkeypatch.delenv("AITER_TUNE_GEMM")
+    tunedgemm.reload()
+
+
+@pytest.fixture
+def table(vllm: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """Writes a table of an op that has a row for one shape, and registers the plugin."""
+
+    def written(shape: Shape, variable: str) -> None:
+        path = tmp_path / "tuned.csv"
+        here = current_device()
+        solution = Solution("torch", "F.linear")
+        write_rows(
+            path, op_named(shape.op), [Row(shape=shape, gfx=here.gfx, cu_num=here.cu_num, device=here.name, solution=solution, us=1.0)]
+        )
+        monkeypatch.setenv(variable, str(path))
+        tunedgemm.reload()
+        plugin.register()
+
+    yield written
+    monkeypatch.undo()
     tunedgemm.reload()
 
 
@@ -55,27 +92,49 @@ def method(place: tuple[str, str]) -> type:
 
 def calls(op: str) -> dict[int, int]:
     """Captured calls by M."""
-    for one in tunedgemm.tuned_gemm.tgemm.dispatchers:
+    for one in tgemm.dispatchers:
         if one._capture is not None:
             one._capture.flush()
     path = untuned_path(op_named(op))
     return {row.shape.m: row.calls for row in read_untuned(path, op_named(op))} if path.exists() else {}
 
 
-def layer(kind: str) -> torch.nn.Module:
-    """A layer with an fp8 weight [N, K] as it is loaded, with scales of a kind."""
-    made = torch.nn.Module()
+def made_layer(**parameters: torch.Tensor | None) -> torch.nn.Module:
+    """A layer with these parameters, as vLLM's methods leave one."""
+    one = torch.nn.Module()
+    for name, value in parameters.items():
+        setattr(one, name, value if value is None else torch.nn.Parameter(value, requires_grad=False))
+    one.logical_widths = [N // 2, N // 2]
+    one.bias = None
+    return one
+
+
+def fp8_kernel(kind: str, shape: tuple[int, int] = (N, K), *, symmetric: bool = True, out: torch.dtype = torch.bfloat16) -> Any:
+    """What vLLM chooses for an fp8 layer whose scales are of a kind: ``x-weight``, as ``token-channel``."""
+    linear = importlib.import_module("vllm.model_executor.kernels.linear")
+    said = importlib.import_module("vllm.model_executor.layers.quantization.utils.quant_utils")
+    groups = {"static": (-1, -1), "tensor": (-1, -1), "token": (1, -1), "channel": (-1, 1), "128": (1, 128), "blocks": (128, 128)}
+    x, _, weight = kind.partition("-")
+
+    def key(word: str, static: bool) -> Any:
+        scale = said.ScaleDesc(torch.float32, static, said.GroupShape(*groups[word]))
+        return said.QuantKey(FP8, scale, symmetric=symmetric)
+
+    of_x, of_weight = key(x, x == "static"), key(weight, True)
+    return linear.init_fp8_linear_kernel(of_x, of_weight, weight_shape=shape, input_dtype=torch.bfloat16, out_dtype=out)
+
+
+def fp8_layer(kind: str) -> tuple[torch.nn.Module, torch.Tensor]:
+    """A layer of a kind and its weight [N, K] in float32."""
     weight = torch.randn(N, K)
-    if kind == "block":
-        q, made.weight_scale_inv = tunedgemm.per_block_quant(weight)
-    elif kind == "row":
-        q, made.weight_scale = tunedgemm.pertoken_quant(weight, quant_dtype=torch.float8_e4m3fn)
-    else:
-        q, made.weight_scale = tunedgemm.per_tensor_quant(weight, quant_dtype=torch.float8_e4m3fn)
-    made.weight = torch.nn.Parameter(q, requires_grad=False)
-    made.input_scale = torch.tensor([0.01]) if kind == "static" else None
-    made.orig_dtype = torch.bfloat16
-    return made
+    if kind.endswith("blocks"):
+        q, scale = quant.per_block_quant(weight)
+        return made_layer(weight=q, weight_scale_inv=scale, input_scale=None), quant.dequant_blocks(q, scale, torch.float32, (128, 128))
+    by_row = kind.endswith("channel")
+    q, scale = quant.pertoken_quant(weight, quant_dtype=FP8) if by_row else quant.per_tensor_quant(weight, quant_dtype=FP8)
+    static = torch.tensor(0.01) if kind.startswith("static") else None
+    made = made_layer(weight=q.t(), weight_scale=scale.reshape(-1, 1) if by_row else scale.reshape(()), input_scale=static)
+    return made, quant.dequant_rows(q, scale.reshape(-1, 1), torch.float32)
 
 
 def test_the_entry_point_is_ours() -> None:
@@ -106,100 +165,194 @@ def test_plain_weights_are_routed(captured, place) -> None:
         one, x, bias = torch.nn.Module(), torch.randn(3, K), torch.randn(N)
         one.weight = kind(torch.randn(N, K), requires_grad=False)
         expected = x @ one.weight.t() + bias
-        plugin.register()
-        assert torch.allclose(method(place)().apply(one, x, bias), expected, atol=1e-4)
-        assert not hasattr(one, "asked")
+        serve = method(place)()
+        serve.process_weights_after_loading(one)
+        assert torch.allclose(serve.apply(one, x, bias), expected, atol=1e-4)
+        assert not hasattr(one, "asked") and not hasattr(one, "cpu_linear")
     assert calls("a16w16") == {3: 2}
 
 
-def test_packed_weights_of_a_cpu_stay_theirs(vllm) -> None:
-    """A layer that has a function of its own for CPUs is multiplied by vLLM."""
-    plugin.register()
-    one = torch.nn.Module()
-    one.weight, one.cpu_linear = torch.nn.Parameter(torch.randn(N, K), requires_grad=False), object()
-    method(plugin.PLAIN[0])().apply(one, torch.randn(3, K))
+def test_a_row_for_the_weight_decides(table) -> None:
+    """A layer goes through the tables where they have a row of its N and K, at whatever M; another one stays vLLM's."""
+    table(Shape("a16w16", 64, N, K, "bf16"), "AITER_CONFIG_GEMM_BF16")
+    serve, routed = method(plugin.PLAIN[0])(), []
+    for n in (N, N + 64):
+        one, x = made_layer(weight=torch.randn(n, K).bfloat16()), torch.randn(3, K).bfloat16()
+        expected = torch.nn.functional.linear(x, one.weight)
+        serve.process_weights_after_loading(one)
+        torch.testing.assert_close(serve.apply(one, x), expected, rtol=0.02, atol=0.2)
+        routed.append(one.tunedgemm_routed)
+    assert routed == [True, False]
+    assert plugin.left("a8w8", N, K, scale="row", dtype="fp8") == f"has no tuned row of a8w8 with N={N}, K={K}, scales by row"
 
-    assert one.asked == 1
+
+KINDS = [
+    *((kind, "a8w8") for kind in ("static-tensor", "tensor-tensor", "token-tensor", "token-channel", "static-channel")),
+    ("128-blocks", "a8w8_blockscale"),
+]
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("kind", "op"), [("static", "a8w8"), ("tensor", "a8w8"), ("row", "a8w8"), ("block", "a8w8_blockscale")])
+@pytest.mark.parametrize(("kind", "op"), KINDS)
 def test_fp8_layers_are_routed(captured, kind, op, biased) -> None:
-    """The product of each kind of scales is vLLM's to rounding, of inputs of any dimensions; looking at a layer counts no call."""
-    plugin.register()
-    serve, one = method(plugin.FP8)(), layer(kind)
-    serve.process_weights_after_loading(one)
-    assert one.asked == 1  # to compare with
+    """vLLM takes our kernel for each kind of scales, and the product is that of what the operands stand for, in any dimensions."""
+    kernel, (one, weight) = fp8_kernel(kind), fp8_layer(kind)
+    assert type(kernel).__name__.startswith("TunedGemmFp8")
+    kernel.process_weights_after_loading(one)
     x, bias = torch.randn(2, 5, K).bfloat16(), torch.randn(N).bfloat16() if biased else None
 
-    found = serve.apply(one, x, bias)
+    found = kernel.apply_weights(one, x, bias)
 
-    assert one.asked == 1
     assert found.shape == (2, 5, N) and found.dtype == torch.bfloat16
-    expected = type(serve).apply.__wrapped__(serve, one, x, bias)
-    assert (found - expected).norm() < 0.01 * expected.norm()
+    expected = torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float())
+    assert (found.float() - expected).norm() < 0.04 * expected.norm()
     assert calls(op) == {10: 1}
 
 
-@pytest.mark.parametrize("kind", ["row", "block"])
-def test_a_weight_in_another_order_stays_theirs(vllm, kind, caplog) -> None:
-    """Where vLLM's kernel has moved the rows of a weight, which no shape tells, its product stays vLLM's, and is right."""
-    plugin.register()
-    serve, one = method(plugin.FP8)(moved=True), layer(kind)
-    serve.process_weights_after_loading(one)
+def test_a_weight_with_padded_rows_is_put_together(captured) -> None:
+    """Rows that vLLM has padded for a kernel of its own would be copied in each call; they are put together once."""
+    kernel, (one, weight) = fp8_kernel("token-channel"), fp8_layer("token-channel")
+    padded = torch.nn.functional.pad(one.weight.t().view(torch.uint8), (0, 64))[:, :K].view(FP8)
+    one.weight = torch.nn.Parameter(padded.t(), requires_grad=False)
+    assert not one.weight.t().is_contiguous()
+    kernel.process_weights_after_loading(one)
+    x = torch.randn(4, K).bfloat16()
+
+    assert one.weight.t().is_contiguous()
+    expected = x.float() @ weight.t()
+    assert (kernel.apply_weights(one, x).float() - expected).norm() < 0.04 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("token-channel", {"out": torch.float32}), ("token-channel", {"symmetric": False}), ("token-channel", {"shape": (N + 8, K)})],
+)
+def test_other_fp8_layers_are_refused(table, kind, told) -> None:
+    """Output in 32 bits, zero points, and a weight that no table knows are other kernels'."""
+    table(Shape("a8w8", 64, N, K, "fp8_e4m3fn", outdtype="bf16", scale="row"), "AITER_CONFIG_GEMM_A8W8")
+    ours = importlib.import_module("tunedgemm.integrations.vllm_kernels").TunedGemmFp8Kernel
+    config = fp8_kernel(kind).config
+    assert ours.can_implement(config) == (True, None)
+    changed = {"out": "out_dtype", "shape": "weight_shape"}
+    for name, value in told.items():
+        if name == "symmetric":
+            said = type(config.activation_quant_key)
+            config.activation_quant_key = said(FP8, config.activation_quant_key.scale, symmetric=value)
+        else:
+            setattr(config, changed[name], value)
+
+    able, reason = ours.can_implement(config)
+
+    assert not able and reason
+
+
+def int8_kernel(*, static: bool, channelwise: bool = True, symmetric: bool = True) -> Any:
+    """What vLLM chooses for an int8 layer."""
+    linear = importlib.import_module("vllm.model_executor.kernels.linear")
+    return linear.init_int8_linear_kernel(channelwise, static, symmetric, "test")
+
+
+def int8_layer(*, static: bool, channelwise: bool = True) -> tuple[torch.nn.Module, torch.Tensor]:
+    """An int8 layer and its weight in float32."""
+    weight = torch.randn(N, K)
+    q, scale = quant.pertoken_quant(weight, quant_dtype=torch.int8)
+    if not channelwise:
+        scale = torch.tensor([0.02, 0.03])  # of two layers that vLLM has made one
+        wide = scale.repeat_interleave(N // 2).reshape(-1, 1)
+        q = (weight / wide).round().clamp(-128, 127).to(torch.int8)
+    wide = scale.reshape(-1, 1) if channelwise else scale.repeat_interleave(N // 2).reshape(-1, 1)
+    x_scale = torch.tensor([0.03]) if static else None
+    return made_layer(weight=q, weight_scale=scale, input_scale=x_scale, input_zero_point=None, azp_adj=None), q.float() * wide
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("channelwise", [True, False])
+@pytest.mark.parametrize("static", [True, False])
+def test_int8_layers_are_routed(captured, static, channelwise, biased) -> None:
+    """Scales of rows or of fused layers, static and dynamic: the product is that of what the operands stand for."""
+    kernel, (one, weight) = int8_kernel(static=static, channelwise=channelwise), int8_layer(static=static, channelwise=channelwise)
+    assert type(kernel).__name__ == "TunedGemmInt8Kernel"
+    kernel.process_weights_after_loading(one)
+    x, bias = torch.randn(2, 5, K).bfloat16(), torch.randn(N).bfloat16() if biased else None
+
+    found = kernel.apply_weights(one, x, bias)
+
+    assert found.shape == (2, 5, N) and found.dtype == torch.bfloat16
+    expected = torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float())
+    assert (found.float() - expected).norm() < 0.03 * expected.norm()
+    assert calls("a8w8") == {10: 1}
+
+
+def test_an_int8_weight_that_no_table_knows_stays_theirs(table) -> None:
+    """vLLM's own kernel multiplies it, as it would have without us; a layer with zero points is not even asked for."""
+    table(Shape("a8w8", 64, N + 8, K, "int8", outdtype="bf16", scale="row"), "AITER_CONFIG_GEMM_A8W8")
+    kernel, (one, weight) = int8_kernel(static=False), int8_layer(static=False)
+    kernel.process_weights_after_loading(one)
     x = torch.randn(5, K).bfloat16()
-    serve.apply(one, x)
+    expected = x.float() @ weight.t()
 
-    assert one.asked == 2
-    assert "in an order of vLLM's own" in caplog.text
-
-
-def test_weights_that_are_no_fp8_stay_theirs(vllm) -> None:
-    """Bytes packed for another kernel are not looked at."""
-    plugin.register()
-    one = layer("row")
-    one.weight = torch.nn.Parameter(one.weight.data.view(torch.uint8), requires_grad=False)
-    method(plugin.FP8)().process_weights_after_loading(one)
-
-    assert one.tunedgemm_kind == "" and not hasattr(one, "asked")
+    assert (kernel.apply_weights(one, x).float() - expected).norm() < 0.03 * expected.norm()
+    assert kernel._theirs is not None and not type(kernel._theirs).__name__.startswith("TunedGemm")
+    assert type(kernel).can_implement(type(kernel.config)(False, True, False))[0] is False
 
 
-@pytest.mark.parametrize(("kind", "op"), [("static", "a8w8"), ("row", "a8w8"), ("block", "a8w8_blockscale")])
-def test_compiled_graphs_hold_the_product_as_one_op(vllm, kind, op) -> None:
+@pytest.mark.parametrize(("kind", "op"), KINDS)
+def test_compiled_graphs_hold_the_product_as_one_op(captured, kind, op) -> None:
     """In a graph without a break, whatever M, the product is one op, and the result that of eager mode."""
-    plugin.register()
-    serve, one = method(plugin.FP8)(), layer(kind)
-    serve.process_weights_after_loading(one)
-    ops = []
+    kernel, (one, _) = fp8_kernel(kind), fp8_layer(kind)
+    kernel.process_weights_after_loading(one)
+    ops: list[str] = []
 
     def backend(graph: torch.fx.GraphModule, _inputs: object) -> object:
         ops.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function" and "tunedgemm" in str(node.target))
         return graph.forward
 
-    compiled = torch.compile(lambda x: serve.apply(one, x), fullgraph=True, dynamic=True, backend=backend)
+    compiled = torch.compile(lambda x: kernel.apply_weights(one, x), fullgraph=True, dynamic=True, backend=backend)
     for rows in (3, 7):
         x = torch.randn(rows, K).bfloat16()
-        assert torch.equal(compiled(x), serve.apply(one, x))
+        found, eager = compiled(x), kernel.apply_weights(one, x)
+        assert (found.float() - eager.float()).norm() <= 0.01 * eager.float().norm()
     assert ops == [f"tunedgemm.{op}.default"]
 
 
-def test_registering_twice_is_registering_once(vllm) -> None:
-    """vLLM may call it several times in a process: methods are wrapped once, and F.linear is put back by one unpatch."""
-    before = torch.nn.functional.linear
-    plugin.register()
-    wrapped = method(plugin.FP8).apply
+def test_registering_twice_is_registering_once(captured) -> None:
+    """vLLM may call it several times in a process: methods are wrapped and kernels listed once, and unpatch puts F.linear back."""
+    linear = importlib.import_module("vllm.model_executor.kernels.linear")
+    wrapped, listed = method(plugin.PLAIN[0]).apply, {name: dict(getattr(linear, name)) for name in LISTS}
     plugin.register()
 
-    assert method(plugin.FP8).apply is wrapped
-    assert torch.nn.functional.linear is not before
+    assert method(plugin.PLAIN[0]).apply is wrapped
+    assert {name: dict(getattr(linear, name)) for name in LISTS} == listed
+    routed = torch.nn.functional.linear
     tunedgemm.unpatch()
-    assert torch.nn.functional.linear is before
+    assert torch.nn.functional.linear is not routed
 
 
 def test_a_vllm_of_another_form_is_named(vllm, monkeypatch, caplog) -> None:
-    """A class that is gone is a warning; the others are replaced all the same."""
-    monkeypatch.delattr(importlib.import_module(plugin.FP8[0]), plugin.FP8[1])
+    """A class or a list that is gone is a warning; the rest is routed all the same."""
+    monkeypatch.delattr(importlib.import_module("vllm.model_executor.kernels.linear"), LISTS[0])
+    monkeypatch.delattr(importlib.import_module(plugin.PLAIN[1][0]), plugin.PLAIN[1][1])
     plugin.register()
 
-    assert "Fp8LinearMethod is not as it is known here" in caplog.text
+    assert "UnquantizedEmbeddingMethod is not as it is known here" in caplog.text
+    assert "fp8 and int8 layers stay vLLM's" in caplog.text
     assert hasattr(method(plugin.PLAIN[0]).apply, "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [({"VLLM_BATCH_INVARIANT": "1"}, "VLLM_BATCH_INVARIANT is set"), ({"TUNEDGEMM_VLLM": "1"}, "TUNEDGEMM_VLLM=unpacked routes them")],
+    ids=["batch-invariant", "cpu"],
+)
+def test_what_vllm_promises_stays(vllm, monkeypatch, caplog, variables, told) -> None:
+    """Where outputs must not depend on the batch, and on a CPU whose kernels want packed weights, nothing is replaced, and it says so."""
+    platform = importlib.import_module("vllm.platforms").current_platform
+    monkeypatch.setattr(type(platform), "is_cpu", lambda self: True)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    before = torch.nn.functional.linear
+    plugin.register()
+
+    assert told in caplog.text
+    assert torch.nn.functional.linear is before
+    assert not hasattr(method(plugin.PLAIN[0]).apply, "__wrapped__")

@@ -1,16 +1,17 @@
-"""What vLLM's module of the same name offers for fp8, by torch."""
+"""What vLLM's module of the same name offers for int8, by torch."""
 
 from __future__ import annotations
 
 import torch
 
 
-def scaled_fp8_quant(
-    input: torch.Tensor, scale: torch.Tensor | None = None, num_token_padding: int | None = None, *, use_per_token_if_dynamic: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """[M, K] in e4m3fn, and its scale: the one given, one a row [M, 1], or one [1]."""
-    most = torch.finfo(torch.float8_e4m3fn).max
-    if scale is None:
-        top = input.abs().float()
-        scale = (top.amax(1, keepdim=True) if use_per_token_if_dynamic else top.amax().view(1)) / most
-    return (input.float() / scale).clamp(-most, most).to(torch.float8_e4m3fn), scale
+def scaled_int8_quant(
+    input: torch.Tensor, scale: torch.Tensor | None = None, azp: torch.Tensor | None = None, symmetric: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """[M, K] in int8, its scale, the one given or one a row [M, 1], and no zero point."""
+    assert symmetric and azp is None
+    scale = input.abs().float().amax(1, keepdim=True) / 127 if scale is None else scale
+    return (input.float() / scale).round().clamp(-128, 127).to(torch.int8), scale, None
+
+
+onednn_scaled_int8_quant = scaled_int8_quant

@@ -8,6 +8,9 @@ import torch
 class UnquantizedEmbeddingMethod:
     """Looks up, and multiplies by ``F.linear`` for the logits."""
 
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Nothing to do."""
+
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] times the layer's weight [N, K]."""
         layer.asked = getattr(layer, "asked", 0) + 1

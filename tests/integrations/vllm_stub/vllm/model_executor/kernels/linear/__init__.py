@@ -1,0 +1,75 @@
+"""vLLM's linear kernels by platform, in order of preference, and how a layer gets one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
+    FP8ScaledMMLinearKernel,
+    FP8ScaledMMLinearLayerConfig,
+    Int8ScaledMMLinearKernel,
+    Int8ScaledMMLinearLayerConfig,
+)
+from vllm.platforms import current_platform
+
+
+class OwnFp8(FP8ScaledMMLinearKernel):
+    """vLLM's own of fp8, which tests ask for and do not run."""
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        """Everywhere."""
+        return True, None
+
+    can_implement = is_supported
+
+
+class OwnInt8(Int8ScaledMMLinearKernel):
+    """vLLM's own of int8, by torch."""
+
+    is_supported = can_implement = OwnFp8.is_supported
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Nothing to do."""
+
+    def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x times what the weight stands for."""
+        return torch.nn.functional.linear(x.float(), layer.weight.float() * layer.weight_scale, bias).to(x.dtype)
+
+
+_POSSIBLE_INT8_KERNELS: dict[Any, list[Any]] = {"any": [OwnInt8]}
+_POSSIBLE_FP8_KERNELS: dict[Any, list[Any]] = {"any": [OwnFp8]}
+_POSSIBLE_FP8_BLOCK_KERNELS: dict[Any, list[Any]] = {"any": [OwnFp8]}
+_NAMES = ["weight", "weight_scale", "input_scale", "input_scale_ub"]
+
+
+def is_supported_and_can_implement_kernel(kernel: Any, config: Any, compute_capability: int | None) -> tuple[bool, str]:
+    """Whether a kernel runs here and takes the layer."""
+    for answer in (kernel.is_supported(compute_capability), kernel.can_implement(config)):
+        if not answer[0]:
+            return False, str(answer[1])
+    return True, ""
+
+
+def _chosen(config: Any, kernels: dict[Any, list[Any]]) -> Any:
+    return next(one for one in kernels[current_platform._enum] if is_supported_and_can_implement_kernel(one, config, None)[0])
+
+
+def init_fp8_linear_kernel(
+    activation_quant_key: Any, weight_quant_key: Any, input_dtype: torch.dtype, out_dtype: torch.dtype, weight_shape: tuple[int, int]
+) -> Any:
+    """The kernel of an fp8 layer."""
+    config = FP8ScaledMMLinearLayerConfig(weight_quant_key, activation_quant_key, weight_shape, input_dtype, out_dtype)
+    if activation_quant_key.scale.group_shape.is_per_group():
+        found = _chosen(config, _POSSIBLE_FP8_BLOCK_KERNELS)
+        return found(config, _NAMES) if issubclass(found, FP8ScaledMMLinearKernel) else found(config)
+    return _chosen(config, _POSSIBLE_FP8_KERNELS)(config, _NAMES)
+
+
+def init_int8_linear_kernel(is_channelwise: bool, is_static_input_scheme: bool, input_symmetric: bool, module_name: str) -> Any:
+    """The kernel of an int8 layer."""
+    del module_name
+    config = Int8ScaledMMLinearLayerConfig(is_static_input_scheme, is_channelwise, input_symmetric)
+    names = ["weight", "weight_scale", "input_scale", "input_zero_point", "azp_adj"]
+    return _chosen(config, _POSSIBLE_INT8_KERNELS)(config, names)

@@ -1,0 +1,16 @@
+"""The platform that vLLM runs on: here one whose weights are not packed."""
+
+from __future__ import annotations
+
+
+class Platform:
+    """Any that is no CPU."""
+
+    _enum = "any"
+
+    def is_cpu(self) -> bool:
+        """Whether it is a CPU."""
+        return False
+
+
+current_platform = Platform()
