@@ -18,6 +18,7 @@ from tunedgemm.hookspecs import CONTRACT, hookimpl
 from tunedgemm.launcher import Launcher, on_device
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.op import Columns, Op, Tolerance
+from tunedgemm.option import Option
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.workspace import scratch, semaphores, workspace
@@ -32,6 +33,7 @@ __all__ = [
     "LaunchError",
     "Launcher",
     "Op",
+    "Option",
     "Options",  # noqa: F822
     "OutOfResources",
     "Outcome",  # noqa: F822
