@@ -76,13 +76,14 @@ __all__ = [
     "shuffle_weight",  # noqa: F822
     "summary",  # noqa: F822
     "torch_dtype",
+    "torch_launcher",  # noqa: F822
     "tune",  # noqa: F822
     "unshuffle_weight",  # noqa: F822
     "upsert",  # noqa: F822
     "workspace",
 ]
 
-#: Lazily: the tuner, its report and tables stand above the contract, and weights load torch.
+#: Lazily: the tuner, its report, tables and torch's backend stand above the contract, and weights load torch.
 _LATE = {
     **dict.fromkeys(("Options", "tune"), "tunedgemm.tuner"),
     **dict.fromkeys(("Outcome", "Planned"), "tunedgemm.tuner.trial"),
@@ -93,6 +94,7 @@ _LATE = {
     "op_of_file": "tunedgemm.asked",
     "read_log": "tunedgemm.tuner.log",
     "shape_of_texts": "tunedgemm.asked",
+    "torch_launcher": "tunedgemm.torch_backend",
     **dict.fromkeys(("plain_weight", "shuffle_weight", "unshuffle_weight"), "tunedgemm.weights"),
 }
 
