@@ -15,7 +15,20 @@ CORE = ROOT / "core" / "tunedgemm"
 #: Lowest first. A module imports from its own layer and those below; a folder is one name.
 LAYERS = {
     "values": ("errors", "dtype", "shape", "solution", "timing", "device", "launcher", "libtypes", "settings", "sheet"),
-    "contract": ("ops", "hookspecs", "plugin", "artifact", "driver", "workspace", "command", "accuracy", "weights", "contents", "quant"),
+    "contract": (
+        "ops",
+        "option",
+        "hookspecs",
+        "plugin",
+        "artifact",
+        "driver",
+        "workspace",
+        "command",
+        "accuracy",
+        "weights",
+        "contents",
+        "quant",
+    ),
     "backends": ("registry", "torch_backend", "split"),
     "flow": (
         "columns",
@@ -50,6 +63,7 @@ LAYERS = {
         "online",
         "models",
         "flags",
+        "optionflags",
         "testing",
         "__init__",
         "__main__",

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from tunedgemm import cli
 from tunedgemm.csvfile import read_untuned, write_rows
+from tunedgemm.libtypes import owners
 from tunedgemm.ops import ops
-from tunedgemm.registry import HOOKS
+from tunedgemm.registry import HOOKS, Registry
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -24,6 +25,10 @@ TEXT = "\n".join(page.read_text() for page in PAGES)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 VARIABLE = re.compile(r"\b(?:(?:AITER|TUNEDGEMM|GTUNE)_[A-Z0-9_]*[A-Z0-9]|HIP_ONLINE_TUNING)\b")
+
+
+#: Of the backends of this repository that are installed.
+OPTIONS = sorted({option for backend in Registry().select("all") if backend.libtype in owners() for option in backend.options}, key=str)
 
 
 def name(page):
@@ -86,6 +91,15 @@ def test_flags_of_tune(flag):
     page = (ROOT / "docs" / "tuning.md").read_text()
 
     assert f"`{flag}`" in page
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
+def test_flags_of_our_backends(option):
+    """Each is described in docs/tuning.md with its variable and its default."""
+    page = (ROOT / "docs" / "tuning.md").read_text()
+    default = f"`{option.default}`" if option.default else "none"
+
+    assert f"| `{option.flag}` | `{option.variable}` | {default} |" in page
 
 
 def test_defaults_of_tune():

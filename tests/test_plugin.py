@@ -7,11 +7,11 @@ from tunedgemm import plugin
 
 #: What `CONTRACT` = 1 promises. Taking a name away is a new contract.
 WORDS = """
-CONTRACT Columns Command Device Driver DriverInterface LaunchError Launcher Op Options OutOfResources Outcome Planned PluginError Progress
-Row Shape Solution Table Tolerance TunedGemmError Unsupported UserError artifact bind_driver cache_folder console device_context device_of
-dtype_bits home_folder first_usable hookimpl loaded_driver mapped_files named_file on_device op_named op_of_file ops parse_dtype
-plain_weight read_log read_rows scratch semaphores shape_of_texts short_dtype shuffle_weight summary torch_dtype tune unshuffle_weight
-upsert workspace
+CONTRACT Columns Command Device Driver DriverInterface LaunchError Launcher Op Option Options OutOfResources Outcome Planned PluginError
+Progress Row Shape Solution Table Tolerance TunedGemmError Unsupported UserError artifact bind_driver cache_folder console device_context
+device_of dtype_bits home_folder first_usable hookimpl loaded_driver mapped_files named_file on_device op_named op_of_file ops parse_dtype
+plain_weight read_log read_rows scratch semaphores shape_of_texts short_dtype shuffle_weight summary torch_dtype torch_launcher tune
+unshuffle_weight upsert workspace
 """
 MENU = set(WORDS.split())
 

@@ -17,9 +17,11 @@ class Command:
         help: one line for the list of commands.
         add_arguments: fills the command's parser.
         run: does the work from the parsed arguments and returns the exit code.
+        add_late: adds what is slow to find out; called when the command is the one whose arguments are parsed, or whose help is asked for.
     """
 
     name: str
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    add_late: Callable[[argparse.ArgumentParser], None] | None = None

@@ -2,7 +2,7 @@
 
 An implementation may take any subset of a hook's arguments and may not give them defaults.
 Hooks are validated and collected by pluggy, then bound as plain functions (hook wrappers do not apply).
-The registered object also states ``OPS``, the names of the ops it covers, and may state
+The registered object also states ``OPS``, the names of the ops it covers, and may state ``OPTIONS``, its settings for a run of the tuner,
 ``library_version(device)``, a text that decides whether stored solutions are still the same kernels,
 ``details(device)``, lines for ``tunedgemm plugins -v``, and ``lacks(solution, device)``, why it has no such kernel.
 """

@@ -18,6 +18,7 @@ from tunedgemm.hookspecs import CONTRACT, hookimpl
 from tunedgemm.launcher import Launcher, on_device
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.op import Columns, Op, Tolerance
+from tunedgemm.option import Option
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.workspace import scratch, semaphores, workspace
@@ -32,6 +33,7 @@ __all__ = [
     "LaunchError",
     "Launcher",
     "Op",
+    "Option",
     "Options",  # noqa: F822
     "OutOfResources",
     "Outcome",  # noqa: F822
@@ -74,13 +76,14 @@ __all__ = [
     "shuffle_weight",  # noqa: F822
     "summary",  # noqa: F822
     "torch_dtype",
+    "torch_launcher",  # noqa: F822
     "tune",  # noqa: F822
     "unshuffle_weight",  # noqa: F822
     "upsert",  # noqa: F822
     "workspace",
 ]
 
-#: Lazily: the tuner, its report and tables stand above the contract, and weights load torch.
+#: Lazily: the tuner, its report, tables and torch's backend stand above the contract, and weights load torch.
 _LATE = {
     **dict.fromkeys(("Options", "tune"), "tunedgemm.tuner"),
     **dict.fromkeys(("Outcome", "Planned"), "tunedgemm.tuner.trial"),
@@ -91,6 +94,7 @@ _LATE = {
     "op_of_file": "tunedgemm.asked",
     "read_log": "tunedgemm.tuner.log",
     "shape_of_texts": "tunedgemm.asked",
+    "torch_launcher": "tunedgemm.torch_backend",
     **dict.fromkeys(("plain_weight", "shuffle_weight", "unshuffle_weight"), "tunedgemm.weights"),
 }
 

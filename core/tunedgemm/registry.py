@@ -20,6 +20,7 @@ from tunedgemm.hookspecs import CONTRACT
 from tunedgemm.launcher import Launcher
 from tunedgemm.libtypes import BUILTIN, owners, pip_hint, rank
 from tunedgemm.ops import ops
+from tunedgemm.option import Option
 from tunedgemm.shape import Shape
 from tunedgemm.solution import ADD, Solution, Unsupported
 
@@ -44,6 +45,7 @@ class Backend:
     library_version: Callable[[Device], str]
     details: Callable[[Device], tuple[str, ...]] = lambda _: ()
     lacks: Callable[[Solution, Device], str] = lambda *_: ""
+    options: tuple[Option, ...] = ()
 
     def supports(self, shape: Shape, device: Device, solution: Solution | None = None) -> bool | Unsupported:
         """True, or the reason why not; a hook that raises counts as a reason. Of one *solution*, for the shape that its kernel runs."""
@@ -255,7 +257,19 @@ def make_backend(libtype: str, plugin: object, distribution: str = "", version: 
         library_version=_guarded_text(getattr(plugin, "library_version", None)),
         details=_guarded_details(getattr(plugin, "details", None)),
         lacks=_of_kernels(_guarded_text(getattr(plugin, "lacks", None))),
+        options=_options(libtype, getattr(plugin, "OPTIONS", ())),
     )
+
+
+def _options(libtype: str, stated: object) -> tuple[Option, ...]:
+    """What the plugin states as its ``OPTIONS``."""
+    options = tuple(stated) if isinstance(stated, tuple | list) else (stated,)
+    for option in options:
+        if not isinstance(option, Option):
+            raise PluginError(f"libtype {libtype!r}: OPTIONS must be values of tunedgemm.plugin.Option (got {option!r})")
+    if twice := {option.flag for option in options if sum(other.flag == option.flag for other in options) > 1}:
+        raise PluginError(f"libtype {libtype!r}: OPTIONS state {', '.join(sorted(twice))} more than once")
+    return options
 
 
 def _bound(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,10 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
-from tunedgemm import __version__
+import torch
+from tunedgemm import __version__, torch_backend
 from tunedgemm.cli import main
 from tunedgemm.cli.new_plugin import FILES
+from tunedgemm.ops import op_named, ops
+from tunedgemm.plugin import Shape, torch_launcher
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,11 +28,8 @@ COMMANDS = {
 }
 
 
-@pytest.mark.slow
-def test_the_ten_minutes_of_the_docs(tmp_path):
-    """The block of docs/writing-a-plugin.md runs: written, installed, listed, tested, tuned, and serving its shape."""
-    page = (ROOT / "docs" / "writing-a-plugin.md").read_text()
-    block = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
+def ran(tmp_path: Path, script: str) -> str:
+    """What a shell script prints in a folder where `COMMANDS` are there, and what pip installs is found; it has to succeed."""
     (tmp_path / "bin").mkdir()
     for name, text in COMMANDS.items():
         command = tmp_path / "bin" / name
@@ -41,16 +42,61 @@ def test_the_ten_minutes_of_the_docs(tmp_path):
         "PYTHONDONTWRITEBYTECODE": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
-
-    done = subprocess.run(["sh", "-e", "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
-
+    done = subprocess.run(["sh", "-e", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"mine .*tunedgemm-mine", done.stdout)
-    assert re.search(r"\d+ passed", done.stdout) and "failed" not in done.stdout.split("passed")[0]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_ten_minutes_of_the_docs(tmp_path):
+    """The block of docs/writing-a-plugin.md runs: written, installed, listed, tested, tuned, and serving its shape."""
+    page = (ROOT / "docs" / "writing-a-plugin.md").read_text()
+    block = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
+
+    out = ran(tmp_path, block)
+
+    assert re.search(r"mine .*tunedgemm-mine", out)
+    assert re.search(r"\d+ passed", out) and "failed" not in out.split("passed")[0]
     with (tmp_path / "tuned.csv").open(newline="") as file:
         [row] = csv.DictReader(file)
     assert (row["M"], row["N"], row["K"], row["libtype"], row["kernelName"]) == ("4", "512", "1024", "mine", "mm_v1")
-    assert "mine:mm_v1" in done.stdout.rpartition("1 tuned")[2]
+    assert "mine:mm_v1" in out.rpartition("1 tuned")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.no_cover
+@pytest.mark.parametrize("op", ["a8w8", "a8w8_blockscale", "batched_bf16", "fmoe"])
+def test_a_backend_of_any_op_passes_its_tests(tmp_path, op):
+    """Written for the op and installed, the package passes its own tests, of which some launch it."""
+    script = f"tunedgemm new-plugin mine --op {op}\npip install ./tunedgemm-mine\npython -m pytest -v -rN tunedgemm-mine/tests"
+
+    out = ran(tmp_path, script)
+
+    assert re.search(rf"test_outputs_match_the_reference\[{op}-.* PASSED", out)
+    assert re.search(r"\d+ passed", out) and "failed" not in out
+
+
+def test_an_op_of_others_is_computed_as_its_reference_says(monkeypatch, cpu):
+    """Torch's call of an op that torch's backend has never heard of is the reference in the output's dtype and form, or a reason."""
+    known = op_named("a16w16")
+    monkeypatch.setattr(torch_backend, "op_named", lambda _: known)
+    shape = Shape("another", 3, 32, 64, outdtype="fp32")
+    x, weight = known.make_inputs(attrs.evolve(shape, op="a16w16"), torch.device("cpu"), 0)
+
+    out = torch_launcher(shape, cpu).call(x.view(3, 1, 64), weight, None)
+
+    assert (out.dtype, out.shape) == (torch.float32, (3, 1, 32))
+    assert torch.allclose(out.view(3, 32), x.float() @ weight.float().t(), atol=1e-4)
+    assert "no call for op 'another'" in str(torch_launcher(attrs.evolve(shape, layout="aiter16x16"), cpu))
+
+
+def test_an_op_that_is_none_is_a_mistake(tmp_path, capsys):
+    """One line lists the ops there are, and nothing is written."""
+    assert main(["new-plugin", "fast8", "--op", "a99w99", "--folder", str(tmp_path)]) == 2
+
+    error = capsys.readouterr().err
+    assert "unknown op 'a99w99'; registered: a16w16, " in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_template_is_a_file_of_the_package(tmp_path, capsys):
@@ -69,9 +115,10 @@ def test_every_template_is_a_file_of_the_package(tmp_path, capsys):
     assert all(str(folder / path) in out for path in written)
 
 
-def test_what_it_writes_is_as_our_own_sources(tmp_path):
+@pytest.mark.parametrize("op", sorted(ops()))
+def test_what_it_writes_is_as_our_own_sources(tmp_path, op):
     """The package passes this repository's linter and formatter."""
-    main(["new-plugin", "fast8", "--folder", str(tmp_path)])
+    main(["new-plugin", "fast8", "--op", op, "--folder", str(tmp_path)])
     settings = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path / "tunedgemm-fast8")]
 
     for words in (["check", "--config", "lint.isort.known-first-party=['tunedgemm_fast8']"], ["format", "--check"]):

@@ -1,11 +1,13 @@
-"""A plugin that keeps the contract with as few arguments as it can; its distribution is the folder beside this one."""
+"""A plugin that keeps the contract with as few arguments as it can, and has an option; its distribution is the folder beside this one."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from tunedgemm.plugin import Shape, Solution, Unsupported, hookimpl
+from tunedgemm.plugin import Option, Shape, Solution, Unsupported, hookimpl
 
 OPS = ("a16w16",)
+SPACE = Option("--fake-space", "TUNEDGEMM_FAKE_SPACE", "how much to list", ("small", "full"))
+OPTIONS = (SPACE,)
 
 
 @hookimpl
@@ -18,9 +20,11 @@ def supports(shape: Shape) -> bool | Unsupported:
 
 @hookimpl
 def enumerate_solutions() -> Iterator[Solution]:
-    """The same two for every shape."""
+    """The same two for every shape, and a third where the full space is asked for."""
     yield Solution("fake", "linear")
     yield Solution("fake", "product", split_k=1)
+    if SPACE.value() == "full":
+        yield Solution("fake", "product", split_k=2)
 
 
 @hookimpl

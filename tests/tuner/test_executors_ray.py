@@ -81,7 +81,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
     from ray.cluster_utils import Cluster
 
     folders = {"TUNEDGEMM_HOME": str(tmp_path_factory.mktemp("home")), "TUNEDGEMM_CACHE": str(tmp_path_factory.mktemp("cache"))}
-    settings = {"FAULTY_KINDS": ",".join(FAULTS), "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    settings = {
+        "FAULTY_KINDS": ",".join(FAULTS),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+        "TUNEDGEMM_FAKE_SPACE": "full",
+    }
     nodes = TwoNodes({**folders, **settings}, Cluster())
     nodes.add(include_dashboard=False)
     yield nodes
@@ -192,6 +197,20 @@ def test_faults_cost_their_solutions_alone(cluster: TwoNodes, faulty_plugin: Pat
     assert {trial.solution.kernel_name: trial.status for trial in trials} == FAULTS
     assert len(trials) == len(FAULTS)
     assert [str(row.solution) for row in read_rows(tmp_path / "t.csv", op_named("a16w16"))[0]] == ["faulty:good"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("space", ["", "full"])
+def test_options_of_backends_hold_on_the_nodes(cluster: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, space: str) -> None:
+    """A backend lists on each node what the driver's environment asks of it, whatever the node's own says."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.setenv("TUNEDGEMM_FAKE_SPACE", space)
+    options = attrs.evolve(cluster.both().options, libtype="fake")
+
+    tune(shapes=SHAPES[:1], output=tmp_path / "t.csv", options=options)
+
+    assert len([trial for trial in read_trials(tmp_path / "t.trials.jsonl") if trial.solution.libtype == "fake"]) == (3 if space else 2)
 
 
 @pytest.mark.slow

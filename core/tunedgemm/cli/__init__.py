@@ -14,7 +14,7 @@ import logging
 import os
 import pkgutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
@@ -27,7 +27,16 @@ GROUP = "tunedgemm.commands"
 
 
 class _Parser(argparse.ArgumentParser):
-    """Mistakes as one line, like all others, in place of the whole usage."""
+    """Mistakes as one line, like all others, in place of the whole usage; a command's late arguments once it is parsed."""
+
+    late: Callable[[argparse.ArgumentParser], None] | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The arguments and what is not understood."""
+        late, self.late = self.late, None
+        if late is not None:
+            late(self)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; `{self.prog} --help` lists what there is")
@@ -114,6 +123,7 @@ def parser() -> argparse.ArgumentParser:
         sub = choices.add_parser(command.name, help=command.help, description=command.help)
         sub.add_argument("-v", "--verbose", action="store_true", help="say more: skipped shapes, every solution's status, full errors")
         command.add_arguments(sub)
+        sub.late = command.add_late
         sub.set_defaults(run=command.run)
     return top
 

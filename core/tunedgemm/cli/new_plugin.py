@@ -5,10 +5,17 @@ from __future__ import annotations
 import argparse
 import string
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tunedgemm.command import Command
 from tunedgemm.errors import UserError
+from tunedgemm.ops import DEFAULT_OP
 
+if TYPE_CHECKING:
+    from tunedgemm.ops.op import Op
+
+#: Characters of a line of Python and arguments of a function, at most, as our own sources have them.
+_LINE, _ARGUMENTS = 140, 7
 #: Name of a template -> the file that it becomes, in the folder of the package.
 FILES = {
     "pyproject.toml.txt": "pyproject.toml",
@@ -20,13 +27,16 @@ FILES = {
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the backend's libtype: lower-case letters, digits and underscores")
+    parser.add_argument("--op", default=DEFAULT_OP, help="the op that it has kernels for; default: %(default)s")
     parser.add_argument("--folder", type=Path, default=Path(), metavar="DIR", help="where to put the package's folder; default: here")
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from tunedgemm.ops import op_named
+
     name = _free(arguments.name)
     target = arguments.folder / f"tunedgemm-{name}"
-    written = write(name, target)
+    written = write(name, op_named(arguments.op), target)
     for path in written:
         print(path)
     shown = target if target.is_absolute() else f"./{target}"  # without the dot pip would take it for a name of its index
@@ -34,8 +44,8 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def write(name: str, target: Path) -> list[Path]:
-    """Fill the templates for a libtype into a new folder; returns the files.
+def write(name: str, op: Op, target: Path) -> list[Path]:
+    """Fill the templates for a libtype with kernels for an op into a new folder; returns the files.
 
     Raises:
         UserError: the folder is there already, or cannot be written.
@@ -45,6 +55,7 @@ def write(name: str, target: Path) -> list[Path]:
     from tunedgemm import __version__
 
     words = {"libtype": name, "module": f"tunedgemm_{name}", "distribution": f"tunedgemm-{name}", "version": __version__}
+    words |= {"op": op.name, "operands": ", ".join(op.operands), **_product(op)}
     templates = files("tunedgemm") / "templates" / "plugin"
     written = []
     try:
@@ -60,6 +71,18 @@ def write(name: str, target: Path) -> list[Path]:
     except OSError as error:
         raise UserError(f"{target} cannot be written: {error.strerror or error}") from error
     return written
+
+
+def _product(op: Op) -> dict[str, str]:
+    """How the function of a product begins, as a formatter would write it, and what it hands on: the op's operands."""
+    names = [operand.rstrip("?") for operand in op.operands]
+    optional = {name: " | None = None" for name, operand in zip(names, op.operands, strict=True) if operand.endswith("?")}
+    parameters = [f"{name}: torch.Tensor{optional.get(name, '')}" for name in names]
+    line = f"    def product({', '.join(parameters)}) -> torch.Tensor:"
+    if len(line) > _LINE:
+        many = "  # noqa: PLR0913, PLR0917 - the op's operands" if len(names) > _ARGUMENTS else ""
+        line = "\n".join([f"    def product({many}", *(f"        {parameter}," for parameter in parameters), "    ) -> torch.Tensor:"])
+    return {"product": line, "arguments": ", ".join(names)}
 
 
 def _free(name: str) -> str:

@@ -132,7 +132,21 @@ def _add_production(group: argparse._ArgumentGroup) -> None:
     add("--min_improvement_pct", type=float, default=3.0, help="per cent that a row must gain for that (default: %(default)g)")
 
 
+def _add_late(parser: argparse.ArgumentParser) -> None:
+    from tunedgemm.optionflags import add_options
+
+    for line in add_options(parser):
+        print(f"tunedgemm: {line}", file=sys.stderr)
+
+
 def _run(arguments: argparse.Namespace) -> int:
+    from tunedgemm.optionflags import said
+
+    with said(arguments):
+        return _run_all(arguments)
+
+
+def _run_all(arguments: argparse.Namespace) -> int:
     from tunedgemm.flags import default
     from tunedgemm.report import Progress
     from tunedgemm.tuner import Options, stopped_by_sigterm
@@ -331,4 +345,4 @@ def _interrupted(stop: KeyboardInterrupt, arguments: argparse.Namespace, progres
     return 128 + number
 
 
-command = Command("tune", "time every backend's solutions on the shapes of a file and store the winners", _add_arguments, _run)
+command = Command("tune", "time every backend's solutions on the shapes of a file and store the winners", _add_arguments, _run, _add_late)

@@ -15,6 +15,7 @@ from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import PluginError
 from tunedgemm.hookspecs import hookimpl
 from tunedgemm.launcher import Launcher
+from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.torch_backend import a8w8, a16w16, batched, blockscale, fmoe, mxfp4
@@ -81,6 +82,36 @@ def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsuppo
     except PluginError as error:
         return Unsupported(str(error))
     return Launcher(call, graph_safe=graph_safe)
+
+
+def torch_launcher(shape: Shape, device: Device) -> Launcher | Unsupported:
+    """Torch's own call for a shape on a present device: what a backend may launch until it has a kernel, or compare its own with.
+
+    Its call takes None for an absent operand, trailing ones too. Of an op of another distribution, which torch has no routes for, it is
+    the op's reference, rounded once; refused for shuffled weights.
+    """
+    launcher = bind(_solution(NATIVE), shape, device) if shape.op in _FAMILIES else _of_reference(shape)
+    if isinstance(launcher, Unsupported):
+        return launcher
+    call = launcher.call
+
+    def shortened(*operands: Any) -> Any:
+        while operands[-1] is None:
+            operands = operands[:-1]
+        return call(*operands)
+
+    return Launcher(shortened, graph_safe=launcher.graph_safe)
+
+
+def _of_reference(shape: Shape) -> Launcher | Unsupported:
+    if shape.layout != "row":
+        return Unsupported(f"torch has no call for op {shape.op!r} with weights in the layout {shape.layout}")
+    op, dtype = op_named(shape.op), torch_dtype(shape.outdtype)
+
+    def reference(*operands: Any) -> Any:
+        return op.reference(shape, operands).to(dtype).reshape(op.fake(*operands, otype=dtype).shape)
+
+    return Launcher(reference, graph_safe=False)
 
 
 def _solution(name: str, split: int = 0) -> Solution:

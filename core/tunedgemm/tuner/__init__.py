@@ -233,10 +233,12 @@ def _usable(registry: Registry, op: Op, options: Options) -> list[Backend]:
 def _identity(options: Options, backends: Sequence[Backend]) -> dict[str, str]:
     """What has to be the same for a trial to be as good as a new one."""
     versions = {f"{backend.libtype} of {backend.distribution}": backend.version for backend in backends}
+    stated = [option for backend in backends for option in backend.options]
     return {
         "tunedgemm": __version__,
         "torch": importlib.metadata.version("torch"),
         **versions,
+        **{option.variable: option.value() for option in stated if option.value() != option.default},
         **{name: str(getattr(options, name)) for name in _MATTERS},
     }
 

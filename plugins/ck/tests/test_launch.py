@@ -130,13 +130,16 @@ def test_other_devices_and_ops_are_refused(backend, stand_in):
 
 
 def test_the_space_is_small_unless_all_is_asked_for(fakes, backend, monkeypatch):
-    """TUNEDGEMM_CK_SPACE=full lists every instance and refines."""
+    """TUNEDGEMM_CK_SPACE=full, which the one option of the backends says, lists every instance and refines."""
+    assert [(option.flag, option.variable) for option in backend.OPTIONS] == [("--ck-space", "TUNEDGEMM_CK_SPACE")]
     shape, h200 = SHAPES[0], Device("sm_90", 132)
     assert {str(each) for each in backend.enumerate_solutions(shape, h200)} == {"standin:tile64 splitK=1", "standin:tile128 splitK=1"}
     assert list(backend.refine(ONE, shape, h200)) == []
     monkeypatch.setenv("TUNEDGEMM_CK_SPACE", "full")
     assert len(list(backend.enumerate_solutions(shape, h200))) == 3
     assert len(list(backend.refine(ONE, shape, h200))) == 2
+    monkeypatch.setenv("TUNEDGEMM_CK_SPACE", " Full ")
+    assert len(list(backend.enumerate_solutions(shape, h200))) == 3
     monkeypatch.setenv("TUNEDGEMM_CK_SPACE", "large")
     with pytest.raises(UserError, match="TUNEDGEMM_CK_SPACE must be default or full"):
         list(backend.enumerate_solutions(shape, h200))

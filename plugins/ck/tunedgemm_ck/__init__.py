@@ -28,6 +28,7 @@ class Templates:
     host: Device | None = None
 
     CONTRACT = 1
+    OPTIONS = (solutions.SPACE,)
 
     @property
     def OPS(self) -> tuple[str, ...]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
-from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, UserError
+from tunedgemm.plugin import Device, Option, PluginError, Shape, Solution, Unsupported, UserError
 
 from tunedgemm_ck.family import Chosen, Family
 
-#: ``full`` lists every instance of a template library in place of the few that serve most shapes.
-SPACE = "TUNEDGEMM_CK_SPACE"
-_SPACES = {"": False, "default": False, "full": True}
+SPACE = Option(
+    "--ck-space",
+    "TUNEDGEMM_CK_SPACE",
+    "the instances of a template library that serve most shapes, or all of them, which takes hours to compile",
+    ("default", "full"),
+)
 
 
 def full_space() -> bool:
@@ -20,10 +22,10 @@ def full_space() -> bool:
     Raises:
         UserError: the variable says something else.
     """
-    said = os.environ.get(SPACE, "").strip().lower()
-    if said not in _SPACES:
-        raise UserError(f"{SPACE} must be default or full (got {said!r})")
-    return _SPACES[said]
+    said = SPACE.value().lower()
+    if said not in SPACE.choices:
+        raise UserError(f"{SPACE.variable} must be {' or '.join(SPACE.choices)} (got {said!r})")
+    return said == "full"
 
 
 def supports(family: Family, shape: Shape, device: Device) -> bool | Unsupported:

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
+import tunedgemm_triton
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tunedgemm.plugin import Device, Options, Outcome, Planned, Row, Shape, Solution, UserError, ops, upsert
@@ -271,6 +272,20 @@ def test_an_own_space_is_all_that_is_timed(tmp_path: Path) -> None:
     }
     assert timed == {f"gemm_r1_m{m}n{n}k64_g1_w4s3" for m in (16, 32) for n in (64, 128)}
     assert said[1].endswith(f"8 configurations, of which 4 differ on {_gfx(result)} and 4 fit a shape")
+
+
+def test_the_flag_of_tune_names_a_space_for_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file by its absolute path, AITER's by its name, and what is no space is a mistake before anything is tuned."""
+    (tmp_path / "space.json").write_text('{"BLOCK_SIZE_M": [64]}')
+    monkeypatch.chdir(tmp_path)
+    (option,) = tunedgemm_triton.OPTIONS
+    assert option.flag == "--triton-space"
+    assert [option.kind(text) for text in ("space.json", "aiter", "")] == [str(tmp_path / "space.json"), "aiter", ""]
+    with pytest.raises(UserError, match="cannot be read"):
+        option.kind("absent.json")
+    monkeypatch.setenv(option.variable, option.kind("space.json"))
+    space = searchspace.current()
+    assert space is not None and space.entries == ({"BLOCK_SIZE_M": 64},)
 
 
 def test_aiters_space_has_5832() -> None:

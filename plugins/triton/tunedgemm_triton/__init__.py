@@ -13,6 +13,7 @@ from tunedgemm_triton.planned import PLANNED
 
 CONTRACT = 1
 OPS = (*limits.OPS, *PLANNED)
+OPTIONS = (searchspace.OPTION,)
 
 
 def library_version(device: Device) -> str:  # noqa: ARG001

@@ -60,6 +60,8 @@ class TunedKernel:
         """The op, as backends state it."""
         return (self.op,)
 
+    OPTIONS = (searchspace.OPTION,)
+
     @functools.cached_property
     def dialect(self) -> Dialect:
         """How its solutions are said in JSON files."""

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Shape, Solution, Unsupported, UserError
+from tunedgemm.plugin import Device, Option, Shape, Solution, Unsupported, UserError
 
 from tunedgemm_triton import spaces
 from tunedgemm_triton.dialect import Dialect
 from tunedgemm_triton.parameters import NAMES, SPLIT, Entry
 
-VARIABLE = "TUNEDGEMM_TRITON_SPACE"
 #: The space of AITER's guide to tuning Triton kernels, by name.
 AITER = "aiter"
 
@@ -50,27 +49,34 @@ def space_of(text: str) -> Space:
         raise UserError(f"{path}: the search space cannot be read: {error.strerror or error}; a file, or {AITER}") from None
 
 
+def _lasting(text: str) -> str:
+    """The text of a space as processes in other folders understand it; raises UserError for what is no space."""
+    return "" if not text else text if text == AITER else str(Path(space_of(text).source).resolve())
+
+
+OPTION = Option(
+    "--triton-space", "TUNEDGEMM_TRITON_SPACE", f"configurations to try, a JSON file or {AITER}, in place of those listed", kind=_lasting
+)
+
+
 def current() -> Space | None:
     """The space that the environment asks for."""
-    text = os.environ.get(VARIABLE, "")
+    text = OPTION.value()
     return space_of(text) if text else None
 
 
 @contextlib.contextmanager
 def used(text: str) -> Iterator[None]:
     """Have this process, and those that it starts, list the solutions of a space; with "" what backends list for themselves."""
-    before = os.environ.get(VARIABLE)
-    if text:
-        os.environ[VARIABLE] = text if text == AITER else str(Path(text).expanduser().resolve())
-    else:
-        os.environ.pop(VARIABLE, None)
+    before = os.environ.get(OPTION.variable)
+    os.environ[OPTION.variable] = _lasting(text)
     try:
         yield
     finally:
         if before is None:
-            os.environ.pop(VARIABLE, None)
+            os.environ.pop(OPTION.variable, None)
         else:
-            os.environ[VARIABLE] = before
+            os.environ[OPTION.variable] = before
 
 
 @attrs.frozen

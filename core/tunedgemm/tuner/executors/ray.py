@@ -252,7 +252,9 @@ def _seats(op: Op, options: Options, places: Mapping[str, int], bench: bytes) ->
         there = f"{gpus} GPUs" if gpus else f"{len(cpus)} nodes, whose CPU is one device each"
         raise UserError(f"--mp {options.mp}: the cluster has only {there}")
     path = os.pathsep.join(str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)
-    shared = {"runtime_env": {"env_vars": {"PYTHONPATH": path}}} if path else {}
+    stated = [option for backend in Registry().select(options.libtype) for option in backend.options]
+    variables = {**({"PYTHONPATH": path} if path else {}), **{option.variable: option.value() for option in stated}}
+    shared = {"runtime_env": {"env_vars": variables}} if variables else {}
     if gpus:
         wanted = [{"num_gpus": 1, "num_cpus": 0, **shared}] * _free(gpus, options.mp or gpus)
     else:

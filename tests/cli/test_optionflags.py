@@ -1,0 +1,140 @@
+"""The flags of backends' options: in the help of ``tune``, checked, told to the run and its processes, and part of what a run is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from tunedgemm import cli
+from tunedgemm.errors import UserError
+from tunedgemm.optionflags import add_options, said
+from tunedgemm.plugin import Option
+from tunedgemm.registry import Backend
+from tunedgemm.testing.fakes import fake_backend, fake_registry
+
+SPACE = Option("--mine-space", "TUNEDGEMM_MINE_SPACE", "how much to list, up to 100 %", ("small", "full"))
+VARIABLE = "TUNEDGEMM_FAKE_SPACE"
+
+
+def backend(libtype: str, *options: Option) -> Backend:
+    return attrs.evolve(fake_backend(libtype), options=options)
+
+
+def parser_of(*backends: Backend) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    assert add_options(parser, fake_registry(*backends)) == []
+    return parser
+
+
+def test_a_flag_holds_in_the_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside, the variable has what was typed last; before and after, what it had."""
+    parser = parser_of(backend("mine", SPACE))
+    monkeypatch.delenv(SPACE.variable, raising=False)
+    with said(parser.parse_args(["--mine-space", "small", "--mine-space", "full"])):
+        assert SPACE.value() == "full"
+    assert SPACE.variable not in os.environ
+
+    monkeypatch.setenv(SPACE.variable, "full")
+    with said(parser.parse_args(["--mine-space", "small"])):
+        assert SPACE.value() == "small"
+    assert SPACE.value() == "full"
+    with said(parser.parse_args([])):
+        assert SPACE.value() == "full", "a flag that is not typed says nothing"
+
+
+def test_a_text_is_what_its_kind_makes_of_it() -> None:
+    """A text without choices becomes the value that its function returns; a mistake is the function's own."""
+
+    def kind(text: str) -> str:
+        if not text.endswith(".json"):
+            raise UserError(f"{text}: no JSON file")
+        return f"/folder/{text}"
+
+    parser = parser_of(backend("mine", Option("--mine-file", "TUNEDGEMM_MINE_FILE", "a file", kind=kind)))
+    assert parser.parse_args(["--mine-file", "a.json"]).variables == {"TUNEDGEMM_MINE_FILE": "/folder/a.json"}
+    with pytest.raises(UserError, match=r"a\.txt: no JSON file"):
+        parser.parse_args(["--mine-file", "a.txt"])
+
+
+def test_backends_that_state_the_same_share_a_flag() -> None:
+    """One flag in one group, which names them all; the help says the variable and what holds without it."""
+    text = " ".join(parser_of(backend("mine", SPACE), backend("minetile", SPACE)).format_help().split())
+    group = "backends mine, minetile (fake-mine, fake-minetile): --mine-space {small,full}"
+    assert f"{group} how much to list, up to 100 %; default: TUNEDGEMM_MINE_SPACE, else small" in text
+
+
+def test_a_flag_that_is_taken_is_left_out() -> None:
+    """The command's own keeps its meaning, and of two backends the first by rank has it; who lost is told, and what to do."""
+    other = attrs.evolve(SPACE, choices=("none", "all"))
+    core = Option("--batch-invariant", "TUNEDGEMM_BATCH_INVARIANT", "another meaning")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-invariant", action="store_true")
+
+    space, invariant = sorted(add_options(parser, fake_registry(backend("yours", other, core), backend("mine", SPACE))), reverse=True)
+    found = parser.parse_args(["--batch-invariant", "--mine-space", "full"])
+
+    assert (found.batch_invariant, found.variables) == (True, {"TUNEDGEMM_MINE_SPACE": "full"})
+    of = "of backend yours (fake-yours) is left out:"
+    assert space.startswith(f"the flag --mine-space {of} backend mine (fake-mine) has one of that name; TUNEDGEMM_MINE_SPACE in")
+    assert invariant.startswith(f"the flag --batch-invariant {of} tunedgemm itself has one of that name")
+
+
+class TestThirdParty:
+    """The option of a plugin that the core has never heard of."""
+
+    def test_the_help_of_tune_has_it(self, fake_plugins: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """In a group that is named by its plugin."""
+        with pytest.raises(SystemExit):
+            cli.main(["tune", "--help"])
+        assert "backend fake (fake-plugin): --fake-space {small,full} how much to list;" in " ".join(capsys.readouterr().out.split())
+
+    def test_a_flag_that_is_taken_is_named(
+        self, fake_plugins: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """On standard error, and the command works without it."""
+        monkeypatch.setattr("tunedgemm.optionflags.add_options", lambda _: ["the flag --x-y of backend x is left out"])
+        with pytest.raises(SystemExit) as end:
+            cli.main(["tune", "--help"])
+        assert (end.value.code, capsys.readouterr().err) == (0, "tunedgemm: the flag --x-y of backend x is left out\n")
+
+    def test_a_wrong_value_is_a_mistake(self, fake_plugins: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """One line that says what would be right."""
+        assert cli.main(["tune", "--fake-space", "huge"]) == 2
+        error = capsys.readouterr().err
+        assert "argument --fake-space: invalid choice: 'huge' (choose from" in error and "full" in error and error.count("\n") == 1
+
+    @pytest.mark.parametrize("words", [["--version"], ["plugins", "--help"], ["table", "--help"], ["--help"]])
+    def test_other_commands_load_no_plugin_for_it(self, fake_plugins: Path, child: Callable[..., str], words: list[str]) -> None:
+        """Only ``tune`` asks backends for their options."""
+        source = f"import sys\nfrom tunedgemm import cli\ntry:\n    cli.main({words})\nfinally:\n    print('fake_plugin' in sys.modules)"
+        assert child(f"import contextlib\nwith contextlib.suppress(SystemExit):\n    exec({source!r})", fake_plugins).endswith("False")
+
+    @pytest.mark.slow
+    def test_the_workers_list_what_it_says(self, fake_plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The third solution, which the backend lists in the full space alone, is timed; what is typed is over with the command."""
+        monkeypatch.delenv(VARIABLE, raising=False)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        timed, full = run_of(tmp_path / "full.csv", "--fake-space", "full")
+        assert timed == {("linear", 0), ("product", 1), ("product", 2)}
+        assert VARIABLE not in os.environ
+        timed, small = run_of(tmp_path / "small.csv", "--fake-space", "small")
+        assert timed == {("linear", 0), ("product", 1)}
+        assert full == {**small, VARIABLE: "full"}, "a run in another space is another run; the default is no part of what it is"
+
+
+def run_of(table: Path, *words: str) -> tuple[set[tuple[str, int]], dict[str, str]]:
+    """The solutions of the libtype fake that a run of ``tunedgemm tune`` times, and what the run is, by its trial log."""
+    (table.parent / "in.csv").write_text("M,N,K\n4,64,64\n")
+    files = ["-i", str(table.parent / "in.csv"), "-o", str(table)]
+    assert cli.main(["tune", *files, "--libtype", "fake", "--device", "cpu", "--iters", "5", "--warmup", "1", *words]) == 0
+    lines: list[dict[str, Any]] = [json.loads(line) for line in table.with_suffix(".trials.jsonl").read_text().splitlines()]
+    found = [line["solution"] for line in lines if line["kind"] == "trial"]
+    (identity,) = [line["identity"] for line in lines if line["kind"] == "run"]
+    return {(solution["kernel_name"], solution["split_k"]) for solution in found if solution["libtype"] == "fake"}, identity
