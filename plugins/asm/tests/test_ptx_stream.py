@@ -143,6 +143,11 @@ MISTAKES = {
     "the first that counts adds": (MORE, r"setp\.ne(\.u32 (%p\d+), .*\n    @\2 bra NEXT_TILE_1;)", r"setp.eq\1"),
     "a counter wraps a part too late": (MORE, r"(inc\.u32 %r\d+, \[%d\d+\]), %r\d+;", r"\1, 2;"),
     "a tile has the part behind it, too": (EVEN, r"sub\.u32 (%r\d+), (%r\d+), 1;\n(    div)", r"mov.u32 \1, \2;\n\3"),
+    "who looks does not acquire": (MORE, r"ld\.acquire\.gpu", "ld.relaxed.gpu"),
+    "who counts neither releases nor acquires": (MORE, r"atom\.acq_rel", "atom.relaxed"),
+    "who counts does not release": (MORE, r"atom\.acq_rel", "atom.acquire"),
+    "who counts does not acquire": (MORE, r"atom\.acq_rel", "atom.release"),
+    "threads do not meet before one counts": (MORE, r"(LEAVE_1:\n(?:.*\n)*?)    bar\.sync .*\n(    setp)", r"\1\2"),
     "parts lie in one place": (
         FEW,
         r"mul\.wide\.u32 (%d\d+), %r\d+, 4096;(\n    add\.s64 %d\d+, %d\d+, \1;\n    setp)",

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from .causality import Causality
 from .memory import Fault, Memory, Shared
 
 LANES = 128
@@ -150,6 +151,7 @@ class Machine:
     grid: int = 0
     resident: int = 0
     queue: list[list[Unit]] = attrs.field(factory=list)
+    causality: Causality = attrs.field(factory=Causality)
 
     def start(self, grid: int, shared_bytes: int, resident: int = 0) -> None:
         """The blocks of a grid at the kernel's first instruction: all, or *resident* clusters, the others in a random order after them."""

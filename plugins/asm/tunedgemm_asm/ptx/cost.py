@@ -8,6 +8,8 @@ Of 8-bit operands a stage has twice the elements, multiplied at twice the rate: 
 
 from __future__ import annotations
 
+import math
+
 from tunedgemm.plugin import Shape
 
 from tunedgemm_asm.limits import ceil_div
@@ -100,5 +102,5 @@ def _met(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> int:
     if not plan.stream:
         return tiles_of(plan, shape) * splits if splits > 1 else 0
     found, steps = shared_evenly(plan, shape, multiprocessors), steps_of(shape)
-    ends = range(found.length, found.tiles * steps, found.length)
-    return plan.cluster * sum(end % steps > 0 for end in ends)
+    ends = (found.tiles * steps - 1) // found.length
+    return plan.cluster * (ends - ends // (steps // math.gcd(found.length, steps)))

@@ -254,8 +254,9 @@ def unknown(name: str) -> str:
 
 
 def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
-    """The solutions one step away from one: another group, stage, cluster, part of K or way to store, turns, steps
-    shared or not, 16 rows of b more or fewer."""
+    """The solutions one step away from one: another group, stage, cluster, part of K or way to store, turns, 16 rows of b more or fewer,
+    steps along K shared or not.
+    """
     if not supports(shape, device):
         return
     plan, splits = resolve(solution, shape)

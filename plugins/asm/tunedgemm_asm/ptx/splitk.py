@@ -84,7 +84,7 @@ class Meeting:
         t.op("st.relaxed.gpu.global.u32", f"[{counter}]", t.to("b32", "mov.u32", 0), when=one)
 
     def _asked(self, f: Frame, instruction: str, limited: bool) -> tuple[str, str, str, str]:
-        """What one thread finds in the counter, by an instruction that has the most as a *limit* or not, for all threads.
+        """What one thread finds in the counter, by an instruction that is *limited* by the most or not, for all threads.
 
         Returns:
             It, the most that it can be, a predicate of that thread, the counter's address.
@@ -122,10 +122,10 @@ def join_parts(f: Frame, place: Place, number: str, sums: list[str], elsewhere: 
 def join_shared(f: Frame, tile: str, parts: tuple[str, str], own: tuple[str, list[str]], elsewhere: str) -> None:
     """The same of a tile whose steps are shared, where the sums may never have to leave their registers.
 
-    The consumer whose range ends in a tile comes late to it, the one whose range begins there came early. So all but the tile's last part
-    look first whether all others have come, and if so add theirs to the own: as bits, too, the second part and the first are the first
-    and the second. Of a third part or a later one the sums go to the workspace, as those of all who come too early, and are loaded in
-    the order of K.
+    A consumer whose range ends in the tile comes late to it, one whose range begins there early. So the first part, and the second where
+    it is not the last, look whether all others have come; if so they add those to what they have, in the order of K: a sum of two has
+    the same bits either way round. Sums of others, and of who looks too early, go to the workspace; of the third part or a later one
+    they are loaded from there where it comes last.
 
     Args:
         parts: the number of the own, and how many there are.
