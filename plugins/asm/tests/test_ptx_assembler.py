@@ -12,7 +12,7 @@ from tunedgemm.plugin import Device, LaunchError, Shape
 from tunedgemm_asm.ptx import assembler
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.plan import COLUMNS, Plan, Variant
-from tunedgemm_asm.ptx.problem import refusal
+from tunedgemm_asm.ptx.problem import problem_of, refusal
 from tunedgemm_asm.ptx.solutions import TURNS, choices, plans
 
 needs_ptxas = pytest.mark.skipif(assembler.ptxas() is None, reason="there is no ptxas: it comes with Triton and with CUDA's toolkit")
@@ -51,6 +51,9 @@ VARIANTS = [
     Variant(Plan(64, 256, 4, swapped=True, promoted=True), "fp8_e4m3fn", "fp32", split=True, scale="block", columns=True, transposed=True),
 ]
 
+#: The same that share steps along K evenly.
+VARIANTS += [attrs.evolve(each, plan=attrs.evolve(each.plan, stream=True), split=True) for each in VARIANTS]
+
 
 def faults(variant: Variant) -> str:
     """What ptxas has against a kernel."""
@@ -78,7 +81,7 @@ def test_ptxas_takes_every_part(variant: Variant) -> None:
 def test_ptxas_takes_what_is_listed(m: int) -> None:
     """The first twelve of a list; of everything that may be listed each fifth plan, with all parts."""
     shape = Shape("a16w16", m, 7168, 8192, epilogue="bias")
-    first = [Variant(plan, "bf16", "bf16", "bf16", splits > 1) for plan, splits in choices(shape, H200)[:12]]
+    first = [problem_of(plan, splits, shape, 132).variant for plan, splits in choices(shape, H200)[:12]]
     others = [Variant(plan, "bf16", "bf16", "bf16", True) for plan in list(plans(shape))[m % 5 :: 5]]
     assert [fault for variant in dict.fromkeys([*first, *others]) if (fault := faults(variant))] == []
 
@@ -100,7 +103,9 @@ def test_ptxas_takes_what_is_listed_of_eight_bits(op: str, dtype: str, scale: st
     columns = op.endswith("_bpreshuffle")
     layout = {"columns": columns, "transposed": columns}
     shape = Shape(op, m, 7168, 8192, dtype, "bf16", "bias" if bias else "none", bias, scale, COLUMNS if columns else "row")
-    first = [Variant(plan, dtype, "bf16", bias, splits > 1, scale=scale, **layout) for plan, splits in choices(shape, H200)[:8]]
+    first = [
+        Variant(plan, dtype, "bf16", bias, splits > 1 or plan.stream, scale=scale, **layout) for plan, splits in choices(shape, H200)[:8]
+    ]
     listed = [plan for plan in plans(shape) if not refusal(plan, 2, shape)]
     others = [Variant(plan, dtype, "bf16", bias, True, scale=scale, **layout) for plan in listed[m % 9 :: 9]]
     assert [fault for variant in dict.fromkeys([*first, *others]) if (fault := faults(variant))] == []

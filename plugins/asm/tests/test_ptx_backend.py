@@ -74,6 +74,9 @@ def check(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> None:
         (Plan(128, 32, 3, panels=1), 2, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
         (Plan(64, 16, 3, 1, panels=1, promoted=True), 1, ROWS),
         (Plan(64, 96, 3, 1, panels=2, promoted=True), 2, BLOCKS),
+        (Plan(64, 32, 3, 1, stream=True), 1, SMALL),
+        (Plan(64, 32, 3, turns=True, stream=True), 1, attrs.evolve(SMALL, m=100)),
+        (Plan(64, 96, 3, 1, promoted=True, stream=True), 1, BLOCKS),
     ],
     ids=[
         "plain",
@@ -90,6 +93,9 @@ def check(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> None:
         "panels split",
         "panels of rows",
         "panels of blocks",
+        "stream",
+        "stream of turns",
+        "stream of blocks",
     ],
 )
 def test_a_solution_computes_its_product(
@@ -108,7 +114,7 @@ def test_a_solution_computes_its_product(
     assert torch.equal(first, launcher.call(*given))
     assert cuda.faults == []
     check(first, given, shape)
-    assert (launcher.workspace_bytes > 0) == (splits > 1)
+    assert (launcher.workspace_bytes > 0) == (splits > 1 or plan.stream)
 
 
 def test_leading_dimensions_are_kept(backend: Asm) -> None:

@@ -25,7 +25,9 @@ def test_names_round_trip() -> None:
     assert PLAN.name == "ptx_128x160_s5_c2_x1_g8_r1"
     assert plans[2].name == "ptx_16x128_s8_c2_x1_g4_swap_r1"
     assert plans[3].name == "ptx_16x128_s8_c2_x1_g8_swap_p_r1"
-    assert [plan.name for plan in plans[4:]] == ["ptx_128x192_s5_c2_x1_g8_t_r1", "ptx_16x64_s8_c2_x1_g8_swap_t_r1"]
+    assert [plan.name for plan in plans[4:6]] == ["ptx_128x192_s5_c2_x1_g8_t_r1", "ptx_16x64_s8_c2_x1_g8_swap_t_r1"]
+    plans += [Plan(128, 192, 5, turns=True, stream=True), Plan(128, 256, 4, promoted=True, panels=2, stream=True)]
+    assert [plan.name for plan in plans[6:]] == ["ptx_128x192_s5_c2_x1_g8_t_k_r1", "ptx_128x256_s4_c2_x1_g8_p_k_b2_r1"]
     assert [plan_of(plan.name) for plan in plans] == plans
 
 

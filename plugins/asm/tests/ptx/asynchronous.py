@@ -187,6 +187,7 @@ def _meet(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: 
         raise Blocked
     unit.passing = -1
     block.shared.meet(unit.group * LANES, LANES)
+    machine.causality.meet(id(unit))
 
 
 def _cluster_arrive(machine: Machine, unit: Unit, i: Instruction, mask: np.ndarray, told: Any) -> None:

@@ -24,7 +24,10 @@ _BLOCK = 128
 
 @attrs.define
 class Bench:
-    """The operands of one shape, random ones but where they are given, and their memory; the output and the workspace start as NaN."""
+    """The operands of one shape, random ones but where they are given, and their memory; the output and the workspace start as NaN.
+
+    Of the clusters *resident* are at work at a time, 0 for all. A kernel is launched several times over one workspace if *launches* are.
+    """
 
     shape: Any
     plan: Plan
@@ -32,6 +35,8 @@ class Bench:
     multiprocessors: int = 3
     seed: int = 0
     given: tuple[np.ndarray, np.ndarray] | None = None
+    resident: int = 0
+    launches: int = 1
     memory: Memory = attrs.field(factory=Memory)
     counters: np.ndarray = attrs.field(factory=lambda: np.zeros(0, np.uint32))
 
@@ -62,8 +67,12 @@ class Bench:
             lying = torch.from_numpy(operands[1].view(np.int8)).view(torch_dtype(shape.dtype))
             operands[1] = shuffle_weight(lying, shape.layout).plain.view(torch.uint8).numpy().view(operands[1].dtype)
         arguments = self._arguments(operands, to_bits(bias, shape.bias_dtype or "fp32"), out, scales)
-        run(text or self.text, Launch(self.problem.grid, self.plan.shared_bytes, arguments), self.memory, self.seed)
-        assert not self.counters.any()
+        launch, poison = Launch(self.problem.grid, self.plan.shared_bytes, arguments, self.resident), out.copy()
+        for number in range(self.launches):
+            out[...] = poison
+            run(text or self.text, launch, self.memory, self.seed + number)
+            if self.counters.any():
+                raise Fault("a counter is not left as it was")
         return out, wanted
 
     def _scales(self, chance: np.random.Generator) -> list[np.ndarray]:
@@ -110,16 +119,16 @@ class Bench:
         return packed[:MAP_OUT] + described(values["out"], *out.shape, 64, out.itemsize, out.itemsize * self.plan.panel_columns)
 
 
-def mistake_shows(case: tuple[Plan, Any, int], pattern: str, by: str) -> bool:
+def mistake_shows(case: tuple[Any, ...], pattern: str, by: str) -> bool:
     """Whether a kernel in whose text a pattern is replaced breaks a rule or computes something else, in one of five orders of events.
 
     Args:
-        case: plan, shape, parts of K.
+        case: plan, shape, parts of K, and multiprocessors where there are several: then in four orders one cluster is at work at a time.
     """
-    plan, shape, splits = case
+    plan, shape, splits, multiprocessors = (*case, 1)[:4]
     found = 0
     for seed in range(5):
-        bench = Bench(shape, plan, splits, 1, seed)
+        bench = Bench(shape, plan, splits, multiprocessors, seed, resident=min(seed, multiprocessors - 1, 1))
         wrong, changes = re.subn(pattern, by, bench.text)
         assert changes
         try:

@@ -207,6 +207,8 @@ def _memory(machine: Machine, unit: Unit, instruction: Instruction, mask: np.nda
             unit.block.shared.put(place, content, unit.group * LANES + int(lane))
             continue
         memory = unit.block.shared.content[place : place + size] if shared else machine.memory.find(place, size, store or atomic)
+        if ".gpu." in name:
+            machine.causality.access(id(unit), name, place)
         for index, register in enumerate(kept):
             part = memory[index * width : (index + 1) * width]
             if store:

@@ -13,11 +13,12 @@ from .memory import Memory
 
 @attrs.frozen
 class Launch:
-    """What a driver is told: blocks, bytes of shared memory and of arguments."""
+    """What a driver is told: blocks, bytes of shared memory and of arguments; and how many clusters fit at a time, 0 for all."""
 
     grid: int
     shared: int
     arguments: bytes
+    resident: int = 0
 
 
 def run(text: str, launch: Launch, memory: Memory, seed: int = 0) -> None:
@@ -27,5 +28,5 @@ def run(text: str, launch: Launch, memory: Memory, seed: int = 0) -> None:
         Fault: it did what must not be done, or came to no end.
     """
     machine = Machine(read(text), memory, launch.arguments, random.Random(seed))
-    machine.start(launch.grid, launch.shared)
+    machine.start(launch.grid, launch.shared, launch.resident)
     machine.run(step)

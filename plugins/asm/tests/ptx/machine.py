@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from .causality import Causality
 from .memory import Fault, Memory, Shared
 
 LANES = 128
@@ -148,17 +149,33 @@ class Machine:
     stores: list[Callable[[], None]] = attrs.field(factory=list)
     arrivals: list[Arrival] = attrs.field(factory=list)
     grid: int = 0
+    resident: int = 0
+    queue: list[list[Unit]] = attrs.field(factory=list)
+    causality: Causality = attrs.field(factory=Causality)
 
-    def start(self, grid: int, shared_bytes: int) -> None:
-        """All blocks of a grid at the kernel's first instruction."""
-        program, self.grid = self.program, grid
-        cluster = Cluster()
-        for index in range(grid):
-            if index % program.cluster == 0:
-                cluster = Cluster()
-            block = Block(index, index % program.cluster, Shared(shared_bytes), 0, cluster)
-            cluster.blocks.append(block)
-            self.units += [Unit(block, group, program.registers) for group in range(program.threads // LANES)]
+    def start(self, grid: int, shared_bytes: int, resident: int = 0) -> None:
+        """The blocks of a grid at the kernel's first instruction: all, or *resident* clusters, the others in a random order after them."""
+        program, self.grid, self.resident = self.program, grid, resident
+        for first in range(0, grid, program.cluster):
+            cluster, units = Cluster(), []
+            for index in range(first, first + program.cluster):
+                block = Block(index, index - first, Shared(shared_bytes), 0, cluster)
+                cluster.blocks.append(block)
+                units += [Unit(block, group, program.registers) for group in range(program.threads // LANES)]
+            self.queue.append(units)
+        if resident:
+            self.chance.shuffle(self.queue)
+        else:
+            self.units, self.queue = [unit for units in self.queue for unit in units], []
+
+    def _unfinished(self) -> list[Unit]:
+        """Warp groups at work, those of clusters among them that a place is free for."""
+        end = len(self.program.instructions)
+        while True:
+            found = [unit for unit in self.units if (unit.at < end).any()]
+            if not self.queue or len({id(unit.block.cluster) for unit in found}) >= self.resident:
+                return found
+            self.units += self.queue.pop(0)
 
     def run(self, step: Callable[[Machine, Unit], bool]) -> None:
         """To the end, in a random order.
@@ -167,7 +184,7 @@ class Machine:
             Fault: nothing can go on.
         """
         idle, end = 0, len(self.program.instructions)
-        while unfinished := [unit for unit in self.units if (unit.at < end).any()]:
+        while unfinished := self._unfinished():
             for pending in (self.copies, self.stores, self.arrivals):
                 if pending and self.chance.random() < 0.3:
                     pending.pop(self.chance.randrange(len(pending)))()

@@ -3,7 +3,8 @@
 First the two descriptors of the copy engine, 128 bytes each on a boundary of 64, then what `ABI` has, for operands with scales what
 `SCALED` adds; last the descriptor of the output, where the copy engine stores that. ``rows_a`` and ``rows_b`` are rows of the operands,
 ``stride`` elements of a row of the output. ``units_a`` counts clusters along a, ``tiles`` their tiles, ``items`` tiles times parts of K;
-``steps`` are steps of 128 bytes along K, ``part`` those of each part but the last.
+``steps`` are steps of 128 bytes along K, ``part`` those of each part but the last. Where steps are shared (`shares`) ``items`` are the
+tiles of which they are, ``part`` the steps of a range, ``splits`` the parts of a tile at most.
 """
 
 from __future__ import annotations

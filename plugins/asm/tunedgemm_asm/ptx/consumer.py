@@ -23,11 +23,12 @@ from tunedgemm_asm.ptx.barriers import (
 )
 from tunedgemm_asm.ptx.epilogue import store_tile
 from tunedgemm_asm.ptx.frame import Frame
-from tunedgemm_asm.ptx.order import find_place, first_item, steps_of_item
+from tunedgemm_asm.ptx.order import Items
 from tunedgemm_asm.ptx.panels import await_reads
 from tunedgemm_asm.ptx.plan import DEEP, STEP_BYTES
 from tunedgemm_asm.ptx.promotion import BlockScales, promote, promote_scaled
-from tunedgemm_asm.ptx.splitk import join_parts
+from tunedgemm_asm.ptx.splitk import join_parts, join_shared
+from tunedgemm_asm.ptx.stream import Ranges, start_items
 
 
 def consume(f: Frame) -> None:
@@ -39,38 +40,44 @@ def consume(f: Frame) -> None:
     base_a = _descriptor(f, f.shared if plan.turns else t.to("b32", "mad.lo.u32", number, plan.rows * STEP_BYTES, f.shared))
     base_b = _descriptor(f, t.to("b32", "add.u32", f.shared, plan.tile_a * STEP_BYTES))
     sums = t.many(f.variant.sum_kind, plan.sums)
-    item, step = first_item(f)
+    items = start_items(f)
     ring = start_ring(f, 0)
-    turn = _start_turns(f, number, ring, (item, step)) if plan.turns else None
+    turn = _start_turns(f, number, ring, items) if plan.turns else None
     tile, next_tile, end = t.label("TILE"), t.label("NEXT_TILE"), t.label("STORED") if plan.panels else f.end
     t.place(tile)
-    t.op("bra", end, when=t.to("pred", "setp.ge.u32", item, f.arguments["items"]))
-    place = find_place(f, item)
+    t.op("bra", end, when=items.ended(f))
+    place = items.place(f)
     if plan.promoted:
         scales = BlockScales.of(f, place, number) if f.variant.scale == "block" else None
         _multiply_promoted(f, (base_a, base_b), sums, ring, (place.steps, arriving, scales))
     else:
         _multiply(f, (base_a, base_b), sums, ring, (place.steps, arriving, turn))
-    if f.variant.split:
+    if isinstance(items, Ranges):
+        whole = t.label("WHOLE")
+        t.op("bra", whole, when=t.to("pred", "setp.eq.u32", place.steps, f.arguments["steps"]))
+        join_shared(f, place.tile, items.parts(f, place), (number, sums), next_tile)
+        t.place(whole)
+    elif f.variant.split:
         join_parts(f, place, number, sums, next_tile)
     row_a = place.row_a if plan.turns else t.to("b32", "mad.lo.u32", number, plan.rows, place.row_a)
     store_tile(f, row_a, place.row_b, sums)
     t.place(next_tile)
-    t.op("add.u32", item, item, step)
+    items.advance(f, place.steps)
     if plan.turns:
-        skip_stages(f, ring, steps_of_item(f, item))
-        t.op("add.u32", item, item, step)
+        theirs = items.steps(f)
+        skip_stages(f, ring, theirs)
+        items.advance(f, theirs)
     t.op("bra", tile)
     if plan.panels:
         t.place(end)
         await_reads(f)
 
 
-def _start_turns(f: Frame, number: str, ring: Ring, items: tuple[str, str]) -> Turn:
-    """The second consumer begins with the second item of the block; *items* are the first, and how far the next one is."""
-    t, (item, step) = f.text, items
-    skip_stages(f, ring, t.to("b32", "mul.lo.u32", steps_of_item(f, item), number))
-    t.op("mad.lo.u32", item, step, number, item)
+def _start_turns(f: Frame, number: str, ring: Ring, items: Items | Ranges) -> Turn:
+    """The second consumer begins with the second item of the block."""
+    steps = items.steps(f)
+    skip_stages(f, ring, f.text.to("b32", "mul.lo.u32", steps, number))
+    items.advance(f, steps, number)
     return start_turns(f, number)
 
 

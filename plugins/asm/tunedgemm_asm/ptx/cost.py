@@ -8,12 +8,14 @@ Of 8-bit operands a stage has twice the elements, multiplied at twice the rate: 
 
 from __future__ import annotations
 
+import math
+
 from tunedgemm.plugin import Shape
 
 from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.epilogue import BYTES
 from tunedgemm_asm.ptx.plan import ELEMENT_BYTES, SIDE, STEP, STEP_BYTES, STEP_K, Plan
-from tunedgemm_asm.ptx.problem import part_of, rows_of, tiles_of
+from tunedgemm_asm.ptx.problem import part_of, rows_of, shared_evenly, steps_of, tiles_of
 from tunedgemm_asm.ptx.splitk import slot_bytes
 
 _CYCLES_A_US, _OPERATIONS, _SHARED_BYTES = 1375.0, 4096, 112.0
@@ -62,9 +64,7 @@ def promoted_cycles(plan: Plan, by_block: bool, resident: int) -> float:
 def cost(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> float:
     """Microseconds that a solution should take."""
     rows_a, rows_b = rows_of(plan, shape)
-    items, places = tiles_of(plan, shape) * splits, multiprocessors * plan.resident
-    steps, resident = part_of(splits, shape), min(plan.resident, ceil_div(items, multiprocessors))
-    rounds = ceil_div(items, places) * resident
+    all_steps, resident, steps, tiles = _work(plan, splits, shape, multiprocessors)
     # A stage is loaded while the others are on their way, by all blocks of the SM.
     loaded = max(_LATENCY / (plan.stages * resident), plan.stage_bytes / _SM)
     cycles = promoted_cycles(plan, shape.scale == "block", resident) if plan.promoted else step_cycles(plan)
@@ -73,10 +73,34 @@ def cost(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> float:
     out = BYTES[shape.outdtype]
     tile = plan.tile_a * plan.tile_b * out / _STORED / _CYCLES_A_US / plan.sharing
     tile += _GIVING * ceil_div(plan.all_panels, plan.panels) / _CYCLES_A_US if plan.panels else 0.0
-    multiplied = rounds * (steps * step + tile) + _LATENCY
+    multiplied = steps * step + tiles * tile + _LATENCY
     if plan.turns:  # a tile is stored while the next is multiplied: each consumer has twice as long for its own
-        multiplied -= (rounds - 1) * min(tile, (steps * step + tile) / 2)
-    from_l2 = items * steps * (plan.tile_a + plan.tile_b / plan.cluster) * STEP_BYTES / _L2
+        multiplied -= (tiles - 1) * min(tile, (steps / tiles * step + tile) / 2)
+    from_l2 = all_steps * (plan.tile_a + plan.tile_b / plan.cluster) * STEP_BYTES / _L2
     from_memory = (ELEMENT_BYTES[shape.dtype] * shape.k * (rows_a + rows_b) + out * shape.m * shape.n) / _MEMORY
-    parts = 2 * items * plan.sharing * slot_bytes(plan.sums) / _L2 + _MEETING if splits > 1 else 0.0
+    met = _met(plan, splits, shape, multiprocessors)
+    parts = 2 * met * plan.sharing * slot_bytes(plan.sums) / _L2 + _MEETING if met else 0.0
     return bound(multiplied, from_l2, from_memory) + parts
+
+
+def _work(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> tuple[int, int, int, int]:
+    """Steps of all blocks, blocks of an SM, and steps and ends of tiles of the SM that has most."""
+    tiles = tiles_of(plan, shape)
+    if plan.stream:
+        found, whole = shared_evenly(plan, shape, multiprocessors), steps_of(shape)
+        resident = min(plan.resident, ceil_div(found.clusters * plan.cluster, multiprocessors))
+        steps, ends = found.rounds * whole + found.length, found.rounds + ceil_div(found.length, whole)
+        return tiles * whole, resident, steps * resident, ends * resident
+    items, places, part = tiles * splits, multiprocessors * plan.resident, part_of(splits, shape)
+    resident = min(plan.resident, ceil_div(items, multiprocessors))
+    rounds = ceil_div(items, places) * resident
+    return items * part, resident, rounds * part, rounds
+
+
+def _met(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> int:
+    """Parts that blocks leave and load again: where steps are shared one for each end of a range within a tile."""
+    if not plan.stream:
+        return tiles_of(plan, shape) * splits if splits > 1 else 0
+    found, steps = shared_evenly(plan, shape, multiprocessors), steps_of(shape)
+    ends = (found.tiles * steps - 1) // found.length
+    return plan.cluster * (ends - ends // (steps // math.gcd(found.length, steps)))

@@ -46,7 +46,7 @@ PANEL_COLUMNS, LEAST_COLUMNS = 64, 16
 #: Goes up where the text for the same plan changes what it computes or how quickly.
 REVISION = 1
 
-_NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?(_p)?(_t)?(?:_b(\d+))?_r(\d+)")
+_NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?(_p)?(_t)?(_k)?(?:_b(\d+))?_r(\d+)")
 
 
 @attrs.frozen
@@ -69,6 +69,7 @@ class Plan:
         turns: whether consumers have a tile each, in turns.
         panels: places in shared memory for 64 rows of outputs that each consumer has, from which the copy engine stores; without one its
             threads store.
+        stream: whether the steps along K of the tiles that would not fill a round are shared evenly by all clusters.
     """
 
     tile_m: int
@@ -81,6 +82,7 @@ class Plan:
     promoted: bool = False
     turns: bool = False
     panels: int = 0
+    stream: bool = False
 
     def __attrs_post_init__(self) -> None:
         if self.consumers not in REGISTERS or self.cluster not in (1, 2) or self.group < 1 or self.stages < 2:
@@ -108,7 +110,8 @@ class Plan:
     @property
     def name(self) -> str:
         """What tables call it."""
-        flags = "_swap" * self.swapped + "_p" * self.promoted + "_t" * self.turns + f"_b{self.panels}" * (self.panels > 0)
+        flags = "_swap" * self.swapped + "_p" * self.promoted + "_t" * self.turns + "_k" * self.stream
+        flags += f"_b{self.panels}" * (self.panels > 0)
         tile = f"{self.tile_m}x{self.tile_n}"
         return f"ptx_{tile}_s{self.stages}_c{self.consumers}_x{self.cluster}_g{self.group}{flags}_r{REVISION}"
 
@@ -223,10 +226,10 @@ def plan_of(name: str) -> Plan:
     """
     if not (match := _NAME.fullmatch(name)):
         raise PluginError(f"{name!r} names no kernel of this plugin's for sm_90")
-    *sizes, swapped, promoted, turns, panels, revision = match.groups()
+    *sizes, swapped, promoted, turns, stream, panels, revision = match.groups()
     if int(revision) != REVISION:
         raise PluginError(f"{name} is of revision {revision}, this is {REVISION}: tune again")
-    flags = {"swapped": bool(swapped), "promoted": bool(promoted), "turns": bool(turns)}
+    flags = {"swapped": bool(swapped), "promoted": bool(promoted), "turns": bool(turns), "stream": bool(stream)}
     plan = Plan(*map(int, sizes), **flags, panels=int(panels or 0))
     if plan.name != name:
         raise PluginError(f"{name} is not how {plan.name} is written")
@@ -260,6 +263,8 @@ class Variant:
     transposed: bool = False
 
     def __attrs_post_init__(self) -> None:
+        if self.plan.stream and not self.split:
+            raise PluginError(f"{self.plan.name}: thread blocks share the K of tiles")
         if self.plan.panels and (self.outdtype == "fp32" or self.together != LINE):
             raise PluginError(f"{self.plan.name}: the copy engine stores outputs of 16 bits, in rows of a multiple of {LINE}")
 

@@ -11,6 +11,7 @@ from tunedgemm_asm.limits import ceil_div
 from tunedgemm_asm.ptx.matrix import multiplies
 from tunedgemm_asm.ptx.plan import BESIDE_SUMS, COLUMNS, LINE, SCALE_BLOCK, Plan, Variant, step_of
 from tunedgemm_asm.ptx.promotion import scales_by_block
+from tunedgemm_asm.ptx.shares import Shares, shares_of
 from tunedgemm_asm.ptx.splitk import slot_bytes
 
 #: Parts of K at most, and counters of a launch.
@@ -21,8 +22,9 @@ MOST_SIZE = (1 << 31) - 1
 MOST_SCALES = (1 << 32) - 1
 #: Ops whose scales of x by block lie block of K by block of K.
 TRANSPOSED = ("a8w8_blockscale_bpreshuffle",)
-#: Items of a launch: tiles of the last round beyond it must not wrap around.
-MOST_ITEMS = 1 << 30
+#: Items of a launch, or steps of all tiles where they are shared: what is numbered beyond the last must not wrap around, with so many
+#: steps of a tile at most.
+MOST_ITEMS, MOST_STEPS = 1 << 30, 1 << 16
 
 
 @attrs.frozen
@@ -76,6 +78,9 @@ def refusal(plan: Plan, splits: int, shape: Shape) -> str:
     steps, (units_a, tiles_b) = steps_of(shape), units_of(plan, shape)
     if reason := _unable(plan, shape):
         return f"{plan.name} {reason}"
+    if plan.stream and (splits > 1 or steps > MOST_STEPS or units_a * tiles_b * steps > MOST_ITEMS):
+        most = f"{MOST_ITEMS} at most, of {MOST_STEPS} at most for a tile"
+        return f"{plan.name} shares {units_a * tiles_b} times {steps} steps along K ({most}) with splitK 1 (got {splits})"
     if not 1 <= splits <= MOST_SPLITS:
         return f"{plan.name} cuts K into 1 to {MOST_SPLITS} parts (got {splits})"
     if ceil_div(steps, part_of(splits, shape)) != splits:
@@ -120,6 +125,12 @@ def _unable_by_block(plan: Plan) -> str:
     return ""
 
 
+def shared_evenly(plan: Plan, shape: Shape, multiprocessors: int) -> Shares:
+    """How the clusters that so many multiprocessors hold at a time share the steps of tiles."""
+    units_a, tiles_b = units_of(plan, shape)
+    return shares_of(units_a * tiles_b, steps_of(shape), max(1, multiprocessors * plan.resident // plan.cluster))
+
+
 def _slots(plan: Plan, shape: Shape) -> int:
     """Consumers' shares of all tiles, those of a cluster beyond the operand, too."""
     return tiles_of(plan, shape) * plan.sharing
@@ -134,15 +145,20 @@ def problem_of(plan: Plan, splits: int, shape: Shape, multiprocessors: int) -> P
     if reason := refusal(plan, splits, shape):
         raise PluginError(reason)
     (rows_a, rows_b), (units_a, tiles_b) = rows_of(plan, shape), units_of(plan, shape)
-    tiles, steps, split = units_a * tiles_b, steps_of(shape), splits > 1
+    tiles, steps = units_a * tiles_b, steps_of(shape)
     values = {"rows_a": rows_a, "rows_b": rows_b, "stride": shape.n, "units_a": units_a, "tiles_b": tiles_b, "tiles": tiles}
-    values |= {"items": tiles * splits, "steps": steps, "part": part_of(splits, shape), "splits": splits}
-    clusters = max(1, min(tiles * splits, multiprocessors * plan.resident // plan.cluster))
-    slots = _slots(plan, shape) if split else 0
+    if plan.stream:
+        found = shared_evenly(plan, shape, multiprocessors)
+        clusters, slots, parts = found.clusters, found.tiles * plan.cluster * plan.sharing, found.parts
+        values |= {"items": found.tiles, "steps": steps, "part": found.length, "splits": parts}
+    else:
+        clusters = max(1, min(tiles * splits, multiprocessors * plan.resident // plan.cluster))
+        slots, parts = _slots(plan, shape) if splits > 1 else 0, splits
+        values |= {"items": tiles * splits, "steps": steps, "part": part_of(splits, shape), "splits": splits}
     return Problem(
-        variant=_variant(plan, split, shape),
+        variant=_variant(plan, plan.stream or splits > 1, shape),
         values=values,
         grid=clusters * plan.cluster,
-        workspace=slots * splits * slot_bytes(plan.sums),
+        workspace=slots * parts * slot_bytes(plan.sums),
         counters=slots,
     )

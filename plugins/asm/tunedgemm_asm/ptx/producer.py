@@ -5,8 +5,9 @@ from __future__ import annotations
 from tunedgemm_asm.ptx.arguments import MAP_OUT, MAPS
 from tunedgemm_asm.ptx.barriers import announce, barrier_of, next_stage, start_ring, wait
 from tunedgemm_asm.ptx.frame import Frame, map_of
-from tunedgemm_asm.ptx.order import find_place, first_element, first_item
+from tunedgemm_asm.ptx.order import first_element
 from tunedgemm_asm.ptx.plan import STEP_BYTES
+from tunedgemm_asm.ptx.stream import start_items
 
 _LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
 
@@ -19,12 +20,12 @@ def produce(f: Frame) -> None:
     maps = [_fetched(f, offset) for offset in MAPS.values()]
     if plan.panels:
         _fetched(f, MAP_OUT)  # for the consumers
-    item, step = first_item(f)
+    items = start_items(f)
     ring = start_ring(f, 1)
     tile, inner, done = t.label("LOAD_TILE"), t.label("LOAD"), f.end
     t.place(tile)
-    t.op("bra", done, when=t.to("pred", "setp.ge.u32", item, f.arguments["items"]))
-    place = find_place(f, item)
+    t.op("bra", done, when=items.ended(f))
+    place = items.place(f)
     k, left = first_element(f, place), t.to("b32", "mov.u32", place.steps)
     column = t.to("b32", "mov.u32", place.first) if f.variant.columns else ""
     row_b = t.to("b32", "mad.lo.u32", f.rank, plan.box_b, place.row_b) if plan.cluster > 1 else place.row_b
@@ -51,7 +52,7 @@ def produce(f: Frame) -> None:
     next_stage(f, ring)
     t.op("sub.u32", left, left, 1)
     t.op("bra", inner, when=t.to("pred", "setp.ne.u32", left, 0))
-    t.op("add.u32", item, item, step)
+    items.advance(f, place.steps)
     t.op("bra", tile)
 
 

@@ -7,6 +7,8 @@ workspace has for each part of each of those 128 threads times their sums, four 
 
 from __future__ import annotations
 
+import attrs
+
 from tunedgemm_asm.ptx.arguments import argument
 from tunedgemm_asm.ptx.barriers import meet_consumer
 from tunedgemm_asm.ptx.frame import Frame
@@ -21,25 +23,146 @@ def slot_bytes(sums: int) -> int:
     return sums * GROUP_THREADS * 4
 
 
+@attrs.frozen
+class Meeting:
+    """Where the parts of a consumer's share of a tile meet, as registers.
+
+    Attributes:
+        slot: number of the share among all.
+        number: the consumer's number.
+        within: the thread's number in its consumer.
+        start: address of what the thread has of the first part; that of others lies `slot_bytes` further on each.
+        mine: address of what it has of its own.
+        parts: how many there are.
+    """
+
+    slot: str
+    number: str
+    within: str
+    start: str
+    mine: str
+    parts: str
+
+    @classmethod
+    def of(cls, f: Frame, tile: str, number: str, parts: tuple[str, str]) -> Meeting:
+        """Of a tile; *parts* are the number of the consumer's own, and how many there are."""
+        t, told, (part, count) = f.text, f.arguments, parts
+        slot = tile if f.plan.turns else t.to("b32", "mad.lo.u32", tile, f.plan.consumers, number)
+        first = t.to("b32", "mul.lo.u32", slot, told["splits"])
+        base = t.to("b64", "ld.param.u64", argument("workspace"))
+        within = t.to("b32", "and.b32", f.thread, GROUP_THREADS - 1)
+        lane = t.to("b64", "mul.wide.u32", within, _PACK_BYTES)
+        base = t.to("b64", "add.s64", base, lane)
+        start = t.to("b64", "mul.wide.u32", first, slot_bytes(f.plan.sums))
+        start = t.to("b64", "add.s64", base, start)
+        mine = t.to("b64", "mul.wide.u32", part, slot_bytes(f.plan.sums))
+        mine = t.to("b64", "add.s64", start, mine)
+        return cls(slot, number, within, start, mine, count)
+
+    def leave(self, f: Frame, sums: list[str], elsewhere: str) -> None:
+        """Leave the sums in the workspace, and count; who is not the last goes *elsewhere*.
+
+        One thread counts for all, who see what it found; at the last it leaves zero. Its atomic releases and acquires for all: barriers
+        before and behind order what the others wrote and read (PTX ISA, "Causality order").
+        """
+        t = f.text
+        for at in range(0, len(sums), _PACK):
+            offset = at // _PACK * GROUP_THREADS * _PACK_BYTES
+            t.op(f"st.relaxed.gpu.global.v4.{_kind(f)}", f"[{self.mine}+{offset}]", _braced(sums[at : at + _PACK]))
+        # Counts up to the number of parts less one, then wraps to zero.
+        seen, most, *_ = self._asked(f, "atom.acq_rel.gpu.global.inc.u32", True)
+        t.op("bra", elsewhere, when=t.to("pred", "setp.ne.u32", seen, most))
+
+    def look(self, f: Frame, otherwise: str) -> None:
+        """Go on where all others have come: nobody else counts, so the counter is set to zero; else go *otherwise*.
+
+        The thread that looks acquires what those released that counted: each atomic reads the one before it (PTX ISA, "Observation order").
+        """
+        t = f.text
+        seen, most, one, counter = self._asked(f, "ld.acquire.gpu.global.u32", False)
+        t.op("bra", otherwise, when=t.to("pred", "setp.ne.u32", seen, most))
+        t.op("st.relaxed.gpu.global.u32", f"[{counter}]", t.to("b32", "mov.u32", 0), when=one)
+
+    def _asked(self, f: Frame, instruction: str, limited: bool) -> tuple[str, str, str, str]:
+        """What one thread finds in the counter, by an instruction that is *limited* by the most or not, for all threads.
+
+        Returns:
+            It, the most that it can be, a predicate of that thread, the counter's address.
+        """
+        t = f.text
+        word = t.to("b32", "mad.lo.u32", self.number, WORD_BYTES, f.shared)
+        meet_consumer(f)
+        one = t.to("pred", "setp.eq.u32", self.within, 0)
+        base = t.to("b64", "ld.param.u64", argument("counters"))
+        far = t.to("b64", "mul.wide.u32", self.slot, 4)
+        counter = t.to("b64", "add.s64", base, far)
+        most = t.to("b32", "sub.u32", self.parts, 1)
+        came = t.new("b32")
+        t.op(instruction, came, f"[{counter}]", *[most] * limited, when=one)
+        t.op("st.shared.u32", f"[{word}+{f.words}]", came, when=one)
+        meet_consumer(f)
+        return t.to("b32", "ld.shared.u32", f"[{word}+{f.words}]"), most, one, counter
+
+
 def join_parts(f: Frame, place: Place, number: str, sums: list[str], elsewhere: str) -> None:
-    """Leave the sums; who is not the last goes *elsewhere*, the last has the sums of all parts."""
-    t, told = f.text, f.arguments
-    slot = place.tile if f.plan.turns else t.to("b32", "mad.lo.u32", place.tile, f.plan.consumers, number)
-    first = t.to("b32", "mul.lo.u32", slot, told["splits"])
-    base = t.to("b64", "ld.param.u64", argument("workspace"))
-    within = t.to("b32", "and.b32", f.thread, GROUP_THREADS - 1)
-    lane = t.to("b64", "mul.wide.u32", within, _PACK_BYTES)
-    base = t.to("b64", "add.s64", base, lane)
-    start = t.to("b64", "mul.wide.u32", first, slot_bytes(f.plan.sums))
-    start = t.to("b64", "add.s64", base, start)
-    mine = t.to("b64", "mul.wide.u32", place.part, slot_bytes(f.plan.sums))
-    mine = t.to("b64", "add.s64", start, mine)
-    for at in range(0, len(sums), _PACK):
-        t.op(
-            f"st.relaxed.gpu.global.v4.{_kind(f)}", f"[{mine}+{at // _PACK * GROUP_THREADS * _PACK_BYTES}]", _braced(sums[at : at + _PACK])
-        )
-    _count(f, slot, number, within, elsewhere)
-    _add(f, start, sums)
+    """Leave the sums; who is not the last goes *elsewhere*, the last has the sums of all parts: in the order of K, the first as it is."""
+    t, splits = f.text, f.arguments["splits"]
+    meeting = Meeting.of(f, place.tile, number, (place.part, splits))
+    meeting.leave(f, sums, elsewhere)
+    at, left = t.to("b64", "mov.u64", meeting.start), t.to("b32", "sub.u32", splits, 1)
+    _load(f, at, sums)
+    again = t.label("PART")
+    t.place(again)
+    t.op("add.s64", at, at, slot_bytes(f.plan.sums))
+    _add(f, at, sums)
+    t.op("sub.u32", left, left, 1)
+    t.op("bra", again, when=t.to("pred", "setp.ne.u32", left, 0))
+
+
+def join_shared(f: Frame, tile: str, parts: tuple[str, str], own: tuple[str, list[str]], elsewhere: str) -> None:
+    """The same of a tile whose steps are shared, where the sums may never have to leave their registers.
+
+    A consumer whose range ends in the tile comes late to it, one whose range begins there early. So the first part, and the second where
+    it is not the last, look whether all others have come; if so they add those to what they have, in the order of K: a sum of two has
+    the same bits either way round. Sums of others, and of who looks too early, go to the workspace; of the third part or a later one
+    they are loaded from there where it comes last.
+
+    Args:
+        parts: the number of the own, and how many there are.
+        own: the consumer's number, and its sums.
+        elsewhere: where who is not the last goes.
+    """
+    t, (number, sums), (part, count) = f.text, own, parts
+    meeting = Meeting.of(f, tile, number, parts)
+    leave, add = t.label("LEAVE"), t.label("ADD")
+    kept = t.to("pred", "setp.lt.u32", part, 2)
+    early = t.to("pred", "setp.ge.u32", t.to("b32", "add.u32", part, 1), count)
+    t.op("bra", leave, when=f"!{kept}")
+    t.op("bra", leave, when=early)
+    meeting.look(f, leave)
+    t.op("bra", add)
+    t.place(leave)
+    meeting.leave(f, sums, elsewhere)
+    t.place(add)
+    _add_others(f, meeting, (part, kept), sums)
+
+
+def _add_others(f: Frame, meeting: Meeting, own: tuple[str, str], sums: list[str]) -> None:
+    """The sums of all parts; *own* are the number of the own part, and a predicate: whether its sums are kept in registers."""
+    t, (part, kept) = f.text, own
+    again, having, passed = t.label("PART"), t.label("HAVING"), t.label("PASSED")
+    t.op("bra", having, when=kept)
+    _load(f, meeting.start, sums)
+    t.place(having)
+    had, other = t.to("b32", "selp.b32", part, 0, kept), t.to("b32", "mov.u32", 0)
+    at = t.to("b64", "mov.u64", meeting.start)
+    t.place(again)
+    t.op("bra", passed, when=t.to("pred", "setp.eq.u32", other, had))
+    _add(f, at, sums)
+    t.place(passed)
+    t.op("add.s64", at, at, slot_bytes(f.plan.sums))
+    t.op("add.u32", other, other, 1)
+    t.op("bra", again, when=t.to("pred", "setp.lt.u32", other, meeting.parts))
 
 
 def _kind(f: Frame) -> str:
@@ -51,46 +174,18 @@ def _braced(registers: list[str]) -> str:
     return f"{{{', '.join(registers)}}}"
 
 
-def _count(f: Frame, slot: str, number: str, within: str, elsewhere: str) -> None:
-    """One thread counts for all, who see what it found; at the last it leaves zero.
-
-    Its atomic releases and acquires for all: barriers before and behind order what the others wrote and read (PTX ISA, "Causality order").
-    """
+def _add(f: Frame, at: str, sums: list[str]) -> None:
+    """A part to the sums."""
     t = f.text
-    word = t.to("b32", "mad.lo.u32", number, WORD_BYTES, f.shared)
-    meet_consumer(f)
-    one = t.to("pred", "setp.eq.u32", within, 0)
-    base = t.to("b64", "ld.param.u64", argument("counters"))
-    far = t.to("b64", "mul.wide.u32", slot, 4)
-    counter = t.to("b64", "add.s64", base, far)
-    most = t.to("b32", "sub.u32", f.arguments["splits"], 1)
-    # Counts up to the number of parts less one, then wraps to zero.
-    came = t.new("b32")
-    t.op("atom.acq_rel.gpu.global.inc.u32", came, f"[{counter}]", most, when=one)
-    t.op("st.shared.u32", f"[{word}+{f.words}]", came, when=one)
-    meet_consumer(f)
-    seen = t.to("b32", "ld.shared.u32", f"[{word}+{f.words}]")
-    t.op("bra", elsewhere, when=t.to("pred", "setp.ne.u32", seen, most))
-
-
-def _add(f: Frame, start: str, sums: list[str]) -> None:
-    """The parts in the order of K, the first as it is."""
-    t = f.text
-    at, left = t.to("b64", "mov.u64", start), t.to("b32", "sub.u32", f.arguments["splits"], 1)
-    _load(f, at, sums)
-    again = t.label("PART")
-    t.place(again)
-    t.op("add.s64", at, at, slot_bytes(f.plan.sums))
     for first in range(0, len(sums), _PACK):
         loaded = t.many(f.variant.sum_kind, _PACK)
         _load(f, at, loaded, first)
         for mine, theirs in zip(sums[first : first + _PACK], loaded, strict=True):
             t.op("add.rn.f32" if _kind(f) == "f32" else "add.u32", mine, mine, theirs)
-    t.op("sub.u32", left, left, 1)
-    t.op("bra", again, when=t.to("pred", "setp.ne.u32", left, 0))
 
 
 def _load(f: Frame, at: str, registers: list[str], first: int = 0) -> None:
+    """What the thread has of a part."""
     for index in range(0, len(registers), _PACK):
         offset = (first + index) // _PACK * GROUP_THREADS * _PACK_BYTES
         f.text.op(f"ld.relaxed.gpu.global.v4.{_kind(f)}", _braced(registers[index : index + _PACK]), f"[{at}+{offset}]")
