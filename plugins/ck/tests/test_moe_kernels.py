@@ -23,7 +23,9 @@ KINDS = {"No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x128": 
 _LAUNCH = re.compile(r"(\w+(?:<[^<>;]*>)?)<<<(.+?), kThreads, 0, stream>>>\((.*?)\);", re.DOTALL)
 
 
-def shape(m: int, n: int, k: int, experts: int, topk: int, kind: str = "No", q_dtype: str = "bf16", act: str = "silu", **fields: Any) -> Shape:
+def shape(
+    m: int, n: int, k: int, experts: int, topk: int, kind: str = "No", q_dtype: str = "bf16", act: str = "silu", **fields: Any
+) -> Shape:
     """A shape of fmoe, gated unless *fields* say otherwise."""
     flags = {name: fields.pop(name, default) for name, default in (("g1u1", True), ("doweight_stage1", False))}
     extra = {"expert": experts, "topk": topk, "act": act, "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "q_type": kind, **flags}
