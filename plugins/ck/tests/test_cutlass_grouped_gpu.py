@@ -1,4 +1,4 @@
-"""fmoe by CUTLASS on a Hopper GPU: every kind of factors, skewed routing, poisoned memory, repeated bits, graphs on two streams; else skipped."""
+"""fmoe by CUTLASS on a Hopper GPU: every kind of factors, skewed routing, repeated bits, graphs on two streams; else skipped."""
 
 from __future__ import annotations
 
