@@ -95,8 +95,8 @@ def cache(tmp_path: Path, kept_cache: str, monkeypatch: pytest.MonkeyPatch) -> P
 @pytest.fixture
 def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
     """Both toolchains, found by their variables."""
-    if not shutil.which("cc"):
-        pytest.skip("the fake compilers need a C compiler")
+    if not shutil.which("cc") or not shutil.which("c++"):
+        pytest.skip("the fake compilers need a compiler of C and C++")
     made = Fakes(tmp_path / "fakes", tmp_path / "compilations.jsonl")
     monkeypatch.setenv(toolchain.NVCC, str(made.install("nvcc")))
     monkeypatch.setenv(toolchain.HIPCC, str(made.install("clang++")))

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import attrs
 from tunedgemm.plugin import Device, PluginError, Shape
-from tunedgemm_ck.build import CALL
+from tunedgemm_ck.build import CALL, MOE_CALL
 from tunedgemm_ck.family import Chosen, Family
 from tunedgemm_ck.problem import Problem
+from tunedgemm_ck.stages import Stages, parsed
 
 
 @attrs.frozen
@@ -30,7 +31,13 @@ class StandIn:
 TILES = (64, 128, 256)
 
 
-def _parse(name: str, op: str) -> StandIn:
+def _parse(name: str, op: str) -> StandIn | Stages:
+    if op == "fmoe":
+        return parsed(name, "standin", lambda stage: _one(stage, op))
+    return _one(name, op)
+
+
+def _one(name: str, op: str) -> StandIn:
     found = re.fullmatch(r"tile(\d+)", name)
     if not found or int(found[1]) not in TILES:
         raise PluginError(f"no instance {name!r} of {op}")
@@ -38,6 +45,9 @@ def _parse(name: str, op: str) -> StandIn:
 
 
 def _space(shape: Shape, device: Device, full: bool) -> Iterator[Chosen]:
+    if shape.op == "fmoe":
+        yield from ((Stages(StandIn(first), StandIn(second)), 1) for first in TILES[:2] for second in TILES[:2])
+        return
     for tile in TILES if full else TILES[:2]:
         yield StandIn(tile), 1
         if shape.k >= 2 * tile:
@@ -45,7 +55,7 @@ def _space(shape: Shape, device: Device, full: bool) -> Iterator[Chosen]:
 
 
 def _render(instance: StandIn, problem: Problem) -> str:
-    return f"// {instance.name} for {problem.op}\n{CALL}// the end\n"
+    return f"// {instance.name} for {problem.op}\n{MOE_CALL if problem.stage else CALL}// the end\n"
 
 
 def family(libtype: str, kind: str) -> Family:
@@ -53,7 +63,7 @@ def family(libtype: str, kind: str) -> Family:
     return Family(
         libtype=libtype,
         kind=kind,
-        ops=("a16w16", "a8w8", "a8w8_blockscale", "batched_bf16", "batched_a8w8"),
+        ops=("a16w16", "a8w8", "a8w8_blockscale", "batched_bf16", "batched_a8w8", "fmoe"),
         refused=lambda shape, device: "K is odd" if shape.k % 2 else "",
         space=_space,
         parse=_parse,

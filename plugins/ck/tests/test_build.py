@@ -39,7 +39,7 @@ def test_the_source_tells_its_problem_and_is_one_text(target):
     """The first line is JSON; call.h is in it."""
     first, _, rest = target.source.partition("\n")
     told = json.loads(first.removeprefix("// tunedgemm "))
-    assert told == {"instance": "tile64", **attrs.asdict(target.problem)}
+    assert told == {"instance": "tile64", **target.problem.told()}
     assert "struct TunedGemmCall" in rest
     assert '#include "call.h"' not in rest
 

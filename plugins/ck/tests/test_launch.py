@@ -5,7 +5,19 @@ from __future__ import annotations
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, UserError, device_of, op_named
+from tunedgemm.plugin import (
+    Device,
+    Launcher,
+    LaunchError,
+    PluginError,
+    Shape,
+    Solution,
+    Unsupported,
+    UserError,
+    device_of,
+    op_named,
+    plain_weight,
+)
 from tunedgemm_ck import Templates, launch, native, toolchain
 
 CPU = device_of(-1)
@@ -25,6 +37,74 @@ ONE = Solution("standin", "tile64", split_k=1)
 def allowed(monkeypatch):
     """Compilation in this process."""
     monkeypatch.setenv("TUNEDGEMM_CK_COMPILE", "1")
+
+
+def _routed(m, kind="No", q_dtype="bf16", act="silu", **fields):
+    """A shape of fmoe with few experts."""
+    flags = {"g1u1": True, "doweight_stage1": False} | {name: fields.pop(name) for name in ("g1u1", "doweight_stage1") if name in fields}
+    extra = {"expert": 5, "topk": 2, "act": act, "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "q_type": kind, **flags}
+    return Shape("fmoe", m, 64, 32, extra=extra, **fields)
+
+
+ROUTED = [
+    _routed(7),
+    _routed(3, act="gelu", g1u1=False, doweight_stage1=True),
+    _routed(5, act="swiglu", dtype="fp16", outdtype="bf16", layout="aiter16x16"),
+    _routed(7, "per_Tensor", "fp8_e4m3fnuz"),
+    _routed(7, "per_Token", "int8"),
+    _routed(7, "per_1x128", "fp8_e4m3fn"),
+]
+
+
+@pytest.mark.parametrize("shape", ROUTED, ids=str)
+def test_two_stages_compute_fmoe(fakes, allowed, backend, shape):
+    """The second finds what the first left, whatever lay in the workspace before; ids of no expert count for nothing."""
+    op = op_named("fmoe")
+    operands = list(op.make_inputs(shape, torch.device("cpu"), 0))
+    operands[4][0, 0], operands[4][1, 1], operands[4][2] = -1, 5, 7
+    launcher = backend.bind(attrs.evolve(ONE, kernel_name="tile64+tile128"), shape, CPU)
+    assert isinstance(launcher, Launcher), launcher
+    out, wanted = launcher.call(*weights_as_bytes(operands)), op.reference(shape, tuple(operands))
+    assert str(out.dtype).removeprefix("torch.") == {"bf16": "bfloat16", "fp16": "float16"}[shape.outdtype]
+    assert not wanted[2].any()
+    torch.testing.assert_close(out.double(), wanted.double(), rtol=2**-6, atol=2**-5)
+
+
+def weights_as_bytes(operands):
+    """As the core calls a launcher: a shuffled weight is a plain tensor."""
+    return [plain_weight(operand) if place in (1, 2) else operand for place, operand in enumerate(operands)]
+
+
+def test_static_scales_reach_both_stages(fakes, allowed, backend):
+    """a1_scale and a2_scale, each alone and together, change the result as they change the reference."""
+    shape, op = _routed(6, "per_Tensor", "fp8_e4m3fn"), op_named("fmoe")
+    operands = op.make_inputs(shape, torch.device("cpu"), 0)
+    launcher = backend.bind(attrs.evolve(ONE, kernel_name="tile64+tile64"), shape, CPU)
+    one, other = torch.tensor([0.05]), torch.tensor([0.3])
+    for static in ((one, None), (None, other), (one, other), (None, None)):
+        out, wanted = launcher.call(*operands, *static), op.reference(shape, (*operands, *static))
+        torch.testing.assert_close(out.double(), wanted.double(), rtol=2**-6, atol=2**-5)
+
+
+def test_stages_are_compiled_once_for_all_pairs(fakes, backend):
+    """Two first and two second instances are four solutions and four objects; a stage 2 serves every activation."""
+    shape = ROUTED[0]
+    listed = list(backend.enumerate_solutions(shape, Device("sm_90", 132)))
+    assert [each.kernel_name for each in listed] == ["tile64+tile64", "tile64+tile128", "tile128+tile64", "tile128+tile128"]
+    for solution in listed:
+        backend.prepare(solution, shape, CPU)
+    assert len(fakes.compilations) == 4
+    backend.prepare(listed[0], attrs.evolve(shape, extra={**dict(shape.extra), "act": "gelu"}), CPU)
+    assert len(fakes.compilations) == 5
+
+
+def test_without_a_toolchain_pairs_of_what_was_built_are_listed(fakes, backend, monkeypatch, tmp_path):
+    """A pair of which one stage is missing is none."""
+    shape, h200 = ROUTED[0], Device("sm_90", 132)
+    backend.prepare(Solution("standin", "tile64+tile128", split_k=1), shape, h200)
+    backend.prepare(Solution("standin", "tile64+tile64", split_k=1), shape, h200)
+    monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
+    assert [each.kernel_name for each in backend.enumerate_solutions(shape, h200)] == ["tile64+tile64", "tile64+tile128"]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -103,14 +183,14 @@ def test_a_status_is_an_error(fakes, allowed, backend, monkeypatch):
     shape = SHAPES[0]
     operands = op_named(shape.op).make_inputs(shape, torch.device("cpu"), 0)
     for status, says in ((700, "standin tile64: CUDA error 700"), (native.UNSUPPORTED, "standin tile64: it refuses the sizes")):
-        monkeypatch.setattr(native.Loaded, "launcher", lambda self, sizes, status=status: lambda *addresses: status)
+        monkeypatch.setattr(native.Loaded, "launcher", lambda self, sizes, pointers, status=status: lambda *addresses: status)
         with pytest.raises(LaunchError, match=says):
             backend.bind(ONE, shape, CPU).call(*operands)
 
 
 def test_sizes_that_the_instance_refuses_do_not_bind(fakes, allowed, backend, monkeypatch):
     """Its workspace function says so before anything is launched."""
-    monkeypatch.setattr(native.Loaded, "workspace_bytes", lambda self, sizes: -1)
+    monkeypatch.setattr(native.Loaded, "workspace_bytes", lambda self, sizes, pointers: -1)
     assert "standin tile64 refuses a16w16 M=5" in str(backend.bind(ONE, SHAPES[0], CPU))
 
 
@@ -123,7 +203,9 @@ def test_other_devices_and_ops_are_refused(backend, stand_in):
         str(Templates(stand_in.family("standin", "amd"), toolchain.hip).supports(SHAPES[0], h200))
         == "standin is for AMD GPUs, not for sm_90"
     )
-    assert "op fmoe is not covered; covered: a16w16" in str(backend.supports(attrs.evolve(SHAPES[0], op="fmoe"), h200))
+    assert "op a4w4_blockscale is not covered; covered: a16w16" in str(
+        backend.supports(attrs.evolve(SHAPES[0], op="a4w4_blockscale"), h200)
+    )
     assert str(backend.supports(attrs.evolve(SHAPES[0], m=0), h200)) == "an empty batch needs no kernel"
     assert str(backend.supports(attrs.evolve(SHAPES[0], k=63), h200)) == "K is odd"
     assert str(backend.bind(ONE, SHAPES[0], h200)) == "sm_90, 132 SMs is described, not present"

@@ -12,47 +12,73 @@ import torch
 from tunedgemm.plugin import LaunchError
 from tunedgemm_ck import native
 from tunedgemm_ck.build import built
-from tunedgemm_ck.native import Call, loaded
+from tunedgemm_ck.native import MOE_POINTERS, POINTERS, loaded
 
 WAYS = {"extension": native._by_extension, "ctypes": native._by_ctypes}
-#: Writes down what it was told.
+#: Writes down what it was told, a struct of WORDS words, and answers with the last of them.
 SPY = """
-#include "call.h"
+#include <stdint.h>
 #include <string.h>
-static TunedGemmCall told;
+#define EXPORT __attribute__((visibility("default")))
+static uint64_t told[WORDS];
 static void *stream_told;
-int tunedgemm_launch(const TunedGemmCall *call, void *stream) { told = *call; stream_told = stream; return (int)call->split; }
-int64_t tunedgemm_workspace(const TunedGemmCall *call) { told = *call; return call->m ? 3 : -1; }
-__attribute__((visibility("default"))) void spy(TunedGemmCall *call, void **stream) { *call = told; *stream = stream_told; }
+EXPORT int tunedgemm_launch(const uint64_t *call, void *stream) {
+  memcpy(told, call, sizeof told);
+  stream_told = stream;
+  return (int)call[WORDS - 1];
+}
+EXPORT int64_t tunedgemm_workspace(const uint64_t *call) {
+  memcpy(told, call, sizeof told);
+  return call[WORDS - 5] ? 3 : -1;
+}
+EXPORT void spy(uint64_t *words, void **stream) { memcpy(words, told, sizeof told); *stream = stream_told; }
 """
+#: Addresses and sizes of the structs there are.
+FORMS = {"plain": (POINTERS, 5), "routed": (MOE_POINTERS, 6)}
+
+
+def spying(words, folder):
+    """An object that tells how it was called."""
+    (folder / "spy.c").write_text(SPY)
+    made = folder / f"spy{words}.so"
+    subprocess.run(["cc", "-shared", "-fPIC", f"-DWORDS={words}", "-o", str(made), str(folder / "spy.c")], check=True)
+    return loaded(made.read_bytes())
 
 
 @pytest.fixture
 def spy(fakes, tmp_path):
-    """An object that tells how it was called."""
-    (tmp_path / "spy.c").write_text(SPY)
-    include = f"-I{__file__.rpartition('/')[0]}/fake"
-    subprocess.run(["cc", "-shared", "-fPIC", include, "-o", str(tmp_path / "spy.so"), str(tmp_path / "spy.c")], check=True)
-    return loaded((tmp_path / "spy.so").read_bytes())
+    """One for the plain struct."""
+    return spying(12, tmp_path)
 
 
-def told(spy):
-    """What the last call of it was told: seven addresses, five sizes, the stream."""
-    call, stream = Call(), ctypes.c_void_p()
+def told(spy, words=12):
+    """What the last call of it was told: addresses, sizes, the stream."""
+    call, stream = (ctypes.c_uint64 * words)(), ctypes.c_void_p()
     spy.library.spy(ctypes.byref(call), ctypes.byref(stream))
-    return [getattr(call, name) or 0 for name, _ in Call._fields_], stream.value
+    return list(call), stream.value
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("way", WAYS)
-def test_every_field_reaches_the_object(spy, way):
+def test_every_field_reaches_the_object(fakes, tmp_path, way, form):
     """Each address, each size, beyond 32 bits, too, the stream, and back the status."""
     if way == "extension" and native._shim is None:
         pytest.skip("installed without the C extension")
-    addresses = [2**63 + place for place in range(7)]
-    sizes = (*(2**40 + place for place in range(4)), 17)
-    launch = WAYS[way](spy, sizes)
-    assert launch(2**62, *addresses) == 17
-    assert told(spy) == ([*addresses, *sizes], 2**62)
+    pointers, sizes = FORMS[form]
+    addresses = [2**63 + place for place in range(pointers)]
+    given = (*(2**40 + place for place in range(sizes - 1)), 17)
+    spy = spying(pointers + sizes, tmp_path)
+    assert WAYS[way](spy, given, pointers)(2**62, *addresses) == 17
+    assert told(spy, pointers + sizes) == ([*addresses, *given], 2**62)
+
+
+@pytest.mark.parametrize("wrong", [(1, 17, (1,)), (1, 7, (1,) * 9), (1, 7, [1]), (1, 7, ("x",))])
+def test_the_extension_takes_no_struct_that_is_none(wrong):
+    """Its call has room for so many words, and they are numbers."""
+    if native._shim is None:
+        pytest.skip("installed without the C extension")
+    with pytest.raises(TypeError):
+        native._shim.Launch(*wrong, None)
 
 
 def test_the_workspace_is_asked_for_without_addresses(spy):

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -24,12 +25,14 @@ from tunedgemm.plugin import LaunchError, PluginError, artifact, cache_folder
 
 from tunedgemm_ck.family import Family, Instance
 from tunedgemm_ck.problem import Problem
+from tunedgemm_ck.stages import parts
 from tunedgemm_ck.toolchain import Finder, Toolchain
 
 #: Switches: a process that serves may compile; AITER's, by which what is there is compiled anew.
 COMPILE, REBUILD = "TUNEDGEMM_CK_COMPILE", "AITER_REBUILD"
-#: The line of a rendered source that the text of ``call.h`` takes the place of: a source is one text.
+#: The line of a rendered source that the text of ``call.h`` takes the place of: a source is one text. One of a stage of fmoe has three.
 CALL = '#include "call.h"\n'
+MOE_CALL = '#include "moe_call.h"\n#include "moe.h"\n#include "moe_kernels.h"\n'
 _SOURCES = Path(__file__).with_name("sources")
 #: Lines of a compiler's log that an error tells.
 _LINES = 6
@@ -61,9 +64,12 @@ class Target:
         problem = self.problem
         scale = f", scales by {problem.scale}" if problem.scale != "none" else ""
         bias = f", bias {problem.bias_dtype}" if problem.bias_dtype else ""
-        return (
-            f"{self.family.libtype} {self.instance.name} for {problem.op} {problem.dtype}->{problem.outdtype}{scale}{bias} on {problem.gfx}"
-        )
+        of = f"{problem.op} {problem.dtype}->{problem.outdtype}{scale}{bias}"
+        if problem.stage:
+            gated, first = " gated" * problem.gated, ", weights in stage 1" * problem.doweight_stage1
+            act = f", {problem.act}{gated}" if problem.act else ""
+            of = f"stage {problem.stage} of {of}, {problem.q_type} {problem.q_dtype}{act}{first}"
+        return f"{self.family.libtype} {self.instance.name} for {of} on {problem.gfx}"
 
     @property
     def source(self) -> str:
@@ -73,15 +79,22 @@ class Target:
             PluginError: the family renders something that does not tell where ``call.h`` belongs.
         """
         text = self.family.render(self.instance, self.problem)
-        if text.count(CALL) != 1:
-            raise PluginError(f"{self.family.libtype} {self.instance.name}: a source includes call.h once")
-        told = json.dumps({"instance": self.instance.name, **attrs.asdict(self.problem)})
-        return f"// tunedgemm {told}\n" + text.replace(CALL, (_SOURCES / "call.h").read_text())
+        includes = MOE_CALL if self.problem.stage else CALL
+        names = re.findall('"(.+)"', includes)
+        if text.count(includes) != 1:
+            raise PluginError(f"{self.family.libtype} {self.instance.name}: a source includes {', '.join(names)} once")
+        told = json.dumps({"instance": self.instance.name, **self.problem.told()})
+        return f"// tunedgemm {told}\n" + text.replace(includes, "".join((_SOURCES / name).read_text() for name in names))
 
     @property
     def flags(self) -> tuple[str, ...]:
         """Options beside those of the toolchain."""
         return self.family.flags(self.instance, self.problem)
+
+
+def targets_of(family: Family, instance: Instance, problem: Problem, finder: Finder) -> tuple[Target, ...]:
+    """What a solution's instance is built from: itself, or its two stages."""
+    return tuple(Target(family, *part, finder) for part in parts(instance, problem))
 
 
 @attrs.frozen(eq=False)

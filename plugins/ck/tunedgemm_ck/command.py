@@ -24,7 +24,7 @@ from tunedgemm.plugin import (
 )
 
 from tunedgemm_ck import Templates, ck, cktile, cutlass
-from tunedgemm_ck.build import REBUILD, Object, Target, built, found, said
+from tunedgemm_ck.build import REBUILD, Object, Target, built, found, said, targets_of
 from tunedgemm_ck.problem import problem_of
 
 
@@ -109,8 +109,8 @@ def _wanted(rows: Iterable[Row], gfx: str) -> _Wanted:
         except PluginError as error:
             refused[f"{place}: {error}"] = None
             continue
-        problem = problem_of(row.shape, arch)
-        targets[backend.family.libtype, instance, problem] = Target(backend.family, instance, problem, backend.finder)
+        for target in targets_of(backend.family, instance, problem_of(row.shape, arch), backend.finder):
+            targets[backend.family.libtype, target.instance, target.problem] = target
     return _Wanted(tuple(targets.values()), tuple(refused))
 
 
@@ -169,13 +169,14 @@ def _source(arguments: argparse.Namespace) -> int:
         raise UserError(f"--libtype {arguments.libtype}: there are {', '.join(sorted(backends))}")
     backend, op = backends[arguments.libtype], _op(arguments.op)
     columns = dict(_pairs(arguments.set))
-    sizes = ["1", "4096", "4096"] if "B" not in op.columns.key else ["1", "1", "4096", "4096"]
+    sizes = {"B": ["1", "1", "4096", "4096"], "token": ["1", "4096", "4096", "8", "2"]}.get(op.columns.key[0], ["1", "4096", "4096"])
     shape = shape_of_texts(op, sizes, columns)
     try:
         instance = backend.family.parse(arguments.name, op.name)
     except PluginError as error:
         raise UserError(str(error)) from None
-    print(Target(backend.family, instance, problem_of(shape, arguments.gfx), backend.finder).source, end="")
+    for target in targets_of(backend.family, instance, problem_of(shape, arguments.gfx), backend.finder):
+        print(target.source, end="")
     return 0
 
 

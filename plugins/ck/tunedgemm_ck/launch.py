@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, on_device, torch_dtype, workspace
 
-from tunedgemm_ck.build import COMPILE, REBUILD, Object, Target, built, found, kept, said
+from tunedgemm_ck.build import COMPILE, REBUILD, Object, Target, built, found, kept, said, targets_of
 from tunedgemm_ck.family import Family
-from tunedgemm_ck.native import UNSUPPORTED, Launch, loaded
+from tunedgemm_ck.native import MOE_POINTERS, POINTERS, UNSUPPORTED, Launch, loaded
 from tunedgemm_ck.problem import batches_of, problem_of
 from tunedgemm_ck.solutions import enumerate_solutions, resolve
+from tunedgemm_ck.stages import sizes_of
 from tunedgemm_ck.toolchain import Finder
 
 if TYPE_CHECKING:
@@ -30,9 +31,24 @@ def obtainable(family: Family, finder: Finder, shape: Shape, device: Device) -> 
     try:
         finder(problem)
     except PluginError:
-        targets = ((solution, Target(family, family.parse(solution.kernel_name, shape.op), problem, finder)) for solution in listed)
-        return (solution for solution, target in targets if kept(target))
+        there: dict[object, bool] = {}  # stages are listed in several pairs
+        return (
+            solution
+            for solution in listed
+            if _kept(targets_of(family, family.parse(solution.kernel_name, shape.op), problem, finder), there)
+        )
     return listed
+
+
+def _kept(targets: Iterable[Target], there: dict[object, bool]) -> bool:
+    """Whether all have been built; *there* remembers."""
+    for target in targets:
+        key = target.instance, target.problem
+        if key not in there:
+            there[key] = kept(target)
+        if not there[key]:
+            return False
+    return True
 
 
 def prepare(family: Family, finder: Finder, solution: Solution, shape: Shape, device: Device) -> None:
@@ -45,7 +61,8 @@ def prepare(family: Family, finder: Finder, solution: Solution, shape: Shape, de
         instance, _ = resolve(family, solution, shape, device)
     except PluginError:  # bind says why
         return
-    built(Target(family, instance, problem_of(shape, device.gfx), finder))
+    for target in targets_of(family, instance, problem_of(shape, device.gfx), finder):
+        built(target)
 
 
 def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, device: Device, where: torch.device) -> Launcher | Unsupported:
@@ -60,19 +77,20 @@ def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, devic
     """
     try:
         instance, split = resolve(family, solution, shape, device)
-        target = Target(family, instance, problem_of(shape, device.gfx), finder)
-        made = _object(target)
+        made = [_object(target) for target in targets_of(family, instance, problem_of(shape, device.gfx), finder)]
     except PluginError as error:
         return Unsupported(str(error))
-    code = loaded(made.code)
-    sizes = (shape.m, shape.n, shape.k, batches_of(shape), split)
-    nbytes = code.workspace_bytes(sizes)
-    if nbytes < 0:
+    codes, routed = [loaded(each.code) for each in made], shape.op == "fmoe"
+    sizes = sizes_of(shape, split) if routed else (shape.m, shape.n, shape.k, batches_of(shape), split)
+    pointers = MOE_POINTERS if routed else POINTERS
+    asked = [code.workspace_bytes(sizes, pointers) for code in codes]
+    if min(asked) < 0:
         return Unsupported(f"{family.libtype} {instance.name} refuses {shape}")
     failed = functools.partial(_failed, f"{family.libtype} {instance.name}", device.kind)
-    make = _plain if shape.scale == "none" else _scaled
-    call = make(code.launcher(sizes), failed, shape, device.index, where, nbytes)
-    return Launcher(on_device(call, device.index), workspace_bytes=nbytes)
+    # The stages of fmoe share one workspace, the larger of what they ask for.
+    make = _routed if routed else _plain if shape.scale == "none" else _scaled
+    call = make([code.launcher(sizes, pointers) for code in codes], failed, shape, device.index, where, max(asked))
+    return Launcher(on_device(call, device.index), workspace_bytes=max(asked))
 
 
 def _object(target: Target) -> Object:
@@ -102,10 +120,13 @@ def _stream(index: int) -> Callable[[int], int]:
     return torch._C._cuda_getCurrentRawStream if index >= 0 else lambda _: 0
 
 
-def _plain(launch: Launch, failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int) -> Callable[..., Any]:
+def _plain(
+    launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
+) -> Callable[..., Any]:
     """A launch of operands without scales."""
     import torch
 
+    (launch,) = launches
     empty, stream, dtype, n, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -121,11 +142,12 @@ def _plain(launch: Launch, failed: Callable[[int], None], shape: Shape, index: i
 
 
 def _scaled(
-    launch: Launch, failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
+    launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
 ) -> Callable[..., Any]:
     """A launch of operands with scales."""
     import torch
 
+    (launch,) = launches
     empty, stream, dtype, n, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
 
     def call(x: Any, weight: Any, x_scale: Any, w_scale: Any, bias: Any = None) -> Any:
@@ -134,6 +156,38 @@ def _scaled(
         added, address = 0 if bias is None else bias.data_ptr(), 0 if scratch is None else scratch.data_ptr()
         scales = x_scale.data_ptr(), w_scale.data_ptr()
         if status := launch(stream(index), x.data_ptr(), weight.data_ptr(), *scales, added, out.data_ptr(), address):
+            failed(status)
+        return out
+
+    return call
+
+
+def _routed(
+    launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
+) -> Callable[..., Any]:
+    """The launches of fmoe's stages, one after the other on the stream: the workspace has what the second gets from the first."""
+    import torch
+
+    first, second = launches
+    empty, stream, dtype, plain = torch.empty, _stream(index), torch_dtype(shape.outdtype), (shape.m, shape.n)
+
+    def call(  # noqa: PLR0913, PLR0917 - the op's operands
+        hidden: Any,
+        w1: Any,
+        w2: Any,
+        weight: Any,
+        ids: Any,
+        w1_scale: Any = None,
+        w2_scale: Any = None,
+        a1_scale: Any = None,
+        a2_scale: Any = None,
+    ) -> Any:
+        out = empty(plain, dtype=dtype, device=where)
+        scratch = workspace(nbytes, where)  # held as above
+        scales = [0 if scale is None else scale.data_ptr() for scale in (w1_scale, w2_scale, a1_scale, a2_scale)]
+        operands = hidden.data_ptr(), w1.data_ptr(), w2.data_ptr(), weight.data_ptr(), ids.data_ptr()
+        addresses = stream(index), *operands, *scales, out.data_ptr(), scratch.data_ptr()
+        if status := first(*addresses) or second(*addresses):
             failed(status)
         return out
 

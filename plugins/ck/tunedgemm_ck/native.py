@@ -13,10 +13,10 @@ from typing import Any
 import attrs
 from tunedgemm.plugin import LaunchError
 
-#: (stream, x, weight, x_scale, w_scale, bias, out, workspace) as addresses -> the instance's status
+#: (stream, then the addresses of the struct, in its order) -> the instance's status
 Launch = Callable[..., int]
-#: m, n, k, batches, split
-Sizes = tuple[int, int, int, int, int]
+#: The sizes of the struct, in its order.
+Sizes = tuple[int, ...]
 
 #: The status of an instance that cannot serve the sizes, as ``sources/call.h`` has it.
 UNSUPPORTED = -1
@@ -32,16 +32,8 @@ def _extension() -> Any:
 _shim = _extension()
 
 
-class Call(ctypes.Structure):
-    """``TunedGemmCall`` of ``sources/call.h``."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "x_scale", "w_scale", "bias", "out", "workspace")),
-        *((name, ctypes.c_int64) for name in ("m", "n", "k", "batches", "split")),
-    ]
-
-
-_POINTERS = 7
+#: Addresses of ``TunedGemmCall`` (sources/call.h) and of ``TunedGemmMoe`` (sources/moe_call.h), which sizes follow, all of 8 bytes.
+POINTERS, MOE_POINTERS = 7, 11
 
 
 @attrs.frozen(eq=False)
@@ -58,13 +50,13 @@ class Loaded:
     launch: Any
     workspace: Any
 
-    def workspace_bytes(self, sizes: Sizes) -> int:
+    def workspace_bytes(self, sizes: Sizes, pointers: int = POINTERS) -> int:
         """Bytes of scratch memory that a call of these sizes takes; -1 where the instance cannot serve them."""
-        return int(self.workspace(ctypes.byref(Call(*(None,) * _POINTERS, *sizes))))
+        return int(self.workspace(ctypes.byref(_words(pointers, sizes)(*(0,) * pointers, *sizes))))
 
-    def launcher(self, sizes: Sizes) -> Launch:
+    def launcher(self, sizes: Sizes, pointers: int = POINTERS) -> Launch:
         """The launch for these sizes; safe to call from several threads, and other threads of the interpreter run meanwhile."""
-        return _by_ctypes(self, sizes) if _shim is None else _by_extension(self, sizes)
+        return _by_ctypes(self, sizes, pointers) if _shim is None else _by_extension(self, sizes, pointers)
 
 
 #: The objects of this process by the digest of their bytes.
@@ -105,19 +97,24 @@ def _load(code: bytes, name: str) -> Loaded:
     return Loaded(library, launch, workspace)
 
 
-def _by_extension(of: Loaded, sizes: Sizes) -> Launch:
+def _words(pointers: int, sizes: Sizes) -> type[ctypes.Array[ctypes.c_uint64]]:
+    """The struct of a call."""
+    return ctypes.c_uint64 * (pointers + len(sizes))
+
+
+def _by_extension(of: Loaded, sizes: Sizes, pointers: int = POINTERS) -> Launch:
     """Through `shim.c`."""
     address = ctypes.cast(of.launch, ctypes.c_void_p).value
-    return _shim.Launch(address, sizes, of).launch  # type: ignore[no-any-return]
+    return _shim.Launch(address, pointers, sizes, of).launch  # type: ignore[no-any-return]
 
 
-def _by_ctypes(of: Loaded, sizes: Sizes) -> Launch:
+def _by_ctypes(of: Loaded, sizes: Sizes, pointers: int = POINTERS) -> Launch:
     """Through ctypes."""
-    call, byref = of.launch, ctypes.byref
+    call, byref, words = of.launch, ctypes.byref, _words(pointers, sizes)
 
     def launch(stream: int, *addresses: int) -> int:
-        if len(addresses) != _POINTERS:
-            raise TypeError(f"launch takes {_POINTERS + 1} addresses (got {len(addresses) + 1})")
-        return int(call(byref(Call(*addresses, *sizes)), stream))
+        if len(addresses) != pointers:
+            raise TypeError(f"launch takes {pointers + 1} addresses (got {len(addresses) + 1})")
+        return int(call(byref(words(*addresses, *sizes)), stream))
 
     return launch

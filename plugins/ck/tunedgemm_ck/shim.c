@@ -8,37 +8,45 @@
 #include <stdint.h>
 #include <string.h>
 
-#define POINTERS 7
-#define SIZES 5
+/* More than any struct of sources/ has. */
+#define MOST_POINTERS 16
+#define MOST_SIZES 8
 
-/* TunedGemmCall of sources/call.h. */
-typedef struct {
-    void *pointers[POINTERS];
-    int64_t sizes[SIZES];
-} Call;
-typedef int (*launch_fn)(const Call *call, void *stream);
+/* A struct of sources/: words of 8 bytes, first addresses, then sizes. */
+typedef int (*launch_fn)(const uint64_t *call, void *stream);
 
 typedef struct {
     PyObject_HEAD
     launch_fn launch;
-    int64_t sizes[SIZES];
+    int pointers;
+    size_t bytes; /* of the sizes */
+    int64_t sizes[MOST_SIZES];
     PyObject *owner; /* keeps the object loaded */
 } Launch;
 
 static int launch_init(Launch *self, PyObject *args, PyObject *kwargs) {
     unsigned long long launch;
-    long long sizes[SIZES];
-    PyObject *owner, *before = self->owner;
-    int i;
+    PyObject *sizes, *owner, *before = self->owner;
+    Py_ssize_t count, i;
+    int pointers;
     if (kwargs != NULL && PyDict_Size(kwargs) > 0) {
         PyErr_SetString(PyExc_TypeError, "Launch takes no keywords");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "K(LLLLL)O", &launch, &sizes[0], &sizes[1], &sizes[2], &sizes[3], &sizes[4], &owner))
+    if (!PyArg_ParseTuple(args, "KiOO", &launch, &pointers, &sizes, &owner))
+        return -1;
+    count = PyTuple_Check(sizes) ? PyTuple_Size(sizes) : -1;
+    if (pointers < 0 || pointers > MOST_POINTERS || count < 0 || count > MOST_SIZES) {
+        PyErr_Format(PyExc_TypeError, "Launch takes up to %d addresses and a tuple of up to %d sizes", MOST_POINTERS, MOST_SIZES);
+        return -1;
+    }
+    for (i = 0; i < count; i++)
+        self->sizes[i] = PyLong_AsLongLong(PyTuple_GetItem(sizes, i));
+    if (PyErr_Occurred())
         return -1;
     self->launch = (launch_fn)(uintptr_t)launch;
-    for (i = 0; i < SIZES; i++)
-        self->sizes[i] = sizes[i];
+    self->pointers = pointers;
+    self->bytes = (size_t)count * sizeof self->sizes[0];
     Py_INCREF(owner);
     self->owner = owner;
     Py_XDECREF(before);
@@ -46,25 +54,23 @@ static int launch_init(Launch *self, PyObject *args, PyObject *kwargs) {
 }
 
 static PyObject *launch_launch(Launch *self, PyObject *const *args, Py_ssize_t count) {
-    Call call;
-    void *address[POINTERS + 1]; /* stream, then the pointers of a call */
+    uint64_t words[1 + MOST_POINTERS + MOST_SIZES]; /* stream, then the struct */
     int status, i;
-    if (count != POINTERS + 1) {
-        PyErr_Format(PyExc_TypeError, "launch takes %d addresses (got %zd)", POINTERS + 1, count);
+    if (count != self->pointers + 1) {
+        PyErr_Format(PyExc_TypeError, "launch takes %d addresses (got %zd)", self->pointers + 1, count);
         return NULL;
     }
-    for (i = 0; i <= POINTERS; i++)
-        address[i] = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(args[i]);
+    for (i = 0; i <= self->pointers; i++)
+        words[i] = PyLong_AsUnsignedLongLong(args[i]);
     if (PyErr_Occurred())
         return NULL;
     if (self->launch == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "Launch was not initialised");
         return NULL;
     }
-    memcpy(call.pointers, address + 1, sizeof call.pointers);
-    memcpy(call.sizes, self->sizes, sizeof call.sizes);
+    memcpy(words + 1 + self->pointers, self->sizes, self->bytes);
     Py_BEGIN_ALLOW_THREADS
-    status = self->launch(&call, address[0]);
+    status = self->launch(words + 1, (void *)(uintptr_t)words[0]);
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(status);
 }
@@ -79,12 +85,12 @@ static void launch_dealloc(Launch *self) {
 
 static PyMethodDef launch_methods[] = {
     {"launch", (PyCFunction)(void (*)(void))launch_launch, METH_FASTCALL,
-     "launch(stream, x, weight, x_scale, w_scale, bias, out, workspace) -> the instance's status; addresses as integers"},
+     "launch(stream, *addresses) -> the instance's status; addresses as integers, in the order of the struct"},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot launch_slots[] = {
-    {Py_tp_doc, "Launch(function, (m, n, k, batches, split), owner)"},
+    {Py_tp_doc, "Launch(function, number of addresses, sizes, owner)"},
     {Py_tp_init, launch_init},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_dealloc, launch_dealloc},

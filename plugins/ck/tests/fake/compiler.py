@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 TYPES = ("", "bf16", "fp16", "fp32", "int8", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp4x2")
 HERE = Path(__file__).resolve().parent
@@ -42,6 +43,25 @@ def macros(problem: dict[str, str]) -> list[str]:
     return [f"-D{name}={value}" for name, value in defined.items()]
 
 
+KINDS = {"No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x128": "block", "per_1x32": "mx"}
+
+
+def routed(problem: dict[str, Any]) -> list[str]:
+    """The macros of a stage of fmoe."""
+    defined = {
+        "STAGE": problem["stage"],
+        "HIDDEN": problem["dtype"],
+        "QUANTISED": problem["q_dtype"].removeprefix("fp8_"),
+        "OUTPUT": problem["outdtype"],
+        "KIND": KINDS[problem["q_type"]],
+        "ACT": problem["act"],
+        "GATED": str(problem["gated"]).lower(),
+        "WEIGHT_FIRST": str(problem["doweight_stage1"]).lower(),
+        "SHUFFLED": problem["layout"].removeprefix("aiter").partition("x")[0] if problem["layout"] != "row" else "0",
+    }
+    return [f"-D{name}={value}" for name, value in defined.items()]
+
+
 def main() -> int:
     name, words = os.environ["FAKE_CK_NAME"], sys.argv[1:]
     if "--version" in words:
@@ -66,8 +86,12 @@ def main() -> int:
         time.sleep(0.02)
     first = source.read_text().partition("\n")[0]
     problem = json.loads(first.removeprefix("// tunedgemm "))
-    command = ["cc", "-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", *macros(problem), f"-I{HERE}"]
-    return subprocess.run([*command, "-o", str(output), str(HERE / "instance.c"), "-lm"], check=False).returncode
+    if problem["op"] == "fmoe":
+        compiler, made_of, defined = ["c++", "-std=c++17"], "moe.cpp", routed(problem)
+    else:
+        compiler, made_of, defined = ["cc", "-std=gnu11"], "instance.c", macros(problem)
+    command = [*compiler, "-O2", "-shared", "-fPIC", "-fvisibility=hidden", *defined, f"-I{HERE}"]
+    return subprocess.run([*command, "-o", str(output), str(HERE / made_of), "-lm"], check=False).returncode
 
 
 sys.exit(main())
