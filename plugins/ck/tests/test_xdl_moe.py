@@ -145,9 +145,11 @@ def test_gfx950_needs_128_elements_of_fp8() -> None:
     """A tile of 64 elements of K fits gfx942 and not gfx950, which multiplies 128 at a time."""
     for fp8, device, reason in ((FNUZ, MI300X, ""), (OCP, MI355X, "128 elements of fp8")):
         shape = shape_of("per_Token", fp8, sizes=(4096, 192))
-        first, second = (instance_of(tile, shape, device.gfx, stage) for stage, tile in enumerate(("256x32x64x256_1x4_v1", "64x16x64x64_1x1_v1"), 1))
-        assert reason in FAMILY.unfit(Stages(first, second), 0, shape, device)
-        assert bool(reason) == bool(FAMILY.unfit(Stages(first, second), 0, shape, device))
+        pair = Stages(
+            *(instance_of(tile, shape, device.gfx, stage) for stage, tile in ((1, "256x32x64x256_1x4_v1"), (2, "64x16x64x64_1x1_v1")))
+        )
+        assert reason in FAMILY.unfit(pair, 0, shape, device)
+        assert bool(reason) == bool(FAMILY.unfit(pair, 0, shape, device))
 
 
 @pytest.mark.parametrize(("kind", "q_dtype"), KINDS)

@@ -63,13 +63,15 @@ def sorted_pairs(ids: list[int], experts: int) -> tuple[list[int], list[int]]:
     return order, [sum(0 <= chosen < expert for chosen in ids) for expert in range(experts + 1)]
 
 
-@pytest.mark.parametrize(("tokens", "topk", "experts", "tile"), [(1, 2, 4, 16), (33, 3, 5, 16), (200, 2, 300, 32), (64, 1, 3, 64), (7, 4, 9, 128)])
+@pytest.mark.parametrize(
+    ("tokens", "topk", "experts", "tile"), [(1, 2, 4, 16), (33, 3, 5, 16), (200, 2, 300, 32), (64, 1, 3, 64), (7, 4, 9, 128)]
+)
 @pytest.mark.parametrize("chosen", ["any", "one", "none", "outside"])
 def test_experts_are_padded_to_whole_blocks(route: ctypes.CDLL, tokens: int, topk: int, experts: int, tile: int, chosen: str) -> None:
-    """Each pair is in one row of a block of its expert, in order, with its weight; the other rows are beyond the tokens; as many as said."""
+    """Each pair has a row in a block of its expert, in order, with its weight; the other rows are beyond the tokens."""
     draw = random.Random(tokens * tile)
-    low, high = {"any": (0, experts - 1), "one": (experts // 2, experts // 2), "none": (experts, experts), "outside": (-2, experts + 2)}[chosen]
-    ids = [draw.randint(low, high) for _ in range(tokens * topk)]
+    ranges = {"any": (0, experts - 1), "one": (experts // 2, experts // 2), "none": (experts, experts), "outside": (-2, experts + 2)}
+    ids = [draw.randint(*ranges[chosen]) for _ in range(tokens * topk)]
     weight = [draw.random() for _ in ids]
     order, offset = sorted_pairs(ids, experts)
     route.most.restype = ctypes.c_int64

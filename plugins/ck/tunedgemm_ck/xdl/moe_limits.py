@@ -12,7 +12,7 @@ from tunedgemm_ck.stages import Stages
 from tunedgemm_ck.xdl.limits import DTYPES, LDS, none_fits
 from tunedgemm_ck.xdl.moe import BLOCK, MoeInstance
 from tunedgemm_ck.xdl.moe_listed import TILES
-from tunedgemm_ck.xdl.moe_template import CK_ACTIVATIONS, Cut, cut_of
+from tunedgemm_ck.xdl.moe_template import CK_ACTIVATIONS, cut_of
 
 #: Kind of the quantisation to AITER's number in the names.
 QUANTS = {"No": 0, "per_Tensor": 1, "per_Token": 2, "per_1x128": BLOCK}
@@ -122,7 +122,7 @@ def uncut(of: MoeInstance) -> str:
         return f"{words}: the threads do not divide what they store"
     if stored % cut.store_m or of.n % (cut.store_n * cut.store):
         return f"{words}: {cut.store_m}x{cut.store_n} threads do not divide {stored}x{of.n} sums, {cut.store} each"
-    if of.quant == BLOCK and (of.n != 128 or of.k % 128 or (of.pipeline == 3 and (of.k != 128 or cut.per_wave[0] < 4))):  # noqa: PLR2004
+    if of.quant == BLOCK and (of.n != 128 or of.k % 128 or (of.pipeline == 3 and (of.k != 128 or cut.per_wave[0] < 4))):
         return f"{words}: blocks of 128 need N 128, and pipeline v3 K 128 and 64 rows a wave"
     return ""
 
@@ -132,7 +132,7 @@ def _sizes(of: MoeInstance, shape: Shape, device: Device) -> str:
     names = ("inter_dim", "model_dim") if of.stage == 1 else ("model_dim", "inter_dim")
     if n % of.n or k % of.k:
         return f"{names[0]} and {names[1]} must be multiples of {of.n} and {of.k}: nothing is padded (got {n} and {k})"
-    if device.gfx == "gfx950" and of.dtypes[0] == "F8" and of.k < 128:  # noqa: PLR2004
+    if device.gfx == "gfx950" and of.dtypes[0] == "F8" and of.k < 128:
         return f"{of.tile}: gfx950 multiplies 128 elements of fp8 at a time"
     if lds(of) > LDS[device.gfx]:
         return f"{of.tile} takes {lds(of)} bytes of LDS; a block of {device.gfx} has {LDS[device.gfx]}"
@@ -142,7 +142,7 @@ def _sizes(of: MoeInstance, shape: Shape, device: Device) -> str:
 def lds(of: MoeInstance) -> int:
     """Bytes of LDS: the activations' tile or the sums that are stored, whichever is larger; v3 has two of it. Weights go to registers."""
     sums = cut_of(of).shuffle_m * of.waves[0] * 16 * of.n * 4
-    return max(of.m * of.k * of.bytes, sums) * (2 if of.pipeline == 3 else 1)  # noqa: PLR2004
+    return max(of.m * of.k * of.bytes, sums) * (2 if of.pipeline == 3 else 1)
 
 
 def listed(shape: Shape, device: Device, stage: int) -> tuple[MoeInstance, ...]:
