@@ -78,7 +78,9 @@ class MoeInstance:
 
     def __attrs_post_init__(self) -> None:
         waves_m, waves_n = self.waves
+        sizes = (self.threads, self.m, self.n, self.k)
         checks = (
+            ("tile", min(sizes) > 0, f"threads, M, N and K must be positive (got {'x'.join(map(str, sizes))})"),
             ("epilogue", self.epilogue in EPILOGUES, f"must be one of {', '.join(EPILOGUES)} (got {self.epilogue!r})"),
             ("activation", self.act in (ACTIVATIONS if self.stage == 1 else ("",)), f"stage {self.stage} has none called {self.act!r}"),
             ("dtypes", all(dtype in DTYPES for dtype in self.dtypes), f"must be of {', '.join(DTYPES)} (got {', '.join(self.dtypes)})"),

@@ -68,7 +68,7 @@ def static(shape: Shape, device: Device) -> str:
     pairs, weights = shape.m * topk, int(shape["expert"]) * shape.n * shape.k * 2
     checks = (
         (device.gfx in ARCHITECTURES, f"{' and '.join(ARCHITECTURES)} (got {device.gfx})"),
-        (kind in QUANTS, f"QuantType {', '.join(QUANTS)} (got {kind}, whose instances are not rendered)"),
+        (kind in QUANTS, f"QuantType {', '.join(QUANTS)} (got {kind}, for which no source is made)"),
         (device.gfx not in DTYPES or q_dtype in DTYPES[device.gfx], f"dtypes that {device.gfx} multiplies (got {q_dtype})"),
         (kind != "per_1x128" or q_dtype.startswith("fp8"), f"blocks of fp8 (got {q_dtype})"),
         (shape.layout == "aiter16x16", f"weights in layout aiter16x16, see shuffle_weight (got {shape.layout})"),
@@ -91,13 +91,13 @@ def misfit(of: MoeInstance, shape: Shape, device: Device) -> str:
 
 def _other(of: MoeInstance, shape: Shape) -> str:
     """What of the name says another problem than the shape; "" where all of it is the shape's."""
-    said, wanted = attrs.evolve(of, epilogue="TypeCast"), instance_of(of.tile, shape, "gfx950", of.stage)
+    said, wanted = attrs.evolve(of, epilogue="TypeCast"), instance_of(of.tile, shape, "", of.stage)
     wanted = attrs.evolve(wanted, epilogue="TypeCast", swizzle=of.swizzle)
     if said != wanted:
         return f"it is an instance for {_described(said)}, not for {_described(wanted)}"
     if of.epilogue not in _EPILOGUES[of.quant]:
         return f"epilogue {of.epilogue} does not fit Quant{of.quant}; {', '.join(_EPILOGUES[of.quant])} do"
-    return "Nswizzle1 is not rendered: it needs a sort that counts the blocks of each expert" if of.swizzle else ""
+    return "no source is made of Nswizzle1, which needs a sort that counts the blocks of each expert" if of.swizzle else ""
 
 
 def _described(of: MoeInstance) -> str:
