@@ -13,7 +13,8 @@ from tunedgemm_ck.problem import problem_of
 from tunedgemm_ck.stages import Stages, parts
 from tunedgemm_ck.xdl import FAMILY
 from tunedgemm_ck.xdl.moe import parse_moe
-from tunedgemm_ck.xdl.moe_limits import instance_of, lds, listed, uncut
+from tunedgemm_ck.xdl.moe_cut import lds, unmade
+from tunedgemm_ck.xdl.moe_limits import instance_of, listed
 from tunedgemm_ck.xdl.moe_listed import DEFAULTS, TILES
 
 MI300X, MI355X = Device("gfx942", 304), Device("gfx950", 256)
@@ -53,7 +54,7 @@ def test_sixteen_tiles_are_there_by_default_and_all_can_be_cut() -> None:
         for stage in (1, 2):
             stages = listed(shape_of(kind, q_dtype), MI300X, stage)
             assert len({of.tile for of in stages}) == len(stages) >= 5
-            assert all(uncut(of) == "" and lds(of) <= 64 << 10 for of in stages)
+            assert all(unmade(of) == "" and lds(of) <= 64 << 10 for of in stages)
     assert all(len(TILES[key]) >= count for key, count in DEFAULTS.items())
 
 
@@ -118,6 +119,30 @@ def test_an_instance_of_another_problem_or_tile_does_not_fit(text: str, changed:
     assert FAMILY.unfit(FAMILY.parse(name, "fmoe"), 0, shape, MI300X) == ""
     assert text in name
     assert re.search(reason, FAMILY.unfit(FAMILY.parse(name.replace(text, changed), "fmoe"), 0, shape, MI300X))
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("silu", "swiglu"),
+        ("MulABScale_", "MulABScaleWint4_"),
+        ("Nswizzle0", "Nswizzle1"),
+        ("_v1_", "_v5_"),
+        ("F8_F8_B16", "F8_F8_F8"),
+        ("F8_F8_B16", "F8_I8_B16"),
+        ("Quant2", "Quant3"),
+        ("Quant2", "Quant0"),
+        ("256x32x64x128", "256x48x64x128"),
+    ],
+)
+def test_no_source_is_made_of_what_ck_has_not(text: str, changed: str) -> None:
+    """A name that is read but of which no source can be made raises PluginError where a source is asked for, as prebuilding does."""
+    ((_, problem), _) = parts(FAMILY.parse(f"{FIRST}+{SECOND}", "fmoe"), problem_of(shape_of("per_Token", FNUZ), "gfx942"))
+    assert FAMILY.render(parse_moe(FIRST), problem)
+    with pytest.raises(PluginError, match=r"no source is made of|do not divide"):
+        FAMILY.render(parse_moe(FIRST.replace(text, changed)), problem)
+    with pytest.raises(PluginError, match="named as stage 1"):
+        FAMILY.render(parse_moe(SECOND), problem)
 
 
 def test_stages_have_an_order_and_k_is_not_cut() -> None:

@@ -11,8 +11,8 @@ from tunedgemm_ck.family import Instance
 from tunedgemm_ck.stages import Stages
 from tunedgemm_ck.xdl.limits import DTYPES, LDS, none_fits
 from tunedgemm_ck.xdl.moe import BLOCK, MoeInstance
+from tunedgemm_ck.xdl.moe_cut import ACTIVATIONS, EPILOGUES, lds, unmade
 from tunedgemm_ck.xdl.moe_listed import TILES
-from tunedgemm_ck.xdl.moe_template import CK_ACTIVATIONS, cut_of
 
 #: Kind of the quantisation to AITER's number in the names.
 QUANTS = {"No": 0, "per_Tensor": 1, "per_Token": 2, "per_1x128": BLOCK}
@@ -25,15 +25,6 @@ ARCHITECTURES = ("gfx942", "gfx950")
 #: CK counts elements in 32 bits with a sign, of all experts' weights together; tokens in 24 bits and a token's experts in 7, for both share
 #: a word. 2^24 rows of 256 threads are more than a grid has.
 MOST, MOST_ROWS, MOST_TOPK = 1 << 31, 1 << 24, 128
-
-#: What names may say of the epilogue. It is the same for all of a kind: the kernel has multiplied everything in before. AITER's lists for
-#: gfx950 call it by the word of the plain one.
-_EPILOGUES = {
-    0: ("TypeCast", "TypeCastExpertWeight"),
-    1: ("MulABScale", "MulABScaleExpertWeight", "TypeCast"),
-    2: ("MulABScale", "MulABScaleExpertWeight", "TypeCast"),
-    BLOCK: ("MulABScaleExpertWeightA8W8blkscale",),
-}
 
 
 def refused(shape: Shape, device: Device) -> str:
@@ -73,7 +64,7 @@ def static(shape: Shape, device: Device) -> str:
         (kind != "per_1x128" or q_dtype.startswith("fp8"), f"blocks of fp8 (got {q_dtype})"),
         (shape.layout == "aiter16x16", f"weights in layout aiter16x16, see shuffle_weight (got {shape.layout})"),
         (bool(shape["g1u1"]), "gated experts (got use_g1u1 0)"),
-        (str(shape["act"]) in CK_ACTIVATIONS, f"{' or '.join(CK_ACTIVATIONS)} (got {shape['act']}, which its headers of 2025 have not)"),
+        (str(shape["act"]) in ACTIVATIONS, f"{' or '.join(ACTIVATIONS)} (got {shape['act']}, which its headers of 2025 have not)"),
         (shape.m > 0, "at least one token"),
         (pairs < MOST_ROWS and topk < MOST_TOPK, f"less than {MOST_ROWS} pairs of a token and an expert, topk below {MOST_TOPK}"),
         (weights < MOST, f"weights of less than {MOST} elements, those of all experts together (got {weights})"),
@@ -86,45 +77,18 @@ def static(shape: Shape, device: Device) -> str:
 @functools.lru_cache(maxsize=16384)
 def misfit(of: MoeInstance, shape: Shape, device: Device) -> str:
     """Why a stage's instance cannot serve a shape that CK has stages for; "" where it can."""
-    return _other(of, shape) or uncut(of) or _sizes(of, shape, device)
+    return unmade(of) or _other(of, shape) or _sizes(of, shape, device)
 
 
 def _other(of: MoeInstance, shape: Shape) -> str:
     """What of the name says another problem than the shape; "" where all of it is the shape's."""
-    said, wanted = attrs.evolve(of, epilogue="TypeCast"), instance_of(of.tile, shape, "", of.stage)
-    wanted = attrs.evolve(wanted, epilogue="TypeCast", swizzle=of.swizzle)
-    if said != wanted:
-        return f"it is an instance for {_described(said)}, not for {_described(wanted)}"
-    if of.epilogue not in _EPILOGUES[of.quant]:
-        return f"epilogue {of.epilogue} does not fit Quant{of.quant}; {', '.join(_EPILOGUES[of.quant])} do"
-    return "no source is made of Nswizzle1, which needs a sort that counts the blocks of each expert" if of.swizzle else ""
+    wanted = attrs.evolve(instance_of(of.tile, shape, "", of.stage), epilogue=of.epilogue)
+    return "" if of == wanted else f"it is an instance for {_described(of)}, not for {_described(wanted)}"
 
 
 def _described(of: MoeInstance) -> str:
     weights = ", weights of the routing" * of.weighted
     return f"Quant{of.quant} {'_'.join(of.dtypes)}{of.act and ' ' + of.act}{weights}"
-
-
-@functools.lru_cache(maxsize=1024)
-def uncut(of: MoeInstance) -> str:
-    """Why no block can be cut as an instance says; "" where one can: CK's own compile-time conditions."""
-    cut, words = cut_of(of), of.tile
-    if of.pipeline not in (1, 3):
-        return f"pipeline v{of.pipeline}: there are v1 and v3"
-    if of.m % (16 * of.waves[0]) or of.n % (16 * of.waves[1]):
-        return f"{words}: waves of 16x16 products do not divide the tile"
-    if cut.k1 * of.bytes < 16:
-        return f"{words}: it reads shuffled weights in pieces of {cut.k1} bytes, and layout aiter16x16 has pieces of 16"
-    if of.k % cut.k1 or of.threads % max(of.k // cut.k1, 1) or of.m % max(of.threads // (of.k // cut.k1), 1):
-        return f"{words}: the threads do not divide the rows that they load"
-    stored = cut.shuffle_m * of.waves[0] * 16
-    if cut.per_wave[0] % cut.shuffle_m or not cut.store_m or not cut.store_n or of.threads != cut.store_m * cut.store_n:
-        return f"{words}: the threads do not divide what they store"
-    if stored % cut.store_m or of.n % (cut.store_n * cut.store):
-        return f"{words}: {cut.store_m}x{cut.store_n} threads do not divide {stored}x{of.n} sums, {cut.store} each"
-    if of.quant == BLOCK and (of.n != 128 or of.k % 128 or (of.pipeline == 3 and (of.k != 128 or cut.per_wave[0] < 4))):
-        return f"{words}: blocks of 128 need N 128, and pipeline v3 K 128 and 64 rows a wave"
-    return ""
 
 
 def _sizes(of: MoeInstance, shape: Shape, device: Device) -> str:
@@ -139,16 +103,14 @@ def _sizes(of: MoeInstance, shape: Shape, device: Device) -> str:
     return ""
 
 
-def lds(of: MoeInstance) -> int:
-    """Bytes of LDS: the activations' tile or the sums that are stored, whichever is larger; v3 has two of it. Weights go to registers."""
-    sums = cut_of(of).shuffle_m * of.waves[0] * 16 * of.n * 4
-    return max(of.m * of.k * of.bytes, sums) * (2 if of.pipeline == 3 else 1)
-
-
 def listed(shape: Shape, device: Device, stage: int) -> tuple[MoeInstance, ...]:
     """All listed instances of a stage for the problem of a shape that CK has stages for, those that AITER's tables choose most first."""
-    kind = {"No": "No", "per_1x128": "per_1x128"}.get(str(shape["q_type"]), "rows")
-    return tuple(instance_of(tile, shape, device.gfx, stage) for tile in TILES[kind, stage])
+    return tuple(instance_of(tile, shape, device.gfx, stage) for tile in TILES[kind_of(shape), stage])
+
+
+def kind_of(shape: Shape) -> str:
+    """Kind of the scales, as the lists have it."""
+    return {"per_Tensor": "rows", "per_Token": "rows"}.get(str(shape["q_type"]), str(shape["q_type"]))
 
 
 def instance_of(tile: str, shape: Shape, gfx: str, stage: int) -> MoeInstance:
@@ -160,7 +122,7 @@ def instance_of(tile: str, shape: Shape, gfx: str, stage: int) -> MoeInstance:
     weighted = bool(shape["doweight_stage1"]) == first
     plain = "TypeCastExpertWeight" if weighted else "TypeCast"
     scaled = "MulABScale" if first else "MulABScaleExpertWeight"
-    epilogue = _EPILOGUES[quant][0] if quant == BLOCK else "TypeCast" if gfx == "gfx950" else scaled if quant else plain
+    epilogue = EPILOGUES[quant][0] if quant == BLOCK else "TypeCast" if gfx == "gfx950" else scaled if quant else plain
     return MoeInstance(
         stage=stage,
         threads=threads,

@@ -10,7 +10,7 @@ from tunedgemm_ck.family import Instance
 from tunedgemm_ck.stages import Stages
 from tunedgemm_ck.xdl.cost import clocks, likely
 from tunedgemm_ck.xdl.moe import MoeInstance
-from tunedgemm_ck.xdl.moe_limits import listed, misfit, static
+from tunedgemm_ck.xdl.moe_limits import kind_of, listed, misfit, static
 from tunedgemm_ck.xdl.moe_listed import DEFAULTS
 
 Chosen = tuple[Instance, int]
@@ -40,8 +40,8 @@ def _offered(shape: Shape, device: Device, stage: int, full: bool) -> list[MoeIn
     if static(shape, device):
         return []
     instances = listed(shape, device, stage)
-    kind = {"No": "No", "per_1x128": "per_1x128"}.get(str(shape["q_type"]), "rows")
-    fitting = [instance for instance in instances[: None if full else DEFAULTS[kind, stage]] if not misfit(instance, shape, device)]
+    most = None if full else DEFAULTS[kind_of(shape), stage]
+    fitting = [instance for instance in instances[:most] if not misfit(instance, shape, device)]
     # a shape whose sizes none of the first divides still has others
     return fitting or [instance for instance in instances if not misfit(instance, shape, device)]
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-import attrs
+from tunedgemm.plugin import PluginError
 
 from tunedgemm_ck.problem import Problem
 from tunedgemm_ck.stages import described
 from tunedgemm_ck.xdl.moe import BLOCK, DTYPES, MoeInstance
+from tunedgemm_ck.xdl.moe_cut import ACTIVATIONS, cut_of, unmade
 from tunedgemm_ck.xdl.template import CK_TYPES, IMPL
 
 _SOURCES = Path(__file__).with_name("sources")
 
 #: The first release of ROCm whose CK has the device ops (its headers of November 2025 are what this was written from).
 SINCE = "7.0"
-
-#: CK's numbers of the activations that it computes.
-CK_ACTIVATIONS = {"gelu": 0, "silu": 1}
 
 _HEAD = """\
 // {name}
@@ -85,46 +83,14 @@ using Gemm = ck::tensor_operation::device::{name}<
 """
 
 
-@attrs.frozen
-class Cut:
-    """How a block's work is cut among its threads; all of it follows from what a name says, as AITER's launchers derive it.
-
-    Attributes:
-        k1: elements of K that a thread loads at a time, and that lie together in shared memory and in the shuffled weight.
-        per_wave: instructions of a wave along M and N.
-        shuffle_m: of them along M, those whose sums pass through shared memory together; along N all do.
-        store_m, store_n: threads that store, along M and along N.
-        store: elements that each stores at a time.
-    """
-
-    k1: int
-    per_wave: tuple[int, int]
-    shuffle_m: int
-    store_m: int
-    store_n: int
-    store: int
-
-
-def cut_of(of: MoeInstance) -> Cut:
-    """The cut of an instance; its numbers need not divide each other, see `tunedgemm_ck.xdl.moe_limits`."""
-    along_m, along_n = max(of.m // (16 * of.waves[0]), 1), max(of.n // (16 * of.waves[1]), 1)
-    if of.quant == BLOCK:
-        wide = 16 if of.stage == 1 else 64
-        return Cut(16 // of.bytes, (along_m, along_n), along_m, of.threads // wide, wide, 2)
-    half = max(of.n // 2 // along_n, 1)
-    if of.stage == 1:
-        low, narrow = of.m == 16, of.pipeline == 3 and of.n == 64
-        store_m, store = (16, 4) if low else (half, 8)
-        store_n = of.threads // store_m
-    else:
-        narrow, store_n, store = of.threads == 256 and of.k == 64, half, 2
-        store_m = of.threads // half
-    k1 = 8 if narrow and of.bytes == 1 else 16 // of.bytes
-    return Cut(k1, (along_m, along_n), min(along_m, 2), store_m, store_n, store)
-
-
 def render_stage(of: MoeInstance, problem: Problem) -> str:
-    """The source of the shared object of a stage; the same in every process."""
+    """The source of the shared object of a stage; the same in every process.
+
+    Raises:
+        PluginError: the instance is of the other stage, or no source is made of it.
+    """
+    if reason := unmade(of) or (f"it is named as stage {problem.stage}" if of.stage != problem.stage else ""):
+        raise PluginError(f"ck {of.name}: {reason}")
     header = "device_moe_gemm_blockscale.hpp" if of.quant == BLOCK else "device_moe_gemm.hpp"
     head = _HEAD.format(name=of.name, problem=f"{problem.op} on {problem.gfx}", header=IMPL + header, since=SINCE)
     types = _TYPES.format(
@@ -162,7 +128,7 @@ def _gemm(of: MoeInstance) -> str:
         store_n=cut.store_n,
         store=cut.store,
         pipeline=of.pipeline,
-        act=CK_ACTIVATIONS[of.act] if of.stage == 1 else 0,
+        act=ACTIVATIONS[of.act] if of.stage == 1 else 0,
         token="" if block else f" {_truth(of.quant != 1)},",
     )
 

@@ -5,6 +5,7 @@ namespace tunedgemm::stage {
 
 namespace problem = tunedgemm::problem;
 using moe::at;
+static_assert(first == (problem::stage == 1) && weighted == (first == problem::weight_first) && problem::gated == first);
 
 // Where an object's own memory lies, in bytes from the beginning of the workspace.
 struct Own {
