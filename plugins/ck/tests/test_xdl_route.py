@@ -10,38 +10,18 @@ from pathlib import Path
 
 import pytest
 
-ROUTE = Path(__file__).parents[1] / "tunedgemm_ck" / "xdl" / "sources" / "route.h"
+SOURCES = Path(__file__).parents[1] / "tunedgemm_ck" / "xdl" / "sources"
+EMULATED = Path(__file__).with_name("emulated")
 
-#: A block after the other, each of as many threads as its text says, which meet where a block's threads do.
 _DRIVER = """
-#include <barrier>
-#include <cstdint>
-#include <thread>
-#include <vector>
-#define __global__
-#define __launch_bounds__(threads)
-#define __shared__ static
-struct Place {{ int x; }};
-thread_local Place blockIdx, threadIdx;
-Place gridDim;
-std::barrier meet(256);
-void __syncthreads() {{ meet.arrive_and_wait(); }}
-#include "{route}"
-extern "C" int64_t most(int64_t pairs, int64_t experts, int64_t tile) {{ return tunedgemm::ck_moe::most_blocks(pairs, experts, tile); }}
-extern "C" void pad(const int32_t* order, const int32_t* offset, const float* weight, int32_t* rows, float* weights, int32_t* experts,
-                    int32_t* valid, int count, int tokens, int topk, int tile) {{
-  static_assert(tunedgemm::ck_moe::pad_threads == 256);
-  gridDim.x = count;
-  std::vector<std::thread> threads;
-  for (int thread = 0; thread < 256; ++thread) threads.emplace_back([=] {{
-    threadIdx.x = thread;
-    for (blockIdx.x = 0; blockIdx.x < count; ++blockIdx.x) {{
-      tunedgemm::ck_moe::pad(order, offset, weight, {{rows, weights, experts, valid}}, tokens, topk, tile);
-      meet.arrive_and_wait();
-    }}
-  }});
-  for (auto& thread : threads) thread.join();
-}}
+#include "hip.h"
+#include "route.h"
+using namespace tunedgemm::ck_moe;
+extern "C" int64_t most(int64_t pairs, int64_t experts, int64_t tile) { return most_blocks(pairs, experts, tile); }
+extern "C" void padded(const int32_t* order, const int32_t* offset, const float* weight, int32_t* rows, float* weights, int32_t* experts,
+                       int32_t* valid, int count, int tokens, int topk, int tile) {
+  emulated(count, pad_threads, pad, order, offset, weight, Blocks{rows, weights, experts, valid}, tokens, topk, tile);
+}
 """
 
 
@@ -51,8 +31,9 @@ def route(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if not shutil.which("c++"):
         pytest.skip("c++ is not here")
     folder = tmp_path_factory.mktemp("route")
-    (folder / "one.cpp").write_text(_DRIVER.format(route=ROUTE))
-    command = ["c++", "-O1", "-std=c++20", "-shared", "-fPIC", "-pthread", str(folder / "one.cpp"), "-o", str(folder / "one.so")]
+    (folder / "one.cpp").write_text(_DRIVER)
+    include = [f"-I{EMULATED}", f"-I{SOURCES}"]
+    command = ["c++", "-O1", "-std=c++20", "-shared", "-fPIC", "-pthread", *include, str(folder / "one.cpp"), "-o", str(folder / "one.so")]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(folder / "one.so"))
 
@@ -79,7 +60,7 @@ def test_experts_are_padded_to_whole_blocks(route: ctypes.CDLL, tokens: int, top
     rows, weights, of_block = (ctypes.c_int32 * (most * tile))(), (ctypes.c_float * (most * tile))(), (ctypes.c_int32 * most)()
     valid = ctypes.c_int32(-1)
     arrays = (ctypes.c_int32 * max(len(order), 1))(*order), (ctypes.c_int32 * len(offset))(*offset), (ctypes.c_float * len(weight))(*weight)
-    route.pad(*arrays, rows, weights, of_block, ctypes.byref(valid), experts, tokens, topk, tile)
+    route.padded(*arrays, rows, weights, of_block, ctypes.byref(valid), experts, tokens, topk, tile)
 
     expected: list[tuple[int, int, float]] = []
     for expert in range(experts):
