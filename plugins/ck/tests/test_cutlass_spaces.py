@@ -132,7 +132,7 @@ def test_neighbours_change_each_parameter() -> None:
         (_shape("a8w8_blockscale", 16, 256, 256), "sm_80", "multiply bf16, fp16, int8, not fp8_e4m3fn"),
         (_shape("a16w16", 16, 256, 64), "sm_100", "not for sm_100"),
         (_shape("a16w16", 16, 256, 64), "gfx942", "not for gfx942"),
-        (Shape("fmoe", 16, 256, 64), "sm_90", "op fmoe is not covered"),
+        (Shape("a8w8_bpreshuffle", 16, 256, 64, "int8", scale="row"), "sm_90", "op a8w8_bpreshuffle is not covered"),
         (_shape("a16w16", (1 << 31) - 1, 64, 1024), "sm_90", "an operand may have"),
         (_shape("batched_bf16", 8, 64, 64, extra={"B": 70000}), "sm_90", "65535 products"),
     ],

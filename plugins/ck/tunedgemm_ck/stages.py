@@ -67,15 +67,15 @@ _TYPES = {"bf16": "bf16", "fp16": "fp16", "int8": "int8", "fp8_e4m3fn": "e4m3fn"
 
 def described(problem: Problem) -> str:
     """The constants of a stage for its source, which follow ``moe.h``."""
-    act = f"constexpr moe::Act act = moe::Act::{problem.act};\n" if problem.stage == 1 else ""
     return f"""
 namespace tunedgemm::problem {{
-constexpr int stage = {problem.stage};
-constexpr moe::Kind kind = moe::Kind::{_KINDS[problem.q_type]};
-constexpr moe::Type hidden = moe::Type::{_TYPES[problem.dtype]};       // of the hidden states
-constexpr moe::Type quantised = moe::Type::{_TYPES[problem.q_dtype]};  // of the factors of both products
-constexpr moe::Type output = moe::Type::{_TYPES[problem.outdtype]};
-{act}constexpr bool gated = {str(problem.gated).lower()};
-constexpr bool weight_first = {str(problem.doweight_stage1).lower()};  // the routing's weights belong to stage 1
+inline constexpr int stage = {problem.stage};
+inline constexpr moe::Kind kind = moe::Kind::{_KINDS[problem.q_type]};
+inline constexpr moe::Type hidden = moe::Type::{_TYPES[problem.dtype]};       // of the hidden states
+inline constexpr moe::Type quantised = moe::Type::{_TYPES[problem.q_dtype]};  // of the factors of both products
+inline constexpr moe::Type output = moe::Type::{_TYPES[problem.outdtype]};
+inline constexpr moe::Act act = moe::Act::{problem.act or "silu"};  // of stage 1
+inline constexpr bool gated = {str(problem.gated).lower()};
+inline constexpr bool weight_first = {str(problem.doweight_stage1).lower()};  // the routing's weights belong to stage 1
 }}  // namespace tunedgemm::problem
 """

@@ -114,7 +114,12 @@ def unfit(instance: CutlassInstance, split: int, shape: Shape, device: Device) -
     columns = shape.m if instance.swap else shape.n
     if instance.scheduler == "single" and columns > instance.tile_n * _MAX_BLOCKS:
         return f"scheduler single has {_MAX_BLOCKS} tiles at most along its columns"
-    return _depth(instance, split, shape, device.gfx) or _block_scales(instance, shape) or _shared(instance, shape, device.gfx)
+    return misfit(instance, split, shape, device.gfx)
+
+
+def misfit(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str:
+    """What of an instance does not fit the dtypes, the scales and K of a shape that is not refused, "" where all fits."""
+    return _depth(instance, split, shape, gfx) or _block_scales(instance, shape) or _shared(instance, shape, gfx)
 
 
 def _depth(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str:

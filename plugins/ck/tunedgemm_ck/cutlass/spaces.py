@@ -108,14 +108,14 @@ _MULTISTAGE: tuple[tuple[int, int, int, tuple[int, int], int], ...] = (
     (128, 128, 128, (2, 2), 3),
 )
 #: What costs more than so many times the best guess is not listed, except where fewer than `_LEAST` would be.
-_WORSE, _LEAST = 3.0, 6
+WORSE, _LEAST = 3.0, 6
 
 
 @functools.cache
 def instances(gfx: str, dtype: str, blocks: bool, full: bool) -> tuple[CutlassInstance, ...]:
     """All instances for operands of a dtype, at most 24; with *full* all that parameters and registers allow."""
     if full:
-        return tuple(_every(gfx, dtype, blocks))
+        return tuple(every(gfx, dtype, blocks))
     width = width_of(dtype)
     if gfx != "sm_90":
         multistage = functools.partial(CutlassInstance, schedule="multistage", scheduler="single")
@@ -124,7 +124,8 @@ def instances(gfx: str, dtype: str, blocks: bool, full: bool) -> tuple[CutlassIn
     return tuple(CutlassInstance(m, n, k // width, *rest) for m, n, k, *rest in listed)
 
 
-def _every(gfx: str, dtype: str, blocks: bool) -> Iterator[CutlassInstance]:
+def every(gfx: str, dtype: str, blocks: bool) -> Iterator[CutlassInstance]:
+    """All instances for operands of a dtype that parameters and registers allow."""
     hopper, depths, most = gfx == "sm_90", [depth // width_of(dtype) for depth in depths_of(dtype, gfx)], accumulators_of(dtype)
     clusters, swaps = (CLUSTERS, (False, True)) if hopper else (CLUSTERS[:1], (False,))
     rings = [((0, 0), 0)] if hopper else list(itertools.product(WARPS[1:], STAGES[1:]))
@@ -145,12 +146,12 @@ def space(shape: Shape, device: Device, full: bool) -> Iterator[Chosen]:
     """Instances with numbers of splits that fit the shape, best guesses first; *full* lists all of all instances."""
     if refused(shape, device):
         return
-    every = instances(device.gfx, shape.dtype, shape.scale == "block", full)
-    fitting = [chosen for instance in every for chosen in _with_splits(instance, shape, device) if not unfit(*chosen, shape, device)]
+    listed = instances(device.gfx, shape.dtype, shape.scale == "block", full)
+    fitting = [chosen for instance in listed for chosen in _with_splits(instance, shape, device) if not unfit(*chosen, shape, device)]
     costs = {chosen: cost_of(*chosen, shape, device) for chosen in fitting}
     ordered = sorted(costs, key=lambda chosen: (costs[chosen], chosen[0].name, chosen[1]))
     for place, chosen in enumerate(ordered):
-        if full or place < _LEAST or costs[chosen] <= _WORSE * costs[ordered[0]]:
+        if full or place < _LEAST or costs[chosen] <= WORSE * costs[ordered[0]]:
             yield chosen
 
 
@@ -168,7 +169,16 @@ def _with_splits(instance: CutlassInstance, shape: Shape, device: Device) -> Ite
 
 
 def near(instance: CutlassInstance, split: int, shape: Shape, device: Device) -> Iterator[Chosen]:
-    """The neighbours that fit: one parameter, or the split, one step along its ladder; a scheduler brings its schedule with it."""
+    """The neighbours that fit."""
+    seen = {(instance, split if split > 1 else 0)}
+    for chosen in neighbours(instance, split):
+        if chosen not in seen and not unfit(*chosen, shape, device):
+            seen.add(chosen)
+            yield chosen
+
+
+def neighbours(instance: CutlassInstance, split: int) -> list[Chosen]:
+    """What differs in one parameter, or the split, one step along its ladder; a scheduler brings its schedule with it."""
     changed: dict[str, tuple[object, ...]] = {
         "tile_m": _beside(TILES_M, instance.tile_m),
         "tile_n": _beside(TILES_N, instance.tile_n),
@@ -182,12 +192,7 @@ def near(instance: CutlassInstance, split: int, shape: Shape, device: Device) ->
     for field, values in changed.items():
         found += _evolved(instance, split, [{field: value} for value in values])
     ways = [{"schedule": schedule, "scheduler": scheduler} for schedule in SCHEDULES for scheduler in SCHEDULERS]
-    found += _evolved(instance, 0, ways)
-    seen = {(instance, split if split > 1 else 0)}
-    for chosen in found:
-        if chosen not in seen and not unfit(*chosen, shape, device):
-            seen.add(chosen)
-            yield chosen
+    return found + _evolved(instance, 0, ways)
 
 
 def _evolved(instance: CutlassInstance, split: int, changes: list[dict[str, object]]) -> list[Chosen]:

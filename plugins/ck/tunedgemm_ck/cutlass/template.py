@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from tunedgemm_ck.build import MOE_CALL
 from tunedgemm_ck.cutlass.instance import CutlassInstance
 from tunedgemm_ck.problem import Problem
+from tunedgemm_ck.stages import described
 
 _SOURCES = Path(__file__).with_name("sources")
 
@@ -25,11 +27,18 @@ _SCHEDULES = {
     "pingpong": ("KernelTmaWarpSpecializedPingpong", "TmaWarpSpecialized"),
     "plain": ("KernelTmaWarpSpecialized", "TmaWarpSpecialized"),
 }
+#: The same of a stage of fmoe, whose operands are arrays of addresses.
+_GROUPED = {
+    "cooperative": ("KernelPtrArrayTmaWarpSpecializedCooperative", "PtrArrayTmaWarpSpecializedCooperative"),
+    "pingpong": ("KernelPtrArrayTmaWarpSpecializedPingpong", "PtrArrayTmaWarpSpecializedPingpong"),
+}
 _SCHEDULERS = {"persistent": "cutlass::gemm::PersistentScheduler", "streamk": "cutlass::gemm::StreamKScheduler", "single": "void"}
 
 
 def render(instance: CutlassInstance, problem: Problem) -> str:
     """The source: what differs from instance to instance and from problem to problem, then the sources that are the same for all."""
+    if problem.stage:
+        return _grouped(instance, problem)
     target, includes = (_multistage, _AMPERE) if instance.schedule == "multistage" else (_hopper, _HOPPER)
     headers = "".join(f'#include "{name}"\n' for name in ("call.h", *includes))
     body = "ampere.h" if instance.schedule == "multistage" else "hopper.h"
@@ -79,6 +88,28 @@ constexpr bool swap = {str(instance.swap).lower()};
 }}  // namespace tunedgemm::instance
 
 """
+
+
+def _grouped(instance: CutlassInstance, problem: Problem) -> str:
+    """The source of a stage of fmoe."""
+    mainloop, epilogue = _GROUPED[instance.schedule]
+    mainloop += "FP8BlockScaledAccum" if problem.q_type == "per_1x128" else ""
+    headers = "".join(f'#include "{name}"\n' for name in _HOPPER if "tile_scheduler" not in name)
+    return (
+        f"""// {instance.name}: {problem}
+{MOE_CALL}{headers}{described(problem)}
+namespace tunedgemm::instance {{
+using Tile = {_shape(instance.tile_m, instance.tile_n, instance.tile_k)};
+using Cluster = {_shape(*instance.cluster, 1)};
+using Mainloop = cutlass::gemm::{mainloop};
+using Epilogue = cutlass::epilogue::{epilogue};
+constexpr bool swap = {str(instance.swap).lower()};
+}}  // namespace tunedgemm::instance
+
+"""
+        + _source("grouped.h")
+        + _source("stage.h")
+    )
 
 
 def _multistage(instance: CutlassInstance, problem: Problem) -> str:

@@ -258,7 +258,9 @@ __global__ void __launch_bounds__(kThreads) quantise(Values values, Where where,
 // *rows* at most, of which *where* has some.
 template <Kind kind, Type target, class Values, class Where>
 Error launch_quantise(Values values, Where where, int64_t rows, Quantised out, Stream stream) {
-  if (kind == Kind::tensor && out.given == nullptr) find_top<<<kTops, kThreads, 0, stream>>>(values, where, rows, out);
+  if constexpr (kind == Kind::tensor) {
+    if (out.given == nullptr) find_top<<<kTops, kThreads, 0, stream>>>(values, where, rows, out);
+  }
   quantise<kind, target><<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(values, where, out);
   return launched();
 }

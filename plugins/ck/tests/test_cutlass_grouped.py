@@ -1,0 +1,175 @@
+"""fmoe by CUTLASS: which shapes, which pairs of instances in which order, what is refused, and the sources of both stages."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tunedgemm.plugin import Device, PluginError, Shape
+from tunedgemm_ck.cutlass import FAMILY, grouped
+from tunedgemm_ck.cutlass.instance import CutlassInstance
+from tunedgemm_ck.problem import problem_of
+from tunedgemm_ck.stages import Stages, parts
+
+HOPPER = Device("sm_90", 132)
+#: Factors of each kind.
+FACTORS = [(kind, q_dtype) for kind, q_dtypes in grouped._DTYPES.items() for q_dtype in q_dtypes]
+
+
+def _shape(m: int, n: int, k: int, experts: int = 8, topk: int = 2, kind: str = "No", q_dtype: str = "bf16", **fields: Any) -> Shape:
+    extra = {"expert": experts, "topk": topk, "act": "silu", "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "q_type": kind}
+    dtype = q_dtype if kind == "No" else "bf16"
+    return Shape("fmoe", m, n, k, dtype, dtype, extra={**extra, "g1u1": True, "doweight_stage1": False}, **fields)
+
+
+SHAPES = st.builds(
+    lambda m, n, k, experts, topk, factors: _shape(m, 16 * n, 16 * k, experts, min(topk, experts), *factors),
+    st.integers(1, 10000),
+    st.integers(1, 500),
+    st.integers(1, 500),
+    st.integers(1, 300),
+    st.integers(1, 10),
+    st.sampled_from(FACTORS),
+)
+
+
+@pytest.mark.parametrize("factors", FACTORS, ids=str)
+def test_both_stages_share_24_instances_at_most(factors: tuple[str, str]) -> None:
+    """What is compiled for all shapes together stays small, and each of these has 4 to 16 pairs."""
+    listed = set()
+    for m, (n, k), (experts, topk) in itertools.product((1, 16, 300, 8192), ((7168, 256), (2048, 768)), ((8, 2), (256, 8))):
+        pairs = list(grouped.space(_shape(m, n, k, experts, topk, *factors), HOPPER, False))
+        assert 4 <= len(pairs) <= 16
+        listed |= {stage for stages, _ in pairs for stage in (stages.first, stages.second)}
+    assert 6 <= len(listed) <= 24
+    assert listed <= set(grouped.instances(*factors, False))
+
+
+@given(SHAPES)
+@settings(max_examples=60, deadline=None)
+def test_every_listed_pair_fits_and_is_listed_once(shape: Shape) -> None:
+    """No doubles, nothing that `unfit` refuses, rising costs; names rebuild the stages."""
+    listed = list(FAMILY.space(shape, HOPPER, False))
+    assert bool(listed) == (FAMILY.refused(shape, HOPPER) == "")
+    assert len(set(listed)) == len(listed)
+    assert not [chosen for chosen in listed if FAMILY.unfit(*chosen, shape, HOPPER)]
+    costs = [grouped.cost(stages, shape, HOPPER) for stages, _ in listed]  # type: ignore[arg-type]
+    assert costs == sorted(costs)
+    assert [FAMILY.parse(stages.name, "fmoe") for stages, _ in listed] == [stages for stages, _ in listed]
+
+
+@pytest.mark.parametrize("factors", FACTORS, ids=str)
+def test_few_rows_an_expert_get_swapped_operands_first_and_many_get_large_tiles(factors: tuple[str, str]) -> None:
+    """A token or a few of a decoding batch, spread over many experts; and a long prefill over few."""
+    few, _ = next(iter(grouped.space(_shape(4, 7168, 2048, 256, 8, *factors), HOPPER, False)))
+    assert all(stage.swap and stage.tile_n == 16 for stage in (few.first, few.second))  # type: ignore[attr-defined]
+    many, _ = next(iter(grouped.space(_shape(16384, 4096, 4096, 8, 2, *factors), HOPPER, False)))
+    large = 128 * 128 if factors[1].startswith("fp8") else 128 * 256
+    assert all(stage.tile_m * stage.tile_n == large for stage in (many.first, many.second))  # type: ignore[attr-defined]
+
+
+def test_a_stage_is_judged_by_the_experts_that_are_hit() -> None:
+    """One token hits topk of them with a row each; many tokens hit all."""
+    one = grouped.stage_of(_shape(1, 7168, 256, 256, 8), 1)
+    assert (one["B"], one.m, one.n, one.k) == (8, 1, 512, 7168)
+    all_ = grouped.stage_of(_shape(4096, 7168, 256, 256, 8), 2)
+    assert (all_["B"], all_.m, all_.n, all_.k) == (256, 128, 7168, 256)
+
+
+def test_the_full_space_has_each_instance_in_a_pair() -> None:
+    """Of both stages, with the best of the other."""
+    shape = _shape(64, 2048, 768)
+    pairs = [stages for stages, _ in grouped.space(shape, HOPPER, True)]
+    fitting = {each for each in grouped.instances("No", "bf16", True) if not grouped._misfit(each, grouped.stage_of(shape, 1))}
+    assert {stages.first for stages in pairs} == {stages.second for stages in pairs} == fitting
+    assert len(fitting) > 50
+
+
+@given(SHAPES)
+@settings(max_examples=20, deadline=None)
+def test_neighbours_change_one_stage(shape: Shape) -> None:
+    """Each fits, is another one, and has one stage as it was."""
+    for stages, split in list(FAMILY.space(shape, HOPPER, False))[:2]:
+        found = [near for near, _ in FAMILY.near(stages, split, shape, HOPPER)]
+        assert len(set(found)) == len(found) > 1
+        assert stages not in found
+        assert not [near for near in found if FAMILY.unfit(near, 0, shape, HOPPER)]
+        assert all((near.first == stages.first) != (near.second == stages.second) for near in found)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("shape", "gfx", "reason"),
+    [
+        (_shape(0, 128, 64), "sm_90", "an empty batch"),
+        (_shape(4, 128, 64), "sm_80", "for sm_90, not for sm_80"),
+        (_shape(4, 128, 64), "gfx942", "for sm_90, not for gfx942"),
+        (_shape(4, 128, 64, kind="per_1x32", q_dtype="fp4x2"), "sm_90", "not per_1x32: sm_90 multiplies no fp4"),
+        (_shape(4, 128, 64, kind="per_Token", q_dtype="fp8_e4m3fnuz"), "sm_90", "must be fp8_e4m3fn or int8, not fp8_e4m3fnuz"),
+        (_shape(4, 128, 64, layout="aiter16x16"), "sm_90", "not in layout aiter16x16"),
+        (_shape(4, 132, 64), "sm_90", "multiples of 8 with factors of 2 bytes (got 132 and 64)"),
+        (_shape(4, 128, 72, kind="per_Token", q_dtype="int8"), "sm_90", "multiples of 16 with factors of 1 bytes (got 128 and 72)"),
+        (_shape((1 << 31) - 8, 128, 64), "sm_90", "tokens * topk"),
+        (_shape(4, 1 << 19, 1 << 19), "sm_90", "an operand or an intermediate may have"),
+    ],
+)
+def test_what_is_refused_is_told_why(shape: Shape, gfx: str, reason: str) -> None:
+    """The reason says what is asked for and what was given, and nothing is listed."""
+    assert reason in FAMILY.refused(shape, Device(gfx, 100))
+    assert not list(FAMILY.space(shape, Device(gfx, 100), True))
+
+
+@pytest.mark.parametrize(
+    ("changed", "split", "reason"),
+    [
+        ({"scheduler": "streamk", "schedule": "cooperative"}, 0, "not cooperative with streamk"),
+        ({"scheduler": "single", "schedule": "plain"}, 0, "not plain with single"),
+        ({"tile_k": 32}, 0, "tile_k must be 64 or 128 of bf16"),
+        ({}, 2, "the K of fmoe is not split"),
+    ],
+)
+def test_a_pair_that_does_not_fit_is_told_which_stage(changed: dict[str, Any], split: int, reason: str) -> None:
+    """Whichever it is."""
+    shape, good = _shape(64, 2048, 768), CutlassInstance(128, 128, 64)
+    bad = attrs.evolve(good, **changed)
+    for place, stages in enumerate((Stages(bad, good), Stages(good, bad)), start=1):
+        told = FAMILY.unfit(stages, split, shape, HOPPER)
+        assert reason in told
+        assert split or told.startswith(f"stage {place}: ")
+
+
+def test_scales_of_blocks_ask_for_their_tiles() -> None:
+    """128 rows of the weight, along whichever side of the tile they lie."""
+    shape, good = _shape(64, 2048, 768, kind="per_1x128", q_dtype="fp8_e4m3fn"), CutlassInstance(128, 16, 128, swap=True)
+    assert FAMILY.unfit(Stages(good, good), 0, shape, HOPPER) == ""
+    assert "128 rows of the weight" in FAMILY.unfit(Stages(good, attrs.evolve(good, swap=False)), 0, shape, HOPPER)
+
+
+def test_names_of_other_kernels_are_refused() -> None:
+    """One stage alone, and a stage that is none."""
+    good = CutlassInstance(128, 128, 64).name
+    for name, reason in ((good, "two stages are two names"), (f"{good}+other", "no kernel 'other' for fmoe")):
+        with pytest.raises(PluginError, match=reason):
+            FAMILY.parse(name, "fmoe")
+
+
+@pytest.mark.parametrize("factors", FACTORS, ids=str)
+def test_sources_are_whole_and_their_own(factors: tuple[str, str]) -> None:
+    """Of each listed instance two, which include the call of fmoe and headers of CUTLASS, and say the problem."""
+    texts, listed = set(), grouped.instances(*factors, False)
+    for instance in listed:
+        for stage, problem in parts(Stages(instance, instance), problem_of(_shape(4, 128, 64, 8, 2, *factors), "sm_90")):
+            text = FAMILY.render(stage, problem)
+            included = re.findall(r'#include ["<]([^">]+)[">]', text)
+            assert included[:3] == ["moe_call.h", "moe.h", "moe_kernels.h"]
+            assert all(name.startswith(("cutlass/", "cute/")) or "/" not in name for name in included[3:])
+            assert text.count("TUNED_GEMM_EXPORT int64_t tunedgemm_workspace") == text.count("TUNED_GEMM_EXPORT int tunedgemm_launch") == 1
+            assert f"int stage = {problem.stage};" in text
+            assert ("FP8BlockScaledAccum;" in text) == (factors[0] == "per_1x128")
+            assert "FastAccum" not in text
+            texts.add(text)
+    assert len(texts) == 2 * len(listed)
