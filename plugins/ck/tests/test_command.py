@@ -72,6 +72,37 @@ def test_what_a_table_names_is_built_once(fakes, backends, tmp_path, capsys):
     assert len(fakes.compilations) == 3
 
 
+#: A table of fmoe, whose rows name two stages.
+ROUTED_HEAD = (
+    "gfx,cu_num,token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1,"
+    "ksplit,kernelName1,kernelName2,us,libtype,layout"
+)
+ROUTED_KEY = "256,128,8,2,ActivationType.Silu,torch.bfloat16,torch.bfloat16,torch.bfloat16,QuantType.No,1,0,1"
+
+
+def test_stages_of_fmoe_are_built_once_each(fakes, backends, tmp_path, capsys):
+    """Two rows with one first stage and two second ones are three objects; a row of one stage is refused with its line."""
+    rows = [f"sm_90,132,{m},{ROUTED_KEY},{names},5.0,cutlass,row" for m, names in ((1, "tile64,tile64"), (16, "tile64,tile128"))]
+    path = tmp_path / "tuned_fmoe.csv"
+    path.write_text("\n".join([ROUTED_HEAD, *rows]) + "\n")
+    assert main(["ck", "prebuild", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "3 instances: 0 were there, 3 built, 0 failed"
+    assert len(fakes.compilations) == 3
+    path.write_text("\n".join([ROUTED_HEAD, f"sm_90,132,4,{ROUTED_KEY},tile64,,5.0,cutlass,row"]) + "\n")
+    assert main(["ck", "prebuild", str(path)]) == 1
+    assert "tuned_fmoe.csv:2: standin has no kernel 'tile64' for fmoe: two stages are" in capsys.readouterr().out
+
+
+def test_the_source_of_a_pair_is_that_of_both_stages(backends, capsys):
+    """One after the other, each with the problem as the columns say it."""
+    columns = ("act_type=Gelu", "dtype=bf16", "q_dtype_a=int8", "q_dtype_w=int8", "q_type=per_Token", "use_g1u1=0", "doweight_stage1=1")
+    words = ["ck", "source", "tile64+tile128", "--libtype", "cutlass", "--op", "fmoe", "--gfx", "sm_90"]
+    assert main([*words, *(word for column in (*columns, "layout=row") for word in ("--set", column))]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("// tunedgemm {")]
+    assert ['"instance": "tile64"' in told[0], '"stage": 1, "act": "gelu"' in told[0]] == [True, True]
+    assert ['"instance": "tile128"' in told[1], '"stage": 2, "act": ""' in told[1], len(told)] == [True, True, 2]
+
+
 @pytest.mark.parametrize("how", ["--rebuild", "AITER_REBUILD"])
 def test_rebuild_compiles_what_is_there(fakes, backends, tmp_path, monkeypatch, how):
     """By the flag or by AITER's variable."""

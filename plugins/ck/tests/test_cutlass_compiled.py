@@ -72,6 +72,48 @@ int main() {
 """
 
 
+#: The same for a stage of fmoe: what an expert's fill leaves in the object's memory, by distances from where things begin.
+_GROUPED = """
+#include <cstdio>
+#include <cstdlib>
+using namespace tunedgemm;
+template <class Stride> long spot(const Stride& stride, int row, int column) {
+  return cute::make_layout(cute::make_shape(1 << 20, 1 << 20, 1), stride)(row, column, 0);
+}
+int main() {
+  TunedGemmMoe call{};
+  call.w1 = reinterpret_cast<void*>(1 << 20), call.w2 = reinterpret_cast<void*>(2 << 20);
+  call.w1_scale = reinterpret_cast<void*>(3 << 20), call.w2_scale = reinterpret_cast<void*>(4 << 20);
+  call.tokens = 6, call.model_dim = 320, call.inter_dim = 192, call.experts = 4, call.topk = 2;
+  const moe::Layout layout = moe::layout_of(call, problem::kind, problem::quantised);
+  moe::Pieces pieces{layout.end};
+  const Memory memory = memory_of(call, pieces);
+  char* base = static_cast<char*>(std::aligned_alloc(256, memory.kernel));
+  call.workspace = base;
+  const Fill fill = fill_of(call, layout, memory);
+  fill(2, 5, 3);
+  const char *rows = base + (kFirst ? memory.rows : layout.middle), *scales = base + (kFirst ? memory.scales : layout.middle_scale);
+  const char *weight = static_cast<const char*>(kFirst ? call.w1 : call.w2);
+  const char *of_weight = static_cast<const char*>(kFirst ? call.w1_scale : call.w2_scale);
+  std::printf("sizes %d %d %d\\n", cute::get<0>(fill.sizes[2]), cute::get<1>(fill.sizes[2]), cute::get<2>(fill.sizes[2]));
+  std::printf("rows %ld\\nweight %ld\\nsums %ld\\n", long((kSwap ? fill.b : fill.a)[2] - rows), long((kSwap ? fill.a : fill.b)[2] - weight),
+              long(fill.d[2] - base - memory.sums));
+  std::printf("A at %ld\\nB at %ld\\n", spot(fill.of_a[2], 5, 9), spot(fill.of_b[2], 5, 9));
+  std::printf("D at %ld\\n", spot(fill.of_d[2], kSwap ? 9 : 5, kSwap ? 5 : 9));  // row 5 and column 9 of the sums
+  if constexpr (kBlocks) {
+    const auto at = [](const float* place, const char* begin) { return long(reinterpret_cast<const char*>(place) - begin) / 4; };
+    std::printf("x_scale %ld\\n", at((kSwap ? fill.scales_b : fill.scales_a)[2], scales));
+    std::printf("w_scale %ld\\n", at((kSwap ? fill.scales_a : fill.scales_b)[2], of_weight));
+    const int a = fill.scales_of_a[2](kSwap ? 150 : 2, 150, 0), b = fill.scales_of_b[2](kSwap ? 2 : 150, 150, 0);
+    std::printf("x_scale at %d\\nw_scale at %d\\n", kSwap ? b : a, kSwap ? a : b);
+  }
+  const auto arguments = to_arguments(call, fill, 132);
+  std::printf("groups %d %d\\n", arguments.problem_shape.groups(), int(arguments.problem_shape.problem_shapes == fill.sizes));
+  std::printf("fits %d\\n", int(Kernel::can_implement(arguments)));
+}
+"""
+
+
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """nvcc and CUTLASS's headers; skips where one of them is not there."""
@@ -95,10 +137,14 @@ def _told(instance: CutlassInstance, problem: Problem, batches: int, folder: Pat
     """What a program prints that has the source of the instance without its launch, which alone needs code for a GPU."""
     target = Target(FAMILY, instance, problem, toolchain.cuda)
     text = target.source
-    text = text[: text.index("// ---- what launch.h asks for")]
-    main = _MAIN.replace("SIZES", f"{M}, {N}, {K}, {batches}")
+    text = text[: text.index("// ---- what launch.h asks for")] + "}  // namespace tunedgemm\n"
+    return _printed(target, text + _MAIN.replace("SIZES", f"{M}, {N}, {K}, {batches}"), folder)
+
+
+def _printed(target: Target, text: str, folder: Path) -> dict[str, str]:
+    """The lines of a program by their first words, with an @ where it has an "at"."""
     source, made = folder / "arguments.cu", folder / "arguments"
-    source.write_text(text + "}  // namespace tunedgemm\n" + main, "utf-8")
+    source.write_text(text, "utf-8")
     compiled(source, made, target, without=("-shared", "-O3"))
     printed = subprocess.run([str(made)], capture_output=True, text=True, check=True).stdout
     found: dict[str, str] = {}
@@ -146,10 +192,40 @@ def test_scales_of_tensors_are_two_values(tmp_path: Path) -> None:
     assert told["swizzles"] == "8 4 1", "only where tiles divide into whole sides, and no tile is added"
 
 
+def _stage(stage: int, q_type: str, q_dtype: str) -> Problem:
+    """A stage of a gated fmoe with bf16 hidden states."""
+    act = {"act": "silu", "gated": True} if stage == 1 else {}
+    return Problem("fmoe", "sm_90", "bf16", "bf16", stage=stage, q_type=q_type, q_dtype=q_dtype, **act)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "swap"), [(1, False), (1, True), (2, True)])
+def test_an_expert_gets_its_rows_its_weight_and_their_scales(stage: int, swap: bool, tmp_path: Path) -> None:
+    """Three rows from place 5 on of expert 2, of [places, depth], its weight [wide, depth], sums [places, wide], and scales of blocks."""
+    target = Target(FAMILY, CutlassInstance(128, 128, 128, swap=swap), _stage(stage, "per_1x128", "fp8_e4m3fn"), toolchain.cuda)
+    text = target.source
+    told = _printed(target, text[: text.index("// The two functions that Python calls for a stage")] + _GROUPED, tmp_path)
+    wide, depth = (384, 320) if stage == 1 else (320, 192)
+    deep, high = -(-depth // 128), -(-wide // 128)
+    assert told["sizes"] == (f"{wide} 3 {depth}" if swap else f"3 {wide} {depth}")
+    assert (int(told["rows"]), int(told["weight"]), int(told["sums"])) == (5 * depth, 2 * wide * depth, 5 * wide * 2)
+    assert int(told["A@"]) == int(told["B@"]) == 5 * depth + 9
+    assert int(told["D@"]) == 5 * wide + 9
+    assert (int(told["x_scale"]), int(told["w_scale"])) == (5 * deep, 2 * high * deep)
+    assert (int(told["x_scale@"]), int(told["w_scale@"])) == (2 * deep + 1, 1 * deep + 1)
+    assert told["groups"] == "4 1"
+    assert told["fits"] == "1"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
+        ("128x128x64_1x1_cooperative_persistent_r1", _stage(1, "No", "bf16")),
+        ("64x16x128_1x1_pingpong_persistent_swap_r1", _stage(2, "No", "bf16")),
+        ("128x16x128_1x1_cooperative_persistent_swap_r1", _stage(1, "per_Token", "fp8_e4m3fn")),
+        ("64x128x128_1x1_pingpong_persistent_r1", _stage(2, "per_Token", "int8")),
+        ("128x16x128_1x1_cooperative_persistent_swap_r1", _stage(1, "per_1x128", "fp8_e4m3fn")),
         ("64x16x128_1x1_plain_single_swap_r1", Problem("a16w16", "sm_90", "bf16", "bf16", "fp32")),
         ("128x16x128_1x1_cooperative_streamk_swap_r1", SCALED),
         ("128x128x128_1x1_cooperative_persistent_r1", BLOCKS),

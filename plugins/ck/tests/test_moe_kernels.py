@@ -23,8 +23,9 @@ KINDS = {"No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x128": 
 _LAUNCH = re.compile(r"(\w+(?:<[^<>;]*>)?)<<<(.+?), kThreads, 0, stream>>>\((.*?)\);", re.DOTALL)
 
 
-def shape(m: int, n: int, k: int, experts: int, topk: int, kind: str = "No", q_dtype: str = "bf16", act: str = "silu", **fields: Any) -> Shape:
-    """A shape of fmoe, gated unless *fields* say otherwise."""
+def shape(sizes: tuple[int, int, int, int, int], kind: str = "No", q_dtype: str = "bf16", act: str = "silu", **fields: Any) -> Shape:
+    """A shape of (tokens, model_dim, inter_dim, experts, topk), gated unless *fields* say otherwise."""
+    m, n, k, experts, topk = sizes
     flags = {name: fields.pop(name, default) for name, default in (("g1u1", True), ("doweight_stage1", False))}
     extra = {"expert": experts, "topk": topk, "act": act, "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "q_type": kind, **flags}
     return Shape("fmoe", m, n, k, extra=extra, **fields)
@@ -32,16 +33,16 @@ def shape(m: int, n: int, k: int, experts: int, topk: int, kind: str = "No", q_d
 
 #: Rows of more values than a block's threads take at a time, rows of fewer; more pairs than threads, one pair.
 SHAPES = [
-    shape(1, 64, 32, 8, 2),
-    shape(150, 32, 16, 5, 3, act="gelu", g1u1=False, doweight_stage1=True),
-    shape(9, 2304, 16, 4, 2, act="swiglu", dtype="fp16", q_dtype="fp16", outdtype="fp16"),
-    shape(7, 64, 32, 3, 1, "per_Tensor", "fp8_e4m3fn", outdtype="fp16"),
-    shape(300, 32, 16, 4, 2, "per_Tensor", "int8", act="gelu", doweight_stage1=True),
-    shape(5, 2304, 16, 4, 2, "per_Token", "fp8_e4m3fn", dtype="fp16", outdtype="bf16"),
-    shape(12, 64, 32, 4, 2, "per_Token", "int8", g1u1=False),
-    shape(12, 64, 32, 4, 2, "per_Token", "fp8_e4m3fnuz", act="swiglu"),
-    shape(6, 320, 192, 4, 2, "per_1x128", "fp8_e4m3fn"),
-    shape(3, 2304, 64, 2, 1, "per_1x128", "fp8_e4m3fnuz", act="gelu", doweight_stage1=True),
+    shape((1, 64, 32, 8, 2)),
+    shape((150, 32, 16, 5, 3), act="gelu", g1u1=False, doweight_stage1=True),
+    shape((9, 2304, 16, 4, 2), act="swiglu", dtype="fp16", q_dtype="fp16", outdtype="fp16"),
+    shape((7, 64, 32, 3, 1), "per_Tensor", "fp8_e4m3fn", outdtype="fp16"),
+    shape((300, 32, 16, 4, 2), "per_Tensor", "int8", act="gelu", doweight_stage1=True),
+    shape((5, 2304, 16, 4, 2), "per_Token", "fp8_e4m3fn", dtype="fp16", outdtype="bf16"),
+    shape((12, 64, 32, 4, 2), "per_Token", "int8", g1u1=False),
+    shape((12, 64, 32, 4, 2), "per_Token", "fp8_e4m3fnuz", act="swiglu"),
+    shape((6, 320, 192, 4, 2), "per_1x128", "fp8_e4m3fn"),
+    shape((3, 2304, 64, 2, 1), "per_1x128", "fp8_e4m3fnuz", act="gelu", doweight_stage1=True),
 ]
 
 
@@ -110,7 +111,7 @@ def test_routing_quantisation_activation_and_sum_are_those_of_the_op(one, tmp_pa
 @pytest.mark.slow
 def test_a_row_that_is_not_finite_spoils_no_other(tmp_path):
     """One token with an infinity is NaN in its own row alone, where rows have scales of their own."""
-    one = shape(6, 64, 32, 4, 2, "per_Token", "fp8_e4m3fn")
+    one = shape((6, 64, 32, 4, 2), "per_Token", "fp8_e4m3fn")
     library, operands = emulated(one, tmp_path), op_named("fmoe").make_inputs(one, torch.device("cpu"), 0)
     operands[0][3, 5] = float("inf")
     out = computed(library, one, operands)

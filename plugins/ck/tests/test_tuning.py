@@ -57,6 +57,38 @@ def test_a_shape_is_tuned_and_served(fakes, tmp_path):
 
 
 @pytest.mark.slow
+def test_fmoe_is_tuned_and_served(fakes, tmp_path):
+    """Pairs of stages, each stage compiled once for all of its pairs; the row has both names; its call is served from the cache alone."""
+    head = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1,layout"
+    text = "7,64,32,4,2,ActivationType.Silu,torch.bfloat16,torch.float8_e4m3fn,torch.float8_e4m3fn,QuantType.per_Token,1,0,row"
+    (tmp_path / "untuned_fmoe.csv").write_text(f"{head}\n{text}\n")
+    words = ["--libtype", "fakecutlass", "--iters", "5", "--warmup", "1", "--topk", "2", "--device", "cpu"]
+    run(tmp_path, "tune", "--op", "fmoe", "-i", "untuned_fmoe.csv", "-o", "tuned_fmoe.csv", *words)
+    with (tmp_path / "tuned_fmoe.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["libtype"] == "fakecutlass"
+    assert row["kernelName1"].endswith("_r1")
+    assert row["kernelName2"].endswith("_r1")
+    lines = [json.loads(line) for line in (tmp_path / "tuned_fmoe.trials.jsonl").read_text().splitlines()]
+    solutions = [line["solution"] for line in lines if line["kind"] == "trial"]
+    pairs = {solution["kernel_name"] for solution in solutions if solution["libtype"] == "fakecutlass"}
+    assert len(fakes.compilations) == sum(len({pair.split("+")[stage] for pair in pairs}) for stage in (0, 1)) < len(pairs)
+    code = (
+        "import torch, tunedgemm; from tunedgemm.plugin import op_named; op = op_named('fmoe'); "
+        "shape = op.columns.parse(dict(zip(HEAD.split(','), TEXT.split(',')))); "
+        "given = op.make_inputs(shape, torch.device('cpu'), 0); wanted = op.reference(shape, given); "
+        "out = tunedgemm.fused_moe(*given[:5], quant_type=2, w1_scale=given[5], w2_scale=given[6]); "
+        "assert ((out - wanted).norm() / wanted.norm()).item() < 0.03"
+    )
+    code = code.replace("HEAD", repr(head)).replace("TEXT", repr(text))
+    path, table = os.pathsep.join([str(INSTALLED), *sys.path]), str(tmp_path / "tuned_fmoe.csv")
+    told = {"PYTHONPATH": path, "AITER_CONFIG_FMOE": table, "CUDACXX": "/nowhere", "AITER_LOG_TUNED_CONFIG": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | told, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert f"fakecutlass:{row['kernelName1']}+{row['kernelName2']}" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_compiler_that_fails_costs_its_candidates(fakes, tmp_path):
     """Torch wins; each instance's trial has the compiler's words."""
     rows, trials = tuned(tmp_path, "fakecutlass,torch", FAKE_CK_DOES="fail")

@@ -1,4 +1,4 @@
-"""What surrounds CK's kernels of fmoe, both stages with their real launches, run by threads of the CPU and compared with the reference."""
+"""What surrounds CK's kernels of fmoe, both stages with their real launches, run on the host and compared with the reference."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ SOURCES = Path(__file__).parents[1] / "tunedgemm_ck" / "sources"
 MI300X = Device("gfx942", 304)
 
 
+_LAUNCH = re.compile(r"([\w:]+(?:<[^<>;]*>)?)<<<(.+?), ([\w:]+), 0, stream>>>\((.*?)\);", re.DOTALL)
+
+
 def emulated(source: str) -> str:
-    """A stage's source in which CK's class is one of plain loops, and a launch of a kernel a call of `emulated`."""
-    texts = [(EMULATED / "hip.h").read_text(), *((SOURCES / name).read_text() for name in ("moe_call.h", "moe.h", "moe_kernels.h"))]
+    """A stage's source in which CK's class is one of plain loops, and a launch of a kernel a call of ``emulate``."""
+    texts = [(EMULATED / "gpu.h").read_text(), *((SOURCES / name).read_text() for name in ("moe_call.h", "moe.h", "moe_kernels.h"))]
     own = source[source.index("namespace tunedgemm::problem {") :]
     said = re.findall(r"constexpr bool first = .*\nconstexpr int tile_m = .*\n", own)
     begin, end = own.index("namespace tunedgemm::stage {"), own.index("// The launch of a stage.")
-    act = re.search(r"constexpr moe::Act act = moe::Act::(\w+)", own)  # stage 2 may have none
-    loops = (EMULATED / "ck_moe.h").read_text().replace("problem::act", f"moe::Act::{act[1] if act else 'silu'}")
-    class_of_loops = "namespace tunedgemm::stage {\n" + "".join(said) + "}\n" + loops
-    text = "\n".join((*texts, own[:begin], class_of_loops, own[end:])).replace("#pragma once", "")
-    launch = r"([\w:]+(?:<[^<>]*>)?)<<<(.*?), ([\w:]+), 0, stream>>>\("
-    return re.sub(launch, r"emulated(\2, \3, [](auto... with) { \1(with...); }, ", text)
+    loops = "namespace tunedgemm::stage {\n" + "".join(said) + "}\n" + (EMULATED / "ck_moe.h").read_text()
+    text, launches = _LAUNCH.subn(r"emulate(\2, \3, [&] { \1(\4); });", "\n".join((*texts, own[:begin], loops, own[end:])))
+    assert launches == 5, "those of moe_kernels.h, and what pads experts"
+    return text.replace("#pragma once", "")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
     @functools.cache
     def made(source: str) -> Loaded:
         (folder / "one.cpp").write_text(emulated(source))
-        command = ["c++", "-O1", "-w", "-std=c++20", "-shared", "-fPIC", "-pthread", str(folder / "one.cpp"), "-o", str(folder / "one.so")]
+        command = ["c++", "-O1", "-w", "-std=c++20", "-shared", "-fPIC", str(folder / "one.cpp"), "-o", str(folder / "one.so")]
         subprocess.run(command, check=True)
         return _load((folder / "one.so").read_bytes(), "stage")
 

@@ -1,4 +1,4 @@
-"""The routing as CK's kernels read it: the kernel that pads experts to whole blocks, run by threads of the CPU."""
+"""The routing as CK's kernels read it: the kernel that pads experts to whole blocks, run on the host."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SOURCES = Path(__file__).parents[1] / "tunedgemm_ck" / "xdl" / "sources"
 EMULATED = Path(__file__).with_name("emulated")
 
 _DRIVER = """
-#include "hip.h"
+#include "gpu.h"
 #include "route.h"
 using namespace tunedgemm::ck_moe;
 extern "C" int64_t most(int64_t pairs, int64_t experts, int64_t tile) { return most_blocks(pairs, experts, tile); }
 extern "C" void padded(const int32_t* order, const int32_t* offset, const float* weight, int32_t* rows, float* weights, int32_t* experts,
                        int32_t* valid, int count, int tokens, int topk, int tile) {
-  emulated(count, pad_threads, pad, order, offset, weight, Blocks{rows, weights, experts, valid}, tokens, topk, tile);
+  emulate(count, pad_threads, [&] { pad(order, offset, weight, {rows, weights, experts, valid}, tokens, topk, tile); });
 }
 """
 
@@ -33,7 +33,7 @@ def route(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("route")
     (folder / "one.cpp").write_text(_DRIVER)
     include = [f"-I{EMULATED}", f"-I{SOURCES}"]
-    command = ["c++", "-O1", "-std=c++20", "-shared", "-fPIC", "-pthread", *include, str(folder / "one.cpp"), "-o", str(folder / "one.so")]
+    command = ["c++", "-O1", "-std=c++20", "-shared", "-fPIC", *include, str(folder / "one.cpp"), "-o", str(folder / "one.so")]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(folder / "one.so"))
 

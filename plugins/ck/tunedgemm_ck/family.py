@@ -25,7 +25,7 @@ Chosen = tuple[Instance, int]
 
 @attrs.frozen(eq=False)
 class Family:
-    """One template library.
+    """One template library. An instance of fmoe is `tunedgemm_ck.stages.Stages`, whose two instances alone are rendered.
 
     Attributes:
         libtype: name of the backend.
@@ -36,8 +36,8 @@ class Family:
             all, else at most 24 an op and architecture are there in total, of which those that suit the shape are listed.
         parse: (kernelName, op) to its instance; raises PluginError, which says what of the name is unknown.
         unfit: (instance, splitK, shape, device) to why it cannot serve this shape, "" where it can.
-        render: (instance, problem) to the source of its shared object, which includes ``call.h`` and the library's headers; the same in
-            every process.
+        render: (instance, problem) to the source of its shared object, which has `tunedgemm_ck.build.CALL`, or of a stage `MOE_CALL`, and
+            includes the library's headers; the same in every process.
         flags: (instance, problem) to options of the compiler beside those of the toolchain.
         near: (instance, splitK, shape, device) to its neighbours, one parameter changed at a time, for `refine`.
         deterministic: (instance, splitK) to the claim.

@@ -1,8 +1,13 @@
 // What CK's kernels of both stages read and write, as its headers of November 2025 have it, in plain loops: rows of blocks, the operands'
-// rows by token or by pair, weights in pieces of 16 bytes of 16 rows, scales, weights of the routing, the activation.
-#pragma once
+// rows by token or by pair, weights in pieces of 16 bytes of 16 rows, scales, weights of the routing, the activation. After gpu.h.
 #include <array>
 #include <cmath>
+
+using hipStream_t = cudaStream_t;
+using hipError_t = cudaError_t;
+constexpr hipError_t hipSuccess = 0, hipErrorUnknown = 999;
+inline hipError_t hipGetLastError() { return hipSuccess; }
+inline hipError_t hipMemsetAsync(void* to, int value, size_t bytes, hipStream_t) { return std::memset(to, value, bytes), hipSuccess; }
 
 #define TUNED_GEMM_CHECK(condition) \
   if (!(condition)) throw 1

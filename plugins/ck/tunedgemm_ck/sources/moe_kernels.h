@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) route(const int32_t* ids, int64_t pa
   __syncthreads();
   const int first = sums[0][kThreads - 1], rows = sums[1][kThreads - 1];
   int place = first + sums[1][thread] - equal;
-  for (int64_t pair = begin; pair < end; pair++) {
+  for (int64_t pair = begin; pair < end && equal > 0; pair++) {  // most threads have none
     if (!mine(ids[pair])) continue;
     if (expert < experts) routing.order[place] = static_cast<int>(pair);
     routing.place[pair] = expert < experts ? place++ : -1;
