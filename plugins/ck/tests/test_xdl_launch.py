@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from tunedgemm.plugin import Device, Shape, op_named
-from tunedgemm_ck.native import MOE_POINTERS, Loaded, _load
+from tunedgemm_ck.native import MOE_POINTERS, Loaded, loaded
 from tunedgemm_ck.problem import problem_of
 from tunedgemm_ck.stages import Stages, parts, sizes_of
 from tunedgemm_ck.xdl import FAMILY
@@ -49,7 +49,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
         (folder / "one.cpp").write_text(emulated(source))
         command = ["c++", "-O1", "-w", "-std=c++20", "-shared", "-fPIC", str(folder / "one.cpp"), "-o", str(folder / "one.so")]
         subprocess.run(command, check=True)
-        return _load((folder / "one.so").read_bytes(), "stage")
+        return loaded((folder / "one.so").read_bytes())
 
     return made
 
