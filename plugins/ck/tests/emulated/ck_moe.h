@@ -69,16 +69,16 @@ struct Gemm {
   }
   // without scales of blocks: both scales are among the operands of the epilogue
   static Arguments MakeArgument(const int32_t* rows, const int32_t* experts, const int32_t* valid, const void* x, const void* weight,
-                                std::array<const void*, 3> ds, void* out, int tokens, int topk, int m, int n, int k, int stride_x, int stride_w,
-                                std::array<int, 3> strides, int stride_out, int parts, Same, Same, Epilogue) {
+                                std::array<const void*, 3> ds, void* out, int tokens, int topk, int m, int n, int k, int stride_x,
+                                int stride_w, std::array<int, 3> strides, int stride_out, int parts, Same, Same, Epilogue) {
     TUNED_GEMM_CHECK(stride_x == k && stride_w == k && stride_out == n && parts == 1 && strides[0] == 0);
     Arguments made_of = made(rows, experts, valid, x, weight, ds, out, {tokens, topk, m, n, k});
     made_of.x_scale = static_cast<const float*>(ds[0]), made_of.w_scale = static_cast<const float*>(ds[1]);
     return made_of;
   }
   static Arguments MakeArgument(const int32_t* rows, const int32_t* experts, const int32_t* valid, const void* x, const void* weight,
-                                std::array<const void*, 1> ds, void* out, int tokens, int topk, int m, int n, int k, int stride_x, int stride_w,
-                                std::array<int, 1> strides, int stride_out, const void* x_scale, const void* w_scale, int parts, Same, Same,
+                                std::array<const void*, 1> ds, void* out, int tokens, int topk, int m, int n, int k, int stride_x,
+                                int stride_w, std::array<int, 1> strides, int stride_out, const void* x_scale, const void* w_scale, int parts, Same, Same,
                                 Epilogue) {
     TUNED_GEMM_CHECK(stride_x == k && stride_w == k && stride_out == n && parts == 1 && strides[0] == 0);
     Arguments made_of = made(rows, experts, valid, x, weight, ds, out, {tokens, topk, m, n, k});

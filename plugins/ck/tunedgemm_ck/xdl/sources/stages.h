@@ -60,8 +60,8 @@ auto argument_of(const TunedGemmMoe& call, const Operands& on) {
   const auto& [rows, weights, experts, valid] = on.blocks;
   if constexpr (blocks) {
     const std::array<const void*, 1> ds{weights};
-    return Op::MakeArgument(rows, experts, valid, on.x, on.weight, ds, on.out, tokens, topk, m, n, k, k, k, {0}, n, on.x_scale, on.w_scale, 1,
-                            Same{}, Same{}, Epilogue{});
+    return Op::MakeArgument(rows, experts, valid, on.x, on.weight, ds, on.out, tokens, topk, m, n, k, k, k, {0}, n, on.x_scale, on.w_scale,
+                            1, Same{}, Same{}, Epilogue{});
   } else {
     const std::array<const void*, 3> ds{on.x_scale, on.w_scale, weights};
     return Op::MakeArgument(rows, experts, valid, on.x, on.weight, ds, on.out, tokens, topk, m, n, k, k, k, {0, 0, 0}, n, 1, Same{}, Same{},
