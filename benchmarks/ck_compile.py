@@ -26,10 +26,18 @@ from typing import Any
 
 import tunedgemm_ck
 from tunedgemm_ck import tile, xdl
+from tunedgemm_ck.family import Instance
 from tunedgemm_ck.problem import Problem
+from tunedgemm_ck.stages import parts
 
 SOURCES = Path(tunedgemm_ck.__file__).parent / "sources"
 FNUZ, OCP, SHUFFLED = "fp8_e4m3fnuz", "fp8_e4m3fn", "aiter16x16"
+
+
+def moe(gfx: str, q_type: str, q_dtype: str) -> Problem:
+    """Both stages of a gated mixture of experts, whose second multiplies the weights of the routing in."""
+    return Problem("fmoe", gfx, "bf16", "bf16", layout=SHUFFLED, act="silu", gated=True, q_type=q_type, q_dtype=q_dtype)
+
 
 #: Family and problem, and the instance: one that AITER's tables choose often, of those that compile in minutes.
 CASES = (
@@ -76,6 +84,48 @@ CASES = (
         "a4w4_blockscale_256x32x128x128_16x16_16x16_8x32x1_8x32x1_1x16x1x16_8_2x2_intrawave_v3",
     ),
     (
+        xdl,
+        moe("gfx942", "No", "bf16"),
+        "moe_ck2stages_gemm1_256x32x64x64_1x4_TypeCast_v1_Nswizzle0_Quant0_MulRoutedWeight0_silu_B16_B16_B16"
+        "+moe_ck2stages_gemm2_256x32x64x64_1x4_TypeCastExpertWeight_v1_Nswizzle0_Quant0_MulRoutedWeight1_B16_B16_B16",
+    ),
+    (
+        xdl,
+        moe("gfx942", "No", "bf16"),
+        "moe_ck2stages_gemm1_256x64x128x64_1x4_TypeCast_v3_Nswizzle0_Quant0_MulRoutedWeight0_silu_B16_B16_B16"
+        "+moe_ck2stages_gemm2_256x64x128x128_1x4_TypeCastExpertWeight_v3_Nswizzle0_Quant0_MulRoutedWeight1_B16_B16_B16",
+    ),
+    (
+        xdl,
+        moe("gfx942", "per_Token", FNUZ),
+        "moe_ck2stages_gemm1_256x32x64x256_1x4_MulABScale_v1_Nswizzle0_Quant2_MulRoutedWeight0_silu_F8_F8_B16"
+        "+moe_ck2stages_gemm2_256x32x64x128_1x4_MulABScaleExpertWeight_v1_Nswizzle0_Quant2_MulRoutedWeight1_F8_F8_B16",
+    ),
+    (
+        xdl,
+        moe("gfx942", "per_Token", "int8"),
+        "moe_ck2stages_gemm1_256x32x64x128_1x4_MulABScale_v1_Nswizzle0_Quant2_MulRoutedWeight0_silu_I8_I8_B16"
+        "+moe_ck2stages_gemm2_256x16x128x256_1x4_MulABScaleExpertWeight_v1_Nswizzle0_Quant2_MulRoutedWeight1_I8_I8_B16",
+    ),
+    (
+        xdl,
+        moe("gfx942", "per_1x128", FNUZ),
+        "moe_ck2stages_gemm1_256x16x128x256_1x4_MulABScaleExpertWeightA8W8blkscale_v1_Nswizzle0_Quant4_MulRoutedWeight0_silu_F8_F8_B16"
+        "+moe_ck2stages_gemm2_256x16x128x256_1x4_MulABScaleExpertWeightA8W8blkscale_v1_Nswizzle0_Quant4_MulRoutedWeight1_F8_F8_B16",
+    ),
+    (
+        xdl,
+        moe("gfx942", "per_1x128", FNUZ),
+        "moe_ck2stages_gemm1_256x64x128x128_1x4_MulABScaleExpertWeightA8W8blkscale_v3_Nswizzle0_Quant4_MulRoutedWeight0_silu_F8_F8_B16"
+        "+moe_ck2stages_gemm2_256x64x128x128_1x4_MulABScaleExpertWeightA8W8blkscale_v3_Nswizzle0_Quant4_MulRoutedWeight1_F8_F8_B16",
+    ),
+    (
+        xdl,
+        moe("gfx950", "per_Token", OCP),
+        "moe_ck2stages_gemm1_256x32x64x256_1x4_TypeCast_v1_Nswizzle0_Quant2_MulRoutedWeight0_silu_F8_F8_B16"
+        "+moe_ck2stages_gemm2_256x32x64x128_1x4_TypeCast_v1_Nswizzle0_Quant2_MulRoutedWeight1_F8_F8_B16",
+    ),
+    (
         tile,
         Problem("a8w8_bpreshuffle", "gfx942", FNUZ, "bf16", layout=SHUFFLED),
         "a8w8_bpreshuffle_cktile_0x0x8x4x1x0x0x0x0x1_16x64x512_1x4x1_16x16x64_default",
@@ -108,9 +158,8 @@ FIELDS = (
 )
 
 
-def compiled(told: argparse.Namespace, family: Any, problem: Problem, name: str) -> tuple[Path, float]:
-    """The code object of a case and the seconds of its compile."""
-    instance = family.FAMILY.parse(name, problem.op)
+def compiled(told: argparse.Namespace, family: Any, problem: Problem, instance: Instance) -> tuple[Path, float]:
+    """The code object of an instance and the seconds of its compile."""
     source, flags = family.FAMILY.render(instance, problem), family.FAMILY.flags(instance, problem)
     key = hashlib.sha256(" ".join([version_of(told), *told.include, *flags, *source.split()]).encode()).hexdigest()[:16]
     stem = told.objects / f"{family.FAMILY.libtype}-{problem.gfx}-{key}"
@@ -196,14 +245,16 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for family, problem, name in CASES:
         libtype = family.FAMILY.libtype
-        if not set(told.only) <= {libtype, problem.op, problem.gfx, problem.dtype}:
+        if not set(told.only) <= {libtype, problem.op, problem.gfx, problem.q_dtype or problem.dtype}:
             continue
-        path, seconds = compiled(told, family, problem, name)
-        case = {"libtype": libtype, "op": problem.op, "gfx": problem.gfx, "dtype": problem.dtype, "bias": problem.bias_dtype}
+        dtype = problem.q_dtype or problem.dtype
+        case = {"libtype": libtype, "op": problem.op, "gfx": problem.gfx, "dtype": dtype, "bias": problem.bias_dtype}
         case |= {"clang": re.sub(r".*version (\S+).*", r"\1", version_of(told)), "headers": told.headers}
-        found = [{**case, "kernelName": name, "seconds": f"{seconds:.0f}", **kernel} for kernel in kernels_of(told, path)]
-        print(f"{libtype} {problem.op} {problem.gfx} {problem.dtype}: {seconds:.0f} s, {len(found)} kernels", flush=True)
-        rows += found
+        for instance, part in parts(family.FAMILY.parse(name, problem.op), problem):
+            path, seconds = compiled(told, family, part, instance)
+            found = [{**case, "kernelName": instance.name, "seconds": f"{seconds:.0f}", **kernel} for kernel in kernels_of(told, path)]
+            print(f"{libtype} {problem.op} {problem.gfx} {dtype}: {seconds:.0f} s, {len(found)} kernels", flush=True)
+            rows += found
     with told.csv.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()

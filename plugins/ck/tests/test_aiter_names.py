@@ -11,6 +11,7 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, op_named
 from tunedgemm_ck.problem import problem_of
+from tunedgemm_ck.stages import parts
 from tunedgemm_ck.tile import FAMILY as tile_family
 from tunedgemm_ck.tile import instance as tile
 from tunedgemm_ck.tile.limits import instances as tile_instances
@@ -104,6 +105,28 @@ def test_every_stage_of_a_mixture_of_experts_is_read_and_written_again() -> None
     stages = [name for name in names if name.startswith("moe_ck2stages")]
     assert len(stages) > 50
     assert [parse_moe(name).name for name in stages] == stages
+
+
+def test_rows_whose_stages_are_both_ck_s_resolve_and_are_offered() -> None:
+    """Each fmoe row of two CK stages is read, written again, fits and is rendered; nine of ten are offered by default, all in full."""
+    op, rows, offered, sources = op_named("fmoe"), 0, 0, {}
+    for path in sorted(CONFIGS.rglob("*tuned_fmoe*.csv")):
+        with path.open(newline="") as file:
+            found = [row for row in csv.DictReader(file) if row.get("kernelName1", "").startswith("moe_ck2stages")]
+        for row in found:
+            if not row["kernelName2"].startswith("moe_ck2stages"):
+                continue
+            name, shape = f"{row['kernelName1']}+{row['kernelName2']}", op.columns.parse(row)
+            device = Device("gfx950" if row["cu_num"] == "256" else "gfx942", int(row["cu_num"]))
+            pair = xdl_family.parse(name, "fmoe")
+            assert pair.name == name
+            assert xdl_family.unfit(pair, int(row["ksplit"]), shape, device) == ""
+            assert (pair, 0) in xdl_family.space(shape, device, True)
+            rows, offered = rows + 1, offered + ((pair, 0) in xdl_family.space(shape, device, False))
+            sources |= {part: xdl_family.render(*part) for part in parts(pair, problem_of(shape, device.gfx))}
+    assert rows > 700
+    assert offered / rows > 0.9
+    assert len(set(sources.values())) == len(sources) > 30
 
 
 @pytest.mark.parametrize("op", sorted(TABLES.values()))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from tunedgemm.plugin import Shape, device_of
+from tunedgemm.plugin import Shape, device_of, op_named
 from tunedgemm.testing.conformance import BackendConformance
 
 #: A distribution with the plugin's backends over the fake compilers, as ``fakecutlass``, ``fakeck`` and ``fakecktile``.
@@ -114,9 +114,28 @@ class TestFakeCutlass(OverFakes):
 
 
 class TestFakeCk(OverFakes):
-    """Composable Kernel's instances by the fake clang."""
+    """Composable Kernel's instances by the fake clang; of fmoe also shapes in gfx942's fp8, which the examples of the op have none of."""
 
     libtype = "fakeck"
+
+    @classmethod
+    @functools.cache
+    def _shapes(cls) -> tuple[Shape, ...]:
+        return (*super()._shapes(), *map(op_named("fmoe").columns.parse, cls._routed()))
+
+    @staticmethod
+    def _routed() -> Iterator[dict[str, str]]:
+        """Rows of fmoe: (tokens, model_dim, inter_dim, expert, topk), activation, kind of the scales, dtype, doweight_stage1."""
+        cases = (
+            ((9, 128, 128, 4, 2), "Silu", "per_Tensor", "float8_e4m3fnuz", "1"),
+            ((20, 256, 64, 3, 2), "Gelu", "per_Token", "float8_e4m3fnuz", "0"),
+            ((5, 256, 128, 8, 3), "Silu", "per_Token", "int8", "1"),
+            ((7, 256, 256, 4, 2), "Gelu", "per_1x128", "float8_e4m3fnuz", "0"),
+        )
+        for sizes, act, kind, dtype, weighted in cases:
+            names = ("token", "model_dim", "inter_dim", "expert", "topk", "act_type", "q_type", "q_dtype_a", "q_dtype_w", "doweight_stage1")
+            cells = (*map(str, sizes), act, kind, dtype, dtype, weighted)
+            yield dict(zip(names, cells, strict=True)) | {"use_g1u1": "1", "layout": "aiter16x16"}
 
 
 class TestFakeCkTile(OverFakes):

@@ -8,9 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tunedgemm_ck.problem import Problem
+from tunedgemm.plugin import Device, op_named
+from tunedgemm_ck.problem import Problem, problem_of
+from tunedgemm_ck.stages import parts
 from tunedgemm_ck.tile import template as tile_template
 from tunedgemm_ck.tile.limits import instances as tile_instances
+from tunedgemm_ck.xdl import FAMILY
 from tunedgemm_ck.xdl import template as xdl_template
 from tunedgemm_ck.xdl.instance import FORMS
 from tunedgemm_ck.xdl.limits import ACCEPTS
@@ -57,6 +60,20 @@ def test_an_instance_of_each_op_of_ck_compiles_for_gfx942(op: str, tmp_path: Pat
     headers = headers_of(f"ck/tensor_operation/gpu/device/impl/{xdl_template.DEVICE_OPS[op].header}")
     source = xdl_template.render(instance, problem)
     assert compile_for("gfx942", source, xdl_template.flags(instance, problem), headers, tmp_path).count("v_mfma_") > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "q_dtype"), [("No", "bf16"), ("per_Token", "fp8_e4m3fnuz"), ("per_1x128", "fp8_e4m3fnuz")])
+def test_both_stages_of_fmoe_compile_for_gfx942(kind: str, q_dtype: str, tmp_path: Path) -> None:
+    """The first pair of a kind becomes code with matrix instructions, where headers that have the stages are named."""
+    headers = headers_of("ck/tensor_operation/gpu/device/impl/device_moe_gemm_blockscale.hpp")
+    sizes = {"token": "16", "model_dim": "7168", "inter_dim": "256", "expert": "256", "topk": "8"}
+    words = {"q_type": kind, "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "act_type": "Silu", "use_g1u1": "1"}
+    shape = op_named("fmoe").columns.parse(sizes | words)
+    pair, _ = next(iter(FAMILY.space(shape, Device("gfx942", 304), False)))
+    for instance, problem in parts(pair, problem_of(shape, "gfx942")):
+        assembly = compile_for("gfx942", FAMILY.render(instance, problem), FAMILY.flags(instance, problem), headers, tmp_path)
+        assert assembly.count("v_mfma_") > 0
 
 
 @pytest.mark.slow

@@ -71,6 +71,7 @@ def test_an_instance_of_a_block_that_cannot_be_is_refused() -> None:
         ("silu", "relu", "activation"),
         ("MulABScale", "Add", "epilogue"),
         ("1x4", "1x2", "waves"),
+        ("256x32x64x128", "256x32x64x0", "tile"),
         ("B16", "B8", "dtypes"),
     ],
 )

@@ -30,16 +30,27 @@ def cost(tile: tuple[int, int, int], split: int, shape: Shape, device: Device) -
     """
     m, n, k = tile
     parts = 1 << split
-    bits = dtype_bits(shape.dtype)
-    steps = -(-shape.k // (k * parts))
     blocks = -(-shape.m // m) * -(-shape.n // n) * batches_of(shape) * parts
     # rows that are not there are not loaded, but multiplied
-    rows, columns = min(m, shape.m), min(n, shape.n)
-    step = max(m * n * k / _PRODUCTS[bits], (rows + columns) * k * bits / 8 / _BYTES, _STEP)
-    rounds = max(1.0, blocks / max(device.cu_num, 1))
-    rounds = -(-rounds // 1) if rounds < 4 else rounds  # late rounds overlap
+    loaded = min(m, shape.m) + min(n, shape.n)
     added = shape.m * shape.n * batches_of(shape) * dtype_bits(shape.outdtype) / 8 * (parts + 1) / _ADDED if split else 0.0
-    return rounds * (_START + steps * step) + added
+    return clocks(tile, loaded, -(-shape.k // (k * parts)), blocks / max(device.cu_num, 1), dtype_bits(shape.dtype)) + added
+
+
+def clocks(tile: tuple[int, int, int], loaded: float, steps: int, share: float, bits: int) -> float:
+    """Clocks of a compute unit that gets *share* blocks.
+
+    Args:
+        tile: M, N and elements of K of a block.
+        loaded: rows of both operands that a block loads.
+        steps: along K, of a block.
+        bits: of an element.
+    """
+    m, n, k = tile
+    step = max(m * n * k / _PRODUCTS[bits], loaded * k * bits / 8 / _BYTES, _STEP)
+    rounds = max(1.0, share)
+    rounds = -(-rounds // 1) if rounds < 4 else rounds  # late rounds overlap
+    return rounds * (_START + steps * step)
 
 
 def likely(costs: Mapping[Any, float], full: bool) -> list[Any]:

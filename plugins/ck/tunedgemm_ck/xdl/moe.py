@@ -1,7 +1,4 @@
-"""MoeInstance: the template parameters of one stage of AITER's fused mixture of experts with Composable Kernel, and its name.
-
-These names are read, compared and explained; no source is rendered for them, for `tunedgemm_ck.family` has no operands of a routing.
-"""
+"""MoeInstance: the template parameters of one stage of AITER's fused mixture of experts with Composable Kernel, and its name."""
 
 from __future__ import annotations
 
@@ -26,6 +23,9 @@ EPILOGUES = (
     "MulABScaleWint4",
     "MulABScaleExpertWeightWin4",
 )
+
+#: AITER's number of scales of 1x128 of the activations and 128x128 of the weights.
+BLOCK = 4
 
 #: Activations of the first stage.
 ACTIVATIONS = ("gelu", "silu", "swiglu")
@@ -78,7 +78,9 @@ class MoeInstance:
 
     def __attrs_post_init__(self) -> None:
         waves_m, waves_n = self.waves
+        sizes = (self.threads, self.m, self.n, self.k)
         checks = (
+            ("tile", min(sizes) > 0, f"threads, M, N and K must be positive (got {'x'.join(map(str, sizes))})"),
             ("epilogue", self.epilogue in EPILOGUES, f"must be one of {', '.join(EPILOGUES)} (got {self.epilogue!r})"),
             ("activation", self.act in (ACTIVATIONS if self.stage == 1 else ("",)), f"stage {self.stage} has none called {self.act!r}"),
             ("dtypes", all(dtype in DTYPES for dtype in self.dtypes), f"must be of {', '.join(DTYPES)} (got {', '.join(self.dtypes)})"),
@@ -89,12 +91,21 @@ class MoeInstance:
                 raise PluginError(f"ck fmoe: {part}: {wrong}")
 
     @property
+    def bytes(self) -> int:
+        """Bytes of an element of the activations; of fp4x2, a pair of values."""
+        return 2 if self.dtypes[0] in ("B16", "F16") else 1
+
+    @property
+    def tile(self) -> str:
+        """Threads, tile, waves and pipeline: what is left of the name for a given problem."""
+        return f"{self.threads}x{self.m}x{self.n}x{self.k}_{self.waves[0]}x{self.waves[1]}_v{self.pipeline}"
+
+    @property
     def name(self) -> str:
         """The text of ``kernelName1`` or ``kernelName2``."""
-        tile = "x".join(map(str, (self.threads, self.m, self.n, self.k)))
-        waves = "x".join(map(str, self.waves))
+        tile, _, pipeline = self.tile.rpartition("_")
         switches = f"Nswizzle{int(self.swizzle)}_Quant{self.quant}_MulRoutedWeight{int(self.weighted)}"
-        words = [f"moe_ck2stages_gemm{self.stage}", tile, waves, self.epilogue, f"v{self.pipeline}", switches, self.act, *self.dtypes]
+        words = [f"moe_ck2stages_gemm{self.stage}", tile, self.epilogue, pipeline, switches, self.act, *self.dtypes]
         return "_".join(filter(None, words))
 
 

@@ -8,7 +8,7 @@ from tunedgemm.plugin import PluginError
 from tunedgemm_ck.problem import Problem
 from tunedgemm_ck.xdl.instance import XdlInstance
 
-_IMPL = "ck/tensor_operation/gpu/device/impl/"
+IMPL = "ck/tensor_operation/gpu/device/impl/"
 
 
 @attrs.frozen
@@ -55,7 +55,7 @@ DEVICE_OPS = {
 }
 
 #: CK's words for dtypes.
-_TYPES = {
+CK_TYPES = {
     "bf16": "ck::bhalf_t",
     "fp16": "ck::half_t",
     "fp32": "float",
@@ -205,10 +205,10 @@ def render(instance: XdlInstance, problem: Problem) -> str:
     head = _HEAD.format(
         name=instance.name,
         problem=told,
-        header=_IMPL + op.header,
+        header=IMPL + op.header,
         since=op.since,
-        dtype=_TYPES[problem.dtype],
-        outdtype=_TYPES[problem.outdtype],
+        dtype=CK_TYPES[problem.dtype],
+        outdtype=CK_TYPES[problem.outdtype],
         sum="int32_t" if problem.dtype == "int8" else "float",
     )
     split = _SPLIT.format(body="return static_cast<int>(call.split);" if op.split else "(void)call; return 0;")
@@ -241,7 +241,7 @@ def _epilogue(op: DeviceOp, problem: Problem) -> str:
 def _operands(op: DeviceOp, problem: Problem) -> list[tuple[str, str, str, str]]:
     """Dtype, layout, field of the call and distance between batches of each operand of the epilogue; all have stride 0."""
     found = [("float", "Row", "w_scale", "n"), ("float", "Col", "x_scale", "m")] if op.epilogue else []
-    return [*found, (_TYPES[problem.bias_dtype], "Row", "bias", "n")] if problem.bias_dtype else found
+    return [*found, (CK_TYPES[problem.bias_dtype], "Row", "bias", "n")] if problem.bias_dtype else found
 
 
 def _sequence(numbers: tuple[int, ...]) -> str:

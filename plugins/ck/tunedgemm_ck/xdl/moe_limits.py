@@ -1,0 +1,140 @@
+"""Static limits of CK's two stages of a mixture of experts: what an architecture and a shape allow; answers for absent devices too."""
+
+from __future__ import annotations
+
+import functools
+
+import attrs
+from tunedgemm.plugin import Device, Shape
+
+from tunedgemm_ck.family import Instance
+from tunedgemm_ck.stages import Stages
+from tunedgemm_ck.xdl.limits import DTYPES, LDS, none_fits
+from tunedgemm_ck.xdl.moe import BLOCK, MoeInstance
+from tunedgemm_ck.xdl.moe_cut import ACTIVATIONS, EPILOGUES, lds, unmade
+from tunedgemm_ck.xdl.moe_listed import TILES
+
+#: Kind of the quantisation to AITER's number in the names.
+QUANTS = {"No": 0, "per_Tensor": 1, "per_Token": 2, "per_1x128": BLOCK}
+#: Dtype to AITER's word in the names; both kinds of fp8 are its F8.
+WORDS = {"bf16": "B16", "fp16": "F16", "fp8_e4m3fn": "F8", "fp8_e4m3fnuz": "F8", "int8": "I8"}
+
+#: Architectures that add bf16 atomically, as stage 2 does.
+ARCHITECTURES = ("gfx942", "gfx950")
+
+#: CK counts elements in 32 bits with a sign, of all experts' weights together; tokens in 24 bits and a token's experts in 7, for both share
+#: a word. 2^24 rows of 256 threads are more than a grid has.
+MOST, MOST_ROWS, MOST_TOPK = 1 << 31, 1 << 24, 128
+
+
+def refused(shape: Shape, device: Device) -> str:
+    """Why no pair of instances can serve a shape on a device; "" where one can."""
+    if reason := static(shape, device):
+        return reason
+    both = (none_fits(misfit(instance, shape, device) for instance in listed(shape, device, stage)) for stage in (1, 2))
+    return next(filter(None, both), "")
+
+
+def unfit(instance: Instance, split: int, shape: Shape, device: Device) -> str:
+    """Why a pair of instances cannot serve a shape on a device; "" where it can."""
+    if not isinstance(instance, Stages):
+        return f"{instance.name} is one stage of fmoe, which needs two"
+    if split:
+        return f"no instance of fmoe cuts K into parts (got splitK {split})"
+    if reason := static(shape, device):
+        return reason
+    for number, stage in enumerate((instance.first, instance.second), 1):
+        assert isinstance(stage, MoeInstance)
+        if stage.stage != number:
+            return f"{stage.name} is of stage {stage.stage}, named as stage {number}"
+        if reason := misfit(stage, shape, device):
+            return f"stage {number}: {reason}"
+    return ""
+
+
+@functools.lru_cache(maxsize=4096)
+def static(shape: Shape, device: Device) -> str:
+    """Why CK has no stages for these dtypes, scales, layouts and sizes on this architecture; "" otherwise."""
+    kind, q_dtype, topk = str(shape["q_type"]), str(shape["q_dtype_w"]), int(shape["topk"])
+    pairs, weights = shape.m * topk, int(shape["expert"]) * shape.n * shape.k * 2
+    checks = (
+        (device.gfx in ARCHITECTURES, f"{' and '.join(ARCHITECTURES)} (got {device.gfx})"),
+        (kind in QUANTS, f"QuantType {', '.join(QUANTS)} (got {kind}, for which no source is made)"),
+        (device.gfx not in DTYPES or q_dtype in DTYPES[device.gfx], f"dtypes that {device.gfx} multiplies (got {q_dtype})"),
+        (kind != "per_1x128" or q_dtype.startswith("fp8"), f"blocks of fp8 (got {q_dtype})"),
+        (shape.layout == "aiter16x16", f"weights in layout aiter16x16, see shuffle_weight (got {shape.layout})"),
+        (bool(shape["g1u1"]), "gated experts (got use_g1u1 0)"),
+        (str(shape["act"]) in ACTIVATIONS, f"{' or '.join(ACTIVATIONS)} (got {shape['act']}, which its headers of 2025 have not)"),
+        (shape.m > 0, "at least one token"),
+        (pairs < MOST_ROWS and topk < MOST_TOPK, f"less than {MOST_ROWS} pairs of a token and an expert, topk below {MOST_TOPK}"),
+        (weights < MOST, f"weights of less than {MOST} elements, those of all experts together (got {weights})"),
+        (2 * weights // int(shape["expert"]) < MOST, f"weights of an expert of less than {MOST} bytes"),
+        (2 * max(shape.m * shape.n, (pairs + topk) * shape.k) < MOST, f"hidden states and an intermediate of less than {MOST} bytes"),
+    )
+    return "; ".join(f"ck takes fmoe with {wanted}" for right, wanted in checks if not right)
+
+
+@functools.lru_cache(maxsize=16384)
+def misfit(of: MoeInstance, shape: Shape, device: Device) -> str:
+    """Why a stage's instance cannot serve a shape that CK has stages for; "" where it can."""
+    return unmade(of) or _other(of, shape) or _sizes(of, shape, device)
+
+
+def _other(of: MoeInstance, shape: Shape) -> str:
+    """What of the name says another problem than the shape; "" where all of it is the shape's."""
+    wanted = attrs.evolve(instance_of(of.tile, shape, "", of.stage), epilogue=of.epilogue)
+    return "" if of == wanted else f"it is an instance for {_described(of)}, not for {_described(wanted)}"
+
+
+def _described(of: MoeInstance) -> str:
+    weights = ", weights of the routing" * of.weighted
+    return f"Quant{of.quant} {'_'.join(of.dtypes)}{of.act and ' ' + of.act}{weights}"
+
+
+def _sizes(of: MoeInstance, shape: Shape, device: Device) -> str:
+    n, k = (shape.k, shape.n) if of.stage == 1 else (shape.n, shape.k)
+    names = ("inter_dim", "model_dim") if of.stage == 1 else ("model_dim", "inter_dim")
+    if n % of.n or k % of.k:
+        return f"{names[0]} and {names[1]} must be multiples of {of.n} and {of.k}: nothing is padded (got {n} and {k})"
+    if device.gfx == "gfx950" and of.dtypes[0] == "F8" and of.k < 128:
+        return f"{of.tile}: gfx950 multiplies 128 elements of fp8 at a time"
+    if lds(of) > LDS[device.gfx]:
+        return f"{of.tile} takes {lds(of)} bytes of LDS; a block of {device.gfx} has {LDS[device.gfx]}"
+    return ""
+
+
+def listed(shape: Shape, device: Device, stage: int) -> tuple[MoeInstance, ...]:
+    """All listed instances of a stage for the problem of a shape that CK has stages for, those that AITER's tables choose most first."""
+    return tuple(instance_of(tile, shape, device.gfx, stage) for tile in TILES[kind_of(shape), stage])
+
+
+def kind_of(shape: Shape) -> str:
+    """Kind of the scales, as the lists have it."""
+    return {"per_Tensor": "rows", "per_Token": "rows"}.get(str(shape["q_type"]), str(shape["q_type"]))
+
+
+def instance_of(tile: str, shape: Shape, gfx: str, stage: int) -> MoeInstance:
+    """The instance of a tile, as `MoeInstance.tile` writes it, for the problem of a shape."""
+    sizes, waves, pipeline = tile.split("_")
+    threads, m, n, k = map(int, sizes.split("x"))
+    quant, first = QUANTS[str(shape["q_type"])], stage == 1
+    word = WORDS[str(shape["q_dtype_w"])]
+    weighted = bool(shape["doweight_stage1"]) == first
+    plain = "TypeCastExpertWeight" if weighted else "TypeCast"
+    scaled = "MulABScale" if first else "MulABScaleExpertWeight"
+    epilogue = EPILOGUES[quant][0] if quant == BLOCK else "TypeCast" if gfx == "gfx950" else scaled if quant else plain
+    return MoeInstance(
+        stage=stage,
+        threads=threads,
+        m=m,
+        n=n,
+        k=k,
+        waves=tuple(map(int, waves.split("x"))),  # type: ignore[arg-type]
+        epilogue=epilogue,
+        pipeline=int(pipeline.removeprefix("v")),
+        swizzle=False,
+        quant=quant,
+        weighted=weighted,
+        act=str(shape["act"]) if first else "",
+        dtypes=(word, word, WORDS[shape.dtype if first else shape.outdtype]),
+    )
