@@ -1,4 +1,4 @@
-"""vLLM itself, where it is installed: its shapes are captured, tuned, and served by their rows, and the tokens are those of before."""
+"""vLLM itself, where it is installed: its shapes are captured, tuned, and served by their rows, and the logits are those of before."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ from vllm import LLM, SamplingParams
 folder, eager = sys.argv[1], sys.argv[2] == "eager"
 llm = LLM(model=folder, skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=eager, max_model_len=256, max_num_seqs=4)
 prompts = [{"prompt_token_ids": list(range(1, 1 + count))} for count in (5, 17, 33)]
-outputs = llm.generate(prompts, SamplingParams(max_tokens=6, temperature=0, detokenize=False))
-print("TOKENS " + json.dumps([list(one.outputs[0].token_ids) for one in outputs]), flush=True)
+outputs = llm.generate(prompts, SamplingParams(max_tokens=2, temperature=0, detokenize=False, logprobs=20))
+first = [{str(token): one.logprob for token, one in output.outputs[0].logprobs[0].items()} for output in outputs]
+print("FIRST " + json.dumps(first), flush=True)
 """
 
 
@@ -84,21 +85,31 @@ def checkpoint(folder: Path, kind: str) -> Path:
     return folder
 
 
-def run(folder: Path, mode: str, **variables: str) -> tuple[list[list[int]], str]:
-    """The tokens of three prompts, and all that vLLM said."""
+def run(folder: Path, mode: str, **variables: str) -> tuple[list[dict[str, float]], str]:
+    """For each of three prompts the likeliest first tokens with their log probabilities, and all that vLLM said."""
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "vllm"), "HF_HUB_OFFLINE": "1"} | variables
     command = [sys.executable, "-c", GENERATE, str(folder), mode]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, check=False)
     said = done.stdout + done.stderr
-    found = [line for line in done.stdout.splitlines() if line.startswith("TOKENS ")]
+    found = [line for line in done.stdout.splitlines() if line.startswith("FIRST ")]
     assert found, said[-4000:]
-    return json.loads(found[0].removeprefix("TOKENS ")), said
+    return json.loads(found[0].removeprefix("FIRST ")), said
+
+
+def far(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> float:
+    """The largest difference between log probabilities of the same token; most of the likeliest are likeliest in both."""
+    differences = []
+    for one, other in zip(ours, theirs, strict=True):
+        both = one.keys() & other.keys()
+        assert len(both) >= len(one) / 2
+        differences += [abs(one[token] - other[token]) for token in both]
+    return max(differences)
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_engine_is_captured_tuned_and_served(tmp_path: Path, kind: str, mode: str) -> None:
-    """Each weight of the model is met in capture; with a table its rows serve the calls; the tokens are those of vLLM's own kernels."""
+    """Each weight of the model is met in capture; with a table its rows serve the calls; logits are those of vLLM's own kernels."""
     folder, (_, op, own) = checkpoint(tmp_path / "model", kind), KINDS[kind]
     # Threads are a CPU's compute units: tables of another number of them are another device's. vLLM keeps to this variable.
     routed = {
@@ -133,6 +144,6 @@ def test_an_engine_is_captured_tuned_and_served(tmp_path: Path, kind: str, mode:
     served, said = run(folder, mode, AITER_LOG_TUNED_CONFIG="1", **routed)
     assert f"{op} M=" in said and "-> torch" in said
 
-    expected = run(folder, mode)[0] if own else captured
-    # Tokens of a random model are near each other: the first of each prompt has no rounding of another kernel behind it but its own.
-    assert [one[0] for one in served] == [one[0] for one in captured] == [one[0] for one in expected]
+    expected = run(folder, mode, VLLM_DISABLE_COMPILE_CACHE="1")[0] if own else captured
+    # Inductor rounds activations elsewhere, and another one of fp8 is the next: 0.03 were seen. Logits of another weight differ by 1.
+    assert max(far(served, expected), far(captured, expected)) < (0.1 if mode == "compiled" else 0.03)
