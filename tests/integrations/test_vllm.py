@@ -99,11 +99,15 @@ def calls(op: str) -> dict[int, int]:
     return {row.shape.m: row.calls for row in read_untuned(path, op_named(op))} if path.exists() else {}
 
 
+class Loaded(torch.nn.Parameter):
+    """A parameter that knows how to be loaded, as vLLM's do."""
+
+
 def made_layer(**parameters: torch.Tensor | None) -> torch.nn.Module:
     """A layer with these parameters, as vLLM's methods leave one."""
     one = torch.nn.Module()
     for name, value in parameters.items():
-        setattr(one, name, value if value is None else torch.nn.Parameter(value, requires_grad=False))
+        setattr(one, name, value if value is None else Loaded(value, requires_grad=False))
     one.logical_widths = [N // 2, N // 2]
     one.bias = None
     return one
@@ -158,9 +162,6 @@ def test_it_is_off_unless_asked_for(child) -> None:
 def test_plain_weights_are_routed(captured, place) -> None:
     """Weights of 16 bits, those of vLLM's parameter classes among them, are counted, and the product is that of before."""
 
-    class Loaded(torch.nn.Parameter):
-        """A parameter that knows how to be loaded, as vLLM's do."""
-
     for kind in (torch.nn.Parameter, Loaded):
         one, x, bias = torch.nn.Module(), torch.randn(3, K), torch.randn(N)
         one.weight = kind(torch.randn(N, K), requires_grad=False)
@@ -207,6 +208,8 @@ def test_fp8_layers_are_routed(captured, kind, op, biased) -> None:
     expected = torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float())
     assert (found.float() - expected).norm() < 0.04 * expected.norm()
     assert calls(op) == {10: 1}
+    # Tables serve no subclasses of torch's parameters.
+    assert {type(parameter) for parameter in one.parameters()} - {torch.nn.Parameter} <= ({Loaded} if kind.startswith("static") else set())
 
 
 def test_a_weight_with_padded_rows_is_put_together(captured) -> None:
@@ -281,6 +284,7 @@ def test_int8_layers_are_routed(captured, static, channelwise, biased) -> None:
     expected = torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float())
     assert (found.float() - expected).norm() < 0.03 * expected.norm()
     assert calls("a8w8") == {10: 1}
+    assert {type(parameter) for parameter in one.parameters()} == {torch.nn.Parameter}
 
 
 def test_an_int8_weight_that_no_table_knows_stays_theirs(table) -> None:

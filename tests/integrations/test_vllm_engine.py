@@ -127,7 +127,7 @@ def test_an_engine_is_captured_tuned_and_served(tmp_path: Path, kind: str, mode:
     flags = f"-m tunedgemm tune --libtype torch --seconds 0.02 --iters 3 --op {op} -i".split()
     subprocess.run([sys.executable, *flags, str(untuned)], check=True, capture_output=True, timeout=900, env=os.environ | routed)
     served, said = run(folder, mode, AITER_LOG_TUNED_CONFIG="1", **routed)
-    assert f"{op} M=" in said and "runs torch:" in said and "exact M=" in said
+    assert f"{op} M=" in said and "runs torch:" in said
 
     expected = run(folder, mode, VLLM_DISABLE_COMPILE_CACHE="1")[0] if own else captured
     # Inductor rounds activations elsewhere, and another one of fp8 is the next: 0.03 were seen. Logits of another weight differ by 1.

@@ -16,7 +16,6 @@ from vllm.model_executor.kernels import linear
 from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import Fp8BlockScaledMMLinearKernel
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import FP8ScaledMMLinearKernel, Int8ScaledMMLinearKernel
 from vllm.model_executor.layers.quantization.utils.w8a8_utils import convert_to_channelwise
-from vllm.model_executor.utils import replace_parameter
 from vllm.platforms import current_platform
 
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
@@ -42,6 +41,13 @@ def install() -> None:
     }
     for kernel, known in lists.items():
         known.setdefault(current_platform._enum, []).insert(0, kernel)
+
+
+def _put(layer: Any, name: str, value: torch.Tensor) -> None:
+    """Put a parameter of torch's own class in the place of one of vLLM's, which know how to be loaded: tables serve no subclasses."""
+    if name in layer._parameters:
+        del layer._parameters[name]
+    setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
 
 
 def _answer(reason: str) -> Answer:
@@ -77,10 +83,9 @@ class TunedGemmFp8Kernel(FP8ScaledMMLinearKernel):  # type: ignore[misc,unused-i
         """The weight, which vLLM keeps as a view [K, N], gets rows without padding; one scale for it becomes one a row where x has rows."""
         weight_name, scale_name = self.layer_param_names[:2]
         weight, scale = getattr(layer, weight_name), getattr(layer, scale_name)
-        if not weight.t().is_contiguous():
-            replace_parameter(layer, weight_name, weight.data.t().contiguous().t())
-        if not _both_of_tensors(self.config):
-            replace_parameter(layer, scale_name, scale.data.reshape(-1).expand(weight.shape[1]).contiguous())
+        _put(layer, weight_name, weight.data.t().contiguous().t())
+        single = _both_of_tensors(self.config)
+        _put(layer, scale_name, scale.data.reshape(1) if single else scale.data.reshape(-1).expand(weight.shape[1]).contiguous())
 
     def apply_scaled_mm(
         self,
@@ -138,8 +143,9 @@ class TunedGemmFp8BlockKernel(Fp8BlockScaledMMLinearKernel):  # type: ignore[mis
         """As vLLM does it, without padding of the weight's rows."""
         super().process_weights_after_loading(layer)
         params = self._get_layer_params(layer)
-        if not params.weight.is_contiguous():
-            replace_parameter(layer, params.WEIGHT, params.weight.data.contiguous())
+        _put(layer, params.WEIGHT, params.weight.data.contiguous())
+        name = "weight_scale" if getattr(params, "weight_scale_inv", None) is None else "weight_scale_inv"
+        _put(layer, name, getattr(layer, name).data.contiguous())
 
     def apply_block_scaled_mm(self, A: torch.Tensor, B: torch.Tensor, As: torch.Tensor, Bs: torch.Tensor) -> torch.Tensor:
         """A [M, K] times the weight B [N, K], in the names of vLLM's signature."""
@@ -181,9 +187,10 @@ class TunedGemmInt8Kernel(Int8ScaledMMLinearKernel):  # type: ignore[misc,unused
         scale = getattr(layer, scale_name)
         if len(layer.logical_widths) > 1 and not self.config.is_channelwise:
             scale = convert_to_channelwise(scale, layer.logical_widths)
-        replace_parameter(layer, scale_name, scale.data.reshape(-1).expand(n).contiguous())
+        _put(layer, weight_name, weight.data)
+        _put(layer, scale_name, scale.data.reshape(-1).expand(n).contiguous())
         if self.config.is_static_input_scheme:
-            replace_parameter(layer, x_scale_name, getattr(layer, x_scale_name).data.max())
+            _put(layer, x_scale_name, getattr(layer, x_scale_name).data.max())
         else:
             setattr(layer, x_scale_name, None)
 
