@@ -45,8 +45,6 @@ def install() -> None:
 
 def _put(layer: Any, name: str, value: torch.Tensor) -> None:
     """Put a parameter of torch's own class in the place of one of vLLM's, which know how to be loaded: tables serve no subclasses."""
-    if name in layer._parameters:
-        del layer._parameters[name]
     setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
 
 
@@ -54,14 +52,18 @@ def _answer(reason: str) -> Answer:
     return not reason, reason or None
 
 
-class TunedGemmFp8Kernel(FP8ScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
-    """fp8 with scales of the tensor, of tokens or of channels: `tunedgemm.gemm_a8w8`."""
+class _Everywhere:
+    """A kernel for every platform: what runs on one is the tables' matter."""
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> Answer:
         """On every platform."""
         del compute_capability
         return True, None
+
+
+class TunedGemmFp8Kernel(_Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
+    """fp8 with scales of the tensor, of tokens or of channels: `tunedgemm.gemm_a8w8`."""
 
     @classmethod
     def can_implement(cls, c: Any) -> Answer:
@@ -100,10 +102,10 @@ class TunedGemmFp8Kernel(FP8ScaledMMLinearKernel):  # type: ignore[misc,unused-i
     ) -> torch.Tensor:
         """A [M, K] fp8 times B, a view [K, N] of the weight, in the names of vLLM's signature."""
         if _both_of_tensors(self.config):
-            x_scale, w_scale = As.reshape(1), Bs.reshape(1)
+            x_scale = As.reshape(1)
         else:
-            x_scale, w_scale = _of_rows(As, A.shape[0], self.config.activation_quant_key.scale.group_shape.is_per_tensor()), Bs
-        out: torch.Tensor = gemm_a8w8(A, B.t(), x_scale, w_scale, bias, out_dtype)
+            x_scale = _of_rows(As, A.shape[0], self.config.activation_quant_key.scale.group_shape.is_per_tensor())
+        out: torch.Tensor = gemm_a8w8(A, B.t(), x_scale, Bs, bias, out_dtype)
         return out.view(*output_shape)
 
 
@@ -117,14 +119,8 @@ def _of_rows(scale: torch.Tensor, rows: int, single: bool) -> torch.Tensor:
     return scale.reshape(1, 1).expand(rows, 1).contiguous() if single else scale.reshape(rows, 1)
 
 
-class TunedGemmFp8BlockKernel(Fp8BlockScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
+class TunedGemmFp8BlockKernel(_Everywhere, Fp8BlockScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
     """fp8 with scales of 1 x 128 elements of x and of 128 x 128 of the weight: `tunedgemm.gemm_a8w8_blockscale`."""
-
-    @classmethod
-    def is_supported(cls, compute_capability: int | None = None) -> Answer:
-        """On every platform."""
-        del compute_capability
-        return True, None
 
     @classmethod
     def can_implement(cls, config: Any) -> Answer:
@@ -153,7 +149,7 @@ class TunedGemmFp8BlockKernel(Fp8BlockScaledMMLinearKernel):  # type: ignore[mis
         return out
 
 
-class TunedGemmInt8Kernel(Int8ScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
+class TunedGemmInt8Kernel(_Everywhere, Int8ScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
     """int8 with symmetric scales: `tunedgemm.gemm_a8w8`.
 
     vLLM chooses it before it tells the weight's sizes. Where they turn out to be left to vLLM, this kernel is the one that vLLM would
@@ -163,12 +159,6 @@ class TunedGemmInt8Kernel(Int8ScaledMMLinearKernel):  # type: ignore[misc,unused
     def __init__(self, c: Any, layer_param_names: Sequence[str]) -> None:
         super().__init__(c, layer_param_names)
         self._theirs: Any = None
-
-    @classmethod
-    def is_supported(cls, compute_capability: int | None = None) -> Answer:
-        """On every platform."""
-        del compute_capability
-        return True, None
 
     @classmethod
     def can_implement(cls, c: Any) -> Answer:
