@@ -59,6 +59,13 @@ def ptx() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def gpu_kinds() -> dict[str, dict[str, Any]]:
+    """What the tests of generated PTX on a GPU run, by the tests: a name to a shape, a plan and, but for stream-K, a number of splits."""
+    modules = {"plain": "test_ptx_gpu", "columns": "test_ptx_columns_gpu", "stream-K": "test_ptx_stream_gpu"}
+    return {name: _module(stem).KINDS for name, stem in modules.items()}
+
+
+@pytest.fixture(scope="session")
 def fake() -> ModuleType:
     """The module that compiles the fake HIP runtime, and makes up AITER's tree."""
     return _module("fake")
