@@ -6,6 +6,7 @@ The stages run on this side and see solutions only; what touches the device is a
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -346,7 +347,8 @@ class _Run:
         """The challenger, unless it is slower than the holder or faster by no more than *keep*, the two timed alone.
 
         Beside many others the chip runs hotter than beside one, and ratios within rounds tell more than medians apart. At the power cap
-        the challenger has to win once more, each by itself.
+        the challenger may not be slower where each runs by itself: what only spends more is no faster in a model that keeps the chip
+        busy, and what is faster in rounds and no slower so is faster wherever the chip has a moment's rest.
         """
         first, second = self._timings[challenger], self._timings[holder]
         if challenger == holder or second.us > first.us * (1 + CLEAR):
@@ -354,23 +356,23 @@ class _Run:
         if first.us > second.us * (1 + CLEAR):
             return holder
         answers = self._alone((challenger, holder))
-        winner = self._won(challenger, holder, keep, answers)
+        winner = challenger if self._gain(challenger, holder, answers) > 1 + keep else holder
         samples = {
             solution: answer for solution, answer in answers.items() if isinstance(answer, Samples) and POWER_CAP in answer.throttled
         }
         if winner == holder or len(samples) < len(answers) or time.monotonic() >= self.deadline:
             return winner
-        return self._won(challenger, holder, keep, steady(samples, self._sample))
+        return challenger if self._gain(challenger, holder, steady(samples, self._sample)) >= 1 else holder
 
-    def _won(self, challenger: Solution, holder: Solution, keep: float, answers: Mapping[Solution, Samples | Timing]) -> Solution:
-        """Who has won by the samples of both, which are their times from here on."""
+    def _gain(self, challenger: Solution, holder: Solution, answers: Mapping[Solution, Samples | Timing]) -> float:
+        """How many times as fast the challenger is by the samples of both, which are their times from here on; 1 where noise hides it."""
         for solution, answer in answers.items():
             self._retime(solution, answer)
         mine, theirs = answers[challenger], answers[holder]
         if isinstance(mine, Timing) or isinstance(theirs, Timing):
-            return holder if isinstance(theirs, Samples) else challenger
+            return 0.0 if isinstance(theirs, Samples) else math.inf
         ratio, noise = median_and_noise([slow / fast for slow, fast in zip(theirs.us, mine.us, strict=True)])
-        return challenger if ratio > 1 + keep and ratio * (1 - noise) > 1 else holder
+        return min(ratio, 1.0) if ratio * (1 - noise) <= 1 else ratio
 
     def _final(self, timings: Iterable[Timing]) -> None:
         """Note timings that will not change, and tell them at once."""
