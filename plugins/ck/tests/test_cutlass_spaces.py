@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tunedgemm.plugin import Device, Shape
+from tunedgemm.plugin import Device, PluginError, Shape
 from tunedgemm_ck.cutlass import FAMILY
 from tunedgemm_ck.cutlass.cost import cost_of, tiles_of
-from tunedgemm_ck.cutlass.instance import CutlassInstance
+from tunedgemm_ck.cutlass.instance import CutlassInstance, parse
 from tunedgemm_ck.cutlass.limits import OPS, refused, unfit
 from tunedgemm_ck.cutlass.spaces import instances, near, space
 
@@ -174,6 +175,20 @@ def test_fp8_has_half_the_accumulators() -> None:
     assert unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="int8"), HOPPER) == ""
     assert "more than 64" in unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="fp8_e4m3fn"), HOPPER)
     assert max(each.accumulators for each in instances("sm_90", "fp8_e4m3fn", False, True)) == 64
+
+
+def test_fast_sums_are_for_fp8_and_bf16() -> None:
+    """They have all accumulators; where an output is more exact, or scales come with each block of K, they are refused and not listed."""
+    fast, product = CutlassInstance(128, 256, 128, fast=True), _shape("a8w8", 4096, 4096, 4096, dtype="fp8_e4m3fn")
+    assert unfit(fast, 0, product, HOPPER) == ""
+    assert {each.fast for each, _ in space(product, HOPPER, False)} == {False, True}
+    assert len(instances("sm_90", "fp8_e4m3fn", False, False, True)) == 24
+    exact = [attrs.evolve(product, outdtype="fp32"), attrs.evolve(product, dtype="int8"), _shape("a8w8_blockscale", 4096, 4096, 4096)]
+    for shape in exact:
+        assert "fast sums are for fp8" in unfit(fast, 0, shape, HOPPER)
+        assert not any(each.fast for each, _ in space(shape, HOPPER, True))
+    with pytest.raises(PluginError, match="neither clusters, swapped operands nor fast sums"):
+        parse("128x128x32_1x1_multistage_single_w2x2_s3_fast_r1", "a8w8")
 
 
 def test_block_scales_ask_for_their_tiles() -> None:

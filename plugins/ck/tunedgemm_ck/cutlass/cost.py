@@ -44,8 +44,9 @@ _RATES = {
 #: Microseconds of a tile's first loads and last stores, of a launch, of the memset that stream-K begins with, and of one part of K
 #: waiting for the part before it.
 _TILE, _LAUNCH, _CLEAR, _MEET = 1.0, 3.0, 1.5, 0.7
-#: By how much multiplying is slower where the scales of blocks are multiplied in on the way.
-_SCALING = 1.5
+#: By how much multiplying is slower where the scales of blocks are multiplied in on the way, and where sums of fp8 are moved out of the
+#: tensor core; the second as on an H200 (4096 x 7168 x 8192).
+_SCALING, _MOVING = 1.5, 1.15
 
 
 def ceil_div(total: int, part: int) -> int:
@@ -71,7 +72,9 @@ def cost_of(instance: CutlassInstance, split: int, shape: Shape, device: Device)
     """The guessed microseconds of a launch."""
     rates, units, width = _RATES[device.gfx], units_of(device), dtype_bits(shape.dtype) // 8
     tiles, steps = tiles_of(instance, shape), ceil_div(shape.k, instance.tile_k)
-    step, ends = _step(instance, rates, width, shape.scale == "block"), _ends(instance, shape, rates)
+    moving = _MOVING if shape.dtype.startswith("fp8") and not instance.fast else 1.0
+    slower = _SCALING if shape.scale == "block" else moving
+    step, ends = _step(instance, rates, width, slower), _ends(instance, shape, rates)
     extra = _LAUNCH + (_CLEAR if instance.scheduler == "streamk" else 0.0)
     if split > 1:
         each = ceil_div(steps, split) * step + ends
@@ -87,11 +90,11 @@ def cost_of(instance: CutlassInstance, split: int, shape: Shape, device: Device)
     return extra + max(taken, moved / (rates.memory * busy))
 
 
-def _step(instance: CutlassInstance, rates: Rates, width: int, scaled: bool) -> float:
-    """Microseconds of a step along K; the blocks of a cluster load what they share once."""
+def _step(instance: CutlassInstance, rates: Rates, width: int, slower: float) -> float:
+    """Microseconds of a step along K, multiplied so much slower; the blocks of a cluster load what they share once."""
     cluster_m, cluster_n = instance.cluster
     loaded = (instance.tile_m / cluster_n + instance.tile_n / cluster_m) * instance.tile_k * width
-    multiplied = instance.tile_m * instance.tile_n * instance.tile_k * width / 2 * (_SCALING if scaled else 1.0)
+    multiplied = instance.tile_m * instance.tile_n * instance.tile_k * width / 2 * slower
     alone = 1.25 if instance.schedule == "plain" else 1.0  # one group of warps leaves gaps between its instructions
     return max(multiplied * alone / rates.products, loaded / rates.cached)
 

@@ -141,7 +141,7 @@ def _misfit(instance: CutlassInstance, stage: Shape) -> str:
     if instance.schedule not in ("cooperative", "pingpong") or instance.scheduler != "persistent":
         given = f"{instance.schedule} with {instance.scheduler}"
         return f"grouped products need schedule cooperative or pingpong with scheduler persistent, not {given}"
-    return misfit(instance, 0, stage, "sm_90")
+    return "grouped products have no fast sums" if instance.fast else misfit(instance, 0, stage, "sm_90")
 
 
 @functools.lru_cache(maxsize=1 << 12)

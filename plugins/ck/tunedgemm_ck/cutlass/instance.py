@@ -59,6 +59,7 @@ class CutlassInstance:
         swap: whether the product is out^T = weight x^T, so that M lies along the tile's N, which may be as small as 16.
         warps: warps along M and N, on sm_80 only.
         stages: slots of the ring in shared memory, on sm_80 only.
+        fast: whether sums of fp8 stay in the tensor core, on sm_90 only, which keeps fewer bits of them than float32 has.
         revision: that of the sources.
     """
 
@@ -71,6 +72,7 @@ class CutlassInstance:
     swap: bool = _among(False, True, default=False)
     warps: tuple[int, int] = _among(*WARPS, default=(0, 0))
     stages: int = _among(*STAGES, default=0)
+    fast: bool = _among(False, True, default=False)
     revision: int = REVISION
 
     def __attrs_post_init__(self) -> None:
@@ -90,8 +92,8 @@ class CutlassInstance:
 
     def _check_warps(self) -> None:
         sides = (self.tile_m // self.warps[0], self.tile_n // self.warps[1])
-        if self.cluster != (1, 1) or self.swap:
-            raise PluginError("cutlass: multistage has neither clusters nor swapped operands")
+        if self.cluster != (1, 1) or self.swap or self.fast:
+            raise PluginError("cutlass: multistage has neither clusters, swapped operands nor fast sums")
         if not all(32 <= side <= 64 for side in sides):
             raise PluginError(f"cutlass: a warp of multistage has 32 to 64 rows and columns (got {_text(sides)})")
 
@@ -107,16 +109,17 @@ class CutlassInstance:
 
     @property
     def name(self) -> str:
-        """The text of ``kernelName``: ``128x256x64_2x1_pingpong_persistent_r1``, with ``_w2x2_s4`` (warps, stages) or ``_swap`` if so."""
+        """The text of ``kernelName``: ``128x128x64_2x1_pingpong_persistent_r1``, with ``_w2x2_s4`` (warps, stages), ``_fast``, ``_swap``."""
         warps = f"_w{_text(self.warps)}_s{self.stages}" if self.schedule == "multistage" else ""
         tile = f"{self.tile_m}x{self.tile_n}x{self.tile_k}"
-        return f"{tile}_{_text(self.cluster)}_{self.schedule}_{self.scheduler}{warps}{'_swap' * self.swap}_r{self.revision}"
+        ways = f"{warps}{'_fast' * self.fast}{'_swap' * self.swap}"
+        return f"{tile}_{_text(self.cluster)}_{self.schedule}_{self.scheduler}{ways}_r{self.revision}"
 
 
 EXAMPLE = "128x256x64_2x1_cooperative_streamk_r1"
 _NAME = re.compile(
     r"(?P<tile_m>\d+)x(?P<tile_n>\d+)x(?P<tile_k>\d+)_(?P<cluster>\d+x\d+)_(?P<schedule>[a-z]+)_(?P<scheduler>[a-z]+)"
-    r"(_w(?P<warps>\d+x\d+)_s(?P<stages>\d+))?(?P<swap>_swap)?_r(?P<revision>\d+)",
+    r"(_w(?P<warps>\d+x\d+)_s(?P<stages>\d+))?(?P<fast>_fast)?(?P<swap>_swap)?_r(?P<revision>\d+)",
     re.ASCII,
 )
 
@@ -134,7 +137,8 @@ def parse(name: str, op: str) -> CutlassInstance:
     fields: dict[str, Any] = {key: int(found[key] or 0) for key in ("tile_m", "tile_n", "tile_k", "stages", "revision")}
     pairs = {key: tuple(map(int, (found[key] or "0x0").split("x"))) for key in ("cluster", "warps")}
     try:
-        made = CutlassInstance(**fields, **pairs, schedule=found["schedule"], scheduler=found["scheduler"], swap=bool(found["swap"]))
+        said = {"swap": bool(found["swap"]), "fast": bool(found["fast"])}
+        made = CutlassInstance(**fields, **pairs, **said, schedule=found["schedule"], scheduler=found["scheduler"])
     except PluginError as error:
         raise PluginError(f"cutlass has no kernel {name!r} for {op}: {error}") from None
     if made.name != name:

@@ -52,9 +52,14 @@ def depths_of(dtype: str, gfx: str) -> tuple[int, ...]:
     return (128,) if dtype.startswith("fp8") else (128, 256)
 
 
-def accumulators_of(dtype: str) -> int:
-    """Accumulators of a thread at most; fp8 has each twice, in the tensor core's sum and in the whole one, and spills with more."""
-    return MAX_ACCUMULATORS // 2 if dtype.startswith("fp8") else MAX_ACCUMULATORS
+def accumulators_of(dtype: str, fast: bool = False) -> int:
+    """Accumulators of a thread at most; fp8 has each twice unless it is *fast*, in the tensor core and whole, and spills with more."""
+    return MAX_ACCUMULATORS // 2 if dtype.startswith("fp8") and not fast else MAX_ACCUMULATORS
+
+
+def may_be_fast(shape: Shape) -> bool:
+    """Whether sums may stay in the tensor core: those of fp8, where rounding the output to bf16 loses more than they do."""
+    return shape.dtype.startswith("fp8") and shape.scale != "block" and shape.outdtype == "bf16" and shape.op in OPS
 
 
 def refused(shape: Shape, device: Device) -> str:
@@ -126,8 +131,10 @@ def _depth(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str
     width, allowed = width_of(shape.dtype), depths_of(shape.dtype, gfx)
     if instance.tile_k * width not in allowed:
         return f"tile_k must be {' or '.join(str(size // width) for size in allowed)} of {shape.dtype}"
-    if instance.accumulators > accumulators_of(shape.dtype):
-        return f"{instance.accumulators} accumulators a thread are more than {accumulators_of(shape.dtype)}, all that {shape.dtype} leaves"
+    if instance.fast and not may_be_fast(shape):
+        return "fast sums are for fp8 with an output in bf16, without scales of blocks"
+    if instance.accumulators > (most := accumulators_of(shape.dtype, instance.fast)):
+        return f"{instance.accumulators} accumulators a thread are more than {most}, all that {shape.dtype} leaves"
     if not 0 <= split <= MAX_SPLITS:
         return f"splitK must be in 0..{MAX_SPLITS} (got {split})"
     if split > 1 and instance.scheduler != "streamk":

@@ -12,7 +12,7 @@ from tunedgemm.plugin import Device, PluginError, Shape
 
 from tunedgemm_ck.cutlass.cost import ceil_div, cost_of, tiles_of, units_of
 from tunedgemm_ck.cutlass.instance import CLUSTERS, SCHEDULERS, SCHEDULES, STAGES, TILES_K, TILES_M, TILES_N, WARPS, CutlassInstance
-from tunedgemm_ck.cutlass.limits import BLOCK, LEAST_STEPS, MAX_SPLITS, accumulators_of, depths_of, refused, unfit, width_of
+from tunedgemm_ck.cutlass.limits import BLOCK, LEAST_STEPS, MAX_SPLITS, accumulators_of, depths_of, may_be_fast, refused, unfit, width_of
 
 Chosen = tuple[CutlassInstance, int]
 
@@ -73,6 +73,23 @@ _FP8: tuple[_Row, ...] = (
     (128, 64, 128, (2, 1), "pingpong", "persistent", True),
     (128, 64, 128, (1, 1), "cooperative", "persistent", True),
 )
+#: Of those the ones that are listed beside fast ones: small tiles, which memory bounds, and a few large ones, whose sums are more exact.
+_EXACT = tuple(
+    row
+    for row in _FP8
+    if row[-1] or row in ((128, 128, 128, (1, 1), "cooperative", "streamk", False), (128, 64, 128, (1, 2), "pingpong", "persistent", False))
+)
+#: The same for fp8 whose sums stay in the tensor core, in the registers of 16-bit operands.
+_FAST: tuple[_Row, ...] = (
+    (128, 256, 128, (2, 1), "cooperative", "persistent", False),
+    (128, 256, 128, (1, 2), "cooperative", "persistent", False),
+    (256, 128, 128, (2, 1), "cooperative", "persistent", False),
+    (128, 256, 128, (2, 1), "cooperative", "streamk", False),
+    (128, 128, 128, (2, 1), "pingpong", "persistent", False),
+    (128, 128, 128, (1, 1), "cooperative", "streamk", False),
+    (64, 256, 128, (1, 1), "pingpong", "persistent", False),
+    (64, 128, 128, (2, 1), "pingpong", "persistent", False),
+)
 #: The same with block scales, which ask for 128 of K and for 128 rows of the weight.
 _BLOCKS: tuple[_Row, ...] = (
     (128, 128, 128, (1, 1), "cooperative", "persistent", False),
@@ -112,21 +129,22 @@ WORSE, _LEAST = 3.0, 6
 
 
 @functools.cache
-def instances(gfx: str, dtype: str, blocks: bool, full: bool) -> tuple[CutlassInstance, ...]:
-    """All instances for operands of a dtype, at most 24; with *full* all that parameters and registers allow."""
+def instances(gfx: str, dtype: str, blocks: bool, full: bool, fast: bool = False) -> tuple[CutlassInstance, ...]:
+    """All instances for operands of a dtype, at most 24, where they may be *fast* such ones too; with *full* all that fit registers."""
     if full:
-        return tuple(every(gfx, dtype, blocks))
+        return (*every(gfx, dtype, blocks), *(every(gfx, dtype, blocks, fast=True) if fast else ()))
     width = width_of(dtype)
     if gfx != "sm_90":
         multistage = functools.partial(CutlassInstance, schedule="multistage", scheduler="single")
         return tuple(multistage(m, n, k // width, warps=warps, stages=stages) for m, n, k, warps, stages in _MULTISTAGE)
-    listed = _BLOCKS if blocks else _FP8 if dtype.startswith("fp8") else _HOPPER
-    return tuple(CutlassInstance(m, n, k // width, *rest) for m, n, k, *rest in listed)
+    listed = _BLOCKS if blocks else _EXACT if fast else _FP8 if dtype.startswith("fp8") else _HOPPER
+    exact = tuple(CutlassInstance(m, n, k // width, *rest) for m, n, k, *rest in listed)
+    return exact + tuple(CutlassInstance(m, n, k // width, *rest, fast=True) for m, n, k, *rest in (_FAST if fast else ()))
 
 
-def every(gfx: str, dtype: str, blocks: bool) -> Iterator[CutlassInstance]:
+def every(gfx: str, dtype: str, blocks: bool, fast: bool = False) -> Iterator[CutlassInstance]:
     """All instances for operands of a dtype that parameters and registers allow."""
-    hopper, depths, most = gfx == "sm_90", [depth // width_of(dtype) for depth in depths_of(dtype, gfx)], accumulators_of(dtype)
+    hopper, depths, most = gfx == "sm_90", [depth // width_of(dtype) for depth in depths_of(dtype, gfx)], accumulators_of(dtype, fast)
     clusters, swaps = (CLUSTERS, (False, True)) if hopper else (CLUSTERS[:1], (False,))
     rings = [((0, 0), 0)] if hopper else list(itertools.product(WARPS[1:], STAGES[1:]))
     for schedule, schedulers in SCHEDULES.items():
@@ -137,7 +155,7 @@ def every(gfx: str, dtype: str, blocks: bool) -> Iterator[CutlassInstance]:
                 continue
             for warps, stages in rings:
                 with contextlib.suppress(PluginError):  # too many accumulators, a tile too small for two groups of warps
-                    made = CutlassInstance(m, n, k, cluster, schedule, scheduler, swap, warps, stages)
+                    made = CutlassInstance(m, n, k, cluster, schedule, scheduler, swap, warps, stages, fast)
                     if made.accumulators <= most:
                         yield made
 
@@ -146,7 +164,7 @@ def space(shape: Shape, device: Device, full: bool) -> Iterator[Chosen]:
     """Instances with numbers of splits that fit the shape, best guesses first; *full* lists all of all instances."""
     if refused(shape, device):
         return
-    listed = instances(device.gfx, shape.dtype, shape.scale == "block", full)
+    listed = instances(device.gfx, shape.dtype, shape.scale == "block", full, device.gfx == "sm_90" and may_be_fast(shape))
     fitting = [chosen for instance in listed for chosen in _with_splits(instance, shape, device) if not unfit(*chosen, shape, device)]
     costs = {chosen: cost_of(*chosen, shape, device) for chosen in fitting}
     ordered = sorted(costs, key=lambda chosen: (costs[chosen], chosen[0].name, chosen[1]))
@@ -185,6 +203,7 @@ def neighbours(instance: CutlassInstance, split: int) -> list[Chosen]:
         "tile_k": _beside(TILES_K, instance.tile_k),
         "cluster": tuple(each for each in CLUSTERS if each != instance.cluster),
         "swap": (not instance.swap,),
+        "fast": (not instance.fast,),
         "warps": tuple(each for each in WARPS if each != instance.warps),
         "stages": _beside(STAGES, instance.stages),
     }

@@ -20,8 +20,8 @@ _TYPES = {
     "fp8_e4m3fn": "cutlass::float_e4m3_t",
     "": "void",
 }
-#: Schedule -> (main loop, epilogue). Those of fp8 add up in float32 at every fourth instruction; CUTLASS's "fast accumulation", which
-#: leaves the sum in the tensor core's narrower one, is not used.
+#: Schedule -> (main loop, epilogue). Those of fp8 add up in float32 at every fourth instruction, unless an instance is fast: CUTLASS's
+#: "fast accumulation" leaves the sum in the tensor core's narrower one.
 _SCHEDULES = {
     "cooperative": ("KernelTmaWarpSpecializedCooperative", "TmaWarpSpecializedCooperative"),
     "pingpong": ("KernelTmaWarpSpecializedPingpong", "TmaWarpSpecialized"),
@@ -76,7 +76,7 @@ constexpr Scale scale = Scale::{problem.scale};
 
 def _hopper(instance: CutlassInstance, problem: Problem) -> str:
     mainloop, epilogue = _SCHEDULES[instance.schedule]
-    mainloop += "FP8BlockScaledAccum" if problem.scale == "block" else ""
+    mainloop += "FP8BlockScaledAccum" if problem.scale == "block" else "FP8FastAccum" if instance.fast else ""
     return f"""
 namespace tunedgemm::instance {{
 using Tile = {_shape(instance.tile_m, instance.tile_n, instance.tile_k)};
