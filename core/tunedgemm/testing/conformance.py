@@ -11,6 +11,7 @@ the present device and skip, with the backend's reason, the shapes that it does 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
@@ -60,16 +61,23 @@ class BackendConformance:
     max_solutions: ClassVar[int] = 8
 
     @classmethod
+    def loading(cls) -> contextlib.AbstractContextManager[None]:
+        """A block in which the backend is found: the suite enters one to load it, and to start the processes that load it."""
+        return contextlib.nullcontext()
+
+    @classmethod
     def plugin(cls) -> object:
         """The object behind the entry point; the backend that the core brings needs none."""
-        found = list(entry_points(group=GROUP, name=cls.libtype))
-        return found[0].load() if found else torch_backend
+        with cls.loading():
+            found = list(entry_points(group=GROUP, name=cls.libtype))
+            return found[0].load() if found else torch_backend
 
     @classmethod
     @functools.cache
     def backend(cls) -> Backend:
         """The backend as the registry binds it; the test fails with the reason where it does not load."""
-        answer = Registry().get(cls.libtype)
+        with cls.loading():
+            answer = Registry().get(cls.libtype)
         if isinstance(answer, Unsupported):
             pytest.fail(f"libtype {cls.libtype!r}: {answer.reason}", pytrace=False)
         return answer
@@ -78,10 +86,11 @@ class BackendConformance:
     def pytest_generate_tests(cls, metafunc: pytest.Metafunc) -> None:
         """One test for each shape; the tests of a shape run in a row, so that they share its operands."""
         if "shape" in metafunc.fixturenames:
-            metafunc.parametrize("shape", cls._shapes(), ids=_label, scope="class")
+            metafunc.parametrize("shape", cls.every_shape(), ids=_label, scope="class")
 
     @classmethod
-    def _shapes(cls) -> tuple[Shape, ...]:
+    def every_shape(cls) -> tuple[Shape, ...]:
+        """The shapes to ask about: `shapes`, else those of each op that the backend covers."""
         large = cls._device().kind != "cpu"
         return tuple(cls.shapes) or tuple(shape for name in cls.backend().ops for shape in shapes_of(name, large))
 
@@ -184,13 +193,14 @@ class BackendConformance:
     @functools.cache
     def _elsewhere(cls, hidden: bool) -> dict[str, Any]:
         """A child's answers: with all devices hidden about those described, else about the present one."""
-        return ask_child(cls.libtype, cls._shapes(), DEVICES if hidden else (cls._device(),), hidden=hidden)
+        with cls.loading():
+            return ask_child(cls.libtype, cls.every_shape(), DEVICES if hidden else (cls._device(),), hidden=hidden)
 
     def test_other_processes_list_the_same_solutions(self) -> None:
         """A fresh process, with another hash seed, enumerates the same solutions in the same order."""
         for hidden, devices in ((True, DEVICES), (False, (self._device(),))):
             answers = iter(self._elsewhere(hidden)["solutions"])
-            for shape in self._shapes():
+            for shape in self.every_shape():
                 for device, there in zip(devices, answers, strict=False):
                     supported = self.backend().supports(shape, device)
                     here = [str(solution) for solution in self.backend().solutions(shape, device)] if supported else None
@@ -210,7 +220,8 @@ class BackendConformance:
         if "prepare" not in self.backend().hooks:
             pytest.skip(f"{self.libtype} has no prepare()")
         self._launching(shape)
-        answer = ask_child(self.libtype, [shape], [self._device()], hidden=True, prepare=1)
+        with self.loading():
+            answer = ask_child(self.libtype, [shape], [self._device()], hidden=True, prepare=1)
         assert not answer["cuda"], "prepare() initialises the GPU"
 
     def test_outputs_match_the_reference(self, shape: Shape) -> None:

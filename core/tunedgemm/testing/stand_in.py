@@ -1,0 +1,67 @@
+"""StandInConformance: the conformance suite for a backend over fakes, on machines without the hardware that its kernels need.
+
+A stand-in is the plugin's own backend, under a libtype of its own, over a fake of the runtime, library or compiler that
+it calls. A distribution in a folder of the plugin's tests registers it, so the processes that the suite starts find it by
+its entry point, as they find an installed one: docs/writing-a-plugin.md, "Without the hardware".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from tunedgemm.device import Device, device_of
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.testing.conformance import BackendConformance
+
+
+@contextlib.contextmanager
+def installed(folder: Path) -> Iterator[None]:
+    """A block in which the distributions in a folder are found, by this process and by those that the suite starts.
+
+    Raises:
+        FileNotFoundError: no distribution in the folder has entry points.
+    """
+    if not list(folder.glob("*.dist-info/entry_points.txt")):
+        raise FileNotFoundError(f"{folder} holds no distribution of a stand-in: NAME-1.dist-info with METADATA and entry_points.txt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(folder.absolute()), *sys.path])
+        yield
+
+
+class StandInConformance(BackendConformance):
+    """The checks of `BackendConformance` for a stand-in, with the CPU in the place of the device that it fakes.
+
+    What the fakes and the processes over them read, such as environment variables, is set by an autouse fixture of the subclass.
+
+    Attributes:
+        folder: holds the stand-in's distribution.
+        work: the most multiplications of a shape; larger ones are left out, as fakes are slow.
+        more: shapes of any size to ask about beside those.
+    """
+
+    device: ClassVar[Device | None] = device_of(-1)
+    folder: ClassVar[Path]
+    work: ClassVar[int] = 1 << 21
+    more: ClassVar[tuple[Shape, ...]] = ()
+
+    @classmethod
+    def loading(cls) -> contextlib.AbstractContextManager[None]:
+        """A block in which the distribution of `folder` is found."""
+        return installed(cls.folder)
+
+    @classmethod
+    def every_shape(cls) -> tuple[Shape, ...]:
+        """Those of the suite that are small enough, and `more`."""
+        small = [shape for shape in super().every_shape() if op_named(shape.op).flops(shape) <= 2 * cls.work]
+        return tuple(dict.fromkeys((*small, *cls.more)))
+
+    def test_loading_needs_no_device_and_no_other_plugin(self) -> None:
+        """The stand-in loads where no device is visible; that the plugin imports no other is asked of the plugin itself."""
+        assert not self._elsewhere(True)["cuda"], f"{self.libtype} initialises the GPU to answer for a device that is absent"

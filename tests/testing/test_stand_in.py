@@ -1,0 +1,186 @@
+"""testing.stand_in: the suite over a distribution among the tests passes for a sound stand-in, and finds what is wrong with others."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from tunedgemm.ops import op_named
+from tunedgemm.registry import GROUP
+from tunedgemm.testing.conformance import BackendConformance
+from tunedgemm.testing.shapes import shapes_of
+from tunedgemm.testing.stand_in import StandInConformance, installed
+
+MODULE = '''
+"""Backends that compute on the CPU: two that are sound, and one for each fault."""
+
+import os
+
+from tunedgemm.plugin import hookimpl
+from tunedgemm.testing.fakes import FakePlugin, exact
+
+HIDDEN = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+
+
+def touch():
+    """What initialises a GPU leaves behind, in the processes that must not."""
+    import torch
+
+    if HIDDEN:
+        torch.cuda.is_initialized = lambda: True
+
+
+def touched(shape, device):
+    touch()
+    return True
+
+
+class Compiled(FakePlugin):
+    @hookimpl
+    def prepare(self):
+        pass
+
+
+class Touching(FakePlugin):
+    @hookimpl
+    def prepare(self):
+        touch()
+
+
+mine = FakePlugin("fakemine")
+sound = Compiled("fakesound", heuristic="fake")
+wrong = FakePlugin("fakewrong", call=lambda *arguments: exact(*arguments) * 2)
+eager = FakePlugin("fakeeager", supports=touched)
+touching = Touching("faketouching")
+'''
+TEST = """
+from pathlib import Path
+
+from tunedgemm.plugin import Shape
+from tunedgemm.testing.stand_in import StandInConformance
+
+
+class Planted(StandInConformance):
+    folder = Path(__file__).with_name("installed")
+
+
+class TestSound(Planted):
+    libtype, work, more = "fakesound", 1, (Shape("a16w16", 4, 32, 64), Shape("a16w16", 4, 32, 64), Shape("a16w16", 0, 256, 512))
+
+
+class TestWrong(Planted):
+    libtype, shapes = "fakewrong", (Shape("a16w16", 4, 32, 64),)
+
+
+class TestEager(Planted):
+    libtype, shapes = "fakeeager", (Shape("a16w16", 4, 32, 64),)
+
+
+class TestTouching(Planted):
+    libtype, shapes = "faketouching", (Shape("a16w16", 4, 32, 64),)
+"""
+BACKENDS = ("mine", "sound", "wrong", "eager", "touching")
+PAGE = Path(__file__).parents[2] / "docs" / "writing-a-plugin.md"
+
+#: class -> the checks that fail
+FAULTS = {
+    "TestWrong": {"test_outputs_match_the_reference", "test_outputs_have_the_right_form", "test_launchers_serve_two_threads"},
+    "TestEager": {"test_loading_needs_no_device_and_no_other_plugin"},
+    "TestTouching": {"test_prepare_needs_no_device"},
+}
+
+
+def distribution(folder: Path) -> Path:
+    """A folder with the backends, as pip would have left it."""
+    information = folder / "fake_mine-1.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-mine\nVersion: 1\n")
+    lines = [f"fake{name} = fake_mine:{name}" for name in BACKENDS]
+    (information / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines]))
+    (folder / "fake_mine.py").write_text(MODULE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """What pytest makes of the classes above, and of the one in docs/writing-a-plugin.md: class -> test -> outcome."""
+    folder = tmp_path_factory.mktemp("package")
+    tests = distribution(folder / "tests" / "installed").parent
+    (tests / "test_planted.py").write_text(TEST)
+    (block,) = [text for text in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL) if "StandIn" in text]
+    (tests / "test_of_the_page.py").write_text(block)
+    path = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "PYTHONPATH": path, "TUNEDGEMM_HOME": str(folder / "home"), "TUNEDGEMM_CACHE": str(folder / "cache")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", "out.xml", "tests"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
+    found: dict[str, dict[str, str]] = {}
+    for case in ElementTree.parse(folder / "out.xml").iter("testcase"):
+        outcome = "".join(child.tag for child in case if child.tag in ("failure", "error", "skipped")) or "passed"
+        found.setdefault(case.attrib["classname"].rpartition(".")[2], {})[case.attrib["name"]] = outcome
+    return found
+
+
+def asked(tests: dict[str, str]) -> list[str]:
+    """The shapes of one check that is made for each, as they are in names of tests."""
+    return [name.partition("[")[2][:-1] for name in tests if name.startswith("test_operands_stay_as_they_were[")]
+
+
+@pytest.mark.slow
+def test_a_sound_stand_in_passes(outcomes):
+    """Every check passes but those of graphs, which need a GPU; other processes list its solutions and prepare them."""
+    skipped = {name.partition("[")[0] for name, outcome in outcomes["TestSound"].items() if outcome == "skipped"}
+    assert set(outcomes["TestSound"].values()) == {"passed", "skipped"}
+    assert skipped == {"test_graphs_capture_what_claims_to_be_graph_safe"}
+
+
+@pytest.mark.slow
+def test_shapes_are_limited_and_added_to(outcomes):
+    """With next to no work allowed, the examples without rows are left, and each further shape is asked about once."""
+    empty = [str(shape) for shape in shapes_of("a16w16") if shape.m == 0]
+    assert sorted(asked(outcomes["TestSound"])) == sorted(name.replace(" ", "-") for name in [*empty, "a16w16 M=4 N=32 K=64 bf16->bf16"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("suite", "failing"), FAULTS.items(), ids=FAULTS)
+def test_a_fault_fails_its_check(outcomes, suite, failing):
+    """Wrong numbers, and GPUs that are touched by loading or by preparing, fail the checks that are meant for them and no other."""
+    assert {name.partition("[")[0] for name, outcome in outcomes[suite].items() if outcome not in ("passed", "skipped")} == failing
+
+
+@pytest.mark.slow
+def test_what_the_documents_show_works(outcomes):
+    """The class of docs/writing-a-plugin.md asks about the examples within its limit, and passes."""
+    tests = outcomes["TestOverFake"]
+    small = [shape for shape in shapes_of("a16w16") if op_named("a16w16").flops(shape) <= 2 << 20]
+    assert 2 < len(small) < len(shapes_of("a16w16"))
+    assert sorted(asked(tests)) == sorted(str(shape).replace(" ", "-") for shape in small)
+    assert set(tests.values()) == {"passed", "skipped"}
+
+
+def test_a_stand_in_is_there_inside_the_block_alone(tmp_path):
+    """Its entry point is found in the block and not after it, so the suite without the block does not load the backend."""
+
+    class Without(BackendConformance):
+        libtype = "fakemine"
+
+    with installed(distribution(tmp_path)):
+        assert [entry.value for entry in entry_points(group=GROUP, name="fakemine")] == ["fake_mine:mine"]
+    assert not entry_points(group=GROUP, name="fakemine")
+    assert str(tmp_path) not in sys.path
+    with pytest.raises(pytest.fail.Exception, match="libtype 'fakemine': no backend of that name"):
+        Without.backend()
+
+
+def test_a_folder_without_a_distribution_is_an_error(tmp_path):
+    """A wrong folder is named, with what would have to lie in it."""
+
+    class Misplaced(StandInConformance):
+        libtype, folder = "fakemine", tmp_path / "instaled"
+
+    with pytest.raises(FileNotFoundError, match=r"instaled holds no distribution of a stand-in: NAME-1\.dist-info with"):
+        Misplaced.backend()
