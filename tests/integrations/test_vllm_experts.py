@@ -221,9 +221,9 @@ def test_an_output_in_shared_memory_is_filled(vllm_captured) -> None:
     """vLLM may hand a part of its workspace as the output: it is written there."""
     shape = shape_of("16 bits")
     kernel, operands, told = layer("16 bits", shape)
-    workspace = torch.zeros(2, 5, 256, dtype=torch.bfloat16)
     hidden, w1, w2, weights, ids = operands
     with torch.inference_mode():
+        workspace = torch.zeros(2, 5, 256, dtype=torch.bfloat16)
         kernel.fused_experts.apply(workspace[1], hidden, w1, w2, weights, ids, activation())
 
     expected = OP.reference(shape, told).float()
@@ -251,12 +251,15 @@ def test_compiled_graphs_hold_the_experts_as_one_op(vllm_captured, kind) -> None
     assert ops == ["tunedgemm.fmoe.default"]
 
 
-def test_experts_of_another_form_are_named(vllm, monkeypatch, caplog) -> None:
-    """A function that is gone is a warning, and the others are replaced all the same."""
-    monkeypatch.delattr(module("oracle.fp8"), "select_fp8_moe_backend")
+@pytest.mark.parametrize("gone", ["select_fp8_moe_backend", "make_fp8_moe_kernel"])
+def test_experts_of_another_form_are_named(vllm, monkeypatch, caplog, gone) -> None:
+    """A function that is gone, or takes no class of experts, is a warning, and the others are replaced all the same."""
+    oracle = module("oracle.fp8")
+    monkeypatch.setattr(oracle, gone, lambda moe_config: None) if gone.startswith("make") else monkeypatch.delattr(oracle, gone)
     importlib.import_module("tunedgemm.integrations.vllm").register()
 
     assert "vLLM's choice of fp8 experts is not as it is known here" in caplog.text
+    assert not hasattr(getattr(oracle, "select_fp8_moe_backend", None), "__wrapped__")
     assert hasattr(module("oracle.unquantized").select_unquantized_moe_backend, "__wrapped__")
 
 

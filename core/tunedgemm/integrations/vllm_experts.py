@@ -34,11 +34,12 @@ _log = logging.getLogger("tunedgemm")
 _told = logging.getLogger("vllm.tunedgemm")
 
 _ORACLE = "vllm.model_executor.layers.fused_moe.oracle"
-#: Module, the function that chooses, and the enumeration whose member TRITON leaves weights as they were loaded. That of int8 is left
-#: alone: vLLM's method that quantises to int8 at loading asks it for int8 activations, and then describes 16-bit ones (0.32).
+#: Module, the functions that choose and that make what was chosen, and the enumeration whose member TRITON leaves weights as they were
+#: loaded. The oracle of int8 is left alone: vLLM's method that quantises to int8 at loading asks it for int8 activations, and then
+#: describes 16-bit ones (0.32).
 ORACLES = (
-    ("unquantized", "select_unquantized_moe_backend", "UnquantizedMoeBackend"),
-    ("fp8", "select_fp8_moe_backend", "Fp8MoeBackend"),
+    ("unquantized", "select_unquantized_moe_backend", "make_unquantized_moe_kernel", "UnquantizedMoeBackend"),
+    ("fp8", "select_fp8_moe_backend", "make_fp8_moe_kernel", "Fp8MoeBackend"),
 )
 
 #: vLLM's activations, all gated, to those of the op; both mean the exact GELU.
@@ -60,18 +61,29 @@ def install() -> None:
         missing = ", ".join(sorted(TunedGemmExperts.__abstractmethods__))
         _log.warning("vLLM's experts are not as they are known here, and stay as they are: they need %s", missing)
         return
-    for module, select, backends in ORACLES:
+    for module, select, make, backends in ORACLES:
         try:
-            oracle = importlib.import_module(f"{_ORACLE}.{module}")
-            theirs, plain = getattr(oracle, select), getattr(oracle, backends).TRITON
+            theirs, plain = _known(module, select, make, backends)
         except (ImportError, AttributeError) as error:
             _log.warning("vLLM's choice of %s experts is not as it is known here, and stays as it is: %s", module, error)
             continue
         ours = _choosing(theirs, plain)
         # Methods that were loaded before have the function by its name.
         for holder in [one for name, one in sys.modules.items() if name.partition(".")[0] == "vllm"]:
-            if vars(holder).get(select) is theirs:
+            if getattr(holder, "__dict__", {}).get(select) is theirs:
                 setattr(holder, select, ours)
+
+
+def _known(module: str, select: str, make: str, backends: str) -> tuple[Callable[..., Any], Any]:
+    """An oracle's function that chooses, and its backend whose weights are as they were loaded.
+
+    Raises:
+        ImportError, AttributeError: the oracle has another form.
+    """
+    oracle = importlib.import_module(f"{_ORACLE}.{module}")
+    if "experts_cls" not in inspect.signature(getattr(oracle, make)).parameters:
+        raise AttributeError(f"{make} does not ask which class was chosen")
+    return getattr(oracle, select), getattr(oracle, backends).TRITON
 
 
 def _choosing(theirs: Callable[..., Any], plain: Any) -> Callable[..., Any]:
@@ -123,12 +135,8 @@ def left(config: Any, weight_key: Any, activation_key: Any) -> str:
     known = dispatcher("fmoe")
     if known.settings.capture or known.on_miss is not None:
         return ""
-    return _unserved(known, known.table, _shape(config, weight_key, activation_key), _most_tokens())
-
-
-def _most_tokens() -> int:
-    most: int = get_current_vllm_config().scheduler_config.max_num_batched_tokens
-    return most
+    most = get_current_vllm_config().scheduler_config.max_num_batched_tokens
+    return _unserved(known, known.table, _shape(config, weight_key, activation_key), most)
 
 
 @functools.lru_cache(maxsize=64)
@@ -245,10 +253,10 @@ class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[m
             quant_type=self._quant_type, w1_scale=self.w1_scale, w2_scale=self.w2_scale, a1_scale=self.a1_scale, a2_scale=self.a2_scale,
             dtype=output.dtype,
         )  # fmt: skip
-        if output._base is None and not torch.compiler.is_compiling():
-            output.set_(found)  # of memory of its own: the new one takes its place, where copying costs a kernel
-        else:
+        if torch.compiler.is_compiling() or not found.is_contiguous() or output.untyped_storage().nbytes() != output.nbytes:
             output.copy_(found)
+        else:  # memory of the output's own: the new one takes its place, where copying would cost a kernel
+            output.set_(found)
 
 
 def _data(weight: torch.Tensor) -> torch.Tensor:
