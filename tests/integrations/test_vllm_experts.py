@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from tunedgemm.device import current_device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
+from tunedgemm.tuned_gemm import dispatcher
 
 LAYERS = "vllm.model_executor.layers"
 VARIABLE = "AITER_CONFIG_FMOE"
@@ -96,12 +98,18 @@ def kernel_of(kind: str, shape: Shape, scales: tuple[torch.Tensor | None, ...]) 
     return module("oracle.fp8").make_fp8_moe_kernel(quantised, config, experts, backend)
 
 
+class Loaded(torch.nn.Parameter):
+    """A parameter that knows how to be loaded, as vLLM's do."""
+
+
 def layer(kind: str, shape: Shape) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
     """A kernel, the operands of one call, and the same with the scales of activations that are known ahead."""
-    operands = OP.make_inputs(shape, torch.device("cpu"), 0)
+    hidden, w1, w2, weights, ids, *scales = OP.make_inputs(shape, torch.device("cpu"), 0)
     ahead = (torch.tensor([0.01]), torch.tensor([0.05])) if KINDS[kind][0] == "static" else (None, None)
-    scales = (*operands[5:], None, None)[:2]
-    return kernel_of(kind, shape, (*scales, *ahead)), operands, (*operands[:5], *scales, *ahead)
+    told = [*(scales or (None, None)), *ahead]
+    kernel = kernel_of(kind, shape, tuple(one if one is None else Loaded(one, requires_grad=False) for one in told))
+    loaded = (Loaded(one, requires_grad=False) for one in (w1, w2))
+    return kernel, (hidden, *loaded, weights, ids), (hidden, w1, w2, weights, ids, *told)
 
 
 def activation(word: str = "silu") -> Any:
@@ -132,6 +140,7 @@ def test_experts_are_routed(vllm_captured, kind, act) -> None:
     assert found.dtype == torch.bfloat16
     assert (found.float() - expected).norm() < 0.02 * expected.norm()
     assert vllm_captured("fmoe") == {5: 1}
+    assert dispatcher("fmoe").knows(shape, current_device())  # tables serve no subclasses of torch's parameters
 
 
 def test_the_method_of_16_bits_asks_us(vllm_captured) -> None:

@@ -2,7 +2,7 @@
 
 The methods of vLLM's layers of experts ask a function for the class that computes them, ``select_…_moe_backend`` of the modules of
 ``vllm.model_executor.layers.fused_moe.oracle``. `install` puts one before it that answers `TunedGemmExperts` for the layers that are not
-left to vLLM, and asks vLLM's own for all others. Routing, shared experts and reductions among ranks stay vLLM's in either case.
+left to vLLM, and asks vLLM's own for all others. Routing and reductions among ranks stay vLLM's in either case.
 Loaded where vLLM is installed, by `tunedgemm.integrations.vllm`.
 """
 
@@ -143,8 +143,8 @@ def left(config: Any, weight_key: Any, activation_key: Any) -> str:
 def _unserved(known: Dispatcher, table: object, shape: Shape, most: int) -> str:
     """Why rows do not serve a layer at every number of tokens up to *most*, "" where they do.
 
-    vLLM's experts are better for any number than torch's products, which serve what has no row, so all or none go through the tables.
-    A number of tokens that has no row of its own is served by that of the next power of two.
+    What has no row is served by torch's products, which nobody has shown to be as quick as vLLM's experts: all or none go through the
+    tables. A number of tokens that has no row of its own is served by that of the next power of two.
     """
     del table  # part of the key: tables may be read again
     powers = itertools.takewhile(lambda power: power < 2 * most, (1 << bit for bit in itertools.count()))
@@ -250,8 +250,8 @@ class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[m
             topk_weights = torch.ones_like(topk_weights)
         found = fused_moe(
             hidden_states, _data(w1), _data(w2), topk_weights.float(), topk_ids, activation=_ACTIVATIONS[activation.value],
-            quant_type=self._quant_type, w1_scale=self.w1_scale, w2_scale=self.w2_scale, a1_scale=self.a1_scale, a2_scale=self.a2_scale,
-            dtype=output.dtype,
+            quant_type=self._quant_type, w1_scale=_data(self.w1_scale), w2_scale=_data(self.w2_scale), a1_scale=_data(self.a1_scale),
+            a2_scale=_data(self.a2_scale), dtype=output.dtype,
         )  # fmt: skip
         if torch.compiler.is_compiling() or not found.is_contiguous() or output.untyped_storage().nbytes() != output.nbytes:
             output.copy_(found)
@@ -259,9 +259,9 @@ class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[m
             output.set_(found)
 
 
-def _data(weight: torch.Tensor) -> torch.Tensor:
+def _data(parameter: Any) -> Any:
     """vLLM's parameters may be subclasses that know how to be loaded; tables serve none."""
-    return weight if type(weight) in (torch.nn.Parameter, torch.Tensor) else weight.data
+    return parameter if parameter is None or type(parameter) in (torch.nn.Parameter, torch.Tensor) else parameter.data
 
 
 def _of_config(quant_config: Any) -> QuantType:
