@@ -1,15 +1,20 @@
-"""The default instance over backends of the tests' making."""
+"""The default instance over backends of the tests' making, and vLLM with the plugin in it."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.csvfile import Row, write_rows
-from tunedgemm.device import device_of
+from tunedgemm.csvfile import Row, read_untuned, write_rows
+from tunedgemm.device import current_device, device_of
+from tunedgemm.folders import untuned_path
+from tunedgemm.integrations import vllm as plugin
 from tunedgemm.ops import op_named
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
@@ -59,5 +64,75 @@ def numpys(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
     monkeypatch.setattr(tgemm.dispatcher, "_given", (registry, Settings(untuned=("turbo",)), None))
     tunedgemm.reload()
     yield calls
+    monkeypatch.undo()
+    tunedgemm.reload()
+
+
+#: What the plugin replaces in vLLM: lists of kernels of linear layers, and by their modules the functions that choose experts.
+LISTS = ("_POSSIBLE_FP8_KERNELS", "_POSSIBLE_FP8_BLOCK_KERNELS", "_POSSIBLE_INT8_KERNELS")
+EXPERTS = {kind: f"select_{kind}_moe_backend" for kind in ("unquantized", "fp8")}
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """vLLM, or classes with its signatures, can be imported, has a configuration, and the plugin is not registered; all is as before
+    afterwards."""
+    before = torch.nn.functional.linear
+    if importlib.util.find_spec("vllm") is None:
+        monkeypatch.syspath_prepend(str(Path(__file__).parent / "vllm_stub"))
+    monkeypatch.setattr(plugin, "_registered", False)
+    monkeypatch.setenv("TUNEDGEMM_VLLM", "unpacked")
+    linear, config = importlib.import_module("vllm.model_executor.kernels.linear"), importlib.import_module("vllm.config")
+    for name in LISTS:
+        monkeypatch.setattr(linear, name, {platform: list(kernels) for platform, kernels in getattr(linear, name).items()})
+    for module, owner in plugin.PLAIN:
+        method = getattr(importlib.import_module(module), owner)
+        for name in ("apply", "process_weights_after_loading"):
+            monkeypatch.setattr(method, name, getattr(method, name))
+    layers = "vllm.model_executor.layers.fused_moe"
+    importlib.import_module(f"{layers}.unquantized_fused_moe_method")
+    for kind, name in EXPERTS.items():
+        theirs = getattr(importlib.import_module(f"{layers}.oracle.{kind}"), name)
+        for holder in [one for key, one in sys.modules.items() if key.startswith("vllm.") and vars(one).get(name) is theirs]:
+            monkeypatch.setattr(holder, name, theirs)
+    plugin._weights.cache_clear()
+    with config.set_current_vllm_config(config.VllmConfig()):
+        yield
+    if torch.nn.functional.linear is not before:
+        tunedgemm.unpatch()
+
+
+@pytest.fixture
+def vllm_captured(vllm: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[int, int]]]:
+    """Capture is on, and the plugin registered; an op's captured calls by M."""
+
+    def calls(op: str) -> dict[int, int]:
+        for one in tgemm.dispatchers:
+            if one._capture is not None:
+                one._capture.flush()
+        path = untuned_path(op_named(op))
+        return {row.shape.m: row.calls for row in read_untuned(path, op_named(op))} if path.exists() else {}
+
+    monkeypatch.setenv("AITER_TUNE_GEMM", "1")
+    tunedgemm.reload()
+    plugin.register()
+    yield calls
+    monkeypatch.delenv("AITER_TUNE_GEMM")
+    tunedgemm.reload()
+
+
+@pytest.fixture
+def vllm_table(vllm: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """Writes a table of an op that has rows for some shapes, by a solution of torch's, and registers the plugin."""
+
+    def written(variable: str, *shapes: Shape, kernel: str = "F.linear") -> None:
+        path, here = tmp_path / "tuned.csv", current_device()
+        told = {"gfx": here.gfx, "cu_num": here.cu_num, "device": here.name, "solution": Solution("torch", kernel), "us": 1.0}
+        write_rows(path, op_named(shapes[0].op), [Row(shape=shape, **told) for shape in shapes])
+        monkeypatch.setenv(variable, str(path))
+        tunedgemm.reload()
+        plugin.register()
+
+    yield written
     monkeypatch.undo()
     tunedgemm.reload()

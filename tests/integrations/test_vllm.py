@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -14,89 +12,20 @@ import pytest
 import torch
 import tunedgemm
 from tunedgemm import quant
-from tunedgemm.csvfile import Row, read_untuned, write_rows
-from tunedgemm.device import current_device
-from tunedgemm.folders import untuned_path
 from tunedgemm.integrations import vllm as plugin
-from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution
-from tunedgemm.tuned_gemm import tgemm
 
 N, K = 256, 384
 STUB = Path(__file__).parent / "vllm_stub"
-REAL = importlib.util.find_spec("vllm") is not None
 FP8 = torch.float8_e4m3fn
-LISTS = ("_POSSIBLE_FP8_KERNELS", "_POSSIBLE_FP8_BLOCK_KERNELS", "_POSSIBLE_INT8_KERNELS")
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
-
-
-@pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM can be imported, has a configuration, and the plugin is not registered; all is as before afterwards."""
-    before = torch.nn.functional.linear
-    if not REAL:
-        monkeypatch.syspath_prepend(str(STUB))
-    monkeypatch.setattr(plugin, "_registered", False)
-    monkeypatch.setenv("TUNEDGEMM_VLLM", "unpacked")
-    linear, config = importlib.import_module("vllm.model_executor.kernels.linear"), importlib.import_module("vllm.config")
-    for name in LISTS:
-        monkeypatch.setattr(linear, name, {platform: list(kernels) for platform, kernels in getattr(linear, name).items()})
-    for place in plugin.PLAIN:
-        for name in ("apply", "process_weights_after_loading"):
-            monkeypatch.setattr(method(place), name, getattr(method(place), name))
-    plugin._weights.cache_clear()
-    with config.set_current_vllm_config(config.VllmConfig()):
-        yield
-    if torch.nn.functional.linear is not before:
-        tunedgemm.unpatch()
-
-
-@pytest.fixture
-def captured(vllm: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Capture is on, and the plugin registered."""
-    monkeypatch.setenv("AITER_TUNE_GEMM", "1")
-    tunedgemm.reload()
-    plugin.register()
-    yield
-    monkeypatch.delenv("AITER_TUNE_GEMM")
-    tunedgemm.reload()
-
-
-@pytest.fixture
-def table(vllm: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """Writes a table of an op that has a row for one shape, and registers the plugin."""
-
-    def written(shape: Shape, variable: str) -> None:
-        path = tmp_path / "tuned.csv"
-        here = current_device()
-        solution = Solution("torch", "F.linear")
-        write_rows(
-            path, op_named(shape.op), [Row(shape=shape, gfx=here.gfx, cu_num=here.cu_num, device=here.name, solution=solution, us=1.0)]
-        )
-        monkeypatch.setenv(variable, str(path))
-        tunedgemm.reload()
-        plugin.register()
-
-    yield written
-    monkeypatch.undo()
-    tunedgemm.reload()
 
 
 def method(place: tuple[str, str]) -> type:
     """A class of vLLM's."""
     found: type = getattr(importlib.import_module(place[0]), place[1])
     return found
-
-
-def calls(op: str) -> dict[int, int]:
-    """Captured calls by M."""
-    for one in tgemm.dispatchers:
-        if one._capture is not None:
-            one._capture.flush()
-    path = untuned_path(op_named(op))
-    return {row.shape.m: row.calls for row in read_untuned(path, op_named(op))} if path.exists() else {}
 
 
 class Loaded(torch.nn.Parameter):
@@ -159,7 +88,7 @@ def test_it_is_off_unless_asked_for(child) -> None:
 
 
 @pytest.mark.parametrize("place", plugin.PLAIN, ids=lambda place: place[1])
-def test_plain_weights_are_routed(captured, place) -> None:
+def test_plain_weights_are_routed(vllm_captured, place) -> None:
     """Weights of 16 bits, those of vLLM's parameter classes among them, are counted, and the product is that of before."""
 
     for kind in (torch.nn.Parameter, Loaded):
@@ -170,12 +99,12 @@ def test_plain_weights_are_routed(captured, place) -> None:
         serve.process_weights_after_loading(one)
         assert torch.allclose(serve.apply(one, x, bias), expected, atol=1e-4)
         assert not hasattr(one, "asked") and not hasattr(one, "cpu_linear")
-    assert calls("a16w16") == {3: 2}
+    assert vllm_captured("a16w16") == {3: 2}
 
 
-def test_a_row_for_the_weight_decides(table) -> None:
+def test_a_row_for_the_weight_decides(vllm_table) -> None:
     """A layer goes through the tables where they have a row of its N and K, at whatever M; another one stays vLLM's."""
-    table(Shape("a16w16", 64, N, K, "bf16"), "AITER_CONFIG_GEMM_BF16")
+    vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 64, N, K, "bf16"))
     serve, routed = method(plugin.PLAIN[0])(), []
     for n in (N, N + 64):
         one, x = made_layer(weight=torch.randn(n, K).bfloat16()), torch.randn(3, K).bfloat16()
@@ -195,7 +124,7 @@ KINDS = [
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("kind", "op"), KINDS)
-def test_fp8_layers_are_routed(captured, kind, op, biased) -> None:
+def test_fp8_layers_are_routed(vllm_captured, kind, op, biased) -> None:
     """vLLM takes our kernel for each kind of scales, and the product is that of what the operands stand for, in any dimensions."""
     kernel, (one, weight) = fp8_kernel(kind), fp8_layer(kind)
     assert type(kernel).__name__.startswith("TunedGemmFp8")
@@ -207,12 +136,12 @@ def test_fp8_layers_are_routed(captured, kind, op, biased) -> None:
     assert found.shape == (2, 5, N) and found.dtype == torch.bfloat16
     expected = torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float())
     assert (found.float() - expected).norm() < 0.04 * expected.norm()
-    assert calls(op) == {10: 1}
+    assert vllm_captured(op) == {10: 1}
     # Tables serve no subclasses of torch's parameters.
     assert {type(parameter) for parameter in one.parameters()} - {torch.nn.Parameter} <= ({Loaded} if kind.startswith("static") else set())
 
 
-def test_a_weight_with_padded_rows_is_put_together(captured) -> None:
+def test_a_weight_with_padded_rows_is_put_together(vllm_captured) -> None:
     """Rows that vLLM has padded for a kernel of its own would be copied in each call; they are put together once."""
     kernel, (one, weight) = fp8_kernel("token-channel"), fp8_layer("token-channel")
     padded = torch.nn.functional.pad(one.weight.t().view(torch.uint8), (0, 64))[:, :K].view(FP8)
@@ -230,9 +159,9 @@ def test_a_weight_with_padded_rows_is_put_together(captured) -> None:
     ("kind", "told"),
     [("token-channel", {"out": torch.float32}), ("token-channel", {"symmetric": False}), ("token-channel", {"shape": (N + 8, K)})],
 )
-def test_other_fp8_layers_are_refused(table, kind, told) -> None:
+def test_other_fp8_layers_are_refused(vllm_table, kind, told) -> None:
     """Output in 32 bits, zero points, and a weight that no table knows are other kernels'."""
-    table(Shape("a8w8", 64, N, K, "fp8_e4m3fn", outdtype="bf16", scale="row"), "AITER_CONFIG_GEMM_A8W8")
+    vllm_table("AITER_CONFIG_GEMM_A8W8", Shape("a8w8", 64, N, K, "fp8_e4m3fn", outdtype="bf16", scale="row"))
     ours = importlib.import_module("tunedgemm.integrations.vllm_kernels").TunedGemmFp8Kernel
     config = fp8_kernel(kind).config
     assert ours.can_implement(config) == (True, None)
@@ -271,7 +200,7 @@ def int8_layer(*, static: bool, channelwise: bool = True) -> tuple[torch.nn.Modu
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("channelwise", [True, False])
 @pytest.mark.parametrize("static", [True, False])
-def test_int8_layers_are_routed(captured, static, channelwise, biased) -> None:
+def test_int8_layers_are_routed(vllm_captured, static, channelwise, biased) -> None:
     """Scales of rows or of fused layers, static and dynamic: the product is that of what the operands stand for."""
     kernel, (one, weight) = int8_kernel(static=static, channelwise=channelwise), int8_layer(static=static, channelwise=channelwise)
     assert type(kernel).__name__ == "TunedGemmInt8Kernel"
@@ -283,13 +212,13 @@ def test_int8_layers_are_routed(captured, static, channelwise, biased) -> None:
     assert found.shape == (2, 5, N) and found.dtype == torch.bfloat16
     expected = torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float())
     assert (found.float() - expected).norm() < 0.03 * expected.norm()
-    assert calls("a8w8") == {10: 1}
+    assert vllm_captured("a8w8") == {10: 1}
     assert {type(parameter) for parameter in one.parameters()} == {torch.nn.Parameter}
 
 
-def test_an_int8_weight_that_no_table_knows_stays_theirs(table) -> None:
+def test_an_int8_weight_that_no_table_knows_stays_theirs(vllm_table) -> None:
     """vLLM's own kernel multiplies it, as it would have without us; a layer with zero points is not even asked for."""
-    table(Shape("a8w8", 64, N + 8, K, "int8", outdtype="bf16", scale="row"), "AITER_CONFIG_GEMM_A8W8")
+    vllm_table("AITER_CONFIG_GEMM_A8W8", Shape("a8w8", 64, N + 8, K, "int8", outdtype="bf16", scale="row"))
     kernel, (one, weight) = int8_kernel(static=False), int8_layer(static=False)
     kernel.process_weights_after_loading(one)
     x = torch.randn(5, K).bfloat16()
@@ -301,7 +230,7 @@ def test_an_int8_weight_that_no_table_knows_stays_theirs(table) -> None:
 
 
 @pytest.mark.parametrize(("kind", "op"), KINDS)
-def test_compiled_graphs_hold_the_product_as_one_op(captured, kind, op) -> None:
+def test_compiled_graphs_hold_the_product_as_one_op(vllm_captured, kind, op) -> None:
     """In a graph without a break, whatever M, the product is one op, and the result that of eager mode."""
     kernel, (one, _) = fp8_kernel(kind), fp8_layer(kind)
     kernel.process_weights_after_loading(one)
@@ -319,14 +248,17 @@ def test_compiled_graphs_hold_the_product_as_one_op(captured, kind, op) -> None:
     assert ops == [f"tunedgemm.{op}.default"]
 
 
-def test_registering_twice_is_registering_once(captured) -> None:
+def test_registering_twice_is_registering_once(vllm_captured) -> None:
     """vLLM may call it several times in a process: methods are wrapped and kernels listed once, and unpatch puts F.linear back."""
     linear = importlib.import_module("vllm.model_executor.kernels.linear")
-    wrapped, listed = method(plugin.PLAIN[0]).apply, {name: dict(getattr(linear, name)) for name in LISTS}
+    wrapped, listed = (
+        method(plugin.PLAIN[0]).apply,
+        {name: dict(one) for name, one in vars(linear).items() if name.startswith("_POSSIBLE_")},
+    )
     plugin.register()
 
     assert method(plugin.PLAIN[0]).apply is wrapped
-    assert {name: dict(getattr(linear, name)) for name in LISTS} == listed
+    assert {name: dict(one) for name, one in vars(linear).items() if name.startswith("_POSSIBLE_")} == listed
     routed = torch.nn.functional.linear
     tunedgemm.unpatch()
     assert torch.nn.functional.linear is not routed
@@ -334,7 +266,7 @@ def test_registering_twice_is_registering_once(captured) -> None:
 
 def test_a_vllm_of_another_form_is_named(vllm, monkeypatch, caplog) -> None:
     """A class or a list that is gone is a warning; the rest is routed all the same."""
-    monkeypatch.delattr(importlib.import_module("vllm.model_executor.kernels.linear"), LISTS[0])
+    monkeypatch.delattr(importlib.import_module("vllm.model_executor.kernels.linear"), "_POSSIBLE_FP8_KERNELS")
     monkeypatch.delattr(importlib.import_module(plugin.PLAIN[1][0]), plugin.PLAIN[1][1])
     plugin.register()
 

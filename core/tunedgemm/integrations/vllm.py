@@ -1,8 +1,9 @@
-"""A plugin of vLLM: its linear layers of 16 and of 8 bits run through the tables.
+"""A plugin of vLLM: its linear layers and experts of 16 and of 8 bits run through the tables.
 
 vLLM calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group ``vllm.general_plugins``. It does nothing
 unless ``TUNEDGEMM_VLLM`` is set. A layer goes through the tables where they have a row for its weight, at any number of rows of x, or
-where shapes are captured or tuned online; else it is vLLM's own kernel that multiplies. Run with vLLM 0.32; 0.20 to 0.33 have this form.
+where shapes are captured or tuned online; else it is vLLM's own kernel that multiplies. Run with vLLM 0.32; 0.20 to 0.33 have the linear
+layers in this form.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _registered = False
 
 
 def register() -> None:
-    """Route vLLM's linear layers, once a process, where ``TUNEDGEMM_VLLM`` is set; vLLM may call it several times."""
+    """Route vLLM's layers, once a process, where ``TUNEDGEMM_VLLM`` is set; vLLM may call it several times."""
     global _registered
     asked = os.environ.get(VARIABLE, "").strip().lower()
     if _registered or asked not in (*_ON, UNPACKED):
@@ -54,10 +55,11 @@ def register() -> None:
     patch(products=False)
     for module, name in PLAIN:
         _replace(module, name, apply=_plain_apply, process_weights_after_loading=_plain_loaded)
-    try:
-        importlib.import_module("tunedgemm.integrations.vllm_kernels").install()
-    except (ImportError, AttributeError) as error:
-        _log.warning("vLLM's kernels are not kept as they are known here (0.20 and newer): fp8 and int8 layers stay vLLM's: %s", error)
+    for ours, what in (("vllm_kernels", "fp8 and int8 layers"), ("vllm_experts", "experts")):
+        try:
+            importlib.import_module(f"tunedgemm.integrations.{ours}").install()
+        except (ImportError, AttributeError) as error:
+            _log.warning("vLLM's kernels are not kept as they are known here (0.20 and newer): %s stay vLLM's: %s", what, error)
 
 
 def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "") -> str:

@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 
+@dataclass
+class SchedulerConfig:
+    """How requests become batches."""
+
+    max_num_batched_tokens: int = 2048
+
+
+@dataclass
 class VllmConfig:
-    """The configuration of an engine; nothing of it matters here."""
+    """The configuration of an engine."""
+
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+
+_current: list[VllmConfig] = []
 
 
 @contextlib.contextmanager
 def set_current_vllm_config(config: VllmConfig) -> Iterator[None]:
     """A block in which a configuration is in effect."""
-    del config
-    yield
+    _current.append(config)
+    try:
+        yield
+    finally:
+        _current.pop()
+
+
+def get_current_vllm_config() -> VllmConfig:
+    """That of the innermost block."""
+    return _current[-1]

@@ -1,0 +1,282 @@
+"""Layers of experts in the plugin of vLLM: against vLLM where it is installed, else against classes with its signatures."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+import pytest
+import torch
+from tunedgemm.device import current_device
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.errors import OperandError
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.tuned_gemm import dispatcher
+
+LAYERS = "vllm.model_executor.layers"
+VARIABLE = "AITER_CONFIG_FMOE"
+OP = op_named("fmoe")
+
+#: Kind -> the words for the scales of the activations and of the weights, the op's word, and the dtype of both.
+KINDS = {
+    "16 bits": ("", "", "No", "bf16"),
+    "fp8, static": ("static", "tensor", "per_Tensor", "fp8_e4m3fn"),
+    "fp8 of tensors": ("tensor", "tensor", "per_Tensor", "fp8_e4m3fn"),
+    "fp8 of rows": ("token", "channel", "per_Token", "fp8_e4m3fn"),
+    "fp8 of blocks": ("128", "blocks", "per_1x128", "fp8_e4m3fn"),
+}
+GROUPS = {"static": (-1, -1), "tensor": (-1, -1), "token": (1, -1), "channel": (-1, 1), "128": (1, 128), "blocks": (128, 128)}
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
+
+
+def shape_of(kind: str, tokens: int = 5, topk: int = 2, act: str = "silu") -> Shape:
+    """A layer of 8 experts."""
+    _, _, q_type, q_dtype = KINDS[kind]
+    fields = {"expert": 8, "topk": topk, "act": act, "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "q_type": q_type}
+    return Shape("fmoe", tokens, 256, 128, "bf16", extra={**fields, "g1u1": True, "doweight_stage1": False})  # type: ignore[arg-type]
+
+
+def module(name: str) -> Any:
+    """A module of vLLM's experts."""
+    return importlib.import_module(f"{LAYERS}.fused_moe.{name}")
+
+
+def config_of(shape: Shape, **changed: Any) -> Any:
+    """vLLM's description of a layer."""
+    said, experts = module("config"), int(shape["expert"])
+    told = {
+        "num_experts": experts, "num_local_experts": experts, "num_logical_experts": experts, "experts_per_token": int(shape["topk"]),
+        "hidden_dim": shape.n, "intermediate_size": shape.k, "activation": activation(str(shape["act"])),
+        "device": "cpu", "in_dtype": torch.bfloat16, "routing_method": said.RoutingMethodType.Renormalize,
+        "moe_parallel_config": said.FusedMoEParallelConfig.make_no_parallel(),
+    }  # fmt: skip
+    return said.FusedMoEConfig(**{**told, **changed})
+
+
+def keys(kind: str) -> dict[str, Any]:
+    """What vLLM's methods say of the operands of a kind."""
+    said = importlib.import_module(f"{LAYERS}.quantization.utils.quant_utils")
+    of_x, of_weight, _, q_dtype = KINDS[kind]
+    if not of_x:
+        return {}
+    dtype = torch_dtype(q_dtype)
+    made = [
+        said.QuantKey(dtype, said.ScaleDesc(torch.float32, static, said.GroupShape(*GROUPS[word])), symmetric=True)
+        for word, static in ((of_weight, True), (of_x, of_x == "static"))
+    ]
+    return dict(zip(("weight_key", "activation_key"), made, strict=True))
+
+
+def chosen(kind: str, config: Any) -> tuple[Any, type]:
+    """The backend and the class of experts that vLLM chooses for a layer."""
+    family = "unquantized" if kind == "16 bits" else "fp8"
+    select = getattr(module(f"oracle.{family}"), f"select_{family}_moe_backend")
+    backend, experts = select(config, **keys(kind))
+    return backend, experts
+
+
+def is_ours(kind: str, config: Any) -> bool:
+    """Whether vLLM chooses our experts; it may have none of its own for a kind on this platform."""
+    return getattr(chosen(kind, config)[1], "__name__", "") == "TunedGemmExperts"
+
+
+def kernel_of(kind: str, shape: Shape, scales: tuple[torch.Tensor | None, ...]) -> Any:
+    """vLLM's kernel of a layer with scales of w1, w2 and both activations."""
+    config = config_of(shape)
+    backend, experts = chosen(kind, config)
+    assert experts.__name__ == "TunedGemmExperts" and backend.name == "TRITON"
+    of_x, _, q_type, q_dtype = KINDS[kind]
+    said = module("config").FusedMoEQuantConfig
+    if kind == "16 bits":
+        return module("oracle.unquantized").make_unquantized_moe_kernel(said.make(), config, backend, experts)
+    named = dict(zip(("w1_scale", "w2_scale", "a1_scale", "a2_scale"), scales, strict=True))
+    blocks = [128, 128] if q_type == "per_1x128" else None
+    quantised = said.make(torch_dtype(q_dtype), per_act_token_quant=of_x == "token", block_shape=blocks, **named)
+    return module("oracle.fp8").make_fp8_moe_kernel(quantised, config, experts, backend)
+
+
+class Loaded(torch.nn.Parameter):
+    """A parameter that knows how to be loaded, as vLLM's do."""
+
+
+def layer(kind: str, shape: Shape) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
+    """A kernel, the operands of one call, and the same with the scales of activations that are known ahead."""
+    hidden, w1, w2, weights, ids, *scales = OP.make_inputs(shape, torch.device("cpu"), 0)
+    ahead = (torch.tensor([0.01]), torch.tensor([0.05])) if KINDS[kind][0] == "static" else (None, None)
+    told = [*(scales or (None, None)), *ahead]
+    kernel = kernel_of(kind, shape, tuple(one if one is None else Loaded(one, requires_grad=False) for one in told))
+    loaded = (Loaded(one, requires_grad=False) for one in (w1, w2))
+    return kernel, (hidden, *loaded, weights, ids), (hidden, w1, w2, weights, ids, *told)
+
+
+def activation(word: str = "silu") -> Any:
+    """A member of vLLM's enumeration."""
+    return module("activation").MoEActivation(word)
+
+
+def call(kernel: Any, operands: tuple[Any, ...], act: Any, *, on_input: bool = False) -> torch.Tensor:
+    """The layer's output, as vLLM's methods ask for it."""
+    hidden, w1, w2, weights, ids = operands[:5]
+    found: torch.Tensor = kernel.apply(
+        hidden_states=hidden, w1=w1, w2=w2, topk_weights=weights, topk_ids=ids, activation=act,
+        global_num_experts=8, expert_map=None, apply_router_weight_on_input=on_input,
+    )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_are_routed(vllm_captured, kind, act) -> None:
+    """vLLM takes our experts for each kind of scales, and their output is that of the op's reference; the call is counted."""
+    shape = shape_of(kind, act=act)
+    kernel, operands, told = layer(kind, shape)
+    with torch.inference_mode():
+        found = call(kernel, operands, activation(act))
+
+    expected = OP.reference(shape, told).float()
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - expected).norm() < 0.02 * expected.norm()
+    assert vllm_captured("fmoe") == {5: 1}
+    assert dispatcher("fmoe").knows(shape, current_device())  # tables serve no subclasses of torch's parameters
+
+
+def test_the_method_of_16_bits_asks_us(vllm_captured) -> None:
+    """A method that had vLLM's function before the plugin was registered asks ours."""
+    made = module("unquantized_fused_moe_method").UnquantizedFusedMoEMethod(config_of(shape_of("16 bits")))
+
+    assert made.experts_cls.__name__ == "TunedGemmExperts"
+
+
+@pytest.mark.parametrize("kind", ["16 bits", "fp8 of rows"])
+def test_rows_for_every_number_of_tokens_decide(vllm_table, kind, caplog) -> None:
+    """Experts are routed where a row serves each number of tokens that vLLM may batch; one missing, or another size, and they are not."""
+    current = importlib.import_module("vllm.config").get_current_vllm_config()
+    current.scheduler_config.max_num_batched_tokens = 6
+    shape = shape_of(kind)
+    vllm_table(VARIABLE, *(shape.with_m(tokens) for tokens in (1, 2, 4, 8)), kernel="sorted")
+    assert is_ours(kind, config_of(shape))
+    assert not is_ours(kind, config_of(shape, intermediate_size=256))
+    assert not is_ours(kind, config_of(shape, experts_per_token=3))
+
+    current.scheduler_config.max_num_batched_tokens = 9
+    telling = logging.getLogger("vllm.tunedgemm")
+    telling.addHandler(caplog.handler)
+    with caplog.at_level(logging.INFO, "vllm.tunedgemm"):
+        assert not is_ours(kind, config_of(shape))
+    telling.removeHandler(caplog.handler)
+    assert "no tuned row of fmoe serves token=16, model_dim=256, inter_dim=128, expert=8" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"has_bias": True}, {"is_lora_enabled": True}, {"swiglu_limit": 7.0}, {"moe_backend": "triton"}, {"in_dtype": torch.float32},
+        {"activation": "gelu_tanh"}, {"parallel": {"ep_size": 2}}, {"parallel": {"dp_size": 2}}, {"parallel": {"enable_eplb": True}},
+    ],
+    ids=lambda changed: "-".join(f"{name}" for name in changed.get("parallel", changed)),
+)  # fmt: skip
+def test_what_the_op_does_not_compute_stays_theirs(vllm_captured, changed) -> None:
+    """A bias, LoRA, clamps, other activations and dtypes, experts on several ranks, and vLLM's backend by name are vLLM's own."""
+    ours = importlib.import_module("tunedgemm.integrations.vllm_experts")
+    config = config_of(shape_of("16 bits"))
+    assert ours.left(config, None, None) == ""
+    if "activation" in changed:
+        config.activation = activation(changed["activation"])
+    for name, value in changed.get("parallel", {}).items():
+        setattr(config.moe_parallel_config, name, value)
+    for name, value in changed.items():
+        if name not in ("activation", "parallel"):
+            setattr(config, name, value)
+
+    assert ours.left(config, None, None)
+
+
+@pytest.mark.parametrize("kind", [("128", "channel"), ("token", "tensor"), ("tensor", "")])
+def test_other_scales_stay_theirs(vllm_captured, kind, monkeypatch) -> None:
+    """Scales that do not go together in the op, and weights alone that are quantised, are vLLM's own."""
+    ours = importlib.import_module("tunedgemm.integrations.vllm_experts")
+    monkeypatch.setitem(KINDS, "other", (kind[0], kind[1] or "tensor", "", "fp8_e4m3fn"))
+    said = keys("other") | ({} if kind[1] else {"activation_key": None})
+
+    assert "quantization scheme" in ours.left(config_of(shape_of("16 bits")), said["weight_key"], said["activation_key"])
+
+
+def test_router_weights_on_the_input_count_once(vllm_captured) -> None:
+    """vLLM multiplies the hidden states by them; the experts do not again."""
+    shape = shape_of("16 bits", topk=1)
+    kernel, operands, _ = layer("16 bits", shape)
+    weights = torch.rand(5, 1)
+    with torch.inference_mode():
+        found = call(kernel, (*operands[:3], weights, operands[4]), activation(), on_input=True)
+
+    scaled = operands[0] * weights.to(torch.bfloat16)
+    expected = OP.reference(shape, (scaled, *operands[1:3], torch.ones(5, 1), operands[4])).float()
+    assert (found.float() - expected).norm() < 0.02 * expected.norm()
+
+
+def test_a_map_of_experts_is_refused(vllm_captured) -> None:
+    """Experts that are on other ranks would be computed as if they were here: an error, not a wrong sum."""
+    shape = shape_of("16 bits")
+    kernel, operands, _ = layer("16 bits", shape)
+    hidden, w1, w2, weights, ids = operands
+    with pytest.raises(OperandError, match="map of experts"):
+        kernel.fused_experts.apply(torch.empty_like(hidden), hidden, w1, w2, weights, ids, None, expert_map=torch.arange(8))
+
+
+def test_an_output_in_shared_memory_is_filled(vllm_captured) -> None:
+    """vLLM may hand a part of its workspace as the output: it is written there."""
+    shape = shape_of("16 bits")
+    kernel, operands, told = layer("16 bits", shape)
+    hidden, w1, w2, weights, ids = operands
+    with torch.inference_mode():
+        workspace = torch.zeros(2, 5, 256, dtype=torch.bfloat16)
+        kernel.fused_experts.apply(workspace[1], hidden, w1, w2, weights, ids, activation())
+
+    expected = OP.reference(shape, told).float()
+    assert (workspace[1].float() - expected).norm() < 0.02 * expected.norm() and not workspace[0].any()
+
+
+@pytest.mark.parametrize("kind", ["16 bits", "fp8 of blocks"])
+def test_compiled_graphs_hold_the_experts_as_one_op(vllm_captured, kind) -> None:
+    """In a graph without a break, whatever the number of tokens, the experts are one op, and the output that of eager mode."""
+    shape = shape_of(kind)
+    kernel, operands, _ = layer(kind, shape)
+    ops: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: object) -> object:
+        ops.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function" and "tunedgemm" in str(node.target))
+        return graph.forward
+
+    act = activation()
+    compiled = torch.compile(lambda *given: call(kernel, given, act), fullgraph=True, dynamic=True, backend=backend)
+    with torch.inference_mode():
+        for tokens in (5, 3):
+            given = tuple(one[:tokens].clone() if place in (0, 3, 4) else one for place, one in enumerate(operands[:5]))
+            found, eager = compiled(*given), call(kernel, given, act)
+            assert (found.float() - eager.float()).norm() <= 0.01 * eager.float().norm()
+    assert ops == ["tunedgemm.fmoe.default"]
+
+
+@pytest.mark.parametrize("gone", ["select_fp8_moe_backend", "make_fp8_moe_kernel"])
+def test_experts_of_another_form_are_named(vllm, monkeypatch, caplog, gone) -> None:
+    """A function that is gone, or takes no class of experts, is a warning, and the others are replaced all the same."""
+    oracle = module("oracle.fp8")
+    monkeypatch.setattr(oracle, gone, lambda moe_config: None) if gone.startswith("make") else monkeypatch.delattr(oracle, gone)
+    importlib.import_module("tunedgemm.integrations.vllm").register()
+
+    assert "vLLM's choice of fp8 experts is not as it is known here" in caplog.text
+    assert not hasattr(getattr(oracle, "select_fp8_moe_backend", None), "__wrapped__")
+    assert hasattr(module("oracle.unquantized").select_unquantized_moe_backend, "__wrapped__")
+
+
+def test_experts_that_need_more_are_left_alone(vllm, monkeypatch, caplog) -> None:
+    """Where vLLM's base has a method that ours lacks, nothing is replaced, and the method is named."""
+    ours = importlib.import_module("tunedgemm.integrations.vllm_experts")
+    monkeypatch.setattr(ours.TunedGemmExperts, "__abstractmethods__", frozenset({"supports_more"}))
+    importlib.import_module("tunedgemm.integrations.vllm").register()
+
+    assert "supports_more" in caplog.text
+    assert not hasattr(module("oracle.unquantized").select_unquantized_moe_backend, "__wrapped__")

@@ -1,0 +1,28 @@
+"""Which experts compute layers of fp8."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEKernel
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import OwnExperts
+
+
+class Fp8MoeBackend(Enum):
+    """Kinds of kernels."""
+
+    TRITON = "TRITON"
+
+
+def select_fp8_moe_backend(
+    config: Any, weight_key: Any, activation_key: Any, allow_vllm_cutlass: bool = False
+) -> tuple[Fp8MoeBackend, type]:
+    """vLLM's own."""
+    return Fp8MoeBackend.TRITON, OwnExperts
+
+
+def make_fp8_moe_kernel(moe_quant_config: Any, moe_config: Any, experts_cls: type, fp8_backend: Fp8MoeBackend) -> FusedMoEKernel:
+    """The kernel of a layer."""
+    del fp8_backend
+    return FusedMoEKernel(experts_cls(moe_config=moe_config, quant_config=moe_quant_config))
