@@ -15,6 +15,7 @@ from tunedgemm.csvfile import Row, read_untuned, write_rows
 from tunedgemm.device import current_device, device_of
 from tunedgemm.folders import untuned_path
 from tunedgemm.integrations import vllm as plugin
+from tunedgemm.integrations import vllm_rows
 from tunedgemm.ops import op_named
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
@@ -95,7 +96,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         theirs = getattr(importlib.import_module(f"{layers}.oracle.{kind}"), name)
         for holder in [one for key, one in sys.modules.items() if key.startswith("vllm.") and vars(one).get(name) is theirs]:
             monkeypatch.setattr(holder, name, theirs)
-    plugin._weights.cache_clear()
+    vllm_rows._weights.cache_clear()
     with config.set_current_vllm_config(config.VllmConfig()):
         yield
     if torch.nn.functional.linear is not before:

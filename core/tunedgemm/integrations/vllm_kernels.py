@@ -19,7 +19,7 @@ from vllm.model_executor.layers.quantization.utils.w8a8_utils import convert_to_
 from vllm.platforms import current_platform
 
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
-from tunedgemm.integrations.vllm import left
+from tunedgemm.integrations.vllm_rows import left
 
 #: A kernel's answer to whether it can: vLLM's form.
 Answer = tuple[bool, str | None]
