@@ -1,4 +1,4 @@
-"""workspace: scratch that grows, one for each thread or stream, and semaphores that start at zero."""
+"""workspace: scratch that grows, one for each thread on each stream, and semaphores that start at zero."""
 
 import threading
 
@@ -69,12 +69,17 @@ def test_captures_own_theirs(monkeypatch):
 
 @pytest.mark.gpu
 def test_streams_do_not_share():
-    """Two streams of one device have their own scratch, and a capture has its own from the graph's pool."""
+    """Two streams of one device have their own scratch, two threads on one have, and a capture has its own from the graph's pool."""
     device = torch.device("cuda", 0)
     here = workspace(1024, device)
     assert workspace(1024, device).data_ptr() == here.data_ptr()
     with torch.cuda.stream(torch.cuda.Stream()):
         assert workspace(1024, device).data_ptr() != here.data_ptr()
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(workspace(1024, device).data_ptr()))  # on the same stream, the default one
+    thread.start()
+    thread.join()
+    assert found != [here.data_ptr()]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured, counters = workspace(1024, device), semaphores(4, device)

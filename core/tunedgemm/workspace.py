@@ -1,5 +1,6 @@
-"""Scratch memory for kernels: one growing buffer per (device, stream), and zeroed semaphores.
+"""Scratch memory for kernels: one growing buffer per (device, stream, thread), and zeroed semaphores.
 
+Threads that launch on one stream must not share: between two kernels of one's call, or a memset and a kernel, another's may come.
 While a graph is captured both come from the graph's own pool instead, because a replay on another stream
 must not share them; captured semaphores are zeroed by a captured memset.
 """
@@ -12,23 +13,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-_buffers: dict[tuple[int, int], torch.Tensor] = {}
-_semaphores: dict[tuple[int, int, int], torch.Tensor] = {}
+_Place = tuple[int, int, int]
+_buffers: dict[_Place, torch.Tensor] = {}
+_semaphores: dict[tuple[_Place, int], torch.Tensor] = {}
+_ident = threading.get_ident
 
 
-def _place(device: torch.device) -> tuple[int, int] | None:
-    """(device index, stream handle), or None while that stream is being captured."""
+def _place(device: torch.device) -> _Place | None:
+    """(device index, stream handle, thread), or None while that stream is being captured."""
     if device.type != "cuda":
-        return -1, threading.get_ident()
+        return -1, 0, _ident()
     import torch
 
     index = torch.cuda.current_device() if device.index is None else device.index
     # Torch's own functions of these names make an object each time.
-    return None if torch._C._cuda_isCurrentStreamCapturing() else (index, torch._C._cuda_getCurrentRawStream(index))
+    return None if torch._C._cuda_isCurrentStreamCapturing() else (index, torch._C._cuda_getCurrentRawStream(index), _ident())
 
 
 def workspace(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Scratch of at least *nbytes* bytes (uint8, contents undefined) that later calls on the stream may reuse."""
+    """Scratch of at least *nbytes* bytes (uint8, contents undefined) that later calls of the thread on the stream may reuse."""
     return _buffer(_place(device), nbytes, device)
 
 
@@ -43,7 +46,7 @@ def scratch(nbytes: int, count: int, device: torch.device) -> tuple[torch.Tensor
     return _buffer(place, nbytes, device), _counters(place, count, device)
 
 
-def _buffer(place: tuple[int, int] | None, nbytes: int, device: torch.device) -> torch.Tensor:
+def _buffer(place: _Place | None, nbytes: int, device: torch.device) -> torch.Tensor:
     found = None if place is None else _buffers.get(place)
     if found is not None and found.numel() >= nbytes:
         return found
@@ -55,8 +58,8 @@ def _buffer(place: tuple[int, int] | None, nbytes: int, device: torch.device) ->
     return made
 
 
-def _counters(place: tuple[int, int] | None, count: int, device: torch.device) -> torch.Tensor:
-    key = None if place is None else (*place, count)
+def _counters(place: _Place | None, count: int, device: torch.device) -> torch.Tensor:
+    key = None if place is None else (place, count)
     if key is not None and (found := _semaphores.get(key)) is not None:
         return found
     import torch

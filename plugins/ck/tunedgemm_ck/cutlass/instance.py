@@ -109,7 +109,7 @@ class CutlassInstance:
 
     @property
     def name(self) -> str:
-        """The text of ``kernelName``: ``128x128x64_2x1_pingpong_persistent_r1``, with ``_w2x2_s4`` (warps, stages), ``_fast``, ``_swap``."""
+        """``kernelName``: ``128x128x64_2x1_pingpong_persistent_r1``, with ``_w2x2_s4`` (warps, stages), ``_fast``, ``_swap``."""
         warps = f"_w{_text(self.warps)}_s{self.stages}" if self.schedule == "multistage" else ""
         tile = f"{self.tile_m}x{self.tile_n}x{self.tile_k}"
         ways = f"{warps}{'_fast' * self.fast}{'_swap' * self.swap}"
