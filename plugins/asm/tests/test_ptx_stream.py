@@ -239,7 +239,12 @@ WIDE, EIGHT = Shape("a16w16", 1024, 6400, 5120), Shape("a8w8", 1024, 6400, 5120,
 
 @pytest.mark.parametrize(
     ("shape", "listed"),
-    [(WIDE, True), (attrs.evolve(WIDE, k=512), False), (attrs.evolve(WIDE, m=1024, n=132 * 128 // 8), False), (attrs.evolve(EIGHT, m=256, n=128256), True)],
+    [
+        (WIDE, True),
+        (attrs.evolve(WIDE, k=512), False),
+        (attrs.evolve(WIDE, m=1024, n=132 * 128 // 8), False),
+        (attrs.evolve(EIGHT, m=256, n=128256), True),
+    ],
     ids=str,
 )
 def test_steps_are_shared_where_the_last_round_is_bad(shape: Shape, listed: bool) -> None:
