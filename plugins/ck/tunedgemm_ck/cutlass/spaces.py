@@ -23,14 +23,14 @@ _Row = tuple[int, int, int, tuple[int, int], str, str, bool]
 _HOPPER: tuple[_Row, ...] = (
     (128, 256, 128, (2, 1), "cooperative", "persistent", False),
     (256, 128, 128, (2, 1), "cooperative", "persistent", False),
+    (256, 128, 128, (1, 2), "cooperative", "persistent", False),
     (128, 192, 128, (2, 1), "cooperative", "persistent", False),
-    (128, 160, 128, (2, 1), "cooperative", "persistent", False),
+    (128, 256, 128, (1, 2), "cooperative", "persistent", False),
     (128, 256, 128, (2, 1), "cooperative", "streamk", False),
     (128, 128, 128, (2, 1), "pingpong", "persistent", False),
     (128, 192, 128, (1, 1), "cooperative", "streamk", False),
     (128, 128, 128, (1, 1), "cooperative", "streamk", False),
     (64, 256, 128, (1, 1), "pingpong", "persistent", False),
-    (64, 160, 128, (1, 1), "pingpong", "persistent", False),
     (64, 128, 128, (2, 1), "pingpong", "persistent", False),
     (64, 128, 128, (1, 1), "plain", "single", False),
     (128, 128, 128, (1, 2), "pingpong", "persistent", True),
@@ -83,12 +83,12 @@ _EXACT = tuple(
 _FAST: tuple[_Row, ...] = (
     (128, 256, 128, (2, 1), "cooperative", "persistent", False),
     (128, 192, 128, (2, 1), "cooperative", "persistent", False),
-    (128, 160, 128, (2, 1), "cooperative", "persistent", False),
+    (128, 256, 128, (1, 2), "cooperative", "persistent", False),
     (256, 128, 128, (2, 1), "cooperative", "persistent", False),
     (128, 256, 128, (2, 1), "cooperative", "streamk", False),
     (128, 128, 128, (2, 1), "pingpong", "persistent", False),
     (128, 128, 128, (1, 1), "cooperative", "streamk", False),
-    (64, 160, 128, (1, 1), "pingpong", "persistent", False),
+    (64, 256, 128, (1, 1), "pingpong", "persistent", False),
 )
 #: The same with block scales, which ask for 128 of K and for 128 rows of the weight.
 _BLOCKS: tuple[_Row, ...] = (
