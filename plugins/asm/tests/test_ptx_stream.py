@@ -276,9 +276,9 @@ def test_neighbours_share_steps_or_not() -> None:
 
 
 def test_the_model_shares_work_evenly() -> None:
-    """1.5 rounds take as long as one and a half, and the meeting, where the same plan takes two."""
+    """1.5 rounds take as long as one and a half, the meeting, and what the half's steps miss in L2, where the same plan takes two."""
     plan, stream = Plan(128, 128, 7), Plan(128, 128, 7, stream=True)
     shape = Shape("a16w16", 128 * 11, 128 * 18, 16384)
     assert shared_evenly(stream, shape, 132).length == 128
     one, two, shared = cost(plan, 1, attrs.evolve(shape, n=128 * 12), 132), cost(plan, 1, shape, 132), cost(stream, 1, shape, 132)
-    assert (one + two) / 2 < shared < (one + two) / 2 + 8
+    assert (one + two) / 2 < shared < (one + two) / 2 + 0.44 * one / 2 + 8 < two

@@ -106,7 +106,7 @@ SIXTEEN, EIGHT = Shape("a16w16", 4096, 7168, 8192), Shape("a8w8", 4096, 7168, 81
     [
         (SIXTEEN, 8),
         (attrs.evolve(SIXTEEN, dtype="fp16", outdtype="fp32"), 8),
-        (attrs.evolve(SIXTEEN, m=1024, n=3000), 3),
+        (attrs.evolve(SIXTEEN, m=1024, n=3000), 4),
         (attrs.evolve(SIXTEEN, m=256), 0),
         (attrs.evolve(SIXTEEN, m=1), 0),
         (EIGHT, 8),
