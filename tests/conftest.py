@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import resource
 import signal
@@ -17,6 +18,9 @@ import pytest
 from tunedgemm import registry
 from tunedgemm.device import Device
 from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.log import line
 
 HERE = Path(__file__).parent
 
@@ -109,6 +113,23 @@ def as_module() -> Callable[[Path], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture
+def trial_log(tmp_path: Path) -> Callable[..., Path]:
+    """Write a trial log of right solutions of the libtype ``fake`` on a CPU: (shape, kernel, parts of K, microseconds) each."""
+
+    def write(*trials: tuple[Shape, str, int, float]) -> Path:
+        texts = [line("run", "r", op="a16w16")]
+        for shape, name, splits, us in trials:
+            trial = json.loads(Timing(shape, Solution("fake", name, splits), "ok", us=us).to_json())
+            del trial["schema"]
+            texts.append(line("trial", "r", **trial, gfx="cpu-avx2", cu_num=2, device="cpu"))
+        path = tmp_path / "tuned.trials.jsonl"
+        path.write_text("".join(texts))
+        return path
+
+    return write
 
 
 @pytest.fixture

@@ -12,10 +12,7 @@ from types import ModuleType
 import pandas as pd
 import pytest
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import fake_backend, fake_registry
-from tunedgemm.timing import Timing
-from tunedgemm.tuner.log import line
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 ONE, TWO, THREE = (Shape("a16w16", m, 64, 64) for m in (1, 2, 3))
@@ -31,19 +28,10 @@ def script(as_module: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
+def log(trial_log: Callable[..., Path]) -> Path:
     """Each of two shapes has a kernel of its own that is best, in one split; one kernel is good for both, and alone right for a third."""
-    where = {"gfx": "cpu-avx2", "cu_num": 2, "device": "cpu"}
-    trials = [(ONE, "few", 1, 30.0), (ONE, "few", 4, 10.0), (ONE, "middling", 1, 12.0), (ONE, "many", 1, 40.0)]
-    trials += [(TWO, "many", 1, 10.0), (TWO, "middling", 1, 11.0), (TWO, "few", 1, 50.0), (THREE, "middling", 1, 7.0)]
-    texts = [line("run", "r", op="a16w16")]
-    for shape, name, splits, us in trials:
-        trial = json.loads(Timing(shape, Solution("fake", name, splits), "ok", us=us).to_json())
-        del trial["schema"]
-        texts.append(line("trial", "r", **trial, **where))
-    path = tmp_path / "tuned.trials.jsonl"
-    path.write_text("".join(texts))
-    return path
+    of_one = (ONE, "few", 1, 30.0), (ONE, "few", 4, 10.0), (ONE, "middling", 1, 12.0), (ONE, "many", 1, 40.0)
+    return trial_log(*of_one, (TWO, "many", 1, 10.0), (TWO, "middling", 1, 11.0), (TWO, "few", 1, 50.0), (THREE, "middling", 1, 7.0))
 
 
 def test_the_kernel_that_loses_least_is_first(script: ModuleType, log: Path, capsys: pytest.CaptureFixture[str]) -> None:

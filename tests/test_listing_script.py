@@ -9,10 +9,7 @@ from types import ModuleType
 
 import pytest
 from tunedgemm.shape import Shape
-from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import fake_backend, fake_registry
-from tunedgemm.timing import Timing
-from tunedgemm.tuner.log import line
 
 SHAPES = [Shape("a16w16", 1, 64, 64), Shape("a16w16", 2, 64, 64)]
 
@@ -27,18 +24,10 @@ def script(as_module: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
+def log(trial_log: Callable[..., Path]) -> Path:
     """A trial log: the second of the list is the best for one shape, what a refinement found for the other."""
-    where = {"gfx": "cpu-avx2", "cu_num": 2, "device": "cpu"}
-    told = [(SHAPES[0], "first", 20.0), (SHAPES[0], "second", 10.0), (SHAPES[1], "second", 10.0), (SHAPES[1], "found", 8.0)]
-    texts = [line("run", "r", op="a16w16")]
-    for shape, name, us in told:
-        trial = json.loads(Timing(shape, Solution("fake", name), "ok", us=us).to_json())
-        del trial["schema"]
-        texts.append(line("trial", "r", **trial, **where))
-    path = tmp_path / "tuned.trials.jsonl"
-    path.write_text("".join(texts))
-    return path
+    one, two = SHAPES
+    return trial_log((one, "first", 0, 20.0), (one, "second", 0, 10.0), (two, "second", 0, 10.0), (two, "found", 0, 8.0))
 
 
 def test_a_loss_is_what_the_first_of_the_list_miss(script: ModuleType, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
