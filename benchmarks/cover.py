@@ -47,7 +47,8 @@ def losses(times: Times) -> pd.DataFrame:
         best: dict[str, float] = {}
         for solution, took in us.items():
             best[solution.kernel_name] = min(took, best.get(solution.kernel_name, math.inf))
-        rows.append({name: math.log(took / min(best.values())) for name, took in best.items()})
+        least = min(best.values())
+        rows.append({name: math.log(took / least) for name, took in best.items()})
     frame: pd.DataFrame = pd.DataFrame(rows).sort_index(axis=1).fillna(math.log(MISSED))
     return frame
 

@@ -59,7 +59,7 @@ def accumulators_of(dtype: str, fast: bool = False) -> int:
 
 def may_be_fast(shape: Shape) -> bool:
     """Whether sums may stay in the tensor core: those of fp8, where rounding the output to bf16 loses more than they do."""
-    return shape.dtype.startswith("fp8") and shape.scale != "block" and shape.outdtype == "bf16" and shape.op in OPS
+    return shape.dtype.startswith("fp8") and shape.scale != "block" and shape.outdtype == "bf16"
 
 
 def refused(shape: Shape, device: Device) -> str:
