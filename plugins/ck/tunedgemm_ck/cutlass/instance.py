@@ -21,10 +21,9 @@ SCHEDULES = {
     "multistage": ("single",),
 }
 SCHEDULERS = ("persistent", "streamk", "single")
-#: Ladders of the parameters, which `near` goes along. Of 160 and 224 columns CUTLASS makes products of 32, unless it is compiled with
-#: further shapes (CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED): 1024 x 1280 x 8192 took twice as long on an H200 as with 128.
+#: Ladders of the parameters, which `near` goes along.
 TILES_M = (64, 128, 256)
-TILES_N = (16, 32, 64, 96, 128, 192, 256)
+TILES_N = (16, 32, 64, 96, 128, 160, 192, 224, 256)
 TILES_K = (32, 64, 128, 256)
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 #: Warps of a block of sm_80 along M and along N; (0, 0) on sm_90, whose schedules say it.
