@@ -37,7 +37,7 @@ def test_names_read_as_they_are_documented() -> None:
     [
         ("128x256x64_2x1_cooperative_streamk", "names look like"),
         ("128x256x64_2x1_cooperative_streamk_r1_x", "names look like"),
-        ("128x80x64_1x1_pingpong_persistent_r1", "tile_n must be one of 16, 32, 64, 96, 128, 160, 192, 224, 256 (got 80)"),
+        ("128x40x64_1x1_pingpong_persistent_r1", "tile_n must be one of 16, 32, 64, 80, 96, 128, 160, 192, 224, 256 (got 40)"),
         ("128x128x64_4x1_pingpong_persistent_r1", "cluster must be one of 1x1, 2x1, 1x2 (got 4x1)"),
         ("128x128x64_1x1_sleepy_persistent_r1", "schedule must be one of cooperative, pingpong, plain, multistage (got sleepy)"),
         ("128x128x64_1x1_pingpong_streamk_r1", "schedule pingpong goes with scheduler persistent, not streamk"),

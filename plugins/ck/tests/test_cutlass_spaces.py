@@ -71,11 +71,10 @@ def test_few_rows_get_swapped_operands_first(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", sorted(OPS))
-def test_many_rows_get_large_tiles_in_clusters_first(op: str) -> None:
-    """A large product is bound by what the tensor cores do, which large tiles feed best."""
+def test_many_rows_get_large_tiles_first(op: str) -> None:
+    """A large product is bound by what the tensor cores do; tiles of fewer than 128 x 128 would not keep up with them."""
     first, split = next(iter(space(_shape(op, 8192, 8192, 8192), HOPPER, False)))
-    assert first.tile_m * first.tile_n == 128 * (128 if OPS[op][0] == ("fp8_e4m3fn",) else 256)
-    assert first.cluster != (1, 1)
+    assert first.tile_m * first.tile_n >= 128 * 128
     assert split == 0
 
 

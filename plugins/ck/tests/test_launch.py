@@ -194,6 +194,14 @@ def test_sizes_that_the_instance_refuses_do_not_bind(fakes, allowed, backend, mo
     assert "standin tile64 refuses a16w16 M=5" in str(backend.bind(ONE, SHAPES[0], CPU))
 
 
+def test_a_device_that_cannot_be_asked_is_an_error(fakes, allowed, backend, monkeypatch):
+    """Not a refusal of the sizes: 35 is the error of a driver older than CUDA's runtime in the object."""
+    monkeypatch.setattr(native.Loaded, "workspace_bytes", lambda self, sizes, pointers: -1)
+    monkeypatch.setattr(native.Loaded, "runtime_error", lambda self, count, pointers: 35)
+    with pytest.raises(LaunchError, match="standin tile64: CUDA error 35"):
+        backend.bind(ONE, SHAPES[0], CPU)
+
+
 def test_other_devices_and_ops_are_refused(backend, stand_in):
     """With reasons that say what would be served."""
     h200, mi300 = Device("sm_90", 132), Device("gfx942", 304)

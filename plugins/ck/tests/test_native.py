@@ -88,6 +88,23 @@ def test_the_workspace_is_asked_for_without_addresses(spy):
     assert spy.workspace_bytes((0, 6, 7, 8, 9)) == native.UNSUPPORTED
 
 
+def test_the_runtime_is_asked_by_a_call_of_no_sizes(spy):
+    """All of its words are 0, so it launches nothing; what is refused for its sizes is no error of the runtime."""
+    spy.launcher((9,) * 5)(2**62, *range(1, 8))
+    assert spy.runtime_error(5) == 0
+    assert told(spy) == ([0] * 12, None)
+
+
+@pytest.mark.parametrize(("status", "error"), [(native.UNSUPPORTED, 0), (35, 35)])
+def test_an_error_of_the_runtime_is_told_from_a_refusal(fakes, tmp_path, status, error):
+    """35 is that of a driver older than the runtime."""
+    (tmp_path / "x.c").write_text(
+        f"int tunedgemm_launch(void *c, void *s) {{ return {status}; }}\nlong tunedgemm_workspace(void *c) {{ return -1; }}"
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / "x.so"), str(tmp_path / "x.c")], check=True)
+    assert loaded((tmp_path / "x.so").read_bytes()).runtime_error(5) == error
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("wrong", [(1,) * 7, (1,) * 9, (1, "x", *(1,) * 6)])
 def test_a_call_with_other_arguments_is_an_error(spy, way, wrong):

@@ -73,7 +73,7 @@ def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, devic
         where: the operands' device.
 
     Raises:
-        LaunchError: it does not compile or load.
+        LaunchError: it does not compile or load, or the device cannot be asked.
     """
     try:
         instance, split = resolve(family, solution, shape, device)
@@ -83,10 +83,14 @@ def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, devic
     codes, routed = [loaded(each.code) for each in made], shape.op == "fmoe"
     sizes = sizes_of(shape, split) if routed else (shape.m, shape.n, shape.k, batches_of(shape), split)
     pointers = MOE_POINTERS if routed else POINTERS
-    asked = [code.workspace_bytes(sizes, pointers) for code in codes]
-    if min(asked) < 0:
-        return Unsupported(f"{family.libtype} {instance.name} refuses {shape}")
     failed = functools.partial(_failed, f"{family.libtype} {instance.name}", device.kind)
+    asked = on_device(lambda: [code.workspace_bytes(sizes, pointers) for code in codes], device.index)()
+    if min(asked) < 0:
+        # CUTLASS asks the device for its multiprocessors; CK asks for nothing.
+        for code in codes if device.kind == "nvidia" else ():
+            if error := on_device(code.runtime_error, device.index)(len(sizes), pointers):
+                failed(error)
+        return Unsupported(f"{family.libtype} {instance.name} refuses {shape}")
     # The stages of fmoe share one workspace, the larger of what they ask for.
     make = _routed if routed else _plain if shape.scale == "none" else _scaled
     call = make([code.launcher(sizes, pointers) for code in codes], failed, shape, device.index, where, max(asked))

@@ -51,8 +51,13 @@ class Loaded:
     workspace: Any
 
     def workspace_bytes(self, sizes: Sizes, pointers: int = POINTERS) -> int:
-        """Bytes of scratch memory that a call of these sizes takes; -1 where the instance cannot serve them."""
+        """Bytes of scratch memory that a call of these sizes takes; -1 where the instance cannot serve them, or ask the device."""
         return int(self.workspace(ctypes.byref(_words(pointers, sizes)(*(0,) * pointers, *sizes))))
+
+    def runtime_error(self, count: int, pointers: int = POINTERS) -> int:
+        """The error of the vendor's runtime on the current device, 0 for none; asked by a call of no sizes, which launches nothing."""
+        status = int(self.launch(ctypes.byref(_words(pointers, (0,) * count)()), None))
+        return 0 if status == UNSUPPORTED else status
 
     def launcher(self, sizes: Sizes, pointers: int = POINTERS) -> Launch:
         """The launch for these sizes; safe to call from several threads, and other threads of the interpreter run meanwhile."""

@@ -23,7 +23,7 @@ SCHEDULES = {
 SCHEDULERS = ("persistent", "streamk", "single")
 #: Ladders of the parameters, which `near` goes along.
 TILES_M = (64, 128, 256)
-TILES_N = (16, 32, 64, 96, 128, 160, 192, 224, 256)
+TILES_N = (16, 32, 64, 80, 96, 128, 160, 192, 224, 256)
 TILES_K = (32, 64, 128, 256)
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 #: Warps of a block of sm_80 along M and along N; (0, 0) on sm_90, whose schedules say it.

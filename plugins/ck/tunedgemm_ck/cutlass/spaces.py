@@ -23,19 +23,20 @@ _Row = tuple[int, int, int, tuple[int, int], str, str, bool]
 _HOPPER: tuple[_Row, ...] = (
     (128, 256, 128, (2, 1), "cooperative", "persistent", False),
     (256, 128, 128, (2, 1), "cooperative", "persistent", False),
+    (128, 224, 128, (2, 1), "cooperative", "persistent", False),
     (128, 192, 128, (2, 1), "cooperative", "persistent", False),
-    (128, 160, 128, (2, 1), "cooperative", "persistent", False),
+    (128, 160, 128, (1, 1), "cooperative", "persistent", False),
+    (128, 160, 128, (1, 2), "cooperative", "persistent", False),
     (128, 256, 128, (2, 1), "cooperative", "streamk", False),
-    (128, 128, 128, (2, 1), "pingpong", "persistent", False),
-    (128, 192, 128, (1, 1), "cooperative", "streamk", False),
+    (128, 160, 128, (1, 1), "cooperative", "streamk", False),
     (128, 128, 128, (1, 1), "cooperative", "streamk", False),
-    (64, 256, 128, (1, 1), "pingpong", "persistent", False),
-    (64, 160, 128, (1, 1), "pingpong", "persistent", False),
-    (64, 128, 128, (2, 1), "pingpong", "persistent", False),
+    (128, 128, 128, (2, 1), "pingpong", "persistent", False),
+    (64, 160, 128, (1, 1), "plain", "single", False),
     (64, 128, 128, (1, 1), "plain", "single", False),
     (128, 128, 128, (1, 2), "pingpong", "persistent", True),
+    (64, 256, 128, (1, 1), "pingpong", "persistent", True),
+    (64, 256, 128, (1, 2), "pingpong", "persistent", True),
     (128, 128, 128, (1, 1), "cooperative", "streamk", True),
-    (64, 16, 256, (1, 1), "plain", "single", True),
     (64, 16, 256, (1, 1), "pingpong", "persistent", True),
     (64, 32, 256, (1, 1), "pingpong", "persistent", True),
     (64, 64, 256, (1, 1), "pingpong", "persistent", True),
@@ -44,7 +45,6 @@ _HOPPER: tuple[_Row, ...] = (
     (128, 32, 128, (1, 1), "cooperative", "streamk", True),
     (128, 64, 128, (1, 1), "cooperative", "streamk", True),
     (64, 128, 128, (1, 1), "pingpong", "persistent", True),
-    (128, 64, 128, (2, 1), "pingpong", "persistent", True),
 )
 #: The same for fp8, whose sums take twice the registers.
 _FP8: tuple[_Row, ...] = (
@@ -82,13 +82,13 @@ _EXACT = tuple(
 #: The same for fp8 whose sums stay in the tensor core, in the registers of 16-bit operands.
 _FAST: tuple[_Row, ...] = (
     (128, 256, 128, (2, 1), "cooperative", "persistent", False),
+    (128, 224, 128, (2, 1), "cooperative", "persistent", False),
     (128, 192, 128, (2, 1), "cooperative", "persistent", False),
-    (128, 160, 128, (2, 1), "cooperative", "persistent", False),
-    (256, 128, 128, (2, 1), "cooperative", "persistent", False),
+    (128, 160, 128, (1, 1), "cooperative", "persistent", False),
     (128, 256, 128, (2, 1), "cooperative", "streamk", False),
     (128, 128, 128, (2, 1), "pingpong", "persistent", False),
     (128, 128, 128, (1, 1), "cooperative", "streamk", False),
-    (64, 256, 128, (1, 1), "pingpong", "persistent", False),
+    (64, 256, 128, (1, 2), "pingpong", "persistent", True),
 )
 #: The same with block scales, which ask for 128 of K and for 128 rows of the weight.
 _BLOCKS: tuple[_Row, ...] = (

@@ -62,7 +62,7 @@ _HOPPER = (
     "cutlass/numeric_types.h",
 )
 #: Columns of tiles that CUTLASS multiplies at once with further shapes of instructions alone.
-FURTHER_TILES_N = (160, 224)
+FURTHER_TILES_N = (80, 160, 224)
 _AMPERE = ("cutlass/gemm_coord.h", "cutlass/numeric_types.h")
 
 
