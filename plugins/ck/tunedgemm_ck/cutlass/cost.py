@@ -33,22 +33,23 @@ class Rates:
     memory: float
 
 
-#: Of H200 the rates that fit the 897 times of its instances best (2026-11-23, 38 shapes of bf16, fp8 and fp8 with scales of blocks). Of
+#: Of H200 the rates that fit the times of its instances best (2026-11-23, 38 shapes of bf16, fp8 and fp8 with scales of blocks). Of
 #: A100, A10 and L40S three quarters of what NVIDIA's data sheets say (dense tensor rates over the multiprocessors; memory), and an
 #: estimate of the cache's rate.
 _RATES = {
-    "sm_90": Rates(132, 2.65e6, 93e3, 4.2e6),
+    "sm_90": Rates(132, 2.7e6, 110e3, 4.75e6),
     "sm_80": Rates(108, 1.1e6, 24e3, 1.5e6),
     "sm_86": Rates(72, 0.65e6, 12e3, 0.45e6),
     "sm_89": Rates(142, 0.95e6, 16e3, 0.65e6),
 }
 #: Microseconds of a tile's first loads and last stores, of a launch, of the memset that stream-K begins with, and of one part of K
 #: waiting for the part before it; fitted to the same times.
-_TILE, _LAUNCH, _CLEAR, _MEET = 0.5, 5.0, 1.2, 2.6
-#: By how much multiplying is slower where sums of fp8 are moved out of the tensor core; so fitted, too.
-_MOVING = 1.2
+_TILE, _LAUNCH, _CLEAR, _MEET = 0.5, 4.0, 2.6, 2.1
+#: By how much multiplying is slower where sums of fp8 are moved out of the tensor core, and where scales of blocks are multiplied in by
+#: ping-pong's one group of warps a tile (two groups hide it); so fitted, too.
+_MOVING, _SCALING = 1.4, 1.4
 #: How much of the shorter of multiplying and loading shows beside the longer: of equal bytes the instance with less work comes first.
-_BESIDE = 0.05
+_BESIDE = 0.1
 
 
 def ceil_div(total: int, part: int) -> int:
@@ -74,8 +75,7 @@ def cost_of(instance: CutlassInstance, split: int, shape: Shape, device: Device)
     """The guessed microseconds of a launch."""
     rates, units, width = _RATES[device.gfx], units_of(device), dtype_bits(shape.dtype) // 8
     tiles, steps = tiles_of(instance, shape), ceil_div(shape.k, instance.tile_k)
-    moving = _MOVING if shape.dtype.startswith("fp8") and not instance.fast else 1.0
-    step, ends = _step(instance, rates, width, moving), _ends(instance, shape, rates)
+    step, ends = _step(instance, rates, width, _slower(instance, shape)), _ends(instance, shape, rates)
     extra = _LAUNCH + (_CLEAR if instance.scheduler == "streamk" else 0.0)
     if split > 1:
         each = ceil_div(steps, split) * step + ends
@@ -91,6 +91,13 @@ def cost_of(instance: CutlassInstance, split: int, shape: Shape, device: Device)
     busy = min(1.0, loading / units) if instance.scheduler != "streamk" or split > 1 else 1.0
     least, most = sorted((taken, moved / (rates.memory * busy)))
     return extra + most + _BESIDE * least
+
+
+def _slower(instance: CutlassInstance, shape: Shape) -> float:
+    """How many times as long a multiplication takes as one whose sums stay where they are."""
+    if shape.scale == "block":
+        return _SCALING if instance.schedule == "pingpong" else 1.0
+    return _MOVING if shape.dtype.startswith("fp8") and not instance.fast else 1.0
 
 
 def _step(instance: CutlassInstance, rates: Rates, width: int, slower: float) -> float:
