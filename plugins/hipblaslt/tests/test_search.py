@@ -135,6 +135,17 @@ def test_scratch_bounds_the_neighbours(lt: Any, over: Any) -> None:
 
 
 @nvidia
+@pytest.mark.parametrize(("op", "scale", "most"), [("a8w8", "row", 256), ("a8w8_blockscale", "block", 128)])
+def test_a_tile_has_no_more_rows_than_a_scale(lt: Any, over: Any, op: str, scale: str, most: int) -> None:
+    """With scales of blocks tiles of 256 rows are left out, whatever the library accepts."""
+    problem = problem_of(Shape(op, 2048, 2048, 1024, "fp8_e4m3fn", "bf16", scale=scale))
+    with asking(lt.load(lt.abi), problem, -1) as described:
+        start = described.configured(described.answers(1, 1 << 30)[0].algo)
+        taken = {algorithm.tile for algorithm, _ in neighbours(described, attrs.evolve(start, tile=20, split_k=1), 1 << 30)}
+    assert max(tiles()[tile][0] for tile in taken) == most
+
+
+@nvidia
 def test_waves_bound_the_neighbours(lt: Any, over: Any) -> None:
     """A neighbour whose last wave is much emptier is left out: 132 tiles fill an H200, 133 do not."""
     shape = Shape("a16w16", 128 * 12, 128 * 11, 64)  # 132 tiles of 128x128

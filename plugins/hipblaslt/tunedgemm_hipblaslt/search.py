@@ -14,6 +14,7 @@ import attrs
 
 from tunedgemm_hipblaslt.descriptors import Capabilities, Described, Found
 from tunedgemm_hipblaslt.names import Algorithm
+from tunedgemm_hipblaslt.problem import BLOCK, Problem
 from tunedgemm_hipblaslt.tiles import clusters, tiles
 
 #: Neighbouring tiles have sides of at most so many times those of the tile, either way.
@@ -39,7 +40,7 @@ def neighbours(described: Described, algorithm: Algorithm, workspace: int) -> It
     """Configurations one step away that the library accepts within *workspace* bytes and whose waves make sense."""
     here, sizes = described.check(algorithm), described.problem.sizes
     idle = _idle(here.waves) if isinstance(here, Found) else 1.0
-    able, taken = described.capabilities(algorithm.id), dict[Algorithm, Found]()
+    able, taken = _within_a_scale(described.capabilities(algorithm.id), described.problem), dict[Algorithm, Found]()
     for changed in around(algorithm, able, sizes):
         candidate, found = _accepted(described, changed, able if changed.tile != algorithm.tile else None)
         if isinstance(found, Found) and found.workspace <= workspace and _idle(found.waves) <= idle + _IDLE:
@@ -48,6 +49,17 @@ def neighbours(described: Described, algorithm: Algorithm, workspace: int) -> It
     others.sort(key=lambda other: _OCTAVE * _distance(other.tile, algorithm.tile) + _wasted(other.tile, taken[other].waves, sizes))
     dropped = set(others[_TILES:])
     yield from ((candidate, found) for candidate, found in taken.items() if candidate not in dropped)
+
+
+def _within_a_scale(able: Capabilities, problem: Problem) -> Capabilities:
+    """What can be configured, without tiles of more rows than share a scale of the weight.
+
+    cuBLASLt accepts those and multiplies all of their rows by one scale: 30 of 30 with 256 rows were wrong on an H200 (CUDA 13.0).
+    """
+    if problem.a_scale != "square":
+        return able
+    known = tiles()
+    return attrs.evolve(able, tiles=tuple(tile for tile in able.tiles if tile not in known or known[tile][0] <= BLOCK))
 
 
 def _accepted(described: Described, algorithm: Algorithm, able: Capabilities | None) -> tuple[Algorithm, Found | str]:
