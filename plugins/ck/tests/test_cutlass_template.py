@@ -45,7 +45,7 @@ def test_sources_are_whole(instance: CutlassInstance) -> None:
     included = re.findall(r'#include ["<]([^">]+)[">]', text)
     assert included[0] == "call.h"
     assert all(name.startswith(("cutlass/", "cute/")) or "/" not in name for name in included[1:])
-    assert {name for name in included[1:] if "/" not in name} <= {"atomic", "cstdint", "cstring", "new"}
+    assert {name for name in included[1:] if "/" not in name} <= {"array", "atomic", "cstdint", "cstring", "new", "type_traits"}
     assert text.count("TUNED_GEMM_EXPORT int64_t tunedgemm_workspace") == 1
     assert text.count("TUNED_GEMM_EXPORT int tunedgemm_launch") == 1
 
@@ -74,6 +74,12 @@ def test_sources_say_the_problem_and_the_instance() -> None:
         assert said in text
     assert "using Bias = void;" in render(WIDE, PLAIN)
     assert "KernelTmaWarpSpecializedPingpongFP8BlockScaledAccum;" in render(parse("128x16x128_1x1_pingpong_persistent_swap_r1", ""), BLOCKS)
+
+
+@pytest.mark.parametrize(("columns", "further"), [(128, False), (160, True), (192, False), (224, True), (80, True)])
+def test_tiles_of_further_columns_are_compiled_with_their_instructions(columns: int, further: bool) -> None:
+    """The option costs time of compilation where nothing needs it."""
+    assert ("-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED" in FAMILY.flags(CutlassInstance(128, columns, 64), PLAIN)) == further
 
 
 def test_fast_accumulation_is_that_of_fast_instances() -> None:

@@ -32,6 +32,9 @@ _GROUPED = {
     "cooperative": ("KernelPtrArrayTmaWarpSpecializedCooperative", "PtrArrayTmaWarpSpecializedCooperative"),
     "pingpong": ("KernelPtrArrayTmaWarpSpecializedPingpong", "PtrArrayTmaWarpSpecializedPingpong"),
 }
+#: Columns of tiles for which CUTLASS has one instruction only when compiled with further shapes: else it takes several of 32 or 16 columns,
+#: and twice as long.
+_FURTHER = (80, 160, 224)
 _SCHEDULERS = {"persistent": "cutlass::gemm::PersistentScheduler", "streamk": "cutlass::gemm::StreamKScheduler", "single": "void"}
 
 
@@ -41,16 +44,15 @@ def render(instance: CutlassInstance, problem: Problem) -> str:
         return _grouped(instance, problem)
     target, includes = (_multistage, _AMPERE) if instance.schedule == "multistage" else (_hopper, _HOPPER)
     headers = "".join(f'#include "{name}"\n' for name in ("call.h", *includes))
-    body = "ampere.h" if instance.schedule == "multistage" else "hopper.h"
+    bodies = ("plain.h", "ampere.h") if instance.schedule == "multistage" else ("plain.h", "cluster.h", "hopper.h")
     said = f"// {instance.name}: {problem}\n"
-    return said + headers + _problem(problem) + target(instance, problem) + _source(body) + _source("launch.h")
+    return said + headers + _problem(problem) + target(instance, problem) + _sources(*bodies, "launch.h")
 
 
 def flags(instance: CutlassInstance, problem: Problem) -> tuple[str, ...]:
     """Options of nvcc beside those of the toolchain."""
     del problem
-    # Without further shapes CUTLASS makes such tiles of products of 32 columns, which takes twice as long.
-    further = ("-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED",) if instance.tile_n in FURTHER_TILES_N else ()
+    further = ("-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED",) if instance.tile_n in _FURTHER else ()
     return ("-DNDEBUG", "--expt-relaxed-constexpr", *further)
 
 
@@ -61,8 +63,6 @@ _HOPPER = (
     "cutlass/gemm/kernel/tile_scheduler.hpp",
     "cutlass/numeric_types.h",
 )
-#: Columns of tiles that CUTLASS multiplies at once with further shapes of instructions alone.
-FURTHER_TILES_N = (80, 160, 224)
 _AMPERE = ("cutlass/gemm_coord.h", "cutlass/numeric_types.h")
 
 
@@ -99,8 +99,7 @@ def _grouped(instance: CutlassInstance, problem: Problem) -> str:
     mainloop, epilogue = _GROUPED[instance.schedule]
     mainloop += "FP8BlockScaledAccum" if problem.q_type == "per_1x128" else ""
     headers = "".join(f'#include "{name}"\n' for name in _HOPPER if "tile_scheduler" not in name)
-    return (
-        f"""// {instance.name}: {problem}
+    return f"""// {instance.name}: {problem}
 {MOE_CALL}{headers}{described(problem)}
 namespace tunedgemm::instance {{
 using Tile = {_shape(instance.tile_m, instance.tile_n, instance.tile_k)};
@@ -110,10 +109,7 @@ using Epilogue = cutlass::epilogue::{epilogue};
 constexpr bool swap = {str(instance.swap).lower()};
 }}  // namespace tunedgemm::instance
 
-"""
-        + _source("grouped.h")
-        + _source("stage.h")
-    )
+""" + _sources("cluster.h", "grouped.h", "stage.h", "launch.h")
 
 
 def _multistage(instance: CutlassInstance, problem: Problem) -> str:
@@ -134,5 +130,5 @@ def _shape(*sizes: int) -> str:
 
 
 @functools.cache
-def _source(name: str) -> str:
-    return (_SOURCES / name).read_text("utf-8") + "\n"
+def _sources(*names: str) -> str:
+    return "".join((_SOURCES / name).read_text("utf-8") + "\n" for name in names)

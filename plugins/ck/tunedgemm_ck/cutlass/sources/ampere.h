@@ -66,9 +66,6 @@ using Kernel = typename cutlass::gemm::kernel::DefaultGemmWithVisitor<
 
 // ---- arguments ------------------------------------------------------------------------------------------------------------------
 
-// The stride from one product of a batch to the next; 0 where there is one.
-inline int64_t batch_stride(const TunedGemmCall& call, int64_t elements) { return call.batches > 1 ? elements : 0; }
-
 template <class Element>
 typename OfWeight<Element>::Arguments of_weight(const TunedGemmCall& call, const void* values) {
   return {static_cast<const Element*>(values), Element(0), {{}, {}, batch_stride(call, call.n)}};

@@ -101,9 +101,6 @@ typename OfWeight<Element>::Arguments of_weight(const void* values, int64_t batc
   return {static_cast<const Element*>(values), Element(0), {{}, {}, batch}};
 }
 
-// The stride from one product of a batch to the next; 0 where there is one.
-inline int64_t batch_stride(const TunedGemmCall& call, int64_t elements) { return call.batches > 1 ? elements : 0; }
-
 template <class Result>
 typename Product<Result>::Arguments product_arguments(const TunedGemmCall& call) {
   if constexpr (problem::scale == Scale::row) {
@@ -218,9 +215,7 @@ struct Prepared {
   void* workspace;
 };
 
-inline cudaError_t set_up() {
-  return cudaFuncSetAttribute(cutlass::device_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize);
-}
+inline cudaError_t set_up() { return set_up_kernel<Kernel>(); }
 
 inline bool fits(const TunedGemmCall& call, const Arguments& arguments) {
   return (kStreamK || call.split <= 1) && Kernel::can_implement(arguments);
@@ -242,18 +237,7 @@ inline bool prepare(const TunedGemmCall& call, int multiprocessors, void* memory
 inline cudaError_t launch(Prepared& prepared, cudaStream_t stream) {
   const cudaError_t cleared = prepared.counters.clear(prepared.workspace, stream);
   if (cleared != cudaSuccess) return cleared;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {size<0>(instance::Cluster{}), size<1>(instance::Cluster{}), 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = prepared.grid;
-  config.blockDim = Kernel::get_block_shape();
-  config.dynamicSmemBytes = Kernel::SharedStorageSize;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = size(instance::Cluster{}) > 1 ? 1 : 0;
-  void* parameters[] = {&prepared.params};
-  return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(cutlass::device_kernel<Kernel>), parameters);
+  return launch_kernel<Kernel, instance::Cluster>(prepared.params, prepared.grid, stream);
 }
 
 }  // namespace tunedgemm

@@ -1,4 +1,7 @@
-// The two functions that Python calls, over what the kernel's header defines before:
+// The two functions that Python calls, over what the headers before define:
+//   Call                                        the struct that Python fills
+//   sized(call)                                 whether its sizes are sizes at all
+//   aligned_of(call)                            the addresses that must be multiples of 16 bytes
 //   Prepared                                    all that a launch needs and that follows from the call
 //   set_up()                                    what a device must be told once before the first launch
 //   workspace_bytes(call, multiprocessors)      or -1 where the kernel cannot serve the sizes
@@ -11,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <type_traits>
 
 namespace tunedgemm {
 
@@ -35,34 +39,28 @@ inline int multiprocessors_of(int device, cudaError_t& error) {
 }
 
 struct Slot {
-  TunedGemmCall call;
+  Call call;
   int device;  // + 1; 0 in an empty slot
   alignas(Prepared) unsigned char prepared[sizeof(Prepared)];
 };
-static_assert(sizeof(TunedGemmCall) == 7 * sizeof(void*) + 5 * sizeof(int64_t), "calls are compared as bytes");
+static_assert(std::has_unique_object_representations_v<Call>, "calls are compared as bytes");
 
-inline unsigned slot_of(const TunedGemmCall& call) {
-  uint64_t mixed = reinterpret_cast<uintptr_t>(call.x);
-  for (uint64_t value : {reinterpret_cast<uint64_t>(call.weight), reinterpret_cast<uint64_t>(call.out), static_cast<uint64_t>(call.m)})
-    mixed = (mixed ^ value) * 0x9E3779B97F4A7C15ull;
+inline unsigned slot_of(const Call& call) {
+  uint64_t words[sizeof(Call) / sizeof(uint64_t)], mixed = 0;
+  std::memcpy(words, &call, sizeof words);
+  for (uint64_t word : words) mixed = (mixed ^ word) * 0x9E3779B97F4A7C15ull;
   return static_cast<unsigned>(mixed >> 58) & (kSlots - 1);
 }
 
-inline bool aligned(const TunedGemmCall& call) {
-  const uintptr_t all = reinterpret_cast<uintptr_t>(call.x) | reinterpret_cast<uintptr_t>(call.weight) |
-                        reinterpret_cast<uintptr_t>(call.out) | reinterpret_cast<uintptr_t>(call.workspace);
+inline bool aligned(const Call& call) {
+  uintptr_t all = 0;
+  for (const void* address : aligned_of(call)) all |= reinterpret_cast<uintptr_t>(address);
   return (all & 15) == 0;
-}
-
-inline bool sized(const TunedGemmCall& call) {
-  constexpr int64_t most = INT32_MAX;
-  return call.m > 0 && call.n > 0 && call.k > 0 && call.batches > 0 && call.m <= most && call.n <= most && call.k <= most &&
-         call.batches <= most && call.split >= 0 && call.split <= most;
 }
 
 }  // namespace tunedgemm
 
-TUNED_GEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call) {
+TUNED_GEMM_EXPORT int64_t tunedgemm_workspace(const tunedgemm::Call* call) {
   using namespace tunedgemm;
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -70,7 +68,7 @@ TUNED_GEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmCall* call) {
   return multiprocessors > 0 && sized(*call) ? workspace_bytes(*call, multiprocessors) : -1;
 }
 
-TUNED_GEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) {
+TUNED_GEMM_EXPORT int tunedgemm_launch(const tunedgemm::Call* call, void* stream) {
   using namespace tunedgemm;
   static thread_local Slot slots[kSlots];
   int device = 0;

@@ -1,14 +1,14 @@
-// The two functions that Python calls for a stage of fmoe, over the product in grouped.h. A call whose bytes are those of an earlier call
-// of the thread finds its descriptors and its grid in a table, as in launch.h. All kernels of a stage follow each other on the stream.
-#include <atomic>
+// A stage of fmoe, over the product in grouped.h: its kernels, which follow each other on the stream, and what launch.h asks for.
+#include <array>
 #include <cstdint>
-#include <cstring>
 #include <new>
 
 namespace tunedgemm {
 
+using Call = TunedGemmMoe;
+
 struct Prepared {
-  TunedGemmMoe call;
+  Call call;
   moe::Layout layout;
   Memory memory;
   Fill fill;
@@ -16,21 +16,18 @@ struct Prepared {
   dim3 grid;
 };
 
-inline bool sized(const TunedGemmMoe& call) {
+inline bool sized(const Call& call) {
   const int64_t most = INT32_MAX, wide = wide_of(call);
   return moe::countable(call) && wide <= most && wide % kAlignSum == 0 && depth_of(call) % kAlignInput == 0 && call.inter_dim % 8 == 0 &&
          call.model_dim % 8 == 0 && call.split >= 0 && call.split <= 1;
 }
 
-inline bool aligned(const TunedGemmMoe& call) {
-  uintptr_t all = 0;
-  for (const void* address : {call.hidden, call.w1, call.w2, call.w1_scale, call.w2_scale}) all |= reinterpret_cast<uintptr_t>(address);
-  return ((all | reinterpret_cast<uintptr_t>(call.out) | reinterpret_cast<uintptr_t>(call.workspace)) & 15) == 0;
+inline std::array<const void*, 7> aligned_of(const Call& call) {
+  return {call.hidden, call.w1, call.w2, call.w1_scale, call.w2_scale, call.out, call.workspace};
 }
 
-// A call of null addresses, which is asked for its workspace, has offsets in their place.
-inline int64_t prepare(const TunedGemmMoe& call, int multiprocessors, Prepared* prepared) {
-  if (!sized(call)) return -1;
+// Bytes of the workspace, -1 where the kernel cannot serve the sizes. A call of null addresses has offsets in their place.
+inline int64_t planned(const Call& call, int multiprocessors, void* prepared) {
   const moe::Layout layout = moe::layout_of(call, problem::kind, problem::quantised);
   moe::Pieces pieces{layout.end};
   const Memory memory = memory_of(call, pieces);
@@ -47,18 +44,7 @@ inline int64_t prepare(const TunedGemmMoe& call, int multiprocessors, Prepared* 
 // ---- kernels --------------------------------------------------------------------------------------------------------------------
 
 inline cudaError_t launch_product(Prepared& prepared, cudaStream_t stream) {
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {size<0>(instance::Cluster{}), size<1>(instance::Cluster{}), 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = prepared.grid;
-  config.blockDim = Kernel::get_block_shape();
-  config.dynamicSmemBytes = Kernel::SharedStorageSize;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = size(instance::Cluster{}) > 1 ? 1 : 0;
-  void* parameters[] = {&prepared.params};
-  return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(cutlass::device_kernel<Kernel>), parameters);
+  return launch_kernel<Kernel, instance::Cluster>(prepared.params, prepared.grid, stream);
 }
 
 // Which scales of the sums are still to be multiplied in.
@@ -109,68 +95,14 @@ std::enable_if_t<!first, cudaError_t> launch_stage(Prepared& prepared, cudaStrea
   return moe::launch_combine<kSum, kLeft, problem::output, !problem::weight_first>(combined, call.tokens, stream);
 }
 
-// ---- what Python calls ----------------------------------------------------------------------------------------------------------
+// ---- what launch.h asks for -----------------------------------------------------------------------------------------------------
 
-constexpr int kDevices = 64;
-constexpr int kSlots = 64;  // a power of two
+inline cudaError_t set_up() { return set_up_kernel<Kernel>(); }
 
-static std::atomic<int> known[kDevices];
+inline int64_t workspace_bytes(const Call& call, int multiprocessors) { return planned(call, multiprocessors, nullptr); }
 
-// Multiprocessors of a device, which is set up at the first question; 0 where the runtime failed, whose error goes to *error*.
-inline int multiprocessors_of(int device, cudaError_t& error) {
-  const bool kept = device >= 0 && device < kDevices;
-  int count = kept ? known[device].load(std::memory_order_acquire) : 0;
-  if (count > 0) return count;
-  error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  if (error == cudaSuccess)
-    error = cudaFuncSetAttribute(cutlass::device_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize);
-  if (error != cudaSuccess) {
-    cudaGetLastError();  // this runtime is linked in: nobody else could clear its error
-    return 0;
-  }
-  if (kept) known[device].store(count, std::memory_order_release);
-  return count;
-}
+inline bool prepare(const Call& call, int multiprocessors, void* memory) { return planned(call, multiprocessors, memory) >= 0; }
 
-struct Slot {
-  int device;  // + 1; 0 in an empty slot
-  alignas(Prepared) unsigned char prepared[sizeof(Prepared)];
-};
-static_assert(sizeof(TunedGemmMoe) == 11 * sizeof(void*) + 6 * sizeof(int64_t), "calls are compared as bytes");
-
-inline unsigned slot_of(const TunedGemmMoe& call) {
-  uint64_t mixed = static_cast<uint64_t>(call.tokens);
-  for (const void* address : {call.hidden, call.w1, static_cast<const void*>(call.out)})
-    mixed = (mixed ^ reinterpret_cast<uintptr_t>(address)) * 0x9E3779B97F4A7C15ull;
-  return static_cast<unsigned>(mixed >> 58) & (kSlots - 1);
-}
+inline cudaError_t launch(Prepared& prepared, cudaStream_t stream) { return launch_stage<kFirst>(prepared, stream); }
 
 }  // namespace tunedgemm
-
-TUNED_GEMM_EXPORT int64_t tunedgemm_workspace(const TunedGemmMoe* call) {
-  using namespace tunedgemm;
-  int device = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  const int multiprocessors = error == cudaSuccess ? multiprocessors_of(device, error) : 0;
-  return multiprocessors > 0 ? prepare(*call, multiprocessors, nullptr) : -1;
-}
-
-TUNED_GEMM_EXPORT int tunedgemm_launch(const TunedGemmMoe* call, void* stream) {
-  using namespace tunedgemm;
-  static thread_local Slot slots[kSlots];
-  int device = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  Slot& slot = slots[slot_of(*call)];
-  auto* prepared = reinterpret_cast<Prepared*>(slot.prepared);
-  if (slot.device != device + 1 || std::memcmp(&prepared->call, call, sizeof *call) != 0) {
-    const int multiprocessors = multiprocessors_of(device, error);
-    if (error != cudaSuccess) return static_cast<int>(error);
-    slot.device = 0;
-    if (!aligned(*call) || prepare(*call, multiprocessors, prepared) < 0) return TUNED_GEMM_UNSUPPORTED;
-    slot.device = device + 1;
-  }
-  error = launch_stage<kFirst>(*std::launder(prepared), static_cast<cudaStream_t>(stream));
-  if (error != cudaSuccess) cudaGetLastError();
-  return static_cast<int>(error);
-}

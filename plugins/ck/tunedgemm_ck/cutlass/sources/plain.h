@@ -1,0 +1,20 @@
+// The call of every op but fmoe: what a kernel's header and launch.h need to know of it.
+#include <array>
+#include <cstdint>
+
+namespace tunedgemm {
+
+using Call = TunedGemmCall;
+
+inline bool sized(const Call& call) {
+  constexpr int64_t most = INT32_MAX;
+  return call.m > 0 && call.n > 0 && call.k > 0 && call.batches > 0 && call.m <= most && call.n <= most && call.k <= most &&
+         call.batches <= most && call.split >= 0 && call.split <= most;
+}
+
+inline std::array<const void*, 4> aligned_of(const Call& call) { return {call.x, call.weight, call.out, call.workspace}; }
+
+// The stride from one product of a batch to the next; 0 where there is one.
+inline int64_t batch_stride(const Call& call, int64_t elements) { return call.batches > 1 ? elements : 0; }
+
+}  // namespace tunedgemm
