@@ -32,7 +32,7 @@ def test_a_shape_is_timed_with_its_control_and_its_row(script: ModuleType) -> No
     """A file's choice that is quicker than the first guess gains; beside a row that is as quick it loses little."""
     backend = fake_backend("triton", solutions=["slow", "quick", "own"], heuristic="quick", sleep={"slow": 0.003})
     shape = Shape("a16w16", 4, 32, 64)
-    found = script.measured(shape, device_of(-1), fake_registry(backend), {shape: Solution("triton", "own")}, 3)
+    found = script.measured(shape, device_of(-1), fake_registry(backend), {shape: Solution("triton", "own")}, 9)
     assert found["choice"] == "triton:quick"
     assert set(found["samples"]) == {"choice", "guess", "again", "own", "torch"}
     assert found["gain"][0] > 1.5
