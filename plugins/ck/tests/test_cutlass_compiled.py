@@ -204,7 +204,7 @@ def test_an_expert_gets_its_rows_its_weight_and_their_scales(stage: int, swap: b
     """Three rows from place 5 on of expert 2, of [places, depth], its weight [wide, depth], sums [places, wide], and scales of blocks."""
     target = Target(FAMILY, CutlassInstance(128, 128, 128, swap=swap), _stage(stage, "per_1x128", "fp8_e4m3fn"), toolchain.cuda)
     text = target.source
-    told = _printed(target, text[: text.index("// The two functions that Python calls for a stage")] + _GROUPED, tmp_path)
+    told = _printed(target, text[: text.index("// A stage of fmoe, over the product in grouped.h")] + _GROUPED, tmp_path)
     wide, depth = (384, 320) if stage == 1 else (320, 192)
     deep, high = -(-depth // 128), -(-wide // 128)
     assert told["sizes"] == (f"{wide} 3 {depth}" if swap else f"3 {wide} {depth}")
