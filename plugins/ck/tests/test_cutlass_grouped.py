@@ -69,7 +69,8 @@ def test_few_rows_an_expert_get_swapped_operands_first_and_many_get_large_tiles(
     few, _ = next(iter(grouped.space(_shape(4, 7168, 2048, 256, 8, *factors), HOPPER, False)))
     assert all(stage.swap and stage.tile_n == 16 for stage in (few.first, few.second))  # type: ignore[attr-defined]
     many, _ = next(iter(grouped.space(_shape(16384, 4096, 4096, 8, 2, *factors), HOPPER, False)))
-    assert all(stage.tile_m * stage.tile_n >= 64 * 128 for stage in (many.first, many.second))  # type: ignore[attr-defined]
+    large = 64 * 128 if factors in {("per_Tensor", "fp8_e4m3fn"), ("per_Token", "fp8_e4m3fn")} else 128 * 128
+    assert all(stage.tile_m * stage.tile_n >= large for stage in (many.first, many.second))  # type: ignore[attr-defined]
 
 
 def test_a_stage_is_judged_by_the_experts_that_are_hit() -> None:
