@@ -15,7 +15,7 @@ from tunedgemm.csvfile import Row, read_untuned, write_rows
 from tunedgemm.device import current_device, device_of
 from tunedgemm.folders import untuned_path
 from tunedgemm.integrations import vllm as plugin
-from tunedgemm.integrations import vllm_rows
+from tunedgemm.integrations import vllm_routes, vllm_rows
 from tunedgemm.ops import op_named
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
@@ -78,7 +78,6 @@ EXPERTS = {kind: f"select_{kind}_moe_backend" for kind in ("unquantized", "fp8")
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """vLLM, or classes with its signatures, can be imported, has a configuration, and the plugin is not registered; all is as before
     afterwards."""
-    before = torch.nn.functional.linear
     if importlib.util.find_spec("vllm") is None:
         monkeypatch.syspath_prepend(str(Path(__file__).parent / "vllm_stub"))
     monkeypatch.setattr(plugin, "_registered", False)
@@ -96,11 +95,15 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         theirs = getattr(importlib.import_module(f"{layers}.oracle.{kind}"), name)
         for holder in [one for key, one in sys.modules.items() if key.startswith("vllm.") and vars(one).get(name) is theirs]:
             monkeypatch.setattr(holder, name, theirs)
+    for module, owner, name in (plugin.HASH, plugin.LOADED, plugin.WARM):
+        holder = importlib.import_module(module)
+        holder = getattr(holder, owner) if owner else holder
+        monkeypatch.setattr(holder, name, getattr(holder, name))
+    monkeypatch.setattr(vllm_routes, "routes", {})
+    monkeypatch.setattr(vllm_rows, "_left", {})
     vllm_rows._weights.cache_clear()
     with config.set_current_vllm_config(config.VllmConfig()):
         yield
-    if torch.nn.functional.linear is not before:
-        tunedgemm.unpatch()
 
 
 @pytest.fixture
@@ -126,7 +129,7 @@ def vllm_captured(vllm: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 def vllm_table(vllm: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., None]]:
     """Writes a table of an op that has rows for some shapes, by a solution of torch's, and registers the plugin."""
 
-    def written(variable: str, *shapes: Shape, kernel: str = "F.linear") -> None:
+    def written(variable: str, *shapes: Shape, kernel: str = "native") -> None:
         path, here = tmp_path / "tuned.csv", current_device()
         told = {"gfx": here.gfx, "cu_num": here.cu_num, "device": here.name, "solution": Solution("torch", kernel), "us": 1.0}
         write_rows(path, op_named(shapes[0].op), [Row(shape=shape, **told) for shape in shapes])

@@ -12,8 +12,12 @@ import pytest
 import torch
 import tunedgemm
 from tunedgemm import quant
+from tunedgemm.device import current_device
+from tunedgemm.errors import UserError
 from tunedgemm.integrations import vllm as plugin
+from tunedgemm.integrations import vllm_routes
 from tunedgemm.shape import Shape
+from tunedgemm.tuned_gemm import dispatcher
 
 N, K = 256, 384
 STUB = Path(__file__).parent / "vllm_stub"
@@ -111,9 +115,9 @@ def test_a_row_for_the_weight_decides(vllm_table) -> None:
         expected = torch.nn.functional.linear(x, one.weight)
         serve.process_weights_after_loading(one)
         torch.testing.assert_close(serve.apply(one, x), expected, rtol=0.02, atol=0.2)
-        routed.append(one.tunedgemm_routed)
+        routed.append(bool(one.tunedgemm_route))
     assert routed == [True, False]
-    assert plugin.left("a8w8", N, K, scale="row", dtype="fp8") == f"has no tuned row of a8w8 with N={N}, K={K}, scales by row"
+    assert plugin.left("a8w8", N, K, scale="row", dtype="fp8") == f"no row of a8w8 with N={N}, K={K}, scales by row"
 
 
 KINDS = [
@@ -137,8 +141,6 @@ def test_fp8_layers_are_routed(vllm_captured, kind, op, biased) -> None:
     expected = torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float())
     assert (found.float() - expected).norm() < 0.04 * expected.norm()
     assert vllm_captured(op) == {10: 1}
-    # Tables serve no subclasses of torch's parameters.
-    assert {type(parameter) for parameter in one.parameters()} - {torch.nn.Parameter} <= ({Loaded} if kind.startswith("static") else set())
 
 
 def test_a_weight_with_padded_rows_is_put_together(vllm_captured) -> None:
@@ -245,11 +247,12 @@ def test_compiled_graphs_hold_the_product_as_one_op(vllm_captured, kind, op) -> 
         x = torch.randn(rows, K).bfloat16()
         found, eager = compiled(x), kernel.apply_weights(one, x)
         assert (found.float() - eager.float()).norm() <= 0.01 * eager.float().norm()
-    assert ops == [f"tunedgemm.{op}.default"]
+    assert ops == ["tunedgemm.vllm_linear.default"]
+    assert vllm_captured(op)
 
 
 def test_registering_twice_is_registering_once(vllm_captured) -> None:
-    """vLLM may call it several times in a process: methods are wrapped and kernels listed once, and unpatch puts F.linear back."""
+    """vLLM may call it several times in a process: methods are wrapped and kernels listed once, and F.linear stays torch's."""
     linear = importlib.import_module("vllm.model_executor.kernels.linear")
     wrapped, listed = (
         method(plugin.PLAIN[0]).apply,
@@ -259,9 +262,7 @@ def test_registering_twice_is_registering_once(vllm_captured) -> None:
 
     assert method(plugin.PLAIN[0]).apply is wrapped
     assert {name: dict(one) for name, one in vars(linear).items() if name.startswith("_POSSIBLE_")} == listed
-    routed = torch.nn.functional.linear
-    tunedgemm.unpatch()
-    assert torch.nn.functional.linear is not routed
+    assert torch.nn.functional.linear.__module__ != "tunedgemm.integrations.linear"
 
 
 def test_a_vllm_of_another_form_is_named(vllm, monkeypatch, caplog) -> None:
@@ -270,8 +271,8 @@ def test_a_vllm_of_another_form_is_named(vllm, monkeypatch, caplog) -> None:
     monkeypatch.delattr(importlib.import_module(plugin.PLAIN[1][0]), plugin.PLAIN[1][1])
     plugin.register()
 
-    assert "UnquantizedEmbeddingMethod is not as it is known here" in caplog.text
-    assert "fp8 and int8 layers stay vLLM's" in caplog.text
+    assert "this vLLM has no vllm.model_executor.layers.vocab_parallel_embedding.UnquantizedEmbeddingMethod" in caplog.text
+    assert "fp8 and int8 layers keep vLLM's kernels" in caplog.text
     assert hasattr(method(plugin.PLAIN[0]).apply, "__wrapped__")
 
 
@@ -292,3 +293,145 @@ def test_what_vllm_promises_stays(vllm, monkeypatch, caplog, variables, told) ->
     assert told in caplog.text
     assert torch.nn.functional.linear is before
     assert not hasattr(method(plugin.PLAIN[0]).apply, "__wrapped__")
+
+
+def bf16_layer(n: int = N, name: str = "model.layers.0.qkv_proj") -> tuple[Any, torch.nn.Module]:
+    """vLLM's method for 16 bits, and a loaded layer of its own parameter class."""
+    serve, one = method(plugin.PLAIN[0])(), made_layer(weight=torch.randn(n, K).bfloat16())
+    one.prefix = name
+    serve.process_weights_after_loading(one)
+    return serve, one
+
+
+def bound(m: int, n: int = N) -> bool:
+    """Whether a table's row was bound for a16w16 of M rows."""
+    return dispatcher("a16w16").knows(Shape("a16w16", m, n, K, "bf16"), current_device())
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_a_routed_layer_reaches_the_table(vllm_table, mode) -> None:
+    """A layer whose weight is of vLLM's parameter class runs its row, in eager mode and in a compiled graph, at every M that has one."""
+    vllm_table("AITER_CONFIG_GEMM_BF16", *(Shape("a16w16", m, N, K, "bf16") for m in (4, 8)))
+    serve, one = bf16_layer()
+    call = lambda x: serve.apply(one, x)  # noqa: E731
+    if mode == "compiled":
+        call = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch.inference_mode():
+        for m in (4, 8):
+            x = torch.randn(m, K).bfloat16()
+            torch.testing.assert_close(call(x), torch.nn.functional.linear(x, one.weight), rtol=0.02, atol=0.2)
+    assert bound(4) and bound(8)
+
+
+def test_an_m_without_a_row_keeps_vllms_kernel(vllm_table, monkeypatch) -> None:
+    """Only rows route: at another M vLLM's own function multiplies, and no backend's heuristic is asked."""
+    vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
+    serve, one = bf16_layer()
+    [route] = vllm_routes.routes.values()
+    calls: list[int] = []
+    theirs = route.theirs
+    monkeypatch.setattr(route, "theirs", lambda x, *rest: calls.append(len(x)) or theirs(x, *rest))
+    for m in (8, 3000):
+        serve.apply(one, torch.randn(m, K).bfloat16())
+    assert calls == [3000] and route.served == {8: True, 3000: False}
+    assert route.reasons[3000] == "no row"
+
+
+def test_a_row_that_was_slower_here_keeps_vllms_kernel(vllm_table) -> None:
+    """The comparison on the loaded model decides, not the table's time; the summary gives the figure."""
+    vllm_table("AITER_CONFIG_GEMM_BF16", *(Shape("a16w16", m, N, K, "bf16") for m in (1, 8)))
+    serve, one = bf16_layer()
+    [route] = vllm_routes.routes.values()
+    route.verdicts |= {1: 1.2, 8: 0.8}
+    for m in (1, 8):
+        serve.apply(one, torch.randn(m, K).bfloat16())
+
+    assert route.served == {1: True, 8: False}
+    told = "\n".join(vllm_routes.summary([1, 8], current_device()))
+    assert "1 linear layers go through tables (torch); vLLM's kernels serve some products at M = 8" in told
+    assert "M=8: the row of M=8 takes 1.25 times as long as vLLM's kernel" in told
+
+
+def test_fp8_keeps_vllms_kernel_where_no_row_answers(vllm_table) -> None:
+    """An fp8 layer is loaded and quantised by vLLM's own kernel, which multiplies at an M without a row."""
+    vllm_table(
+        "AITER_CONFIG_GEMM_A8W8",
+        Shape("a8w8", 8, N, K, "fp8_e4m3fn", outdtype="bf16", scale="row"),
+    )
+    kernel, (one, weight) = fp8_kernel("token-channel"), fp8_layer("token-channel")
+    assert kernel._theirs is not None
+    kernel.process_weights_after_loading(one)
+    x = torch.randn(3000, K).bfloat16()
+
+    found = kernel.apply_weights(one, x)
+
+    expected = x.float() @ weight.t()
+    assert (found.float() - expected).norm() < 0.04 * expected.norm()
+    assert next(iter(vllm_routes.routes.values())).served == {3000: False}
+
+
+def test_the_compile_cache_has_another_key(vllm_table, monkeypatch, tmp_path) -> None:
+    """Graphs of vLLM alone are not taken for ours, nor those of another table or switch for these; the same gives the same key."""
+    made = importlib.import_module("vllm.config").VllmConfig
+    alone = made().compute_hash()
+    vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
+    first, again = made().compute_hash(), made().compute_hash()
+    monkeypatch.setenv("TUNEDGEMM_VLLM", "1")
+    switched = made().compute_hash()
+    monkeypatch.setenv("TUNEDGEMM_VLLM", "unpacked")
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(tmp_path / "absent.csv"))
+    tunedgemm.reload()
+    without = made().compute_hash()
+
+    assert first == again and len({alone, first, switched, without}) == 4
+    assert len(first) == len(alone)
+
+
+def test_the_log_names_what_keeps_vllms_kernels(vllm_table, caplog) -> None:
+    """After warm-up one line counts the layers that go through tables, and each layer without a row, or that a graph left out, is named."""
+    vllm_table("AITER_CONFIG_GEMM_BF16", *(Shape("a16w16", m, n, K, "bf16") for m in (1, 8, 64) for n in (N, 2 * N)))
+    caplog.set_level("INFO", "vllm.tunedgemm")
+    serve, one = bf16_layer()
+    bf16_layer(2 * N, "model.layers.0.gate_up_proj")
+    bf16_layer(N + 64, "model.layers.0.o_proj")
+    importlib.import_module(plugin.LOADED[0]).process_weights_after_loading(torch.nn.Module(), None, None)
+    config = importlib.import_module("vllm.config").VllmConfig()
+    if not isinstance(config.compilation_config.cudagraph_capture_sizes, list):
+        pytest.skip("vLLM's own configuration has no graph sizes without an engine")
+    worker = importlib.import_module(plugin.WARM[0]).Worker(config, lambda: serve.apply(one, torch.randn(8, K).bfloat16()))
+    worker.compile_or_warm_up_model()
+
+    assert "linear layers go through tables (torch)" in caplog.text
+    assert "1 layers keep vLLM's kernels (as model.layers.0.o_proj): no row of a16w16 with N=320, K=384" in caplog.text
+    assert "never reached the tables (as model.layers.0.gate_up_proj)" in caplog.text
+
+
+@pytest.mark.parametrize(("version", "routed"), [("0.20.2", True), ("0.33.0", True), ("0.19.1", False), ("1.0", False), ("dev", False)])
+def test_an_unknown_vllm_keeps_its_kernels(vllm, monkeypatch, caplog, version, routed) -> None:
+    """A version that was not checked is named in one warning, and nothing is replaced."""
+    monkeypatch.setattr(importlib.import_module("vllm"), "__version__", version)
+    plugin.register()
+
+    assert hasattr(method(plugin.PLAIN[0]).apply, "__wrapped__") is routed
+    assert ("not one of the versions known here" in caplog.text) is not routed
+
+
+def test_a_mistyped_switch_is_an_error(vllm, monkeypatch) -> None:
+    """A value that means nothing stops the start and says which do."""
+    monkeypatch.setenv("TUNEDGEMM_VLLM", "yess")
+    with pytest.raises(UserError, match=r"TUNEDGEMM_VLLM: unknown value \(got 'yess'\); use 1, 0 or unpacked"):
+        plugin.register()
+
+
+def test_a_row_of_a_missing_plugin_is_named(vllm_table, monkeypatch, tmp_path) -> None:
+    """A row whose backend is not installed leaves its M to vLLM, and says so."""
+    vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
+    path = tmp_path / "tuned.csv"
+    path.write_text(path.read_text().replace(",torch,", ",elsewhere,"))
+    tunedgemm.reload()
+    serve, one = bf16_layer()
+    serve.apply(one, torch.randn(8, K).bfloat16())
+    [route] = vllm_routes.routes.values()
+
+    assert route.served == {8: False}
+    assert "elsewhere" in route.reasons[8] and "a row cannot be used" in route.reasons[8]

@@ -1,100 +1,243 @@
-"""A plugin of vLLM: its linear layers and experts of 16 and of 8 bits run through the tables.
+"""A plugin of vLLM: linear layers and experts of 16 and 8 bits run through the tables where that is faster.
 
 vLLM calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group ``vllm.general_plugins``. It does nothing
-unless ``TUNEDGEMM_VLLM`` is set. A layer goes through the tables where they have a row for its weight, at any number of rows of x, or
-where shapes are captured or tuned online; else it is vLLM's own kernel that multiplies. Run with vLLM 0.32; 0.20 to 0.33 have the linear
-layers in this form.
+unless ``TUNEDGEMM_VLLM`` is set. A layer is routed where the tables have a row for its weight. After loading, each row is timed against
+vLLM's kernel on the model's own weights; vLLM's kernel serves every M at which the row is not faster.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import logging
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from tunedgemm.errors import UserError
 from tunedgemm.integrations.vllm_rows import left
 
 # What routes is imported where it is needed: vLLM loads this module in all its processes, whether the plugin is on or not.
 
-_log = logging.getLogger("tunedgemm")
+#: vLLM prints what its own loggers and those below them say.
+_log = logging.getLogger("vllm.tunedgemm")
 
 VARIABLE = "TUNEDGEMM_VLLM"
-#: Values of the variable: on, and on also where vLLM would pack its weights for a CPU, which are kept as they are then.
-_ON, UNPACKED = ("1", "true", "yes"), "unpacked"
+#: Values of the variable: on; on also where vLLM would pack its weights for a CPU, which then stay unpacked; off.
+_ON, UNPACKED, _OFF = ("1", "true", "yes", "on"), "unpacked", ("", "0", "false", "no", "off")
+#: Versions whose classes are known, the first and the last.
+KNOWN = ((0, 20), (0, 33))
+#: Seconds that timing the rows against vLLM's kernels may take at start-up.
+SECONDS = "TUNEDGEMM_VLLM_SECONDS"
+_DEFAULT_SECONDS = 8.0
 _LAYERS = "vllm.model_executor.layers"
 #: Module and class of the methods for weights of 16 bits.
 PLAIN = ((f"{_LAYERS}.linear", "UnquantizedLinearMethod"), (f"{_LAYERS}.vocab_parallel_embedding", "UnquantizedEmbeddingMethod"))
+#: Where the start-up is followed: module, class or "", function.
+LOADED = ("vllm.model_executor.model_loader.utils", "", "process_weights_after_loading")
+WARM = ("vllm.v1.worker.gpu_worker", "Worker", "compile_or_warm_up_model")
+HASH = ("vllm.config", "VllmConfig", "compute_hash")
 _registered = False
 
 
 def register() -> None:
-    """Route vLLM's layers, once a process, where ``TUNEDGEMM_VLLM`` is set; vLLM may call it several times."""
+    """Route vLLM's layers, once a process, where ``TUNEDGEMM_VLLM`` is set; vLLM may call it several times.
+
+    Raises:
+        UserError: the variable has a value that means nothing.
+    """
     global _registered
     asked = os.environ.get(VARIABLE, "").strip().lower()
-    if _registered or asked not in (*_ON, UNPACKED):
+    if asked not in (*_ON, *_OFF, UNPACKED):
+        raise UserError(f"{VARIABLE}: unknown value (got {os.environ[VARIABLE]!r}); use 1, 0 or {UNPACKED}")
+    if _registered or asked in _OFF:
         return
     _registered = True
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
-        _log.warning("VLLM_BATCH_INVARIANT is set: vLLM's layers stay vLLM's, for a table may have another kernel for each number of rows")
+        _log.warning("tunedgemm is off: VLLM_BATCH_INVARIANT is set, and a table may name another kernel for each M")
+        return
+    import vllm
+
+    told = getattr(vllm, "__version__", "of no version")
+    version = tuple(int(part) for part in told.split(".")[:2] if part.isdecimal())
+    if not KNOWN[0] <= version <= KNOWN[1]:
+        first, last = (".".join(map(str, one)) for one in KNOWN)
+        _log.warning("tunedgemm is off: vLLM %s is not one of the versions known here, %s to %s", told, first, last)
         return
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu() and asked != UNPACKED:
         _log.warning(
-            "vLLM packs weights for this CPU, which its kernels read quicker: they stay vLLM's; %s=%s routes them", VARIABLE, UNPACKED
+            "tunedgemm is off: vLLM packs weights for this CPU, and its kernels are faster; %s=%s routes them unpacked", VARIABLE, UNPACKED
         )
         return
-    from tunedgemm.integrations.patching import patch
-
-    patch(products=False)
     for module, name in PLAIN:
-        _replace(module, name, apply=_plain_apply, process_weights_after_loading=_plain_loaded)
+        _replace((module, name, "process_weights_after_loading"), _plain_loaded)
+        _replace((module, name, "apply"), _plain_apply)
     for ours, what in (("vllm_kernels", "fp8 and int8 layers"), ("vllm_experts", "experts")):
         try:
             importlib.import_module(f"tunedgemm.integrations.{ours}").install()
         except (ImportError, AttributeError) as error:
-            _log.warning("vLLM's kernels are not kept as they are known here (0.20 and newer): %s stay vLLM's: %s", what, error)
+            _log.warning("tunedgemm: %s keep vLLM's kernels: this vLLM has another interface (%s)", what, error)
+    for place, wrapper in ((HASH, _hash), (LOADED, _after_loading), (WARM, _after_warm_up)):
+        _replace(place, wrapper)
 
 
-def _replace(module: str, name: str, **wrappers: Callable[[Any], Any]) -> None:
-    """Wrap methods of a class of vLLM; a class that is not there, or has another form, is named in a warning and left alone."""
+def _replace(place: tuple[str, str, str], wrapper: Callable[[Any], Any]) -> None:
+    """Wrap a function of vLLM, or a method; one that this vLLM does not have is named in a warning."""
+    module, owner, name = place
     try:
-        owner = getattr(importlib.import_module(module), name)
-        methods = {method: getattr(owner, method) for method in wrappers}
+        holder: Any = importlib.import_module(module)
+        holder = getattr(holder, owner) if owner else holder
+        theirs = getattr(holder, name)
     except (ImportError, AttributeError) as error:
-        _log.warning("vLLM's %s.%s is not as it is known here, and stays as it is: %s", module, name, error)
+        _log.warning("tunedgemm: this vLLM has no %s: %s", ".".join(filter(None, place)), error)
         return
-    for method, wrapper in wrappers.items():
-        setattr(owner, method, functools.wraps(methods[method])(wrapper(methods[method])))
+    ours = functools.wraps(theirs)(wrapper(theirs))
+    setattr(holder, name, ours)
+    if not owner:  # modules that were loaded before have the function by its name
+        for other in [one for key, one in sys.modules.items() if key.partition(".")[0] == "vllm"]:
+            if getattr(other, "__dict__", {}).get(name) is theirs:
+                setattr(other, name, ours)
 
 
-def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """``process_weights_after_loading`` of weights of 16 bits: marks the layers that go through the tables, which are not packed."""
+def cache_factor() -> str:
+    """What of tunedgemm decides the graphs that vLLM compiles: version, switch, tables, and whether shapes are captured."""
+    from importlib.metadata import entry_points
 
-    def process_weights_after_loading(self: Any, layer: Any) -> None:
-        weight = getattr(layer, "weight", None)
-        matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2 and not weight.is_meta
-        layer.tunedgemm_routed = matrix and not left("a16w16", *layer.weight.shape)
-        if not layer.tunedgemm_routed:
-            theirs(self, layer)
+    from tunedgemm import __version__
+    from tunedgemm.ops import ops
+    from tunedgemm.tuned_gemm import dispatcher
+
+    parts = [__version__, os.environ.get(VARIABLE, "")]
+    parts += sorted(f"{point.name} {point.dist and point.dist.version}" for point in entry_points(group="tunedgemm.backends"))
+    for op in ops():
+        known = dispatcher(op)
+        try:
+            parts += [op, known.table.fingerprint(), str(known.settings.capture), str(known.on_miss is not None)]
+        except UserError as error:
+            parts.append(str(error))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]
+
+
+def _hash(theirs: Callable[..., str]) -> Callable[..., str]:
+    """``VllmConfig.compute_hash``, the key of vLLM's compile cache: graphs with our ops are other graphs."""
+
+    def compute_hash(self: Any, *arguments: Any, **named: Any) -> str:
+        found = theirs(self, *arguments, **named)
+        return hashlib.sha256(f"{found} {cache_factor()}".encode()).hexdigest()[: len(found)]
+
+    return compute_hash
+
+
+def _after_loading(theirs: Callable[..., None]) -> Callable[..., None]:
+    """``process_weights_after_loading`` of a whole model: times the rows against vLLM's kernels."""
+
+    def process_weights_after_loading(*arguments: Any, **named: Any) -> None:
+        theirs(*arguments, **named)
+        from tunedgemm.integrations.vllm_routes import compare
+
+        _check_ranks()
+        try:
+            compare(float(os.environ.get(SECONDS, "") or _DEFAULT_SECONDS))
+        except ValueError as error:
+            raise UserError(f"{SECONDS}: not a number of seconds (got {os.environ[SECONDS]!r})") from error
 
     return process_weights_after_loading
 
 
+def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """``compile_or_warm_up_model``: says afterwards what goes through tables, and what does not."""
+
+    def compile_or_warm_up_model(self: Any) -> Any:
+        found = theirs(self)
+        from tunedgemm.device import current_device
+        from tunedgemm.integrations.vllm_routes import summary
+        from tunedgemm.integrations.vllm_rows import unrouted
+
+        sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
+        for line in (*summary(sorted(sizes), current_device()), *unrouted()):
+            _log.info("%s", line)
+        return found
+
+    return compile_or_warm_up_model
+
+
+def _check_ranks() -> None:
+    """Name the tables' fingerprints where ranks of a model have different ones."""
+    try:
+        from vllm.distributed import get_tp_group
+
+        group = get_tp_group()
+    except (ImportError, AssertionError):
+        return
+    if group.world_size < 2:
+        return
+    found: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(found, cache_factor(), group=group.cpu_group)
+    if len(set(found)) > 1:
+        told = ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(found))
+        _log.warning("tunedgemm: ranks have different tables or backends (%s); give all the same", told)
+
+
+def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """``process_weights_after_loading`` of weights of 16 bits: routes the layers that have rows, which are not packed."""
+
+    def process_weights_after_loading(self: Any, layer: Any) -> None:
+        weight = getattr(layer, "weight", None)
+        matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2 and not weight.is_meta
+        layer.tunedgemm_route = ""
+        if not matrix or left("a16w16", *layer.weight.shape, layer=getattr(layer, "prefix", "")):
+            theirs(self, layer)
+            return
+        layer.tunedgemm_route = _plain_route(self, layer)
+
+    return process_weights_after_loading
+
+
+def _plain_route(method: Any, layer: Any) -> str:
+    """The name of the route of a layer of 16 bits."""
+    from vllm.model_executor.layers.utils import dispatch_unquantized_gemm
+    from vllm.platforms import current_platform
+
+    from tunedgemm.dtype import short_dtype
+    from tunedgemm.integrations.linear import linear
+    from tunedgemm.integrations.vllm_routes import Route, kept, plain
+    from tunedgemm.shape import Shape
+
+    (n, k), dtype = layer.weight.shape, layer.weight.dtype
+    bias = getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
+    gemm = getattr(method, "_gemm_impl", None) or dispatch_unquantized_gemm()
+    shape = Shape("a16w16", 1, n, k, short_dtype(dtype), epilogue="bias" if bias else "none")
+
+    def ours(x: torch.Tensor, weight: torch.Tensor, _x: None, _w: None, bias: torch.Tensor | None) -> Any:
+        return linear(x, plain(weight), plain(bias))
+
+    def theirs(x: torch.Tensor, weight: torch.Tensor, _x: None, _w: None, bias: torch.Tensor | None) -> Any:
+        return gemm(None, x, weight, bias)
+
+    return kept(
+        Route(
+            name=f"{shape}", shape=shape, ours=ours, theirs=None if current_platform.is_cpu() else theirs,
+            inputs=lambda m, device: (torch.randn(m, k, dtype=dtype, device=device), None),
+            operands=lambda one: (plain(one.weight), None, plain(one.bias) if bias else None),
+        ),
+        layer,
+    )  # fmt: skip
+
+
 def _plain_apply(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """``apply`` of weights of 16 bits."""
-    from tunedgemm.integrations.linear import linear
+    from tunedgemm.integrations.vllm_routes import product
 
     def apply(self: Any, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-        if not getattr(layer, "tunedgemm_routed", False):
+        route = getattr(layer, "tunedgemm_route", "")
+        if not route:
             return theirs(self, layer, x, bias)
-        # vLLM's parameters are subclasses that know how to be loaded; their data is plain.
-        weight: Any = layer.weight
-        return linear(x, weight if type(weight) is torch.nn.Parameter else weight.data, bias)
+        return product(x, layer.weight, None, None, bias, x.dtype, route)
 
     return apply

@@ -1,8 +1,10 @@
 """Linear kernels for vLLM: fp8 and int8 layers, whatever quantisation method they are of, multiplied through the tables.
 
 For each quantised layer vLLM asks its kernels, in order of preference, whether they run on the platform and implement the layer
-(``vllm.model_executor.kernels.linear``, vLLM 0.20 and newer). Those here come first and take a layer that `left` does not leave to vLLM.
-Activations are quantised by vLLM's own functions. Loaded where vLLM is installed, by `tunedgemm.integrations.vllm`.
+(``vllm.model_executor.kernels.linear``, vLLM 0.20 and newer). The kernels here come first and take a layer that `left` does not leave to
+vLLM. An fp8 layer keeps what vLLM's own choice makes of it: its weights, and the activations that vLLM's fused functions quantise, with
+scales in the order of that kernel. Only the product is routed (`tunedgemm.integrations.vllm_routes`).
+Loaded where vLLM is installed, by `tunedgemm.integrations.vllm`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from vllm.model_executor.layers.quantization.utils.w8a8_utils import convert_to_
 from vllm.platforms import current_platform
 
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
+from tunedgemm.dtype import short_dtype
+from tunedgemm.integrations.vllm_routes import Route, kept, plain, product
 from tunedgemm.integrations.vllm_rows import left
+from tunedgemm.shape import Shape
 
 #: A kernel's answer to whether it can: vLLM's form.
 Answer = tuple[bool, str | None]
@@ -43,6 +48,12 @@ def install() -> None:
         known.setdefault(current_platform._enum, []).insert(0, kernel)
 
 
+def _chosen_by_vllm(kernels: list[Any], config: Any) -> Any:
+    """The class of vLLM's own kernel for a layer; None where it has none."""
+    able = (one for one in kernels if not one.__name__.startswith("TunedGemm"))
+    return next((one for one in able if linear.is_supported_and_can_implement_kernel(one, config, None)[0]), None)
+
+
 def _put(layer: Any, name: str, value: torch.Tensor) -> None:
     """Put a parameter of torch's own class in the place of one of vLLM's, which know how to be loaded: tables serve no subclasses."""
     setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
@@ -63,7 +74,13 @@ class _Everywhere:
 
 
 class TunedGemmFp8Kernel(_Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
-    """fp8 with scales of the tensor, of tokens or of channels: `tunedgemm.gemm_a8w8`."""
+    """fp8 with scales of the tensor, of tokens or of channels: `tunedgemm.gemm_a8w8`, or vLLM's kernel at the M where that is faster."""
+
+    def __init__(self, c: Any, layer_param_names: Sequence[str]) -> None:
+        super().__init__(c, layer_param_names)
+        theirs = _chosen_by_vllm(linear._POSSIBLE_FP8_KERNELS[current_platform._enum], c)
+        self._theirs: Any = None if theirs is None or current_platform.is_cpu() else theirs(c, layer_param_names)
+        self._route = ""
 
     @classmethod
     def can_implement(cls, c: Any) -> Answer:
@@ -77,17 +94,68 @@ class TunedGemmFp8Kernel(_Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[
         return _answer(left("a8w8", *c.weight_shape, scale="tensor" if _both_of_tensors(c) else "row", dtype="fp8"))
 
     def input_quant_key(self) -> Any:
-        """That of static scales: such activations may arrive quantised, by a norm that vLLM has fused with it."""
+        """That of vLLM's kernel, or of static scales: such activations may arrive quantised, by a norm that vLLM has fused with it."""
+        if self._theirs is not None:
+            return self._theirs.input_quant_key()
         key = self.config.activation_quant_key
         return key if key.scale.static and key.scale.group_shape.is_per_tensor() else None
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """The weight, which vLLM keeps as a view [K, N], gets rows without padding; one scale for it becomes one a row where x has rows."""
+        """The weight, a view [K, N], gets rows without padding; one scale for it becomes one a row where x has rows."""
         weight_name, scale_name = self.layer_param_names[:2]
-        weight, scale = getattr(layer, weight_name), getattr(layer, scale_name)
-        _put(layer, weight_name, weight.data.t().contiguous().t())
-        single = _both_of_tensors(self.config)
-        _put(layer, scale_name, scale.data.reshape(1) if single else scale.data.reshape(-1).expand(weight.shape[1]).contiguous())
+        n, k = getattr(layer, weight_name).shape[::-1]
+        if self._theirs is not None:
+            self._theirs.process_weights_after_loading(layer)
+            weight = getattr(layer, weight_name)
+            if tuple(weight.shape) != (k, n) or weight.dtype is not self.config.weight_quant_key.dtype:  # packed, or padded
+                return
+            if not weight.t().is_contiguous():  # else each call would copy it
+                _put(layer, weight_name, weight.data.t().contiguous().t())
+        else:
+            weight, scale = getattr(layer, weight_name), getattr(layer, scale_name)
+            _put(layer, weight_name, weight.data.t().contiguous().t())
+            single = _both_of_tensors(self.config)
+            _put(layer, scale_name, scale.data.reshape(1) if single else scale.data.reshape(-1).expand(n).contiguous())
+        self._route = kept(self._made(layer, n, k), layer)
+        if self._theirs is not None:
+            self._theirs.apply_scaled_mm = self.apply_scaled_mm
+
+    def _made(self, layer: Any, n: int, k: int) -> Route:
+        single, config, own = _both_of_tensors(self.config), self.config, self._theirs
+        names = self.layer_param_names
+        x_single = config.activation_quant_key.scale.group_shape.is_per_tensor()
+        dtype = config.weight_quant_key.dtype
+        biased = getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
+        shape = Shape(
+            "a8w8", 1, n, k, short_dtype(dtype), outdtype=short_dtype(config.out_dtype), scale="tensor" if single else "row",
+            epilogue="bias" if biased else "none",
+        )  # fmt: skip
+        vllms: Any = None if own is None else own.apply_scaled_mm
+
+        def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
+            x_scale = xs.reshape(1) if single else _of_rows(xs, x.shape[0], x_single)
+            w_scale = plain(ws).reshape(-1)
+            w_scale = w_scale if single or w_scale.numel() == n else w_scale.expand(n).contiguous()
+            return gemm_a8w8(x, plain(weight), x_scale, w_scale, plain(bias), config.out_dtype)
+
+        def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
+            return vllms(A=x, B=weight.t(), out_dtype=config.out_dtype, As=xs, Bs=ws, bias=bias, output_shape=[x.shape[0], n])
+
+        def inputs(m: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+            x = torch.randn(m, k, dtype=config.out_dtype, device=device)
+            return _quantised(own, x, plain(getattr(layer, names[2], None)))
+
+        def operands(one: Any) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+            weight, scale = (plain(getattr(one, name)) for name in names[:2])
+            return weight.t(), scale, plain(one.bias) if biased else None
+
+        return Route(f"{shape} {type(own).__name__}", shape, ours, theirs if vllms else None, inputs, operands)
+
+    def apply_weights(self, layer: Any, x: Any, bias: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
+        """x [..., K] to [..., N], quantised as vLLM's kernel has it."""
+        serve = super().apply_weights if self._theirs is None else self._theirs.apply_weights
+        out: torch.Tensor = serve(layer, x, bias, **named)
+        return out
 
     def apply_scaled_mm(
         self,
@@ -101,17 +169,19 @@ class TunedGemmFp8Kernel(_Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[
         output_shape: list[int],
     ) -> torch.Tensor:
         """A [M, K] fp8 times B, a view [K, N] of the weight, in the names of vLLM's signature."""
-        if _both_of_tensors(self.config):
-            x_scale = As.reshape(1)
-        else:
-            x_scale = _of_rows(As, A.shape[0], self.config.activation_quant_key.scale.group_shape.is_per_tensor())
-        out: torch.Tensor = gemm_a8w8(A, B.t(), x_scale, Bs, bias, out_dtype)
-        return out.view(*output_shape)
+        return product(A, B.t(), As, Bs, bias, out_dtype, self._route).view(*output_shape)
 
 
 def _both_of_tensors(config: Any) -> bool:
     """Whether x and the weight have one scale each; else both are taken to have one a row."""
     return all(key.scale.group_shape.is_per_tensor() for key in (config.activation_quant_key, config.weight_quant_key))
+
+
+def _quantised(kernel: Any, x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """x as a kernel of vLLM's wants it, by the function that does not compile itself first."""
+    quantise = kernel.quant_fp8
+    found: tuple[torch.Tensor, torch.Tensor] = (quantise.forward_cuda if current_platform.is_cuda() else quantise)(x, scale, None)
+    return found
 
 
 def _of_rows(scale: torch.Tensor, rows: int, single: bool) -> torch.Tensor:
@@ -120,7 +190,14 @@ def _of_rows(scale: torch.Tensor, rows: int, single: bool) -> torch.Tensor:
 
 
 class TunedGemmFp8BlockKernel(_Everywhere, Fp8BlockScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
-    """fp8 with scales of 1 x 128 elements of x and of 128 x 128 of the weight: `tunedgemm.gemm_a8w8_blockscale`."""
+    """fp8 with scales of 1 x 128 elements of x and of 128 x 128 of the weight: `tunedgemm.gemm_a8w8_blockscale`, or vLLM's kernel."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        theirs = _chosen_by_vllm(linear._POSSIBLE_FP8_BLOCK_KERNELS[current_platform._enum], config)
+        known = theirs is not None and issubclass(theirs, Fp8BlockScaledMMLinearKernel) and not current_platform.is_cpu()
+        self._theirs: Any = theirs(config) if known else None
+        self._route = ""
 
     @classmethod
     def can_implement(cls, config: Any) -> Answer:
@@ -136,17 +213,62 @@ class TunedGemmFp8BlockKernel(_Everywhere, Fp8BlockScaledMMLinearKernel):  # typ
         return _answer(left("a8w8_blockscale", *config.weight_shape, scale="block", dtype="fp8"))
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """As vLLM does it, without padding of the weight's rows."""
-        super().process_weights_after_loading(layer)
-        params = self._get_layer_params(layer)
-        _put(layer, params.WEIGHT, params.weight.data.contiguous())
-        name = "weight_scale" if getattr(params, "weight_scale_inv", None) is None else "weight_scale_inv"
-        _put(layer, name, getattr(layer, name).data.contiguous())
+        """As vLLM's kernel does it; the layer is routed where weight and scales are plain matrices then."""
+        if self._theirs is None:
+            super().process_weights_after_loading(layer)
+            params = self._get_layer_params(layer)
+            _put(layer, params.WEIGHT, params.weight.data.contiguous())
+            name = _scale_name(layer)
+            _put(layer, name, getattr(layer, name).data.contiguous())
+        else:
+            self._theirs.process_weights_after_loading(layer)
+        weight, scale = layer.weight, getattr(layer, _scale_name(layer))
+        n, k = self.config.weight_shape
+        blocks = (-(-n // _BLOCK), -(-k // _BLOCK))
+        if tuple(weight.shape) != (n, k) or tuple(scale.shape) != blocks or scale.dtype is not torch.float32 or not scale.is_contiguous():
+            return
+        self._route = kept(self._made(n, k), layer)
+        if self._theirs is not None:
+            self._theirs.apply_block_scaled_mm = self.apply_block_scaled_mm
+
+    def _made(self, n: int, k: int) -> Route:
+        config, own = self.config, self._theirs
+        shape = Shape(
+            "a8w8_blockscale", 1, n, k, short_dtype(config.weight_quant_key.dtype), outdtype=short_dtype(config.out_dtype), scale="block"
+        )
+        vllms: Any = None if own is None else own.apply_block_scaled_mm
+
+        def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> Any:
+            # vLLM's kernels want a column's scales side by side, the op a row's; with one row both are the same bytes.
+            return gemm_a8w8_blockscale(x, plain(weight), xs.contiguous(), plain(ws), config.out_dtype)
+
+        def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> Any:
+            return vllms(A=x, B=weight, As=xs, Bs=ws)
+
+        def inputs(m: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+            x = torch.randn(m, k, dtype=config.out_dtype, device=device)
+            return _quantised(own, x, None)
+
+        def operands(one: Any) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+            return plain(one.weight), plain(getattr(one, _scale_name(one))), None
+
+        return Route(f"{shape} {type(own).__name__}", shape, ours, theirs if vllms else None, inputs, operands)
+
+    def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
+        """x [..., K] to [..., N], quantised as vLLM's kernel has it."""
+        serve = super().apply_weights if self._theirs is None else self._theirs.apply_weights
+        out: torch.Tensor = serve(layer, x, bias, **named)
+        return out
 
     def apply_block_scaled_mm(self, A: torch.Tensor, B: torch.Tensor, As: torch.Tensor, Bs: torch.Tensor) -> torch.Tensor:
         """A [M, K] times the weight B [N, K], in the names of vLLM's signature."""
-        out: torch.Tensor = gemm_a8w8_blockscale(A, B, As, Bs, self.config.out_dtype)
+        out: torch.Tensor = product(A, B, As, Bs, None, self.config.out_dtype, self._route)
         return out
+
+
+def _scale_name(layer: Any) -> str:
+    """The attribute with the scales of blocks: quantisation methods have two names for it."""
+    return "weight_scale" if getattr(layer, "weight_scale_inv", None) is None else "weight_scale_inv"
 
 
 class TunedGemmInt8Kernel(_Everywhere, Int8ScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
@@ -170,7 +292,7 @@ class TunedGemmInt8Kernel(_Everywhere, Int8ScaledMMLinearKernel):  # type: ignor
         weight_name, scale_name, x_scale_name = self.layer_param_names[:3]
         weight = getattr(layer, weight_name)
         n, k = weight.shape
-        if left("a8w8", n, k, scale="row", dtype="int8"):
+        if left("a8w8", n, k, scale="row", dtype="int8", layer=getattr(layer, "prefix", "")):
             self._theirs = self._chosen_by_vllm()
             self._theirs.process_weights_after_loading(layer)
             return
@@ -190,10 +312,10 @@ class TunedGemmInt8Kernel(_Everywhere, Int8ScaledMMLinearKernel):  # type: ignor
         Raises:
             ValueError: there is none.
         """
-        for kernel in linear._POSSIBLE_INT8_KERNELS[current_platform._enum]:
-            if kernel is not type(self) and linear.is_supported_and_can_implement_kernel(kernel, self.config, None)[0]:
-                return kernel(self.config, self.layer_param_names)
-        raise ValueError("vLLM has no kernel of its own for this int8 layer, and no table has a row for it")
+        kernel = _chosen_by_vllm(linear._POSSIBLE_INT8_KERNELS[current_platform._enum], self.config)
+        if kernel is None:
+            raise ValueError("vLLM has no kernel of its own for this int8 layer, and no table has a row for it")
+        return kernel(self.config, self.layer_param_names)
 
     def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] of 16 bits to [..., N]."""

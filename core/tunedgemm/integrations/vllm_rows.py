@@ -5,11 +5,16 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from tunedgemm.errors import UserError
+
 if TYPE_CHECKING:
     from tunedgemm.table import Table
 
+#: Why layers are left to vLLM, with the names of those layers.
+_left: dict[str, list[str]] = {}
 
-def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "") -> str:
+
+def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer: str = "") -> str:
     """Why the calls of a layer are left to vLLM, "" where they go through the tables.
 
     Args:
@@ -17,17 +22,31 @@ def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "") -> st
         n, k: sizes of its weight on this rank.
         scale: kind of its scales.
         dtype: what the name of its operands' dtype begins with.
+        layer: name of the layer, for `unrouted`.
     """
     from tunedgemm.device import current_device
     from tunedgemm.tuned_gemm import dispatcher
 
-    known = dispatcher(op)
-    if known.settings.capture or known.on_miss is not None:
-        return ""
-    weights = _weights(known.table, current_device().index)
-    if any(kind == scale and of.startswith(dtype) for of, kind in weights.get((n, k), ())):
-        return ""
-    return f"has no tuned row of {op} with N={n}, K={k}, scales by {scale}"
+    try:
+        known = dispatcher(op)
+        if known.settings.capture or known.on_miss is not None:
+            return ""
+        device, table = current_device(), known.table
+        weights = _weights(table, device.index)
+        if any(kind == scale and of.startswith(dtype) for of, kind in weights.get((n, k), ())):
+            return ""
+        reason = f"no row of {op} with N={n}, K={k}, scales by {scale}"
+        others = table.foreign(device)
+        reason += f" for {device}; the table's rows are for {others}" if others else ""
+    except UserError as error:
+        reason = str(error)
+    _left.setdefault(reason, []).append(layer)
+    return reason
+
+
+def unrouted() -> list[str]:
+    """One line for each reason why layers keep vLLM's kernels."""
+    return [f"tunedgemm: {len(names)} layers keep vLLM's kernels (as {names[0] or 'one'}): {reason}" for reason, names in _left.items()]
 
 
 @functools.lru_cache(maxsize=16)

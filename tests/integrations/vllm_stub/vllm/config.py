@@ -15,10 +15,22 @@ class SchedulerConfig:
 
 
 @dataclass
+class CompilationConfig:
+    """How graphs are made."""
+
+    cudagraph_capture_sizes: list[int] = field(default_factory=lambda: [1, 8, 64])
+
+
+@dataclass
 class VllmConfig:
     """The configuration of an engine."""
 
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    compilation_config: CompilationConfig = field(default_factory=CompilationConfig)
+
+    def compute_hash(self) -> str:
+        """The key of compiled graphs."""
+        return "0123456789"
 
 
 _current: list[VllmConfig] = []

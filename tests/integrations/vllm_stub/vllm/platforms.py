@@ -12,5 +12,7 @@ class Platform:
         """Whether it is a CPU."""
         return False
 
+    is_cuda = is_cpu
+
 
 current_platform = Platform()

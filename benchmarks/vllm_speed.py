@@ -1,0 +1,269 @@
+"""Measure vLLM with tunedgemm and without: time per token, prefill, a request trace, start-up and logits.
+
+    python benchmarks/vllm_speed.py CONFIG_DIR --home DIR --json out.json
+    python benchmarks/vllm_speed.py CONFIG_DIR --home DIR --batches 1,32 --trace 128
+
+Each arm is one vLLM engine in a process of its own with dummy weights; all arms start at once and stay alive. In every round the arms
+run in random order. ``vllm`` is vLLM alone, ``again`` the same once more (the A/A control), ``tunedgemm`` has ``TUNEDGEMM_VLLM=1`` and
+the tables in DIR. A gain is the median of the rounds' ratios, vllm over the arm, with its 95 % interval by order statistics.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import platform
+import random
+import signal
+import sys
+import time
+from datetime import datetime, timezone
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+ARMS = {"vllm": "0", "again": "0", "tunedgemm": "1"}
+CONTROL = "again"
+#: Tokens of a prompt, and the two numbers of decoded tokens whose difference is timed.
+PROMPT, SHORT, LONG = 16, 8, 40
+
+
+class Engine:
+    """One engine in the child process; each public method answers one request of the parent."""
+
+    def __init__(self, model: str, options: dict[str, Any]) -> None:
+        from vllm import LLM
+
+        self._llm = LLM(model=model, skip_tokenizer_init=True, load_format="dummy", disable_log_stats=True, **options)
+        self._vocabulary = self._llm.llm_engine.model_config.get_vocab_size()
+
+    def _prompts(self, count: int, length: int, seed: int) -> list[Any]:
+        chosen = random.Random(seed)
+        return [{"prompt_token_ids": [chosen.randrange(self._vocabulary) for _ in range(length)]} for _ in range(count)]
+
+    def _generate(self, batch: int, length: int, tokens: int, seed: int) -> float:
+        from vllm import SamplingParams
+
+        prompts = self._prompts(batch, length, seed)
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0, detokenize=False)
+        start = time.perf_counter()
+        self._llm.generate(prompts, params, use_tqdm=False)
+        return (time.perf_counter() - start) * 1e3
+
+    def decode(self, batch: int, seed: int) -> float:
+        """Milliseconds of one decoded token of each of *batch* sequences."""
+        short, long = (self._generate(batch, PROMPT, tokens, seed) for tokens in (SHORT, LONG))
+        return (long - short) / (LONG - SHORT)
+
+    def prefill(self, batch: int, length: int, seed: int) -> float:
+        """Milliseconds until *batch* prompts of *length* tokens have one token each."""
+        return self._generate(batch, length, 1, seed)
+
+    def trace(self, requests: list[tuple[float, int, int]], seed: int) -> dict[str, Any]:
+        """Serve requests (arrival in seconds, tokens of the prompt, tokens to decode) and time each."""
+        from vllm import SamplingParams
+
+        engine, waiting = self._llm.llm_engine, list(enumerate(requests))
+        prompts = [self._prompts(1, length, seed + place)[0] for place, (_, length, _) in enumerate(requests)]
+        first: dict[str, float] = {}
+        last: dict[str, float] = {}
+        start = time.perf_counter()
+        while waiting or engine.has_unfinished_requests():
+            now = time.perf_counter() - start
+            while waiting and waiting[0][1][0] <= now:
+                place, (_, _, tokens) = waiting.pop(0)
+                params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0, detokenize=False)
+                engine.add_request(str(place), prompts[place], params)
+            if not engine.has_unfinished_requests():
+                time.sleep(max(0.0, waiting[0][1][0] - now))
+                continue
+            for output in engine.step():
+                at = time.perf_counter() - start
+                if output.outputs and output.outputs[0].token_ids:
+                    first.setdefault(output.request_id, at)
+                last[output.request_id] = at
+        seconds = time.perf_counter() - start
+        keys = [next(key for key in first if key == str(place) or key.startswith(f"{place}-")) for place in range(len(requests))]
+        ttft = [(first[key] - arrival) * 1e3 for key, (arrival, _, _) in zip(keys, requests, strict=True)]
+        tpot = [(last[key] - first[key]) * 1e3 / (tokens - 1) for key, (_, _, tokens) in zip(keys, requests, strict=True) if tokens > 1]
+        middle = lambda values: sorted(values)[len(values) // 2]  # noqa: E731
+        return {"tokens_per_s": sum(tokens for *_, tokens in requests) / seconds, "ttft_ms": middle(ttft), "tpot_ms": middle(tpot)}
+
+    def logits(self, lengths: list[int], top: int) -> list[dict[int, float]]:
+        """Log probabilities of the most likely first tokens after prompts of these lengths."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=1, temperature=0, detokenize=False, logprobs=top)
+        prompts = [self._prompts(1, length, length)[0] for length in lengths]
+        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        return [{token: one.logprob for token, one in output.outputs[0].logprobs[0].items()} for output in outputs]
+
+
+def serve(pipe: Connection, log: str, model: str, options: dict[str, Any]) -> None:
+    """Run one arm in a child process until the parent closes the pipe."""
+    os.setsid()  # the engine's own children end with this process
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    start = time.perf_counter()
+    try:
+        engine = Engine(model, options)
+        pipe.send(time.perf_counter() - start)
+        while True:
+            name, arguments = pipe.recv()
+            pipe.send(getattr(engine, name)(*arguments))
+    except EOFError:
+        pass
+    except BaseException as error:
+        pipe.send(error if isinstance(error, RuntimeError) else RuntimeError(f"{type(error).__name__}: {error}"))
+        raise
+
+
+class Arm:
+    """The parent's end of one engine."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        self.name = name
+        context = multiprocessing.get_context("spawn")
+        self._pipe, child = context.Pipe()
+        log = str(Path(arguments.logs) / f"{name}.log")
+        before = dict(os.environ)
+        os.environ |= {"TUNEDGEMM_VLLM": ARMS[name], "TUNEDGEMM_HOME": str(arguments.home), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+        try:
+            self._process = context.Process(target=serve, args=(child, log, str(arguments.model), arguments.options))
+            self._process.start()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        child.close()
+
+    def answer(self) -> Any:
+        """The engine's answer to what was asked last."""
+        found = self._pipe.recv()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the engine."""
+        self._pipe.send((method, arguments))
+        return self.answer()
+
+    def close(self) -> None:
+        """Let the engine end."""
+        self._pipe.close()
+        self._process.join(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.join()
+
+
+def interval(ratios: list[float]) -> tuple[float, float, float]:
+    """The median and its 95 % interval by order statistics."""
+    ordered, count = sorted(ratios), len(ratios)
+    reach = round(0.98 * count**0.5)
+    middle = (count - 1) // 2
+    return ordered[count // 2], ordered[max(0, middle - reach)], ordered[min(count - 1, middle + 1 + reach)]
+
+
+def spread(mine: list[dict[int, float]], theirs: list[dict[int, float]]) -> float:
+    """The largest difference of log probabilities over their standard deviation, of the tokens that both have."""
+    worst = 0.0
+    for one, other in zip(mine, theirs, strict=True):
+        both = sorted(one.keys() & other.keys())
+        mean = sum(one[token] for token in both) / len(both)
+        deviation = (sum((one[token] - mean) ** 2 for token in both) / len(both)) ** 0.5
+        worst = max(worst, max(abs(one[token] - other[token]) for token in both) / deviation)
+    return worst
+
+
+def requests(count: int, rate: float, seed: int) -> list[tuple[float, int, int]]:
+    """A trace: Poisson arrivals at *rate* a second, prompts of 32 to 2048 tokens, 16 to 256 tokens to decode."""
+    chosen, at, found = random.Random(seed), 0.0, []
+    for _ in range(count):
+        at += chosen.expovariate(rate)
+        found.append((at, int(2 ** chosen.uniform(5, 11)), int(2 ** chosen.uniform(4, 8))))
+    return found
+
+
+def measure(arms: list[Arm], rounds: int, method: str, *arguments: Any) -> dict[str, list[Any]]:
+    """Samples by arm, the arms in random order in each round; the first round is not counted."""
+    samples: dict[str, list[Any]] = {arm.name: [] for arm in arms}
+    for turn in range(rounds + 1):
+        for arm in random.sample(arms, len(arms)):
+            found = arm.ask(method, *arguments, turn)
+            if turn:
+                samples[arm.name].append(found)
+    return samples
+
+
+def show(title: str, samples: dict[str, list[float]], more_is_better: bool = False) -> None:
+    """Print one line: medians by arm and the gain of each over vLLM alone."""
+    parts = []
+    for name, values in samples.items():
+        ratios = [(b / a if more_is_better else a / b) for a, b in zip(samples["vllm"], values, strict=True)]
+        gain = "" if name == "vllm" else " {:.3f} [{:.3f}, {:.3f}]".format(*interval(ratios))
+        parts.append(f"{name} {sorted(values)[len(values) // 2]:.3f}{gain}")
+    print(f"{title}: " + "; ".join(parts), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="folder with config.json")
+    parser.add_argument("--home", type=Path, required=True, help="TUNEDGEMM_HOME of the arm tunedgemm: the folder with the tables")
+    parser.add_argument("--arms", default=",".join(ARMS), help="default: %(default)s")
+    parser.add_argument("--batches", default="1,8,32,64", help="sequences decoded at once (default: %(default)s)")
+    parser.add_argument("--prefill", default="16x1024", help="prompts x tokens, comma list (default: %(default)s)")
+    parser.add_argument("--trace", type=int, default=0, help="requests of the trace; 0 for none (default)")
+    parser.add_argument("--rate", type=float, default=16.0, help="requests a second (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
+    parser.add_argument("--trace-rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--options", type=json.loads, default={}, help="arguments of vllm.LLM as JSON")
+    parser.add_argument("--logs", type=Path, default=Path(), help="folder of the engines' logs")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+
+    import torch
+
+    result: dict[str, Any] = {
+        "date": datetime.now(timezone.utc).date().isoformat(), "model": arguments.model.name, "options": arguments.options,
+        "torch": torch.__version__, "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }  # fmt: skip
+    arms = [Arm(name, arguments) for name in arguments.arms.split(",")]
+    try:
+        result["start_s"] = {arm.name: round(arm.answer(), 1) for arm in arms}
+        print("start-up, seconds, all at once:", result["start_s"], flush=True)
+
+        def keep() -> None:
+            if arguments.json:
+                arguments.json.write_text(json.dumps(result))
+
+        answers = {arm.name: arm.ask("logits", [5, 64, 200], 500) for arm in arms}
+        result["logits"] = {name: spread(found, answers["vllm"]) for name, found in answers.items()}
+        print("largest difference of log probabilities in standard deviations:", result["logits"], flush=True)
+        for batch in filter(None, arguments.batches.split(",")):
+            result[f"decode {batch}"] = samples = measure(arms, arguments.rounds, "decode", int(batch))
+            show(f"ms a token, batch {batch}", samples)
+            keep()
+        for sizes in filter(None, arguments.prefill.split(",")):
+            result[f"prefill {sizes}"] = samples = measure(arms, max(3, arguments.rounds // 3), "prefill", *map(int, sizes.split("x")))
+            show(f"ms of prefill {sizes}", samples)
+            keep()
+        if arguments.trace:
+            found = measure(arms, arguments.trace_rounds, "trace", requests(arguments.trace, arguments.rate, 1))
+            for key in ("tokens_per_s", "ttft_ms", "tpot_ms"):
+                result[f"trace {key}"] = samples = {name: [one[key] for one in values] for name, values in found.items()}
+                show(f"trace of {arguments.trace} requests, {key}", samples, key == "tokens_per_s")
+        keep()
+    finally:
+        for arm in arms:
+            arm.close()
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

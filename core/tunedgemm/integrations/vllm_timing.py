@@ -1,0 +1,77 @@
+"""Timing of two kernels on a loaded model's weights: captured graphs, weights of all layers in turn, so that caches are cold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+#: Rounds of one comparison, and the least number of bytes of weights that one graph reads: three times the largest L2 (60 MB).
+_ROUNDS, _BYTES = 9, 180 << 20
+#: Least gain that counts as faster: what two graphs of one kernel differ by here.
+_NOISE = 1.003
+
+
+class Arms:
+    """The stream that graphs are captured on, and a budget.
+
+    Args:
+        seconds: after which `spent` is true.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+        self.stream = torch.cuda.Stream()
+
+    @property
+    def spent(self) -> bool:
+        """Whether the budget is spent."""
+        return time.monotonic() > self._until
+
+
+def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> float:
+    """How many times faster *ours* is than *theirs*; 0 where ours fails, and at most 1 where the difference is noise.
+
+    Args:
+        arms: where to capture.
+        ours, theirs: functions of the operands of each call.
+        calls: operands, one call for each layer.
+    """
+    size = max(1, calls[0][1].nbytes)
+    few = calls[: max(2, -(-_BYTES // size))]
+    try:
+        with torch.inference_mode():
+            graphs = [_captured(arms, function, few) for function in (theirs, ours)]
+            ratios = []
+            for turn in range(_ROUNDS):
+                times = {place: _milliseconds(graphs[place]) for place in ((0, 1) if turn % 2 else (1, 0))}
+                ratios.append(times[0] / times[1])
+    except (RuntimeError, MemoryError):  # no memory, or a kernel that cannot be captured: vLLM's stays
+        torch.cuda.synchronize()
+        return 0.0
+    gain = sorted(ratios)[_ROUNDS // 2]
+    return gain if gain >= _NOISE else min(gain, 1.0)
+
+
+def _captured(arms: Arms, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> torch.cuda.CUDAGraph:
+    arms.stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(arms.stream):
+        for operands in calls[:2]:
+            function(*operands)
+    torch.cuda.current_stream().wait_stream(arms.stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=arms.stream):
+        for operands in calls:
+            function(*operands)
+    return graph
+
+
+def _milliseconds(graph: torch.cuda.CUDAGraph) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
