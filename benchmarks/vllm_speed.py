@@ -3,7 +3,7 @@
     python benchmarks/vllm_speed.py CONFIG_DIR --home DIR --json out.json
     python benchmarks/vllm_speed.py CONFIG_DIR --home DIR --batches 1,32 --trace 128
 
-Each arm is one vLLM engine in a process of its own with dummy weights; all arms start at once and stay alive. In every round the arms
+Each arm is one vLLM engine in a process of its own with dummy weights; their starts overlap, and all stay alive. In every round the arms
 run in random order. ``vllm`` is vLLM alone, ``again`` the same once more (the A/A control), ``tunedgemm`` has ``TUNEDGEMM_VLLM=1`` and
 the tables in DIR. A gain is the median of the rounds' ratios, vllm over the arm, with its 95 % interval by order statistics.
 """
@@ -18,7 +18,6 @@ import os
 import platform
 import random
 import signal
-import sys
 import time
 from datetime import datetime, timezone
 from multiprocessing.connection import Connection
@@ -28,7 +27,7 @@ from typing import Any
 ARMS = {"vllm": "0", "again": "0", "tunedgemm": "1"}
 CONTROL = "again"
 #: Tokens of a prompt, and the two numbers of decoded tokens whose difference is timed.
-PROMPT, SHORT, LONG = 16, 8, 40
+PROMPT, SHORT, LONG = 16, 8, 136
 
 
 class Engine:
@@ -92,14 +91,18 @@ class Engine:
         middle = lambda values: sorted(values)[len(values) // 2]  # noqa: E731
         return {"tokens_per_s": sum(tokens for *_, tokens in requests) / seconds, "ttft_ms": middle(ttft), "tpot_ms": middle(tpot)}
 
-    def logits(self, lengths: list[int], top: int) -> list[dict[int, float]]:
-        """Log probabilities of the most likely first tokens after prompts of these lengths."""
+    def logits(self, lengths: list[int], top: int) -> list[list[tuple[int, dict[int, float]]]]:
+        """The tokens chosen after prompts of these lengths, three each, and the log probabilities of the most likely ones."""
         from vllm import SamplingParams
 
-        params = SamplingParams(max_tokens=1, temperature=0, detokenize=False, logprobs=top)
-        prompts = [self._prompts(1, length, length)[0] for length in lengths]
-        outputs = self._llm.generate(prompts, params, use_tqdm=False)
-        return [{token: one.logprob for token, one in output.outputs[0].logprobs[0].items()} for output in outputs]
+        params = SamplingParams(max_tokens=3, ignore_eos=True, temperature=0, detokenize=False, logprobs=top)
+        found = []
+        for length in lengths:  # one at a time: decoding is at batch 1
+            [output] = self._llm.generate(self._prompts(1, length, length), params, use_tqdm=False)
+            chosen = output.outputs[0]
+            each = zip(chosen.token_ids, chosen.logprobs, strict=True)
+            found.append([(token, {other: one.logprob for other, one in likely.items()}) for token, likely in each])
+        return found
 
 
 def serve(pipe: Connection, log: str, model: str, options: dict[str, Any]) -> None:
@@ -169,15 +172,19 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
     return ordered[count // 2], ordered[max(0, middle - reach)], ordered[min(count - 1, middle + 1 + reach)]
 
 
-def spread(mine: list[dict[int, float]], theirs: list[dict[int, float]]) -> float:
-    """The largest difference of log probabilities over their standard deviation, of the tokens that both have."""
-    worst = 0.0
+def spread(mine: list[list[tuple[int, dict[int, float]]]], theirs: list[list[tuple[int, dict[int, float]]]]) -> float:
+    """The root mean square of the differences of log probabilities over their standard deviation; tokens that both have are compared,
+    up to the first place where another one was chosen."""
+    squares, variances = [], []
     for one, other in zip(mine, theirs, strict=True):
-        both = sorted(one.keys() & other.keys())
-        mean = sum(one[token] for token in both) / len(both)
-        deviation = (sum((one[token] - mean) ** 2 for token in both) / len(both)) ** 0.5
-        worst = max(worst, max(abs(one[token] - other[token]) for token in both) / deviation)
-    return worst
+        for (token, likely), (chosen, known) in zip(one, other, strict=True):
+            both = sorted(likely.keys() & known.keys())
+            mean = sum(known[place] for place in both) / len(both)
+            squares += [(likely[place] - known[place]) ** 2 for place in both]
+            variances += [(known[place] - mean) ** 2 for place in both]
+            if token != chosen:
+                break
+    return float((sum(squares) / sum(variances)) ** 0.5)
 
 
 def requests(count: int, rate: float, seed: int) -> list[tuple[float, int, int]]:
@@ -221,11 +228,21 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=16.0, help="requests a second (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
     parser.add_argument("--trace-rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--stagger", type=float, default=25, help="seconds between the starts of two arms (default: %(default)s)")
     parser.add_argument("--options", type=json.loads, default={}, help="arguments of vllm.LLM as JSON")
     parser.add_argument("--logs", type=Path, default=Path(), help="folder of the engines' logs")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
 
+    arms = []
+    for name in arguments.arms.split(","):
+        time.sleep(arguments.stagger if arms else 0)
+        arms.append(Arm(name, arguments))
+    report(arms, arguments)
+
+
+def report(arms: list[Arm], arguments: argparse.Namespace) -> None:
+    """Measure what the arguments ask for, print it, write it down, and end the engines."""
     import torch
 
     result: dict[str, Any] = {
@@ -233,24 +250,23 @@ def main() -> None:
         "torch": torch.__version__, "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }  # fmt: skip
-    arms = [Arm(name, arguments) for name in arguments.arms.split(",")]
+
+    def keep() -> None:
+        if arguments.json:
+            arguments.json.write_text(json.dumps(result))
+
     try:
         result["start_s"] = {arm.name: round(arm.answer(), 1) for arm in arms}
-        print("start-up, seconds, all at once:", result["start_s"], flush=True)
-
-        def keep() -> None:
-            if arguments.json:
-                arguments.json.write_text(json.dumps(result))
-
+        print("start-up, seconds, overlapping:", result["start_s"], flush=True)
         answers = {arm.name: arm.ask("logits", [5, 64, 200], 500) for arm in arms}
         result["logits"] = {name: spread(found, answers["vllm"]) for name, found in answers.items()}
-        print("largest difference of log probabilities in standard deviations:", result["logits"], flush=True)
+        print("differences of log probabilities over their standard deviation:", result["logits"], flush=True)
         for batch in filter(None, arguments.batches.split(",")):
             result[f"decode {batch}"] = samples = measure(arms, arguments.rounds, "decode", int(batch))
             show(f"ms a token, batch {batch}", samples)
             keep()
         for sizes in filter(None, arguments.prefill.split(",")):
-            result[f"prefill {sizes}"] = samples = measure(arms, max(3, arguments.rounds // 3), "prefill", *map(int, sizes.split("x")))
+            result[f"prefill {sizes}"] = samples = measure(arms, max(3, arguments.rounds // 2), "prefill", *map(int, sizes.split("x")))
             show(f"ms of prefill {sizes}", samples)
             keep()
         if arguments.trace:
@@ -262,7 +278,6 @@ def main() -> None:
     finally:
         for arm in arms:
             arm.close()
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: AITER's words for dtypes in flags.
 DTYPES = ("f32", "f16", "bf16", "fp8")
 #: Flags that say something of a model alone.
-_OF_A_MODEL = ("tp", "nsets", "batch_size", "no_fuse", "fuse_shared_experts", "layers")
+_OF_A_MODEL = ("tp", "nsets", "max_num_seqs", "max_num_batched_tokens", "batch_size", "no_fuse", "fuse_shared_experts", "layers")
 #: How the op for shuffled weights is named after the one for plain ones.
 SHUFFLED = "_bpreshuffle"
 
@@ -46,11 +46,19 @@ def add_model(group: argparse._ArgumentGroup) -> None:
     folder = "a folder with config.json, or the bare name of a shipped one; default: GTUNE_MODEL"
     add("--model_dir", default="", metavar="DIR", help=folder)
     add("--tp", type=whole_numbers, metavar="N,N", help="ranks of tensor parallelism, several for all of them; default: GTUNE_TP, else 1")
-    add("--nsets", type=whole_numbers, metavar="M,M", help="values of M; default: 1,512,1024,2048,3072,4096,8192,16384")
+    sets = "values of M, or an engine, for the batch sizes that it runs; default: 1,512,1024,2048,3072,4096,8192,16384"
+    add("--nsets", type=_nsets, metavar="M,M|vllm|sglang", help=sets)
+    add("--max-num-seqs", type=_whole_number, metavar="N", help="with --nsets vllm or sglang: sequences decoded at once (default: 256)")
+    add("--max-num-batched-tokens", type=_whole_number, metavar="N", help="with --nsets vllm or sglang: tokens of a step (default: 8192)")
     add("--batch_size", type=_whole_number, metavar="N", help="what each M is multiplied by; default: GTUNE_BATCH_SIZE, else 1")
     add("--layers", default="", metavar="GLOB,GLOB", help="only layers whose name fits, as '*.mlp.*,lm_head'")
     add("--no-fuse", action="store_true", help="product for product, as transformers runs the model, not fused as serving engines do")
     add("--fuse-shared-experts", action="store_true", help="count shared experts among the routed ones")
+
+
+def _nsets(text: str) -> tuple[int, ...] | str:
+    """``--nsets``: whole numbers, or the name of an engine."""
+    return text if text.strip().isalpha() else whole_numbers(text)
 
 
 def add_changes(group: argparse._ArgumentGroup) -> None:
@@ -104,11 +112,13 @@ class Listed:
         models: the model at each degree of tensor parallelism.
         by_op: the shapes of all of them, by the name of the op, those of the flags.
         rows: the values of M.
+        commands: the command line of the engine that runs these M, one for each model.
     """
 
     models: tuple[ModelShapes, ...]
     by_op: Mapping[str, tuple[Untuned, ...]]
     rows: tuple[int, ...]
+    commands: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -133,9 +143,15 @@ def listed(model: str, arguments: argparse.Namespace) -> Listed:
         UserError: the model or a flag cannot be used, or nothing is left.
     """
     from tunedgemm.models import NSETS, Formats, layers_of_model, only, rows_of, together, with_shapes
+    from tunedgemm.models.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, command_of, rows_of_engine
 
     ranks = dict.fromkeys(default(arguments.tp, "GTUNE_TP", whole_numbers, (1,)))
-    rows = rows_of(arguments.nsets or NSETS, default(arguments.batch_size, "GTUNE_BATCH_SIZE", _whole_number, 1))
+    engine = arguments.nsets if isinstance(arguments.nsets, str) else ""
+    limits = (arguments.max_num_seqs or MAX_NUM_SEQS, arguments.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS)
+    if not engine and (arguments.max_num_seqs or arguments.max_num_batched_tokens):
+        raise UserError("--max-num-seqs and --max-num-batched-tokens: are limits of an engine; add --nsets vllm or --nsets sglang")
+    sets = rows_of_engine(engine, *limits) if engine else arguments.nsets or NSETS
+    rows = rows_of(sets, default(arguments.batch_size, "GTUNE_BATCH_SIZE", _whole_number, 1))
     formats = Formats(fp8=f"fp8_{arguments.fp8}", preshuffle=arguments.preshuffle)
     patterns = tuple(pattern.strip() for pattern in arguments.layers.split(",") if pattern.strip())
     models = []
@@ -144,7 +160,8 @@ def listed(model: str, arguments: argparse.Namespace) -> Listed:
         found = with_shapes(only(found, patterns) if patterns else found, rows, formats)
         models.append(attrs.evolve(found, by_op=_wanted(found, arguments)))
     by_op = together(one.by_op for one in models)
-    return Listed(tuple(models), by_op, rows)
+    commands = tuple(command_of(engine, model, tp, *limits) for tp in ranks) if engine else ()
+    return Listed(tuple(models), by_op, rows, commands)
 
 
 def _wanted(model: ModelShapes, arguments: argparse.Namespace) -> dict[str, tuple[Untuned, ...]]:

@@ -244,3 +244,16 @@ def test_mistakes_are_one_line(
     assert (code, out) == (2, "")
     assert err.startswith("tunedgemm: error: ") and err.count("\n") == 1 and message in err
     assert not list(tmp_path.glob("*.csv"))
+
+
+def test_the_batch_sizes_of_an_engine(capsys, dense, tmp_path) -> None:
+    """``--nsets vllm`` takes vLLM's batch sizes for M and prints the command line of vLLM that has them; limits alone are an error."""
+    path = tmp_path / "shapes.csv"
+    limits = ("--max-num-seqs", "8", "--max-num-batched-tokens", "64")
+    code, _, err = run(capsys, "--model_dir", dense, "--nsets", "vllm", *limits, "-o", str(path))
+    assert code == 0
+    assert f"serve with: TUNEDGEMM_VLLM=1 vllm serve {dense} --tensor-parallel-size 1 {' '.join(limits)}" in err
+    assert {line.split(",")[0] for line in path.read_text().splitlines()[1:]} == {"1", "2", "4", "8", "16", "32", "64"}
+
+    code, _, err = run(capsys, "--model_dir", dense, *limits)
+    assert code == 2 and "are limits of an engine; add --nsets vllm or --nsets sglang" in err

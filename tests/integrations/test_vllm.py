@@ -331,9 +331,13 @@ def test_an_m_without_a_row_keeps_vllms_kernel(vllm_table, monkeypatch) -> None:
     calls: list[int] = []
     theirs = route.theirs
     monkeypatch.setattr(route, "theirs", lambda x, *rest: calls.append(len(x)) or theirs(x, *rest))
+    explain = dispatcher("a16w16").explain
+    asked: list[int] = []
+    monkeypatch.setattr(dispatcher("a16w16"), "explain", lambda shape, *rest: asked.append(shape.m) or explain(shape, *rest))
     for m in (8, 3000):
         serve.apply(one, torch.randn(m, K).bfloat16())
     assert calls == [3000] and route.served == {8: True, 3000: False}
+    assert asked == [8]  # binding a heuristic for each M of a prefill took 20 ms
     assert route.reasons[3000] == "no row"
 
 

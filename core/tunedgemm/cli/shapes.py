@@ -45,6 +45,8 @@ def _run(arguments: argparse.Namespace) -> int:
     found = listed(model, arguments)
     for note in found.notes:
         print(f"tunedgemm: note: {note}", file=sys.stderr)
+    for line in found.commands:
+        print(f"serve with: {line}", file=sys.stderr)
     if not arguments.output:
         _show(found, console(), verbose=arguments.verbose)
         return 0

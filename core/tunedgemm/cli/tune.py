@@ -222,6 +222,8 @@ def _requests(arguments: argparse.Namespace) -> list[_Request]:
             print(found, flush=True)
         for note in found.notes:
             print(f"tunedgemm: note: {note}", file=sys.stderr)
+        for line in found.commands:
+            print(f"serve with: {line}", file=sys.stderr)
         return [_Request(name, {row.shape: row.calls for row in rows}) for name, rows in found.by_op.items()]
     source = _existing(given, "-i takes a CSV with the columns of the op's key: M,N,K (bias, dtype, outdtype ... may follow)")
     name = _op(arguments, source)

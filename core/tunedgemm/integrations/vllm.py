@@ -190,6 +190,7 @@ def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def process_weights_after_loading(self: Any, layer: Any) -> None:
         weight = getattr(layer, "weight", None)
         matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2 and not weight.is_meta
+        matrix = matrix and type(layer).__name__ != "VocabParallelEmbedding"  # looked up, never multiplied
         layer.tunedgemm_route = ""
         if not matrix or left("a16w16", *layer.weight.shape, layer=getattr(layer, "prefix", "")):
             theirs(self, layer)

@@ -65,8 +65,12 @@ class Route:
 
     def row_of(self, m: int, device: Device) -> tuple[int | None, str]:
         """M of the row that answers for M rows of x, and why none does, or "" where one does."""
+        known, shape = dispatcher(self.shape.op), self.shape.with_m(m)
         try:
-            found = dispatcher(self.shape.op).explain(self.shape.with_m(m), device)
+            # Prefill meets ever new M: they must not wait for a backend's heuristic, which `explain` would bind.
+            if not any(True for one in {shape, _unbiased(shape)} for _ in known.table.candidates(one, device)):
+                return None, "no row"
+            found = known.explain(shape, device)
         except UserError as error:
             return None, str(error)
         if found.offer.origin in ("table", "unbiased") and not found.refused:
@@ -146,9 +150,12 @@ def compare(seconds: float) -> None:
 def rows_of(route: Route, device: Device) -> list[int]:
     """The M of the rows that answer for a route's product, the least first."""
     table = dispatcher(route.shape.op).table
-    unbiased = lambda shape: attrs.evolve(shape, m=1, epilogue="none", bias_dtype="")  # noqa: E731
-    wanted = unbiased(route.shape)
-    return sorted({row.shape.m for row in table.rows_for(device) if row.shape.m and unbiased(row.shape) == wanted})
+    wanted = _unbiased(route.shape)
+    return sorted({row.shape.m for row in table.rows_for(device) if row.shape.m and _unbiased(row.shape.with_m(1)) == wanted})
+
+
+def _unbiased(shape: Shape) -> Shape:
+    return attrs.evolve(shape, epilogue="none", bias_dtype="")
 
 
 def summary(sizes: Sequence[int], device: Device) -> list[str]:
