@@ -102,6 +102,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(vllm_routes, "routes", {})
     monkeypatch.setattr(vllm_rows, "_left", {})
     vllm_rows._weights.cache_clear()
+    if importlib.util.find_spec("vllm.v1.worker.workspace"):  # vLLM's worker makes it before it loads a model
+        importlib.import_module("vllm.v1.worker.workspace").init_workspace_manager(torch.device("cpu"))
     with config.set_current_vllm_config(config.VllmConfig()):
         yield
 
