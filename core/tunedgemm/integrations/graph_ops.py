@@ -19,7 +19,7 @@ from tunedgemm.calls import Call
 from tunedgemm.errors import OperandError
 from tunedgemm.hot import Place, hot_functions, in_graph, on_hot
 from tunedgemm.integrations.dynamo import teach
-from tunedgemm.integrations.torch_compile import opaque, unseen
+from tunedgemm.integrations.torch_compile import opaque, plain, unseen
 from tunedgemm.ops import DEFAULT_OP, op_named
 from tunedgemm.ops.op import Op
 from tunedgemm.serving import Serving
@@ -59,6 +59,7 @@ def _define(op: Op) -> Any:
         if weight_layout != "row":
             matrices = {place for place, one in enumerate(arguments) if one is not None and _is_matrix(op, place)}
             arguments = tuple(as_shuffled(one, weight_layout) if place in matrices else one for place, one in enumerate(arguments))
+        arguments = tuple(plain(one) for one in arguments)
         return tgemm.of(name).call(*arguments, otype=otype, **(json.loads(fields) if fields else {})).contiguous()
 
     def fake(*arguments: Any, **named: Any) -> torch.Tensor:

@@ -14,7 +14,7 @@ import tunedgemm.integrations.graph_ops  # noqa: F401 - layers call the function
 from tunedgemm.dispatch import MAX_LAUNCHERS, Dispatcher
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.dynamo import teach
-from tunedgemm.integrations.torch_compile import opaque, unseen
+from tunedgemm.integrations.torch_compile import opaque, plain, unseen
 from tunedgemm.tuned_gemm import tgemm
 from tunedgemm.weights import ShuffledWeight, as_shuffled
 
@@ -199,6 +199,7 @@ linear = routed_linear(tgemm.dispatcher)
 
 
 def _run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, weight_layout: str = "row") -> torch.Tensor:
+    weight, bias = plain(weight), plain(bias)
     out: torch.Tensor = linear(x, weight if weight_layout == "row" else as_shuffled(weight, weight_layout), bias)
     return out.contiguous()
 

@@ -42,6 +42,14 @@ def opaque(schema: str, run: Callable[..., torch.Tensor], fake: Callable[..., to
     return op
 
 
+def plain(parameter: Any) -> Any:
+    """The data of a parameter of a class of its own, as engines have them to load weights: a graph's ops need no more, and tables serve
+    no subclass."""
+    if isinstance(parameter, torch.nn.Parameter) and type(parameter) is not torch.nn.Parameter:
+        return parameter.data
+    return parameter
+
+
 def unseen() -> bool:
     """Whether what is under way sees into no op of ours: a functional transform (vmap, jvp, grad), or an export."""
     return torch._C._functorch.maybe_current_level() is not None or torch.compiler.is_exporting()

@@ -207,7 +207,8 @@ def _plain_route(method: Any, layer: Any) -> str:
 
     from tunedgemm.dtype import short_dtype
     from tunedgemm.integrations.linear import linear
-    from tunedgemm.integrations.vllm_routes import Route, kept, plain
+    from tunedgemm.integrations.torch_compile import plain
+    from tunedgemm.integrations.vllm_routes import Route, kept
     from tunedgemm.shape import Shape
 
     (n, k), dtype = layer.weight.shape, layer.weight.dtype

@@ -22,7 +22,8 @@ from vllm.platforms import current_platform
 
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.dtype import short_dtype
-from tunedgemm.integrations.vllm_routes import Route, kept, plain, product
+from tunedgemm.integrations.torch_compile import plain
+from tunedgemm.integrations.vllm_routes import Route, kept, product
 from tunedgemm.integrations.vllm_rows import left
 from tunedgemm.shape import Shape
 

@@ -114,11 +114,6 @@ def product(*operands: Any) -> torch.Tensor:
     return out
 
 
-def plain(parameter: Any) -> Any:
-    """The data of a parameter of vLLM's, whose classes know how to be loaded: tables serve no subclass."""
-    return parameter if parameter is None or type(parameter) in (torch.Tensor, torch.nn.Parameter) else parameter.data
-
-
 def kept(route: Route, module: Any) -> str:
     """Add a layer to the route of this name, which is this one if there is none; returns the name."""
     route = routes.setdefault(route.name, route)

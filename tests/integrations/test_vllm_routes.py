@@ -1,0 +1,197 @@
+"""Routes of vLLM's layers: which kernel runs at which M, what the log says, and the key of the compile cache."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+import tunedgemm
+from tunedgemm.device import current_device
+from tunedgemm.integrations import vllm as plugin
+from tunedgemm.integrations import vllm_routes, vllm_timing
+from tunedgemm.shape import Shape
+from tunedgemm.tuned_gemm import dispatcher
+
+N, K = 256, 384
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
+
+
+class Loaded(torch.nn.Parameter):
+    """A parameter that knows how to be loaded, as vLLM's do."""
+
+
+def method(place: tuple[str, str]) -> type:
+    """A class of vLLM's."""
+    found: type = getattr(importlib.import_module(place[0]), place[1])
+    return found
+
+
+@pytest.fixture
+def with_kernels(vllm_table) -> Any:
+    """`vllm_table`, where vLLM has kernels for plain weights: those of the stand-in, or of a GPU."""
+    if importlib.import_module("vllm.platforms").current_platform.is_cpu():
+        pytest.skip("vLLM packs weights for this CPU, and has no kernel for plain ones")
+    return vllm_table
+
+
+def bf16_layer(n: int = N, name: str = "model.layers.0.qkv_proj") -> tuple[Any, torch.nn.Module]:
+    """vLLM's method for 16 bits, and a loaded layer of its own parameter class."""
+    serve, one = method(plugin.PLAIN[0])(), torch.nn.Module()
+    one.weight, one.bias, one.prefix = Loaded(torch.randn(n, K).bfloat16(), requires_grad=False), None, name
+    serve.process_weights_after_loading(one)
+    return serve, one
+
+
+def bound(m: int, n: int = N) -> bool:
+    """Whether a table's row was bound for a16w16 of M rows."""
+    return dispatcher("a16w16").knows(Shape("a16w16", m, n, K, "bf16"), current_device())
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_a_routed_layer_reaches_the_table(vllm_table, mode) -> None:
+    """A layer whose weight is of vLLM's parameter class runs its row, in eager mode and in a compiled graph, at every M that has one."""
+    vllm_table("AITER_CONFIG_GEMM_BF16", *(Shape("a16w16", m, N, K, "bf16") for m in (4, 8)))
+    serve, one = bf16_layer()
+    call = lambda x: serve.apply(one, x)  # noqa: E731
+    if mode == "compiled":
+        call = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch.inference_mode():
+        for m in (4, 8):
+            x = torch.randn(m, K).bfloat16()
+            torch.testing.assert_close(call(x), torch.nn.functional.linear(x, one.weight), rtol=0.02, atol=0.2)
+    assert bound(4) and bound(8)
+
+
+def test_an_m_without_a_row_keeps_vllms_kernel(with_kernels, monkeypatch) -> None:
+    """Only rows route: at another M vLLM's own function multiplies, and no backend's heuristic is asked."""
+    with_kernels("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
+    serve, one = bf16_layer()
+    [route] = vllm_routes.routes.values()
+    calls: list[int] = []
+    theirs = route.theirs
+    monkeypatch.setattr(route, "theirs", lambda x, *rest: calls.append(len(x)) or theirs(x, *rest))
+    explain = dispatcher("a16w16").explain
+    asked: list[int] = []
+    monkeypatch.setattr(dispatcher("a16w16"), "explain", lambda shape, *rest: asked.append(shape.m) or explain(shape, *rest))
+    for m in (8, 3000):
+        serve.apply(one, torch.randn(m, K).bfloat16())
+    assert calls == [3000] and route.served == {8: True, 3000: False}
+    assert asked == [8]  # binding a heuristic for each M of a prefill took 20 ms
+    assert route.reasons[3000] == "no row"
+
+
+def test_a_row_that_was_slower_here_keeps_vllms_kernel(with_kernels) -> None:
+    """The comparison on the loaded model decides, not the table's time; the summary gives the figure."""
+    with_kernels("AITER_CONFIG_GEMM_BF16", *(Shape("a16w16", m, N, K, "bf16") for m in (1, 8)))
+    serve, one = bf16_layer()
+    [route] = vllm_routes.routes.values()
+    route.verdicts |= {1: 1.2, 8: 0.8}
+    for m in (1, 8):
+        serve.apply(one, torch.randn(m, K).bfloat16())
+
+    assert route.served == {1: True, 8: False}
+    told = "\n".join(vllm_routes.summary([1, 8], current_device()))
+    gains = "1.20 to 1.20 times as fast as vLLM's kernels here"
+    assert f"1 linear layers go through tables (torch, {gains}); vLLM's kernels serve some products at M = 8" in told
+    assert "M=8: the row of M=8 was not faster here (0.80 times vLLM's speed)" in told
+
+
+def test_the_compile_cache_has_another_key(vllm_table, monkeypatch, tmp_path) -> None:
+    """Graphs of vLLM alone are not taken for ours, nor those of another table or switch for these; the same gives the same key."""
+    made = importlib.import_module("vllm.config").VllmConfig
+    alone = made().compute_hash()
+    vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
+    first, again = made().compute_hash(), made().compute_hash()
+    monkeypatch.setenv("TUNEDGEMM_VLLM", "1")
+    switched = made().compute_hash()
+    monkeypatch.setenv("TUNEDGEMM_VLLM", "unpacked")
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(tmp_path / "absent.csv"))
+    tunedgemm.reload()
+    without = made().compute_hash()
+
+    assert first == again and len({alone, first, switched, without}) == 4
+    assert len(first) == len(alone)
+
+
+def test_the_log_names_what_keeps_vllms_kernels(with_kernels, caplog) -> None:
+    """After warm-up one line counts the layers that go through tables, and each layer without a row, or that a graph left out, is named."""
+    with_kernels("AITER_CONFIG_GEMM_BF16", *(Shape("a16w16", m, n, K, "bf16") for m in (1, 8, 64) for n in (N, 2 * N)))
+    caplog.set_level("INFO", "vllm.tunedgemm")
+    serve, one = bf16_layer()
+    bf16_layer(2 * N, "model.layers.0.gate_up_proj")
+    bf16_layer(N + 64, "model.layers.0.o_proj")
+    importlib.import_module(plugin.LOADED[0]).process_weights_after_loading(torch.nn.Module(), None, None)
+    config = importlib.import_module("vllm.config").VllmConfig()
+    if not isinstance(config.compilation_config.cudagraph_capture_sizes, list):
+        pytest.skip("vLLM's own configuration has no graph sizes without an engine")
+    worker = importlib.import_module(plugin.WARM[0]).Worker(config, lambda: serve.apply(one, torch.randn(8, K).bfloat16()))
+    worker.compile_or_warm_up_model()
+
+    assert "linear layers go through tables (torch)" in caplog.text
+    assert "1 layers keep vLLM's kernels (as model.layers.0.o_proj): no row of a16w16 with N=320, K=384" in caplog.text
+    assert "never reached the tables (as model.layers.0.gate_up_proj)" in caplog.text
+
+
+def test_a_row_of_a_missing_plugin_is_named(with_kernels, monkeypatch, tmp_path) -> None:
+    """A row whose backend is not installed leaves its M to vLLM, and says so."""
+    with_kernels("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
+    path = tmp_path / "tuned.csv"
+    path.write_text(path.read_text().replace(",torch,", ",elsewhere,"))
+    tunedgemm.reload()
+    serve, one = bf16_layer()
+    serve.apply(one, torch.randn(8, K).bfloat16())
+    [route] = vllm_routes.routes.values()
+
+    assert route.served == {8: False}
+    assert "elsewhere" in route.reasons[8] and "a row cannot be used" in route.reasons[8]
+
+
+def test_the_forms_of_newer_versions(vllm_table, monkeypatch) -> None:
+    """vLLM 0.33 gives `compute_hash` an argument, and a method its own function of a product: both are passed on."""
+    made, owner = importlib.import_module("vllm.config").VllmConfig, method(plugin.PLAIN[0])
+    monkeypatch.setattr(made, "compute_hash", lambda self, include_version=True: "01234" if include_version else "56789")
+    vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
+    assert made().compute_hash() != made().compute_hash(include_version=False)
+
+    asked: list[int] = []
+
+    def gemm(_layer: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        asked.append(len(x))
+        return torch.nn.functional.linear(x, weight, bias)
+
+    monkeypatch.setattr(owner, "_gemm_impl", staticmethod(gemm), raising=False)
+    serve, one = bf16_layer()
+    [route] = vllm_routes.routes.values()
+    if route.theirs is None:
+        pytest.skip("vLLM has no kernel for plain weights on this CPU")
+    for m in (8, 3000):
+        serve.apply(one, torch.randn(m, K).bfloat16())
+    assert asked == [3000]
+
+
+@pytest.mark.parametrize(
+    ("times", "gain"),
+    [((2.0, 1.0), 2.0), ((1.0, 2.0), 0.5), ((1.01, 1.0), 1.0)],
+    ids=["faster", "slower", "noise"],
+)
+def test_a_row_must_be_faster_by_more_than_noise(monkeypatch, times, gain) -> None:
+    """The median ratio of turns decides: below 2 % of gain counts as none, and more is the gain itself."""
+    clock = dict(zip(("theirs", "ours"), times, strict=True))
+    monkeypatch.setattr(vllm_timing, "_captured", lambda _arms, function, _calls: function())
+    monkeypatch.setattr(vllm_timing, "_milliseconds", lambda graph: clock[graph])
+    calls = [(torch.zeros(1, 4), torch.zeros(4, 4))]
+    assert vllm_timing.faster(None, lambda: "ours", lambda: "theirs", calls) == pytest.approx(gain)
+
+
+def test_a_kernel_that_cannot_be_captured_is_not_faster(monkeypatch) -> None:
+    """A failure while timing leaves vLLM's kernel in place."""
+
+    def failing(*_: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(vllm_timing, "_captured", failing)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert vllm_timing.faster(None, failing, failing, [(torch.zeros(1, 4), torch.zeros(4, 4))]) == 0
