@@ -181,7 +181,7 @@ def test_a_row_must_be_faster_by_more_than_noise(monkeypatch, times, gain) -> No
     """The median ratio of turns decides: below 2 % of gain counts as none, and more is the gain itself."""
     clock = dict(zip(("theirs", "ours"), times, strict=True))
     monkeypatch.setattr(vllm_timing, "_captured", lambda _arms, function, _calls: function())
-    monkeypatch.setattr(vllm_timing, "_milliseconds", lambda graph: clock[graph])
+    monkeypatch.setattr(vllm_timing, "_milliseconds", lambda graph, _repeats: clock[graph])
     calls = [(torch.zeros(1, 4), torch.zeros(4, 4))]
     assert vllm_timing.faster(None, lambda: "ours", lambda: "theirs", calls) == pytest.approx(gain)
 
@@ -195,3 +195,19 @@ def test_a_kernel_that_cannot_be_captured_is_not_faster(monkeypatch) -> None:
     monkeypatch.setattr(vllm_timing, "_captured", failing)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     assert vllm_timing.faster(None, failing, failing, [(torch.zeros(1, 4), torch.zeros(4, 4))]) == 0
+
+
+def test_ranks_with_different_tables_are_named(vllm_table, monkeypatch) -> None:
+    """Each rank publishes the fingerprint of its tables, and waits for none; a difference, and a rank without the plugin, are named."""
+    vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(plugin, "_ranks", lambda: (store, 0, 3))
+    plugin._publish()
+    store.set("tunedgemm/1", "another")
+    mine = plugin.cache_factor()
+
+    assert plugin._differing() == [
+        f"tunedgemm: ranks have different tables or backends (rank 0: {mine}, rank 1: another, rank 2: off); give all ranks the same"
+    ]
+    monkeypatch.setattr(plugin, "_ranks", lambda: (store, 0, 1))
+    assert plugin._differing() == []

@@ -141,7 +141,7 @@ def _after_loading(theirs: Callable[..., None]) -> Callable[..., None]:
         theirs(*arguments, **named)
         from tunedgemm.integrations.vllm_routes import compare
 
-        _check_ranks()
+        _publish()
         try:
             compare(float(os.environ.get(SECONDS, "") or _DEFAULT_SECONDS))
         except ValueError as error:
@@ -162,26 +162,41 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
         sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
         for line in (*summary(sorted(sizes), current_device()), *unrouted()):
             _log.info("%s", line)
+        for line in _differing():
+            _log.warning("%s", line)
         return found
 
     return compile_or_warm_up_model
 
 
-def _check_ranks() -> None:
-    """Name the tables' fingerprints where ranks of a model have different ones."""
-    try:
-        from vllm.distributed import get_tp_group
+def _ranks() -> tuple[Any, int, int]:
+    """The store that all ranks see, this rank, and how many there are; the store is None where there is one rank."""
+    from torch import distributed
 
-        group = get_tp_group()
-    except (ImportError, AssertionError):
-        return
-    if group.world_size < 2:
-        return
-    found: list[Any] = [None] * group.world_size
-    torch.distributed.all_gather_object(found, cache_factor(), group=group.cpu_group)
-    if len(set(found)) > 1:
-        told = ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(found))
-        _log.warning("tunedgemm: ranks have different tables or backends (%s); give all the same", told)
+    alone = not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() < 2
+    return (
+        (None, 0, 1) if alone else (distributed.distributed_c10d._get_default_store(), distributed.get_rank(), distributed.get_world_size())
+    )
+
+
+def _publish() -> None:
+    """Let the other ranks know of this one's tables; nothing waits, for the plugin may be off on another rank."""
+    store, rank, _ = _ranks()
+    if store is not None:
+        store.set(f"tunedgemm/{rank}", cache_factor())
+
+
+def _differing() -> list[str]:
+    """One line where ranks have different tables or backends, or the plugin is off on some: with the fingerprint of each."""
+    store, _, count = _ranks()
+    if store is None:
+        return []
+    keys = [f"tunedgemm/{rank}" for rank in range(count)]
+    found = [store.get(key).decode() if store.check([key]) else "off" for key in keys]
+    if len(set(found)) < 2:
+        return []
+    told = ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(found))
+    return [f"tunedgemm: ranks have different tables or backends ({told}); give all ranks the same"]
 
 
 def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:

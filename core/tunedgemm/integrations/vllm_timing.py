@@ -10,6 +10,8 @@ import torch
 
 #: Rounds of one comparison, and the least number of bytes of weights that one graph reads: three times the largest L2 (60 MB).
 _ROUNDS, _BYTES = 9, 180 << 20
+#: Milliseconds that one sample takes at least: events resolve half a microsecond.
+_SAMPLE = 0.5
 #: Least gain that counts as faster: start-up is a noisy time to measure, and a wrong row would run in every layer.
 _NOISE = 1.02
 
@@ -44,9 +46,10 @@ def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], cal
     try:
         with torch.inference_mode():
             graphs = [_captured(arms, function, few) for function in (theirs, ours)]
+            repeats = [max(1, round(_SAMPLE / max(_milliseconds(graph, 1), 1e-3))) for graph in graphs]
             ratios = []
             for turn in range(_ROUNDS):
-                times = {place: _milliseconds(graphs[place]) for place in ((0, 1) if turn % 2 else (1, 0))}
+                times = {place: _milliseconds(graphs[place], repeats[place]) for place in ((0, 1) if turn % 2 else (1, 0))}
                 ratios.append(times[0] / times[1])
     except (RuntimeError, MemoryError):  # no memory, or a kernel that cannot be captured: vLLM's stays
         torch.cuda.synchronize()
@@ -68,10 +71,12 @@ def _captured(arms: Arms, function: Callable[..., Any], calls: Sequence[tuple[An
     return graph
 
 
-def _milliseconds(graph: torch.cuda.CUDAGraph) -> float:
+def _milliseconds(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
+    """Time of one replay."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
-    graph.replay()
+    for _ in range(repeats):
+        graph.replay()
     end.record()
     end.synchronize()
-    return float(begin.elapsed_time(end))
+    return float(begin.elapsed_time(end)) / repeats
