@@ -10,7 +10,7 @@ import torch
 import tunedgemm
 from tunedgemm.device import current_device
 from tunedgemm.integrations import vllm as plugin
-from tunedgemm.integrations import vllm_routes, vllm_timing
+from tunedgemm.integrations import vllm_routes, vllm_rows, vllm_timing
 from tunedgemm.shape import Shape
 from tunedgemm.tuned_gemm import dispatcher
 
@@ -211,3 +211,20 @@ def test_ranks_with_different_tables_are_named(vllm_table, monkeypatch) -> None:
     ]
     monkeypatch.setattr(plugin, "_ranks", lambda: (store, 0, 1))
     assert plugin._differing() == []
+
+
+def test_a_table_that_is_gone_keeps_vllms_kernels(vllm_table, monkeypatch, caplog, tmp_path) -> None:
+    """A table that cannot be read leaves all layers to vLLM, and the log names the file; a table of another device likewise."""
+    vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
+    path = tmp_path / "tuned.csv"
+    rows = path.read_text()
+    path.write_text(rows.replace(current_device().gfx, "sm_90"))
+    tunedgemm.reload()
+    assert not bf16_layer()[1].tunedgemm_route
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(tmp_path / "gone.csv"))
+    tunedgemm.reload()
+    assert not bf16_layer()[1].tunedgemm_route
+
+    foreign, gone = vllm_rows.unrouted()
+    assert "the table's rows are for sm_90" in foreign
+    assert "no row of a16w16" in gone and "gone.csv" in caplog.text
