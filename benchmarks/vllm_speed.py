@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 ARMS = {"vllm": "0", "again": "0", "tunedgemm": "1"}
-CONTROL = "again"
 #: Tokens of a prompt, and the two numbers of decoded tokens whose difference is timed.
 PROMPT, SHORT, LONG = 16, 8, 136
 
@@ -53,12 +52,12 @@ class Engine:
         return (time.perf_counter() - start) * 1e3
 
     def decode(self, batch: int, seed: int) -> float:
-        """Milliseconds of one decoded token of each of *batch* sequences."""
+        """Return milliseconds of one decoded token of each of *batch* sequences."""
         short, long = (self._generate(batch, PROMPT, tokens, seed) for tokens in (SHORT, LONG))
         return (long - short) / (LONG - SHORT)
 
     def prefill(self, batch: int, length: int, seed: int) -> float:
-        """Milliseconds until *batch* prompts of *length* tokens have one token each."""
+        """Return milliseconds until *batch* prompts of *length* tokens have one token each."""
         return self._generate(batch, length, 1, seed)
 
     def trace(self, requests: list[tuple[float, int, int]], seed: int) -> dict[str, Any]:
@@ -92,7 +91,7 @@ class Engine:
         return {"tokens_per_s": sum(tokens for *_, tokens in requests) / seconds, "ttft_ms": middle(ttft), "tpot_ms": middle(tpot)}
 
     def logits(self, lengths: list[int], top: int) -> list[list[tuple[int, dict[int, float]]]]:
-        """The tokens chosen after prompts of these lengths, three each, and the log probabilities of the most likely ones."""
+        """Return the tokens chosen after prompts of these lengths, three each, and the log probabilities of the most likely ones."""
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=3, ignore_eos=True, temperature=0, detokenize=False, logprobs=top)
@@ -144,7 +143,7 @@ class Arm:
         child.close()
 
     def answer(self) -> Any:
-        """The engine's answer to what was asked last."""
+        """Wait for the engine's answer to the last request."""
         found = self._pipe.recv()
         if isinstance(found, Exception):
             raise found
@@ -164,17 +163,11 @@ class Arm:
         self._process.join()
 
 
-def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """The median and its 95 % interval by order statistics."""
-    ordered, count = sorted(ratios), len(ratios)
-    reach = round(0.98 * count**0.5)
-    middle = (count - 1) // 2
-    return ordered[count // 2], ordered[max(0, middle - reach)], ordered[min(count - 1, middle + 1 + reach)]
-
-
 def spread(mine: list[list[tuple[int, dict[int, float]]]], theirs: list[list[tuple[int, dict[int, float]]]]) -> float:
-    """The root mean square of the differences of log probabilities over their standard deviation; tokens that both have are compared,
-    up to the first place where another one was chosen."""
+    """Compute the root mean square of the differences of log probabilities over their standard deviation.
+
+    Tokens that both have are compared, up to the first place where another one was chosen.
+    """
     squares, variances = [], []
     for one, other in zip(mine, theirs, strict=True):
         for (token, likely), (chosen, known) in zip(one, other, strict=True):
@@ -188,7 +181,7 @@ def spread(mine: list[list[tuple[int, dict[int, float]]]], theirs: list[list[tup
 
 
 def requests(count: int, rate: float, seed: int) -> list[tuple[float, int, int]]:
-    """A trace: Poisson arrivals at *rate* a second, prompts of 32 to 2048 tokens, 16 to 256 tokens to decode."""
+    """Draw a trace: Poisson arrivals at *rate* a second, prompts of 32 to 2048 tokens, 16 to 256 tokens to decode."""
     chosen, at, found = random.Random(seed), 0.0, []
     for _ in range(count):
         at += chosen.expovariate(rate)
@@ -197,7 +190,7 @@ def requests(count: int, rate: float, seed: int) -> list[tuple[float, int, int]]
 
 
 def measure(arms: list[Arm], rounds: int, method: str, *arguments: Any) -> dict[str, list[Any]]:
-    """Samples by arm, the arms in random order in each round; the first round is not counted."""
+    """Collect samples by arm, the arms in random order in each round; the first round is not counted."""
     samples: dict[str, list[Any]] = {arm.name: [] for arm in arms}
     for turn in range(rounds + 1):
         for arm in random.sample(arms, len(arms)):
@@ -209,6 +202,8 @@ def measure(arms: list[Arm], rounds: int, method: str, *arguments: Any) -> dict[
 
 def show(title: str, samples: dict[str, list[float]], more_is_better: bool = False) -> None:
     """Print one line: medians by arm and the gain of each over vLLM alone."""
+    from speed import interval  # here: a child imports this file, and vLLM alone must not meet tunedgemm
+
     parts = []
     for name, values in samples.items():
         ratios = [(b / a if more_is_better else a / b) for a, b in zip(samples["vllm"], values, strict=True)]

@@ -43,8 +43,7 @@ def opaque(schema: str, run: Callable[..., torch.Tensor], fake: Callable[..., to
 
 
 def plain(parameter: Any) -> Any:
-    """The data of a parameter of a class of its own, as engines have them to load weights: a graph's ops need no more, and tables serve
-    no subclass."""
+    """Unwrap a parameter of a subclass, as engines have them to load weights: tables serve none, and graphs need its data alone."""
     if isinstance(parameter, torch.nn.Parameter) and type(parameter) is not torch.nn.Parameter:
         return parameter.data
     return parameter

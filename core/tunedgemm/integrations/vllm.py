@@ -106,7 +106,7 @@ def _replace(place: tuple[str, str, str], wrapper: Callable[[Any], Any]) -> None
 
 
 def cache_factor() -> str:
-    """What of tunedgemm decides the graphs that vLLM compiles: version, switch, tables, and whether shapes are captured."""
+    """Digest what decides the graphs that vLLM compiles: version, switch, plugins, tables, and whether shapes are captured."""
     from importlib.metadata import entry_points
 
     from tunedgemm import __version__
@@ -170,7 +170,7 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ranks() -> tuple[Any, int, int]:
-    """The store that all ranks see, this rank, and how many there are; the store is None where there is one rank."""
+    """Return the store that all ranks see, or None for one rank, this rank, and the number of ranks."""
     from torch import distributed
 
     alone = not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() < 2
@@ -187,7 +187,7 @@ def _publish() -> None:
 
 
 def _differing() -> list[str]:
-    """One line where ranks have different tables or backends, or the plugin is off on some: with the fingerprint of each."""
+    """Name each rank's fingerprint where ranks have different tables or backends, or the plugin is off on some."""
     store, _, count = _ranks()
     if store is None:
         return []

@@ -52,7 +52,7 @@ class Route:
     served: dict[int, bool] = attrs.field(factory=dict)
 
     def serves(self, m: int, device: Device) -> bool:
-        """Whether a call of M rows is ours: a row answers for it, and it was not slower here than vLLM's kernel."""
+        """Tell whether a call of M rows is ours: a row answers for it, and it was not slower here than vLLM's kernel."""
         known = dispatcher(self.shape.op)
         if self.theirs is None or known.settings.capture or known.on_miss is not None:
             return True
@@ -64,7 +64,7 @@ class Route:
         return not reason
 
     def row_of(self, m: int, device: Device) -> tuple[int | None, str]:
-        """M of the row that answers for M rows of x, and why none does, or "" where one does."""
+        """Return M of the row that answers for M rows of x, or None and the reason why none does."""
         known, shape = dispatcher(self.shape.op), self.shape.with_m(m)
         try:
             # Prefill meets ever new M: they must not wait for a backend's heuristic, which `explain` would bind.
@@ -109,7 +109,7 @@ _op = opaque(_SCHEMA, run=_run, fake=_fake)
 
 
 def product(*operands: Any) -> torch.Tensor:
-    """The product of a routed layer: one op in graphs; in eager mode the function itself, which takes less of the host."""
+    """Multiply for a routed layer: one op in graphs; in eager mode the function itself, which takes less of the host."""
     out: torch.Tensor = _op(*operands) if torch.compiler.is_compiling() else _run(*operands)
     return out
 
@@ -143,7 +143,7 @@ def compare(seconds: float) -> None:
 
 
 def rows_of(route: Route, device: Device) -> list[int]:
-    """The M of the rows that answer for a route's product, the least first."""
+    """List the M of the rows that answer for a route's product, ascending."""
     table = dispatcher(route.shape.op).table
     wanted = _unbiased(route.shape)
     return sorted({row.shape.m for row in table.rows_for(device) if row.shape.m and _unbiased(row.shape.with_m(1)) == wanted})
@@ -154,7 +154,7 @@ def _unbiased(shape: Shape) -> Shape:
 
 
 def summary(sizes: Sequence[int], device: Device) -> list[str]:
-    """What vLLM's log says after warm-up: how many layers go through tables and with what; each product that does not, and why.
+    """Sum up for vLLM's log how many layers go through tables, with which backends, and why others do not.
 
     Args:
         sizes: the numbers of tokens that vLLM captures graphs for.

@@ -29,12 +29,12 @@ class Arms:
 
     @property
     def spent(self) -> bool:
-        """Whether the budget is spent."""
+        """Tell whether the budget is spent."""
         return time.monotonic() > self._until
 
 
 def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> float:
-    """How many times faster *ours* is than *theirs*; 0 where ours fails, and at most 1 where the difference may be noise.
+    """Measure how many times faster *ours* is than *theirs*; 0 where ours fails, and at most 1 where the difference may be noise.
 
     Args:
         arms: where to capture.
@@ -72,7 +72,7 @@ def _captured(arms: Arms, function: Callable[..., Any], calls: Sequence[tuple[An
 
 
 def _milliseconds(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
-    """Time of one replay."""
+    """Time one replay, as the mean of several."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in range(repeats):

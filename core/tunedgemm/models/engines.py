@@ -18,7 +18,7 @@ _VLLM_GRAPH = 512
 
 
 def rows_of_engine(engine: str, max_num_seqs: int, max_num_batched_tokens: int) -> tuple[int, ...]:
-    """The M that an engine runs, ascending.
+    """List the M that an engine runs, ascending.
 
     Args:
         engine: ``vllm`` or ``sglang``.
@@ -52,7 +52,7 @@ _GRAPHS = {"vllm": _of_vllm, "sglang": _of_sglang}
 
 
 def command_of(engine: str, model: str, tp: int, max_num_seqs: int, max_num_batched_tokens: int) -> str:
-    """The command line that serves a model with the M of `rows_of_engine`."""
+    """Write the command line that serves a model with the M of `rows_of_engine`."""
     model = shlex.quote(model)
     if engine == "vllm":
         limits = f"--max-num-seqs {max_num_seqs} --max-num-batched-tokens {max_num_batched_tokens}"
