@@ -194,8 +194,7 @@ class Dispatcher:
             self._missed(self.on_miss, shape, device)
         with self._lock:
             call, solution = self._call_for(shape, device, operands)
-            if self._capture is not None:
-                call = noted(call, self._capture, shape, operands)
+            call = self.with_capture(call, shape, operands)
             # Only a choice that holds for the next call of the key, too, is kept.
             if key is not None and solution is not None and not levels:
                 if len(self.launchers) >= MAX_LAUNCHERS:
@@ -206,6 +205,10 @@ class Dispatcher:
             return call(*operands)
         except Exception as error:  # a kernel of a plugin may raise anything
             return self.demote(error, key, operands, otype, **fields)
+
+    def with_capture(self, call: Call, shape: Shape, operands: tuple[Any, ...]) -> Call:
+        """Wrap a call, of this library or of an engine, so that capture counts it; without capture it stays as it is."""
+        return call if self._capture is None else noted(call, self._capture, shape, operands)
 
     def _missed(self, on_miss: Callable[[Shape, Device], bool], shape: Shape, device: Device) -> None:
         """Ask about a shape that no row answers for, usable or not, and read the tables again where one does now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import types
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from tunedgemm.device import current_device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
+from tunedgemm.integrations import vllm as plugin
+from tunedgemm.integrations import vllm_routes, vllm_rows
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.tuned_gemm import dispatcher
@@ -30,6 +33,20 @@ KINDS = {
 GROUPS = {"static": (-1, -1), "tensor": (-1, -1), "token": (1, -1), "channel": (-1, 1), "128": (1, 128), "blocks": (128, 128)}
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
+
+
+@pytest.fixture
+def on_gpu(vllm: None) -> None:
+    """vLLM has kernels for plain weights: those of the stand-in, or of a GPU."""
+    if importlib.import_module("vllm.platforms").current_platform.is_cpu():
+        pytest.skip("vLLM packs weights for this CPU, and has no kernel for plain ones")
+
+
+@pytest.fixture(autouse=True)
+def platform(vllm: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM runs on a CPU, where it has no kernel for plain weights, unless a test asks for a GPU."""
+    if "on_gpu" not in request.fixturenames:
+        monkeypatch.setattr(type(importlib.import_module("vllm.platforms").current_platform), "is_cpu", lambda self: True)
 
 
 def shape_of(kind: str, tokens: int = 5, topk: int = 2, act: str = "silu") -> Shape:
@@ -87,7 +104,7 @@ def kernel_of(kind: str, shape: Shape, scales: tuple[torch.Tensor | None, ...]) 
     """vLLM's kernel of a layer with scales of w1, w2 and both activations."""
     config = config_of(shape)
     backend, experts = chosen(kind, config)
-    assert experts.__name__ == "TunedGemmExperts" and backend.name == "TRITON"
+    assert backend.name == "TRITON"
     of_x, _, q_type, q_dtype = KINDS[kind]
     said = module("config").FusedMoEQuantConfig
     if kind == "16 bits":
@@ -137,7 +154,7 @@ def test_experts_are_routed(vllm_captured, kind, act) -> None:
         found = call(kernel, operands, activation(act))
 
     expected = OP.reference(shape, told).float()
-    assert found.dtype == torch.bfloat16
+    assert type(kernel.fused_experts).__name__ == "TunedGemmExperts" and found.dtype == torch.bfloat16
     assert (found.float() - expected).norm() < 0.02 * expected.norm()
     assert vllm_captured("fmoe") == {5: 1}
     assert dispatcher("fmoe").knows(shape, current_device())  # tables serve no subclasses of torch's parameters
@@ -180,7 +197,7 @@ def test_rows_for_every_number_of_tokens_decide(vllm_table, kind, caplog) -> Non
 )  # fmt: skip
 def test_what_the_op_does_not_compute_stays_theirs(vllm_captured, changed) -> None:
     """A bias, LoRA, clamps, other activations and dtypes, experts on several ranks, and vLLM's backend by name are vLLM's own."""
-    ours = importlib.import_module("tunedgemm.integrations.vllm_experts")
+    ours = importlib.import_module("tunedgemm.integrations.vllm_cpu_experts")
     config = config_of(shape_of("16 bits"))
     assert ours.left(config, None, None) == ""
     if "activation" in changed:
@@ -197,7 +214,7 @@ def test_what_the_op_does_not_compute_stays_theirs(vllm_captured, changed) -> No
 @pytest.mark.parametrize("kind", [("128", "channel"), ("token", "tensor"), ("tensor", "")])
 def test_other_scales_stay_theirs(vllm_captured, kind, monkeypatch) -> None:
     """Scales that do not go together in the op, and weights alone that are quantised, are vLLM's own."""
-    ours = importlib.import_module("tunedgemm.integrations.vllm_experts")
+    ours = importlib.import_module("tunedgemm.integrations.vllm_cpu_experts")
     monkeypatch.setitem(KINDS, "other", (kind[0], kind[1] or "tensor", "", "fp8_e4m3fn"))
     said = keys("other") | ({} if kind[1] else {"activation_key": None})
 
@@ -274,9 +291,121 @@ def test_experts_of_another_form_are_named(vllm, monkeypatch, caplog, gone) -> N
 
 def test_experts_that_need_more_are_left_alone(vllm, monkeypatch, caplog) -> None:
     """Where vLLM's base has a method that ours lacks, nothing is replaced, and the method is named."""
-    ours = importlib.import_module("tunedgemm.integrations.vllm_experts")
+    ours = importlib.import_module("tunedgemm.integrations.vllm_cpu_experts")
     monkeypatch.setattr(ours.TunedGemmExperts, "__abstractmethods__", frozenset({"supports_more"}))
     importlib.import_module("tunedgemm.integrations.vllm").register()
 
     assert "supports_more" in caplog.text
     assert not hasattr(module("oracle.unquantized").select_unquantized_moe_backend, "__wrapped__")
+
+
+def loaded(kind: str, shape: Shape, **changed: Any) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
+    """A kernel of vLLM's own in a model that vLLM has just loaded, the operands of a call, and those of the op's reference."""
+    kernel, operands, told = layer(kind, shape)
+    for name, value in changed.items():
+        holder = kernel.fused_experts.moe_config
+        setattr(holder.moe_parallel_config if hasattr(holder.moe_parallel_config, name) else holder, name, value)
+    one = torch.nn.Module()
+    one.w13_weight, one.w2_weight = operands[1:3]
+    one.quant_method = types.SimpleNamespace(moe_kernel=kernel, process_weights_after_loading=lambda layer: None)
+    importlib.import_module(plugin.LOADED[0]).process_weights_after_loading(torch.nn.ModuleDict({"experts": one}), None, None)
+    kernel.layer = one  # a model keeps its layers
+    return kernel, operands, told
+
+
+def own_calls() -> list[int]:
+    """The numbers of tokens of the calls that the stand-in of vLLM's experts computed."""
+    found: list[int] = module("oracle.unquantized").TritonExperts.calls
+    found.clear()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_routes_its_number_of_tokens(on_gpu, vllm_table, kind) -> None:
+    """At a number of tokens with a row the op computes the layer, at another vLLM's own kernel, and both give the reference's output."""
+    shape = shape_of(kind, tokens=4)
+    vllm_table(VARIABLE, shape, kernel="sorted")
+    kernel, operands, told = loaded(kind, shape)
+    calls = own_calls()
+    with torch.inference_mode():
+        for tokens in (4, 1):
+            given = tuple(one[:tokens] if place in (0, 3, 4) else one for place, one in enumerate(operands))
+            reference = tuple(one[:tokens] if place in (0, 3, 4) else one for place, one in enumerate(told))
+            found = call(kernel, given, activation())
+            expected = OP.reference(shape.with_m(tokens), reference).float()
+            assert (found.float() - expected).norm() < 0.08 * expected.norm()
+
+    [route] = vllm_routes.routes.values()
+    assert route.calls == {4: route.ours, 1: route.theirs} and calls == [1]
+    assert dispatcher("fmoe").knows(shape, current_device()) and route.reasons[1] == "no row"
+    assert "1 layers go through tables (torch)" in "".join(vllm_routes.summary([4], current_device()))
+
+
+def test_a_slower_row_keeps_vllms_experts(on_gpu, vllm_table) -> None:
+    """The comparison on the loaded weights decides, number of tokens by number of tokens."""
+    shape = shape_of("16 bits", tokens=4)
+    vllm_table(VARIABLE, shape, kernel="sorted")
+    kernel, operands, _ = loaded("16 bits", shape)
+    [route] = vllm_routes.routes.values()
+    route.verdicts[4] = 0.9
+    calls = own_calls()
+    call(kernel, operands, activation())
+
+    assert calls == [4] and "not faster here" in route.reasons[4]
+
+
+def test_router_weights_on_the_input_of_a_row_count_once(on_gpu, vllm_table) -> None:
+    """Where vLLM multiplies the hidden states by them, the op does so, and does not weight the outputs."""
+    shape = shape_of("16 bits", tokens=4, topk=1)
+    vllm_table(VARIABLE, shape, kernel="sorted")
+    kernel, operands, _ = loaded("16 bits", shape)
+    weights = torch.rand(4, 1)
+    with torch.inference_mode():
+        found = call(kernel, (*operands[:3], weights, operands[4]), activation(), on_input=True)
+
+    scaled = operands[0] * weights.to(torch.bfloat16)
+    expected = OP.reference(shape, (scaled, *operands[1:3], torch.ones(4, 1), operands[4])).float()
+    assert (found.float() - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"has_bias": True}, "LoRA or a bias"), ({"is_lora_enabled": True}, "LoRA or a bias"),
+        ({"moe_backend": "triton"}, "moe_backend is"), ({"swiglu_limit": 7.0}, "parameters"),
+        ({"ep_size": 2}, "split among ranks"), ({"enable_eplb": True}, "split among ranks"),
+        ({"intermediate_size": 256}, "scales that the op does not take"), ({"experts_per_token": 3}, "no row of fmoe"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_other_layers_keep_vllms_experts(on_gpu, vllm_table, changed, told) -> None:
+    """What the op does not compute, weights of another form and layers without a row are left alone, and the log says why."""
+    shape = shape_of("16 bits", tokens=4)
+    vllm_table(VARIABLE, shape, kernel="sorted")
+    kernel, *_ = loaded("16 bits", shape, **changed)
+
+    assert "apply" not in vars(kernel) and not vllm_routes.routes
+    [line] = vllm_rows.unrouted()
+    assert told in line and "as experts" in line
+
+
+def test_experts_of_an_unknown_class_stay_theirs(on_gpu, vllm_table, monkeypatch) -> None:
+    """A kernel that may have reordered its weights is not routed, and is named."""
+    monkeypatch.setattr(importlib.import_module("tunedgemm.integrations.vllm_experts"), "_AS_LOADED", ("CutlassExpertsFp8",))
+    shape = shape_of("16 bits", tokens=4)
+    vllm_table(VARIABLE, shape, kernel="sorted")
+    loaded("16 bits", shape)
+
+    assert "TritonExperts, whose weights have another order" in vllm_rows.unrouted()[0]
+
+
+def test_capture_counts_vllms_own_calls(on_gpu, vllm_captured) -> None:
+    """Without a row, capture notes the shape and leaves the layer to vLLM's kernel."""
+    shape = shape_of("16 bits", tokens=4)
+    kernel, operands, _ = loaded("16 bits", shape)
+    calls = own_calls()
+    for _ in range(2):
+        call(kernel, operands, activation())
+
+    assert calls == [4, 4] and vllm_captured("fmoe") == {4: 2}
+    assert any("the shapes of 1 layers are captured" in line for line in vllm_routes.summary([4], current_device()))

@@ -78,7 +78,7 @@ def test_an_m_without_a_row_keeps_vllms_kernel(with_kernels, monkeypatch) -> Non
     monkeypatch.setattr(dispatcher("a16w16"), "explain", lambda shape, *rest: asked.append(shape.m) or explain(shape, *rest))
     for m in (8, 3000):
         serve.apply(one, torch.randn(m, K).bfloat16())
-    assert calls == [3000] and route.served == {8: True, 3000: False}
+    assert calls == [3000] and route.calls == {8: route.ours, 3000: route.theirs}
     assert asked == [8]  # binding a heuristic for each M of a prefill took 20 ms
     assert route.reasons[3000] == "no row"
 
@@ -92,10 +92,10 @@ def test_a_row_that_was_slower_here_keeps_vllms_kernel(with_kernels) -> None:
     for m in (1, 8):
         serve.apply(one, torch.randn(m, K).bfloat16())
 
-    assert route.served == {1: True, 8: False}
+    assert route.calls == {1: route.ours, 8: route.theirs}
     told = "\n".join(vllm_routes.summary([1, 8], current_device()))
     gains = "1.20 to 1.20 times as fast as vLLM's kernels here"
-    assert f"1 linear layers go through tables (torch, {gains}); vLLM's kernels serve some products at M = 8" in told
+    assert f"1 layers go through tables (torch, {gains}); vLLM's kernels serve some products at M = 8" in told
     assert "M=8: the row of M=8 was not faster here (0.80 times vLLM's speed)" in told
 
 
@@ -130,7 +130,7 @@ def test_the_log_names_what_keeps_vllms_kernels(with_kernels, caplog) -> None:
     worker = importlib.import_module(plugin.WARM[0]).Worker(config, lambda: serve.apply(one, torch.randn(8, K).bfloat16()))
     worker.compile_or_warm_up_model()
 
-    assert "linear layers go through tables (torch)" in caplog.text
+    assert "layers go through tables (torch)" in caplog.text
     assert "1 layers keep vLLM's kernels (as model.layers.0.o_proj): no row of a16w16 with N=320, K=384" in caplog.text
     assert "never reached the tables (as model.layers.0.gate_up_proj)" in caplog.text
 
@@ -145,7 +145,7 @@ def test_a_row_of_a_missing_plugin_is_named(with_kernels, monkeypatch, tmp_path)
     serve.apply(one, torch.randn(8, K).bfloat16())
     [route] = vllm_routes.routes.values()
 
-    assert route.served == {8: False}
+    assert route.calls == {8: route.theirs}
     assert "elsewhere" in route.reasons[8] and "a row cannot be used" in route.reasons[8]
 
 

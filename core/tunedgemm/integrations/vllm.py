@@ -78,7 +78,7 @@ def register() -> None:
     for module, name in PLAIN:
         _replace((module, name, "process_weights_after_loading"), _plain_loaded)
         _replace((module, name, "apply"), _plain_apply)
-    for ours, what in (("vllm_kernels", "fp8 and int8 layers"), ("vllm_experts", "experts")):
+    for ours, what in (("vllm_kernels", "fp8 and int8 layers"), ("vllm_cpu_experts", "experts")):
         try:
             importlib.import_module(f"tunedgemm.integrations.{ours}").install()
         except (ImportError, AttributeError) as error:
@@ -139,9 +139,11 @@ def _after_loading(theirs: Callable[..., None]) -> Callable[..., None]:
 
     def process_weights_after_loading(*arguments: Any, **named: Any) -> None:
         theirs(*arguments, **named)
+        from tunedgemm.integrations.vllm_experts import route_experts
         from tunedgemm.integrations.vllm_routes import compare
 
         _publish()
+        route_experts(arguments[0] if arguments else named["model"])
         try:
             compare(float(os.environ.get(SECONDS, "") or _DEFAULT_SECONDS))
         except ValueError as error:
@@ -226,7 +228,7 @@ def _plain_route(method: Any, layer: Any) -> str:
     from tunedgemm.integrations.vllm_routes import Route, kept
     from tunedgemm.shape import Shape
 
-    (n, k), dtype = layer.weight.shape, layer.weight.dtype
+    (n, k), dtype, device = layer.weight.shape, layer.weight.dtype, layer.weight.device
     bias = getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
     gemm = getattr(method, "_gemm_impl", None) or dispatch_unquantized_gemm()
     shape = Shape("a16w16", 1, n, k, short_dtype(dtype), epilogue="bias" if bias else "none")
@@ -239,12 +241,12 @@ def _plain_route(method: Any, layer: Any) -> str:
 
     return kept(
         Route(
-            name=f"{shape}", shape=shape, ours=ours, theirs=None if current_platform.is_cpu() else theirs,
-            inputs=lambda m, device: (torch.randn(m, k, dtype=dtype, device=device), None),
-            operands=lambda one: (plain(one.weight), None, plain(one.bias) if bias else None),
+            name=f"{shape}", shape=shape, device=device, ours=ours, theirs=None if current_platform.is_cpu() else theirs,
+            inputs=lambda m: (torch.randn(m, k, dtype=dtype, device=device),),
+            operands=lambda inputs, one: (*inputs, plain(one.weight), None, None, plain(one.bias) if bias else None),
         ),
         layer,
-    )  # fmt: skip
+    ).name  # fmt: skip
 
 
 def _plain_apply(theirs: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,273 +1,179 @@
-"""Experts for vLLM: layers of experts of 16 bits and of fp8 that the tables serve, computed by `tunedgemm.fused_moe`.
+"""Experts for vLLM: at each number of tokens `tunedgemm.fused_moe` or vLLM's own kernel computes a layer, whichever is faster.
 
-The methods of vLLM's layers of experts ask a function for the class that computes them, ``select_…_moe_backend`` of the modules of
-``vllm.model_executor.layers.fused_moe.oracle``. `install` puts one before it that answers `TunedGemmExperts` for the layers that are not
-left to vLLM, and asks vLLM's own for all others. Routing and reductions among ranks stay vLLM's in either case.
-Loaded where vLLM is installed, by `tunedgemm.integrations.vllm`.
+After loading, `route_experts` looks through the model for layers whose kernel (``quant_method.moe_kernel``, vLLM 0.20 and newer) keeps
+weights and scales as they are in the checkpoint, and puts a route before the kernel's ``apply``. Quantisation of the activations is part
+of both sides. Routing of tokens, shared experts and reductions among ranks stay vLLM's.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import inspect
-import itertools
-import logging
-import sys
-from collections.abc import Callable
+import os
 from typing import Any
 
 import torch
-from vllm.config import get_current_vllm_config
-from vllm.model_executor.layers.fused_moe import modular_kernel
-from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 
 from tunedgemm import ActivationType, QuantType, fused_moe
-from tunedgemm.dispatch import Dispatcher
+from tunedgemm.device import device_of
 from tunedgemm.dtype import short_dtype
-from tunedgemm.errors import OperandError
+from tunedgemm.errors import UserError
+from tunedgemm.integrations.torch_compile import plain
+from tunedgemm.integrations.vllm_routes import Route, kept, rows_of
+from tunedgemm.integrations.vllm_rows import keep
 from tunedgemm.shape import Shape
 from tunedgemm.tuned_gemm import dispatcher
 
-_log = logging.getLogger("tunedgemm")
-#: vLLM prints what its own loggers and those below them say.
-_told = logging.getLogger("vllm.tunedgemm")
-
-_ORACLE = "vllm.model_executor.layers.fused_moe.oracle"
-#: Module, the functions that choose and that make what was chosen, and the enumeration whose member TRITON leaves weights as they were
-#: loaded. The oracle of int8 is left alone: vLLM's method that quantises to int8 at loading asks it for int8 activations, and then
-#: describes 16-bit ones (0.32).
-ORACLES = (
-    ("unquantized", "select_unquantized_moe_backend", "make_unquantized_moe_kernel", "UnquantizedMoeBackend"),
-    ("fp8", "select_fp8_moe_backend", "make_fp8_moe_kernel", "Fp8MoeBackend"),
-)
-
+#: vLLM's classes of experts whose weights [E, 2 I, H] and [E, H, I] are as loaded: the gate first, rows contiguous.
+_AS_LOADED = ("TritonExperts", "TritonOrDeepGemmExperts", "DeepGemmExperts", "TritonOrCutlassExperts", "CutlassExpertsFp8")
 #: vLLM's activations, all gated, to those of the op; both mean the exact GELU.
-_ACTIVATIONS = {"silu": ActivationType.Silu, "gelu": ActivationType.Gelu}
-#: Rows and columns that share a scale, of the activations and of the transposed weights; -1 is all of them.
-_SCALES = {
-    ((-1, -1), (-1, -1)): QuantType.per_Tensor,
-    ((1, -1), (-1, 1)): QuantType.per_Token,
-    ((1, 128), (128, 128)): QuantType.per_1x128,
-}
-_FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+ACTIVATIONS = {"silu": ActivationType.Silu, "gelu": ActivationType.Gelu}
 #: Fields of a parallel configuration that are 1 where every rank has a part of every expert and all of the tokens.
 _RANKS = ("ep_size", "dp_size", "pcp_size", "sp_size")
+FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_BLOCK = 128
 
 
-def install() -> None:
-    """Have vLLM ask for our experts first; an oracle of another form is named in a warning and left alone."""
-    if inspect.isabstract(TunedGemmExperts):
-        missing = ", ".join(sorted(TunedGemmExperts.__abstractmethods__))
-        _log.warning("vLLM's experts are not as they are known here, and stay as they are: they need %s", missing)
-        return
-    for module, select, make, backends in ORACLES:
-        try:
-            theirs, plain = _known(module, select, make, backends)
-        except (ImportError, AttributeError) as error:
-            _log.warning("vLLM's choice of %s experts is not as it is known here, and stays as it is: %s", module, error)
-            continue
-        ours = _choosing(theirs, plain)
-        # Methods that were loaded before have the function by its name.
-        for holder in [one for name, one in sys.modules.items() if name.partition(".")[0] == "vllm"]:
-            if getattr(holder, "__dict__", {}).get(select) is theirs:
-                setattr(holder, select, ours)
-
-
-def _known(module: str, select: str, make: str, backends: str) -> tuple[Callable[..., Any], Any]:
-    """An oracle's function that chooses, and its backend whose weights are as they were loaded.
-
-    Raises:
-        ImportError, AttributeError: the oracle has another form.
-    """
-    oracle = importlib.import_module(f"{_ORACLE}.{module}")
-    if "experts_cls" not in inspect.signature(getattr(oracle, make)).parameters:
-        raise AttributeError(f"{make} does not ask which class was chosen")
-    return getattr(oracle, select), getattr(oracle, backends).TRITON
-
-
-def _choosing(theirs: Callable[..., Any], plain: Any) -> Callable[..., Any]:
-    """vLLM's function that chooses the class of experts, and ours before it; *plain* is the backend whose weights are ours."""
-    signature = inspect.signature(theirs)
-
-    @functools.wraps(theirs)
-    def select(*given: Any, **named: Any) -> Any:
-        asked = signature.bind(*given, **named)
-        asked.apply_defaults()
-        config, *_ = asked.arguments.values()
-        try:
-            reason = left(config, asked.arguments.get("weight_key"), asked.arguments.get("activation_key"))
-        except AttributeError as error:
-            reason = f"vLLM describes them in a form that is not known here: {error}"
-        _tell(f"experts stay vLLM's: {reason}" if reason else "experts go through the tables (TunedGemmExperts)")
-        return theirs(*given, **named) if reason else (plain, TunedGemmExperts)
-
-    return select
-
-
-@functools.cache
-def _tell(text: str) -> None:
-    """Once a process: a model has dozens of layers that are alike."""
-    _told.info(text)
-
-
-def left(config: Any, weight_key: Any, activation_key: Any) -> str:
-    """Why a layer of experts is left to vLLM, "" where it goes through the tables.
+def refused(config: Any) -> str:
+    """Tell why vLLM computes a layer of experts whatever the tables say, "" if nothing stands against it.
 
     Args:
         config: vLLM's FusedMoEConfig.
-        weight_key, activation_key: vLLM's QuantKey of both factors, None for 16 bits.
+
+    Raises:
+        AttributeError: this version of vLLM describes layers in another form.
     """
-    standard = modular_kernel.FusedMoEActivationFormat.Standard
-    able, reason = TunedGemmExperts.is_supported_config(TunedGemmExperts, config, weight_key, activation_key, standard)
-    if not able:
-        return str(reason)
     if config.moe_backend != "auto":
         return f"moe_backend is {config.moe_backend}"
+    if not single_rank(config.moe_parallel_config):
+        return "experts are split among ranks"
+    if config.activation.value not in ACTIVATIONS:
+        return f"their activation is {config.activation.value}"
     if config.is_lora_enabled or config.has_bias:
         return "they have LoRA or a bias"
     if any(getattr(config, name, None) is not None for name in ("swiglu_limit", "swiglu_alpha", "swiglu_beta")):
-        return "their activation has parameters of its own"
+        return "their activation has parameters"
     if getattr(config, "aiter_fmoe_shared_expert_enabled", False):
         return "shared experts are among the routed ones"
     if config.in_dtype not in (torch.bfloat16, torch.float16):
         return f"hidden states are {config.in_dtype}"
-    known = dispatcher("fmoe")
-    if known.settings.capture or known.on_miss is not None:
-        return ""
-    most = get_current_vllm_config().scheduler_config.max_num_batched_tokens
-    return _unserved(known, known.table, _shape(config, weight_key, activation_key), most)
-
-
-@functools.lru_cache(maxsize=64)
-def _unserved(known: Dispatcher, table: object, shape: Shape, most: int) -> str:
-    """Why rows do not serve a layer at every number of tokens up to *most*, "" where they do.
-
-    What has no row is served by torch's products, which nobody has shown to be as quick as vLLM's experts: all or none go through the
-    tables. A number of tokens that has no row of its own is served by that of the next power of two.
-    """
-    del table  # part of the key: tables may be read again
-    powers = itertools.takewhile(lambda power: power < 2 * most, (1 << bit for bit in itertools.count()))
-    for tokens in dict.fromkeys(list(known.op.ladder(power, shape.n))[-1] for power in powers):
-        if not known.explain(shape.with_m(tokens)).tuned:
-            told = ", ".join(f"{name}={value}" for name, value in known.op.columns.format(shape).items() if value and name != "token")
-            return f"no tuned row of fmoe serves token={tokens}, {told}; each power of two up to {most} tokens needs one"
+    if os.environ.get("VLLM_MOE_SKIP_PADDING", "0") not in ("", "0"):
+        return "VLLM_MOE_SKIP_PADDING marks padded tokens by an expert of -1"
     return ""
 
 
-def _shape(config: Any, weight_key: Any, activation_key: Any) -> Shape:
-    """A layer's shape on this rank, at one token."""
-    dtype = short_dtype(config.in_dtype)
-    kind, q_dtype = _quant_type(weight_key, activation_key), dtype if weight_key is None else short_dtype(weight_key.dtype)
+def single_rank(parallel: Any) -> bool:
+    """Tell whether every rank has a part of every expert and all of the tokens."""
+    alone = all(getattr(parallel, name, 1) == 1 for name in _RANKS)
+    return alone and not getattr(parallel, "enable_eplb", False)
+
+
+def shape_of(config: Any, quant_type: QuantType, q_dtype: torch.dtype) -> Shape:
+    """Make a layer's shape on this rank, at one token."""
+    dtype, q = short_dtype(config.in_dtype), short_dtype(q_dtype)
     return Shape(
         op="fmoe", m=1, n=config.hidden_dim, k=config.intermediate_size_per_partition, dtype=dtype, outdtype=dtype,
         extra={  # type: ignore[arg-type]
             "expert": config.num_local_experts, "topk": config.experts_per_token, "act": config.activation.value,
-            "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "q_type": QuantType(kind).name, "g1u1": True, "doweight_stage1": False,
+            "q_dtype_a": q, "q_dtype_w": q, "q_type": QuantType(quant_type).name, "g1u1": True, "doweight_stage1": False,
         },
     )  # fmt: skip
 
 
-def _quant_type(weight_key: Any, activation_key: Any) -> QuantType | None:
-    """The kind of scales, None for those that the op has no kind for."""
-    if weight_key is None or activation_key is None:
-        return QuantType.No if weight_key is activation_key else None
-    keys = (activation_key, weight_key)
-    kind = _SCALES.get(tuple(tuple(key.scale.group_shape) for key in keys))  # type: ignore[arg-type]
-    plain = all(key.symmetric and key.scale.dtype is torch.float32 and key.scale2 is None for key in keys)
-    known = weight_key.dtype in _FP8 and activation_key.dtype == weight_key.dtype
-    # Only the scale of a whole tensor is known before its values are.
-    ahead = kind is QuantType.per_Tensor or not activation_key.scale.static
-    return kind if plain and known and ahead else None
+def route_experts(model: torch.nn.Module) -> None:
+    """Put a route before the kernel of each layer of experts that the tables may serve; note why the others keep vLLM's."""
+    seen: set[int] = set()
+    for name, layer in model.named_modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is None or id(kernel) in seen or not hasattr(layer, "w13_weight"):
+            continue
+        seen.add(id(kernel))
+        try:
+            reason = _route(layer, kernel, name)
+        except (AttributeError, UserError) as error:
+            reason = str(error) if isinstance(error, UserError) else f"this vLLM describes experts in another form ({error})"
+        if reason:
+            keep(f"experts: {reason}", name)
 
 
-class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[misc,unused-ignore]
-    """vLLM's experts between routing and the reduction among ranks: `tunedgemm.fused_moe`, which quantises what it multiplies itself."""
+def _route(layer: Any, kernel: Any, name: str) -> str:
+    """Route one layer; the reason why not, or ""."""
+    experts, config = kernel.fused_experts, kernel.fused_experts.moe_config
+    if type(experts).__name__ == "TunedGemmExperts" or "apply" in vars(kernel):  # ours already
+        return ""
+    if type(experts).__name__ not in _AS_LOADED:
+        return f"vLLM computes them by {type(experts).__name__}, whose weights have another order"
+    if reason := refused(config):
+        return reason
+    if kernel.prepare_finalize.supports_async() or getattr(kernel, "owns_shared_experts", False):
+        return "vLLM's kernel computes shared experts, too"
+    w1, w2 = plain(layer.w13_weight), plain(layer.w2_weight)
+    quant_type = _quant_type(experts, w1, config)
+    sizes = (config.num_local_experts, config.hidden_dim, config.intermediate_size_per_partition)
+    as_loaded = tuple(w1.shape) == (sizes[0], 2 * sizes[2], sizes[1]) and tuple(w2.shape) == sizes
+    if quant_type is None or not (as_loaded and w1.is_contiguous() and w2.is_contiguous()):
+        return f"their weights are {w1.dtype} {tuple(w1.shape)} with scales that the op does not take"
+    shape = shape_of(config, quant_type, w1.dtype)
+    known = dispatcher("fmoe")
+    if not (known.settings.capture or known.on_miss is not None or rows_of(shape, device_of(w1.get_device()))):
+        return f"no row of {shape}"
+    layer.prefix = getattr(layer, "prefix", "") or name  # `kept` names a layer by it
+    _put_before(kernel, kept(_made(shape, config, quant_type, w1.device, type(experts).__name__), layer))
+    return ""
 
-    def __init__(self, moe_config: Any, quant_config: Any, max_num_tokens: int | None = None, num_dispatchers: int | None = None) -> None:
-        super().__init__(moe_config, quant_config, max_num_tokens, num_dispatchers)
-        self._quant_type = _of_config(quant_config)
 
-    @property
-    def expects_unquantized_inputs(self) -> bool:
-        """The op quantises hidden states."""
-        return True
+def _quant_type(experts: Any, w1: torch.Tensor, config: Any) -> QuantType | None:
+    """The kind of a layer's scales, by their number; None for those that the op has no kind for."""
+    quant, scale = experts.quant_config, plain(experts.w1_scale)
+    if quant.quant_dtype is None:
+        return QuantType.No if w1.dtype is config.in_dtype and scale is None else None
+    if w1.dtype not in FP8 or quant.quant_dtype is not w1.dtype or scale is None or scale.dtype is not torch.float32:
+        return None
+    count, rows, columns = w1.shape
+    by_block = count * -(-rows // _BLOCK) * -(-columns // _BLOCK)
+    if quant.block_shape is not None:
+        known = list(quant.block_shape) == [_BLOCK] * 2 and scale.numel() == by_block and scale.is_contiguous()
+        return QuantType.per_1x128 if known else None
+    kind, scales = (QuantType.per_Token, count * rows) if quant.per_act_token_quant else (QuantType.per_Tensor, count)
+    return kind if scale.numel() == scales else None
 
-    @staticmethod
-    def activation_format() -> Any:
-        """Rows are tokens."""
-        return modular_kernel.FusedMoEActivationFormat.Standard
 
-    @staticmethod
-    def _supports_current_device() -> bool:
-        return True
+def _made(shape: Shape, config: Any, quant_type: QuantType, device: torch.device, experts: str) -> Route:
+    act, topk, count = config.activation, config.experts_per_token, config.num_local_experts
 
-    @staticmethod
-    def _supports_no_act_and_mul() -> bool:
-        return False
+    def ours(*operands: Any) -> torch.Tensor:
+        hidden, w1, w2, weights, ids, kernel, how = operands
+        if how["apply_router_weight_on_input"]:
+            hidden, weights = hidden * weights.to(hidden.dtype), torch.ones_like(weights)
+        have = kernel.fused_experts
+        out: torch.Tensor = fused_moe(
+            hidden, w1, w2, weights.float(), ids, activation=ACTIVATIONS[act.value], quant_type=quant_type,
+            w1_scale=plain(have.w1_scale), w2_scale=plain(have.w2_scale), a1_scale=plain(have.a1_scale), a2_scale=plain(have.a2_scale),
+            dtype=hidden.dtype,
+        )  # fmt: skip
+        return out
 
-    @staticmethod
-    def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool:
-        return _quant_type(weight_key, activation_key) is not None
+    def theirs(*operands: Any) -> torch.Tensor:
+        hidden, w1, w2, weights, ids, kernel, how = operands
+        out: torch.Tensor = type(kernel).apply(kernel, hidden, w1, w2, topk_weights=weights, topk_ids=ids, **how)
+        return out
 
-    @staticmethod
-    def _supports_activation(activation: Any) -> bool:
-        return activation.value in _ACTIVATIONS
+    def inputs(m: int) -> tuple[Any, ...]:
+        scores, ids = torch.rand(m, count, device=device).topk(topk)
+        return torch.randn(m, shape.n, dtype=config.in_dtype, device=device), scores / scores.sum(1, keepdim=True), ids.int()
 
-    @staticmethod
-    def _supports_parallel_config(moe_parallel_config: Any) -> bool:
-        alone = all(getattr(moe_parallel_config, name, 1) == 1 for name in _RANKS)
-        return alone and not getattr(moe_parallel_config, "enable_eplb", False)
+    def operands(inputs: tuple[Any, ...], layer: Any) -> tuple[Any, ...]:
+        how = {"activation": act, "global_num_experts": count, "expert_map": None, "apply_router_weight_on_input": False}
+        return inputs[0], plain(layer.w13_weight), plain(layer.w2_weight), *inputs[1:], layer.quant_method.moe_kernel, how
 
-    def finalize_weight_and_reduce_impl(self) -> Any:
-        """The op has weighted and summed."""
-        return TopKWeightAndReduceNoOP()
+    return Route(f"{shape} {experts}", shape, device, ours, theirs, inputs, operands)
 
-    def workspace_shapes(self, M: int, N: int, K: int, *others: Any, **named: Any) -> tuple[tuple[int, ...], ...]:
-        """None but the output [M, K], in the names of vLLM's signature."""
-        del N, others, named
-        return (0,), (0,), (M, K)
+
+def _put_before(kernel: Any, route: Route) -> None:
+    """Have a route choose what computes a kernel's calls."""
 
     def apply(
-        self,
-        output: torch.Tensor,
-        hidden_states: torch.Tensor,
-        w1: torch.Tensor,
-        w2: torch.Tensor,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-        activation: Any,
-        **others: Any,
-    ) -> None:
-        """The sum over each token's experts of hidden_states [M, K] into *output* [M, K], in the names of vLLM's signature.
+        hidden_states: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, **how: Any
+    ) -> torch.Tensor:
+        operands = (hidden_states, plain(w1), plain(w2), topk_weights, topk_ids, kernel, how)
+        return route.call_of(operands, hidden_states.shape[0])(*operands)
 
-        Raises:
-            OperandError: some experts are on other ranks; `left` leaves such layers to vLLM.
-        """
-        if others.get("expert_map") is not None:
-            raise OperandError("fmoe: TunedGemmExperts has every expert on its rank, and was given a map of experts by vLLM")
-        if others.get("apply_router_weight_on_input"):  # vLLM has multiplied hidden_states by them
-            topk_weights = torch.ones_like(topk_weights)
-        found = fused_moe(
-            hidden_states, _data(w1), _data(w2), topk_weights.float(), topk_ids, activation=_ACTIVATIONS[activation.value],
-            quant_type=self._quant_type, w1_scale=_data(self.w1_scale), w2_scale=_data(self.w2_scale), a1_scale=_data(self.a1_scale),
-            a2_scale=_data(self.a2_scale), dtype=output.dtype,
-        )  # fmt: skip
-        if torch.compiler.is_compiling() or not found.is_contiguous() or output.untyped_storage().nbytes() != output.nbytes:
-            output.copy_(found)
-        else:  # memory of the output's own: the new one takes its place, where copying would cost a kernel
-            output.set_(found)
-
-
-def _data(parameter: Any) -> Any:
-    """vLLM's parameters may be subclasses that know how to be loaded; tables serve none."""
-    return parameter if parameter is None or type(parameter) in (torch.nn.Parameter, torch.Tensor) else parameter.data
-
-
-def _of_config(quant_config: Any) -> QuantType:
-    """The kind of scales that a layer's FusedMoEQuantConfig holds."""
-    if quant_config.quant_dtype is None:
-        return QuantType.No
-    if quant_config.block_shape is not None:
-        return QuantType.per_1x128
-    return QuantType.per_Token if quant_config.per_act_token_quant else QuantType.per_Tensor
+    kernel.apply = apply

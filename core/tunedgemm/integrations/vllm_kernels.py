@@ -24,7 +24,7 @@ from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.dtype import short_dtype
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.integrations.vllm_routes import Route, kept, product
-from tunedgemm.integrations.vllm_rows import left
+from tunedgemm.integrations.vllm_rows import keep, left
 from tunedgemm.shape import Shape
 
 #: A kernel's answer to whether it can: vLLM's form.
@@ -32,6 +32,8 @@ Answer = tuple[bool, str | None]
 
 _OUTPUTS = (torch.bfloat16, torch.float16)
 _BLOCK = 128
+#: vLLM's kernel of int8 whose weight is a view [K, N] and whose product is `cutlass_scaled_mm`.
+_CUTLASS_INT8 = "CutlassInt8ScaledMMLinearKernel"
 
 
 def install() -> None:
@@ -117,7 +119,7 @@ class TunedGemmFp8Kernel(_Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[
             _put(layer, weight_name, weight.data.t().contiguous().t())
             single = _both_of_tensors(self.config)
             _put(layer, scale_name, scale.data.reshape(1) if single else scale.data.reshape(-1).expand(n).contiguous())
-        self._route = kept(self._made(layer, n, k), layer)
+        self._route = kept(self._made(layer, n, k), layer).name
         if self._theirs is not None:
             self._theirs.apply_scaled_mm = self.apply_scaled_mm
 
@@ -142,15 +144,17 @@ class TunedGemmFp8Kernel(_Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[
         def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
             return vllms(A=x, B=weight.t(), out_dtype=config.out_dtype, As=xs, Bs=ws, bias=bias, output_shape=[x.shape[0], n])
 
-        def inputs(m: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+        device = getattr(layer, names[0]).device
+
+        def inputs(m: int) -> tuple[Any, ...]:
             x = torch.randn(m, k, dtype=config.out_dtype, device=device)
             return _quantised(own, x, plain(getattr(layer, names[2], None)))
 
-        def operands(one: Any) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        def operands(inputs: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
             weight, scale = (plain(getattr(one, name)) for name in names[:2])
-            return weight.t(), scale, plain(one.bias) if biased else None
+            return inputs[0], weight.t(), inputs[1], scale, plain(one.bias) if biased else None
 
-        return Route(f"{shape} {type(own).__name__}", shape, ours, theirs if vllms else None, inputs, operands)
+        return Route(f"{shape} {type(own).__name__}", shape, device, ours, theirs if vllms else None, inputs, operands)
 
     def apply_weights(self, layer: Any, x: Any, bias: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
         """x [..., K] to [..., N], quantised as vLLM's kernel has it."""
@@ -228,11 +232,11 @@ class TunedGemmFp8BlockKernel(_Everywhere, Fp8BlockScaledMMLinearKernel):  # typ
         blocks = (-(-n // _BLOCK), -(-k // _BLOCK))
         if tuple(weight.shape) != (n, k) or tuple(scale.shape) != blocks or scale.dtype is not torch.float32 or not scale.is_contiguous():
             return
-        self._route = kept(self._made(n, k), layer)
+        self._route = kept(self._made(n, k, weight.device), layer).name
         if self._theirs is not None:
             self._theirs.apply_block_scaled_mm = self.apply_block_scaled_mm
 
-    def _made(self, n: int, k: int) -> Route:
+    def _made(self, n: int, k: int, device: torch.device) -> Route:
         config, own = self.config, self._theirs
         shape = Shape(
             "a8w8_blockscale", 1, n, k, short_dtype(config.weight_quant_key.dtype), outdtype=short_dtype(config.out_dtype), scale="block"
@@ -246,14 +250,13 @@ class TunedGemmFp8BlockKernel(_Everywhere, Fp8BlockScaledMMLinearKernel):  # typ
         def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> Any:
             return vllms(A=x, B=weight, As=xs, Bs=ws)
 
-        def inputs(m: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-            x = torch.randn(m, k, dtype=config.out_dtype, device=device)
-            return _quantised(own, x, None)
+        def inputs(m: int) -> tuple[Any, ...]:
+            return _quantised(own, torch.randn(m, k, dtype=config.out_dtype, device=device), None)
 
-        def operands(one: Any) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-            return plain(one.weight), plain(getattr(one, _scale_name(one))), None
+        def operands(inputs: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
+            return inputs[0], plain(one.weight), inputs[1], plain(getattr(one, _scale_name(one))), None
 
-        return Route(f"{shape} {type(own).__name__}", shape, ours, theirs if vllms else None, inputs, operands)
+        return Route(f"{shape} {type(own).__name__}", shape, device, ours, theirs if vllms else None, inputs, operands)
 
     def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
         """x [..., K] to [..., N], quantised as vLLM's kernel has it."""
@@ -273,15 +276,15 @@ def _scale_name(layer: Any) -> str:
 
 
 class TunedGemmInt8Kernel(_Everywhere, Int8ScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
-    """int8 with symmetric scales: `tunedgemm.gemm_a8w8`.
+    """int8 with symmetric scales: `tunedgemm.gemm_a8w8`, or vLLM's kernel at the M where that is faster.
 
-    vLLM chooses it before it tells the weight's sizes. Where they turn out to be left to vLLM, this kernel is the one that vLLM would
-    have chosen.
+    vLLM chooses it before it says how large the weight is. Where that turns out to have no rows, vLLM's own kernel computes the layer.
     """
 
     def __init__(self, c: Any, layer_param_names: Sequence[str]) -> None:
         super().__init__(c, layer_param_names)
         self._theirs: Any = None
+        self._route = ""
 
     @classmethod
     def can_implement(cls, c: Any) -> Answer:
@@ -289,43 +292,72 @@ class TunedGemmInt8Kernel(_Everywhere, Int8ScaledMMLinearKernel):  # type: ignor
         return (True, None) if c.input_symmetric else (False, "needs symmetric scales of the activations")
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """One scale a row of the weight, one for all of x where it is static."""
+        """As vLLM's kernel does it; where there is none, one scale a row of the weight, and one for all of x where it is static."""
         weight_name, scale_name, x_scale_name = self.layer_param_names[:3]
-        weight = getattr(layer, weight_name)
-        n, k = weight.shape
-        if left("a8w8", n, k, scale="row", dtype="int8", layer=getattr(layer, "prefix", "")):
-            self._theirs = self._chosen_by_vllm()
+        (n, k), name = getattr(layer, weight_name).shape, getattr(layer, "prefix", "")
+        reason = left("a8w8", n, k, scale="row", dtype="int8", layer=name)
+        own = _chosen_by_vllm(linear._POSSIBLE_INT8_KERNELS[current_platform._enum], self.config)
+        if own is None and reason:
+            raise ValueError(f"{name or 'an int8 layer'}: vLLM has no kernel for it, and neither have the tables ({reason})")
+        if reason or not (own is None or current_platform.is_cpu()):
+            self._theirs = own(self.config, self.layer_param_names)
             self._theirs.process_weights_after_loading(layer)
+            if not reason and own.__name__ == _CUTLASS_INT8:
+                self._route = kept(self._made(layer, n, k), layer).name
+            elif not reason:
+                keep(f"vLLM computes int8 by {own.__name__}, whose operands are not known here", name)
             return
         scale = getattr(layer, scale_name)
         if len(layer.logical_widths) > 1 and not self.config.is_channelwise:
             scale = convert_to_channelwise(scale, layer.logical_widths)
-        _put(layer, weight_name, weight.data)
+        _put(layer, weight_name, getattr(layer, weight_name).data)
         _put(layer, scale_name, scale.data.reshape(-1).expand(n).contiguous())
         if self.config.is_static_input_scheme:
             _put(layer, x_scale_name, getattr(layer, x_scale_name).data.max())
         else:
             setattr(layer, x_scale_name, None)
 
-    def _chosen_by_vllm(self) -> Any:
-        """vLLM's own kernel for the layer.
+    def _made(self, layer: Any, n: int, k: int) -> Route:
+        names, single = self.layer_param_names, self.config.is_static_input_scheme
+        dtype, device = getattr(layer, "params_dtype", None) or torch.get_default_dtype(), getattr(layer, names[0]).device
+        biased = getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
+        shape = Shape("a8w8", 1, n, k, "int8", outdtype=short_dtype(dtype), scale="row", epilogue="bias" if biased else "none")
 
-        Raises:
-            ValueError: there is none.
-        """
-        kernel = _chosen_by_vllm(linear._POSSIBLE_INT8_KERNELS[current_platform._enum], self.config)
-        if kernel is None:
-            raise ValueError("vLLM has no kernel of its own for this int8 layer, and no table has a row for it")
-        return kernel(self.config, self.layer_param_names)
+        def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
+            w_scale = plain(ws).reshape(-1)
+            w_scale = w_scale if w_scale.numel() == n else w_scale.expand(n).contiguous()
+            return gemm_a8w8(x, plain(weight), _of_rows(xs, x.shape[0], single), w_scale, plain(bias), dtype)
+
+        def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
+            return _custom_ops.cutlass_scaled_mm(x, weight.t(), scale_a=xs, scale_b=ws, out_dtype=dtype, bias=bias)
+
+        def inputs(m: int) -> tuple[Any, ...]:
+            return _int8(torch.randn(m, k, dtype=dtype, device=device), plain(getattr(layer, names[2], None)))
+
+        def operands(inputs: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
+            weight, scale = (plain(getattr(one, name)) for name in names[:2])
+            return inputs[0], weight.t(), inputs[1], scale, plain(one.bias) if biased else None
+
+        return Route(f"{shape} static={single}", shape, device, ours, theirs, inputs, operands)
 
     def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] of 16 bits to [..., N]."""
-        if self._theirs is not None:
+        if self._theirs is not None and not self._route:
             theirs: torch.Tensor = self._theirs.apply_weights(layer, x, bias)
             return theirs
         weight, w_scale, x_scale = self._get_layer_params(layer)[:3]
         rows = x.reshape(-1, x.shape[-1]).contiguous()
-        quantise = _custom_ops.onednn_scaled_int8_quant if x.device.type == "cpu" else _custom_ops.scaled_int8_quant
-        q, scale, _ = quantise(rows, x_scale, None, True)
-        out: torch.Tensor = gemm_a8w8(q, weight, _of_rows(scale, rows.shape[0], x_scale is not None), w_scale, bias, x.dtype)
-        return out.view(*x.shape[:-1], weight.shape[0])
+        q, scale = _int8(rows, x_scale)
+        out: torch.Tensor
+        if self._route:
+            out = product(q, weight.t(), scale, w_scale, bias, x.dtype, self._route)
+        else:
+            out = gemm_a8w8(q, weight, _of_rows(scale, rows.shape[0], x_scale is not None), w_scale, bias, x.dtype)
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def _int8(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise x [M, K] by vLLM's function: to the scale given, or to one of each row."""
+    quantise = _custom_ops.onednn_scaled_int8_quant if x.device.type == "cpu" else _custom_ops.scaled_int8_quant
+    found: tuple[torch.Tensor, torch.Tensor] = quantise(x, scale, None, True)[:2]
+    return found

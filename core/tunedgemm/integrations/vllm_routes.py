@@ -1,7 +1,8 @@
-"""Routes of vLLM's linear layers: one op in vLLM's graphs that runs a table's kernel or vLLM's own, whichever is faster at this M.
+"""Routes of vLLM's layers: each call runs a table's kernel or vLLM's own, whichever is faster at this M.
 
-A route stands for all layers of one product (op, N, K, dtypes, scales). Both sides take the same operands in vLLM's own order, so a layer
+A route stands for all layers of one shape (op, N, K, dtypes, scales). Both sides take the same operands in vLLM's own order, so a layer
 keeps the weights and the quantised activations that vLLM made. `compare` times both sides on the layers of the loaded model.
+Linear layers are one op in vLLM's graphs, `product`; experts are inside an op of vLLM's (`vllm_experts`).
 """
 
 from __future__ import annotations
@@ -20,41 +21,54 @@ from tunedgemm.integrations.vllm_timing import Arms, faster
 from tunedgemm.shape import Shape
 from tunedgemm.tuned_gemm import dispatcher
 
-#: x, weight [N, K], scales of x, scales of the weight, bias: the last three may be None.
+#: A function of a layer's operands: of a linear one x, weight [N, K], scales of x, scales of the weight, bias, of which three may be None.
 Product = Callable[..., torch.Tensor]
 
 
 @attrs.define(eq=False)
 class Route:
-    """The layers of one product.
+    """The layers of one shape.
 
     Attributes:
         name: what tells the route from others, the same in each process: compiled graphs hold it.
         shape: of one row of x.
+        device: where the weights are.
         ours, theirs: functions of the operands; *theirs* is None where vLLM has no kernel for such layers.
-        inputs: makes x, and its scales or None, of M rows on a device.
-        operands: a layer to its weight, the weight's scales and the bias.
+        inputs: makes the activations of M rows.
+        operands: joins those with a layer's weights to the operands of a call; the weight comes second.
         layers: layers by name.
         verdicts: M of a row to how many times faster than vLLM's kernel it was here.
         reasons: M to why a call of it is vLLM's.
-        served: M to whether a call of it is ours; what the op reads.
+        calls: M to the function that runs.
     """
 
     name: str
     shape: Shape
+    device: torch.device
     ours: Product
     theirs: Product | None
-    inputs: Callable[[int, torch.device], tuple[torch.Tensor, torch.Tensor | None]]
-    operands: Callable[[Any], tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
+    inputs: Callable[[int], tuple[Any, ...]]
+    operands: Callable[[tuple[Any, ...], Any], tuple[Any, ...]]
     layers: dict[str, weakref.ref[Any]] = attrs.field(factory=dict)
     verdicts: dict[int, float] = attrs.field(factory=dict)
     reasons: dict[int, str] = attrs.field(factory=dict)
-    served: dict[int, bool] = attrs.field(factory=dict)
+    calls: dict[int, Product] = attrs.field(factory=dict)
+
+    def call_of(self, operands: tuple[Any, ...], m: int) -> Product:
+        """Choose the function for calls of M rows, and keep it: where shapes are captured vLLM's kernel runs, and is counted."""
+        call = self.calls.get(m)
+        if call is None:
+            known = dispatcher(self.shape.op)
+            if self.theirs is None or self.serves(m, device_of(operands[0].get_device())):
+                call = self.ours
+            else:
+                call = known.with_capture(self.theirs, self.shape.with_m(m), operands)
+            self.calls[m] = call
+        return call
 
     def serves(self, m: int, device: Device) -> bool:
         """Tell whether a call of M rows is ours: a row answers for it, and it was not slower here than vLLM's kernel."""
-        known = dispatcher(self.shape.op)
-        if self.theirs is None or known.settings.capture or known.on_miss is not None:
+        if self.theirs is None or dispatcher(self.shape.op).on_miss is not None:
             return True
         row, reason = self.row_of(m, device)
         if row is not None and (gain := self.verdicts.get(row)) is not None and gain <= 1:
@@ -88,12 +102,9 @@ def _run(
     dtype: torch.dtype, route: str,
 ) -> torch.Tensor:  # fmt: skip
     del dtype  # the route's own
-    taken = routes[route]
+    operands = (x, weight, x_scale, w_scale, bias)
     m = x.numel() // x.shape[-1] if x.shape[-1] else 0
-    ours = taken.served.get(m)
-    if ours is None:
-        ours = taken.served[m] = taken.serves(m, device_of(x.get_device()))
-    return (taken.ours if ours else taken.theirs)(x, weight, x_scale, w_scale, bias).contiguous()  # type: ignore[misc]
+    return routes[route].call_of(operands, m)(*operands).contiguous()
 
 
 def _fake(
@@ -114,11 +125,11 @@ def product(*operands: Any) -> torch.Tensor:
     return out
 
 
-def kept(route: Route, module: Any) -> str:
-    """Add a layer to the route of this name, which is this one if there is none; returns the name."""
+def kept(route: Route, module: Any) -> Route:
+    """Add a layer to the route of this name, which is this one if there is none; returns that route."""
     route = routes.setdefault(route.name, route)
     route.layers[getattr(module, "prefix", "") or f"layer {len(route.layers)}"] = weakref.ref(module)
-    return route.name
+    return route
 
 
 def compare(seconds: float) -> None:
@@ -129,23 +140,22 @@ def compare(seconds: float) -> None:
     """
     arms: Arms | None = None
     for route in routes.values():
-        route.served.clear()
-        weights = [route.operands(module) for module in (ref() for ref in route.layers.values()) if module is not None]
-        if not weights or route.theirs is None or not weights[0][0].is_cuda:
+        route.calls.clear()
+        layers = [layer for layer in (ref() for ref in route.layers.values()) if layer is not None]
+        if not layers or route.theirs is None or route.device.type != "cuda":
             continue
         arms = arms or Arms(seconds)
-        for m in rows_of(route, device_of(weights[0][0].get_device())):
+        for m in rows_of(route.shape, device_of(route.device.index or 0)):
             if arms.spent:
                 return
-            x, x_scale = route.inputs(m, weights[0][0].device)
-            calls = [(x, weight, x_scale, *rest) for weight, *rest in weights]
-            route.verdicts[m] = faster(arms, route.ours, route.theirs, calls)
+            inputs = route.inputs(m)
+            route.verdicts[m] = faster(arms, route.ours, route.theirs, [route.operands(inputs, layer) for layer in layers])
 
 
-def rows_of(route: Route, device: Device) -> list[int]:
-    """List the M of the rows that answer for a route's product, ascending."""
-    table = dispatcher(route.shape.op).table
-    wanted = _unbiased(route.shape)
+def rows_of(shape: Shape, device: Device) -> list[int]:
+    """List the M of the rows that answer for a shape at whatever M, ascending."""
+    table = dispatcher(shape.op).table
+    wanted = _unbiased(shape.with_m(1))
     return sorted({row.shape.m for row in table.rows_for(device) if row.shape.m and _unbiased(row.shape.with_m(1)) == wanted})
 
 
@@ -160,29 +170,32 @@ def summary(sizes: Sequence[int], device: Device) -> list[str]:
         sizes: the numbers of tokens that vLLM captures graphs for.
         device: where the model is.
     """
-    lines, used, missing, layers, idle = [], set(), set(), 0, []
+    lines, used, missing, layers, captured = [], set(), set(), 0, 0
     for route in routes.values():
         known = dispatcher(route.shape.op)
         ours = [m for m in sizes if route.serves(m, device)]
-        missing |= {m for m in sizes if m not in ours}
+        if known.settings.capture:
+            captured += len(route.layers)
+        else:
+            missing |= {m for m in sizes if m not in ours}
         used |= {known.explain(route.shape.with_m(m), device).libtype for m in ours}
         layers += len(route.layers) if ours else 0
-        if not route.served:
-            idle.append(route)
-        elif len(ours) < len(sizes):
+        if not route.calls:
+            lines.append(
+                f"tunedgemm: {len(route.layers)} layers with {route.shape} never reached the tables (as {next(iter(route.layers))}): "
+                "vLLM runs a graph that was compiled without them; delete VLLM_CACHE_ROOT/torch_compile_cache"
+            )
+        elif len(ours) < len(sizes) and not known.settings.capture:
             kept_at: dict[str, list[str]] = {}
             for m in sizes:
                 if m not in ours:
                     kept_at.setdefault(route.reasons[m], []).append(str(m))
             why = "; ".join(f"M={', '.join(rows)}: {reason}" for reason, rows in kept_at.items())
             lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} keep vLLM's kernel at some M: {why}")
-    for route in idle:
-        lines.append(
-            f"tunedgemm: {len(route.layers)} layers with {route.shape} never reached the tables (as {next(iter(route.layers))}): "
-            "vLLM runs a graph that was compiled without them; delete VLLM_CACHE_ROOT/torch_compile_cache"
-        )
     told = f"; vLLM's kernels serve some products at M = {', '.join(map(str, sorted(missing)))}" if missing else ""
     gains = sorted(gain for route in routes.values() for gain in route.verdicts.values() if gain > 1)
     timed = f", {gains[0]:.2f} to {gains[-1]:.2f} times as fast as vLLM's kernels here" if gains else ""
-    head = f"tunedgemm: {layers} linear layers go through tables ({', '.join(sorted(used)) or 'no backend'}{timed}){told}"
+    head = f"tunedgemm: {layers} layers go through tables ({', '.join(sorted(used)) or 'no backend'}{timed}){told}"
+    if captured:
+        lines.append(f"tunedgemm: the shapes of {captured} layers are captured; stop, run `tunedgemm tune`, serve without AITER_TUNE_GEMM")
     return [head, *lines]

@@ -40,8 +40,13 @@ def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer
         reason += f" for {device}; the table's rows are for {others}" if others else ""
     except UserError as error:
         reason = str(error)
-    _left.setdefault(reason, []).append(layer)
+    keep(reason, layer)
     return reason
+
+
+def keep(reason: str, layer: str) -> None:
+    """Note for `unrouted` why a layer keeps vLLM's kernels."""
+    _left.setdefault(reason, []).append(layer)
 
 
 def unrouted() -> list[str]:

@@ -15,3 +15,12 @@ def scaled_int8_quant(
 
 
 onednn_scaled_int8_quant = scaled_int8_quant
+
+
+def cutlass_scaled_mm(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """a [M, K] times b [K, N] with scales of rows and columns, or of all."""
+    assert not b.is_contiguous()  # CUTLASS wants columns of b one after the other
+    out = (a.float() * scale_a) @ (b.float() * scale_b.reshape(1, -1))
+    return (out if bias is None else out + bias).to(out_dtype)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm import _custom_ops
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
     FP8ScaledMMLinearKernel,
     FP8ScaledMMLinearLayerConfig,
     Int8ScaledMMLinearKernel,
     Int8ScaledMMLinearLayerConfig,
 )
+from vllm.model_executor.layers.quantization.utils.w8a8_utils import convert_to_channelwise
 from vllm.platforms import current_platform
 
 
@@ -40,20 +42,29 @@ class OwnFp8(FP8ScaledMMLinearKernel):
         return (out if bias is None else out + bias).to(out_dtype).view(*output_shape)
 
 
-class OwnInt8(Int8ScaledMMLinearKernel):
-    """vLLM's own of int8, by torch."""
+class CutlassInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
+    """vLLM's own of int8: its weight is a view [K, N]."""
 
     is_supported = can_implement = OwnFp8.is_supported
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Nothing to do."""
+        """One scale a row where layers were fused, one for all of x where it is static."""
+        weight, scale, x_scale = (getattr(layer, name) for name in self.layer_param_names[:3])
+        if len(layer.logical_widths) > 1 and not self.config.is_channelwise:
+            scale = convert_to_channelwise(scale, layer.logical_widths)
+        layer.weight = torch.nn.Parameter(weight.data.t(), requires_grad=False)
+        layer.weight_scale = torch.nn.Parameter(scale.data, requires_grad=False)
+        if self.config.is_static_input_scheme:
+            layer.input_scale = torch.nn.Parameter(x_scale.data.max(), requires_grad=False)
 
     def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x times what the weight stands for."""
-        return torch.nn.functional.linear(x.float(), layer.weight.float() * layer.weight_scale, bias).to(x.dtype)
+        """x [M, K] times what the weight stands for."""
+        weight, scale, x_scale, *_ = self._get_layer_params(layer)
+        q, x_scale, _ = _custom_ops.scaled_int8_quant(x, x_scale)
+        return _custom_ops.cutlass_scaled_mm(q, weight, x_scale, scale, x.dtype, bias)
 
 
-_POSSIBLE_INT8_KERNELS: dict[Any, list[Any]] = {"any": [OwnInt8]}
+_POSSIBLE_INT8_KERNELS: dict[Any, list[Any]] = {"any": [CutlassInt8ScaledMMLinearKernel]}
 _POSSIBLE_FP8_KERNELS: dict[Any, list[Any]] = {"any": [OwnFp8]}
 _POSSIBLE_FP8_BLOCK_KERNELS: dict[Any, list[Any]] = {"any": [OwnFp8]}
 _NAMES = ["weight", "weight_scale", "input_scale", "input_scale_ub"]

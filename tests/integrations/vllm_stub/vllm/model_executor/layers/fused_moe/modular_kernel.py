@@ -83,19 +83,28 @@ class FusedMoEExpertsModular(ABC):
         """The experts' sum into *output*."""
 
 
+class PrepareAndFinalize:
+    """What surrounds experts where no other rank has any."""
+
+    def supports_async(self) -> bool:
+        """Nothing is sent."""
+        return False
+
+
 class FusedMoEKernel:
-    """Experts, and what surrounds them where no other rank has any."""
+    """Experts, and what surrounds them."""
 
-    def __init__(self, fused_experts: FusedMoEExpertsModular) -> None:
-        self.fused_experts = fused_experts
+    def __init__(self, prepare_finalize: PrepareAndFinalize, fused_experts: FusedMoEExpertsModular) -> None:
+        self.prepare_finalize, self.fused_experts = prepare_finalize, fused_experts
 
-    def apply(self, hidden_states: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, **routing: Any) -> torch.Tensor:
+    def apply(self, hidden_states: Any, w1: Any, w2: Any, topk_weights: Any, topk_ids: Any, **how: Any) -> torch.Tensor:
         """The layer's output [M, K]."""
         assert self.fused_experts.expects_unquantized_inputs
         assert isinstance(self.fused_experts.finalize_weight_and_reduce_impl(), TopKWeightAndReduceNoOP)
-        if routing["apply_router_weight_on_input"]:
-            hidden_states = hidden_states * routing["topk_weights"].to(hidden_states.dtype)
-        sizes = (len(hidden_states), w1.shape[1], hidden_states.shape[1], routing["topk_ids"].shape[1], len(w1), len(w1), None, None)
+        if how["apply_router_weight_on_input"]:
+            hidden_states = hidden_states * topk_weights.to(hidden_states.dtype)
+        sizes = (len(hidden_states), w1.shape[1], hidden_states.shape[1], topk_ids.shape[1], len(w1), len(w1), None, None)
         output = torch.empty(self.fused_experts.workspace_shapes(*sizes)[2], dtype=hidden_states.dtype)
+        routing = {"topk_weights": topk_weights, "topk_ids": topk_ids, **how}
         self.fused_experts.apply(output=output, hidden_states=hidden_states, w1=w1, w2=w2, a1q_scale=None, **routing)
         return output

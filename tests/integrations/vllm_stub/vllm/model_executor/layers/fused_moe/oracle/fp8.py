@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEKernel
-from vllm.model_executor.layers.fused_moe.oracle.unquantized import OwnExperts
+from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEKernel, PrepareAndFinalize
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import TritonExperts
 
 
 class Fp8MoeBackend(Enum):
@@ -19,10 +19,10 @@ def select_fp8_moe_backend(
     config: Any, weight_key: Any, activation_key: Any, allow_vllm_cutlass: bool = False
 ) -> tuple[Fp8MoeBackend, type]:
     """vLLM's own."""
-    return Fp8MoeBackend.TRITON, OwnExperts
+    return Fp8MoeBackend.TRITON, TritonExperts
 
 
 def make_fp8_moe_kernel(moe_quant_config: Any, moe_config: Any, experts_cls: type, fp8_backend: Fp8MoeBackend) -> FusedMoEKernel:
     """The kernel of a layer."""
     del fp8_backend
-    return FusedMoEKernel(experts_cls(moe_config=moe_config, quant_config=moe_quant_config))
+    return FusedMoEKernel(PrepareAndFinalize(), experts_cls(moe_config=moe_config, quant_config=moe_quant_config))

@@ -1,0 +1,248 @@
+"""Experts for vLLM where it has no kernel for plain weights, as on CPUs: layers that rows serve at every number of tokens.
+
+The methods of vLLM's layers of experts ask a function for the class that computes them, ``select_…_moe_backend`` of the modules of
+``vllm.model_executor.layers.fused_moe.oracle``. `install` puts one around it that answers `TunedGemmExperts` for such layers.
+Loaded where vLLM is installed, by `tunedgemm.integrations.vllm`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import itertools
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.fused_moe import modular_kernel
+from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
+from vllm.platforms import current_platform
+
+from tunedgemm import QuantType, fused_moe
+from tunedgemm.dispatch import Dispatcher
+from tunedgemm.errors import OperandError
+from tunedgemm.integrations.torch_compile import plain
+from tunedgemm.integrations.vllm_experts import ACTIVATIONS, FP8, refused, shape_of, single_rank
+from tunedgemm.shape import Shape
+from tunedgemm.tuned_gemm import dispatcher
+
+_log = logging.getLogger("tunedgemm")
+#: vLLM prints what its own loggers and those below them say.
+_told = logging.getLogger("vllm.tunedgemm")
+
+_ORACLE = "vllm.model_executor.layers.fused_moe.oracle"
+#: Module, the functions that choose and that make what was chosen, and the enumeration whose member TRITON leaves weights as they were
+#: loaded. The oracle of int8 is left alone: vLLM's method that quantises to int8 at loading asks it for int8 activations, and then
+#: describes 16-bit ones (0.32).
+ORACLES = (
+    ("unquantized", "select_unquantized_moe_backend", "make_unquantized_moe_kernel", "UnquantizedMoeBackend"),
+    ("fp8", "select_fp8_moe_backend", "make_fp8_moe_kernel", "Fp8MoeBackend"),
+)
+
+#: Rows and columns that share a scale, of the activations and of the transposed weights; -1 is all of them.
+_SCALES = {
+    ((-1, -1), (-1, -1)): QuantType.per_Tensor,
+    ((1, -1), (-1, 1)): QuantType.per_Token,
+    ((1, 128), (128, 128)): QuantType.per_1x128,
+}
+
+
+def install() -> None:
+    """Have vLLM ask for our experts first; an oracle of another form is named in a warning and left alone."""
+    if inspect.isabstract(TunedGemmExperts):
+        missing = ", ".join(sorted(TunedGemmExperts.__abstractmethods__))
+        _log.warning("vLLM's experts are not as they are known here, and stay as they are: they need %s", missing)
+        return
+    for module, select, make, backends in ORACLES:
+        try:
+            theirs, as_loaded = _known(module, select, make, backends)
+        except (ImportError, AttributeError) as error:
+            _log.warning("vLLM's choice of %s experts is not as it is known here, and stays as it is: %s", module, error)
+            continue
+        ours = _choosing(theirs, as_loaded)
+        # Methods that were loaded before have the function by its name.
+        for holder in [one for name, one in sys.modules.items() if name.partition(".")[0] == "vllm"]:
+            if getattr(holder, "__dict__", {}).get(select) is theirs:
+                setattr(holder, select, ours)
+
+
+def _known(module: str, select: str, make: str, backends: str) -> tuple[Callable[..., Any], Any]:
+    """An oracle's function that chooses, and its backend whose weights are as they were loaded.
+
+    Raises:
+        ImportError, AttributeError: the oracle has another form.
+    """
+    oracle = importlib.import_module(f"{_ORACLE}.{module}")
+    if "experts_cls" not in inspect.signature(getattr(oracle, make)).parameters:
+        raise AttributeError(f"{make} does not ask which class was chosen")
+    return getattr(oracle, select), getattr(oracle, backends).TRITON
+
+
+def _choosing(theirs: Callable[..., Any], as_loaded: Any) -> Callable[..., Any]:
+    """Wrap vLLM's function that chooses the class of experts; *as_loaded* is the backend that leaves weights as they were loaded."""
+    signature = inspect.signature(theirs)
+
+    @functools.wraps(theirs)
+    def select(*given: Any, **named: Any) -> Any:
+        if not current_platform.is_cpu():
+            with contextlib.suppress(NotImplementedError, ValueError):
+                return theirs(*given, **named)
+        asked = signature.bind(*given, **named)
+        asked.apply_defaults()
+        config, *_ = asked.arguments.values()
+        try:
+            reason = left(config, asked.arguments.get("weight_key"), asked.arguments.get("activation_key"))
+        except AttributeError as error:
+            reason = f"vLLM describes them in a form that is not known here: {error}"
+        _tell(f"experts stay vLLM's: {reason}" if reason else "experts go through the tables (TunedGemmExperts)")
+        return theirs(*given, **named) if reason else (as_loaded, TunedGemmExperts)
+
+    return select
+
+
+@functools.cache
+def _tell(text: str) -> None:
+    """Once a process: a model has dozens of layers that are alike."""
+    _told.info(text)
+
+
+def left(config: Any, weight_key: Any, activation_key: Any) -> str:
+    """Tell why vLLM computes a layer of experts, "" where it goes through the tables.
+
+    Args:
+        config: vLLM's FusedMoEConfig.
+        weight_key, activation_key: vLLM's QuantKey of both factors, None for 16 bits.
+    """
+    standard = modular_kernel.FusedMoEActivationFormat.Standard
+    able, reason = TunedGemmExperts.is_supported_config(TunedGemmExperts, config, weight_key, activation_key, standard)
+    if not able:
+        return str(reason)
+    if reason := refused(config):
+        return reason
+    known = dispatcher("fmoe")
+    if known.settings.capture or known.on_miss is not None:
+        return ""
+    most = get_current_vllm_config().scheduler_config.max_num_batched_tokens
+    dtype = config.in_dtype if weight_key is None else weight_key.dtype
+    shape = shape_of(config, _quant_type(weight_key, activation_key) or QuantType.No, dtype)
+    return _unserved(known, known.table, shape, most)
+
+
+@functools.lru_cache(maxsize=64)
+def _unserved(known: Dispatcher, table: object, shape: Shape, most: int) -> str:
+    """Why rows do not serve a layer at every number of tokens up to *most*, "" where they do.
+
+    What has no row is served by torch's products, which nobody has shown to be as quick as vLLM's experts: all or none go through the
+    tables. A number of tokens that has no row of its own is served by that of the next power of two.
+    """
+    del table  # part of the key: tables may be read again
+    powers = itertools.takewhile(lambda power: power < 2 * most, (1 << bit for bit in itertools.count()))
+    for tokens in dict.fromkeys(list(known.op.ladder(power, shape.n))[-1] for power in powers):
+        if not known.explain(shape.with_m(tokens)).tuned:
+            told = ", ".join(f"{name}={value}" for name, value in known.op.columns.format(shape).items() if value and name != "token")
+            return f"no tuned row of fmoe serves token={tokens}, {told}; each power of two up to {most} tokens needs one"
+    return ""
+
+
+def _quant_type(weight_key: Any, activation_key: Any) -> QuantType | None:
+    """The kind of scales, None for those that the op has no kind for."""
+    if weight_key is None or activation_key is None:
+        return QuantType.No if weight_key is activation_key else None
+    keys = (activation_key, weight_key)
+    kind = _SCALES.get(tuple(tuple(key.scale.group_shape) for key in keys))  # type: ignore[arg-type]
+    plain = all(key.symmetric and key.scale.dtype is torch.float32 and key.scale2 is None for key in keys)
+    known = weight_key.dtype in FP8 and activation_key.dtype == weight_key.dtype
+    # Only the scale of a whole tensor is known before its values are.
+    ahead = kind is QuantType.per_Tensor or not activation_key.scale.static
+    return kind if plain and known and ahead else None
+
+
+class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[misc,unused-ignore]
+    """vLLM's experts between routing and the reduction among ranks: `tunedgemm.fused_moe`, which quantises what it multiplies itself."""
+
+    def __init__(self, moe_config: Any, quant_config: Any, max_num_tokens: int | None = None, num_dispatchers: int | None = None) -> None:
+        super().__init__(moe_config, quant_config, max_num_tokens, num_dispatchers)
+        self._quant_type = _of_config(quant_config)
+
+    @property
+    def expects_unquantized_inputs(self) -> bool:
+        """The op quantises hidden states."""
+        return True
+
+    @staticmethod
+    def activation_format() -> Any:
+        """Rows are tokens."""
+        return modular_kernel.FusedMoEActivationFormat.Standard
+
+    @staticmethod
+    def _supports_current_device() -> bool:
+        return True
+
+    @staticmethod
+    def _supports_no_act_and_mul() -> bool:
+        return False
+
+    @staticmethod
+    def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool:
+        return _quant_type(weight_key, activation_key) is not None
+
+    @staticmethod
+    def _supports_activation(activation: Any) -> bool:
+        return activation.value in ACTIVATIONS
+
+    @staticmethod
+    def _supports_parallel_config(moe_parallel_config: Any) -> bool:
+        return single_rank(moe_parallel_config)
+
+    def finalize_weight_and_reduce_impl(self) -> Any:
+        """The op has weighted and summed."""
+        return TopKWeightAndReduceNoOP()
+
+    def workspace_shapes(self, M: int, N: int, K: int, *others: Any, **named: Any) -> tuple[tuple[int, ...], ...]:
+        """None but the output [M, K], in the names of vLLM's signature."""
+        del N, others, named
+        return (0,), (0,), (M, K)
+
+    def apply(
+        self,
+        output: torch.Tensor,
+        hidden_states: torch.Tensor,
+        w1: torch.Tensor,
+        w2: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        activation: Any,
+        **others: Any,
+    ) -> None:
+        """The sum over each token's experts of hidden_states [M, K] into *output* [M, K], in the names of vLLM's signature.
+
+        Raises:
+            OperandError: some experts are on other ranks; `left` leaves such layers to vLLM.
+        """
+        if others.get("expert_map") is not None:
+            raise OperandError("fmoe: TunedGemmExperts has every expert on its rank, and was given a map of experts by vLLM")
+        if others.get("apply_router_weight_on_input"):  # vLLM has multiplied hidden_states by them
+            topk_weights = torch.ones_like(topk_weights)
+        found = fused_moe(
+            hidden_states, plain(w1), plain(w2), topk_weights.float(), topk_ids, activation=ACTIVATIONS[activation.value],
+            quant_type=self._quant_type, w1_scale=plain(self.w1_scale), w2_scale=plain(self.w2_scale), a1_scale=plain(self.a1_scale),
+            a2_scale=plain(self.a2_scale), dtype=output.dtype,
+        )  # fmt: skip
+        if torch.compiler.is_compiling() or not found.is_contiguous() or output.untyped_storage().nbytes() != output.nbytes:
+            output.copy_(found)
+        else:  # memory of the output's own: the new one takes its place, where copying would cost a kernel
+            output.set_(found)
+
+
+def _of_config(quant_config: Any) -> QuantType:
+    """The kind of scales that a layer's FusedMoEQuantConfig holds."""
+    if quant_config.quant_dtype is None:
+        return QuantType.No
+    if quant_config.block_shape is not None:
+        return QuantType.per_1x128
+    return QuantType.per_Token if quant_config.per_act_token_quant else QuantType.per_Tensor
