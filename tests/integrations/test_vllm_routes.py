@@ -99,6 +99,37 @@ def test_a_row_that_was_slower_here_keeps_vllms_kernel(with_kernels) -> None:
     assert "M=8: the row of M=8 was not faster here (0.80 times vLLM's speed)" in told
 
 
+def test_a_row_that_was_not_timed_waits(with_kernels, monkeypatch) -> None:
+    """Rows are timed from the smallest M on; one that the budget does not reach leaves its M to vLLM until the next start."""
+    with_kernels("AITER_CONFIG_GEMM_BF16", *(Shape("a16w16", m, n, K, "bf16") for m in (8, 1) for n in (N, 2 * N)))
+    layers = [bf16_layer(), bf16_layer(2 * N, "model.layers.0.gate_up_proj")]  # a route holds weak references
+    timed: list[int] = []
+
+    def faster(arms: Any, _ours: Any, _theirs: Any, calls: list[Any]) -> float:
+        arms.seconds -= 3
+        timed.append(len(calls[0][0]))
+        return 1.5
+
+    monkeypatch.setattr(vllm_routes, "faster", faster)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(vllm_routes, "device_of", lambda _index: current_device())
+    routes = list(vllm_routes.routes.values())
+    monkeypatch.setattr(vllm_routes, "rows_of", lambda _shape, _device: [1, 8])
+    for route in routes:
+        route.device = torch.device("cuda", 0)
+        monkeypatch.setattr(route, "inputs", lambda m: (torch.zeros(m, K),))
+    known: dict[str, float] = {}
+    vllm_routes.compare(7.0, known)
+    assert timed == [1, 1, 8]
+    assert [[route.serves(m, current_device()) for m in (1, 8)] for route in routes] == [[True, True], [True, False]]
+    assert "the next start goes on with it" in routes[1].reasons[8]
+
+    vllm_routes.compare(7.0, known)
+    assert timed == [1, 1, 8, 8] and routes[1].serves(8, current_device())
+    vllm_routes.compare(0.0, {})
+    assert not any(route.compared for route in routes) and len(layers) == 2
+
+
 def test_the_compile_cache_has_another_key(vllm_table, monkeypatch, tmp_path) -> None:
     """Graphs of vLLM alone are not taken for ours, nor those of another table or switch for these; the same gives the same key."""
     made = importlib.import_module("vllm.config").VllmConfig
@@ -180,10 +211,14 @@ def test_the_forms_of_newer_versions(vllm_table, monkeypatch) -> None:
 def test_a_row_must_be_faster_by_more_than_noise(monkeypatch, times, gain) -> None:
     """The median ratio of turns decides: below 2 % of gain counts as none, and more is the gain itself."""
     clock = dict(zip(("theirs", "ours"), times, strict=True))
-    monkeypatch.setattr(vllm_timing, "_captured", lambda _arms, function, _calls: function())
+    monkeypatch.setattr(vllm_timing, "_captured", lambda _arms, function, calls: function(*calls[0]))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(vllm_timing, "_milliseconds", lambda graph, _repeats: clock[graph])
     calls = [(torch.zeros(1, 4), torch.zeros(4, 4))]
-    assert vllm_timing.faster(None, lambda: "ours", lambda: "theirs", calls) == pytest.approx(gain)
+    arms = vllm_timing.Arms(8.0)
+    assert vllm_timing.faster(arms, lambda *_: "ours", lambda *_: "theirs", calls) == pytest.approx(gain)
+    assert 7 < arms.seconds < 8
 
 
 def test_a_kernel_that_cannot_be_captured_is_not_faster(monkeypatch) -> None:

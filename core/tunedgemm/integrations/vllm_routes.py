@@ -37,6 +37,7 @@ class Route:
         inputs: makes the activations of M rows.
         operands: joins those with a layer's weights to the operands of a call; the weight comes second.
         layers: layers by name.
+        compared: whether rows need a verdict to serve, as on GPUs.
         verdicts: M of a row to how many times faster than vLLM's kernel it was here.
         reasons: M to why a call of it is vLLM's.
         calls: M to the function that runs.
@@ -50,6 +51,7 @@ class Route:
     inputs: Callable[[int], tuple[Any, ...]]
     operands: Callable[[tuple[Any, ...], Any], tuple[Any, ...]]
     layers: dict[str, weakref.ref[Any]] = attrs.field(factory=dict)
+    compared: bool = False
     verdicts: dict[int, float] = attrs.field(factory=dict)
     reasons: dict[int, str] = attrs.field(factory=dict)
     calls: dict[int, Product] = attrs.field(factory=dict)
@@ -73,6 +75,8 @@ class Route:
         row, reason = self.row_of(m, device)
         if row is not None and (gain := self.verdicts.get(row)) is not None and gain <= 1:
             reason = f"the row of M={row} was not faster here ({gain:.2f} times vLLM's speed)"
+        elif row is not None and gain is None and self.compared:
+            reason = f"the row of M={row} was not timed against vLLM's kernel yet; the next start goes on with it"
         if reason:
             self.reasons[m] = reason
         return not reason
@@ -132,24 +136,32 @@ def kept(route: Route, module: Any) -> Route:
     return route
 
 
-def compare(seconds: float) -> None:
-    """Time every row of every route against vLLM's kernel, on the weights of the model's layers.
+def compare(seconds: float, known: dict[str, float]) -> None:
+    """Time every row of every route against vLLM's kernel, on the weights of the model's layers; the smallest M first.
+
+    A row that is not reached waits for the next start, and vLLM's kernel serves its M.
 
     Args:
-        seconds: the longest that all of it takes; a row that is not reached is taken at the table's word.
+        seconds: the longest that measuring takes; with 0 nothing is timed, and rows serve at the table's word.
+        known: gains of an earlier start, by route and M; those of this one are added.
     """
-    arms: Arms | None = None
+    rows: list[tuple[int, Route]] = []
     for route in routes.values():
         route.calls.clear()
-        layers = [layer for layer in (ref() for ref in route.layers.values()) if layer is not None]
-        if not layers or route.theirs is None or route.device.type != "cuda":
-            continue
-        arms = arms or Arms(seconds)
-        for m in rows_of(route.shape, device_of(route.device.index or 0)):
-            if arms.spent:
-                return
+        route.compared = seconds > 0 and route.theirs is not None and route.device.type == "cuda"
+        if route.compared:
+            rows += [(m, route) for m in rows_of(route.shape, device_of(route.device.index or 0))]
+    arms: Arms | None = None
+    for m, route in sorted(rows, key=lambda one: one[0]):
+        name = f"{route.name} M={m}"
+        if name not in known:
+            arms = arms or Arms(seconds)
+            layers = [layer for layer in (ref() for ref in route.layers.values()) if layer is not None]
+            if arms.spent or not layers or route.theirs is None:
+                continue
             inputs = route.inputs(m)
-            route.verdicts[m] = faster(arms, route.ours, route.theirs, [route.operands(inputs, layer) for layer in layers])
+            known[name] = faster(arms, route.ours, route.theirs, [route.operands(inputs, layer) for layer in layers])
+        route.verdicts[m] = known[name]
 
 
 def rows_of(shape: Shape, device: Device) -> list[int]:

@@ -20,24 +20,24 @@ class Arms:
     """The stream that graphs are captured on, and a budget.
 
     Args:
-        seconds: after which `spent` is true.
+        seconds: of measuring, after which `spent` is true. Compiling kernels does not count: vLLM's warm-up would compile them, too.
     """
 
     def __init__(self, seconds: float) -> None:
-        self._until = time.monotonic() + seconds
+        self.seconds = seconds
         self.stream = torch.cuda.Stream()
 
     @property
     def spent(self) -> bool:
         """Tell whether the budget is spent."""
-        return time.monotonic() > self._until
+        return self.seconds <= 0
 
 
 def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> float:
     """Measure how many times faster *ours* is than *theirs*; 0 where ours fails, and at most 1 where the difference may be noise.
 
     Args:
-        arms: where to capture.
+        arms: where to capture, and for how long.
         ours, theirs: functions of the operands of each call.
         calls: operands, one call for each layer.
     """
@@ -45,12 +45,17 @@ def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], cal
     few = calls[: max(2, -(-_BYTES // size))]
     try:
         with torch.inference_mode():
+            for function in (theirs, ours):
+                function(*few[0])
+            torch.cuda.synchronize()
+            start = time.monotonic()
             graphs = [_captured(arms, function, few) for function in (theirs, ours)]
             repeats = [max(1, round(_SAMPLE / max(_milliseconds(graph, 1), 1e-3))) for graph in graphs]
             ratios = []
             for turn in range(_ROUNDS):
                 times = {place: _milliseconds(graphs[place], repeats[place]) for place in ((0, 1) if turn % 2 else (1, 0))}
                 ratios.append(times[0] / times[1])
+            arms.seconds -= time.monotonic() - start
     except (RuntimeError, MemoryError):  # no memory, or a kernel that cannot be captured: vLLM's stays
         torch.cuda.synchronize()
         return 0.0
