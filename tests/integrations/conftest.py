@@ -74,12 +74,37 @@ LISTS = ("_POSSIBLE_FP8_KERNELS", "_POSSIBLE_FP8_BLOCK_KERNELS", "_POSSIBLE_INT8
 EXPERTS = {kind: f"select_{kind}_moe_backend" for kind in ("unquantized", "fp8")}
 
 
+STUB = Path(__file__).parent / "vllm_stub"
+#: Modules whose classes inherit vLLM's.
+IN_ITS_FORM = ("tunedgemm.integrations.vllm_kernels", "tunedgemm.integrations.vllm_cpu_experts")
+
+
 @pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def vllm_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Give the stand-in the form of a version; modules that were imported in another form are imported anew."""
+    form: str = getattr(request, "param", "0.25.1")
+    found = importlib.util.find_spec("vllm")
+    if found is not None and not str(found.origin).startswith(str(STUB)):
+        if hasattr(request, "param"):
+            pytest.skip("vLLM is installed, in a form of its own")
+        return str(importlib.import_module("vllm").__version__)
+    monkeypatch.setenv("VLLM_STUB", form)
+    if getattr(sys.modules.get("vllm"), "__version__", form) != form:
+        for name in [one for one in sys.modules if one.partition(".")[0] == "vllm" or one in IN_ITS_FORM]:
+            del sys.modules[name]
+        if (compiler := sys.modules.get("torch._dynamo.symbolic_convert")) is not None:
+            getattr(compiler._import_module, "cache_clear", lambda: None)()
+    for name in [one for one in vars(request.module) if one.startswith(("__import_vllm", "__import_tunedgemm"))]:
+        delattr(request.module, name)  # torch's compiler puts modules there
+    return form
+
+
+@pytest.fixture
+def vllm(vllm_form: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """vLLM, or classes with its signatures, can be imported, has a configuration, and the plugin is not registered; all is as before
     afterwards."""
     if importlib.util.find_spec("vllm") is None:
-        monkeypatch.syspath_prepend(str(Path(__file__).parent / "vllm_stub"))
+        monkeypatch.syspath_prepend(str(STUB))
     monkeypatch.setattr(plugin, "_registered", False)
     monkeypatch.setenv("TUNEDGEMM_VLLM", "unpacked")
     linear, config = importlib.import_module("vllm.model_executor.kernels.linear"), importlib.import_module("vllm.config")
@@ -95,7 +120,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         theirs = getattr(importlib.import_module(f"{layers}.oracle.{kind}"), name)
         for holder in [one for key, one in sys.modules.items() if key.startswith("vllm.") and vars(one).get(name) is theirs]:
             monkeypatch.setattr(holder, name, theirs)
-    for module, owner, name in (plugin.HASH, plugin.LOADED, plugin.WARM):
+    for module, owner, name in (plugin.HASH, plugin.LOADED, plugin.WARM, plugin.CPU_WARM):
         holder = importlib.import_module(module)
         holder = getattr(holder, owner) if owner else holder
         monkeypatch.setattr(holder, name, getattr(holder, name))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import re
-from importlib.metadata import EntryPoint
-from pathlib import Path
+import types
 from typing import Any
 
 import attrs
@@ -13,16 +11,15 @@ import pytest
 import torch
 from tunedgemm import quant
 from tunedgemm.device import current_device
-from tunedgemm.errors import UserError
 from tunedgemm.integrations import vllm as plugin
-from tunedgemm.integrations import vllm_routes
+from tunedgemm.integrations import vllm_routes, vllm_rows
 from tunedgemm.shape import Shape
 from tunedgemm.tuned_gemm import dispatcher
 
 N, K = 256, 384
-STUB = Path(__file__).parent / "vllm_stub"
 FP8 = torch.float8_e4m3fn
 
+in_every_form = pytest.mark.parametrize("vllm_form", ["0.20.2", "0.25.1", "0.33.0"], indirect=True)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
 
 
@@ -77,23 +74,6 @@ def fp8_layer(kind: str) -> tuple[torch.nn.Module, torch.Tensor]:
     static = torch.tensor(0.01) if kind.startswith("static") else None
     made = made_layer(weight=q.t(), weight_scale=scale.reshape(-1, 1) if by_row else scale.reshape(()), input_scale=static)
     return made, quant.dequant_rows(q, scale.reshape(-1, 1), torch.float32)
-
-
-def test_the_entry_point_is_ours() -> None:
-    """vLLM finds the plugin by its group."""
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    [(name, value)] = re.findall(r'^\[project\.entry-points\."vllm\.general_plugins"\]\n(\w+) = "(.+)"$', text, re.MULTILINE)
-
-    assert EntryPoint(name, value, "vllm.general_plugins").load() is plugin.register
-
-
-def test_it_is_off_unless_asked_for(child) -> None:
-    """Without the variable nothing is imported of vLLM, nothing is replaced, and no module that routes is loaded."""
-    source = (
-        "import sys, torch\nbefore = torch.nn.functional.linear\nfrom tunedgemm.integrations.vllm import register\nregister()\n"
-        "print(torch.nn.functional.linear is before, [name for name in sys.modules if name.startswith('vllm') or 'patching' in name])"
-    )
-    assert child(source, STUB) == "True []"
 
 
 @pytest.mark.parametrize("place", plugin.PLAIN, ids=lambda place: place[1])
@@ -238,6 +218,12 @@ def test_int8_layers_are_routed(vllm_table, static, channelwise, biased) -> None
     assert {type(parameter) for parameter in one.parameters()} == {torch.nn.Parameter}
 
 
+@in_every_form
+def test_int8_layers_are_routed_in_every_form(vllm_table) -> None:
+    """Route by the kernel's interface of each version."""
+    test_int8_layers_are_routed(vllm_table, static=False, channelwise=False, biased=True)
+
+
 def test_an_int8_weight_that_no_table_knows_stays_theirs(vllm_table) -> None:
     """vLLM's own kernel multiplies it, as it would have without us; a layer with zero points is not even asked for."""
     vllm_table("AITER_CONFIG_GEMM_A8W8", Shape("a8w8", 64, N + 8, K, "int8", outdtype="bf16", scale="row"))
@@ -266,88 +252,141 @@ def test_compiled_graphs_hold_the_product_as_one_op(vllm_table, kind) -> None:
     compiled = torch.compile(lambda x: kernel.apply_weights(one, x), fullgraph=True, dynamic=True, backend=backend)
     for rows in (3, 7):
         x = torch.randn(rows, K).bfloat16()
-        found, eager = compiled(x), kernel.apply_weights(one, x)
+        found = compiled(x)
+        assert served(fp8_row(kind, 3))  # in the graph, for nothing else has run yet
+        eager = kernel.apply_weights(one, x)
         assert (found.float() - eager.float()).norm() <= 0.01 * eager.float().norm()
     assert ops == ["tunedgemm.vllm_linear.default"]
-    assert served(fp8_row(kind, 3))
 
 
-def test_registering_twice_is_registering_once(vllm_captured) -> None:
-    """vLLM may call it several times in a process: methods are wrapped and kernels listed once, and F.linear stays torch's."""
-    linear = importlib.import_module("vllm.model_executor.kernels.linear")
-    wrapped, listed = (
-        method(plugin.PLAIN[0]).apply,
-        {name: dict(one) for name, one in vars(linear).items() if name.startswith("_POSSIBLE_")},
-    )
-    plugin.register()
+@in_every_form
+def test_a_compiled_graph_runs_the_rows_of_8_bit_layers(vllm_table, monkeypatch) -> None:
+    """Run each layer's row in one graph, once a call, at the M that has one, and vLLM's kernel at another."""
+    shapes = [attrs.evolve(fp8_row("token-channel", 4), n=K), Shape("a8w8", 4, N, K, "int8", outdtype="bf16", scale="row")]
+    vllm_table("AITER_CONFIG_GEMM_A8W8", *shapes)
+    q, scale = quant.pertoken_quant(torch.randn(K, K), quant_dtype=FP8)
+    layers = [made_layer(weight=q.t(), weight_scale=scale.reshape(-1, 1), input_scale=None), int8_layer(static=False)[0]]
+    kernels = [fp8_kernel("token-channel", (K, K)), int8_kernel(static=False)]
+    for kernel, one in zip(kernels, layers, strict=True):
+        kernel.process_weights_after_loading(one)
+    calls: list[tuple[str, str, int]] = []
 
-    assert method(plugin.PLAIN[0]).apply is wrapped
-    assert {name: dict(one) for name, one in vars(linear).items() if name.startswith("_POSSIBLE_")} == listed
-    assert torch.nn.functional.linear.__module__ != "tunedgemm.integrations.linear"
+    def counted(side: str, function: Any, route: Any) -> Any:
+        return lambda x, *rest: calls.append((side, route.shape.dtype, len(x))) or function(x, *rest)
 
+    for route in vllm_routes.routes.values():
+        for side in ("ours", "theirs"):
+            if getattr(route, side) is not None:  # vLLM has kernels for plain weights
+                monkeypatch.setattr(route, side, counted(side, getattr(route, side), route))
 
-def test_a_vllm_of_another_form_is_named(vllm, monkeypatch, caplog) -> None:
-    """A class or a list that is gone is a warning; the rest is routed all the same."""
-    monkeypatch.delattr(importlib.import_module("vllm.model_executor.kernels.linear"), "_POSSIBLE_FP8_KERNELS")
-    monkeypatch.delattr(importlib.import_module(plugin.PLAIN[1][0]), plugin.PLAIN[1][1])
-    plugin.register()
+    def model(x: torch.Tensor) -> torch.Tensor:
+        for kernel, one in zip(kernels, layers, strict=True):
+            x = kernel.apply_weights(one, x)
+        return x
 
-    assert "this vLLM has no vllm.model_executor.layers.vocab_parallel_embedding.UnquantizedEmbeddingMethod" in caplog.text
-    assert "fp8 and int8 layers keep vLLM's kernels" in caplog.text
-    assert hasattr(method(plugin.PLAIN[0]).apply, "__wrapped__")
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch.inference_mode():
+        for m in (4, 4, 6):
+            compiled(torch.randn(m, K).bfloat16())
 
-
-@pytest.mark.parametrize(
-    ("variables", "told"),
-    [({"VLLM_BATCH_INVARIANT": "1"}, "VLLM_BATCH_INVARIANT is set"), ({"TUNEDGEMM_VLLM": "1"}, "TUNEDGEMM_VLLM=unpacked routes them")],
-    ids=["batch-invariant", "cpu"],
-)
-def test_what_vllm_promises_stays(vllm, monkeypatch, caplog, variables, told) -> None:
-    """Where outputs must not depend on the batch, and on a CPU whose kernels want packed weights, nothing is replaced, and it says so."""
-    platform = importlib.import_module("vllm.platforms").current_platform
-    monkeypatch.setattr(type(platform), "is_cpu", lambda self: True)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    before = torch.nn.functional.linear
-    plugin.register()
-
-    assert told in caplog.text
-    assert torch.nn.functional.linear is before
-    assert not hasattr(method(plugin.PLAIN[0]).apply, "__wrapped__")
+    assert [call for call in calls if call[2] == 4] == [("ours", "fp8_e4m3fn", 4), ("ours", "int8", 4)] * 2
+    assert {call[0] for call in calls if call[2] == 6} == {"ours" if kernels[0]._theirs is None else "theirs"}
+    assert all(served(shape) for shape in shapes)
 
 
-def test_fp8_keeps_vllms_kernel_where_no_row_answers(vllm_table) -> None:
-    """An fp8 layer is loaded and quantised by vLLM's own kernel, which multiplies at an M without a row."""
-    vllm_table(
-        "AITER_CONFIG_GEMM_A8W8",
-        Shape("a8w8", 8, N, K, "fp8_e4m3fn", outdtype="bf16", scale="row"),
-    )
-    kernel, (one, weight) = fp8_kernel("token-channel"), fp8_layer("token-channel")
+@in_every_form
+@pytest.mark.parametrize(("kind", "own"), [("token-channel", "Cutlass"), ("128-blocks", "Triton"), ("128-blocks", "FlashInfer")])
+def test_fp8_keeps_vllms_kernel_where_no_row_answers(vllm_table, monkeypatch, kind, own) -> None:
+    """Load and quantise by vLLM's own kernel, which multiplies at an M without a row; FlashInfer's quantises itself."""
+    if own == "FlashInfer":
+        only(monkeypatch, "_POSSIBLE_FP8_BLOCK_KERNELS", "FlashInferFp8DeepGEMMDynamicBlockScaledKernel")
+    vllm_table(KINDS[kind][2], fp8_row(kind, 8))
+    kernel, (one, weight) = fp8_kernel(kind), fp8_layer(kind)
     if kernel._theirs is None:
         pytest.skip("vLLM has no kernel for plain weights on this CPU")
+    assert own in type(kernel._theirs).__name__
     kernel.process_weights_after_loading(one)
-    x = torch.randn(3000, K).bfloat16()
+    for m in (8, 3000):
+        x = torch.randn(m, K).bfloat16()
+        found = kernel.apply_weights(one, x)
 
-    found = kernel.apply_weights(one, x)
-
-    expected = x.float() @ weight.t()
-    assert (found.float() - expected).norm() < 0.04 * expected.norm()
+        expected = x.float() @ weight.t()
+        assert (found.float() - expected).norm() < 0.04 * expected.norm()
     [route] = vllm_routes.routes.values()
-    assert route.calls == {3000: route.theirs}
+    assert route.calls == {8: route.ours, 3000: route.theirs} and served(fp8_row(kind, 8))
+    assert vllm_rows.unrouted() == []
 
 
-@pytest.mark.parametrize(("version", "routed"), [("0.20.2", True), ("0.33.0", True), ("0.19.1", False), ("1.0", False), ("dev", False)])
-def test_an_unknown_vllm_keeps_its_kernels(vllm, monkeypatch, caplog, version, routed) -> None:
-    """A version that was not checked is named in one warning, and nothing is replaced."""
-    monkeypatch.setattr(importlib.import_module("vllm"), "__version__", version)
-    plugin.register()
-
-    assert hasattr(method(plugin.PLAIN[0]).apply, "__wrapped__") is routed
-    assert ("not one of the versions known here" in caplog.text) is not routed
+def only(monkeypatch: pytest.MonkeyPatch, listed: str, name: str) -> None:
+    """Let vLLM have only one of its kernels for fp8."""
+    linear = importlib.import_module("vllm.model_executor.kernels.linear")
+    monkeypatch.setattr(getattr(linear, name), "supported", True, raising=False)
+    monkeypatch.setattr(linear, listed, {"any": [getattr(linear, name)]})
 
 
-def test_a_mistyped_switch_is_an_error(vllm, monkeypatch) -> None:
-    """A value that means nothing stops the start and says which do."""
-    monkeypatch.setenv("TUNEDGEMM_VLLM", "yess")
-    with pytest.raises(UserError, match=r"TUNEDGEMM_VLLM: unknown value \(got 'yess'\); use 1, 0 or unpacked"):
-        plugin.register()
+@in_every_form
+@pytest.mark.parametrize("kind", ["token-channel", "128-blocks"])
+@pytest.mark.parametrize("name", ["MarlinFP8ScaledMMLinearKernel", "AiterHipbMMPerTokenFp8ScaledMMLinearKernel"])
+def test_kernels_that_reorder_weights_keep_their_layers(vllm_table, monkeypatch, kind, name) -> None:
+    """Leave a layer to a kernel of vLLM's that has another order of the weight, in whatever shape, and log it."""
+    only(monkeypatch, "_POSSIBLE_FP8_KERNELS", name)
+    only(monkeypatch, "_POSSIBLE_FP8_BLOCK_KERNELS", name)
+    vllm_table(KINDS[kind][2], fp8_row(kind, 8))
+
+    assert type(fp8_kernel(kind)).__name__ == name and not vllm_routes.routes
+    assert f"layers keep vLLM's kernels (as one): vLLM computes fp8 by {name}" in "".join(vllm_rows.unrouted())
+
+
+@pytest.mark.parametrize("vllm_form", ["0.33.0"], indirect=True)
+def test_a_shuffled_weight_of_blocks_stays_theirs(vllm_table) -> None:
+    """Leave a layer to vLLM that 0.33 has marked as shuffled for AITER, and name it."""
+    vllm_table(KINDS["128-blocks"][2], fp8_row("128-blocks", 8))
+    kernel, (one, _) = fp8_kernel("128-blocks"), fp8_layer("128-blocks")
+    one.aiter_bpreshuffled, one.prefix = True, "model.layers.0.qkv_proj"
+    kernel.process_weights_after_loading(one)
+
+    assert not kernel._route
+    assert "(as model.layers.0.qkv_proj): vLLM's kernel has padded, packed or shuffled" in vllm_rows.unrouted()[0]
+
+
+@pytest.mark.parametrize("vllm_form", ["0.25.1"], indirect=True)
+def test_activations_that_vllm_pads_give_the_tokens_there_are(vllm_table, monkeypatch) -> None:
+    """Return as many tokens as there are where torch's kernels are given 17, by the row and by vLLM's kernel."""
+    only(monkeypatch, "_POSSIBLE_FP8_KERNELS", "PerTensorTorchFP8ScaledMMLinearKernel")
+    vllm_table(KINDS["tensor-tensor"][2], fp8_row("tensor-tensor", 17))
+    kernel, (one, weight) = fp8_kernel("tensor-tensor"), fp8_layer("tensor-tensor")
+    kernel.process_weights_after_loading(one)
+    for m in (5, 20):
+        x = torch.randn(m, K).bfloat16()
+        found = kernel.apply_weights(one, x)
+
+        expected = x.float() @ weight.t()
+        assert found.shape == (m, N) and (found.float() - expected).norm() < 0.04 * expected.norm()
+    [route] = vllm_routes.routes.values()
+    assert route.calls == {17: route.ours, 20: route.theirs}
+
+
+@pytest.mark.parametrize("vllm_form", ["0.25.1"], indirect=True)
+@pytest.mark.parametrize("kind", ["token-channel", "128-blocks"])
+def test_a_layer_has_vllms_kernel_again_after_loading(vllm_table, kind) -> None:
+    """Give vLLM its own kernel, which it warms up by its class, and route that kernel's products."""
+    vllm_table(KINDS[kind][2], fp8_row(kind, 8))
+    kernel, (one, _) = fp8_kernel(kind), fp8_layer(kind)
+    one.quant_method = types.SimpleNamespace(fp8_linear=kernel)
+    kernel.process_weights_after_loading(one)
+    own = one.quant_method.fp8_linear
+    own.apply_weights(one, torch.randn(8, K).bfloat16())
+
+    assert own is kernel._theirs and served(fp8_row(kind, 8))
+
+
+@pytest.mark.parametrize("vllm_form", ["0.20.2"], indirect=True)
+def test_a_kernel_that_vllm_passes_by_is_named(vllm_table) -> None:
+    """Compute by vLLM's own kernel where vLLM does not hand the weights over, as some methods of 0.20, and log it."""
+    vllm_table(KINDS["tensor-tensor"][2], fp8_row("tensor-tensor", 8))
+    kernel, (one, weight) = fp8_kernel("tensor-tensor"), fp8_layer("tensor-tensor")
+    x = torch.randn(8, K).bfloat16()
+    expected = x.float() @ weight.t()
+
+    assert (kernel.apply_weights(one, x).float() - expected).norm() < 0.04 * expected.norm()
+    assert "1 layers keep vLLM's kernels (as one): vLLM does not hand their weights" in vllm_rows.unrouted()[0]

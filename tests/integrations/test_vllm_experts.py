@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import types
 from typing import Any
@@ -32,6 +33,7 @@ KINDS = {
 }
 GROUPS = {"static": (-1, -1), "tensor": (-1, -1), "token": (1, -1), "channel": (-1, 1), "128": (1, 128), "blocks": (128, 128)}
 
+in_every_form = pytest.mark.parametrize("vllm_form", ["0.20.2", "0.25.1", "0.33.0"], indirect=True)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
 
 
@@ -66,10 +68,12 @@ def config_of(shape: Shape, **changed: Any) -> Any:
     said, experts = module("config"), int(shape["expert"])
     told = {
         "num_experts": experts, "num_local_experts": experts, "num_logical_experts": experts, "experts_per_token": int(shape["topk"]),
-        "hidden_dim": shape.n, "intermediate_size": shape.k, "activation": activation(str(shape["act"])),
+        "hidden_dim": shape.n, "activation": activation(str(shape["act"])),
         "device": "cpu", "in_dtype": torch.bfloat16, "routing_method": said.RoutingMethodType.Renormalize,
         "moe_parallel_config": said.FusedMoEParallelConfig.make_no_parallel(),
     }  # fmt: skip
+    older = "intermediate_size" not in inspect.signature(said.FusedMoEConfig).parameters  # as 0.20
+    told["intermediate_size_per_partition" if older else "intermediate_size"] = shape.k
     return said.FusedMoEConfig(**{**told, **changed})
 
 
@@ -158,6 +162,12 @@ def test_experts_are_routed(vllm_captured, kind, act) -> None:
     assert (found.float() - expected).norm() < 0.02 * expected.norm()
     assert vllm_captured("fmoe") == {5: 1}
     assert dispatcher("fmoe").knows(shape, current_device())  # tables serve no subclasses of torch's parameters
+
+
+@in_every_form
+def test_experts_are_routed_in_every_form(vllm_captured) -> None:
+    """Implement all that the base of vLLM's experts asks for, version by version."""
+    test_experts_are_routed(vllm_captured, "fp8 of rows", "silu")
 
 
 def test_the_method_of_16_bits_asks_us(vllm_captured) -> None:
@@ -277,40 +287,23 @@ def test_compiled_graphs_hold_the_experts_as_one_op(vllm_captured, kind) -> None
     assert ops == ["tunedgemm.fmoe.default"]
 
 
-@pytest.mark.parametrize("gone", ["select_fp8_moe_backend", "make_fp8_moe_kernel"])
-def test_experts_of_another_form_are_named(vllm, monkeypatch, caplog, gone) -> None:
-    """A function that is gone, or takes no class of experts, is a warning, and the others are replaced all the same."""
-    oracle = module("oracle.fp8")
-    monkeypatch.setattr(oracle, gone, lambda moe_config: None) if gone.startswith("make") else monkeypatch.delattr(oracle, gone)
-    importlib.import_module("tunedgemm.integrations.vllm").register()
-
-    assert "vLLM's choice of fp8 experts is not as it is known here" in caplog.text
-    assert not hasattr(getattr(oracle, "select_fp8_moe_backend", None), "__wrapped__")
-    assert hasattr(module("oracle.unquantized").select_unquantized_moe_backend, "__wrapped__")
-
-
-def test_experts_that_need_more_are_left_alone(vllm, monkeypatch, caplog) -> None:
-    """Where vLLM's base has a method that ours lacks, nothing is replaced, and the method is named."""
-    ours = importlib.import_module("tunedgemm.integrations.vllm_cpu_experts")
-    monkeypatch.setattr(ours.TunedGemmExperts, "__abstractmethods__", frozenset({"supports_more"}))
-    importlib.import_module("tunedgemm.integrations.vllm").register()
-
-    assert "supports_more" in caplog.text
-    assert not hasattr(module("oracle.unquantized").select_unquantized_moe_backend, "__wrapped__")
-
-
 def loaded(kind: str, shape: Shape, **changed: Any) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
     """A kernel of vLLM's own in a model that vLLM has just loaded, the operands of a call, and those of the op's reference."""
     kernel, operands, told = layer(kind, shape)
     for name, value in changed.items():
         holder = kernel.fused_experts.moe_config
         setattr(holder.moe_parallel_config if hasattr(holder.moe_parallel_config, name) else holder, name, value)
+    load(kernel, operands)
+    return kernel, operands, told
+
+
+def load(kernel: Any, operands: tuple[Any, ...]) -> None:
+    """Have vLLM load a model with a kernel's layer."""
     one = torch.nn.Module()
     one.w13_weight, one.w2_weight = operands[1:3]
     one.quant_method = types.SimpleNamespace(moe_kernel=kernel, process_weights_after_loading=lambda layer: None)
     importlib.import_module(plugin.LOADED[0]).process_weights_after_loading(torch.nn.ModuleDict({"experts": one}), None, None)
     kernel.layer = one  # a model keeps its layers
-    return kernel, operands, told
 
 
 def own_calls() -> list[int]:
@@ -339,6 +332,45 @@ def test_a_row_routes_its_number_of_tokens(on_gpu, vllm_table, kind) -> None:
     assert route.calls == {4: route.ours, 1: route.theirs} and calls == [1]
     assert dispatcher("fmoe").knows(shape, current_device()) and route.reasons[1] == "no row"
     assert "1 layers go through tables (torch)" in "".join(vllm_routes.summary([4], current_device()))
+
+
+@in_every_form
+@pytest.mark.parametrize("kind", ["16 bits", "fp8 of blocks"])
+def test_a_row_routes_its_number_of_tokens_in_every_form(on_gpu, vllm_table, kind) -> None:
+    """Route by the kernel's interface of each version."""
+    test_a_row_routes_its_number_of_tokens(None, vllm_table, kind)
+
+
+@pytest.mark.parametrize(("vllm_form", "word"), [("0.20.2", "computes shared experts"), ("0.33.0", "sums up")], indirect=["vllm_form"])
+def test_kernels_that_do_more_keep_their_experts(on_gpu, vllm_table, vllm_form, word) -> None:
+    """Leave layers to kernels with shared experts (0.20) or a hook for the outputs (0.33), and log why."""
+    shape = shape_of("16 bits", tokens=4)
+    vllm_table(VARIABLE, shape, kernel="sorted")
+    kernel, operands, _ = layer("16 bits", shape)
+    if vllm_form == "0.20.2":
+        kernel.impl.shared_experts = torch.nn.Identity()
+    else:
+        kernel.fused_experts.post_gemm2_hook = print
+    load(kernel, operands)
+
+    assert "apply" not in vars(kernel) and not vllm_routes.routes
+    assert word in vllm_rows.unrouted()[0]
+
+
+@pytest.mark.parametrize("vllm_form", ["0.33.0"], indirect=True)
+def test_padded_tokens_without_an_expert_harm_no_other(on_gpu, vllm_table) -> None:
+    """Keep the other tokens' outputs where vLLM 0.33 marks padded tokens by an expert of -1."""
+    shape = shape_of("16 bits", tokens=4)
+    vllm_table(VARIABLE, shape, kernel="sorted")
+    kernel, operands, told = loaded("16 bits", shape)
+    ids = operands[4].clone()
+    ids[2:] = -1
+    with torch.inference_mode():
+        found = call(kernel, (*operands[:4], ids), activation())
+
+    [route] = vllm_routes.routes.values()
+    expected = OP.reference(shape, told)[:2].float()
+    assert route.calls == {4: route.ours} and (found[:2].float() - expected).norm() < 0.02 * expected.norm()
 
 
 def test_a_slower_row_keeps_vllms_experts(on_gpu, vllm_table) -> None:

@@ -41,6 +41,7 @@ PLAIN = ((f"{_LAYERS}.linear", "UnquantizedLinearMethod"), (f"{_LAYERS}.vocab_pa
 #: Where the start-up is followed: module, class or "", function.
 LOADED = ("vllm.model_executor.model_loader.utils", "", "process_weights_after_loading")
 WARM = ("vllm.v1.worker.gpu_worker", "Worker", "compile_or_warm_up_model")
+CPU_WARM = ("vllm.v1.worker.cpu_worker", "CPUWorker", "compile_or_warm_up_model")
 HASH = ("vllm.config", "VllmConfig", "compute_hash")
 _registered = False
 
@@ -84,7 +85,8 @@ def register() -> None:
             importlib.import_module(f"tunedgemm.integrations.{ours}").install()
         except (ImportError, AttributeError) as error:
             _log.warning("tunedgemm: %s keep vLLM's kernels: this vLLM has another interface (%s)", what, error)
-    for place, wrapper in ((HASH, _hash), (LOADED, _after_loading), (WARM, _after_warm_up)):
+    warm = CPU_WARM if current_platform.is_cpu() else WARM
+    for place, wrapper in ((HASH, _hash), (LOADED, _after_loading), (warm, _after_warm_up)):
         _replace(place, wrapper)
 
 
@@ -174,13 +176,22 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
         from tunedgemm.integrations.vllm_rows import unrouted
 
         sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
-        for line in (*summary(sorted(sizes), current_device()), *unrouted()):
+        for line in (*summary(sorted(sizes), current_device()), *unrouted(), *_backends(self.vllm_config)):
             _log.info("%s", line)
         for line in _differing():
             _log.warning("%s", line)
         return found
 
     return compile_or_warm_up_model
+
+
+def _backends(vllm_config: Any) -> list[str]:
+    """Say which kernels vLLM was asked to use, where it filters ours out (0.25 and newer)."""
+    kernels = getattr(vllm_config, "kernel_config", None)
+    of_some = getattr(kernels, "linear_backend_per_quant", None) or {}
+    asked = {getattr(kernels, "linear_backend", "auto"), *of_some.values()} - {"auto"}
+    told = ", ".join(sorted(asked))
+    return [f"tunedgemm: --linear-backend={told} keeps vLLM's fp8 and int8 kernels; auto routes such layers"] if asked else []
 
 
 def _ranks() -> tuple[Any, int, int]:

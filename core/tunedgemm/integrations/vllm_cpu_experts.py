@@ -27,7 +27,7 @@ from tunedgemm import QuantType, fused_moe
 from tunedgemm.dispatch import Dispatcher
 from tunedgemm.errors import OperandError
 from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.integrations.vllm_experts import ACTIVATIONS, FP8, refused, shape_of, single_rank
+from tunedgemm.integrations.vllm_experts import ACTIVATIONS, FP8, known_ids, refused, shape_of, single_rank
 from tunedgemm.shape import Shape
 from tunedgemm.tuned_gemm import dispatcher
 
@@ -199,6 +199,10 @@ class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[m
     def _supports_parallel_config(moe_parallel_config: Any) -> bool:
         return single_rank(moe_parallel_config)
 
+    def supports_expert_map(self) -> bool:
+        """Answer vLLM 0.20: every expert is on its rank."""
+        return False
+
     def finalize_weight_and_reduce_impl(self) -> Any:
         """The op has weighted and summed."""
         return TopKWeightAndReduceNoOP()
@@ -229,7 +233,7 @@ class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[m
         if others.get("apply_router_weight_on_input"):  # vLLM has multiplied hidden_states by them
             topk_weights = torch.ones_like(topk_weights)
         found = fused_moe(
-            hidden_states, plain(w1), plain(w2), topk_weights.float(), topk_ids, activation=ACTIVATIONS[activation.value],
+            hidden_states, plain(w1), plain(w2), topk_weights.float(), known_ids(topk_ids), activation=ACTIVATIONS[activation.value],
             quant_type=self._quant_type, w1_scale=plain(self.w1_scale), w2_scale=plain(self.w2_scale), a1_scale=plain(self.a1_scale),
             a2_scale=plain(self.a2_scale), dtype=output.dtype,
         )  # fmt: skip

@@ -7,7 +7,6 @@ of both sides. Routing of tokens, shared experts and reductions among ranks stay
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -55,9 +54,14 @@ def refused(config: Any) -> str:
         return "shared experts are among the routed ones"
     if config.in_dtype not in (torch.bfloat16, torch.float16):
         return f"hidden states are {config.in_dtype}"
-    if os.environ.get("VLLM_MOE_SKIP_PADDING", "0") not in ("", "0"):
-        return "VLLM_MOE_SKIP_PADDING marks padded tokens by an expert of -1"
     return ""
+
+
+def known_ids(ids: torch.Tensor) -> torch.Tensor:
+    """Give padded tokens, whose experts vLLM may mark by -1 (the default of 0.33), an expert that exists."""
+    from vllm import envs
+
+    return ids.clamp(min=0) if getattr(envs, "VLLM_MOE_SKIP_PADDING", False) else ids
 
 
 def single_rank(parallel: Any) -> bool:
@@ -105,6 +109,8 @@ def _route(layer: Any, kernel: Any, name: str) -> str:
         return reason
     if kernel.prepare_finalize.supports_async() or getattr(kernel, "owns_shared_experts", False):
         return "vLLM's kernel computes shared experts, too"
+    if getattr(experts, "post_gemm2_hook", None) is not None:
+        return "vLLM's model sums up their outputs itself"
     w1, w2 = plain(layer.w13_weight), plain(layer.w2_weight)
     quant_type = _quant_type(experts, w1, config)
     sizes = (config.num_local_experts, config.hidden_dim, config.intermediate_size_per_partition)
@@ -145,7 +151,7 @@ def _made(shape: Shape, config: Any, quant_type: QuantType, device: torch.device
             hidden, weights = hidden * weights.to(hidden.dtype), torch.ones_like(weights)
         have = kernel.fused_experts
         out: torch.Tensor = fused_moe(
-            hidden, w1, w2, weights.float(), ids, activation=ACTIVATIONS[act.value], quant_type=quant_type,
+            hidden, w1, w2, weights.float(), known_ids(ids), activation=ACTIVATIONS[act.value], quant_type=quant_type,
             w1_scale=plain(have.w1_scale), w2_scale=plain(have.w2_scale), a1_scale=plain(have.a1_scale), a2_scale=plain(have.a2_scale),
             dtype=hidden.dtype,
         )  # fmt: skip

@@ -9,6 +9,7 @@ Loaded where vLLM is installed, by `tunedgemm.integrations.vllm`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.dtype import short_dtype
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.integrations.vllm_routes import Route, kept, product
-from tunedgemm.integrations.vllm_rows import keep, left
+from tunedgemm.integrations.vllm_rows import drop, keep, left
 from tunedgemm.shape import Shape
 
 #: A kernel's answer to whether it can: vLLM's form.
@@ -34,6 +35,17 @@ _OUTPUTS = (torch.bfloat16, torch.float16)
 _BLOCK = 128
 #: vLLM's kernel of int8 whose weight is a view [K, N] and whose product is `cutlass_scaled_mm`.
 _CUTLASS_INT8 = "CutlassInt8ScaledMMLinearKernel"
+#: vLLM's kernels of fp8 whose product takes the weight in the order in which it was loaded; others shuffle or pack it.
+_AS_LOADED = (
+    "CutlassFP8ScaledMMLinearKernel", "FlashInferFP8ScaledMMLinearKernel", "ROCmFP8ScaledMMLinearKernel",
+    "TritonFP8ScaledMMLinearKernel", "PerTensorTorchFP8ScaledMMLinearKernel", "RowWiseTorchFP8ScaledMMLinearKernel",
+    "ChannelWiseTorchFP8ScaledMMLinearKernel", "FlashInferFp8DeepGEMMDynamicBlockScaledKernel", "DeepGemmFp8BlockScaledMMKernel",
+    "CutlassFp8BlockScaledMMKernel", "B12xFp8BlockScaledMMKernel", "TritonFp8BlockScaledMMKernel",
+    "BlockWiseTorchFP8ScaledMMLinearKernel", "AiterFp8BlockScaledMMKernel",
+)  # fmt: skip
+#: Why layers keep vLLM's kernels: some methods of vLLM's quantise at loading and pass a kernel by (0.20).
+_PASSED_BY = "vLLM does not hand their weights to its kernels after loading"
+_REORDERED = "vLLM's kernel has padded, packed or shuffled their weights"
 
 
 def install() -> None:
@@ -55,6 +67,23 @@ def _chosen_by_vllm(kernels: list[Any], config: Any) -> Any:
     """The class of vLLM's own kernel for a layer; None where it has none."""
     able = (one for one in kernels if not one.__name__.startswith("TunedGemm"))
     return next((one for one in able if linear.is_supported_and_can_implement_kernel(one, config, None)[0]), None)
+
+
+def _unknown(kernels: dict[Any, list[Any]], config: Any) -> str:
+    """Tell why an fp8 layer keeps vLLM's kernel although it has rows; "" where that kernel's operands are known here."""
+    theirs = None if current_platform.is_cpu() else _chosen_by_vllm(kernels[current_platform._enum], config)
+    if theirs is None or theirs.__name__ in _AS_LOADED:
+        return ""
+    reason = f"vLLM computes fp8 by {theirs.__name__}, whose operands are not known here"
+    keep(reason, "")
+    return reason
+
+
+def _hand_back(layer: Any, ours: Any) -> None:
+    """Give an fp8 layer vLLM's own kernel again, whose product is routed now: vLLM 0.25 warms DeepGEMM up by its class."""
+    method: Any = getattr(layer, "quant_method", None)
+    if hasattr(method, "fp8_linear") and method.fp8_linear is ours:
+        method.fp8_linear = ours._theirs
 
 
 def _put(layer: Any, name: str, value: torch.Tensor) -> None:
@@ -83,7 +112,9 @@ class TunedGemmFp8Kernel(_Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[
         super().__init__(c, layer_param_names)
         theirs = _chosen_by_vllm(linear._POSSIBLE_FP8_KERNELS[current_platform._enum], c)
         self._theirs: Any = None if theirs is None or current_platform.is_cpu() else theirs(c, layer_param_names)
+        self._pads = self._theirs is not None and self._theirs.get_output_padding() is not None
         self._route = ""
+        self._waits = keep(_PASSED_BY, "")
 
     @classmethod
     def can_implement(cls, c: Any) -> Answer:
@@ -94,7 +125,8 @@ class TunedGemmFp8Kernel(_Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[
             return False, "needs scales of the tensor, of tokens or of channels"
         if c.out_dtype not in _OUTPUTS or not (x.symmetric and weight.symmetric):
             return False, "needs symmetric scales and an output of bfloat16 or float16"
-        return _answer(left("a8w8", *c.weight_shape, scale="tensor" if _both_of_tensors(c) else "row", dtype="fp8"))
+        reason = left("a8w8", *c.weight_shape, scale="tensor" if _both_of_tensors(c) else "row", dtype="fp8")
+        return _answer(reason or _unknown(linear._POSSIBLE_FP8_KERNELS, c))
 
     def input_quant_key(self) -> Any:
         """That of vLLM's kernel, or of static scales: such activations may arrive quantised, by a norm that vLLM has fused with it."""
@@ -105,12 +137,14 @@ class TunedGemmFp8Kernel(_Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """The weight, a view [K, N], gets rows without padding; one scale for it becomes one a row where x has rows."""
+        self._waits = self._waits and drop(_PASSED_BY)
         weight_name, scale_name = self.layer_param_names[:2]
         n, k = getattr(layer, weight_name).shape[::-1]
         if self._theirs is not None:
             self._theirs.process_weights_after_loading(layer)
             weight = getattr(layer, weight_name)
-            if tuple(weight.shape) != (k, n) or weight.dtype is not self.config.weight_quant_key.dtype:  # packed, or padded
+            if tuple(weight.shape) != (k, n) or weight.dtype is not self.config.weight_quant_key.dtype:
+                keep(_REORDERED, getattr(layer, "prefix", ""))
                 return
             if not weight.t().is_contiguous():  # else each call would copy it
                 _put(layer, weight_name, weight.data.t().contiguous().t())
@@ -122,6 +156,7 @@ class TunedGemmFp8Kernel(_Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[
         self._route = kept(self._made(layer, n, k), layer).name
         if self._theirs is not None:
             self._theirs.apply_scaled_mm = self.apply_scaled_mm
+            _hand_back(layer, self)
 
     def _made(self, layer: Any, n: int, k: int) -> Route:
         single, config, own = _both_of_tensors(self.config), self.config, self._theirs
@@ -174,7 +209,9 @@ class TunedGemmFp8Kernel(_Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[
         output_shape: list[int],
     ) -> torch.Tensor:
         """A [M, K] fp8 times B, a view [K, N] of the weight, in the names of vLLM's signature."""
-        return product(A, B.t(), As, Bs, bias, out_dtype, self._route).view(*output_shape)
+        out = product(A, B.t(), As, Bs, bias, out_dtype, self._route)
+        out = out[: math.prod(output_shape[:-1])] if self._pads else out  # A has more rows then
+        return out.view(*output_shape)
 
 
 def _both_of_tensors(config: Any) -> bool:
@@ -203,6 +240,7 @@ class TunedGemmFp8BlockKernel(_Everywhere, Fp8BlockScaledMMLinearKernel):  # typ
         known = theirs is not None and issubclass(theirs, Fp8BlockScaledMMLinearKernel) and not current_platform.is_cpu()
         self._theirs: Any = theirs(config) if known else None
         self._route = ""
+        self._waits = keep(_PASSED_BY, "")
 
     @classmethod
     def can_implement(cls, config: Any) -> Answer:
@@ -215,10 +253,12 @@ class TunedGemmFp8BlockKernel(_Everywhere, Fp8BlockScaledMMLinearKernel):  # typ
             return False, f"needs float32 scales of 1 x {_BLOCK} elements of x and {_BLOCK} x {_BLOCK} of the weight"
         if config.out_dtype not in _OUTPUTS:
             return False, "needs an output of bfloat16 or float16"
-        return _answer(left("a8w8_blockscale", *config.weight_shape, scale="block", dtype="fp8"))
+        reason = left("a8w8_blockscale", *config.weight_shape, scale="block", dtype="fp8")
+        return _answer(reason or _unknown(linear._POSSIBLE_FP8_BLOCK_KERNELS, config))
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """As vLLM's kernel does it; the layer is routed where weight and scales are plain matrices then."""
+        self._waits = self._waits and drop(_PASSED_BY)
         if self._theirs is None:
             super().process_weights_after_loading(layer)
             params = self._get_layer_params(layer)
@@ -230,11 +270,14 @@ class TunedGemmFp8BlockKernel(_Everywhere, Fp8BlockScaledMMLinearKernel):  # typ
         weight, scale = layer.weight, getattr(layer, _scale_name(layer))
         n, k = self.config.weight_shape
         blocks = (-(-n // _BLOCK), -(-k // _BLOCK))
-        if tuple(weight.shape) != (n, k) or tuple(scale.shape) != blocks or scale.dtype is not torch.float32 or not scale.is_contiguous():
+        plain_scale = tuple(scale.shape) == blocks and scale.dtype is torch.float32 and scale.is_contiguous()
+        if tuple(weight.shape) != (n, k) or not plain_scale or getattr(layer, "aiter_bpreshuffled", False):
+            keep(_REORDERED, getattr(layer, "prefix", ""))
             return
         self._route = kept(self._made(n, k, weight.device), layer).name
         if self._theirs is not None:
             self._theirs.apply_block_scaled_mm = self.apply_block_scaled_mm
+            _hand_back(layer, self)
 
     def _made(self, n: int, k: int, device: torch.device) -> Route:
         config, own = self.config, self._theirs
@@ -242,8 +285,11 @@ class TunedGemmFp8BlockKernel(_Everywhere, Fp8BlockScaledMMLinearKernel):  # typ
             "a8w8_blockscale", 1, n, k, short_dtype(config.weight_quant_key.dtype), outdtype=short_dtype(config.out_dtype), scale="block"
         )
         vllms: Any = None if own is None else own.apply_block_scaled_mm
+        wide = own is not None and not own.apply_input_quant  # FlashInfer's kernel quantises x itself
 
         def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> Any:
+            if wide:
+                x, xs = _quantised(own, x, None)
             # vLLM's kernels want a column's scales side by side, the op a row's; with one row both are the same bytes.
             return gemm_a8w8_blockscale(x, plain(weight), xs.contiguous(), plain(ws), config.out_dtype)
 
@@ -251,7 +297,8 @@ class TunedGemmFp8BlockKernel(_Everywhere, Fp8BlockScaledMMLinearKernel):  # typ
             return vllms(A=x, B=weight, As=xs, Bs=ws)
 
         def inputs(m: int) -> tuple[Any, ...]:
-            return _quantised(own, torch.randn(m, k, dtype=config.out_dtype, device=device), None)
+            x = torch.randn(m, k, dtype=config.out_dtype, device=device)
+            return (x, x.new_empty(1)) if wide else _quantised(own, x, None)
 
         def operands(inputs: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
             return inputs[0], plain(one.weight), inputs[1], plain(getattr(one, _scale_name(one))), None

@@ -44,14 +44,22 @@ def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer
     return reason
 
 
-def keep(reason: str, layer: str) -> None:
-    """Note for `unrouted` why a layer keeps vLLM's kernels."""
+def keep(reason: str, layer: str) -> bool:
+    """Note for `unrouted` why a layer keeps vLLM's kernels; returns True."""
     _left.setdefault(reason, []).append(layer)
+    return True
+
+
+def drop(reason: str) -> bool:
+    """Take one note of `keep` back; returns False."""
+    _left[reason].pop()
+    return False
 
 
 def unrouted() -> list[str]:
     """One line for each reason why layers keep vLLM's kernels."""
-    return [f"tunedgemm: {len(names)} layers keep vLLM's kernels (as {names[0] or 'one'}): {reason}" for reason, names in _left.items()]
+    kept = [(reason, names) for reason, names in _left.items() if names]
+    return [f"tunedgemm: {len(names)} layers keep vLLM's kernels (as {names[0] or 'one'}): {reason}" for reason, names in kept]
 
 
 @functools.lru_cache(maxsize=16)

@@ -1,3 +1,7 @@
-"""Classes with the signatures of vLLM's, as far as the plugin sees them."""
+"""Classes with the signatures of vLLM's, as far as the plugin sees them, in the form of one of several versions."""
 
-__version__ = "0.25.1"
+import os
+
+__version__ = os.environ.get("VLLM_STUB", "0.25.1")
+#: Major and minor version whose names and signatures the modules take.
+FORM = tuple(int(part) for part in __version__.split(".")[:2])

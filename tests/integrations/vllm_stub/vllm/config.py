@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from vllm import FORM
+
 
 @dataclass
 class SchedulerConfig:
@@ -22,15 +24,33 @@ class CompilationConfig:
 
 
 @dataclass
+class KernelConfig:
+    """Which kernels are asked for: 0.20 has no choice of linear ones, 0.33 one for each quantisation."""
+
+    if FORM >= (0, 25):
+        linear_backend: str = "auto"
+    if FORM >= (0, 33):
+        linear_backend_per_quant: dict[str, str] | None = None
+
+
+@dataclass
 class VllmConfig:
     """The configuration of an engine."""
 
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     compilation_config: CompilationConfig = field(default_factory=CompilationConfig)
+    kernel_config: KernelConfig = field(default_factory=KernelConfig)
 
-    def compute_hash(self) -> str:
-        """The key of compiled graphs."""
-        return "0123456789"
+    if FORM >= (0, 33):
+
+        def compute_hash(self, include_version: bool = True) -> str:
+            """The key of compiled graphs."""
+            return "0123456789" if include_version else "9876543210"
+    else:
+
+        def compute_hash(self) -> str:
+            """The key of compiled graphs."""
+            return "0123456789"
 
 
 _current: list[VllmConfig] = []

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from vllm import FORM
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.utils import dispatch_unquantized_gemm
 
 
 class UnquantizedLinearMethod:
-    """Multiplies by ``F.linear``, as vLLM does on GPUs."""
+    """Multiplies by the platform's function, which 0.33 chooses when the method is made."""
+
+    if FORM >= (0, 33):
+
+        def __init__(self) -> None:
+            self._gemm_impl = dispatch_unquantized_gemm(get_current_vllm_config().kernel_config.linear_backend)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Nothing to do."""
@@ -14,4 +24,6 @@ class UnquantizedLinearMethod:
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] times the layer's weight [N, K]."""
         layer.asked = getattr(layer, "asked", 0) + 1
-        return torch.nn.functional.linear(x, layer.weight, bias)
+        gemm: Any = self._gemm_impl if FORM >= (0, 33) else dispatch_unquantized_gemm()
+        out: torch.Tensor = gemm(layer, x, layer.weight, bias)
+        return out

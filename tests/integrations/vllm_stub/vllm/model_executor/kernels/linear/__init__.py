@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-from vllm import _custom_ops
+from vllm import FORM, _custom_ops
+from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import Fp8BlockScaledMMLinearKernel
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
     FP8ScaledMMLinearKernel,
     FP8ScaledMMLinearLayerConfig,
@@ -16,36 +18,93 @@ from vllm.model_executor.layers.quantization.utils.w8a8_utils import convert_to_
 from vllm.platforms import current_platform
 
 
-class OwnFp8(FP8ScaledMMLinearKernel):
-    """vLLM's own of fp8, by torch."""
+class _OfTests:
+    """A kernel that runs here while tests say so."""
 
-    #: calls so far
-    calls = 0
+    supported = True
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
-        """Everywhere."""
+        """Whether tests have it so."""
+        del compute_capability
+        return cls.supported, None if cls.supported else "another device"
+
+    @classmethod
+    def can_implement(cls, config: Any) -> tuple[bool, str | None]:
+        """Every layer."""
+        del config
         return True, None
 
-    can_implement = is_supported
 
-    def input_quant_key(self) -> None:
-        """Activations arrive in 16 bits."""
+class CutlassFP8ScaledMMLinearKernel(_OfTests, FP8ScaledMMLinearKernel):
+    """vLLM's own of fp8, by torch."""
 
-    def process_weights_after_loading(self, layer: Any) -> None:
-        """Nothing to do."""
+    #: Numbers of tokens so far.
+    calls: list[int] = []
 
     def apply_scaled_mm(self, *, A: Any, B: Any, out_dtype: Any, As: Any, Bs: Any, bias: Any, output_shape: list[int]) -> torch.Tensor:
         """A [M, K] times B [K, N]."""
-        OwnFp8.calls += 1
-        out = (A.float() * As) @ (B.float() * Bs.reshape(1, -1))
+        self.calls.append(len(A))
+        out = ((A.float() * As) @ (B.float() * Bs.reshape(1, -1)))[: math.prod(output_shape[:-1])]
         return (out if bias is None else out + bias).to(out_dtype).view(*output_shape)
 
 
-class CutlassInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
-    """vLLM's own of int8: its weight is a view [K, N]."""
+class PerTensorTorchFP8ScaledMMLinearKernel(CutlassFP8ScaledMMLinearKernel):
+    """Takes more tokens than there are."""
 
-    is_supported = can_implement = OwnFp8.is_supported
+    def get_output_padding(self) -> int:
+        """As it is outside of compiled graphs."""
+        return 17
+
+
+class MarlinFP8ScaledMMLinearKernel(_OfTests, FP8ScaledMMLinearKernel):
+    """Takes activations of 16 bits, and weights in an order of its own."""
+
+    supported = False
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Reorder the weight, whose shape stays."""
+        layer.weight = torch.nn.Parameter(layer.weight.t().contiguous().view(torch.uint8).flip(0).view(layer.weight.dtype).t(), False)
+
+    def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [..., K] times the layer's weight, a view [K, N]."""
+        weight = layer.weight.t().view(torch.uint8).flip(0).view(layer.weight.dtype).float() * layer.weight_scale
+        return torch.nn.functional.linear(x.float(), weight, bias).to(x.dtype)
+
+    def apply_scaled_mm(self, **named: Any) -> torch.Tensor:
+        """Never called."""
+        raise NotImplementedError
+
+
+class AiterHipbMMPerTokenFp8ScaledMMLinearKernel(MarlinFP8ScaledMMLinearKernel):
+    """Shuffles the weight (0.25 and newer)."""
+
+
+class TritonFp8BlockScaledMMKernel(_OfTests, Fp8BlockScaledMMLinearKernel):
+    """vLLM's own of fp8 by blocks, by torch."""
+
+    #: Numbers of tokens so far.
+    calls: list[int] = []
+
+    def apply_block_scaled_mm(self, A: torch.Tensor, B: torch.Tensor, As: torch.Tensor, Bs: torch.Tensor) -> torch.Tensor:
+        """A [M, K] times B [N, K]."""
+        self.calls.append(len(A))
+        if not self.apply_input_quant:
+            A, As = self.quant_fp8(A, None, None)
+        wide = Bs.repeat_interleave(128, 0).repeat_interleave(128, 1)[: B.shape[0], : B.shape[1]]
+        out = (A.float() * As.repeat_interleave(128, 1)[:, : A.shape[1]]) @ (B.float() * wide).t()
+        return out.to(self.config.out_dtype)
+
+
+class FlashInferFp8DeepGEMMDynamicBlockScaledKernel(TritonFp8BlockScaledMMKernel):
+    """Takes activations of 16 bits."""
+
+    supported = False
+    apply_input_quant = False
+
+
+class CutlassInt8ScaledMMLinearKernel(_OfTests, Int8ScaledMMLinearKernel):
+    """vLLM's own of int8: its weight is a view [K, N]."""
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """One scale a row where layers were fused, one for all of x where it is static."""
@@ -65,8 +124,16 @@ class CutlassInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
 
 
 _POSSIBLE_INT8_KERNELS: dict[Any, list[Any]] = {"any": [CutlassInt8ScaledMMLinearKernel]}
-_POSSIBLE_FP8_KERNELS: dict[Any, list[Any]] = {"any": [OwnFp8]}
-_POSSIBLE_FP8_BLOCK_KERNELS: dict[Any, list[Any]] = {"any": [OwnFp8]}
+_POSSIBLE_FP8_KERNELS: dict[Any, list[Any]] = {
+    "any": [CutlassFP8ScaledMMLinearKernel, PerTensorTorchFP8ScaledMMLinearKernel, MarlinFP8ScaledMMLinearKernel]
+}
+if FORM >= (0, 25):
+    _POSSIBLE_FP8_KERNELS["any"].insert(0, AiterHipbMMPerTokenFp8ScaledMMLinearKernel)
+if FORM < (0, 33):
+    _POSSIBLE_FP8_KERNELS["any"].insert(0, _POSSIBLE_FP8_KERNELS["any"].pop())
+_POSSIBLE_FP8_BLOCK_KERNELS: dict[Any, list[Any]] = {
+    "any": [FlashInferFp8DeepGEMMDynamicBlockScaledKernel, MarlinFP8ScaledMMLinearKernel, TritonFp8BlockScaledMMKernel]
+}
 _NAMES = ["weight", "weight_scale", "input_scale", "input_scale_ub"]
 
 
@@ -93,9 +160,11 @@ def init_fp8_linear_kernel(
     return _chosen(config, _POSSIBLE_FP8_KERNELS)(config, _NAMES)
 
 
-def init_int8_linear_kernel(is_channelwise: bool, is_static_input_scheme: bool, input_symmetric: bool, module_name: str) -> Any:
-    """The kernel of an int8 layer."""
+def init_int8_linear_kernel(
+    is_channelwise: bool, is_static_input_scheme: bool, input_symmetric: bool, module_name: str, **newer: bool
+) -> Any:
+    """The kernel of an int8 layer; 0.33 asks whether layers were fused."""
     del module_name
-    config = Int8ScaledMMLinearLayerConfig(is_static_input_scheme, is_channelwise, input_symmetric)
+    config = Int8ScaledMMLinearLayerConfig(is_static_input_scheme, is_channelwise, input_symmetric, **newer)
     names = ["weight", "weight_scale", "input_scale", "input_zero_point", "azp_adj"]
     return _chosen(config, _POSSIBLE_INT8_KERNELS)(config, names)

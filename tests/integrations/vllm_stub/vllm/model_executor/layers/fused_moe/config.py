@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 import torch
+from vllm import FORM
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 
 
@@ -37,7 +38,10 @@ class FusedMoEConfig:
     num_experts: int
     experts_per_token: int
     hidden_dim: int
-    intermediate_size: int
+    if FORM >= (0, 25):
+        intermediate_size: int
+    else:
+        intermediate_size_per_partition: int
     num_local_experts: int
     num_logical_experts: int
     activation: MoEActivation
@@ -48,12 +52,13 @@ class FusedMoEConfig:
     moe_backend: str = "auto"
     has_bias: bool = False
     is_lora_enabled: bool = False
-    swiglu_limit: float | None = None
+    if FORM >= (0, 25):
+        swiglu_limit: float | None = None
 
-    @property
-    def intermediate_size_per_partition(self) -> int:
-        """Columns of w2 on this rank."""
-        return self.intermediate_size
+        @property
+        def intermediate_size_per_partition(self) -> int:
+            """Columns of w2 on this rank."""
+            return self.intermediate_size
 
 
 @dataclass

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from vllm import FORM
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 
 
@@ -19,6 +21,15 @@ class FusedMoEActivationFormat(Enum):
 
 class FusedMoEExpertsModular(ABC):
     """Experts that take the routing as it is decided."""
+
+    if FORM >= (0, 33):
+        #: Called with the outputs of each token's experts, to sum them up.
+        post_gemm2_hook: Any = None
+    if FORM < (0, 25):
+
+        @abstractmethod
+        def supports_expert_map(self) -> bool:
+            """Whether experts may be on other ranks."""
 
     def __init__(self, moe_config: Any, quant_config: Any, max_num_tokens: int | None = None, num_dispatchers: int | None = None) -> None:
         assert max_num_tokens is None and num_dispatchers is None
@@ -94,11 +105,22 @@ class PrepareAndFinalize:
 class FusedMoEKernel:
     """Experts, and what surrounds them."""
 
-    def __init__(self, prepare_finalize: PrepareAndFinalize, fused_experts: FusedMoEExpertsModular) -> None:
-        self.prepare_finalize, self.fused_experts = prepare_finalize, fused_experts
+    def __init__(self, prepare_finalize: PrepareAndFinalize, fused_experts: FusedMoEExpertsModular, shared_experts: Any = None) -> None:
+        self.impl = SimpleNamespace(prepare_finalize=prepare_finalize, fused_experts=fused_experts, shared_experts=shared_experts)
 
-    def apply(self, hidden_states: Any, w1: Any, w2: Any, topk_weights: Any, topk_ids: Any, **how: Any) -> torch.Tensor:
-        """The layer's output [M, K]."""
+    @property
+    def prepare_finalize(self) -> PrepareAndFinalize:
+        """What surrounds the experts."""
+        found: PrepareAndFinalize = self.impl.prepare_finalize
+        return found
+
+    @property
+    def fused_experts(self) -> FusedMoEExpertsModular:
+        """The experts."""
+        found: FusedMoEExpertsModular = self.impl.fused_experts
+        return found
+
+    def _output(self, hidden_states: Any, w1: Any, w2: Any, topk_weights: Any, topk_ids: Any, how: dict[str, Any]) -> torch.Tensor:
         assert self.fused_experts.expects_unquantized_inputs
         assert isinstance(self.fused_experts.finalize_weight_and_reduce_impl(), TopKWeightAndReduceNoOP)
         if how["apply_router_weight_on_input"]:
@@ -108,3 +130,50 @@ class FusedMoEKernel:
         routing = {"topk_weights": topk_weights, "topk_ids": topk_ids, **how}
         self.fused_experts.apply(output=output, hidden_states=hidden_states, w1=w1, w2=w2, a1q_scale=None, **routing)
         return output
+
+    if FORM >= (0, 25):
+
+        def apply(  # noqa: PLR0917
+            self,
+            hidden_states: Any,
+            w1: Any,
+            w2: Any,
+            topk_weights: Any,
+            topk_ids: Any,
+            activation: Any,
+            global_num_experts: int,
+            expert_map: Any,
+            apply_router_weight_on_input: bool,
+            shared_experts: Any = None,
+            shared_experts_input: Any = None,
+        ) -> torch.Tensor:
+            """The layer's output [M, K]."""
+            del shared_experts, shared_experts_input
+            how = {"activation": activation, "global_num_experts": global_num_experts, "expert_map": expert_map}
+            how["apply_router_weight_on_input"] = apply_router_weight_on_input
+            return self._output(hidden_states, w1, w2, topk_weights, topk_ids, how)
+    else:
+
+        @property
+        def owns_shared_experts(self) -> bool:
+            """Whether shared experts are computed here."""
+            return self.impl.shared_experts is not None
+
+        def apply(  # noqa: PLR0917
+            self,
+            hidden_states: Any,
+            w1: Any,
+            w2: Any,
+            topk_weights: Any,
+            topk_ids: Any,
+            activation: Any,
+            global_num_experts: int,
+            expert_map: Any,
+            apply_router_weight_on_input: bool,
+            shared_experts_input: Any = None,
+        ) -> torch.Tensor:
+            """The layer's output [M, K]."""
+            del shared_experts_input
+            how = {"activation": activation, "global_num_experts": global_num_experts, "expert_map": expert_map}
+            how["apply_router_weight_on_input"] = apply_router_weight_on_input
+            return self._output(hidden_states, w1, w2, topk_weights, topk_ids, how)

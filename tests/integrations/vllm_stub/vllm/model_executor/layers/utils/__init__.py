@@ -6,13 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from vllm import FORM
+
+#: Numbers of tokens so far.
+calls: list[int] = []
 
 
-def dispatch_unquantized_gemm() -> Callable[..., torch.Tensor]:
-    """That of GPUs."""
+def default_unquantized_gemm(layer: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [..., K] times weight [N, K]."""
+    del layer
+    calls.append(x.numel() // x.shape[-1])
+    return torch.nn.functional.linear(x, weight, bias)
 
-    def gemm(layer: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        del layer
-        return torch.nn.functional.linear(x, weight, bias)
 
-    return gemm
+if FORM >= (0, 33):
+
+    def dispatch_unquantized_gemm(linear_backend: str = "auto") -> Callable[..., torch.Tensor]:
+        """That of GPUs."""
+        del linear_backend
+        return default_unquantized_gemm
+else:
+
+    def dispatch_unquantized_gemm() -> Callable[..., torch.Tensor]:
+        """That of GPUs."""
+        return default_unquantized_gemm

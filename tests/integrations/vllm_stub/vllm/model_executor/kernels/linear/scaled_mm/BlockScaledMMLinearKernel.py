@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import quantised
+from vllm import FORM
+from vllm.model_executor.layers.quantization.input_quant_fp8 import QuantFP8
 
 
 @dataclass
@@ -19,10 +20,19 @@ class FP8BlockParams:
 
 
 class Fp8BlockScaledMMLinearKernel:
-    """An fp8 kernel, whose operands arrive quantised."""
+    """An fp8 kernel, whose operands arrive quantised unless it does so itself."""
+
+    apply_input_quant: ClassVar[bool] = True
 
     def __init__(self, config: Any) -> None:
         self.config = config
+        scale = config.activation_quant_key.scale
+        self.quant_fp8 = QuantFP8(static=scale.static, group_shape=scale.group_shape, num_token_padding=None)
+
+    if FORM >= (0, 25):
+
+        def input_quant_key(self) -> None:
+            """Activations arrive in 16 bits."""
 
     @classmethod
     def can_implement(cls, config: Any) -> tuple[bool, str | None]:
@@ -39,7 +49,8 @@ class Fp8BlockScaledMMLinearKernel:
     def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] in 16 bits times the layer's weight [N, K]."""
         params = self._get_layer_params(layer)
-        q, scale = quantised(x.reshape(-1, x.shape[-1]), None, 128, by_token=False)
+        rows = x.reshape(-1, x.shape[-1])
+        q, scale = self.quant_fp8(rows, None, None) if self.apply_input_quant else (rows, rows.new_empty(1))
         out = self.apply_block_scaled_mm(A=q, B=params.weight, As=scale, Bs=params.weight_scale_inv)
         out = out if bias is None else out + bias
         return out.to(self.config.out_dtype).view(*x.shape[:-1], params.weight.shape[0])

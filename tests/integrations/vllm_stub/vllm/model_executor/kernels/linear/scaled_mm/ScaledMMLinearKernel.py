@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm import FORM
+from vllm.model_executor.layers.quantization.input_quant_fp8 import QuantFP8
 from vllm.model_executor.layers.quantization.utils.quant_utils import QuantKey
 
 
@@ -17,6 +19,8 @@ class Int8ScaledMMLinearLayerConfig:
     is_static_input_scheme: bool
     is_channelwise: bool
     input_symmetric: bool
+    if FORM >= (0, 33):
+        is_fused_module: bool = False
 
 
 @dataclass
@@ -30,22 +34,18 @@ class FP8ScaledMMLinearLayerConfig:
     out_dtype: torch.dtype
 
 
-def quantised(x: torch.Tensor, scale: torch.Tensor | None, columns: int, by_token: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [M, K] in e4m3fn and its scales: that given, one a token, one for so many columns, or one in all."""
-    most = torch.finfo(torch.float8_e4m3fn).max
-    groups = x.float().unflatten(-1, (-1, columns)) if columns > 1 else x.float()[:, None]
-    if scale is None:
-        top = groups.abs().amax(-1) if by_token or columns > 1 else groups.abs().amax().reshape(1, 1)
-        scale = top.clamp(min=1e-10) / most
-    wide = scale[..., None] if scale.dim() == 2 else scale
-    return (groups / wide).clamp(-most, most).reshape(x.shape).to(torch.float8_e4m3fn), scale
-
-
 class _Kernel:
     """What both kinds have."""
 
     def __init__(self, c: Any, layer_param_names: Sequence[str]) -> None:
+        assert self.can_implement(c)[0] and self.is_supported()[0]
         self.config, self.layer_param_names = c, layer_param_names
+
+    if FORM >= (0, 25):
+
+        def input_quant_key(self) -> QuantKey | None:
+            """Activations arrive in 16 bits."""
+            return None
 
     def _get_layer_params(self, layer: Any) -> tuple[Any, ...]:
         return tuple(getattr(layer, name, None) for name in self.layer_param_names)
@@ -58,10 +58,22 @@ class Int8ScaledMMLinearKernel(_Kernel):
 class FP8ScaledMMLinearKernel(_Kernel):
     """An fp8 kernel, whose operands arrive quantised."""
 
+    def __init__(self, c: Any, layer_param_names: Sequence[str]) -> None:
+        scale = c.activation_quant_key.scale
+        self.quant_fp8 = QuantFP8(static=scale.static, group_shape=scale.group_shape, num_token_padding=self.get_output_padding())
+        super().__init__(c, layer_param_names)
+
+    def get_output_padding(self) -> int | None:
+        """The least number of tokens, with some of which nothing is done."""
+        return None
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Nothing to do."""
+
     def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] in 16 bits times the layer's weight, a view [K, N]."""
         weight, w_scale, x_scale, _ = self._get_layer_params(layer)
         rows = x.reshape(-1, x.shape[-1])
-        q, x_scale = quantised(rows, x_scale, 1, self.config.activation_quant_key.scale.group_shape.is_per_token())
+        q, x_scale = self.quant_fp8(rows, x_scale, None)
         shape = [*x.shape[:-1], weight.shape[1]]
         return self.apply_scaled_mm(A=q, B=weight, out_dtype=self.config.out_dtype, As=x_scale, Bs=w_scale, bias=bias, output_shape=shape)

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any
 
 import torch
+from vllm import FORM
 from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEExpertsModular, FusedMoEKernel, PrepareAndFinalize
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 
@@ -16,7 +17,7 @@ class TritonExperts(FusedMoEExpertsModular):
     #: numbers of tokens so far
     calls: list[int] = []
     expects_unquantized_inputs = True
-    activation_format = _supports_current_device = _supports_no_act_and_mul = staticmethod(lambda: True)
+    activation_format = _supports_current_device = _supports_no_act_and_mul = supports_expert_map = staticmethod(lambda: True)
     _supports_quant_scheme = _supports_activation = _supports_parallel_config = staticmethod(lambda *_: True)
 
     def finalize_weight_and_reduce_impl(self) -> TopKWeightAndReduceNoOP:
@@ -42,6 +43,8 @@ class TritonExperts(FusedMoEExpertsModular):
         for token, x in enumerate(hidden_states.float()):
             total = torch.zeros(output.shape[1])
             for weight, expert in zip(others["topk_weights"][token], others["topk_ids"][token], strict=True):
+                if expert < 0:  # a padded token
+                    continue
                 gate, up = (first[expert] @ x).chunk(2)
                 total += weight * (second[expert] @ (act(gate) * up))
             output[token] = total
@@ -59,7 +62,24 @@ def select_unquantized_moe_backend(moe_config: Any) -> tuple[UnquantizedMoeBacke
     return UnquantizedMoeBackend.TRITON, TritonExperts
 
 
-def make_unquantized_moe_kernel(quant_config: Any, moe_config: Any, backend: UnquantizedMoeBackend, experts_cls: type) -> FusedMoEKernel:
-    """The kernel of a layer."""
-    del backend
-    return FusedMoEKernel(PrepareAndFinalize(), experts_cls(moe_config=moe_config, quant_config=quant_config))
+if FORM >= (0, 25):
+
+    def make_unquantized_moe_kernel(
+        quant_config: Any, moe_config: Any, backend: UnquantizedMoeBackend, experts_cls: type, routing_tables: Any = None
+    ) -> FusedMoEKernel:
+        """The kernel of a layer."""
+        del backend, routing_tables
+        return FusedMoEKernel(PrepareAndFinalize(), experts_cls(moe_config=moe_config, quant_config=quant_config))
+else:
+
+    def make_unquantized_moe_kernel(
+        quant_config: Any,
+        moe_config: Any,
+        backend: UnquantizedMoeBackend,
+        experts_cls: type,
+        routing_tables: Any = None,
+        shared_experts: Any = None,
+    ) -> FusedMoEKernel:
+        """The kernel of a layer, which may own shared experts."""
+        del backend, routing_tables
+        return FusedMoEKernel(PrepareAndFinalize(), experts_cls(moe_config=moe_config, quant_config=quant_config), shared_experts)

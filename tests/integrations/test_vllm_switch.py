@@ -1,0 +1,158 @@
+"""When the plugin of vLLM is on, what it replaces, and what it says of a vLLM that differs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tunedgemm.errors import UserError
+from tunedgemm.integrations import vllm as plugin
+from tunedgemm.shape import Shape
+
+STUB = Path(__file__).parent / "vllm_stub"
+
+in_every_form = pytest.mark.parametrize("vllm_form", ["0.20.2", "0.25.1", "0.33.0"], indirect=True)
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
+
+
+def method(place: tuple[str, str]) -> type:
+    """A class of vLLM's."""
+    found: type = getattr(importlib.import_module(place[0]), place[1])
+    return found
+
+
+def module(name: str) -> Any:
+    """A module of vLLM's experts."""
+    return importlib.import_module(f"vllm.model_executor.layers.fused_moe.{name}")
+
+
+def test_the_entry_point_is_ours() -> None:
+    """vLLM finds the plugin by its group."""
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    [(name, value)] = re.findall(r'^\[project\.entry-points\."vllm\.general_plugins"\]\n(\w+) = "(.+)"$', text, re.MULTILINE)
+
+    assert EntryPoint(name, value, "vllm.general_plugins").load() is plugin.register
+
+
+def test_it_is_off_unless_asked_for(child) -> None:
+    """Without the variable nothing is imported of vLLM, nothing is replaced, and no module that routes is loaded."""
+    source = (
+        "import sys, torch\nbefore = torch.nn.functional.linear\nfrom tunedgemm.integrations.vllm import register\nregister()\n"
+        "print(torch.nn.functional.linear is before, [name for name in sys.modules if name.startswith('vllm') or 'patching' in name])"
+    )
+    assert child(source, STUB) == "True []"
+
+
+def test_registering_twice_is_registering_once(vllm_captured) -> None:
+    """vLLM may call it several times in a process: methods are wrapped and kernels listed once, and F.linear stays torch's."""
+    linear = importlib.import_module("vllm.model_executor.kernels.linear")
+    wrapped, listed = (
+        method(plugin.PLAIN[0]).apply,
+        {name: dict(one) for name, one in vars(linear).items() if name.startswith("_POSSIBLE_")},
+    )
+    plugin.register()
+
+    assert method(plugin.PLAIN[0]).apply is wrapped
+    assert {name: dict(one) for name, one in vars(linear).items() if name.startswith("_POSSIBLE_")} == listed
+    assert torch.nn.functional.linear.__module__ != "tunedgemm.integrations.linear"
+
+
+def test_a_vllm_of_another_form_is_named(vllm, monkeypatch, caplog) -> None:
+    """A class or a list that is gone is a warning; the rest is routed all the same."""
+    monkeypatch.delattr(importlib.import_module("vllm.model_executor.kernels.linear"), "_POSSIBLE_FP8_KERNELS")
+    monkeypatch.delattr(importlib.import_module(plugin.PLAIN[1][0]), plugin.PLAIN[1][1])
+    plugin.register()
+
+    assert "this vLLM has no vllm.model_executor.layers.vocab_parallel_embedding.UnquantizedEmbeddingMethod" in caplog.text
+    assert "fp8 and int8 layers keep vLLM's kernels" in caplog.text
+    assert hasattr(method(plugin.PLAIN[0]).apply, "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [({"VLLM_BATCH_INVARIANT": "1"}, "VLLM_BATCH_INVARIANT is set"), ({"TUNEDGEMM_VLLM": "1"}, "TUNEDGEMM_VLLM=unpacked routes them")],
+    ids=["batch-invariant", "cpu"],
+)
+def test_what_vllm_promises_stays(vllm, monkeypatch, caplog, variables, told) -> None:
+    """Where outputs must not depend on the batch, and on a CPU whose kernels want packed weights, nothing is replaced, and it says so."""
+    platform = importlib.import_module("vllm.platforms").current_platform
+    monkeypatch.setattr(type(platform), "is_cpu", lambda self: True)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    before = torch.nn.functional.linear
+    plugin.register()
+
+    assert told in caplog.text
+    assert torch.nn.functional.linear is before
+    assert not hasattr(method(plugin.PLAIN[0]).apply, "__wrapped__")
+
+
+@pytest.mark.parametrize(("vllm_form", "per_quant"), [("0.25.1", False), ("0.33.0", True)], indirect=["vllm_form"])
+def test_a_backend_that_vllm_was_asked_for_is_named(vllm_table, caplog, per_quant) -> None:
+    """Log that ``--linear-backend`` filters our kernels out."""
+    vllm_table("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, 256, 384, "bf16"))
+    caplog.set_level("INFO", "vllm.tunedgemm")
+    config = importlib.import_module("vllm.config").VllmConfig()
+    if per_quant:
+        config.kernel_config.linear_backend_per_quant = {"fp8_w8a8": "cutlass"}
+    else:
+        config.kernel_config.linear_backend = "cutlass"
+    importlib.import_module(plugin.WARM[0]).Worker(config).compile_or_warm_up_model()
+
+    assert "--linear-backend=cutlass keeps vLLM's fp8 and int8 kernels" in caplog.text
+
+
+@in_every_form
+def test_a_cpu_has_a_summary_too(vllm, monkeypatch, caplog) -> None:
+    """Log what is routed after the warm-up of vLLM's worker of CPUs, which is its own."""
+    monkeypatch.setattr(type(importlib.import_module("vllm.platforms").current_platform), "is_cpu", lambda self: True)
+    plugin.register()
+    caplog.set_level("INFO", "vllm.tunedgemm")
+    config = importlib.import_module("vllm.config").VllmConfig()
+    importlib.import_module(plugin.CPU_WARM[0]).CPUWorker(config).compile_or_warm_up_model()
+
+    assert "0 layers go through tables" in caplog.text and "--linear-backend" not in caplog.text
+
+
+@pytest.mark.parametrize(("version", "routed"), [("0.20.2", True), ("0.33.0", True), ("0.19.1", False), ("1.0", False), ("dev", False)])
+def test_an_unknown_vllm_keeps_its_kernels(vllm, monkeypatch, caplog, version, routed) -> None:
+    """A version that was not checked is named in one warning, and nothing is replaced."""
+    monkeypatch.setattr(importlib.import_module("vllm"), "__version__", version)
+    plugin.register()
+
+    assert hasattr(method(plugin.PLAIN[0]).apply, "__wrapped__") is routed
+    assert ("not one of the versions known here" in caplog.text) is not routed
+
+
+def test_a_mistyped_switch_is_an_error(vllm, monkeypatch) -> None:
+    """A value that means nothing stops the start and says which do."""
+    monkeypatch.setenv("TUNEDGEMM_VLLM", "yess")
+    with pytest.raises(UserError, match=r"TUNEDGEMM_VLLM: unknown value \(got 'yess'\); use 1, 0 or unpacked"):
+        plugin.register()
+
+
+@pytest.mark.parametrize("gone", ["select_fp8_moe_backend", "make_fp8_moe_kernel"])
+def test_experts_of_another_form_are_named(vllm, monkeypatch, caplog, gone) -> None:
+    """A function that is gone, or takes no class of experts, is a warning, and the others are replaced all the same."""
+    oracle = module("oracle.fp8")
+    monkeypatch.setattr(oracle, gone, lambda moe_config: None) if gone.startswith("make") else monkeypatch.delattr(oracle, gone)
+    importlib.import_module("tunedgemm.integrations.vllm").register()
+
+    assert "vLLM's choice of fp8 experts is not as it is known here" in caplog.text
+    assert not hasattr(getattr(oracle, "select_fp8_moe_backend", None), "__wrapped__")
+    assert hasattr(module("oracle.unquantized").select_unquantized_moe_backend, "__wrapped__")
+
+
+def test_experts_that_need_more_are_left_alone(vllm, monkeypatch, caplog) -> None:
+    """Where vLLM's base has a method that ours lacks, nothing is replaced, and the method is named."""
+    ours = importlib.import_module("tunedgemm.integrations.vllm_cpu_experts")
+    monkeypatch.setattr(ours.TunedGemmExperts, "__abstractmethods__", frozenset({"supports_more"}))
+    importlib.import_module("tunedgemm.integrations.vllm").register()
+
+    assert "supports_more" in caplog.text
+    assert not hasattr(module("oracle.unquantized").select_unquantized_moe_backend, "__wrapped__")
