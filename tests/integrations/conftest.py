@@ -14,8 +14,8 @@ import tunedgemm
 from tunedgemm.csvfile import Row, read_untuned, write_rows
 from tunedgemm.device import current_device, device_of
 from tunedgemm.folders import untuned_path
+from tunedgemm.integrations import engine_routes, engine_rows
 from tunedgemm.integrations import vllm as plugin
-from tunedgemm.integrations import vllm_routes, vllm_rows
 from tunedgemm.ops import op_named
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
@@ -99,9 +99,9 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         holder = importlib.import_module(module)
         holder = getattr(holder, owner) if owner else holder
         monkeypatch.setattr(holder, name, getattr(holder, name))
-    monkeypatch.setattr(vllm_routes, "routes", {})
-    monkeypatch.setattr(vllm_rows, "_left", {})
-    vllm_rows._weights.cache_clear()
+    monkeypatch.setattr(engine_routes, "routes", {})
+    monkeypatch.setattr(engine_rows, "_left", {})
+    engine_rows._weights.cache_clear()
     if importlib.util.find_spec("vllm.v1.worker.workspace"):  # vLLM's worker makes it before it loads a model
         importlib.import_module("vllm.v1.worker.workspace").init_workspace_manager(torch.device("cpu"))
     with config.set_current_vllm_config(config.VllmConfig()):

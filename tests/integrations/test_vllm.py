@@ -14,8 +14,8 @@ import torch
 from tunedgemm import quant
 from tunedgemm.device import current_device
 from tunedgemm.errors import UserError
+from tunedgemm.integrations import engine_routes
 from tunedgemm.integrations import vllm as plugin
-from tunedgemm.integrations import vllm_routes
 from tunedgemm.shape import Shape
 from tunedgemm.tuned_gemm import dispatcher
 
@@ -233,7 +233,7 @@ def test_int8_layers_are_routed(vllm_table, static, channelwise, biased) -> None
         expected = torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float())
         assert (found.float() - expected).norm() < 0.03 * expected.norm()
     assert served(attrs.evolve(shape, epilogue="bias" if biased else "none"))
-    for route in vllm_routes.routes.values():  # none where vLLM has no kernel for plain weights
+    for route in engine_routes.routes.values():  # none where vLLM has no kernel for plain weights
         assert route.calls == {10: route.ours, 6: route.theirs}
     assert {type(parameter) for parameter in one.parameters()} == {torch.nn.Parameter}
 
@@ -332,7 +332,7 @@ def test_fp8_keeps_vllms_kernel_where_no_row_answers(vllm_table) -> None:
 
     expected = x.float() @ weight.t()
     assert (found.float() - expected).norm() < 0.04 * expected.norm()
-    [route] = vllm_routes.routes.values()
+    [route] = engine_routes.routes.values()
     assert route.calls == {3000: route.theirs}
 
 

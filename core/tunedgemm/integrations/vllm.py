@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tunedgemm.errors import UserError
-from tunedgemm.integrations.vllm_rows import left
+from tunedgemm.integrations.engine_rows import left
 
 # What routes is imported where it is needed: vLLM loads this module in all its processes, whether the plugin is on or not.
 
@@ -144,8 +144,8 @@ def _after_loading(theirs: Callable[..., None]) -> Callable[..., None]:
 
         from tunedgemm.artifact import artifact
         from tunedgemm.device import current_device
+        from tunedgemm.integrations.engine_routes import compare
         from tunedgemm.integrations.vllm_experts import route_experts
-        from tunedgemm.integrations.vllm_routes import compare
 
         _publish()
         route_experts(arguments[0] if arguments else named["model"])
@@ -170,8 +170,8 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def compile_or_warm_up_model(self: Any) -> Any:
         found = theirs(self)
         from tunedgemm.device import current_device
-        from tunedgemm.integrations.vllm_routes import summary
-        from tunedgemm.integrations.vllm_rows import unrouted
+        from tunedgemm.integrations.engine_routes import summary
+        from tunedgemm.integrations.engine_rows import unrouted
 
         sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
         for line in (*summary(sorted(sizes), current_device()), *unrouted()):
@@ -235,9 +235,9 @@ def _plain_route(method: Any, layer: Any) -> str:
     from vllm.platforms import current_platform
 
     from tunedgemm.dtype import short_dtype
+    from tunedgemm.integrations.engine_routes import Route, kept
     from tunedgemm.integrations.linear import linear
     from tunedgemm.integrations.torch_compile import plain
-    from tunedgemm.integrations.vllm_routes import Route, kept
     from tunedgemm.shape import Shape
 
     (n, k), dtype, device = layer.weight.shape, layer.weight.dtype, layer.weight.device
@@ -263,7 +263,7 @@ def _plain_route(method: Any, layer: Any) -> str:
 
 def _plain_apply(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """``apply`` of weights of 16 bits."""
-    from tunedgemm.integrations.vllm_routes import product
+    from tunedgemm.integrations.engine_routes import product
 
     def apply(self: Any, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
         route = getattr(layer, "tunedgemm_route", "")

@@ -16,8 +16,8 @@ import torch
 
 from tunedgemm.device import Device, device_of
 from tunedgemm.errors import UserError
+from tunedgemm.integrations.engine_timing import Arms, faster
 from tunedgemm.integrations.torch_compile import opaque
-from tunedgemm.integrations.vllm_timing import Arms, faster
 from tunedgemm.shape import Shape
 from tunedgemm.tuned_gemm import dispatcher
 
