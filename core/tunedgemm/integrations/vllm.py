@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import json
 import logging
 import os
 import sys
@@ -19,8 +18,8 @@ from typing import Any
 
 import torch
 
-from tunedgemm.errors import UserError
 from tunedgemm.integrations.engine_rows import left
+from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_known, read_switch
 
 # What routes is imported where it is needed: vLLM loads this module in all its processes, whether the plugin is on or not.
 
@@ -28,13 +27,12 @@ from tunedgemm.integrations.engine_rows import left
 _log = logging.getLogger("vllm.tunedgemm")
 
 VARIABLE = "TUNEDGEMM_VLLM"
-#: Values of the variable: on; on also where vLLM would pack its weights for a CPU, which then stay unpacked; off.
-_ON, UNPACKED, _OFF = ("1", "true", "yes", "on"), "unpacked", ("", "0", "false", "no", "off")
+#: Value of the variable: on also where vLLM would pack its weights for a CPU, which then stay unpacked.
+UNPACKED = "unpacked"
 #: Versions whose classes are known, the first and the last.
 KNOWN = ((0, 20), (0, 33))
 #: Seconds that timing the rows against vLLM's kernels may take at start-up.
 SECONDS = "TUNEDGEMM_VLLM_SECONDS"
-_DEFAULT_SECONDS = 8.0
 _LAYERS = "vllm.model_executor.layers"
 #: Module and class of the methods for weights of 16 bits.
 PLAIN = ((f"{_LAYERS}.linear", "UnquantizedLinearMethod"), (f"{_LAYERS}.vocab_parallel_embedding", "UnquantizedEmbeddingMethod"))
@@ -52,10 +50,8 @@ def register() -> None:
         UserError: the variable has a value that means nothing.
     """
     global _registered
-    asked = os.environ.get(VARIABLE, "").strip().lower()
-    if asked not in (*_ON, *_OFF, UNPACKED):
-        raise UserError(f"{VARIABLE}: unknown value (got {os.environ[VARIABLE]!r}); use 1, 0 or {UNPACKED}")
-    if _registered or asked in _OFF:
+    asked = read_switch(VARIABLE, UNPACKED)
+    if _registered or not asked:
         return
     _registered = True
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
@@ -63,11 +59,7 @@ def register() -> None:
         return
     import vllm
 
-    told = getattr(vllm, "__version__", "of no version")
-    version = tuple(int(part) for part in told.split(".")[:2] if part.isdecimal())
-    if not KNOWN[0] <= version <= KNOWN[1]:
-        first, last = (".".join(map(str, one)) for one in KNOWN)
-        _log.warning("tunedgemm is off: vLLM %s is not one of the versions known here, %s to %s", told, first, last)
+    if not is_known(_log, "vLLM", getattr(vllm, "__version__", "of no version"), KNOWN):
         return
     from vllm.platforms import current_platform
 
@@ -107,22 +99,8 @@ def _replace(place: tuple[str, str, str], wrapper: Callable[[Any], Any]) -> None
 
 
 def cache_factor() -> str:
-    """Digest what decides the graphs that vLLM compiles: version, switch, plugins, tables, and whether shapes are captured."""
-    from importlib.metadata import entry_points
-
-    from tunedgemm import __version__
-    from tunedgemm.ops import ops
-    from tunedgemm.tuned_gemm import dispatcher
-
-    parts = [__version__, os.environ.get(VARIABLE, "")]
-    parts += sorted(f"{point.name} {point.dist and point.dist.version}" for point in entry_points(group="tunedgemm.backends"))
-    for op in ops():
-        known = dispatcher(op)
-        try:
-            parts += [op, known.table.fingerprint(), str(known.settings.capture), str(known.on_miss is not None)]
-        except UserError as error:
-            parts.append(str(error))
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]
+    """Digest what decides the graphs that vLLM compiles."""
+    return fingerprint(os.environ.get(VARIABLE, ""))
 
 
 def _hash(theirs: Callable[..., str]) -> Callable[..., str]:
@@ -142,24 +120,11 @@ def _after_loading(theirs: Callable[..., None]) -> Callable[..., None]:
         theirs(*arguments, **named)
         import vllm
 
-        from tunedgemm.artifact import artifact
-        from tunedgemm.device import current_device
-        from tunedgemm.integrations.engine_routes import compare
         from tunedgemm.integrations.vllm_experts import route_experts
 
         _publish()
         route_experts(arguments[0] if arguments else named["model"])
-        text = os.environ.get(SECONDS, "")
-        try:
-            seconds = float(text or _DEFAULT_SECONDS)
-        except ValueError as error:
-            raise UserError(f"{SECONDS}: not a number of seconds (got {text!r}); use 8, or 0 for no comparison") from error
-        key = f"vllm gains {vllm.__version__} {torch.__version__} {current_device()} {cache_factor()}"
-        known: dict[str, float] = json.loads(artifact(key, lambda: b"{}"))
-        before = len(known)
-        compare(seconds, known)
-        if len(known) > before:
-            artifact(key, json.dumps(known).encode, fresh=True)
+        compare_remembered(f"vLLM {vllm.__version__}", SECONDS, cache_factor())
 
     return process_weights_after_loading
 
