@@ -88,21 +88,16 @@ class Arm(vllm_speed.Arm):
             self.patience = Arm.patience
         except (EOFError, OSError, RuntimeError) as error:  # TimeoutError is an OSError
             print(f"{self.model} {self.name}: did not start: {error!r}", flush=True)
-            self.tail(40)
+            self.show_log(40)
             self.close()
             return False
         return True
 
-    def tail(self, count: int) -> None:
-        """Print the last lines of the engine's log."""
+    def show_log(self, count: int, words: tuple[str, ...] = ("",)) -> None:
+        """Print the last lines of the engine's log that have one of these words."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        print(*(f"  | {line[:300]}" for line in lines[-count:]), sep="\n", flush=True)
-
-    def telling(self) -> None:
-        """Print the lines of the log that tell what ran."""
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        found = [line for line in lines if any(word in line for word in TELLING) and "server_args=" not in line and "it/s" not in line]
-        print(f"{self.model} {self.name}:", *(f"  | {line[:400]}" for line in found[-30:]), sep="\n", flush=True)
+        found = [line for line in lines if any(word in line for word in words) and "server_args=" not in line and "it/s" not in line]
+        print(f"{self.model} {self.name}:", *(f"  | {line[:400]}" for line in found[-count:]), sep="\n", flush=True)
 
 
 def start(arguments: argparse.Namespace, until: float, arms: list[Arm]) -> dict[str, list[Arm]]:
@@ -194,9 +189,9 @@ def main() -> None:
             except Exception:
                 traceback.print_exc(file=sys.stdout)
                 for arm in arms:
-                    arm.tail(25)
+                    arm.show_log(25)
             for arm in arms:
-                arm.telling()
+                arm.show_log(30, TELLING)
             keep()
     finally:
         for arm in started:
