@@ -120,10 +120,9 @@ def start(arguments: argparse.Namespace, until: float, arms: list[Arm]) -> dict[
     if arguments.fallback and until - time.monotonic() > 30:
         second = [Arm(name, argparse.Namespace(**{**vars(one), "options": {**one.options, **arguments.fallback}})) for name, one in failed]
         arms += second
-        for arm in second:
-            if arm.ready(until - time.monotonic()):
-                print(f"{arm.model} {arm.name}: started with {arguments.fallback}", flush=True)
-                up[arm.model].append(arm)
+        for arm in [arm for arm in second if arm.ready(until - time.monotonic())]:
+            print(f"{arm.model} {arm.name}: started with {arguments.fallback}", flush=True)
+            up[arm.model].append(arm)
     return up
 
 
