@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-ARMS = {"vllm": "0", "again": "0", "tunedgemm": "1"}
+ARMS = ("vllm", "again", "tunedgemm")
 #: Tokens of a prompt, and the two numbers of decoded tokens whose difference is timed.
 PROMPT, SHORT, LONG = 16, 8, 136
 
@@ -104,7 +104,7 @@ class Engine:
         return found
 
 
-def serve(pipe: Connection, log: str, model: str, options: dict[str, Any]) -> None:
+def serve(pipe: Connection, log: str, engine_of: type[Engine], model: str, options: dict[str, Any]) -> None:
     """Run one arm in a child process until the parent closes the pipe."""
     os.setsid()  # the engine's own children end with this process
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -112,7 +112,7 @@ def serve(pipe: Connection, log: str, model: str, options: dict[str, Any]) -> No
     os.dup2(handle, 2)
     start = time.perf_counter()
     try:
-        engine = Engine(model, options)
+        engine = engine_of(model, options)
         pipe.send(time.perf_counter() - start)
         while True:
             name, arguments = pipe.recv()
@@ -125,7 +125,17 @@ def serve(pipe: Connection, log: str, model: str, options: dict[str, Any]) -> No
 
 
 class Arm:
-    """The parent's end of one engine."""
+    """The parent's end of one engine.
+
+    Attributes:
+        engine: class that runs in the child.
+        variable: environment variable that switches the plugin on.
+        patience: seconds until an answer is given up, None for no limit.
+    """
+
+    engine: type[Engine] = Engine
+    variable = "TUNEDGEMM_VLLM"
+    patience: float | None = None
 
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         self.name = name
@@ -133,9 +143,13 @@ class Arm:
         self._pipe, child = context.Pipe()
         log = str(Path(arguments.logs) / f"{name}.log")
         before = dict(os.environ)
-        os.environ |= {"TUNEDGEMM_VLLM": ARMS[name], "TUNEDGEMM_HOME": str(arguments.home), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+        os.environ |= {
+            self.variable: "1" if name == "tunedgemm" else "0",
+            "TUNEDGEMM_HOME": str(arguments.home),
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        }
         try:
-            self._process = context.Process(target=serve, args=(child, log, str(arguments.model), arguments.options))
+            self._process = context.Process(target=serve, args=(child, log, self.engine, str(arguments.model), arguments.options))
             self._process.start()
         finally:
             os.environ.clear()
@@ -144,6 +158,8 @@ class Arm:
 
     def answer(self) -> Any:
         """Wait for the engine's answer to the last request."""
+        if not self._pipe.poll(self.patience):
+            raise TimeoutError(f"{self.name}: no answer in {self.patience} s")
         found = self._pipe.recv()
         if isinstance(found, Exception):
             raise found
@@ -200,14 +216,14 @@ def measure(arms: list[Arm], rounds: int, method: str, *arguments: Any) -> dict[
     return samples
 
 
-def show(title: str, samples: dict[str, list[float]], more_is_better: bool = False) -> None:
-    """Print one line: medians by arm and the gain of each over vLLM alone."""
+def show(title: str, samples: dict[str, list[float]], more_is_better: bool = False, alone: str = "vllm") -> None:
+    """Print one line: medians by arm and the gain of each over the engine alone."""
     from speed import interval  # here: a child imports this file, and vLLM alone must not meet tunedgemm
 
     parts = []
     for name, values in samples.items():
-        ratios = [(b / a if more_is_better else a / b) for a, b in zip(samples["vllm"], values, strict=True)]
-        gain = "" if name == "vllm" else " {:.3f} [{:.3f}, {:.3f}]".format(*interval(ratios))
+        ratios = [(b / a if more_is_better else a / b) for a, b in zip(samples[alone], values, strict=True)]
+        gain = "" if name == alone else " {:.3f} [{:.3f}, {:.3f}]".format(*interval(ratios))
         parts.append(f"{name} {sorted(values)[len(values) // 2]:.3f}{gain}")
     print(f"{title}: " + "; ".join(parts), flush=True)
 

@@ -202,8 +202,8 @@ def test_capturing_block(tmp_path):
     assert captured(tmp_path, "-c", block) == {(1, 512, 256): 3, (1, 256, 512): 3, (7, 512, 256): 1, (7, 256, 512): 1}
 
 
-def test_sglang_block(tmp_path):
-    """The `sitecustomize` for SGLang captures a model that knows nothing of it, in a new process."""
+def test_sitecustomize_block(tmp_path):
+    """The `sitecustomize` captures a model that knows nothing of it, in a new process."""
     source = next(text for text in found_blocks("which-shapes.md", "python") if "sitecustomize" in text)
     (tmp_path / "sitecustomize.py").write_text(source)
 

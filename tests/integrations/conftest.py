@@ -14,8 +14,9 @@ import tunedgemm
 from tunedgemm.csvfile import Row, read_untuned, write_rows
 from tunedgemm.device import current_device, device_of
 from tunedgemm.folders import untuned_path
+from tunedgemm.integrations import engine_routes, engine_rows, sglang_fp8
+from tunedgemm.integrations import sglang as sglang_plugin
 from tunedgemm.integrations import vllm as plugin
-from tunedgemm.integrations import vllm_routes, vllm_rows
 from tunedgemm.ops import op_named
 from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
@@ -124,9 +125,9 @@ def vllm(vllm_form: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         holder = importlib.import_module(module)
         holder = getattr(holder, owner) if owner else holder
         monkeypatch.setattr(holder, name, getattr(holder, name))
-    monkeypatch.setattr(vllm_routes, "routes", {})
-    monkeypatch.setattr(vllm_rows, "_left", {})
-    vllm_rows._weights.cache_clear()
+    monkeypatch.setattr(engine_routes, "routes", {})
+    monkeypatch.setattr(engine_rows, "_left", {})
+    engine_rows._weights.cache_clear()
     if importlib.util.find_spec("vllm.v1.worker.workspace"):  # vLLM's worker makes it before it loads a model
         importlib.import_module("vllm.v1.worker.workspace").init_workspace_manager(torch.device("cpu"))
     with config.set_current_vllm_config(config.VllmConfig()):
@@ -152,17 +153,55 @@ def vllm_captured(vllm: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     tunedgemm.reload()
 
 
+def use_table(monkeypatch: pytest.MonkeyPatch, folder: Path, variable: str, shapes: tuple[Shape, ...], kernel: str = "native") -> None:
+    """Write a table with a solution of torch's for each shape, and let the variable of its op name it."""
+    path, here = folder / "tuned.csv", current_device()
+    told = {"gfx": here.gfx, "cu_num": here.cu_num, "device": here.name, "solution": Solution("torch", kernel), "us": 1.0}
+    write_rows(path, op_named(shapes[0].op), [Row(shape=shape, **told) for shape in shapes])
+    monkeypatch.setenv(variable, str(path))
+    tunedgemm.reload()
+
+
 @pytest.fixture
 def vllm_table(vllm: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., None]]:
     """Writes a table of an op that has rows for some shapes, by a solution of torch's, and registers the plugin."""
 
     def written(variable: str, *shapes: Shape, kernel: str = "native") -> None:
-        path, here = tmp_path / "tuned.csv", current_device()
-        told = {"gfx": here.gfx, "cu_num": here.cu_num, "device": here.name, "solution": Solution("torch", kernel), "us": 1.0}
-        write_rows(path, op_named(shapes[0].op), [Row(shape=shape, **told) for shape in shapes])
-        monkeypatch.setenv(variable, str(path))
-        tunedgemm.reload()
+        use_table(monkeypatch, tmp_path, variable, shapes, kernel)
         plugin.register()
+
+    yield written
+    monkeypatch.undo()
+    tunedgemm.reload()
+
+
+@pytest.fixture
+def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """SGLang's stand-in can be imported, and the plugin is on and not registered; all is as before afterwards."""
+    loaded = [name for name in sys.modules if name.partition(".")[0] == "sglang"]
+    for name in loaded:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "sglang_stub"))
+    monkeypatch.setenv("TUNEDGEMM_SGLANG", "1")
+    monkeypatch.setattr(sglang_plugin, "_registered", False)
+    monkeypatch.setattr(engine_routes, "routes", {})
+    monkeypatch.setattr(engine_rows, "_left", {})
+    monkeypatch.setattr(sglang_fp8, "_routes", {})
+    engine_rows._weights.cache_clear()
+    importlib.import_module("sglang.srt.layers.quantization.fp8")
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def sglang_table(sglang: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """Write a table of an op that has rows for some shapes, by a solution of torch's, register the plugin and apply its hooks."""
+
+    def written(variable: str, *shapes: Shape) -> None:
+        use_table(monkeypatch, tmp_path, variable, shapes)
+        sglang_plugin.register()
+        importlib.import_module("sglang.srt.plugins.hook_registry").HookRegistry.apply_hooks()
 
     yield written
     monkeypatch.undo()

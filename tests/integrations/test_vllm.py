@@ -11,8 +11,8 @@ import pytest
 import torch
 from tunedgemm import quant
 from tunedgemm.device import current_device
+from tunedgemm.integrations import engine_routes, engine_rows
 from tunedgemm.integrations import vllm as plugin
-from tunedgemm.integrations import vllm_routes, vllm_rows
 from tunedgemm.shape import Shape
 from tunedgemm.tuned_gemm import dispatcher
 
@@ -213,7 +213,7 @@ def test_int8_layers_are_routed(vllm_table, static, channelwise, biased) -> None
         expected = torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float())
         assert (found.float() - expected).norm() < 0.03 * expected.norm()
     assert served(attrs.evolve(shape, epilogue="bias" if biased else "none"))
-    for route in vllm_routes.routes.values():  # none where vLLM has no kernel for plain weights
+    for route in engine_routes.routes.values():  # none where vLLM has no kernel for plain weights
         assert route.calls == {10: route.ours, 6: route.theirs}
     assert {type(parameter) for parameter in one.parameters()} == {torch.nn.Parameter}
 
@@ -274,7 +274,7 @@ def test_a_compiled_graph_runs_the_rows_of_8_bit_layers(vllm_table, monkeypatch)
     def counted(side: str, function: Any, route: Any) -> Any:
         return lambda x, *rest: calls.append((side, route.shape.dtype, len(x))) or function(x, *rest)
 
-    for route in vllm_routes.routes.values():
+    for route in engine_routes.routes.values():
         for side in ("ours", "theirs"):
             if getattr(route, side) is not None:  # vLLM has kernels for plain weights
                 monkeypatch.setattr(route, side, counted(side, getattr(route, side), route))
@@ -312,9 +312,9 @@ def test_fp8_keeps_vllms_kernel_where_no_row_answers(vllm_table, monkeypatch, ki
 
         expected = x.float() @ weight.t()
         assert (found.float() - expected).norm() < 0.04 * expected.norm()
-    [route] = vllm_routes.routes.values()
+    [route] = engine_routes.routes.values()
     assert route.calls == {8: route.ours, 3000: route.theirs} and served(fp8_row(kind, 8))
-    assert vllm_rows.unrouted() == []
+    assert engine_rows.unrouted() == []
 
 
 def only(monkeypatch: pytest.MonkeyPatch, listed: str, name: str) -> None:
@@ -333,8 +333,8 @@ def test_kernels_that_reorder_weights_keep_their_layers(vllm_table, monkeypatch,
     only(monkeypatch, "_POSSIBLE_FP8_BLOCK_KERNELS", name)
     vllm_table(KINDS[kind][2], fp8_row(kind, 8))
 
-    assert type(fp8_kernel(kind)).__name__ == name and not vllm_routes.routes
-    assert f"layers keep vLLM's kernels (as one): vLLM computes fp8 by {name}" in "".join(vllm_rows.unrouted())
+    assert type(fp8_kernel(kind)).__name__ == name and not engine_routes.routes
+    assert f"layers keep vLLM's kernels (as one): vLLM computes fp8 by {name}" in "".join(engine_rows.unrouted())
 
 
 @pytest.mark.parametrize("vllm_form", ["0.33.0"], indirect=True)
@@ -346,7 +346,7 @@ def test_a_shuffled_weight_of_blocks_stays_theirs(vllm_table) -> None:
     kernel.process_weights_after_loading(one)
 
     assert not kernel._route
-    assert "(as model.layers.0.qkv_proj): vLLM's kernel has padded, packed or shuffled" in vllm_rows.unrouted()[0]
+    assert "(as model.layers.0.qkv_proj): vLLM's kernel has padded, packed or shuffled" in engine_rows.unrouted()[0]
 
 
 @pytest.mark.parametrize("vllm_form", ["0.25.1"], indirect=True)
@@ -362,7 +362,7 @@ def test_activations_that_vllm_pads_give_the_tokens_there_are(vllm_table, monkey
 
         expected = x.float() @ weight.t()
         assert found.shape == (m, N) and (found.float() - expected).norm() < 0.04 * expected.norm()
-    [route] = vllm_routes.routes.values()
+    [route] = engine_routes.routes.values()
     assert route.calls == {17: route.ours, 20: route.theirs}
 
 
@@ -389,4 +389,4 @@ def test_a_kernel_that_vllm_passes_by_is_named(vllm_table) -> None:
     expected = x.float() @ weight.t()
 
     assert (kernel.apply_weights(one, x).float() - expected).norm() < 0.04 * expected.norm()
-    assert "1 layers keep vLLM's kernels (as one): vLLM does not hand their weights" in vllm_rows.unrouted()[0]
+    assert "1 layers keep vLLM's kernels (as one): vLLM does not hand their weights" in engine_rows.unrouted()[0]

@@ -13,8 +13,8 @@ import torch
 from tunedgemm.device import current_device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
+from tunedgemm.integrations import engine_routes, engine_rows
 from tunedgemm.integrations import vllm as plugin
-from tunedgemm.integrations import vllm_routes, vllm_rows
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.tuned_gemm import dispatcher
@@ -328,10 +328,10 @@ def test_a_row_routes_its_number_of_tokens(on_gpu, vllm_table, kind) -> None:
             expected = OP.reference(shape.with_m(tokens), reference).float()
             assert (found.float() - expected).norm() < 0.08 * expected.norm()
 
-    [route] = vllm_routes.routes.values()
+    [route] = engine_routes.routes.values()
     assert route.calls == {4: route.ours, 1: route.theirs} and calls == [1]
     assert dispatcher("fmoe").knows(shape, current_device()) and route.reasons[1] == "no row"
-    assert "1 layers go through tables (torch)" in "".join(vllm_routes.summary([4], current_device()))
+    assert "1 layers go through tables (torch)" in "".join(engine_routes.summary([4], current_device()))
 
 
 @in_every_form
@@ -353,8 +353,8 @@ def test_kernels_that_do_more_keep_their_experts(on_gpu, vllm_table, vllm_form, 
         kernel.fused_experts.post_gemm2_hook = print
     load(kernel, operands)
 
-    assert "apply" not in vars(kernel) and not vllm_routes.routes
-    assert word in vllm_rows.unrouted()[0]
+    assert "apply" not in vars(kernel) and not engine_routes.routes
+    assert word in engine_rows.unrouted()[0]
 
 
 @pytest.mark.parametrize("vllm_form", ["0.33.0"], indirect=True)
@@ -368,7 +368,7 @@ def test_padded_tokens_without_an_expert_harm_no_other(on_gpu, vllm_table) -> No
     with torch.inference_mode():
         found = call(kernel, (*operands[:4], ids), activation())
 
-    [route] = vllm_routes.routes.values()
+    [route] = engine_routes.routes.values()
     expected = OP.reference(shape, told)[:2].float()
     assert route.calls == {4: route.ours} and (found[:2].float() - expected).norm() < 0.02 * expected.norm()
 
@@ -378,7 +378,7 @@ def test_a_slower_row_keeps_vllms_experts(on_gpu, vllm_table) -> None:
     shape = shape_of("16 bits", tokens=4)
     vllm_table(VARIABLE, shape, kernel="sorted")
     kernel, operands, _ = loaded("16 bits", shape)
-    [route] = vllm_routes.routes.values()
+    [route] = engine_routes.routes.values()
     route.verdicts[4] = 0.9
     calls = own_calls()
     call(kernel, operands, activation())
@@ -416,8 +416,8 @@ def test_other_layers_keep_vllms_experts(on_gpu, vllm_table, changed, told) -> N
     vllm_table(VARIABLE, shape, kernel="sorted")
     kernel, *_ = loaded("16 bits", shape, **changed)
 
-    assert "apply" not in vars(kernel) and not vllm_routes.routes
-    [line] = vllm_rows.unrouted()
+    assert "apply" not in vars(kernel) and not engine_routes.routes
+    [line] = engine_rows.unrouted()
     assert told in line and "as experts" in line
 
 
@@ -428,7 +428,7 @@ def test_experts_of_an_unknown_class_stay_theirs(on_gpu, vllm_table, monkeypatch
     vllm_table(VARIABLE, shape, kernel="sorted")
     loaded("16 bits", shape)
 
-    assert "TritonExperts, whose weights have another order" in vllm_rows.unrouted()[0]
+    assert "TritonExperts, whose weights have another order" in engine_rows.unrouted()[0]
 
 
 def test_capture_counts_vllms_own_calls(on_gpu, vllm_captured) -> None:
@@ -440,4 +440,4 @@ def test_capture_counts_vllms_own_calls(on_gpu, vllm_captured) -> None:
         call(kernel, operands, activation())
 
     assert calls == [4, 4] and vllm_captured("fmoe") == {4: 2}
-    assert any("the shapes of 1 layers are captured" in line for line in vllm_routes.summary([4], current_device()))
+    assert any("the shapes of 1 layers are captured" in line for line in engine_routes.summary([4], current_device()))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import json
 import logging
 import os
 import sys
@@ -19,8 +18,8 @@ from typing import Any
 
 import torch
 
-from tunedgemm.errors import UserError
-from tunedgemm.integrations.vllm_rows import left
+from tunedgemm.integrations.engine_rows import left
+from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_known, read_switch
 
 # What routes is imported where it is needed: vLLM loads this module in all its processes, whether the plugin is on or not.
 
@@ -28,13 +27,12 @@ from tunedgemm.integrations.vllm_rows import left
 _log = logging.getLogger("vllm.tunedgemm")
 
 VARIABLE = "TUNEDGEMM_VLLM"
-#: Values of the variable: on; on also where vLLM would pack its weights for a CPU, which then stay unpacked; off.
-_ON, UNPACKED, _OFF = ("1", "true", "yes", "on"), "unpacked", ("", "0", "false", "no", "off")
+#: Value of the variable: on also where vLLM would pack its weights for a CPU, which then stay unpacked.
+UNPACKED = "unpacked"
 #: Versions whose classes are known, the first and the last.
 KNOWN = ((0, 20), (0, 33))
 #: Seconds that timing the rows against vLLM's kernels may take at start-up.
 SECONDS = "TUNEDGEMM_VLLM_SECONDS"
-_DEFAULT_SECONDS = 8.0
 _LAYERS = "vllm.model_executor.layers"
 #: Module and class of the methods for weights of 16 bits.
 PLAIN = ((f"{_LAYERS}.linear", "UnquantizedLinearMethod"), (f"{_LAYERS}.vocab_parallel_embedding", "UnquantizedEmbeddingMethod"))
@@ -53,10 +51,8 @@ def register() -> None:
         UserError: the variable has a value that means nothing.
     """
     global _registered
-    asked = os.environ.get(VARIABLE, "").strip().lower()
-    if asked not in (*_ON, *_OFF, UNPACKED):
-        raise UserError(f"{VARIABLE}: unknown value (got {os.environ[VARIABLE]!r}); use 1, 0 or {UNPACKED}")
-    if _registered or asked in _OFF:
+    asked = read_switch(VARIABLE, UNPACKED)
+    if _registered or not asked:
         return
     _registered = True
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
@@ -64,11 +60,7 @@ def register() -> None:
         return
     import vllm
 
-    told = getattr(vllm, "__version__", "of no version")
-    version = tuple(int(part) for part in told.split(".")[:2] if part.isdecimal())
-    if not KNOWN[0] <= version <= KNOWN[1]:
-        first, last = (".".join(map(str, one)) for one in KNOWN)
-        _log.warning("tunedgemm is off: vLLM %s is not one of the versions known here, %s to %s", told, first, last)
+    if not is_known(_log, "vLLM", getattr(vllm, "__version__", "of no version"), KNOWN):
         return
     from vllm.platforms import current_platform
 
@@ -109,22 +101,8 @@ def _replace(place: tuple[str, str, str], wrapper: Callable[[Any], Any]) -> None
 
 
 def cache_factor() -> str:
-    """Digest what decides the graphs that vLLM compiles: version, switch, plugins, tables, and whether shapes are captured."""
-    from importlib.metadata import entry_points
-
-    from tunedgemm import __version__
-    from tunedgemm.ops import ops
-    from tunedgemm.tuned_gemm import dispatcher
-
-    parts = [__version__, os.environ.get(VARIABLE, "")]
-    parts += sorted(f"{point.name} {point.dist and point.dist.version}" for point in entry_points(group="tunedgemm.backends"))
-    for op in ops():
-        known = dispatcher(op)
-        try:
-            parts += [op, known.table.fingerprint(), str(known.settings.capture), str(known.on_miss is not None)]
-        except UserError as error:
-            parts.append(str(error))
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]
+    """Digest what decides the graphs that vLLM compiles."""
+    return fingerprint(os.environ.get(VARIABLE, ""))
 
 
 def _hash(theirs: Callable[..., str]) -> Callable[..., str]:
@@ -144,24 +122,11 @@ def _after_loading(theirs: Callable[..., None]) -> Callable[..., None]:
         theirs(*arguments, **named)
         import vllm
 
-        from tunedgemm.artifact import artifact
-        from tunedgemm.device import current_device
         from tunedgemm.integrations.vllm_experts import route_experts
-        from tunedgemm.integrations.vllm_routes import compare
 
         _publish()
         route_experts(arguments[0] if arguments else named["model"])
-        text = os.environ.get(SECONDS, "")
-        try:
-            seconds = float(text or _DEFAULT_SECONDS)
-        except ValueError as error:
-            raise UserError(f"{SECONDS}: not a number of seconds (got {text!r}); use 8, or 0 for no comparison") from error
-        key = f"vllm gains {vllm.__version__} {torch.__version__} {current_device()} {cache_factor()}"
-        known: dict[str, float] = json.loads(artifact(key, lambda: b"{}"))
-        before = len(known)
-        compare(seconds, known)
-        if len(known) > before:
-            artifact(key, json.dumps(known).encode, fresh=True)
+        compare_remembered(f"vLLM {vllm.__version__}", SECONDS, cache_factor())
 
     return process_weights_after_loading
 
@@ -172,8 +137,8 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def compile_or_warm_up_model(self: Any) -> Any:
         found = theirs(self)
         from tunedgemm.device import current_device
-        from tunedgemm.integrations.vllm_routes import summary
-        from tunedgemm.integrations.vllm_rows import unrouted
+        from tunedgemm.integrations.engine_routes import summary
+        from tunedgemm.integrations.engine_rows import unrouted
 
         sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
         for line in (*summary(sorted(sizes), current_device()), *unrouted(), *_backends(self.vllm_config)):
@@ -246,9 +211,9 @@ def _plain_route(method: Any, layer: Any) -> str:
     from vllm.platforms import current_platform
 
     from tunedgemm.dtype import short_dtype
+    from tunedgemm.integrations.engine_routes import Route, kept
     from tunedgemm.integrations.linear import linear
     from tunedgemm.integrations.torch_compile import plain
-    from tunedgemm.integrations.vllm_routes import Route, kept
     from tunedgemm.shape import Shape
 
     (n, k), dtype, device = layer.weight.shape, layer.weight.dtype, layer.weight.device
@@ -274,7 +239,7 @@ def _plain_route(method: Any, layer: Any) -> str:
 
 def _plain_apply(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """``apply`` of weights of 16 bits."""
-    from tunedgemm.integrations.vllm_routes import product
+    from tunedgemm.integrations.engine_routes import product
 
     def apply(self: Any, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
         route = getattr(layer, "tunedgemm_route", "")

@@ -15,9 +15,9 @@ from tunedgemm import ActivationType, QuantType, fused_moe
 from tunedgemm.device import device_of
 from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import UserError
+from tunedgemm.integrations.engine_routes import Route, kept, rows_of
+from tunedgemm.integrations.engine_rows import keep
 from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.integrations.vllm_routes import Route, kept, rows_of
-from tunedgemm.integrations.vllm_rows import keep
 from tunedgemm.shape import Shape
 from tunedgemm.tuned_gemm import dispatcher
 

@@ -3,7 +3,7 @@
 For each quantised layer vLLM asks its kernels, in order of preference, whether they run on the platform and implement the layer
 (``vllm.model_executor.kernels.linear``, vLLM 0.20 and newer). The kernels here come first and take a layer that `left` does not leave to
 vLLM. An fp8 layer keeps what vLLM's own choice makes of it: its weights, and the activations that vLLM's fused functions quantise, with
-scales in the order of that kernel. Only the product is routed (`tunedgemm.integrations.vllm_routes`).
+scales in the order of that kernel. Only the product is routed (`tunedgemm.integrations.engine_routes`).
 Loaded where vLLM is installed, by `tunedgemm.integrations.vllm`.
 """
 
@@ -23,9 +23,9 @@ from vllm.platforms import current_platform
 
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.dtype import short_dtype
+from tunedgemm.integrations.engine_routes import Route, kept, product
+from tunedgemm.integrations.engine_rows import drop, keep, left
 from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.integrations.vllm_routes import Route, kept, product
-from tunedgemm.integrations.vllm_rows import drop, keep, left
 from tunedgemm.shape import Shape
 
 #: A kernel's answer to whether it can: vLLM's form.

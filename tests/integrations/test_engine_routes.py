@@ -9,8 +9,8 @@ import pytest
 import torch
 import tunedgemm
 from tunedgemm.device import current_device
+from tunedgemm.integrations import engine_routes, engine_rows, engine_timing
 from tunedgemm.integrations import vllm as plugin
-from tunedgemm.integrations import vllm_routes, vllm_rows, vllm_timing
 from tunedgemm.shape import Shape
 from tunedgemm.tuned_gemm import dispatcher
 
@@ -72,7 +72,7 @@ def test_an_m_without_a_row_keeps_vllms_kernel(with_kernels, monkeypatch) -> Non
     """Only rows route: at another M vLLM's own function multiplies, and no backend's heuristic is asked."""
     with_kernels("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
     serve, one = bf16_layer()
-    [route] = vllm_routes.routes.values()
+    [route] = engine_routes.routes.values()
     calls: list[int] = []
     theirs = route.theirs
     monkeypatch.setattr(route, "theirs", lambda x, *rest: calls.append(len(x)) or theirs(x, *rest))
@@ -90,13 +90,13 @@ def test_a_row_that_was_slower_here_keeps_vllms_kernel(with_kernels) -> None:
     """The comparison on the loaded model decides, not the table's time; the summary gives the figure."""
     with_kernels("AITER_CONFIG_GEMM_BF16", *(Shape("a16w16", m, N, K, "bf16") for m in (1, 8)))
     serve, one = bf16_layer()
-    [route] = vllm_routes.routes.values()
+    [route] = engine_routes.routes.values()
     route.verdicts |= {1: 1.2, 8: 0.8}
     for m in (1, 8):
         serve.apply(one, torch.randn(m, K).bfloat16())
 
     assert route.calls == {1: route.ours, 8: route.theirs}
-    told = "\n".join(vllm_routes.summary([1, 8], current_device()))
+    told = "\n".join(engine_routes.summary([1, 8], current_device()))
     gains = "1.20 to 1.20 times as fast as vLLM's kernels here"
     assert f"1 layers go through tables (torch, {gains}); vLLM's kernels serve some products at M = 8" in told
     assert "M=8: the row of M=8 was not faster here (0.80 times vLLM's speed)" in told
@@ -113,23 +113,23 @@ def test_a_row_that_was_not_timed_waits(with_kernels, monkeypatch) -> None:
         timed.append(len(calls[0][0]))
         return 1.5
 
-    monkeypatch.setattr(vllm_routes, "faster", faster)
+    monkeypatch.setattr(engine_routes, "faster", faster)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-    monkeypatch.setattr(vllm_routes, "device_of", lambda _index: current_device())
-    routes = list(vllm_routes.routes.values())
-    monkeypatch.setattr(vllm_routes, "rows_of", lambda _shape, _device: [1, 8])
+    monkeypatch.setattr(engine_routes, "device_of", lambda _index: current_device())
+    routes = list(engine_routes.routes.values())
+    monkeypatch.setattr(engine_routes, "rows_of", lambda _shape, _device: [1, 8])
     for route in routes:
         route.device = torch.device("cuda", 0)
         monkeypatch.setattr(route, "inputs", lambda m: (torch.zeros(m, K),))
     known: dict[str, float] = {}
-    vllm_routes.compare(7.0, known)
+    engine_routes.compare(7.0, known)
     assert timed == [1, 1, 8]
     assert [[route.serves(m, current_device()) for m in (1, 8)] for route in routes] == [[True, True], [True, False]]
     assert "the next start goes on with it" in routes[1].reasons[8]
 
-    vllm_routes.compare(7.0, known)
+    engine_routes.compare(7.0, known)
     assert timed == [1, 1, 8, 8] and routes[1].serves(8, current_device())
-    vllm_routes.compare(0.0, {})
+    engine_routes.compare(0.0, {})
     assert not any(route.compared for route in routes) and len(layers) == 2
 
 
@@ -179,7 +179,7 @@ def test_a_row_of_a_missing_plugin_is_named(with_kernels, monkeypatch, tmp_path)
     tunedgemm.reload()
     serve, one = bf16_layer()
     serve.apply(one, torch.randn(8, K).bfloat16())
-    [route] = vllm_routes.routes.values()
+    [route] = engine_routes.routes.values()
 
     assert route.calls == {8: route.theirs}
     assert "elsewhere" in route.reasons[8] and "a row cannot be used" in route.reasons[8]
@@ -201,13 +201,13 @@ def test_the_hash_keeps_its_argument(vllm_table) -> None:
 def test_a_row_must_be_faster_by_more_than_noise(monkeypatch, times, gain) -> None:
     """The median ratio of turns decides: below 2 % of gain counts as none, and more is the gain itself."""
     clock = dict(zip(("theirs", "ours"), times, strict=True))
-    monkeypatch.setattr(vllm_timing, "_captured", lambda _arms, function, calls: function(*calls[0]))
+    monkeypatch.setattr(engine_timing, "_captured", lambda _arms, function, calls: function(*calls[0]))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-    monkeypatch.setattr(vllm_timing, "_milliseconds", lambda graph, _repeats: clock[graph])
+    monkeypatch.setattr(engine_timing, "_milliseconds", lambda graph, _repeats: clock[graph])
     calls = [(torch.zeros(1, 4), torch.zeros(4, 4))]
-    arms = vllm_timing.Arms(8.0)
-    assert vllm_timing.faster(arms, lambda *_: "ours", lambda *_: "theirs", calls) == pytest.approx(gain)
+    arms = engine_timing.Arms(8.0)
+    assert engine_timing.faster(arms, lambda *_: "ours", lambda *_: "theirs", calls) == pytest.approx(gain)
     assert 7 < arms.seconds < 8
 
 
@@ -217,9 +217,9 @@ def test_a_kernel_that_cannot_be_captured_is_not_faster(monkeypatch) -> None:
     def failing(*_: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(vllm_timing, "_captured", failing)
+    monkeypatch.setattr(engine_timing, "_captured", failing)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    assert vllm_timing.faster(None, failing, failing, [(torch.zeros(1, 4), torch.zeros(4, 4))]) == 0
+    assert engine_timing.faster(None, failing, failing, [(torch.zeros(1, 4), torch.zeros(4, 4))]) == 0
 
 
 def test_ranks_with_different_tables_are_named(vllm_table, monkeypatch) -> None:
@@ -250,6 +250,6 @@ def test_a_table_that_is_gone_keeps_vllms_kernels(vllm_table, monkeypatch, caplo
     tunedgemm.reload()
     assert not bf16_layer()[1].tunedgemm_route
 
-    foreign, gone = vllm_rows.unrouted()
+    foreign, gone = engine_rows.unrouted()
     assert "the table's rows are for sm_90" in foreign
     assert "no row of a16w16" in gone and "gone.csv" in caplog.text

@@ -1,4 +1,4 @@
-"""Which of vLLM's linear layers have rows: the others are left to vLLM."""
+"""Which of an engine's linear layers have rows: the others are left to the engine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tunedgemm.errors import UserError
 if TYPE_CHECKING:
     from tunedgemm.table import Table
 
-#: Why layers are left to vLLM, with the names of those layers.
+#: Why layers are left to the engine, with the names of those layers.
 _left: dict[str, list[str]] = {}
 
 
 def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer: str = "") -> str:
-    """Why the calls of a layer are left to vLLM, "" where they go through the tables.
+    """Return why the calls of a layer are left to the engine, "" where they go through the tables.
 
     Args:
         op: the op of its products.
@@ -45,7 +45,7 @@ def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer
 
 
 def keep(reason: str, layer: str) -> bool:
-    """Note for `unrouted` why a layer keeps vLLM's kernels; returns True."""
+    """Note for `unrouted` why a layer keeps the engine's kernels; returns True."""
     _left.setdefault(reason, []).append(layer)
     return True
 
@@ -56,10 +56,10 @@ def drop(reason: str) -> bool:
     return False
 
 
-def unrouted() -> list[str]:
-    """One line for each reason why layers keep vLLM's kernels."""
+def unrouted(engine: str = "vLLM") -> list[str]:
+    """Return one line for each reason why layers keep the engine's kernels."""
     kept = [(reason, names) for reason, names in _left.items() if names]
-    return [f"tunedgemm: {len(names)} layers keep vLLM's kernels (as {names[0] or 'one'}): {reason}" for reason, names in kept]
+    return [f"tunedgemm: {len(names)} layers keep {engine}'s kernels (as {names[0] or 'one'}): {reason}" for reason, names in kept]
 
 
 @functools.lru_cache(maxsize=16)

@@ -20,7 +20,7 @@ class Arms:
     """The stream that graphs are captured on, and a budget.
 
     Args:
-        seconds: of measuring, after which `spent` is true. Compiling kernels does not count: vLLM's warm-up would compile them, too.
+        seconds: of measuring, after which `spent` is true. Compiling kernels does not count: the engine's warm-up would compile them, too.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -56,7 +56,7 @@ def faster(arms: Arms, ours: Callable[..., Any], theirs: Callable[..., Any], cal
                 times = {place: _milliseconds(graphs[place], repeats[place]) for place in ((0, 1) if turn % 2 else (1, 0))}
                 ratios.append(times[0] / times[1])
             arms.seconds -= time.monotonic() - start
-    except (RuntimeError, MemoryError):  # no memory, or a kernel that cannot be captured: vLLM's stays
+    except (RuntimeError, MemoryError):  # no memory, or a kernel that cannot be captured: the engine's stays
         torch.cuda.synchronize()
         return 0.0
     gain = sorted(ratios)[_ROUNDS // 2]

@@ -1,8 +1,8 @@
-"""Routes of vLLM's layers: each call runs a table's kernel or vLLM's own, whichever is faster at this M.
+"""Routes of an engine's layers: each call runs a table's kernel or the engine's own, whichever is faster at this M.
 
-A route stands for all layers of one shape (op, N, K, dtypes, scales). Both sides take the same operands in vLLM's own order, so a layer
-keeps the weights and the quantised activations that vLLM made. `compare` times both sides on the layers of the loaded model.
-Linear layers are one op in vLLM's graphs, `product`; experts are inside an op of vLLM's (`vllm_experts`).
+A route stands for all layers of one shape (op, N, K, dtypes, scales). Both sides take the same operands in the engine's own order, so a
+layer keeps the weights and the quantised activations that the engine made. `compare` times both sides on the layers of the loaded model.
+Linear layers are one op in compiled graphs, `product`; experts are inside an op of vLLM's (`vllm_experts`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 
 from tunedgemm.device import Device, device_of
 from tunedgemm.errors import UserError
+from tunedgemm.integrations.engine_timing import Arms, faster
 from tunedgemm.integrations.torch_compile import opaque
-from tunedgemm.integrations.vllm_timing import Arms, faster
 from tunedgemm.shape import Shape
 from tunedgemm.tuned_gemm import dispatcher
 
@@ -33,13 +33,14 @@ class Route:
         name: what tells the route from others, the same in each process: compiled graphs hold it.
         shape: of one row of x.
         device: where the weights are.
-        ours, theirs: functions of the operands; *theirs* is None where vLLM has no kernel for such layers.
+        ours, theirs: functions of the operands; *theirs* is None where the engine has no kernel for such layers.
         inputs: makes the activations of M rows.
         operands: joins those with a layer's weights to the operands of a call; the weight comes second.
+        engine: its name, for messages.
         layers: layers by name.
         compared: whether rows need a verdict to serve, as on GPUs.
-        verdicts: M of a row to how many times faster than vLLM's kernel it was here.
-        reasons: M to why a call of it is vLLM's.
+        verdicts: M of a row to how many times faster than the engine's kernel it was here.
+        reasons: M to why a call of it is the engine's.
         calls: M to the function that runs.
     """
 
@@ -50,6 +51,7 @@ class Route:
     theirs: Product | None
     inputs: Callable[[int], tuple[Any, ...]]
     operands: Callable[[tuple[Any, ...], Any], tuple[Any, ...]]
+    engine: str = "vLLM"
     layers: dict[str, weakref.ref[Any]] = attrs.field(factory=dict)
     compared: bool = False
     verdicts: dict[int, float] = attrs.field(factory=dict)
@@ -57,7 +59,7 @@ class Route:
     calls: dict[int, Product] = attrs.field(factory=dict)
 
     def call_of(self, operands: tuple[Any, ...], m: int) -> Product:
-        """Choose the function for calls of M rows, and keep it: where shapes are captured vLLM's kernel runs, and is counted."""
+        """Choose the function for calls of M rows, and keep it: where shapes are captured the engine's kernel runs, and is counted."""
         call = self.calls.get(m)
         if call is None:
             known = dispatcher(self.shape.op)
@@ -69,14 +71,14 @@ class Route:
         return call
 
     def serves(self, m: int, device: Device) -> bool:
-        """Tell whether a call of M rows is ours: a row answers for it, and it was not slower here than vLLM's kernel."""
+        """Tell whether a call of M rows is ours: a row answers for it, and it was not slower here than the engine's kernel."""
         if self.theirs is None or dispatcher(self.shape.op).on_miss is not None:
             return True
         row, reason = self.row_of(m, device)
         if row is not None and (gain := self.verdicts.get(row)) is not None and gain <= 1:
-            reason = f"the row of M={row} was not faster here ({gain:.2f} times vLLM's speed)"
+            reason = f"the row of M={row} was not faster here ({gain:.2f} times {self.engine}'s speed)"
         elif row is not None and gain is None and self.compared:
-            reason = f"the row of M={row} was not timed against vLLM's kernel yet; the next start goes on with it"
+            reason = f"the row of M={row} was not timed against {self.engine}'s kernel yet; the next start goes on with it"
         if reason:
             self.reasons[m] = reason
         return not reason
@@ -129,17 +131,17 @@ def product(*operands: Any) -> torch.Tensor:
     return out
 
 
-def kept(route: Route, module: Any) -> Route:
+def kept(route: Route, module: Any, name: str = "") -> Route:
     """Add a layer to the route of this name, which is this one if there is none; returns that route."""
     route = routes.setdefault(route.name, route)
-    route.layers[getattr(module, "prefix", "") or f"layer {len(route.layers)}"] = weakref.ref(module)
+    route.layers[name or getattr(module, "prefix", "") or f"layer {len(route.layers)}"] = weakref.ref(module)
     return route
 
 
 def compare(seconds: float, known: dict[str, float]) -> None:
-    """Time every row of every route against vLLM's kernel, on the weights of the model's layers; the smallest M first.
+    """Time every row of every route against the engine's kernel, on the weights of the model's layers; the smallest M first.
 
-    A row that is not reached waits for the next start, and vLLM's kernel serves its M.
+    A row that is not reached waits for the next start, and the engine's kernel serves its M.
 
     Args:
         seconds: the longest that measuring takes; with 0 nothing is timed, and rows serve at the table's word.
@@ -175,12 +177,18 @@ def _unbiased(shape: Shape) -> Shape:
     return attrs.evolve(shape, epilogue="none", bias_dtype="")
 
 
-def summary(sizes: Sequence[int], device: Device) -> list[str]:
-    """Sum up for vLLM's log how many layers go through tables, with which backends, and why others do not.
+#: What a route means that vLLM's graphs never call.
+_STALE = "vLLM runs a graph that was compiled without them; delete VLLM_CACHE_ROOT/torch_compile_cache"
+
+
+def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: str = _STALE) -> list[str]:
+    """Sum up for the engine's log how many layers go through tables, with which backends, and why others do not.
 
     Args:
-        sizes: the numbers of tokens that vLLM captures graphs for.
+        sizes: the numbers of tokens that the engine captures graphs for.
         device: where the model is.
+        engine: its name.
+        stale: what a route means that was never called; "" where that is normal.
     """
     lines, used, missing, layers, captured = [], set(), set(), 0, 0
     for route in routes.values():
@@ -192,21 +200,19 @@ def summary(sizes: Sequence[int], device: Device) -> list[str]:
             missing |= {m for m in sizes if m not in ours}
         used |= {known.explain(route.shape.with_m(m), device).libtype for m in ours}
         layers += len(route.layers) if ours else 0
-        if not route.calls:
-            lines.append(
-                f"tunedgemm: {len(route.layers)} layers with {route.shape} never reached the tables (as {next(iter(route.layers))}): "
-                "vLLM runs a graph that was compiled without them; delete VLLM_CACHE_ROOT/torch_compile_cache"
-            )
+        if not route.calls and stale:
+            first = next(iter(route.layers))
+            lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} never reached the tables (as {first}): {stale}")
         elif len(ours) < len(sizes) and not known.settings.capture:
             kept_at: dict[str, list[str]] = {}
             for m in sizes:
                 if m not in ours:
                     kept_at.setdefault(route.reasons[m], []).append(str(m))
             why = "; ".join(f"M={', '.join(rows)}: {reason}" for reason, rows in kept_at.items())
-            lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} keep vLLM's kernel at some M: {why}")
-    told = f"; vLLM's kernels serve some products at M = {', '.join(map(str, sorted(missing)))}" if missing else ""
+            lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} keep {engine}'s kernel at some M: {why}")
+    told = f"; {engine}'s kernels serve some products at M = {', '.join(map(str, sorted(missing)))}" if missing else ""
     gains = sorted(gain for route in routes.values() for gain in route.verdicts.values() if gain > 1)
-    timed = f", {gains[0]:.2f} to {gains[-1]:.2f} times as fast as vLLM's kernels here" if gains else ""
+    timed = f", {gains[0]:.2f} to {gains[-1]:.2f} times as fast as {engine}'s kernels here" if gains else ""
     head = f"tunedgemm: {layers} layers go through tables ({', '.join(sorted(used)) or 'no backend'}{timed}){told}"
     if captured:
         lines.append(f"tunedgemm: the shapes of {captured} layers are captured; stop, run `tunedgemm tune`, serve without AITER_TUNE_GEMM")

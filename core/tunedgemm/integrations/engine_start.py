@@ -1,0 +1,95 @@
+"""Start-up of an engine's plugin: its switch, the engine's version, and gains that earlier starts measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+
+from tunedgemm.errors import UserError
+
+# What routes is imported where it is needed: an engine loads its plugin in all its processes, whether it is on or not.
+
+_ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+#: Seconds that timing the rows against the engine's kernels may take at start-up.
+_SECONDS = 8.0
+
+
+def read_switch(variable: str, *others: str) -> str:
+    """Read the environment variable that switches a plugin on.
+
+    Args:
+        variable: its name.
+        others: values that it may have besides on and off.
+
+    Returns:
+        "" for off, "1" for on, or one of *others*.
+
+    Raises:
+        UserError: the value is unknown.
+    """
+    value = os.environ.get(variable, "").strip().lower()
+    if value not in (*_ON, *_OFF, *others):
+        *first, last = ("1", "0", *others)
+        raise UserError(f"{variable}: unknown value (got {os.environ[variable]!r}); use {', '.join(first)} or {last}")
+    return "" if value in _OFF else "1" if value in _ON else value
+
+
+def is_known(log: logging.Logger, engine: str, version: str, known: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+    """Tell whether a version is between the first and the last known one; warn that the plugin is off where it is not."""
+    parts = tuple(int(part) for part in version.split(".")[: len(known[0])] if part.isdecimal())
+    if known[0] <= parts <= known[1]:
+        return True
+    first, last = (".".join(map(str, one)) for one in known)
+    log.warning("tunedgemm is off: %s %s is not one of the versions known here, %s to %s", engine, version, first, last)
+    return False
+
+
+def fingerprint(switch: str) -> str:
+    """Digest what decides which kernels run: version, switch, plugins, tables, and whether shapes are captured."""
+    from importlib.metadata import entry_points
+
+    from tunedgemm import __version__
+    from tunedgemm.ops import ops
+    from tunedgemm.tuned_gemm import dispatcher
+
+    parts = [__version__, switch]
+    parts += sorted(f"{point.name} {point.dist and point.dist.version}" for point in entry_points(group="tunedgemm.backends"))
+    for op in ops():
+        known = dispatcher(op)
+        try:
+            parts += [op, known.table.fingerprint(), str(known.settings.capture), str(known.on_miss is not None)]
+        except UserError as error:
+            parts.append(str(error))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]
+
+
+def compare_remembered(engine: str, variable: str, digest: str) -> None:
+    """Time the rows of all routes against the engine's kernels, save those that an earlier start timed.
+
+    Args:
+        engine: its name and version.
+        variable: the environment variable with the longest time in seconds.
+        digest: `fingerprint` of the tables.
+
+    Raises:
+        UserError: the variable is not a number.
+    """
+    import torch
+
+    from tunedgemm.artifact import artifact
+    from tunedgemm.device import current_device
+    from tunedgemm.integrations.engine_routes import compare
+
+    text = os.environ.get(variable, "")
+    try:
+        seconds = float(text or _SECONDS)
+    except ValueError as error:
+        raise UserError(f"{variable}: not a number of seconds (got {text!r}); use {_SECONDS:g}, or 0 for no comparison") from error
+    key = f"gains {engine} {torch.__version__} {current_device()} {digest}"
+    known: dict[str, float] = json.loads(artifact(key, lambda: b"{}"))
+    before = len(known)
+    compare(seconds, known)
+    if len(known) > before:
+        artifact(key, json.dumps(known).encode, fresh=True)

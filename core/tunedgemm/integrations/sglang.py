@@ -1,0 +1,88 @@
+"""A plugin of SGLang: linear layers of 16 bits and fp8 run through the tables where that is faster.
+
+SGLang calls `register` in each of its processes, by the entry point ``tunedgemm`` of the group ``sglang.srt.plugins``. It does nothing
+unless ``TUNEDGEMM_SGLANG`` is set. A layer is routed where the tables have a row for its weight. After loading, each row is timed against
+SGLang's kernel on the model's own weights; SGLang's kernel serves every M at which the row is not faster.
+"""
+
+from __future__ import annotations
+
+import logging
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tunedgemm.integrations.engine_start import compare_remembered, fingerprint, is_known, read_switch
+
+# What routes is imported where it is needed: SGLang loads this module in all its processes, whether the plugin is on or not.
+
+#: SGLang prints what its own loggers and those below them say.
+_log = logging.getLogger("sglang.tunedgemm")
+
+VARIABLE = "TUNEDGEMM_SGLANG"
+#: Versions whose functions are known, the first and the last.
+KNOWN = ((0, 5, 14), (0, 5, 23))
+#: Seconds that timing the rows against SGLang's kernels may take at start-up.
+SECONDS = "TUNEDGEMM_SGLANG_SECONDS"
+_RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+_registered = False
+
+
+def register() -> None:
+    """Route SGLang's layers, once a process, where ``TUNEDGEMM_SGLANG`` is set; SGLang calls it.
+
+    Raises:
+        UserError: the variable has an unknown value.
+    """
+    global _registered
+    if not read_switch(VARIABLE) or _registered:
+        return
+    _registered = True
+    import sglang
+
+    if not is_known(_log, "SGLang", getattr(sglang, "__version__", "of no version"), KNOWN):
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from tunedgemm.integrations import sglang_fp8, sglang_layers
+
+    around: dict[str, Callable[..., Any]] = {f"{_RUNNER}.load_model": _load_model, f"{_RUNNER}.init_cuda_graphs": _init_cuda_graphs}
+    for target, hook in (around | sglang_layers.HOOKS | sglang_fp8.HOOKS).items():
+        try:
+            pkgutil.resolve_name(target)
+        except (ImportError, AttributeError) as error:
+            if target != sglang_fp8.CHANNEL or torch.cuda.is_available():
+                _log.warning("tunedgemm: this SGLang has no %s: %s", target, error)
+        else:
+            HookRegistry.register(target, hook, HookType.AROUND)
+
+
+def _load_model(theirs: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
+    """Load a model, route its layers, and time the rows against SGLang's kernels."""
+    result = theirs(runner, *arguments, **named)
+    options = getattr(runner, "server_args", None)
+    if getattr(options, "enable_deterministic_inference", False) or getattr(options, "rl_on_policy_target", None):
+        _log.warning("tunedgemm is off: SGLang runs deterministic inference, and a table may name another kernel for each M")
+        return result
+    import sglang
+
+    from tunedgemm.integrations.sglang_layers import route_layers
+
+    route_layers(runner.model, runner.dtype)
+    compare_remembered(f"SGLang {sglang.__version__}", SECONDS, fingerprint("1"))
+    return result
+
+
+def _init_cuda_graphs(theirs: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
+    """Capture the graphs, then log what goes through tables, and what does not."""
+    result = theirs(runner, *arguments, **named)
+    from tunedgemm.device import current_device
+    from tunedgemm.integrations.engine_routes import summary
+    from tunedgemm.integrations.engine_rows import unrouted
+
+    sizes = getattr(getattr(runner, "decode_cuda_graph_runner", None), "capture_bs", None) or [1]
+    for line in (*summary(sorted(sizes), current_device(), "SGLang", ""), *unrouted("SGLang")):
+        _log.info("%s", line)
+    return result

@@ -1,0 +1,153 @@
+"""Routes of SGLang's fp8 layers: their products, after SGLang's own quantisation of the activations.
+
+SGLang's products do not know their layer, so a route is found by the sizes of the weight. Which product a layer runs, and with which
+scales, is read off one call of the layer: it depends on the quantisation method, on the GPU and on SGLang's options.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
+from tunedgemm.dtype import short_dtype
+from tunedgemm.integrations.engine_routes import Route, kept, product
+from tunedgemm.integrations.engine_rows import keep, left
+from tunedgemm.integrations.torch_compile import plain
+from tunedgemm.shape import Shape
+
+_UTILS = "sglang.srt.layers.quantization.fp8_utils"
+#: Products with scales of tokens and channels, which SGLang has on CUDA alone; with scales of blocks, by SGLang's two kernels.
+CHANNEL = f"{_UTILS}.fp8_scaled_mm"
+BLOCKS = (f"{_UTILS}.w8a8_block_fp8_matmul_deepgemm", f"{_UTILS}.w8a8_block_fp8_matmul_triton")
+_BLOCK = 128
+
+#: Target, N, K and output dtype of a routed product to the name of its route.
+_routes: dict[tuple[str, int, int, torch.dtype], str] = {}
+#: Where `_probe` collects the products of a layer: the target and the operands in the order of a route.
+_probed: list[tuple[str, tuple[Any, ...]]] | None = None
+
+
+def own(target: str) -> Callable[..., Any]:
+    """Return SGLang's own function where ours is around it."""
+    function: Any = pkgutil.resolve_name(target)
+    return getattr(function, "__wrapped__", function)  # type: ignore[no-any-return]
+
+
+def adds_bias(module: Any) -> bool:
+    """Tell whether a layer adds its bias itself."""
+    return getattr(module, "bias", None) is not None and not getattr(module, "skip_bias_add", False)
+
+
+def _probe(module: Any, x: torch.Tensor) -> list[tuple[str, tuple[Any, ...]]]:
+    """Run a layer once, and return the products that it is made of."""
+    global _probed
+    _probed = []
+    try:
+        with torch.inference_mode():
+            module.quant_method.apply(module, x)
+        return _probed
+    finally:
+        _probed = None
+
+
+def route_fp8(name: str, module: Any, dtype: torch.dtype) -> None:
+    """Route the product of an fp8 layer, whatever its quantisation method.
+
+    Args:
+        name: of the layer.
+        module: the layer, loaded.
+        dtype: of the activations.
+    """
+    sizes = module.weight.shape
+    k = sizes[1] if module.weight.is_contiguous() else sizes[0]  # a weight with scales of channels is a view [K, N]
+    try:
+        calls = _probe(module, torch.randn(1, k, dtype=dtype, device=module.weight.device))
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        keep(f"a call of the layer failed: {error}", name)
+        return
+    if len(calls) != 1:
+        keep("SGLang multiplies it by a kernel that is not routed", name)
+        return
+    [(target, (_, weight, x_scale, w_scale, _))] = calls
+    n, block = weight.shape[0], target in BLOCKS
+    blocks = (-(-n // _BLOCK), -(-k // _BLOCK))
+    scales = (x_scale.dtype, w_scale.dtype) == (torch.float32, torch.float32)
+    if not scales or not (tuple(w_scale.shape) == blocks and w_scale.is_contiguous() if block else w_scale.numel() == n):
+        keep("its scales are of a kind that no table has", name)
+        return
+    op, scale = ("a8w8_blockscale", "block") if block else ("a8w8", "row")
+    if left(op, n, k, scale=scale, dtype="fp8", layer=name):
+        return
+    biased = adds_bias(module) and not block  # SGLang adds the bias after a product with scales of blocks
+    weight_dtype, epilogue = short_dtype(module.weight.dtype), "bias" if biased else "none"
+    shape = Shape(op, 1, n, k, weight_dtype, outdtype=short_dtype(dtype), scale=scale, epilogue=epilogue)
+    _routes[(target, n, k, dtype)] = kept(_route(target, module, shape, dtype), module, name).name
+
+
+def _route(target: str, module: Any, shape: Shape, dtype: torch.dtype) -> Route:
+    """Make the route of a product."""
+    block, biased, device, multiply = target in BLOCKS, shape.epilogue == "bias", module.weight.device, own(target)
+    first = weakref.ref(module)
+
+    def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        if block:
+            # SGLang's scales of one column are side by side, those of the op of one row.
+            return gemm_a8w8_blockscale(x, plain(weight), xs.contiguous(), plain(ws), dtype)
+        return gemm_a8w8(x, plain(weight), xs.reshape(-1, 1), plain(ws).reshape(-1), plain(bias), dtype)
+
+    def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        if block:
+            return multiply(x, weight, xs, ws, [_BLOCK, _BLOCK], output_dtype=dtype)
+        return multiply(x, weight.t(), xs, ws, out_dtype=dtype, bias=bias)
+
+    def inputs(m: int) -> tuple[Any, ...]:
+        [(_, (x, _, x_scale, _, _))] = _probe(first(), torch.randn(m, shape.k, dtype=dtype, device=device))
+        return x, x_scale
+
+    def operands(made: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
+        scales = one.weight_scale if getattr(one, "weight_scale_inv", None) is None else one.weight_scale_inv
+        weight = plain(one.weight)
+        return made[0], weight if block else weight.t(), made[1], plain(scales), plain(one.bias) if biased else None
+
+    name = f"{shape} {target.rpartition('.')[2]}"
+    return Route(name=name, shape=shape, device=device, ours=ours, theirs=theirs, inputs=inputs, operands=operands, engine="SGLang")
+
+
+def _routed(target: str, x: torch.Tensor, weight: torch.Tensor, xs: Any, ws: Any, bias: Any, dtype: torch.dtype) -> torch.Tensor | None:
+    """Multiply by a routed weight [N, K]; return None where SGLang does it."""
+    if _probed is not None:
+        _probed.append((target, (x, weight, xs, ws, bias)))
+        return None
+    route = _routes.get((target, weight.shape[0], weight.shape[1], dtype))
+    return product(x, weight, xs, ws, bias, dtype, route) if route is not None and xs.dtype is torch.float32 else None
+
+
+def _channel_product(
+    theirs: Callable[..., Any], x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, out_dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+) -> Any:  # fmt: skip
+    """Multiply with scales of tokens and channels: ``fp8_scaled_mm``, whose weight is a view [K, N]."""
+    out = _routed(CHANNEL, x, weight.t(), xs, ws, bias, out_dtype)
+    return theirs(x, weight, xs, ws, out_dtype=out_dtype, bias=bias) if out is None else out
+
+
+def _block_product(target: str) -> Callable[..., Any]:
+    """Make the hook around a product with scales of blocks."""
+
+    def multiply(
+        theirs: Callable[..., Any], x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, block_size: Any,
+        output_dtype: torch.dtype = torch.float16,
+    ) -> Any:  # fmt: skip
+        out = _routed(target, x, weight, xs, ws, None, output_dtype) if tuple(block_size) == (_BLOCK, _BLOCK) else None
+        return theirs(x, weight, xs, ws, block_size, output_dtype=output_dtype) if out is None else out
+
+    return multiply
+
+
+#: SGLang's functions to what runs around them.
+HOOKS: dict[str, Callable[..., Any]] = {CHANNEL: _channel_product, **{target: _block_product(target) for target in BLOCKS}}
