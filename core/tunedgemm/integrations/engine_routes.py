@@ -17,7 +17,7 @@ import torch
 from tunedgemm.device import Device, device_of
 from tunedgemm.errors import UserError
 from tunedgemm.integrations.engine_timing import Arms, faster
-from tunedgemm.integrations.torch_compile import opaque
+from tunedgemm.integrations.torch_compile import opaque, plain
 from tunedgemm.shape import Shape
 from tunedgemm.tuned_gemm import dispatcher
 
@@ -108,9 +108,12 @@ def _run(
     dtype: torch.dtype, route: str,
 ) -> torch.Tensor:  # fmt: skip
     del dtype  # the route's own
-    operands = (x, weight, x_scale, w_scale, bias)
-    m = x.numel() // x.shape[-1] if x.shape[-1] else 0
-    return routes[route].call_of(operands, m)(*operands).contiguous()
+    # Steps that no graph holds make hundreds of these calls. An engine's class of parameters would pass each product through Python.
+    one = routes[route]
+    weight, w_scale, bias = plain(weight), plain(w_scale), plain(bias)
+    m = x.shape[0] if x.dim() == 2 else x.shape[:-1].numel()
+    call = one.calls.get(m) or one.call_of((x, weight, x_scale, w_scale, bias), m)
+    return call(x, weight, x_scale, w_scale, bias).contiguous()
 
 
 def _fake(
@@ -174,7 +177,7 @@ def rows_of(shape: Shape, device: Device) -> list[int]:
 
 
 def _unbiased(shape: Shape) -> Shape:
-    return attrs.evolve(shape, epilogue="none", bias_dtype="")
+    return shape if shape.epilogue == "none" else attrs.evolve(shape, epilogue="none", bias_dtype="")
 
 
 #: What a route means that vLLM's graphs never call.

@@ -97,8 +97,8 @@ def _route(target: str, module: Any, shape: Shape, dtype: torch.dtype) -> Route:
     def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
         if block:
             # SGLang's scales of one column are side by side, those of the op of one row.
-            return gemm_a8w8_blockscale(x, plain(weight), xs.contiguous(), plain(ws), dtype)
-        return gemm_a8w8(x, plain(weight), xs.reshape(-1, 1), plain(ws).reshape(-1), plain(bias), dtype)
+            return gemm_a8w8_blockscale(x, weight, xs.contiguous(), ws, dtype)
+        return gemm_a8w8(x, weight, xs.reshape(-1, 1), ws.reshape(-1), bias, dtype)
 
     def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
         if block:

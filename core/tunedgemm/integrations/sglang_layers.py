@@ -56,7 +56,7 @@ def _route(name: str, module: Any, head: bool) -> str:
     method, apply = module.quant_method, own(_APPLY)
 
     def ours(x: torch.Tensor, weight: torch.Tensor, _x: None, _w: None, bias: torch.Tensor | None) -> Any:
-        return linear(x, plain(weight), plain(bias))
+        return linear(x, weight, bias)
 
     def theirs(x: torch.Tensor, weight: torch.Tensor, _x: None, _w: None, bias: torch.Tensor | None) -> Any:
         return torch.matmul(x, weight.t()) if head else apply(method, SimpleNamespace(weight=weight), x, bias)

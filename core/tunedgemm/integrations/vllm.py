@@ -222,7 +222,7 @@ def _plain_route(method: Any, layer: Any) -> str:
     shape = Shape("a16w16", 1, n, k, short_dtype(dtype), epilogue="bias" if bias else "none")
 
     def ours(x: torch.Tensor, weight: torch.Tensor, _x: None, _w: None, bias: torch.Tensor | None) -> Any:
-        return linear(x, plain(weight), plain(bias))
+        return linear(x, weight, bias)
 
     def theirs(x: torch.Tensor, weight: torch.Tensor, _x: None, _w: None, bias: torch.Tensor | None) -> Any:
         return gemm(None, x, weight, bias)

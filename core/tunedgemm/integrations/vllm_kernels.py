@@ -172,9 +172,9 @@ class TunedGemmFp8Kernel(_Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[
 
         def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
             x_scale = xs.reshape(1) if single else _of_rows(xs, x.shape[0], x_single)
-            w_scale = plain(ws).reshape(-1)
+            w_scale = ws.reshape(-1)
             w_scale = w_scale if single or w_scale.numel() == n else w_scale.expand(n).contiguous()
-            return gemm_a8w8(x, plain(weight), x_scale, w_scale, plain(bias), config.out_dtype)
+            return gemm_a8w8(x, weight, x_scale, w_scale, bias, config.out_dtype)
 
         def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
             return vllms(A=x, B=weight.t(), out_dtype=config.out_dtype, As=xs, Bs=ws, bias=bias, output_shape=[x.shape[0], n])
@@ -291,7 +291,7 @@ class TunedGemmFp8BlockKernel(_Everywhere, Fp8BlockScaledMMLinearKernel):  # typ
             if wide:
                 x, xs = _quantised(own, x, None)
             # vLLM's kernels want a column's scales side by side, the op a row's; with one row both are the same bytes.
-            return gemm_a8w8_blockscale(x, plain(weight), xs.contiguous(), plain(ws), config.out_dtype)
+            return gemm_a8w8_blockscale(x, weight, xs.contiguous(), ws, config.out_dtype)
 
         def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> Any:
             return vllms(A=x, B=weight, As=xs, Bs=ws)
@@ -371,9 +371,9 @@ class TunedGemmInt8Kernel(_Everywhere, Int8ScaledMMLinearKernel):  # type: ignor
         shape = Shape("a8w8", 1, n, k, "int8", outdtype=short_dtype(dtype), scale="row", epilogue="bias" if biased else "none")
 
         def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
-            w_scale = plain(ws).reshape(-1)
+            w_scale = ws.reshape(-1)
             w_scale = w_scale if w_scale.numel() == n else w_scale.expand(n).contiguous()
-            return gemm_a8w8(x, plain(weight), _of_rows(xs, x.shape[0], single), w_scale, plain(bias), dtype)
+            return gemm_a8w8(x, weight, _of_rows(xs, x.shape[0], single), w_scale, bias, dtype)
 
         def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
             return _custom_ops.cutlass_scaled_mm(x, weight.t(), scale_a=xs, scale_b=ws, out_dtype=dtype, bias=bias)
