@@ -77,7 +77,7 @@ EXPERTS = {kind: f"select_{kind}_moe_backend" for kind in ("unquantized", "fp8")
 
 STUB = Path(__file__).parent / "vllm_stub"
 #: Modules whose classes inherit vLLM's.
-IN_ITS_FORM = ("tunedgemm.integrations.vllm_kernels", "tunedgemm.integrations.vllm_cpu_experts")
+IN_ITS_FORM = tuple(f"tunedgemm.integrations.vllm_{one}" for one in ("kernels", "fp8", "int8", "cpu_experts"))
 
 
 @pytest.fixture

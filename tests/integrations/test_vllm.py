@@ -159,7 +159,7 @@ def test_a_weight_with_padded_rows_is_put_together(vllm_captured) -> None:
 def test_other_fp8_layers_are_refused(vllm_table, kind, told) -> None:
     """Output in 32 bits, zero points, and a weight that no table knows are other kernels'."""
     vllm_table("AITER_CONFIG_GEMM_A8W8", Shape("a8w8", 64, N, K, "fp8_e4m3fn", outdtype="bf16", scale="row"))
-    ours = importlib.import_module("tunedgemm.integrations.vllm_kernels").TunedGemmFp8Kernel
+    ours = importlib.import_module("tunedgemm.integrations.vllm_fp8").TunedGemmFp8Kernel
     config = fp8_kernel(kind).config
     assert ours.can_implement(config) == (True, None)
     changed = {"out": "out_dtype", "shape": "weight_shape"}

@@ -27,7 +27,7 @@ Product = Callable[..., torch.Tensor]
 
 @attrs.define(eq=False)
 class Route:
-    """The layers of one shape.
+    """Holds the layers of one shape.
 
     Attributes:
         name: what tells the route from others, the same in each process: compiled graphs hold it.

@@ -17,7 +17,7 @@ _NOISE = 1.02
 
 
 class Arms:
-    """The stream that graphs are captured on, and a budget.
+    """Holds the stream that graphs are captured on, and a budget.
 
     Args:
         seconds: of measuring, after which `spent` is true. Compiling kernels does not count: the engine's warm-up would compile them, too.

@@ -106,7 +106,7 @@ def cache_factor() -> str:
 
 
 def _hash(theirs: Callable[..., str]) -> Callable[..., str]:
-    """``VllmConfig.compute_hash``, the key of vLLM's compile cache: graphs with our ops are other graphs."""
+    """Wrap ``VllmConfig.compute_hash``, the key of vLLM's compile cache: graphs with our ops are other graphs."""
 
     def compute_hash(self: Any, *arguments: Any, **named: Any) -> str:
         found = theirs(self, *arguments, **named)
@@ -116,7 +116,7 @@ def _hash(theirs: Callable[..., str]) -> Callable[..., str]:
 
 
 def _after_loading(theirs: Callable[..., None]) -> Callable[..., None]:
-    """``process_weights_after_loading`` of a whole model: times the rows against vLLM's kernels."""
+    """Wrap ``process_weights_after_loading`` of a whole model to time the rows against vLLM's kernels."""
 
     def process_weights_after_loading(*arguments: Any, **named: Any) -> None:
         theirs(*arguments, **named)
@@ -132,7 +132,7 @@ def _after_loading(theirs: Callable[..., None]) -> Callable[..., None]:
 
 
 def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """``compile_or_warm_up_model``: says afterwards what goes through tables, and what does not."""
+    """Wrap ``compile_or_warm_up_model`` to log afterwards what goes through tables, and what does not."""
 
     def compile_or_warm_up_model(self: Any) -> Any:
         found = theirs(self)
@@ -190,7 +190,7 @@ def _differing() -> list[str]:
 
 
 def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """``process_weights_after_loading`` of weights of 16 bits: routes the layers that have rows, which are not packed."""
+    """Wrap ``process_weights_after_loading`` of 16 bits to route the layers that have rows, which are not packed."""
 
     def process_weights_after_loading(self: Any, layer: Any) -> None:
         weight = getattr(layer, "weight", None)
@@ -206,7 +206,7 @@ def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _plain_route(method: Any, layer: Any) -> str:
-    """The name of the route of a layer of 16 bits."""
+    """Return the name of the route of a layer of 16 bits."""
     from vllm.model_executor.layers.utils import dispatch_unquantized_gemm
     from vllm.platforms import current_platform
 
@@ -238,7 +238,7 @@ def _plain_route(method: Any, layer: Any) -> str:
 
 
 def _plain_apply(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """``apply`` of weights of 16 bits."""
+    """Wrap ``apply`` of weights of 16 bits."""
     from tunedgemm.integrations.engine_routes import product
 
     def apply(self: Any, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:

@@ -72,7 +72,7 @@ def install() -> None:
 
 
 def _known(module: str, select: str, make: str, backends: str) -> tuple[Callable[..., Any], Any]:
-    """An oracle's function that chooses, and its backend whose weights are as they were loaded.
+    """Return an oracle's function that chooses, and its backend whose weights are as they were loaded.
 
     Raises:
         ImportError, AttributeError: the oracle has another form.
@@ -107,7 +107,7 @@ def _choosing(theirs: Callable[..., Any], as_loaded: Any) -> Callable[..., Any]:
 
 @functools.cache
 def _tell(text: str) -> None:
-    """Once a process: a model has dozens of layers that are alike."""
+    """Log once a process: a model has dozens of layers that are alike."""
     _told.info(text)
 
 
@@ -135,7 +135,7 @@ def left(config: Any, weight_key: Any, activation_key: Any) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _unserved(known: Dispatcher, table: object, shape: Shape, most: int) -> str:
-    """Why rows do not serve a layer at every number of tokens up to *most*, "" where they do.
+    """Tell why rows do not serve a layer at every number of tokens up to *most*, "" where they do.
 
     What has no row is served by torch's products, which nobody has shown to be as quick as vLLM's experts: all or none go through the
     tables. A number of tokens that has no row of its own is served by that of the next power of two.
@@ -150,7 +150,7 @@ def _unserved(known: Dispatcher, table: object, shape: Shape, most: int) -> str:
 
 
 def _quant_type(weight_key: Any, activation_key: Any) -> QuantType | None:
-    """The kind of scales, None for those that the op has no kind for."""
+    """Find the kind of scales, None for those that the op has no kind for."""
     if weight_key is None or activation_key is None:
         return QuantType.No if weight_key is activation_key else None
     keys = (activation_key, weight_key)
@@ -163,7 +163,7 @@ def _quant_type(weight_key: Any, activation_key: Any) -> QuantType | None:
 
 
 class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[misc,unused-ignore]
-    """vLLM's experts between routing and the reduction among ranks: `tunedgemm.fused_moe`, which quantises what it multiplies itself."""
+    """Computes experts between routing and the reduction among ranks: `tunedgemm.fused_moe`, which quantises what it multiplies."""
 
     def __init__(self, moe_config: Any, quant_config: Any, max_num_tokens: int | None = None, num_dispatchers: int | None = None) -> None:
         super().__init__(moe_config, quant_config, max_num_tokens, num_dispatchers)
@@ -244,7 +244,7 @@ class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[m
 
 
 def _of_config(quant_config: Any) -> QuantType:
-    """The kind of scales that a layer's FusedMoEQuantConfig holds."""
+    """Find the kind of scales that a layer's FusedMoEQuantConfig holds."""
     if quant_config.quant_dtype is None:
         return QuantType.No
     if quant_config.block_shape is not None:

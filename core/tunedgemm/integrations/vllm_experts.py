@@ -99,7 +99,7 @@ def route_experts(model: torch.nn.Module) -> None:
 
 
 def _route(layer: Any, kernel: Any, name: str) -> str:
-    """Route one layer; the reason why not, or ""."""
+    """Route one layer; return the reason why not, or ""."""
     experts, config = kernel.fused_experts, kernel.fused_experts.moe_config
     if type(experts).__name__ == "TunedGemmExperts" or "apply" in vars(kernel):  # ours already
         return ""
@@ -127,7 +127,7 @@ def _route(layer: Any, kernel: Any, name: str) -> str:
 
 
 def _quant_type(experts: Any, w1: torch.Tensor, config: Any) -> QuantType | None:
-    """The kind of a layer's scales, by their number; None for those that the op has no kind for."""
+    """Find the kind of a layer's scales by their number; None for those that the op has no kind for."""
     quant, scale = experts.quant_config, plain(experts.w1_scale)
     if quant.quant_dtype is None:
         return QuantType.No if w1.dtype is config.in_dtype and scale is None else None

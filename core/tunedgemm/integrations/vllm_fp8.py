@@ -1,0 +1,268 @@
+"""fp8 layers for vLLM: the product of vLLM's own kernel, or of the tables where that is faster.
+
+A layer keeps what vLLM's own choice makes of it: its weights, and the activations that vLLM's fused functions quantise, with scales in
+the order of that kernel. Only the product is routed (`tunedgemm.integrations.engine_routes`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm.model_executor.kernels import linear
+from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import Fp8BlockScaledMMLinearKernel
+from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import FP8ScaledMMLinearKernel
+from vllm.platforms import current_platform
+
+from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
+from tunedgemm.dtype import short_dtype
+from tunedgemm.integrations.engine_routes import Route, kept, product
+from tunedgemm.integrations.engine_rows import drop, keep, left
+from tunedgemm.integrations.torch_compile import plain
+from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, answer, chosen_by_vllm, of_rows, put
+from tunedgemm.shape import Shape
+
+_OUTPUTS = (torch.bfloat16, torch.float16)
+_BLOCK = 128
+#: vLLM's kernels of fp8 whose product takes the weight in the order in which it was loaded; others shuffle or pack it.
+_AS_LOADED = (
+    "CutlassFP8ScaledMMLinearKernel", "FlashInferFP8ScaledMMLinearKernel", "ROCmFP8ScaledMMLinearKernel",
+    "TritonFP8ScaledMMLinearKernel", "PerTensorTorchFP8ScaledMMLinearKernel", "RowWiseTorchFP8ScaledMMLinearKernel",
+    "ChannelWiseTorchFP8ScaledMMLinearKernel", "FlashInferFp8DeepGEMMDynamicBlockScaledKernel", "DeepGemmFp8BlockScaledMMKernel",
+    "CutlassFp8BlockScaledMMKernel", "B12xFp8BlockScaledMMKernel", "TritonFp8BlockScaledMMKernel",
+    "BlockWiseTorchFP8ScaledMMLinearKernel", "AiterFp8BlockScaledMMKernel",
+)  # fmt: skip
+#: Why layers keep vLLM's kernels: some methods of vLLM's quantise at loading and pass a kernel by (0.20).
+_PASSED_BY = "vLLM does not hand their weights to its kernels after loading"
+_REORDERED = "vLLM's kernel has padded, packed or shuffled their weights"
+
+
+def _unknown(kernels: dict[Any, list[Any]], config: Any) -> str:
+    """Tell why an fp8 layer keeps vLLM's kernel although it has rows; "" where that kernel's operands are known here."""
+    theirs = None if current_platform.is_cpu() else chosen_by_vllm(kernels[current_platform._enum], config)
+    if theirs is None or theirs.__name__ in _AS_LOADED:
+        return ""
+    reason = f"vLLM computes fp8 by {theirs.__name__}, whose operands are not known here"
+    keep(reason, "")
+    return reason
+
+
+def _hand_back(layer: Any, ours: Any) -> None:
+    """Give an fp8 layer vLLM's own kernel again, whose product is routed now: vLLM 0.25 warms DeepGEMM up by its class."""
+    method: Any = getattr(layer, "quant_method", None)
+    if hasattr(method, "fp8_linear") and method.fp8_linear is ours:
+        method.fp8_linear = ours._theirs
+
+
+class TunedGemmFp8Kernel(Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
+    """Multiplies fp8 with scales of the tensor, of tokens or of channels: `tunedgemm.gemm_a8w8`, or vLLM's kernel where that is faster."""
+
+    def __init__(self, c: Any, layer_param_names: Sequence[str]) -> None:
+        super().__init__(c, layer_param_names)
+        theirs = chosen_by_vllm(linear._POSSIBLE_FP8_KERNELS[current_platform._enum], c)
+        self._theirs: Any = None if theirs is None or current_platform.is_cpu() else theirs(c, layer_param_names)
+        self._pads = self._theirs is not None and self._theirs.get_output_padding() is not None
+        self._route = ""
+        self._waits = keep(_PASSED_BY, "")
+
+    @classmethod
+    def can_implement(cls, c: Any) -> Answer:
+        """Ask for symmetric scales, a 16-bit output, and a weight that is not left to vLLM."""
+        x, weight = c.activation_quant_key, c.weight_quant_key
+        of_x, of_weight = x.scale.group_shape, weight.scale.group_shape
+        if not (of_x.is_per_tensor() or of_x.is_per_token()) or not (of_weight.is_per_tensor() or of_weight.is_per_channel()):
+            return False, "needs scales of the tensor, of tokens or of channels"
+        if c.out_dtype not in _OUTPUTS or not (x.symmetric and weight.symmetric):
+            return False, "needs symmetric scales and an output of bfloat16 or float16"
+        reason = left("a8w8", *c.weight_shape, scale="tensor" if _both_of_tensors(c) else "row", dtype="fp8")
+        return answer(reason or _unknown(linear._POSSIBLE_FP8_KERNELS, c))
+
+    def input_quant_key(self) -> Any:
+        """Return the key of vLLM's kernel, or of static scales: a norm that vLLM has fused may hand over such activations quantised."""
+        if self._theirs is not None:
+            return self._theirs.input_quant_key()
+        key = self.config.activation_quant_key
+        return key if key.scale.static and key.scale.group_shape.is_per_tensor() else None
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Make rows without padding of the weight, a view [K, N], and one scale a row of a single one where x has rows."""
+        self._waits = self._waits and drop(_PASSED_BY)
+        weight_name, scale_name = self.layer_param_names[:2]
+        n, k = getattr(layer, weight_name).shape[::-1]
+        if self._theirs is not None:
+            self._theirs.process_weights_after_loading(layer)
+            weight = getattr(layer, weight_name)
+            if tuple(weight.shape) != (k, n) or weight.dtype is not self.config.weight_quant_key.dtype:
+                keep(_REORDERED, getattr(layer, "prefix", ""))
+                return
+            if not weight.t().is_contiguous():  # else each call would copy it
+                put(layer, weight_name, weight.data.t().contiguous().t())
+        else:
+            weight, scale = getattr(layer, weight_name), getattr(layer, scale_name)
+            put(layer, weight_name, weight.data.t().contiguous().t())
+            single = _both_of_tensors(self.config)
+            put(layer, scale_name, scale.data.reshape(1) if single else scale.data.reshape(-1).expand(n).contiguous())
+        self._route = kept(self._made(layer, n, k), layer).name
+        if self._theirs is not None:
+            self._theirs.apply_scaled_mm = self.apply_scaled_mm
+            _hand_back(layer, self)
+
+    def _made(self, layer: Any, n: int, k: int) -> Route:
+        single, config, own = _both_of_tensors(self.config), self.config, self._theirs
+        names = self.layer_param_names
+        x_single = config.activation_quant_key.scale.group_shape.is_per_tensor()
+        dtype = config.weight_quant_key.dtype
+        biased = getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
+        shape = Shape(
+            "a8w8", 1, n, k, short_dtype(dtype), outdtype=short_dtype(config.out_dtype), scale="tensor" if single else "row",
+            epilogue="bias" if biased else "none",
+        )  # fmt: skip
+        vllms: Any = None if own is None else own.apply_scaled_mm
+
+        def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
+            x_scale = xs.reshape(1) if single else of_rows(xs, x.shape[0], x_single)
+            w_scale = ws.reshape(-1)
+            w_scale = w_scale if single or w_scale.numel() == n else w_scale.expand(n).contiguous()
+            return gemm_a8w8(x, weight, x_scale, w_scale, bias, config.out_dtype)
+
+        def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
+            return vllms(A=x, B=weight.t(), out_dtype=config.out_dtype, As=xs, Bs=ws, bias=bias, output_shape=[x.shape[0], n])
+
+        device = getattr(layer, names[0]).device
+
+        def inputs(m: int) -> tuple[Any, ...]:
+            x = torch.randn(m, k, dtype=config.out_dtype, device=device)
+            return _quantised(own, x, plain(getattr(layer, names[2], None)))
+
+        def operands(inputs: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
+            weight, scale = (plain(getattr(one, name)) for name in names[:2])
+            return inputs[0], weight.t(), inputs[1], scale, plain(one.bias) if biased else None
+
+        return Route(f"{shape} {type(own).__name__}", shape, device, ours, theirs if vllms else None, inputs, operands)
+
+    def apply_weights(self, layer: Any, x: Any, bias: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
+        """Multiply x [..., K] to [..., N], quantised as vLLM's kernel has it."""
+        serve = super().apply_weights if self._theirs is None else self._theirs.apply_weights
+        out: torch.Tensor = serve(layer, x, bias, **named)
+        return out
+
+    def apply_scaled_mm(
+        self,
+        *,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        out_dtype: torch.dtype,
+        As: torch.Tensor,
+        Bs: torch.Tensor,
+        bias: torch.Tensor | None,
+        output_shape: list[int],
+    ) -> torch.Tensor:
+        """Multiply A [M, K] by B, a view [K, N] of the weight, in the names of vLLM's signature."""
+        out = product(A, B.t(), As, Bs, bias, out_dtype, self._route)
+        out = out[: math.prod(output_shape[:-1])] if self._pads else out  # A has more rows then
+        return out.view(*output_shape)
+
+
+def _both_of_tensors(config: Any) -> bool:
+    """Tell whether x and the weight have one scale each; else both are taken to have one a row."""
+    return all(key.scale.group_shape.is_per_tensor() for key in (config.activation_quant_key, config.weight_quant_key))
+
+
+def _quantised(kernel: Any, x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise x as a kernel of vLLM's wants it, by the function that does not compile itself first."""
+    quantise = kernel.quant_fp8
+    found: tuple[torch.Tensor, torch.Tensor] = (quantise.forward_cuda if current_platform.is_cuda() else quantise)(x, scale, None)
+    return found
+
+
+class TunedGemmFp8BlockKernel(Everywhere, Fp8BlockScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]
+    """Multiplies fp8 with scales of 1 x 128 of x and 128 x 128 of the weight: `tunedgemm.gemm_a8w8_blockscale`, or vLLM's kernel."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        theirs = chosen_by_vllm(linear._POSSIBLE_FP8_BLOCK_KERNELS[current_platform._enum], config)
+        known = theirs is not None and issubclass(theirs, Fp8BlockScaledMMLinearKernel) and not current_platform.is_cpu()
+        self._theirs: Any = theirs(config) if known else None
+        self._route = ""
+        self._waits = keep(_PASSED_BY, "")
+
+    @classmethod
+    def can_implement(cls, config: Any) -> Answer:
+        """Ask for dynamic float32 scales of these blocks, a 16-bit output, and a weight that is not left to vLLM."""
+        able, reason = super().can_implement(config)
+        if not able:
+            return able, reason
+        x, weight = config.activation_quant_key.scale, config.weight_quant_key.scale
+        if tuple(x.group_shape) != (1, _BLOCK) or tuple(weight.group_shape) != (_BLOCK, _BLOCK) or weight.dtype is not torch.float32:
+            return False, f"needs float32 scales of 1 x {_BLOCK} elements of x and {_BLOCK} x {_BLOCK} of the weight"
+        if config.out_dtype not in _OUTPUTS:
+            return False, "needs an output of bfloat16 or float16"
+        reason = left("a8w8_blockscale", *config.weight_shape, scale="block", dtype="fp8")
+        return answer(reason or _unknown(linear._POSSIBLE_FP8_BLOCK_KERNELS, config))
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Process them by vLLM's kernel; the layer is routed where weight and scales are plain matrices then."""
+        self._waits = self._waits and drop(_PASSED_BY)
+        if self._theirs is None:
+            super().process_weights_after_loading(layer)
+            params = self._get_layer_params(layer)
+            put(layer, params.WEIGHT, params.weight.data.contiguous())
+            name = _scale_name(layer)
+            put(layer, name, getattr(layer, name).data.contiguous())
+        else:
+            self._theirs.process_weights_after_loading(layer)
+        weight, scale = layer.weight, getattr(layer, _scale_name(layer))
+        n, k = self.config.weight_shape
+        blocks = (-(-n // _BLOCK), -(-k // _BLOCK))
+        plain_scale = tuple(scale.shape) == blocks and scale.dtype is torch.float32 and scale.is_contiguous()
+        if tuple(weight.shape) != (n, k) or not plain_scale or getattr(layer, "aiter_bpreshuffled", False):
+            keep(_REORDERED, getattr(layer, "prefix", ""))
+            return
+        self._route = kept(self._made(n, k, weight.device), layer).name
+        if self._theirs is not None:
+            self._theirs.apply_block_scaled_mm = self.apply_block_scaled_mm
+            _hand_back(layer, self)
+
+    def _made(self, n: int, k: int, device: torch.device) -> Route:
+        config, own = self.config, self._theirs
+        shape = Shape(
+            "a8w8_blockscale", 1, n, k, short_dtype(config.weight_quant_key.dtype), outdtype=short_dtype(config.out_dtype), scale="block"
+        )
+        vllms: Any = None if own is None else own.apply_block_scaled_mm
+        wide = own is not None and not own.apply_input_quant  # FlashInfer's kernel quantises x itself
+
+        def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> Any:
+            if wide:
+                x, xs = _quantised(own, x, None)
+            # vLLM's kernels want a column's scales side by side, the op a row's; with one row both are the same bytes.
+            return gemm_a8w8_blockscale(x, weight, xs.contiguous(), ws, config.out_dtype)
+
+        def theirs(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, _: None) -> Any:
+            return vllms(A=x, B=weight, As=xs, Bs=ws)
+
+        def inputs(m: int) -> tuple[Any, ...]:
+            x = torch.randn(m, k, dtype=config.out_dtype, device=device)
+            return (x, x.new_empty(1)) if wide else _quantised(own, x, None)
+
+        def operands(inputs: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
+            return inputs[0], plain(one.weight), inputs[1], plain(getattr(one, _scale_name(one))), None
+
+        return Route(f"{shape} {type(own).__name__}", shape, device, ours, theirs if vllms else None, inputs, operands)
+
+    def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
+        """Multiply x [..., K] to [..., N], quantised as vLLM's kernel has it."""
+        serve = super().apply_weights if self._theirs is None else self._theirs.apply_weights
+        out: torch.Tensor = serve(layer, x, bias, **named)
+        return out
+
+    def apply_block_scaled_mm(self, A: torch.Tensor, B: torch.Tensor, As: torch.Tensor, Bs: torch.Tensor) -> torch.Tensor:
+        """Multiply A [M, K] by the weight B [N, K], in the names of vLLM's signature."""
+        out: torch.Tensor = product(A, B, As, Bs, None, self.config.out_dtype, self._route)
+        return out
+
+
+def _scale_name(layer: Any) -> str:
+    """Return the attribute with the scales of blocks: quantisation methods have two names for it."""
+    return "weight_scale" if getattr(layer, "weight_scale_inv", None) is None else "weight_scale_inv"
