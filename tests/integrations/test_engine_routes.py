@@ -205,10 +205,27 @@ def test_a_row_must_be_faster_by_more_than_noise(monkeypatch, times, gain) -> No
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(engine_timing, "_milliseconds", lambda graph, _repeats: clock[graph])
+    monkeypatch.setattr(engine_timing, "_difference", lambda *_: 0.0)
     calls = [(torch.zeros(1, 4), torch.zeros(4, 4))]
     arms = engine_timing.Arms(8.0)
     assert engine_timing.faster(arms, lambda *_: "ours", lambda *_: "theirs", calls) == pytest.approx(gain)
     assert 7 < arms.seconds < 8
+
+
+@pytest.mark.parametrize(("out", "verdict"), [(1.06, -0.06), (float("nan"), -float("inf"))], ids=["wrong", "not-finite"])
+def test_a_row_with_other_outputs_is_left_to_vllm(with_kernels, out, verdict) -> None:
+    """A row whose outputs are not those of vLLM's kernel on the loaded weights is never timed, and its reason has the difference."""
+    with_kernels("AITER_CONFIG_GEMM_BF16", Shape("a16w16", 8, N, K, "bf16"))
+    serve, one = bf16_layer()
+    [route] = engine_routes.routes.values()
+    operands = route.operands((torch.randn(8, K).bfloat16(),), one)
+    gain = engine_timing.faster(None, lambda *given: route.theirs(*given).float() * out, route.theirs, [operands])
+    assert gain == pytest.approx(verdict, rel=0.01)
+
+    route.verdicts[8] = gain
+    serve.apply(one, torch.randn(8, K).bfloat16())
+    assert route.calls == {8: route.theirs}
+    assert f"the row of M=8 are not those of vLLM's kernel (relative difference {-gain:.2g})" in route.reasons[8]
 
 
 def test_a_kernel_that_cannot_be_captured_is_not_faster(monkeypatch) -> None:

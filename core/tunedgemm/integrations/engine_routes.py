@@ -39,7 +39,7 @@ class Route:
         engine: its name, for messages.
         layers: layers by name.
         compared: whether rows need a verdict to serve, as on GPUs.
-        verdicts: M of a row to how many times faster than the engine's kernel it was here.
+        verdicts: M of a row to how many times faster than the engine's kernel it was here; see `faster` for 0 and less.
         reasons: M to why a call of it is the engine's.
         calls: M to the function that runs.
     """
@@ -75,7 +75,10 @@ class Route:
         if self.theirs is None or dispatcher(self.shape.op).on_miss is not None:
             return True
         row, reason = self.row_of(m, device)
-        if row is not None and (gain := self.verdicts.get(row)) is not None and gain <= 1:
+        gain = None if row is None else self.verdicts.get(row)
+        if gain is not None and gain < 0:
+            reason = f"the outputs of the row of M={row} are not those of {self.engine}'s kernel (relative difference {-gain:.2g})"
+        elif gain is not None and gain <= 1:
             reason = f"the row of M={row} was not faster here ({gain:.2f} times {self.engine}'s speed)"
         elif row is not None and gain is None and self.compared:
             reason = f"the row of M={row} was not timed against {self.engine}'s kernel yet; the next start goes on with it"
