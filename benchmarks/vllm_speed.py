@@ -3,8 +3,8 @@
     python benchmarks/vllm_speed.py CONFIG_DIR --home DIR --json out.json
     python benchmarks/vllm_speed.py CONFIG_DIR --home DIR --batches 1,32 --trace 128
 
-Each arm is one vLLM engine in a process of its own with dummy weights; their starts overlap, and all stay alive. In every round the arms
-run in random order. ``vllm`` is vLLM alone, ``again`` the same once more (the A/A control), ``tunedgemm`` has ``TUNEDGEMM_VLLM=1`` and
+Each arm is one vLLM engine in its own process, with random weights; their starts overlap, and all stay alive. In every round the arms
+run in random order. ``vllm`` is vLLM alone, ``again`` a second one (the A/A control), ``tunedgemm`` has ``TUNEDGEMM_VLLM=1`` and
 the tables in DIR. A gain is the median of the rounds' ratios, vllm over the arm, with its 95 % interval by order statistics.
 """
 

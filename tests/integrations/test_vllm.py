@@ -153,17 +153,17 @@ def test_a_weight_with_padded_rows_is_put_together(vllm_captured) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "fields"),
     [("token-channel", {"out": torch.float32}), ("token-channel", {"symmetric": False}), ("token-channel", {"shape": (N + 8, K)})],
 )
-def test_other_fp8_layers_are_refused(vllm_table, kind, told) -> None:
+def test_other_fp8_layers_are_refused(vllm_table, kind, fields) -> None:
     """Output in 32 bits, zero points, and a weight that no table knows are other kernels'."""
     vllm_table("AITER_CONFIG_GEMM_A8W8", Shape("a8w8", 64, N, K, "fp8_e4m3fn", outdtype="bf16", scale="row"))
     ours = importlib.import_module("tunedgemm.integrations.vllm_fp8").TunedGemmFp8Kernel
     config = fp8_kernel(kind).config
     assert ours.can_implement(config) == (True, None)
     changed = {"out": "out_dtype", "shape": "weight_shape"}
-    for name, value in told.items():
+    for name, value in fields.items():
         if name == "symmetric":
             said = type(config.activation_quant_key)
             config.activation_quant_key = said(FP8, config.activation_quant_key.scale, symmetric=value)

@@ -69,16 +69,16 @@ def test_a_vllm_of_another_form_is_named(vllm, monkeypatch, caplog) -> None:
     plugin.register()
 
     assert "this vLLM has no vllm.model_executor.layers.vocab_parallel_embedding.UnquantizedEmbeddingMethod" in caplog.text
-    assert "fp8 and int8 layers keep vLLM's kernels" in caplog.text
+    assert "fp8 layers keep vLLM's kernels" in caplog.text
     assert hasattr(method(plugin.PLAIN[0]).apply, "__wrapped__")
 
 
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("variables", "warning"),
     [({"VLLM_BATCH_INVARIANT": "1"}, "VLLM_BATCH_INVARIANT is set"), ({"TUNEDGEMM_VLLM": "1"}, "TUNEDGEMM_VLLM=unpacked routes them")],
     ids=["batch-invariant", "cpu"],
 )
-def test_what_vllm_promises_stays(vllm, monkeypatch, caplog, variables, told) -> None:
+def test_what_vllm_promises_stays(vllm, monkeypatch, caplog, variables, warning) -> None:
     """Where outputs must not depend on the batch, and on a CPU whose kernels want packed weights, nothing is replaced, and it says so."""
     platform = importlib.import_module("vllm.platforms").current_platform
     monkeypatch.setattr(type(platform), "is_cpu", lambda self: True)
@@ -87,7 +87,7 @@ def test_what_vllm_promises_stays(vllm, monkeypatch, caplog, variables, told) ->
     before = torch.nn.functional.linear
     plugin.register()
 
-    assert told in caplog.text
+    assert warning in caplog.text
     assert torch.nn.functional.linear is before
     assert not hasattr(method(plugin.PLAIN[0]).apply, "__wrapped__")
 

@@ -216,10 +216,10 @@ def summary(sizes: Sequence[int], device: Device, engine: str = "vLLM", stale: s
                     kept_at.setdefault(route.reasons[m], []).append(str(m))
             why = "; ".join(f"M={', '.join(rows)}: {reason}" for reason, rows in kept_at.items())
             lines.append(f"tunedgemm: {len(route.layers)} layers with {route.shape} keep {engine}'s kernel at some M: {why}")
-    told = f"; {engine}'s kernels serve some products at M = {', '.join(map(str, sorted(missing)))}" if missing else ""
+    kept_here = f"; {engine}'s kernels serve some products at M = {', '.join(map(str, sorted(missing)))}" if missing else ""
     gains = sorted(gain for route in routes.values() for gain in route.verdicts.values() if gain > 1)
     timed = f", {gains[0]:.2f} to {gains[-1]:.2f} times as fast as {engine}'s kernels here" if gains else ""
-    head = f"tunedgemm: {layers} layers go through tables ({', '.join(sorted(used)) or 'no backend'}{timed}){told}"
+    head = f"tunedgemm: {layers} layers go through tables ({', '.join(sorted(used)) or 'no backend'}{timed}){kept_here}"
     if captured:
         lines.append(f"tunedgemm: the shapes of {captured} layers are captured; stop, run `tunedgemm tune`, serve without AITER_TUNE_GEMM")
     return [head, *lines]

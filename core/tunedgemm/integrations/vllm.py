@@ -72,7 +72,7 @@ def register() -> None:
     for module, name in PLAIN:
         _replace((module, name, "process_weights_after_loading"), _plain_loaded)
         _replace((module, name, "apply"), _plain_apply)
-    for ours, what in (("vllm_kernels", "fp8 and int8 layers"), ("vllm_cpu_experts", "experts")):
+    for ours, what in (("vllm_fp8", "fp8 layers"), ("vllm_int8", "int8 layers"), ("vllm_cpu_experts", "experts")):
         try:
             importlib.import_module(f"tunedgemm.integrations.{ours}").install()
         except (ImportError, AttributeError) as error:
@@ -155,8 +155,8 @@ def _backends(vllm_config: Any) -> list[str]:
     kernels = getattr(vllm_config, "kernel_config", None)
     of_some = getattr(kernels, "linear_backend_per_quant", None) or {}
     asked = {getattr(kernels, "linear_backend", "auto"), *of_some.values()} - {"auto"}
-    told = ", ".join(sorted(asked))
-    return [f"tunedgemm: --linear-backend={told} keeps vLLM's fp8 and int8 kernels; auto routes such layers"] if asked else []
+    names = ", ".join(sorted(asked))
+    return [f"tunedgemm: --linear-backend={names} keeps vLLM's fp8 and int8 kernels; auto routes such layers"] if asked else []
 
 
 def _ranks() -> tuple[Any, int, int]:
@@ -185,8 +185,8 @@ def _differing() -> list[str]:
     found = [store.get(key).decode() if store.check([key]) else "off" for key in keys]
     if len(set(found)) < 2:
         return []
-    told = ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(found))
-    return [f"tunedgemm: ranks have different tables or backends ({told}); give all ranks the same"]
+    ranks = ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(found))
+    return [f"tunedgemm: ranks have different tables or backends ({ranks}); give all ranks the same"]
 
 
 def _plain_loaded(theirs: Callable[..., Any]) -> Callable[..., Any]:

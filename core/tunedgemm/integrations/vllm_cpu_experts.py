@@ -137,15 +137,15 @@ def left(config: Any, weight_key: Any, activation_key: Any) -> str:
 def _unserved(known: Dispatcher, table: object, shape: Shape, most: int) -> str:
     """Tell why rows do not serve a layer at every number of tokens up to *most*, "" where they do.
 
-    What has no row is served by torch's products, which nobody has shown to be as quick as vLLM's experts: all or none go through the
-    tables. A number of tokens that has no row of its own is served by that of the next power of two.
+    All or none go through the tables: torch's products, which serve calls without a row, were not measured against vLLM's experts. The
+    row of the next power of two serves the numbers of tokens between two rows.
     """
     del table  # part of the key: tables may be read again
     powers = itertools.takewhile(lambda power: power < 2 * most, (1 << bit for bit in itertools.count()))
     for tokens in dict.fromkeys(list(known.op.ladder(power, shape.n))[-1] for power in powers):
         if not known.explain(shape.with_m(tokens)).tuned:
-            told = ", ".join(f"{name}={value}" for name, value in known.op.columns.format(shape).items() if value and name != "token")
-            return f"no tuned row of fmoe serves token={tokens}, {told}; each power of two up to {most} tokens needs one"
+            fields = ", ".join(f"{name}={value}" for name, value in known.op.columns.format(shape).items() if value and name != "token")
+            return f"no tuned row of fmoe serves token={tokens}, {fields}; each power of two up to {most} tokens needs one"
     return ""
 
 

@@ -21,7 +21,7 @@ from tunedgemm.dtype import short_dtype
 from tunedgemm.integrations.engine_routes import Route, kept, product
 from tunedgemm.integrations.engine_rows import drop, keep, left
 from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, answer, chosen_by_vllm, of_rows, put
+from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, answer, chosen_by_vllm, of_rows, prefer, put
 from tunedgemm.shape import Shape
 
 _OUTPUTS = (torch.bfloat16, torch.float16)
@@ -37,6 +37,17 @@ _AS_LOADED = (
 #: Why layers keep vLLM's kernels: some methods of vLLM's quantise at loading and pass a kernel by (0.20).
 _PASSED_BY = "vLLM does not hand their weights to its kernels after loading"
 _REORDERED = "vLLM's kernel has padded, packed or shuffled their weights"
+
+
+def install() -> None:
+    """Put our kernels before all others of the platform.
+
+    Raises:
+        AttributeError: this version of vLLM keeps its kernels in another form.
+    """
+    lists = linear._POSSIBLE_FP8_KERNELS, linear._POSSIBLE_FP8_BLOCK_KERNELS
+    for kernel, known in zip((TunedGemmFp8Kernel, TunedGemmFp8BlockKernel), lists, strict=True):
+        prefer(kernel, known)
 
 
 def _unknown(kernels: dict[Any, list[Any]], config: Any) -> str:

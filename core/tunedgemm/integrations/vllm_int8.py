@@ -17,11 +17,20 @@ from tunedgemm.dtype import short_dtype
 from tunedgemm.integrations.engine_routes import Route, kept, product
 from tunedgemm.integrations.engine_rows import keep, left
 from tunedgemm.integrations.torch_compile import plain
-from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, chosen_by_vllm, of_rows, put
+from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, chosen_by_vllm, of_rows, prefer, put
 from tunedgemm.shape import Shape
 
 #: vLLM's kernel of int8 whose weight is a view [K, N] and whose product is `cutlass_scaled_mm`.
 _CUTLASS = "CutlassInt8ScaledMMLinearKernel"
+
+
+def install() -> None:
+    """Put our kernel before all others of the platform.
+
+    Raises:
+        AttributeError: this version of vLLM keeps its kernels in another form.
+    """
+    prefer(TunedGemmInt8Kernel, linear._POSSIBLE_INT8_KERNELS)
 
 
 class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore[misc,unused-ignore]

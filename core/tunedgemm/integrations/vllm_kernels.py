@@ -1,8 +1,8 @@
-"""What our linear kernels for vLLM share, and their registration.
+"""Parts that our linear kernels for vLLM share.
 
 For each quantised layer vLLM asks its kernels, in order of preference, whether they run on the platform and implement the layer
 (``vllm.model_executor.kernels.linear``, vLLM 0.20 and newer). Ours come first and take a layer that `left` does not leave to vLLM:
-`vllm_fp8` and `vllm_int8`. Loaded where vLLM is installed, by `tunedgemm.integrations.vllm`.
+`vllm_fp8` and `vllm_int8`, which `tunedgemm.integrations.vllm` loads.
 """
 
 from __future__ import annotations
@@ -17,22 +17,9 @@ from vllm.platforms import current_platform
 Answer = tuple[bool, str | None]
 
 
-def install() -> None:
-    """Put our kernels before all others of the platform.
-
-    Raises:
-        AttributeError: this version of vLLM keeps its kernels in another form.
-    """
-    from tunedgemm.integrations.vllm_fp8 import TunedGemmFp8BlockKernel, TunedGemmFp8Kernel
-    from tunedgemm.integrations.vllm_int8 import TunedGemmInt8Kernel
-
-    lists = {
-        TunedGemmFp8Kernel: linear._POSSIBLE_FP8_KERNELS,
-        TunedGemmFp8BlockKernel: linear._POSSIBLE_FP8_BLOCK_KERNELS,
-        TunedGemmInt8Kernel: linear._POSSIBLE_INT8_KERNELS,
-    }
-    for kernel, known in lists.items():
-        known.setdefault(current_platform._enum, []).insert(0, kernel)
+def prefer(kernel: type, known: dict[Any, list[Any]]) -> None:
+    """Put a kernel of ours before all others of the platform."""
+    known.setdefault(current_platform._enum, []).insert(0, kernel)
 
 
 def chosen_by_vllm(kernels: list[Any], config: Any) -> Any:
