@@ -58,6 +58,10 @@ class Engine(vllm_speed.Engine):
         short, long = (self._generate(batch, PROMPT, count, seed) for count in (SHORT, SHORT + tokens))
         return (long - short) / tokens
 
+    def prefill(self, batch: int, length: int, seed: int) -> float:
+        """Return milliseconds until *batch* prompts of *length* tokens have one token each."""
+        return self._generate(batch, length, 1, seed)
+
     def logits(self, lengths: list[int], top: int) -> list[list[tuple[int, dict[int, float]]]]:
         """Return the tokens chosen after prompts of these lengths, three each, and the log probabilities of the most likely ones."""
         found = []

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ARMS = ("vllm", "again", "tunedgemm")
-#: Tokens of a prompt, and the two numbers of decoded tokens whose difference is timed.
+#: Tokens of a prompt, and the two numbers of decoded tokens between which steps are timed.
 PROMPT, SHORT, LONG = 16, 8, 136
 
 
@@ -72,23 +72,36 @@ class Engine:
         chosen = random.Random(seed)
         return [{"prompt_token_ids": [chosen.randrange(self._vocabulary) for _ in range(length)]} for _ in range(count)]
 
-    def _generate(self, batch: int, length: int, tokens: int, seed: int) -> float:
+    def decode(self, batch: int, seed: int) -> float:
+        """Return milliseconds of one decoded token of each of *batch* sequences.
+
+        Timed from the step where all have `SHORT` tokens to that where the first has `LONG`: no prefill is in between.
+        """
         from vllm import SamplingParams
 
-        prompts = self._prompts(batch, length, seed)
-        params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0, detokenize=False)
-        start = time.perf_counter()
-        self._llm.generate(prompts, params, use_tqdm=False)
-        return (time.perf_counter() - start) * 1e3
-
-    def decode(self, batch: int, seed: int) -> float:
-        """Return milliseconds of one decoded token of each of *batch* sequences."""
-        short, long = (self._generate(batch, PROMPT, tokens, seed) for tokens in (SHORT, LONG))
-        return (long - short) / (LONG - SHORT)
+        engine, tokens, begun = self._llm.llm_engine, dict[str, int](), (0.0, 0)
+        params = SamplingParams(max_tokens=LONG, ignore_eos=True, temperature=0, detokenize=False)
+        for place, prompt in enumerate(self._prompts(batch, PROMPT, seed)):
+            engine.add_request(f"decode-{seed}-{place}", prompt, params)
+        milliseconds = 0.0
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                tokens[output.request_id] = len(output.outputs[0].token_ids)
+            now, most = time.perf_counter(), max(tokens.values(), default=0)
+            if not begun[1] and len(tokens) == batch and min(tokens.values()) >= SHORT:
+                begun = now, most
+            elif begun[1] and not milliseconds and most == LONG:
+                milliseconds = (now - begun[0]) * 1e3 / (LONG - begun[1])
+        return milliseconds
 
     def prefill(self, batch: int, length: int, seed: int) -> float:
         """Return milliseconds until *batch* prompts of *length* tokens have one token each."""
-        return self._generate(batch, length, 1, seed)
+        from vllm import SamplingParams
+
+        prompts = self._prompts(batch, length, seed)
+        start = time.perf_counter()
+        self._llm.generate(prompts, SamplingParams(max_tokens=1, ignore_eos=True, temperature=0, detokenize=False), use_tqdm=False)
+        return (time.perf_counter() - start) * 1e3
 
     def trace(self, requests: list[tuple[float, int, int]], seed: int) -> dict[str, Any]:
         """Serve requests (arrival in seconds, tokens of the prompt, tokens to decode) and time each."""
