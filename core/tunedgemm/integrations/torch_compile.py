@@ -52,7 +52,7 @@ def plain(parameter: Any) -> Any:
 
 
 def unseen() -> bool:
-    """Whether what is under way sees into no op of ours: a functional transform (vmap, jvp, grad), or an export."""
+    """Tell whether what is under way sees into no op of ours: a functional transform (vmap, jvp, grad), or an export."""
     return torch._C._functorch.maybe_current_level() is not None or torch.compiler.is_exporting()
 
 

@@ -171,7 +171,7 @@ class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[m
 
     @property
     def expects_unquantized_inputs(self) -> bool:
-        """The op quantises hidden states."""
+        """Leave hidden states to the op, which quantises them."""
         return True
 
     @staticmethod
@@ -204,7 +204,7 @@ class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[m
         return False
 
     def finalize_weight_and_reduce_impl(self) -> Any:
-        """The op has weighted and summed."""
+        """Leave the sum to the op, which has weighted it."""
         return TopKWeightAndReduceNoOP()
 
     def workspace_shapes(self, M: int, N: int, K: int, *others: Any, **named: Any) -> tuple[tuple[int, ...], ...]:
@@ -223,7 +223,7 @@ class TunedGemmExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[m
         activation: Any,
         **others: Any,
     ) -> None:
-        """The sum over each token's experts of hidden_states [M, K] into *output* [M, K], in the names of vLLM's signature.
+        """Compute the sum over each token's experts of hidden_states [M, K] into *output* [M, K], in the names of vLLM's signature.
 
         Raises:
             OperandError: some experts are on other ranks; `left` leaves such layers to vLLM.
