@@ -33,7 +33,7 @@ OPTIONS = {
 TELLING = ("tunedgemm", "Error", "error:", "Exception", "attention backend", "Load weight end", "Capture", "DeepGEMM", "JIT", "KV Cache is")
 
 
-class Engine(vllm_speed.Engine):
+class Engine:
     """One engine of SGLang in the child process."""
 
     def __init__(self, model: str, options: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ class Engine(vllm_speed.Engine):
         self._ask(batch, length, tokens, seed)
         return (time.perf_counter() - start) * 1e3
 
-    def decode(self, batch: int, tokens: int, seed: int) -> float:  # type: ignore[override]
+    def decode(self, batch: int, tokens: int, seed: int) -> float:
         """Return milliseconds of one decoded token of each of *batch* sequences, as a difference of runs that differ by *tokens*."""
         short, long = (self._generate(batch, PROMPT, count, seed) for count in (SHORT, SHORT + tokens))
         return (long - short) / tokens
@@ -157,19 +157,13 @@ def report(arms: list[Arm], arguments: argparse.Namespace, result: dict[str, Any
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, nargs="+", help="folders with config.json")
-    parser.add_argument("--home", type=Path, required=True, help="TUNEDGEMM_HOME of the arm tunedgemm: the folder with the tables")
+    vllm_speed.add_options(parser, "sglang.Engine, over the defaults,")
+    parser.set_defaults(prefill="8x1024", rounds=7, stagger=8)
     parser.add_argument("--arms", default="tunedgemm,sglang", help="of tunedgemm, sglang and again (default: %(default)s)")
-    parser.add_argument("--batches", default="1,8,32,64", help="sequences decoded at once (default: %(default)s)")
-    parser.add_argument("--prefill", default="8x1024", help="prompts x tokens, comma list (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="decoded tokens that are timed (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="default: %(default)s")
-    parser.add_argument("--stagger", type=float, default=8, help="seconds between the starts of two engines (default: %(default)s)")
     parser.add_argument("--start-seconds", type=float, default=300, help="longest wait for the engines (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1800, help="of the whole run; later figures are left out (default: %(default)s)")
-    parser.add_argument("--options", type=json.loads, default={}, help="arguments of sglang.Engine as JSON, over the defaults")
     parser.add_argument("--fallback", type=json.loads, default={}, help="arguments of a second attempt, as JSON")
-    parser.add_argument("--logs", type=Path, default=Path(), help="folder of the engines' logs")
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     arguments.options = {**OPTIONS, **arguments.options}
 

@@ -147,7 +147,7 @@ class Engine:
         return found
 
 
-def serve(pipe: Connection, log: str, engine_of: type[Engine], model: str, options: dict[str, Any]) -> None:
+def serve(pipe: Connection, log: str, engine_of: type[Any], model: str, options: dict[str, Any]) -> None:
     """Run one arm in a child process until the parent closes the pipe."""
     os.setsid()  # the engine's own children end with this process
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -176,7 +176,7 @@ class Arm:
         patience: seconds until an answer is given up, None for no limit.
     """
 
-    engine: type[Engine] = Engine
+    engine: type[Any] = Engine
     variable = "TUNEDGEMM_VLLM"
     patience: float | None = None
 
@@ -272,21 +272,26 @@ def show(title: str, samples: dict[str, list[float]], more_is_better: bool = Fal
     print(f"{title}: " + "; ".join(parts), flush=True)
 
 
+def add_options(parser: argparse.ArgumentParser, engine: str) -> None:
+    """Add the options that the benchmarks of all engines have; *engine* is what ``--options`` are arguments of."""
+    parser.add_argument("--home", type=Path, required=True, help="TUNEDGEMM_HOME of the arm tunedgemm: the folder with the tables")
+    parser.add_argument("--batches", default="1,8,32,64", help="sequences decoded at once (default: %(default)s)")
+    parser.add_argument("--prefill", default="16x1024", help="prompts x tokens, comma list (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
+    parser.add_argument("--stagger", type=float, default=25, help="seconds between the starts of two engines (default: %(default)s)")
+    parser.add_argument("--options", type=json.loads, default={}, help=f"arguments of {engine} as JSON")
+    parser.add_argument("--logs", type=Path, default=Path(), help="folder of the engines' logs")
+    parser.add_argument("--json", type=Path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="folder with config.json")
-    parser.add_argument("--home", type=Path, required=True, help="TUNEDGEMM_HOME of the arm tunedgemm: the folder with the tables")
+    add_options(parser, "vllm.LLM")
     parser.add_argument("--arms", default=",".join(ARMS), help="default: %(default)s")
-    parser.add_argument("--batches", default="1,8,32,64", help="sequences decoded at once (default: %(default)s)")
-    parser.add_argument("--prefill", default="16x1024", help="prompts x tokens, comma list (default: %(default)s)")
     parser.add_argument("--trace", type=int, default=0, help="requests of the trace; 0 for none (default)")
     parser.add_argument("--rate", type=float, default=16.0, help="requests a second (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
     parser.add_argument("--trace-rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--stagger", type=float, default=25, help="seconds between the starts of two arms (default: %(default)s)")
-    parser.add_argument("--options", type=json.loads, default={}, help="arguments of vllm.LLM as JSON")
-    parser.add_argument("--logs", type=Path, default=Path(), help="folder of the engines' logs")
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
 
     arms = []

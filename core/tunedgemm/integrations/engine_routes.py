@@ -144,6 +144,11 @@ def kept(route: Route, module: Any, name: str = "") -> Route:
     return route
 
 
+def adds_bias(layer: Any) -> bool:
+    """Tell whether a layer adds its bias itself."""
+    return getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
+
+
 def compare(seconds: float, known: dict[str, float]) -> None:
     """Time every row of every route against the engine's kernel, on the weights of the model's layers; the smallest M first.
 

@@ -15,7 +15,7 @@ import torch
 
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.dtype import short_dtype
-from tunedgemm.integrations.engine_routes import Route, kept, product
+from tunedgemm.integrations.engine_routes import Route, adds_bias, kept, product
 from tunedgemm.integrations.engine_rows import keep, left
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.shape import Shape
@@ -36,11 +36,6 @@ def own(target: str) -> Callable[..., Any]:
     """Return SGLang's own function where ours is around it."""
     function: Any = pkgutil.resolve_name(target)
     return getattr(function, "__wrapped__", function)  # type: ignore[no-any-return]
-
-
-def adds_bias(module: Any) -> bool:
-    """Tell whether a layer adds its bias itself."""
-    return getattr(module, "bias", None) is not None and not getattr(module, "skip_bias_add", False)
 
 
 def _probe(module: Any, x: torch.Tensor) -> list[tuple[str, tuple[Any, ...]]]:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from tunedgemm.dtype import short_dtype
-from tunedgemm.integrations.engine_routes import Route, kept, product
+from tunedgemm.integrations.engine_routes import Route, adds_bias, kept, product
 from tunedgemm.integrations.engine_rows import keep, left
 from tunedgemm.integrations.linear import linear
-from tunedgemm.integrations.sglang_fp8 import adds_bias, own, route_fp8
+from tunedgemm.integrations.sglang_fp8 import own, route_fp8
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.shape import Shape
 

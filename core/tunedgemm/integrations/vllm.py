@@ -211,13 +211,13 @@ def _plain_route(method: Any, layer: Any) -> str:
     from vllm.platforms import current_platform
 
     from tunedgemm.dtype import short_dtype
-    from tunedgemm.integrations.engine_routes import Route, kept
+    from tunedgemm.integrations.engine_routes import Route, adds_bias, kept
     from tunedgemm.integrations.linear import linear
     from tunedgemm.integrations.torch_compile import plain
     from tunedgemm.shape import Shape
 
     (n, k), dtype, device = layer.weight.shape, layer.weight.dtype, layer.weight.device
-    bias = getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
+    bias = adds_bias(layer)
     gemm = getattr(method, "_gemm_impl", None) or dispatch_unquantized_gemm()
     shape = Shape("a16w16", 1, n, k, short_dtype(dtype), epilogue="bias" if bias else "none")
 

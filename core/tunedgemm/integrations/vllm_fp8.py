@@ -18,7 +18,7 @@ from vllm.platforms import current_platform
 
 from tunedgemm import gemm_a8w8, gemm_a8w8_blockscale
 from tunedgemm.dtype import short_dtype
-from tunedgemm.integrations.engine_routes import Route, kept, product
+from tunedgemm.integrations.engine_routes import Route, adds_bias, kept, product
 from tunedgemm.integrations.engine_rows import drop, keep, left
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, answer, chosen_by_vllm, of_rows, prefer, put
@@ -125,7 +125,7 @@ class TunedGemmFp8Kernel(Everywhere, FP8ScaledMMLinearKernel):  # type: ignore[m
         names = self.layer_param_names
         x_single = config.activation_quant_key.scale.group_shape.is_per_tensor()
         dtype = config.weight_quant_key.dtype
-        biased = getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
+        biased = adds_bias(layer)
         shape = Shape(
             "a8w8", 1, n, k, short_dtype(dtype), outdtype=short_dtype(config.out_dtype), scale="tensor" if single else "row",
             epilogue="bias" if biased else "none",

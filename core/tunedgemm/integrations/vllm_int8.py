@@ -14,7 +14,7 @@ from vllm.platforms import current_platform
 
 from tunedgemm import gemm_a8w8
 from tunedgemm.dtype import short_dtype
-from tunedgemm.integrations.engine_routes import Route, kept, product
+from tunedgemm.integrations.engine_routes import Route, adds_bias, kept, product
 from tunedgemm.integrations.engine_rows import keep, left
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.integrations.vllm_kernels import Answer, Everywhere, chosen_by_vllm, of_rows, prefer, put
@@ -78,7 +78,7 @@ class TunedGemmInt8Kernel(Everywhere, Int8ScaledMMLinearKernel):  # type: ignore
     def _made(self, layer: Any, n: int, k: int) -> Route:
         names, single = self.layer_param_names, self.config.is_static_input_scheme
         dtype, device = getattr(layer, "params_dtype", None) or torch.get_default_dtype(), getattr(layer, names[0]).device
-        biased = getattr(layer, "bias", None) is not None and not getattr(layer, "skip_bias_add", False)
+        biased = adds_bias(layer)
         shape = Shape("a8w8", 1, n, k, "int8", outdtype=short_dtype(dtype), scale="row", epilogue="bias" if biased else "none")
 
         def ours(x: torch.Tensor, weight: torch.Tensor, xs: torch.Tensor, ws: torch.Tensor, bias: torch.Tensor | None) -> Any:
