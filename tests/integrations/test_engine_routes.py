@@ -132,6 +132,11 @@ def test_a_row_that_was_not_timed_waits(with_kernels, monkeypatch) -> None:
     engine_routes.compare(0.0, {})
     assert not any(route.compared for route in routes) and len(layers) == 2
 
+    known.clear()
+    monkeypatch.setattr(engine_routes, "faster", lambda *_: 0.0)
+    engine_routes.compare(7.0, known)
+    assert not known and not routes[0].serves(1, current_device())  # a failure is tried again at the next start
+
 
 @in_every_form
 def test_the_compile_cache_has_another_key(vllm_table, monkeypatch, tmp_path) -> None:

@@ -156,7 +156,7 @@ def compare(seconds: float, known: dict[str, float]) -> None:
 
     Args:
         seconds: the longest that measuring takes; with 0 nothing is timed, and rows serve at the table's word.
-        known: gains of an earlier start, by route and M; those of this one are added.
+        known: gains of earlier starts, by route and M; those of this one are added, failures are not.
     """
     rows: list[tuple[int, Route]] = []
     for route in routes.values():
@@ -167,14 +167,17 @@ def compare(seconds: float, known: dict[str, float]) -> None:
     arms: Arms | None = None
     for m, route in sorted(rows, key=lambda one: one[0]):
         name = f"{route.name} M={m}"
-        if name not in known:
+        gain = known.get(name)
+        if gain is None:
             arms = arms or Arms(seconds)
             layers = [layer for layer in (ref() for ref in route.layers.values()) if layer is not None]
             if arms.spent or not layers or route.theirs is None:
                 continue
             inputs = route.inputs(m)
-            known[name] = faster(arms, route.ours, route.theirs, [route.operands(inputs, layer) for layer in layers])
-        route.verdicts[m] = known[name]
+            gain = faster(arms, route.ours, route.theirs, [route.operands(inputs, layer) for layer in layers])
+            if gain > 0:  # a failure, as for want of memory, may pass
+                known[name] = gain
+        route.verdicts[m] = gain
 
 
 def rows_of(shape: Shape, device: Device) -> list[int]:
