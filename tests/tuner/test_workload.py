@@ -14,7 +14,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.tuner import workload as module
 from tunedgemm.tuner.measure import median_and_noise
 from tunedgemm.tuner.trial import Samples
-from tunedgemm.tuner.workload import Workload, cache_bytes, clocks
+from tunedgemm.tuner.workload import Workload, cache_bytes, clocks, touch
 
 OP = op_named("a16w16")
 SMALL = Shape("a16w16", 1, 16, 32, "fp32")
@@ -140,6 +140,27 @@ def test_throttle_reasons_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
         told.append(clocks(Device("sm_90", 132, "nvidia-h200", 0)))
 
     assert told == [(1755, ""), (1755, ""), (1755, "power cap"), (1755, "hardware slowdown, heat (hardware)")]
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32"])
+def test_touching_leaves_every_bit(dtype) -> None:
+    """Whatever the dtype, strides and offset, also of nothing: values are as before, NaN among them."""
+    x = torch.randint(0, 256, (6, 512), dtype=torch.uint8).view(getattr(torch, dtype))
+    before = x.view(torch.uint8).clone()
+    for part in (x, x.t(), x[2:, 3:], x[:0]):
+        touch(part)
+
+    assert torch.equal(x.view(torch.uint8), before)
+
+
+@pytest.mark.gpu
+def test_a_time_is_what_the_call_adds() -> None:
+    """A call that launches nothing takes nothing, though a kernel writes the activations before it."""
+    workload = Workload(OP, Shape("a16w16", 16, 512, 512), current_device())
+    [answer] = workload({NATIVE: Launcher(lambda *_: None)}, 21).values()
+
+    assert isinstance(answer, Samples)
+    assert abs(median_and_noise(answer.us)[0]) < 0.1
 
 
 @pytest.mark.gpu
