@@ -23,6 +23,8 @@ from tunedgemm.tuned_gemm import dispatcher
 
 #: A function of a layer's operands: of a linear one x, weight [N, K], scales of x, scales of the weight, bias, of which three may be None.
 Product = Callable[..., torch.Tensor]
+#: Steps with a new M that are the engine's after its warm-up.
+_STEPS = 3
 
 
 @attrs.define(eq=False)
@@ -37,11 +39,14 @@ class Route:
         inputs: makes the activations of M rows.
         operands: joins those with a layer's weights to the operands of a call; the weight comes second.
         engine: its name, for messages.
+        tolerance: largest relative difference of the two's outputs (Frobenius). Kernels of one product differ by roundings, 0.4 % in bf16.
         layers: layers by name.
         compared: whether rows need a verdict to serve, as on GPUs.
         verdicts: M of a row to how many times faster than the engine's kernel it was here; see `faster` for 0 and less.
         reasons: M to why a call of it is the engine's.
         calls: M to the function that runs.
+        settled: whether the warm-up is over, so that a new M has to come more than once before a row serves it.
+        waiting: M to the calls that are the engine's until then.
     """
 
     name: str
@@ -52,23 +57,37 @@ class Route:
     inputs: Callable[[int], tuple[Any, ...]]
     operands: Callable[[tuple[Any, ...], Any], tuple[Any, ...]]
     engine: str = "vLLM"
+    tolerance: float = 0.05
     layers: dict[str, weakref.ref[Any]] = attrs.field(factory=dict)
     compared: bool = False
     verdicts: dict[int, float] = attrs.field(factory=dict)
     reasons: dict[int, str] = attrs.field(factory=dict)
     calls: dict[int, Product] = attrs.field(factory=dict)
+    settled: bool = False
+    waiting: dict[int, int] = attrs.field(factory=dict)
 
     def call_of(self, operands: tuple[Any, ...], m: int) -> Product:
         """Choose the function for calls of M rows, and keep it: where shapes are captured the engine's kernel runs, and is counted."""
         call = self.calls.get(m)
         if call is None:
             known = dispatcher(self.shape.op)
+            if self.settled and self.theirs is not None and not known.settings.capture and self._waits(m):
+                return self.theirs
             if self.theirs is None or self.serves(m, device_of(operands[0].get_device())):
                 call = self.ours
             else:
                 call = known.with_capture(self.theirs, self.shape.with_m(m), operands)
             self.calls[m] = call
         return call
+
+    def _waits(self, m: int) -> bool:
+        """Count a call of M rows; tell whether it came in too few steps to be worth a row.
+
+        Most M of prefill come once, and to bind a kernel to an M takes the host longer than the step that it speeds up.
+        """
+        left = self.waiting.setdefault(m, _STEPS * len(self.layers))
+        self.waiting[m] = left - 1
+        return left > 0
 
     def serves(self, m: int, device: Device) -> bool:
         """Tell whether a call of M rows is ours: a row answers for it, and it was not slower here than the engine's kernel."""
@@ -161,6 +180,7 @@ def compare(seconds: float, known: dict[str, float]) -> None:
     rows: list[tuple[int, Route]] = []
     for route in routes.values():
         route.calls.clear()
+        route.settled = False
         route.compared = seconds > 0 and route.theirs is not None and route.device.type == "cuda"
         if route.compared:
             rows += [(m, route) for m in rows_of(route.shape, device_of(route.device.index or 0))]
@@ -174,10 +194,16 @@ def compare(seconds: float, known: dict[str, float]) -> None:
             if arms.spent or not layers or route.theirs is None:
                 continue
             inputs = route.inputs(m)
-            gain = faster(arms, route.ours, route.theirs, [route.operands(inputs, layer) for layer in layers])
+            gain = faster(arms, route.ours, route.theirs, [route.operands(inputs, layer) for layer in layers], route.tolerance)
             if gain > 0:  # a failure, as for want of memory, may pass
                 known[name] = gain
         route.verdicts[m] = gain
+
+
+def settle(device: Device) -> None:
+    """Let new M that no row is of wait from now on: the warm-up is over, and the engine called its own sizes."""
+    for route in routes.values():
+        route.settled, route.waiting = True, dict.fromkeys(rows_of(route.shape, device), 0)
 
 
 def rows_of(shape: Shape, device: Device) -> list[int]:

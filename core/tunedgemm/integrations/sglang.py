@@ -79,10 +79,11 @@ def _init_cuda_graphs(theirs: Callable[..., Any], runner: Any, *arguments: Any, 
     """Capture the graphs, then log what goes through tables, and what does not."""
     result = theirs(runner, *arguments, **named)
     from tunedgemm.device import current_device
-    from tunedgemm.integrations.engine_routes import summary
+    from tunedgemm.integrations.engine_routes import settle, summary
     from tunedgemm.integrations.engine_rows import unrouted
 
     sizes = getattr(getattr(runner, "decode_cuda_graph_runner", None), "capture_bs", None) or [1]
     for line in (*summary(sorted(sizes), current_device(), "SGLang", ""), *unrouted("SGLang")):
         _log.info("%s", line)
+    settle(current_device())
     return result

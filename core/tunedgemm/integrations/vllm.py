@@ -137,7 +137,7 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def compile_or_warm_up_model(self: Any) -> Any:
         found = theirs(self)
         from tunedgemm.device import current_device
-        from tunedgemm.integrations.engine_routes import summary
+        from tunedgemm.integrations.engine_routes import settle, summary
         from tunedgemm.integrations.engine_rows import unrouted
 
         sizes = getattr(self.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [1]
@@ -145,6 +145,7 @@ def _after_warm_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
             _log.info("%s", line)
         for line in _differing():
             _log.warning("%s", line)
+        settle(current_device())
         return found
 
     return compile_or_warm_up_model

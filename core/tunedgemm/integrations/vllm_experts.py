@@ -29,6 +29,9 @@ ACTIVATIONS = {"silu": ActivationType.Silu, "gelu": ActivationType.Gelu}
 _RANKS = ("ep_size", "dp_size", "pcp_size", "sp_size")
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _BLOCK = 128
+#: Largest relative difference of our outputs and vLLM's. Each rounds two activations to fp8: in blocks that is 4.4 % of the exact product
+#: here and 4.7 % in vLLM 0.25.1, whose scales are powers of two; the two are 6.5 % apart (H200, 128 experts of 768).
+_TOLERANCE = 0.1
 
 
 def refused(config: Any) -> str:
@@ -170,7 +173,7 @@ def _made(shape: Shape, config: Any, quant_type: QuantType, device: torch.device
         how = {"activation": act, "global_num_experts": count, "expert_map": None, "apply_router_weight_on_input": False}
         return inputs[0], plain(layer.w13_weight), plain(layer.w2_weight), *inputs[1:], layer.quant_method.moe_kernel, how
 
-    return Route(f"{shape} {experts}", shape, device, ours, theirs, inputs, operands)
+    return Route(f"{shape} {experts}", shape, device, ours, theirs, inputs, operands, tolerance=_TOLERANCE)
 
 
 def _put_before(kernel: Any, route: Route) -> None:
