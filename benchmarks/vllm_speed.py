@@ -18,6 +18,8 @@ import os
 import platform
 import random
 import signal
+import sys
+import tempfile
 import time
 from datetime import datetime, timezone
 from multiprocessing.connection import Connection
@@ -48,14 +50,37 @@ def fill(model: Any) -> None:
                     continue
                 scale = getattr(module, "input_size_per_partition", data.shape[-1]) ** -0.5
                 seeded = torch.Generator(data.device).manual_seed(zlib.crc32(f"{name}.{kind}".encode()))
-                values = torch.randn(data.shape, generator=seeded, device=data.device)
+                for part in data if data.dim() > 2 else [data]:  # expert by expert: float32 takes four times their memory
+                    values = torch.randn(part.shape, generator=seeded, device=data.device)
+                    part.copy_(values * scale if data.dtype.itemsize > 1 else (values * spread).clamp(-127, 127))
                 if data.dtype.itemsize > 1:
-                    data.copy_(values * scale)
                     continue
-                data.copy_((values * spread).clamp(-127, 127))
                 for scales in (f"{kind}_scale", f"{kind}_scale_inv"):
                     if isinstance(getattr(module, scales, None), torch.Tensor):
                         getattr(module, scales).data.fill_(scale / spread)
+
+
+def register() -> None:
+    """Register the load format ``filled`` with vLLM: its dummy weights, then those of `fill`."""
+    from vllm.model_executor.model_loader import register_model_loader
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    @register_model_loader("filled")
+    class Filled(DummyModelLoader):  # type: ignore[misc, unused-ignore]
+        def load_weights(self, model: Any, model_config: Any) -> None:
+            super().load_weights(model, model_config)
+            fill(model)
+
+
+def offer_filled(folder: Path) -> None:
+    """Make `register` one of vLLM's plugins for the processes that this one starts, by a distribution's metadata in *folder*."""
+    about = folder / "filled-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: filled\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[vllm.general_plugins]\nfilled = vllm_speed:register\n")
+    paths = [str(folder), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    sys.path[:0] = paths[:2]
 
 
 class Engine:
@@ -64,8 +89,9 @@ class Engine:
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         from vllm import LLM
 
-        self._llm = LLM(model=model, skip_tokenizer_init=True, load_format="dummy", disable_log_stats=True, **options)
-        self._llm.apply_model(fill)
+        self._folder = tempfile.TemporaryDirectory()
+        offer_filled(Path(self._folder.name))
+        self._llm = LLM(model=model, skip_tokenizer_init=True, load_format="filled", disable_log_stats=True, **options)
         self._vocabulary = self._llm.llm_engine.model_config.get_vocab_size()
 
     def _prompts(self, count: int, length: int, seed: int) -> list[Any]:
@@ -190,7 +216,6 @@ class Arm:
             self.variable: "1" if name == "tunedgemm" else "0",
             "TUNEDGEMM_HOME": str(arguments.home),
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # lets `fill` reach the engine's process
         }
         try:
             self._process = context.Process(target=serve, args=(child, log, self.engine, str(arguments.model), arguments.options))
