@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -13,15 +13,16 @@ class Command:
     """One subcommand.
 
     Attributes:
-        name: the word after ``tunedgemm``.
+        name: the word after ``tunedgemm``; a plugin's entry point has the same name.
         help: one line for the list of commands.
         add_arguments: fills the command's parser.
         run: does the work from the parsed arguments and returns the exit code.
-        add_late: adds what is slow to find out; called when the command is the one whose arguments are parsed, or whose help is asked for.
+        add_late: adds what is slow to find out, for the words after the command's; called when the command is the one whose arguments are
+            parsed, or whose help is asked for.
     """
 
     name: str
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
-    add_late: Callable[[argparse.ArgumentParser], None] | None = None
+    add_late: Callable[[argparse.ArgumentParser, Sequence[str]], None] | None = None

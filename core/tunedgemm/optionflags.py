@@ -26,17 +26,20 @@ class _Say(argparse.Action):
         setattr(found, _SAID, {**getattr(found, _SAID), self.variable: value})
 
 
-def add_options(parser: argparse.ArgumentParser, registry: Registry | None = None) -> list[str]:
-    """Define the flags of the backends that load, which loads them; an option that several state alike is one flag.
+def add_options(parser: argparse.ArgumentParser, libtype: str = "all", registry: Registry | None = None) -> list[str]:
+    """Define the flags of the backends of a ``--libtype`` text, which loads those; an option that several state alike is one flag.
 
     A flag that the parser has, or that a backend of an earlier rank states otherwise, is left out: nothing that a user typed before a
     plugin was installed changes its meaning, and the plugin's variable holds all the same.
 
     Returns:
         What is left out and why, a line each.
+
+    Raises:
+        LibtypeError: a backend that is named is unknown or does not load.
     """
     stated: dict[Option, list[Backend]] = {}
-    for backend in (registry or Registry()).select("all"):
+    for backend in (registry or Registry()).select(libtype):
         for option in backend.options:
             stated.setdefault(option, []).append(backend)
     parser.set_defaults(**{_SAID: {}})

@@ -12,6 +12,8 @@ import pytest
 from tunedgemm.cli import commands, main
 from tunedgemm.csvfile import read_rows
 from tunedgemm.ops import op_named
+from tunedgemm.solution import Unsupported
+from tunedgemm.testing.fakes import fake_backend, fake_registry
 
 SHAPES = "M,N,K\n1,64,128\n5,64,128\n"
 
@@ -186,8 +188,33 @@ def test_every_command_has_help_and_the_module_runs() -> None:
         assert done.returncode == 0 and command.help[:20] in " ".join(done.stdout.split())
 
 
-def test_plugins_contribute_commands_and_a_broken_one_is_left_out(tmp_path: Path) -> None:
-    """The group tunedgemm.commands adds subcommands; one that cannot be imported is named and skipped."""
+def test_a_backend_of_few_rows_is_usable(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that serves M up to 16 alone reads "yes"; one that serves nothing here gives its reason for the first shape."""
+    few = fake_backend("few", supports=lambda shape, _: shape.m <= 16 or Unsupported(f"M={shape.m} is not 1 to 16"))
+    none = fake_backend("none", supports=lambda shape, _: Unsupported(f"M={shape.m} is too pretty"))
+    monkeypatch.setattr("tunedgemm.registry.Registry", lambda: fake_registry(few, none))
+    out = " ".join(run(capsys, "plugins")[1].replace("│", " ").split())
+
+    assert "a16w16 yes" in out and "no: M=64 is too pretty" in out and "not 1 to 16" not in out
+
+
+def test_only_what_is_named_is_imported(child: Callable[..., str], fake_plugins: Path, untuned: Path) -> None:
+    """Neither the list of commands nor tuning with ``--libtype torch`` imports a plugin; a help of tune and ``all`` do."""
+    table = untuned.with_name("out.csv")
+    words = {
+        "--help": False, f"tune -i {untuned} -o {table} --libtype torch --iters 2": False, "tune --help --libtype torch": True,
+        f"tune -i {untuned} -o {table} --libtype torch,fake --iters 2": True,
+    }  # fmt: skip
+    for line, loads in words.items():
+        source = "import sys\nfrom tunedgemm.cli import main\ntry:\n    main(sys.argv[1].split())\nexcept SystemExit:\n    pass\n"
+        shown = "print(sorted(name for name in sys.modules if name.startswith(('tunedgemm_', 'fake_plugin')) and '.' not in name))"
+        found = child(f"import sys\nsys.argv[1:] = [{line!r}]\n{source}{shown}", fake_plugins).splitlines()[-1]
+        assert ("fake_plugin" in found) is loads, (line, found)
+        assert loads or found == "[]"
+
+
+def test_plugins_contribute_commands_and_a_broken_one_is_named(tmp_path: Path) -> None:
+    """The group tunedgemm.commands adds subcommands; the list names whose they are, and one that cannot be imported fails alone."""
     (tmp_path / "greeting.py").write_text(
         "from tunedgemm.plugin import Command\n"
         "command = Command('greet', 'say hello', lambda parser: None, lambda arguments: print('hello') or 0)\n"
@@ -197,12 +224,17 @@ def test_plugins_contribute_commands_and_a_broken_one_is_left_out(tmp_path: Path
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[tunedgemm.commands]\ngreet = greeting:command\nbroken = not_there:command\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    command = [sys.executable, "-m", "tunedgemm", "greet"]
 
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+    def call(word: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "tunedgemm", word]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+        return done.returncode, done.stdout, done.stderr
 
-    assert (done.returncode, done.stdout) == (0, "hello\n")
-    assert "'broken'" in done.stderr
+    assert call("greet") == (0, "hello\n", "")
+    code, out, err = call("broken")
+    assert (code, out) == (2, "") and err.startswith("tunedgemm: error: command 'broken' of not_there:command cannot be loaded: ModuleNot")
+    code, out, err = call("--help")
+    assert (code, err) == (0, "") and " ".join(out.split()).count("commands of greeting") == 2
 
 
 @pytest.mark.parametrize(

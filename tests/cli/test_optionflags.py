@@ -29,7 +29,7 @@ def backend(libtype: str, *options: Option) -> Backend:
 
 def parser_of(*backends: Backend) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
-    assert add_options(parser, fake_registry(*backends)) == []
+    assert add_options(parser, registry=fake_registry(*backends)) == []
     return parser
 
 
@@ -77,7 +77,9 @@ def test_a_flag_that_is_taken_is_left_out() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--batch-invariant", action="store_true")
 
-    space, invariant = sorted(add_options(parser, fake_registry(backend("yours", other, core), backend("mine", SPACE))), reverse=True)
+    space, invariant = sorted(
+        add_options(parser, registry=fake_registry(backend("yours", other, core), backend("mine", SPACE))), reverse=True
+    )
     found = parser.parse_args(["--batch-invariant", "--mine-space", "full"])
 
     assert (found.batch_invariant, found.variables) == (True, {"TUNEDGEMM_MINE_SPACE": "full"})
@@ -99,7 +101,7 @@ class TestThirdParty:
         self, fake_plugins: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """On standard error, and the command works without it."""
-        monkeypatch.setattr("tunedgemm.optionflags.add_options", lambda _: ["the flag --x-y of backend x is left out"])
+        monkeypatch.setattr("tunedgemm.optionflags.add_options", lambda *_: ["the flag --x-y of backend x is left out"])
         with pytest.raises(SystemExit) as end:
             cli.main(["tune", "--help"])
         assert (end.value.code, capsys.readouterr().err) == (0, "tunedgemm: the flag --x-y of backend x is left out\n")

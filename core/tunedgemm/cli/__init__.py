@@ -15,7 +15,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
@@ -29,13 +29,13 @@ GROUP = "tunedgemm.commands"
 class _Parser(argparse.ArgumentParser):
     """Mistakes as one line, like all others, in place of the whole usage; a command's late arguments once it is parsed."""
 
-    late: Callable[[argparse.ArgumentParser], None] | None = None
+    late: Callable[[argparse.ArgumentParser, Sequence[str]], None] | None = None
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The arguments and what is not understood."""
         late, self.late = self.late, None
         if late is not None:
-            late(self)
+            late(self, args)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -102,24 +102,34 @@ def give_up_output(error: OSError) -> None:
 
 
 def commands() -> list[Command]:
-    """Our own commands by file name, then plugins'; one that cannot be imported is named on standard error."""
-    found = []
-    for module in pkgutil.iter_modules(__path__):
-        found.append(importlib.import_module(f"{__name__}.{module.name}").command)
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        try:
-            found.append(entry.load())
-        except Exception as error:  # a plugin's import may raise anything
-            print(f"tunedgemm: command {entry.name!r} of {entry.value} left out: {type(error).__name__}: {error}", file=sys.stderr)
+    """Import our own commands, by file name."""
+    return [importlib.import_module(f"{__name__}.{module.name}").command for module in pkgutil.iter_modules(__path__)]
+
+
+def _of_plugin(entry: EntryPoint, wanted: str) -> Command:
+    """Load a plugin's command where it is the *wanted* one; any other imports nothing, and tells only whose it is.
+
+    Raises:
+        UserError: it cannot be imported.
+    """
+    if entry.name != wanted:
+        owner = entry.dist.name if entry.dist else entry.value
+        return Command(entry.name, f"commands of {owner}", lambda _: None, lambda _: 0)
+    try:
+        found: Command = entry.load()
+    except Exception as error:  # a plugin's import may raise anything
+        raise UserError(f"command {entry.name!r} of {entry.value} cannot be loaded: {type(error).__name__}: {error}") from error
     return found
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+def parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Build the parser of the whole command line, of which *words* tell the one command that plugins are imported for."""
     top = _Parser(prog="tunedgemm", description="Tune GEMMs over every installed backend and dispatch to the winners.")
     top.add_argument("--version", action="version", version=f"tunedgemm {__version__}")
     choices = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in commands():
+    wanted = next((word for word in words if not word.startswith("-")), "")
+    of_plugins = {entry.name: entry for entry in entry_points(group=GROUP)}
+    for command in (*commands(), *(_of_plugin(of_plugins[name], wanted) for name in sorted(of_plugins))):
         sub = choices.add_parser(command.name, help=command.help, description=command.help)
         sub.add_argument("-v", "--verbose", action="store_true", help="say more: skipped shapes, every solution's status, full errors")
         command.add_arguments(sub)
@@ -130,7 +140,8 @@ def parser() -> argparse.ArgumentParser:
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments; what is not understood names the help of the command, which has it, not that of the whole."""
-    arguments, unknown = parser().parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments, unknown = parser(words).parse_known_args(words)
     if unknown:
         raise UserError(f"unrecognized arguments: {' '.join(unknown)}; `tunedgemm {arguments.command} --help` lists what there is")
     return arguments

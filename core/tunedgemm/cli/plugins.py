@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from tunedgemm.command import Command
+
+if TYPE_CHECKING:
+    from tunedgemm.device import Device
+    from tunedgemm.registry import Backend
+
+#: Rows of the products that a backend is asked about, where its op has no examples: some serve few rows alone, some many.
+_ROWS = (64, 1, 16, 1024)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -12,10 +20,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from tunedgemm.device import current_device
     from tunedgemm.libtypes import owners, pip_hint
-    from tunedgemm.ops import ops
     from tunedgemm.registry import Registry
     from tunedgemm.report import console
-    from tunedgemm.shape import Shape
     from tunedgemm.solution import Unsupported
 
     registry, device = Registry(), current_device()
@@ -28,8 +34,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if isinstance(backend, Unsupported):
             table.add_row(libtype, "", "", "", f"no: {backend.reason}")
             continue
-        probe = {name: backend.supports(Shape(name, 64, 1024, 1024), device) for name in backend.ops if name in ops()}
-        answer = "yes" if any(probe.values()) else "no: " + "; ".join(sorted({str(reason) for reason in probe.values()}))
+        answer = _usable(backend, device)
         library = backend.library_version(device) if arguments.verbose else ""
         details += [f"{libtype}: {line}" for line in backend.details(device)] if arguments.verbose else []
         table.add_row(libtype, backend.distribution, f"{backend.version or '-'} {library}".strip(), ", ".join(backend.ops), answer)
@@ -45,6 +50,23 @@ def _run(arguments: argparse.Namespace) -> int:
         names = ", ".join(f"{libtype} ({pip_hint(libtype)})" for libtype in missing)
         output.print(f"not installed: {names}", markup=False, soft_wrap=True)
     return 0
+
+
+def _usable(backend: Backend, device: Device) -> str:
+    """Say "yes" where a backend serves any of a few shapes on a device, else why it does not serve the first of each op."""
+    from tunedgemm.ops import ops
+    from tunedgemm.shape import Shape
+
+    reasons = set()
+    for name in backend.ops:
+        if name not in ops():
+            continue
+        shapes = ops()[name].examples or tuple(Shape(name, m, 1024, 1024) for m in _ROWS)
+        answers = [backend.supports(shape, device) for shape in shapes]
+        if any(answers):
+            return "yes"
+        reasons.add(str(answers[0]))
+    return "no: " + "; ".join(sorted(reasons))
 
 
 command = Command("plugins", "list the installed backends and whether they are usable here", lambda _: None, _run)

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,11 +132,20 @@ def _add_production(group: argparse._ArgumentGroup) -> None:
     add("--min_improvement_pct", type=float, default=3.0, help="per cent that a row must gain for that (default: %(default)g)")
 
 
-def _add_late(parser: argparse.ArgumentParser) -> None:
+def _add_late(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     from tunedgemm.optionflags import add_options
 
-    for line in add_options(parser):
+    for line in add_options(parser, _libtypes_in(words)):
         print(f"tunedgemm: {line}", file=sys.stderr)
+
+
+def _libtypes_in(words: Sequence[str]) -> str:
+    """Read the value of ``--libtype`` before the options of its backends are known; all for a help, and where the value is missing."""
+    alone = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    alone.add_argument("-h", "--help", action="store_true")
+    alone.add_argument("--libtype", nargs="?")
+    found, _ = alone.parse_known_args(words)
+    return "all" if found.help else found.libtype or "all"
 
 
 def _run(arguments: argparse.Namespace) -> int:
