@@ -6,7 +6,7 @@
         libtype = "mine"
 
 It asks about every op that the backend covers, in shapes of real models and awkward ones. The launching tests run on
-the present device and skip, with the backend's reason, the shapes that it does not support there.
+the present device, with the shapes that the backend supports there; where there are none they skip once, with its reason.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ from tunedgemm.tuner.verify import Poisoned, rows_of
 
 #: A dispatcher asks `supports` once a shape, a tuner for thousands of them.
 SUPPORTS_SECONDS = 1e-3
+#: Tests of a shape that ask about devices which need not be here; all others launch.
+_OF_EVERY_DEVICE = (
+    "test_supports_is_pure_quick_and_gives_reasons", "test_solutions_are_unique_and_stable",
+    "test_the_heuristic_names_a_solution_or_none",
+)  # fmt: skip
 
 
 class BackendConformance:
@@ -84,15 +89,33 @@ class BackendConformance:
 
     @classmethod
     def pytest_generate_tests(cls, metafunc: pytest.Metafunc) -> None:
-        """One test for each shape; the tests of a shape run in a row, so that they share its operands."""
+        """Make one test for each shape; the tests of a shape run in a row, so that they share its operands."""
         if "shape" in metafunc.fixturenames:
-            metafunc.parametrize("shape", cls.every_shape(), ids=_label, scope="class")
+            shapes = cls.every_shape() if metafunc.function.__name__ in _OF_EVERY_DEVICE else cls.served_shapes()
+            metafunc.parametrize("shape", shapes, ids=_label, scope="class")
 
     @classmethod
     def every_shape(cls) -> tuple[Shape, ...]:
         """The shapes to ask about: `shapes`, else those of each op that the backend covers."""
         large = cls._device().kind != "cpu"
         return tuple(cls.shapes) or tuple(shape for name in cls.backend().ops for shape in shapes_of(name, large))
+
+    @classmethod
+    def served_shapes(cls) -> Sequence[Any]:
+        """What to launch: `shapes`, else those of `every_shape` that the backend supports here."""
+        return cls.shapes or cls._served()
+
+    @classmethod
+    @functools.cache
+    def _served(cls) -> Sequence[Any]:
+        """Ask the backend about every shape; where it supports none here, the first one has a skip that says why."""
+        backend, device = cls.backend(), cls._device()
+        answers = {shape: backend.supports(shape, device) for shape in cls.every_shape()}
+        served = [shape for shape, answer in answers.items() if answer is True]
+        if served or not answers:
+            return served
+        shape, answer = next(iter(answers.items()))
+        return [pytest.param(shape, marks=pytest.mark.skip(reason=f"{cls.libtype} on {device}: {answer}"))]
 
     @classmethod
     @functools.cache
