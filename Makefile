@@ -1,7 +1,7 @@
 # make install          .venv with the core, every plugin of this repository and the development tools
 # make check            ruff and mypy
-# make test             all but the slow tests, with the coverage of the core; make test plugin=triton for one plugin
-# make test-all         the slow tests too
+# make test             all but slow tests and sweeps, with the coverage of the core; make test plugin=triton for one plugin
+# make test-all         those too
 # make tune             the main job on a small model: capture, tune, dispatch, compare
 # make bench            the price of dispatch on this machine
 # make docs             the tests that keep the documents true
@@ -52,7 +52,7 @@ check: install
 	$(RUN) -m mypy
 
 test: install
-	$(RUN) -m pytest -m "not slow" $(if $(plugin),,$(COVERAGE)) $(TESTS) $(args)
+	$(RUN) -m pytest -m "not slow and not sweep" $(if $(plugin),,$(COVERAGE)) $(TESTS) $(args)
 
 test-all: install
 	$(RUN) -m pytest $(if $(plugin),,$(COVERAGE)) $(TESTS) $(args)

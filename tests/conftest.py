@@ -139,7 +139,7 @@ def child() -> Callable[..., str]:
     def run(source: str, *folders: Path) -> str:
         path = os.pathsep.join([*map(str, folders), *filter(None, sys.path)])
         command = [sys.executable, "-W", "error::UserWarning", "-c", source]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
 

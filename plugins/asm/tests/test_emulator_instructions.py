@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.sweep
+
 LANE = np.arange(64, dtype=np.uint32)
 
 

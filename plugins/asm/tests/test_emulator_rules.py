@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.sweep
+
 LANE = np.arange(64, dtype=np.uint32)
 PRODUCT = "v_mfma_f32_16x16x16_bf16 a[0:3], v[10:11], v[12:13], a[0:3]"
 WIDE = "v_mfma_f32_32x32x8_bf16 a[0:15], v[10:11], v[12:13], a[0:15]"

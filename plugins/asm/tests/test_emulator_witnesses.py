@@ -17,6 +17,8 @@ from tunedgemm_asm.abi import ABIS
 from tunedgemm_asm.manifest import read
 from tunedgemm_asm.problem import problem_of
 
+pytestmark = pytest.mark.sweep
+
 #: Read before the tests hide it.
 TREE = Path(os.environ.get("AITER_ASM_DIR") or "/nonexistent")
 CLANGS = [found for name in ("clang", *(f"clang-{version}" for version in range(26, 16, -1))) if (found := shutil.which(name))]

@@ -18,6 +18,8 @@ from tunedgemm_asm.gcn.pack import build, plans
 from tunedgemm_asm.gcn.stream import Op
 from tunedgemm_asm.gcn.targets import TARGETS
 
+pytestmark = pytest.mark.sweep
+
 DISASSEMBLERS = [found for name in ("llvm-objdump", *(f"llvm-objdump-{n}" for n in range(26, 17, -1))) if (found := shutil.which(name))]
 
 

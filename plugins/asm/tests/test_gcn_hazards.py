@@ -8,6 +8,8 @@ from tunedgemm_asm.gcn.registers import M0, VCC, Reg
 from tunedgemm_asm.gcn.stream import Label, Op, branch, op
 from tunedgemm_asm.gcn.targets import TARGETS
 
+pytestmark = pytest.mark.sweep
+
 SOURCE = Reg("s", 4, 4)
 KINDS = list({(plan.gfx, plan.shuffled, plan.split): plan for plan in PLANS}.values())
 

@@ -18,6 +18,8 @@ from tunedgemm_asm.limits import refusal
 from tunedgemm_asm.manifest import Kernel
 from tunedgemm_asm.problem import problem_of
 
+pytestmark = pytest.mark.sweep
+
 ABI = ABIS["tunedgemm-bf16"]
 SMALL = [Plan(gfx, 64, 64, 2 - shuffled, 2, bool(shuffled)) for gfx in ("gfx942", "gfx950") for shuffled in (0, 1)]
 SPLIT = [attrs.evolve(plan, split=True) for plan in SMALL]

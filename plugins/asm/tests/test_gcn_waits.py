@@ -8,6 +8,8 @@ from tunedgemm_asm.gcn.registers import M0, Reg
 from tunedgemm_asm.gcn.stream import Label, Op, branch, op
 from tunedgemm_asm.gcn.waits import MOST, unmet, wait, with_waits
 
+pytestmark = pytest.mark.sweep
+
 SOURCE = Reg("s", 4, 4)
 PART = Reg("lds", 0)
 #: One kernel of each kind: where loads go, whether the weight is shuffled, whether K is split.

@@ -15,6 +15,8 @@ from tunedgemm_asm.ptx.plan import COLUMNS, Plan, Variant
 from tunedgemm_asm.ptx.problem import problem_of, refusal
 from tunedgemm_asm.ptx.solutions import TURNS, choices, plans
 
+pytestmark = pytest.mark.sweep
+
 needs_ptxas = pytest.mark.skipif(assembler.ptxas() is None, reason="there is no ptxas: it comes with Triton and with CUDA's toolkit")
 H200 = Device("sm_90", 132, "nvidia-h200")
 VARIANTS = [

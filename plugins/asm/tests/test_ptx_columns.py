@@ -19,6 +19,8 @@ from tunedgemm_asm.ptx.problem import problem_of, refusal
 from tunedgemm_asm.ptx.solutions import choices, refine
 from tunedgemm_asm.ptx.tensormap import Operand, described
 
+pytestmark = pytest.mark.sweep
+
 H200 = Device("sm_90", 132, "nvidia-h200")
 CPU = Device("cpu-avx2", 2, "cpu")
 

@@ -12,6 +12,8 @@ from tunedgemm_asm.ptx.plan import Plan
 from tunedgemm_asm.ptx.problem import refusal
 from tunedgemm_asm.ptx.promotion import blocks_of, offsets_of, span_of
 
+pytestmark = pytest.mark.sweep
+
 
 def of(scale: str, sizes: tuple[int, int, int], dtype: str = "fp8_e4m3fn", outdtype: str = "bf16", bias: str = "") -> Shape:
     """A shape of the op that has such scales."""

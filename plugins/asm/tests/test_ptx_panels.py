@@ -16,6 +16,8 @@ from tunedgemm_asm.ptx.plan import Plan, Variant, plan_of
 from tunedgemm_asm.ptx.problem import refusal
 from tunedgemm_asm.ptx.solutions import choices, refine, with_panels
 
+pytestmark = pytest.mark.sweep
+
 H200 = Device("sm_90", 132, "nvidia-h200")
 
 

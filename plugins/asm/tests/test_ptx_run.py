@@ -9,6 +9,8 @@ import pytest
 from tunedgemm.plugin import Shape
 from tunedgemm_asm.ptx.plan import Plan
 
+pytestmark = pytest.mark.sweep
+
 #: Plan, shape, parts of K, multiprocessors: each has tails in M, N and K, and blocks with several tiles.
 CASES = [
     (Plan(128, 160, 3), Shape("a16w16", 150, 200, 136), 1, 2),

@@ -15,6 +15,8 @@ from tunedgemm_asm.ptx.problem import problem_of, refusal, shared_evenly
 from tunedgemm_asm.ptx.shares import MOST_RANGES, shares_of
 from tunedgemm_asm.ptx.solutions import MOST, choices, refine
 
+pytestmark = pytest.mark.sweep
+
 H200 = Device("sm_90", 132, "nvidia-h200")
 
 #: Rows of the weight and multiprocessors: by how many rounds of whole tiles of 128 by 16 there would be of 300 rows of x.

@@ -12,6 +12,8 @@ from tunedgemm_asm.ptx.cost import cost
 from tunedgemm_asm.ptx.plan import Plan, plan_of
 from tunedgemm_asm.ptx.solutions import MOST, TURNS, choices, refine
 
+pytestmark = pytest.mark.sweep
+
 H200 = Device("sm_90", 132, "nvidia-h200")
 
 #: Plan, shape, parts of K, multiprocessors: each has tails in M, N and K; items of a block are one to six, steps fewer or more than stages.

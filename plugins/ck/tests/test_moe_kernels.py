@@ -17,6 +17,8 @@ from tunedgemm.testing.launching import Case
 from tunedgemm_ck.native import MOE_POINTERS
 from tunedgemm_ck.stages import sizes_of
 
+pytestmark = pytest.mark.sweep
+
 SOURCES = Path(tunedgemm_ck.__file__).with_name("sources")
 EMULATED = Path(__file__).with_name("emulated")
 KINDS = {"No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x128": "block"}

@@ -15,6 +15,8 @@ from tunedgemm_skinny.limits import ARCHITECTURES, MAX_ROWS, supports, width_of
 from tunedgemm_skinny.names import Kernel, Rows, Tiles, Wgmma
 from tunedgemm_skinny.solutions import choices
 
+pytestmark = pytest.mark.sweep
+
 NVIDIA = {"sm_80": Device("sm_80", 108), "sm_90": Device("sm_90", 132), "sm_100": Device("sm_100", 148)}
 AMD = {"gfx90a": Device("gfx90a", 104), "gfx942": Device("gfx942", 304)}
 DEVICES = NVIDIA | AMD

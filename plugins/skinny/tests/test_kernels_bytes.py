@@ -9,6 +9,8 @@ import attrs
 import pytest
 import torch
 
+pytestmark = pytest.mark.sweep
+
 both = pytest.mark.parametrize("machine", [32, 64], indirect=True, ids=["nvidia", "amd"])
 nvidia = pytest.mark.parametrize("machine", [32], indirect=True, ids=["nvidia"])
 families = pytest.mark.parametrize("family", ["rows", "tiles"])
