@@ -34,12 +34,12 @@ def add_options(parser: argparse.ArgumentParser, libtype: str = "all", registry:
 
     Returns:
         What is left out and why, a line each.
-
-    Raises:
-        LibtypeError: a backend that is named is unknown or does not load.
     """
+    registry = registry or Registry()
+    named = {text.strip() for text in libtype.split(",")}
+    answers = [registry.get(known) for known in registry.libtypes if "all" in named or known in named]
     stated: dict[Option, list[Backend]] = {}
-    for backend in (registry or Registry()).select(libtype):
+    for backend in (answer for answer in answers if isinstance(answer, Backend)):  # the run says what is wrong with the others
         for option in backend.options:
             stated.setdefault(option, []).append(backend)
     parser.set_defaults(**{_SAID: {}})
