@@ -81,13 +81,14 @@ def compare_remembered(engine: str, variable: str, digest: str) -> None:
     from tunedgemm.artifact import artifact
     from tunedgemm.device import current_device
     from tunedgemm.integrations.engine_routes import compare
+    from tunedgemm.tuner.trial import MEASURE
 
     text = os.environ.get(variable, "")
     try:
         seconds = float(text or _SECONDS)
     except ValueError as error:
         raise UserError(f"{variable}: not a number of seconds (got {text!r}); use {_SECONDS:g}, or 0 for no comparison") from error
-    key = f"gains {engine} {torch.__version__} {current_device()} {digest}"
+    key = f"gains {MEASURE} {engine} {torch.__version__} {current_device()} {digest}"
     known: dict[str, float] = json.loads(artifact(key, lambda: b"{}"))
     before = len(known)
     compare(seconds, known)

@@ -27,7 +27,7 @@ from tunedgemm.tuner.plan import Source, groups, plan, requested
 from tunedgemm.tuner.processes import Terminated, stopped_by_sigterm
 from tunedgemm.tuner.select import select_pin
 from tunedgemm.tuner.store import MISSING, Store
-from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Place, Planned, Report, Task, Trials
+from tunedgemm.tuner.trial import MEASURE, Bench, Event, Options, Outcome, Place, Planned, Report, Task, Trials
 
 #: Options that decide what a trial says; trials of an interrupted run with others are not reused.
 _MATTERS = (
@@ -236,6 +236,7 @@ def _identity(options: Options, backends: Sequence[Backend]) -> dict[str, str]:
     stated = [option for backend in backends for option in backend.options]
     return {
         "tunedgemm": __version__,
+        "measure": MEASURE,
         "torch": importlib.metadata.version("torch"),
         **versions,
         **{option.variable: option.value() for option in stated if option.value() != option.default},

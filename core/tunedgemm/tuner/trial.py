@@ -128,6 +128,8 @@ class Task:
     only: tuple[Solution, ...] = ()
 
 
+#: Version of what a time is, for trials to be comparable. 2: on a GPU each call follows a kernel that writes its activations.
+MEASURE = "2"
 #: Why a chip's clock is held back where it takes all the power that it may.
 POWER_CAP = "power cap"
 
