@@ -1,8 +1,9 @@
 """The layout as data: which module may import which, where names may stand, how long things may be."""
 
 import ast
+import functools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,12 @@ def sources(*folders: Path) -> list[Path]:
     return sorted(path for folder in folders for path in folder.rglob("*.py") if not {"build", "__pycache__"} & set(path.parts))
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
 def label(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -143,7 +150,7 @@ def loaded_by_path(path: Path) -> bool:
 
 def imports(path: Path) -> Iterator[str]:
     """Full names of the modules that a file imports, wherever in the file, once for each statement."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -170,98 +177,104 @@ OTHERS = sources(ROOT / "plugins", ROOT / "examples" / "thirdparty-plugin")
 EVERYTHING = sources(CORE, ROOT / "plugins", ROOT / "examples", ROOT / "tests", ROOT / "benchmarks")
 
 
-@pytest.mark.parametrize("path", CORE_FILES, ids=label)
+def faults(files: Iterable[Path], fault: Callable[[Path], object]) -> list[str]:
+    """What is wrong, with the file before it, so that one test names all."""
+    return [f"{label(path)}: {found}" for path in files if (found := fault(path))]
+
+
 class TestCore:
-    """Each file of the core."""
+    """Every file of the core."""
 
-    def test_has_a_layer(self, path):
+    def test_has_a_layer(self):
         """A new module says where it stands."""
-        assert home(path) in PLACE, f"put {home(path)!r} into LAYERS"
+        assert not [label(path) for path in CORE_FILES if home(path) not in PLACE], "put it into LAYERS"
 
-    def test_imports_downwards(self, path):
+    def test_imports_downwards(self):
         """Imports go to the same layer or a lower one."""
-        upwards = {target for target in targets(path) if PLACE[target] > PLACE[home(path)]}
-        assert not upwards
+        assert not faults(CORE_FILES, lambda path: {target for target in targets(path) if PLACE[target] > PLACE[home(path)]})
 
-    def test_imports_nothing_forbidden(self, path):
+    def test_imports_nothing_forbidden(self):
         """Serving code stays clear of the tuner, the tuner of dispatch."""
-        forbidden = {name for modules, names in NEVER.items() if home(path) in modules for name in names}
-        assert not targets(path) & forbidden
 
-    def test_libraries_stay_in_their_places(self, path):
+        def forbidden(path: Path) -> set[str]:
+            return targets(path) & {name for modules, names in NEVER.items() if home(path) in modules for name in names}
+
+        assert not faults(CORE_FILES, forbidden)
+
+    def test_libraries_stay_in_their_places(self):
         """Each of these libraries is known to few modules; Triton to none."""
-        used = {name.split(".")[0] for name in imports(path)}
-        misplaced = {library for library, places in ONLY_IN.items() if library in used and home(path) not in places}
-        assert not misplaced
 
-    def test_names_no_libtype(self, path):
+        def misplaced(path: Path) -> set[str]:
+            used = {name.split(".")[0] for name in imports(path)}
+            return {library for library, places in ONLY_IN.items() if library in used and home(path) not in places}
+
+        assert not faults(CORE_FILES, misplaced)
+
+    def test_names_no_libtype(self):
         """Names of our backends are data in libtypes.py; no code branches on one."""
-        if path.name == "libtypes.py" or home(path) == "torch_backend":
-            pytest.skip("its place")
-        tree = ast.parse(path.read_text())
-        literals = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-        named = literals & set(RANK)
-        assert not named
-        compared = {
-            leaf.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Compare)
-            for leaf in ast.walk(node)
-            if isinstance(leaf, ast.Constant)
-        }
-        assert BUILTIN not in compared
 
-    def test_is_documented(self, path):
+        def named(path: Path) -> set[str]:
+            nodes = list(ast.walk(parsed(path)))
+            literals = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+            leaves = (leaf for node in nodes if isinstance(node, ast.Compare) for leaf in ast.walk(node))
+            compared = {leaf.value for leaf in leaves if isinstance(leaf, ast.Constant)}
+            return literals & set(RANK) | {BUILTIN} & compared
+
+        elsewhere = [path for path in CORE_FILES if path.name != "libtypes.py" and home(path) != "torch_backend"]
+        assert not faults(elsewhere, named)
+
+    def test_is_documented(self):
         """The module, its public classes, functions and methods have docstrings."""
-        if not path.read_text():
-            pytest.skip("an empty file")
-        tree = ast.parse(path.read_text())
-        assert ast.get_docstring(tree), "the module"
-        scopes = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))]
-        public = [
-            node
-            for scope in scopes
-            for node in scope.body
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
-        ]
-        assert not [node.name for node in public if not ast.get_docstring(node)]
+
+        def undocumented(path: Path) -> list[str]:
+            tree = parsed(path)
+            scopes = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))]
+            defined = [node for scope in scopes for node in scope.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+            public = [node.name for node in defined if not node.name.startswith("_") and not ast.get_docstring(node)]
+            return public if ast.get_docstring(tree) else ["the module", *public]
+
+        assert not faults([path for path in CORE_FILES if path.read_text()], undocumented)
 
 
-@pytest.mark.parametrize("path", sources(CORE / "tuner"), ids=label)
-def test_stages_do_not_know_each_other(path):
+def test_stages_do_not_know_each_other():
     """`tuner/__init__` orders a run, `lane` a shape, `session` what is done on a device; the stages know values only."""
-    parts = path.relative_to(CORE / "tuner").with_suffix("").parts
-    known = {name.split(".")[2] for name in imports(path) if name.startswith("tunedgemm.tuner.")}
-    assert known - {parts[0]} <= set(TUNER.get(parts[0], STAGES_SHARE))
+
+    def known(path: Path) -> set[str]:
+        own = path.relative_to(CORE / "tuner").with_suffix("").parts[0]
+        others = {name.split(".")[2] for name in imports(path) if name.startswith("tunedgemm.tuner.")} - {own}
+        return others - set(TUNER.get(own, STAGES_SHARE))
+
+    assert not faults(sources(CORE / "tuner"), known)
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=label)
-def test_plugins_import_the_menu_only(path):
+def test_plugins_import_the_menu_only():
     """A plugin sees `tunedgemm.plugin`, its tests `tunedgemm.testing` and the user's menu besides; no plugin sees another."""
-    own = path.relative_to(ROOT).parts[:2]
-    siblings = {folder.name for folder in (ROOT / own[0] / own[1]).iterdir() if (folder / "__init__.py").exists()}
-    siblings |= {file.stem for file in (ROOT / own[0] / own[1]).glob("*.py")}
-    known = {name for name in imports(path) if name.split(".")[0].startswith("tunedgemm") and name.split(".")[0] not in siblings}
-    testing = {name for name in known if (name.startswith("tunedgemm.testing") or name == "tunedgemm") and "tests" in path.parts}
-    assert known - testing <= {"tunedgemm.plugin"}
+
+    def strange(path: Path) -> set[str]:
+        own = ROOT.joinpath(*path.relative_to(ROOT).parts[:2])
+        siblings = {folder.name for folder in own.iterdir() if (folder / "__init__.py").exists()} | {file.stem for file in own.glob("*.py")}
+        known = {name for name in imports(path) if name.split(".")[0].startswith("tunedgemm") and name.split(".")[0] not in siblings}
+        testing = {name for name in known if (name.startswith("tunedgemm.testing") or name == "tunedgemm") and "tests" in path.parts}
+        return known - testing - {"tunedgemm.plugin"}
+
+    assert not faults(OTHERS, strange)
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=label)
-def test_files_and_functions_are_short(path):
+def test_files_and_functions_are_short():
     """No file beyond 450 lines, no function beyond 80; kernels are as long as they have to be."""
-    text = path.read_text()
-    assert text.count("\n") <= FILE_LINES
-    if "kernels" in path.parts:
-        return
-    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    assert not [node.name for node in functions if node.end_lineno - node.lineno >= FUNCTION_LINES]
+
+    def long(path: Path) -> list[str]:
+        kernels = "kernels" in path.parts
+        functions = [] if kernels else [node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        whole = ["the file"] if path.read_text().count("\n") > FILE_LINES else []
+        return whole + [node.name for node in functions if node.end_lineno - node.lineno >= FUNCTION_LINES]
+
+    assert not faults(EVERYTHING, long)
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=label)
-def test_no_drawers(path):
+def test_no_drawers():
     """No file is named after nothing in particular."""
-    assert path.stem not in BANNED
-    assert not path.stem.startswith("base_")
+    assert not [label(path) for path in EVERYTHING if path.stem in BANNED or path.stem.startswith("base_")]
 
 
 def test_plugin_folders_are_no_packages():
