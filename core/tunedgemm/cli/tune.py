@@ -141,11 +141,11 @@ def _add_late(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 def _libtypes_in(words: Sequence[str]) -> str:
     """Read the value of ``--libtype`` before the options of its backends are known; all for a help, and where the value is missing."""
-    alone = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    alone.add_argument("-h", "--help", action="store_true")
+    if any(word.startswith(("-h", "--h")) for word in words):
+        return "all"
+    alone = argparse.ArgumentParser(add_help=False)
     alone.add_argument("--libtype", nargs="?")
-    found, _ = alone.parse_known_args(words)
-    return "all" if found.help else found.libtype or "all"
+    return alone.parse_known_args(words)[0].libtype or "all"
 
 
 def _run(arguments: argparse.Namespace) -> int:
