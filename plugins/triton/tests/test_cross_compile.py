@@ -140,7 +140,7 @@ def test_every_op_multiplies_its_operands_as_they_are(gfx: str) -> None:
         assert code["spills"] == 0, f"{case} spills {code['spills']} registers"
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("m", [4, 64, 1024])
 @pytest.mark.parametrize("gfx", DEVICES)
 def test_a_sample_of_every_space_compiles_within_the_limits(gfx: str, m: int) -> None:
@@ -189,7 +189,7 @@ def test_the_second_consumer_stores_and_scales_its_own_rows() -> None:
         assert code["moved_by_consumers"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("gfx", DEVICES)
 def test_the_whole_space_compiles_within_the_limits(gfx: str) -> None:
     """Every enumerated solution of plain a16w16 for a vector or two, few rows and many compiles and fits the shared memory."""

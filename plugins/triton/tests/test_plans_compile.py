@@ -91,7 +91,7 @@ def test_first_guesses_multiply_with_the_right_instruction_and_do_not_spill(gfx:
         assert code["spills"] == 0, f"{case}: {code}"
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("gfx", DEVICES)
 def test_a_sample_of_the_space_compiles_within_the_limits(gfx: str, tmp_path: Path, monkeypatch: Any) -> None:
     """Every 16th solution compiles, fits the shared memory and multiplies with the matrix instruction."""
