@@ -45,8 +45,7 @@ class Route:
         verdicts: M of a row to how many times faster than the engine's kernel it was here; see `faster` for 0 and less.
         reasons: M to why a call of it is the engine's.
         calls: M to the function that runs.
-        settled: whether the warm-up is over, so that a new M has to come more than once before a row serves it.
-        waiting: M to the calls that are the engine's until then.
+        waiting: M to the calls that are the engine's before a row may serve it; None until the warm-up is over.
     """
 
     name: str
@@ -63,15 +62,14 @@ class Route:
     verdicts: dict[int, float] = attrs.field(factory=dict)
     reasons: dict[int, str] = attrs.field(factory=dict)
     calls: dict[int, Product] = attrs.field(factory=dict)
-    settled: bool = False
-    waiting: dict[int, int] = attrs.field(factory=dict)
+    waiting: dict[int, int] | None = None
 
     def call_of(self, operands: tuple[Any, ...], m: int) -> Product:
         """Choose the function for calls of M rows, and keep it: where shapes are captured the engine's kernel runs, and is counted."""
         call = self.calls.get(m)
         if call is None:
             known = dispatcher(self.shape.op)
-            if self.settled and self.theirs is not None and not known.settings.capture and self._waits(m):
+            if self.theirs is not None and not known.settings.capture and self._waits(m):
                 return self.theirs
             if self.theirs is None or self.serves(m, device_of(operands[0].get_device())):
                 call = self.ours
@@ -85,6 +83,8 @@ class Route:
 
         Most M of prefill come once, and to bind a kernel to an M takes the host longer than the step that it speeds up.
         """
+        if self.waiting is None:
+            return False
         left = self.waiting.setdefault(m, _STEPS * len(self.layers))
         self.waiting[m] = left - 1
         return left > 0
@@ -180,7 +180,7 @@ def compare(seconds: float, known: dict[str, float]) -> None:
     rows: list[tuple[int, Route]] = []
     for route in routes.values():
         route.calls.clear()
-        route.settled = False
+        route.waiting = None
         route.compared = seconds > 0 and route.theirs is not None and route.device.type == "cuda"
         if route.compared:
             rows += [(m, route) for m in rows_of(route.shape, device_of(route.device.index or 0))]
@@ -203,7 +203,7 @@ def compare(seconds: float, known: dict[str, float]) -> None:
 def settle(device: Device) -> None:
     """Let new M that no row is of wait from now on: the warm-up is over, and the engine called its own sizes."""
     for route in routes.values():
-        route.settled, route.waiting = True, dict.fromkeys(rows_of(route.shape, device), 0)
+        route.waiting = dict.fromkeys(rows_of(route.shape, device), 0)
 
 
 def rows_of(shape: Shape, device: Device) -> list[int]:

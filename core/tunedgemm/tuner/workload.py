@@ -272,6 +272,11 @@ class Workload:
 
     def _capture(self, call: Callable[..., Any]) -> _Graph:
         """Capture the calls of one sample, each after a `touch`, between two events that are part of the graph: its launch is not timed."""
+
+        def after_touch(*operands: Any) -> None:
+            touch(operands[0])
+            call(*operands)
+
         graph = torch.cuda.CUDAGraph()
         start = torch.cuda.Event(enable_timing=True, external=True)
         end = torch.cuda.Event(enable_timing=True, external=True)
@@ -282,10 +287,7 @@ class Workload:
             graph.capture_begin(pool=self._pool)
             try:
                 start.record()
-                for place in range(self.calls):
-                    operands = self._used[place % len(self._used)]
-                    touch(operands[0])
-                    call(*operands)
+                self._calls(after_touch)
                 end.record()
                 graph.capture_end()
             except Exception:
