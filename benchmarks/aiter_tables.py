@@ -19,16 +19,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
-from tunedgemm.choice import choose, offers
-from tunedgemm.csvfile import Problem, infer_op, read_rows, read_untuned, upsert
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
+from tunedgemm.dispatch.choice import choose, offers
 from tunedgemm.libtypes import OF_AITERS_OPS, absent, pip_hint
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
-from tunedgemm.registry import Registry
-from tunedgemm.row import Row
-from tunedgemm.sheet import read_sheet
-from tunedgemm.table import Table
+from tunedgemm.table.csvfile import Problem, infer_op, read_rows, read_untuned, upsert
+from tunedgemm.table.lookup import Table
+from tunedgemm.table.row import Row
+from tunedgemm.table.sheet import read_sheet
 
 
 @attrs.define

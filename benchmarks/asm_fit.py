@@ -26,9 +26,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import attrs
-from tunedgemm.csvfile import read_rows
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
+from tunedgemm.table.csvfile import read_rows
 from tunedgemm_asm.ptx import cost
 from tunedgemm_asm.ptx.plan import Plan, plan_of
 from tunedgemm_asm.ptx.solutions import plans

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
-from tunedgemm.csvfile import infer_op, read_rows
 from tunedgemm.device import Device
 from tunedgemm.errors import PluginError
-from tunedgemm.row import Row
+from tunedgemm.table.csvfile import infer_op, read_rows
+from tunedgemm.table.row import Row
 from tunedgemm_asm import manifest, packs
 from tunedgemm_asm.abi import ABIS
 from tunedgemm_asm.descriptor import AITER, Descriptor

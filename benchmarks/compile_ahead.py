@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tunedgemm.csvfile import read_untuned
+from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device
 from tunedgemm.ops import op_named
-from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import read_untuned
 from tunedgemm.tuner.compilers import Compilers
 
 

@@ -23,7 +23,7 @@ import attrs
 import numpy as np
 import pandas as pd
 from listing import Times, timed
-from tunedgemm.registry import Backend, Registry
+from tunedgemm.backends.registry import Backend, Registry
 
 #: How many times slower a shape counts that a set has no kernel for.
 MISSED = 10.0

@@ -25,11 +25,11 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from tunedgemm.backends.registry import Registry, make_backend
 from tunedgemm.device import device_of
+from tunedgemm.dispatch.settings import Settings
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.plugin import Launcher, Solution, hookimpl
-from tunedgemm.registry import Registry, make_backend
-from tunedgemm.settings import Settings
-from tunedgemm.tuned_gemm import TunedGemm
 
 #: Microseconds that one call may cost over its launcher, by whether it has a bias.
 BUDGET_US = {False: 1.2, True: 1.5}

@@ -19,13 +19,13 @@ from typing import Any
 
 import attrs
 import torch
-from tunedgemm.csvfile import read_rows
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import current_device
-from tunedgemm.launcher import Launcher
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.ops import op_named
-from tunedgemm.registry import Registry
-from tunedgemm.row import Row
-from tunedgemm.tuned_gemm import TunedGemm
+from tunedgemm.table.csvfile import read_rows
+from tunedgemm.table.row import Row
 
 OP = op_named("a16w16")
 CALLS, ROUNDS = 50, 21

@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device
-from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.log import read_log

@@ -32,9 +32,9 @@ from typing import Any
 import attrs
 import torch
 from speed import AGAIN, DEFAULT, HERE, OP, SLOWER, ceilings, geometric_mean, interval, shapes_of
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device, current_device
-from tunedgemm.launcher import Launcher
-from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner import tune

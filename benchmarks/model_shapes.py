@@ -23,9 +23,9 @@ import attrs
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from tunedgemm.dtype import short_dtype
-from tunedgemm.models import Layer, layers_of_model
-from tunedgemm.models.source import read
-from tunedgemm.models.walk import generic
+from tunedgemm.workload.models import Layer, layers_of_model
+from tunedgemm.workload.models.source import read
+from tunedgemm.workload.models.walk import generic
 
 #: product -> the place of its operand [K, N]; the other, [M, K], stands before
 _WEIGHT_AT = {"mm": 1, "addmm": 2, "bmm": 1, "baddbmm": 2, "_grouped_mm": 1}

@@ -19,20 +19,20 @@ from pathlib import Path
 
 import attrs
 import torch
-from tunedgemm.accuracy import MAX_ERROR_RATIO, error_ratio, same_bits, worst_row_error
-from tunedgemm.csvfile import Row, read_rows, read_untuned, write_rows
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device, current_device, device_of
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, error_ratio, same_bits, worst_row_error
 from tunedgemm.ops.op import Op
-from tunedgemm.registry import Backend, Registry
-from tunedgemm.row import key_shape
 from tunedgemm.shape import Shape
-from tunedgemm.sheet import Record, Sheet
 from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import Row, read_rows, read_untuned, write_rows
+from tunedgemm.table.row import key_shape
+from tunedgemm.table.sheet import Record, Sheet
 from tunedgemm.testing.shapes import shapes_of
-from tunedgemm.tuned_gemm import TunedGemm
 from tunedgemm.tuner import Options, tune
 from tunedgemm.tuner.verify import rows_of
 

@@ -22,7 +22,7 @@ import tunedgemm
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from tunedgemm.tuned_gemm import TunedGemm
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
 
 #: Milliseconds of a block -> rounds; 0 is one call.
 ROUNDS = {0: 31, 20: 15, 100: 9, 400: 4}

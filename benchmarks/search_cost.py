@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 from speed import HERE, OP, interval, shapes_of
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device, current_device
-from tunedgemm.launcher import Launcher
-from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner import tune

@@ -31,10 +31,10 @@ from pathlib import Path
 
 import attrs
 import torch
+from tunedgemm.backends.driver import loaded_driver
+from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device, current_device
-from tunedgemm.driver import loaded_driver
 from tunedgemm.errors import OperandError, ShapeError
-from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution

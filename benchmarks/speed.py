@@ -29,18 +29,18 @@ from typing import Any
 
 import attrs
 import torch
-from tunedgemm.csvfile import read_untuned
+from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import current_device
+from tunedgemm.dispatch.settings import Settings
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import UserError
-from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named, ops
-from tunedgemm.settings import Settings
+from tunedgemm.ops.shuffle import plain_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
-from tunedgemm.tuned_gemm import TunedGemm
+from tunedgemm.table.csvfile import read_untuned
 from tunedgemm.tuner.trial import Samples
 from tunedgemm.tuner.workload import Workload
-from tunedgemm.weights import plain_weight
 
 HERE = Path(__file__).parent
 OP = op_named("a16w16")

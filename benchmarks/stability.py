@@ -21,11 +21,11 @@ from typing import Any
 
 from search_cost import WARMUP, bound, spread
 from speed import HERE, OP, interval, shapes_of
-from tunedgemm.csvfile import read_rows
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device, current_device
-from tunedgemm.registry import Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import read_rows
 from tunedgemm.tuner import tune
 from tunedgemm.tuner.select import DEFAULT_TIE
 from tunedgemm.tuner.trial import Options, Samples

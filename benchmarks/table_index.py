@@ -123,7 +123,7 @@ def look_ups(path: Path, table: Any) -> dict[str, list[float]]:
 def child(path: Path, kind: str) -> dict[str, Any]:
     """Load the table in this process, and look up; *kind*: ``csv`` or ``index``."""
     from tunedgemm.ops import op_named
-    from tunedgemm.table import Table
+    from tunedgemm.table.lookup import Table
 
     op = op_named("a16w16")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from speed import FIELDS, SLOWER, geometric_mean, interval, shapes_of_file
-from tunedgemm.csvfile import key_shape, read_rows
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device, current_device
-from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named
-from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import key_shape, read_rows
 from tunedgemm.tuner.trial import Samples
 from tunedgemm.tuner.workload import Workload
 from tunedgemm_triton.dialect import OURS

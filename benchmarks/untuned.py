@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from speed import HERE, OP, shapes_of
-from tunedgemm.csvfile import write_untuned
 from tunedgemm.ops import op_named
-from tunedgemm.row import Untuned
+from tunedgemm.table.csvfile import write_untuned
+from tunedgemm.table.row import Untuned
 
 if __name__ == "__main__":
     subset, target, op = (*sys.argv[1:], OP.name)[:3]

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tunedgemm import registry
+from tunedgemm.backends import registry
 from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -194,7 +194,7 @@ def file_limit() -> Callable[[int], contextlib.AbstractContextManager[None]]:
 @pytest.fixture
 def no_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that writes captured counts leaves the test alone."""
-    monkeypatch.setattr("tunedgemm.capture._INTERVAL", 3600.0)
+    monkeypatch.setattr("tunedgemm.workload.capture._INTERVAL", 3600.0)
 
 
 @pytest.fixture

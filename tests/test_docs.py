@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from tunedgemm import cli
-from tunedgemm.csvfile import read_untuned, write_rows
+from tunedgemm.backends.registry import HOOKS, Registry
 from tunedgemm.libtypes import owners
 from tunedgemm.ops import ops
-from tunedgemm.registry import HOOKS, Registry
+from tunedgemm.table.csvfile import read_untuned, write_rows
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))

@@ -5,7 +5,7 @@ import json
 import pytest
 import tunedgemm
 
-LATE = ("torch", "pandas", "numpy", "triton", "pluggy", "attr", "rich", "tunedgemm.registry", "tunedgemm_triton")
+LATE = ("torch", "pandas", "numpy", "triton", "pluggy", "attr", "rich", "tunedgemm.backends.registry", "tunedgemm_triton")
 
 
 @pytest.mark.timing
@@ -20,7 +20,9 @@ def test_importing_the_package_loads_nothing(child):
     assert seconds < 0.2
 
 
-@pytest.mark.parametrize("module", ["tunedgemm.plugin", "tunedgemm.registry", "tunedgemm.table", "tunedgemm.capture"])
+@pytest.mark.parametrize(
+    "module", ["tunedgemm.plugin", "tunedgemm.backends.registry", "tunedgemm.table.lookup", "tunedgemm.workload.capture"]
+)
 def test_values_and_tables_need_no_torch(child, module):
     """A plugin is described, a table read and a shape noted without torch."""
     assert child(f"import sys, {module}\nprint('torch' in sys.modules, 'pandas' in sys.modules)") == "False False"
@@ -29,7 +31,8 @@ def test_values_and_tables_need_no_torch(child, module):
 def test_dispatch_needs_no_tuner(child):
     """Serving loads neither the tuner nor pandas nor the command line."""
     found = child(
-        "import sys, tunedgemm.tuned_gemm\nprint(sorted({'tunedgemm.tuner', 'pandas', 'pebble', 'tunedgemm.cli'} & set(sys.modules)))"
+        "import sys, tunedgemm.dispatch.tuned_gemm\n"
+        "print(sorted({'tunedgemm.tuner', 'pandas', 'pebble', 'tunedgemm.cli'} & set(sys.modules)))"
     )
     assert found == "[]"
 

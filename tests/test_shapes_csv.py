@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tunedgemm.csvfile import read_untuned
-from tunedgemm.folders import named_file
 from tunedgemm.ops import op_named
+from tunedgemm.table.csvfile import read_untuned
+from tunedgemm.table.folders import named_file
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "benchmarks" / "shapes.csv"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tunedgemm.csvfile import read_rows
 from tunedgemm.device import current_device
+from tunedgemm.dispatch.settings import Settings
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.ops import op_named
-from tunedgemm.settings import Settings
+from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.fakes import fake_backend, fake_registry
-from tunedgemm.tuned_gemm import TunedGemm
 from tunedgemm.tuner import Options, tune
 
 

@@ -41,7 +41,7 @@ def _run(command, **settings):
 def test_the_registry_finds_it(installed, tmp_path):
     """The libtype is listed before torch, and selected by its name."""
     source = (
-        "from tunedgemm.registry import Registry\n"
+        "from tunedgemm.backends.registry import Registry\n"
         "registry = Registry()\n"
         "(backend,) = registry.select('swapped')\n"
         "print(registry.libtypes.index('swapped') < registry.libtypes.index('torch'))\n"

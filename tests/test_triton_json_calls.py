@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tunedgemm.backends.registry import Registry, make_backend
 from tunedgemm.device import device_of
-from tunedgemm.dispatch import Dispatcher
+from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dispatch.settings import Settings
 from tunedgemm.ops import op_named
-from tunedgemm.registry import Registry, make_backend
-from tunedgemm.settings import Settings
-from tunedgemm.table import Table
+from tunedgemm.table.lookup import Table
 
 pytest.importorskip("tunedgemm_triton")
 

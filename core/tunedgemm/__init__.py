@@ -12,19 +12,19 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_INSTANCE, _GRAPHS = "tunedgemm.tuned_gemm", "tunedgemm.integrations.graph_ops"
+_INSTANCE, _GRAPHS = "tunedgemm.dispatch.tuned_gemm", "tunedgemm.integrations.graph_ops"
 _HOME = {
     **dict.fromkeys(("TunedGemm", "call", "dispatcher", "reload", "tgemm"), _INSTANCE),
-    **dict.fromkeys(("explain", "fingerprint", "is_tuned"), "tunedgemm.questions"),
-    **dict.fromkeys(("prewarm", "unbound"), "tunedgemm.prewarming"),
+    **dict.fromkeys(("explain", "fingerprint", "is_tuned"), "tunedgemm.dispatch.explain"),
+    **dict.fromkeys(("prewarm", "unbound"), "tunedgemm.dispatch.prewarm"),
     "convert": "tunedgemm.integrations.convert",
-    **dict.fromkeys(("ShuffledWeight", "as_shuffled", "shuffle_weight", "unshuffle_weight"), "tunedgemm.weights"),
+    **dict.fromkeys(("ShuffledWeight", "as_shuffled", "shuffle_weight", "unshuffle_weight"), "tunedgemm.ops.shuffle"),
     **dict.fromkeys(
         (
             "as_fp4", "dequant_blocks", "dequant_fp4", "dequant_rows", "per_1x128_quant", "per_1x32_f4_quant", "per_block_quant",
             "per_tensor_quant", "pertoken_quant", "shuffle_scale", "unshuffle_scale",
         ),
-        "tunedgemm.quant",
+        "tunedgemm.ops.quant",
     ),
     **dict.fromkeys(("transposed_scale", "untransposed_scale"), "tunedgemm.ops.scaled_blocks"),
     **dict.fromkeys(("ActivationType", "QuantType"), "tunedgemm.ops.fmoe"),

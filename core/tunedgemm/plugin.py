@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunedgemm.artifact import artifact, cache_folder
-from tunedgemm.command import Command
+from tunedgemm.backends.artifact import artifact, cache_folder
+from tunedgemm.backends.command import Command
+from tunedgemm.backends.driver import Driver, DriverInterface, bind_driver, device_context, first_usable, loaded_driver, mapped_files
+from tunedgemm.backends.hookspecs import CONTRACT, hookimpl
+from tunedgemm.backends.launcher import Launcher, on_device
+from tunedgemm.backends.option import Option
+from tunedgemm.backends.workspace import scratch, semaphores, workspace
 from tunedgemm.device import Device, device_of
-from tunedgemm.driver import Driver, DriverInterface, bind_driver, device_context, first_usable, loaded_driver, mapped_files
 from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
 from tunedgemm.errors import LaunchError, OutOfResources, PluginError, TunedGemmError, UserError
-from tunedgemm.hookspecs import CONTRACT, hookimpl
-from tunedgemm.launcher import Launcher, on_device
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.op import Columns, Op, Tolerance
-from tunedgemm.option import Option
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
-from tunedgemm.workspace import scratch, semaphores, workspace
 
 __all__ = [
     "CONTRACT",
@@ -87,15 +87,15 @@ __all__ = [
 _LATE = {
     **dict.fromkeys(("Options", "tune"), "tunedgemm.tuner"),
     **dict.fromkeys(("Outcome", "Planned"), "tunedgemm.tuner.trial"),
-    **dict.fromkeys(("Progress", "console", "summary"), "tunedgemm.report"),
-    **dict.fromkeys(("Row", "read_rows", "upsert"), "tunedgemm.csvfile"),
-    **dict.fromkeys(("home_folder", "named_file"), "tunedgemm.folders"),
-    "Table": "tunedgemm.table",
-    "op_of_file": "tunedgemm.asked",
+    **dict.fromkeys(("Progress", "console", "summary"), "tunedgemm.tuner.report"),
+    **dict.fromkeys(("Row", "read_rows", "upsert"), "tunedgemm.table.csvfile"),
+    **dict.fromkeys(("home_folder", "named_file"), "tunedgemm.table.folders"),
+    "Table": "tunedgemm.table.lookup",
+    "op_of_file": "tunedgemm.workload.lists",
     "read_log": "tunedgemm.tuner.log",
-    "shape_of_texts": "tunedgemm.asked",
-    "torch_launcher": "tunedgemm.torch_backend",
-    **dict.fromkeys(("plain_weight", "shuffle_weight", "unshuffle_weight"), "tunedgemm.weights"),
+    "shape_of_texts": "tunedgemm.workload.lists",
+    "torch_launcher": "tunedgemm.backends.builtin",
+    **dict.fromkeys(("plain_weight", "shuffle_weight", "unshuffle_weight"), "tunedgemm.ops.shuffle"),
 }
 
 

@@ -8,7 +8,7 @@ import attrs
 
 from tunedgemm.errors import PluginError
 
-#: How the name of a solution ends that adds a bias after its kernel; see `tunedgemm.split`. No kernel of a plugin is called so.
+#: How the name of a solution ends that adds a bias after its kernel; see `tunedgemm.backends.split`. No kernel of a plugin is called so.
 ADD = "+add"
 
 

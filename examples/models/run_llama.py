@@ -27,7 +27,7 @@ import tunedgemm
 from rich.console import Console
 from rich.table import Table
 from tune_llama import WIDER, agree, covered, home, step
-from tunedgemm.folders import named_model
+from tunedgemm.table.folders import named_model
 
 console = Console()
 

@@ -26,7 +26,7 @@ import torch
 import tunedgemm
 from rich.console import Console
 from rich.table import Table
-from tunedgemm.coverage import coverage
+from tunedgemm.analysis.coverage import coverage
 from tunedgemm.plugin import Shape
 
 console = Console()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.cli import main
-from tunedgemm.csvfile import read_rows
 from tunedgemm.ops import op_named
+from tunedgemm.table.csvfile import read_rows
 
 UNTUNED = "M,N,K,bias,dtype,outdtype\n" + "".join(f"{m},64,128,False,fp32,fp32\n" for m in range(1, 9))
 

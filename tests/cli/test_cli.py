@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.cli import commands, main
-from tunedgemm.csvfile import read_rows
 from tunedgemm.ops import op_named
 from tunedgemm.solution import Unsupported
+from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 
 SHAPES = "M,N,K\n1,64,128\n5,64,128\n"
@@ -68,7 +68,7 @@ def test_a_bare_name_finds_a_shipped_file(tmp_path: Path, capsys: pytest.Capture
     shipped = tmp_path / "shipped"
     (shipped / "model_configs").mkdir(parents=True)
     (shipped / "model_configs" / "tiny_untuned.csv").write_text("M,N,K\n1,64,128\n")
-    monkeypatch.setattr("tunedgemm.folders.SHIPPED", shipped)
+    monkeypatch.setattr("tunedgemm.table.folders.SHIPPED", shipped)
 
     code, out, _ = run(capsys, "tune", "-i", "tiny_untuned.csv", "-o", "tuned.csv", "--libtype", "torch", "--iters", "3")
 
@@ -192,7 +192,7 @@ def test_a_backend_of_few_rows_is_usable(capsys: pytest.CaptureFixture[str], mon
     """A backend that serves M up to 16 alone reads "yes"; one that serves nothing here gives its reason for the first shape."""
     few = fake_backend("few", supports=lambda shape, _: shape.m <= 16 or Unsupported(f"M={shape.m} is not 1 to 16"))
     none = fake_backend("none", supports=lambda shape, _: Unsupported(f"M={shape.m} is too pretty"))
-    monkeypatch.setattr("tunedgemm.registry.Registry", lambda: fake_registry(few, none))
+    monkeypatch.setattr("tunedgemm.backends.registry.Registry", lambda: fake_registry(few, none))
     out = " ".join(run(capsys, "plugins")[1].replace("│", " ").split())
 
     assert "a16w16 yes" in out and "no: M=64 is too pretty" in out and "not 1 to 16" not in out

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.cli import main
-from tunedgemm.csvfile import Row, write_rows
 from tunedgemm.device import current_device
-from tunedgemm.folders import home_folder
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import Row, write_rows
+from tunedgemm.table.folders import home_folder
 
 OP = op_named("a16w16")
 HEAD = "M,N,K,bias,dtype,outdtype,count,graph\n"

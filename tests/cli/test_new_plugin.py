@@ -12,7 +12,8 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
-from tunedgemm import __version__, torch_backend
+from tunedgemm import __version__
+from tunedgemm.backends import builtin as torch_backend
 from tunedgemm.cli import main
 from tunedgemm.cli.new_plugin import FILES
 from tunedgemm.ops import op_named, ops

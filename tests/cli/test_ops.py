@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import tunedgemm.tuner
+from tunedgemm.backends.registry import Registry
 from tunedgemm.cli import main
-from tunedgemm.csvfile import read_rows
 from tunedgemm.ops import op_named, ops
-from tunedgemm.registry import Registry
+from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.shapes import shapes_of
 from tunedgemm.tuner import Options, tune
 
@@ -111,7 +111,7 @@ def test_the_op_is_said_or_found(words: list[str], op: str, tmp_path: Path, monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tunedgemm.tuner, "tune", noted)
-    monkeypatch.setattr("tunedgemm.compare.run_config", noted)
+    monkeypatch.setattr("tunedgemm.analysis.compare.run_config", noted)
     assert main(["tune", *words]) == 130
     assert asked == [op]
 

@@ -13,10 +13,10 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm import cli
+from tunedgemm.backends.registry import Backend
+from tunedgemm.cli.optionflags import add_options, said
 from tunedgemm.errors import UserError
-from tunedgemm.optionflags import add_options, said
 from tunedgemm.plugin import Option
-from tunedgemm.registry import Backend
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 
 SPACE = Option("--mine-space", "TUNEDGEMM_MINE_SPACE", "how much to list, up to 100 %", ("small", "full"))
@@ -101,7 +101,7 @@ class TestThirdParty:
         self, fake_plugins: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """On standard error, and the command works without it."""
-        monkeypatch.setattr("tunedgemm.optionflags.add_options", lambda *_: ["the flag --x-y of backend x is left out"])
+        monkeypatch.setattr("tunedgemm.cli.optionflags.add_options", lambda *_: ["the flag --x-y of backend x is left out"])
         with pytest.raises(SystemExit) as end:
             cli.main(["tune", "--help"])
         assert (end.value.code, capsys.readouterr().err) == (0, "tunedgemm: the flag --x-y of backend x is left out\n")

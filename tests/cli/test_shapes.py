@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.cli import main
-from tunedgemm.csvfile import Untuned, read_untuned, write_untuned
-from tunedgemm.folders import untuned_path
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
+from tunedgemm.table.csvfile import Untuned, read_untuned, write_untuned
+from tunedgemm.table.folders import untuned_path
 
 A16W16 = op_named("a16w16")
 

@@ -11,12 +11,12 @@ import attrs
 import pytest
 from tunedgemm.cli import main
 from tunedgemm.cli.table import check
-from tunedgemm.csvfile import Row, read_rows, write_rows
 from tunedgemm.device import Device
 from tunedgemm.libtypes import AITER, OF_AITERS_OPS
 from tunedgemm.ops import op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import Row, read_rows, write_rows
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 
 OP = op_named("a16w16")

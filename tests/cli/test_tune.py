@@ -143,7 +143,7 @@ def test_an_interruption_before_the_plan(monkeypatch: pytest.MonkeyPatch, capsys
 
 @pytest.fixture
 def comparison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Put a module in the place of `tunedgemm.compare` that notes what it is asked."""
+    """Put a module in the place of `tunedgemm.analysis.compare` that notes what it is asked."""
 
     def planted(failed: bool) -> list[Any]:
         asked: list[Any] = []
@@ -158,10 +158,10 @@ def comparison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             asked.append((op, source, output, options, update, min_improvement_pct))
             return result
 
-        module = types.ModuleType("tunedgemm.compare")
+        module = types.ModuleType("tunedgemm.analysis.compare")
         module.run_config, module.compare = run_config, compare
         module.print_checked = module.print_compared = lambda found, console: print("told", found is result, file=console.file)
-        monkeypatch.setitem(sys.modules, "tunedgemm.compare", module)
+        monkeypatch.setitem(sys.modules, "tunedgemm.analysis.compare", module)
         return asked
 
     return planted
@@ -197,7 +197,7 @@ def test_an_interrupted_look_at_production_keeps_nothing(
 ) -> None:
     """Some shapes were timed, so it does not say that nothing was measured, and there is nothing to go on with."""
     comparison(failed=False)
-    monkeypatch.setattr(sys.modules["tunedgemm.compare"], "run_config", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(sys.modules["tunedgemm.analysis.compare"], "run_config", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
 
     assert cli.main(["tune", "--run_config"]) == 130
     assert capsys.readouterr().err == (
@@ -215,7 +215,7 @@ def test_an_interrupted_comparison_leaves_the_table(
         progress(None, Planned(TASKS, (), (PLACE,), tmp_path / "candidate.csv"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["tunedgemm.compare"], "compare", compare)
+    monkeypatch.setattr(sys.modules["tunedgemm.analysis.compare"], "compare", compare)
 
     assert cli.main(["tune", "--compare"]) == 130
     assert (

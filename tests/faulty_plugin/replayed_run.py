@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import device_of
-from tunedgemm.registry import Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.csvfile import Row, read_untuned, write_rows
 from tunedgemm.device import current_device, device_of
-from tunedgemm.folders import untuned_path
+from tunedgemm.dispatch.settings import Settings
+from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.integrations import engine_routes, engine_rows, sglang_fp8
 from tunedgemm.integrations import sglang as sglang_plugin
 from tunedgemm.integrations import vllm as plugin
 from tunedgemm.ops import op_named
-from tunedgemm.settings import Settings
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import Row, read_untuned, write_rows
+from tunedgemm.table.folders import untuned_path
 from tunedgemm.testing.fakes import fake_backend, fake_registry
-from tunedgemm.tuned_gemm import tgemm
 
 SHAPE = Shape("a16w16", 4, 16, 32, "fp32")
 

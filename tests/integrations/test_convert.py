@@ -10,14 +10,14 @@ import pytest
 import torch
 import tunedgemm
 from torch.fx.experimental.proxy_tensor import make_fx
+from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
+from tunedgemm.dispatch.settings import Settings
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.convert import convert
 from tunedgemm.integrations.layers import TunedLinear
-from tunedgemm.preshuffle import PRESHUFFLE_M_THRESHOLD
-from tunedgemm.quant import dequant_blocks, per_block_quant, pertoken_quant
-from tunedgemm.settings import Settings
+from tunedgemm.ops.quant import dequant_blocks, per_block_quant, pertoken_quant
+from tunedgemm.ops.shuffle import ShuffledWeight
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
-from tunedgemm.weights import ShuffledWeight
 
 BF16 = torch.bfloat16
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 import tunedgemm
 from tunedgemm.device import current_device
+from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.integrations import engine_routes, engine_rows, engine_timing
 from tunedgemm.integrations import vllm as plugin
 from tunedgemm.shape import Shape
-from tunedgemm.tuned_gemm import dispatcher
 
 N, K = 256, 384
 

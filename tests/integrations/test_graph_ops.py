@@ -12,13 +12,13 @@ import pytest
 import torch
 import tunedgemm
 from torch.nn import functional
+from tunedgemm.dispatch.tuned_gemm import TunedGemm, tgemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.integrations.graph_ops import graph_op
 from tunedgemm.ops import functions, op_named, ops
 from tunedgemm.shape import Shape
 from tunedgemm.testing.shapes import shapes_of
-from tunedgemm.tuned_gemm import TunedGemm, tgemm
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=needs_compiler)])

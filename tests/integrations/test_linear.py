@@ -6,10 +6,10 @@ import pytest
 import torch
 import tunedgemm
 from torch.nn import functional
+from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import OperandError
 from tunedgemm.integrations.linear import linear
 from tunedgemm.integrations.patching import patched
-from tunedgemm.tuned_gemm import tgemm
 
 
 def calls_the_patched_one(*operands):

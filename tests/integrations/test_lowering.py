@@ -70,7 +70,7 @@ def test_every_way_of_giving_an_ops_operands_is_served(fresh: None) -> None:
     assert code.count("_straight(") == len(expected)
 
 
-@pytest.mark.parametrize("first", ["torch._inductor.lowering", "tunedgemm.tuned_gemm"])
+@pytest.mark.parametrize("first", ["torch._inductor.lowering", "tunedgemm.dispatch.tuned_gemm"])
 def test_inductor_is_told_whenever_it_is_loaded(first: str, child, tmp_path: Path) -> None:
     """Loaded before our ops or after them, it calls them straight; and the code in its caches runs in a process that loads it."""
     source = (

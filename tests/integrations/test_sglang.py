@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from tunedgemm import quant
 from tunedgemm.device import current_device
+from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.errors import UserError
 from tunedgemm.integrations import engine_routes, sglang_fp8
 from tunedgemm.integrations import sglang as plugin
+from tunedgemm.ops import quant
 from tunedgemm.shape import Shape
-from tunedgemm.tuned_gemm import dispatcher
 
 N, K = 256, 384
 STUB = Path(__file__).parent / "sglang_stub"

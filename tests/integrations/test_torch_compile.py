@@ -10,11 +10,11 @@ import pytest
 import torch
 import tunedgemm
 from torch.nn import functional
-from tunedgemm.capture import recorder
-from tunedgemm.csvfile import read_untuned
-from tunedgemm.folders import untuned_path
 from tunedgemm.integrations.patching import patched
 from tunedgemm.ops import op_named
+from tunedgemm.table.csvfile import read_untuned
+from tunedgemm.table.folders import untuned_path
+from tunedgemm.workload.capture import recorder
 
 OP = op_named("a16w16")
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")

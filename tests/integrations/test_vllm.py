@@ -9,12 +9,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm import quant
 from tunedgemm.device import current_device
+from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.integrations import engine_routes, engine_rows
 from tunedgemm.integrations import vllm as plugin
+from tunedgemm.ops import quant
 from tunedgemm.shape import Shape
-from tunedgemm.tuned_gemm import dispatcher
 
 N, K = 256, 384
 FP8 = torch.float8_e4m3fn

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from tunedgemm import quant
-from tunedgemm.csvfile import read_untuned, write_untuned
-from tunedgemm.ops import op_named
-from tunedgemm.row import Untuned
+from tunedgemm.ops import op_named, quant
 from tunedgemm.shape import Shape
+from tunedgemm.table.csvfile import read_untuned, write_untuned
+from tunedgemm.table.row import Untuned
 
 pytestmark = [
     pytest.mark.slow,

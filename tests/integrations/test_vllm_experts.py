@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from tunedgemm.device import current_device
+from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.integrations import engine_routes, engine_rows
 from tunedgemm.integrations import vllm as plugin
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
-from tunedgemm.tuned_gemm import dispatcher
 
 LAYERS = "vllm.model_executor.layers"
 VARIABLE = "AITER_CONFIG_FMOE"

@@ -3,7 +3,7 @@
 import attrs
 import pytest
 import torch
-from tunedgemm.dispatch import Dispatcher
+from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import DtypeError, OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape

@@ -5,15 +5,15 @@ import re
 import attrs
 import pytest
 import torch
-from tunedgemm.accuracy import error_ratio, worst_row_error
-from tunedgemm.csvfile import infer_op
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
-from tunedgemm.quant import per_1x32_f4_quant, shuffle_scale
+from tunedgemm.ops.accuracy import error_ratio, worst_row_error
+from tunedgemm.ops.quant import per_1x32_f4_quant, shuffle_scale
+from tunedgemm.ops.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.shape import Shape
-from tunedgemm.tuned_gemm import TunedGemm
-from tunedgemm.weights import ShuffledWeight, shuffle_weight
+from tunedgemm.table.csvfile import infer_op
 
 OP = op_named("a16w4_blockscale")
 CPU = torch.device("cpu")

@@ -5,14 +5,14 @@ import re
 import attrs
 import pytest
 import torch
-from tunedgemm.accuracy import error_ratio, worst_row_error
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
-from tunedgemm.quant import dequant_fp4, shuffle_scale
+from tunedgemm.ops.accuracy import error_ratio, worst_row_error
+from tunedgemm.ops.quant import dequant_fp4, shuffle_scale
+from tunedgemm.ops.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.shape import Shape
-from tunedgemm.tuned_gemm import TunedGemm
-from tunedgemm.weights import ShuffledWeight, shuffle_weight
 
 OP = op_named("a4w4_blockscale")
 CPU = torch.device("cpu")

@@ -5,13 +5,13 @@ import re
 import attrs
 import pytest
 import torch
-from tunedgemm.accuracy import error_ratio, worst_row_error
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import DtypeError, OperandError, ShapeError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import error_ratio, worst_row_error
+from tunedgemm.ops.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
-from tunedgemm.tuned_gemm import TunedGemm
-from tunedgemm.weights import shuffle_weight
 
 OP = op_named("a8w8")
 CPU = torch.device("cpu")

@@ -3,13 +3,13 @@
 import attrs
 import pytest
 import torch
-from tunedgemm.accuracy import worst_row_error
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.scaled_blocks import transposed_scale
+from tunedgemm.ops.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.shape import Shape
-from tunedgemm.tuned_gemm import TunedGemm
-from tunedgemm.weights import ShuffledWeight, shuffle_weight
 
 OP = op_named("a8w8_blockscale_bpreshuffle")
 PLAIN = op_named("a8w8_blockscale")

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tunedgemm.accuracy import worst_row_error
-from tunedgemm.dispatch import Dispatcher
+from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
+from tunedgemm.ops.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
-from tunedgemm.weights import shuffle_weight
 
 OP = op_named("batched_a8w8")
 INT8, FP8, CPU = torch.int8, torch.float8_e4m3fn, torch.device("cpu")

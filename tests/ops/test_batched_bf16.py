@@ -6,11 +6,11 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
-from tunedgemm.dispatch import Dispatcher
+from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import DtypeError, OperandError, ShapeError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
-from tunedgemm.weights import shuffle_weight
 
 OP = op_named("batched_bf16")
 BF16, FP16, CPU = torch.bfloat16, torch.float16, torch.device("cpu")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tunedgemm.dispatch import Dispatcher
+from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.entry import scaled_entry, weight_scaled_entry

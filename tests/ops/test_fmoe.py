@@ -6,13 +6,13 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
-from tunedgemm.dispatch import Dispatcher
+from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dispatch.settings import Settings
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.fmoe import ActivationType, QuantType
-from tunedgemm.settings import Settings
+from tunedgemm.ops.shuffle import shuffle_weight
 from tunedgemm.testing.fakes import fake_backend, fake_registry
-from tunedgemm.weights import shuffle_weight
 
 OP = op_named("fmoe")
 CPU, BF16 = torch.device("cpu"), torch.bfloat16

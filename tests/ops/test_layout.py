@@ -6,8 +6,8 @@ import tunedgemm
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.layout import layout_of, plain_layout, shuffled_layout
+from tunedgemm.ops.shuffle import as_shuffled, plain_weight, shuffle_weight
 from tunedgemm.shape import Shape
-from tunedgemm.weights import as_shuffled, plain_weight, shuffle_weight
 
 WEIGHT = torch.randn(32, 64).bfloat16()
 

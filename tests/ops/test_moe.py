@@ -6,12 +6,11 @@ import math
 import attrs
 import pytest
 import torch
-from tunedgemm import quant
-from tunedgemm.accuracy import worst_row_error
 from tunedgemm.errors import OperandError, ShapeError
-from tunedgemm.ops import moe, op_named
+from tunedgemm.ops import moe, op_named, quant
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.moe import ActivationType, QuantType
-from tunedgemm.weights import shuffle_weight
+from tunedgemm.ops.shuffle import shuffle_weight
 
 OP = op_named("fmoe")
 CPU = torch.device("cpu")

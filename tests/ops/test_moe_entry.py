@@ -4,10 +4,10 @@ import enum
 
 import pytest
 import torch
-from tunedgemm.accuracy import worst_row_error
-from tunedgemm.dispatch import Dispatcher
+from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.fmoe import ActivationType, QuantType
 
 OP = op_named("fmoe")

@@ -9,8 +9,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from tunedgemm.backends.registry import GROUP
 from tunedgemm.ops import op_named
-from tunedgemm.registry import GROUP
 from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.shapes import shapes_of
 from tunedgemm.testing.stand_in import StandInConformance, installed

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import attrs
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
-from tunedgemm.registry import Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import attrs
 import pytest
+from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device, device_of
-from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.compilers import Compilers

@@ -17,12 +17,12 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.csvfile import read_rows
+from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
-from tunedgemm.registry import Registry
 from tunedgemm.shape import Shape
+from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.fakes import fake_registry
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.tuner import Options, tune

@@ -8,9 +8,9 @@ from pathlib import Path
 import attrs
 import pytest
 from tunedgemm.cli import main
-from tunedgemm.csvfile import read_rows
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
+from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.tuner import Options, tune
 

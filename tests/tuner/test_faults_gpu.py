@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tunedgemm.csvfile import read_rows
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
+from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.tuner import Options, tune
 

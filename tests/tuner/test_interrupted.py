@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tunedgemm.csvfile import read_rows
 from tunedgemm.ops import op_named
+from tunedgemm.table.csvfile import read_rows
 from tunedgemm.timing import Timing
 
 pytestmark = pytest.mark.slow

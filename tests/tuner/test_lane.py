@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.registry import Registry
+from tunedgemm.backends.registry import Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import fake_backend, fake_registry

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import attrs
 import pytest
-from tunedgemm.csvfile import Row, write_rows
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import Row, write_rows
 from tunedgemm.tuner.plan import groups, plan, requested
 from tunedgemm.tuner.trial import Options, Task
 

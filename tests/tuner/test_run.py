@@ -10,12 +10,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.csvfile import read_rows
-from tunedgemm.dispatch import Dispatcher
+from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import LibtypeError, TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.tuner import Options, tune

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tunedgemm.csvfile import read_rows
-from tunedgemm.folders import named_file
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import read_rows
+from tunedgemm.table.folders import named_file
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.select import DEFAULT_TIE, select, select_pin

@@ -15,12 +15,12 @@ from pathlib import Path
 import attrs
 import pytest
 import tunedgemm.tuner.store as module
-from tunedgemm.csvfile import Row, read_rows, upsert
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import Row, read_rows, upsert
 from tunedgemm.testing.replay import read_trials
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.store import MISSING, Store

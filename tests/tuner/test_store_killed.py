@@ -8,8 +8,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tunedgemm.csvfile import read_rows
 from tunedgemm.ops import op_named
+from tunedgemm.table.csvfile import read_rows
 from tunedgemm.testing.replay import read_trials
 
 OP = op_named("a16w16")
@@ -18,7 +18,7 @@ OP = op_named("a16w16")
 WRITERS = """
 import os, random, signal, sys, time
 from pathlib import Path
-from tunedgemm.csvfile import read_rows
+from tunedgemm.table.csvfile import read_rows
 from tunedgemm.device import Device
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape

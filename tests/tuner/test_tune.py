@@ -8,11 +8,11 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
-from tunedgemm.csvfile import read_rows, write_rows
 from tunedgemm.errors import LibtypeError, TableError, UserError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.table.csvfile import read_rows, write_rows
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.testing.replay import Replay, read_trials
 from tunedgemm.timing import Timing

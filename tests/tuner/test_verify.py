@@ -6,9 +6,9 @@ import functools
 
 import pytest
 import torch
-from tunedgemm.launcher import Launcher
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.registry import unwrapping
 from tunedgemm.ops import op_named, ops
-from tunedgemm.registry import unwrapping
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.fakes import exact

@@ -6,8 +6,8 @@ import time
 
 import pytest
 import torch
+from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device, current_device, device_of
-from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution

@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import importlib
 import logging
 import os
-import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from tunedgemm import __version__
-from tunedgemm.command import Command
+from tunedgemm.backends.command import Command
 from tunedgemm.errors import UserError
 
 GROUP = "tunedgemm.commands"
@@ -102,8 +100,10 @@ def give_up_output(error: OSError) -> None:
 
 
 def commands() -> list[Command]:
-    """Import our own commands, by file name."""
-    return [importlib.import_module(f"{__name__}.{module.name}").command for module in pkgutil.iter_modules(__path__)]
+    """Import the commands of the core."""
+    from tunedgemm.cli import coverage, explain, new_plugin, plugins, shapes, table, tune
+
+    return [module.command for module in (coverage, explain, new_plugin, plugins, shapes, table, tune)]
 
 
 def _of_plugin(entry: EntryPoint, wanted: str) -> Command:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunedgemm.command import Command
+from tunedgemm.backends.command import Command
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
-    from tunedgemm.coverage import Coverage, Next
+    from tunedgemm.analysis.coverage import Coverage, Next
 
 #: Seconds of --measure without a number.
 _SECONDS = 60.0
@@ -43,10 +43,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.coverage import BY, coverage
-    from tunedgemm.coverage.show import print_coverage, print_next, write_entries
+    from tunedgemm.analysis.coverage import BY, coverage
+    from tunedgemm.analysis.coverage.show import print_coverage, print_next, write_entries
     from tunedgemm.device import device_of_text
-    from tunedgemm.report import console
+    from tunedgemm.tuner.report import console
 
     least = arguments.min_exact
     if least is not None and not 0.0 <= least <= 100.0:
@@ -83,7 +83,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _commands(arguments: argparse.Namespace, found: Coverage, following: Sequence[Next]) -> list[str]:
     """The commands that tune what is to be tuned next; with -o the lists of shapes are written."""
-    from tunedgemm.coverage import write_next
+    from tunedgemm.analysis.coverage import write_next
     from tunedgemm.ops import op_named
 
     if not following:
@@ -117,8 +117,8 @@ def _tune(op: str, path: Path, following: Sequence[Next]) -> str:
 
 def _verdict(found: Coverage, least: float | None) -> int:
     """The exit code, 1 below *least* per cent; pins count, for they are what is asked for where they are."""
-    from tunedgemm.coverage import TUNED
-    from tunedgemm.coverage.show import percent
+    from tunedgemm.analysis.coverage import TUNED
+    from tunedgemm.analysis.coverage.show import percent
 
     share = found.share(*TUNED, by="calls")
     if least is None or share * 100.0 >= least - _ROUNDING:

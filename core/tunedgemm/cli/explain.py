@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunedgemm.command import Command
+from tunedgemm.backends.command import Command
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from tunedgemm.device import device_of_text
-    from tunedgemm.dispatch import Dispatcher
+    from tunedgemm.dispatch.dispatcher import Dispatcher
 
     op, shape = _asked(arguments)
     print(Dispatcher(op).explain(shape, device_of_text(arguments.device) if arguments.device else None))
@@ -48,9 +48,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _asked(arguments: argparse.Namespace) -> tuple[Op, Shape]:
     """The op and the shape that are meant."""
-    from tunedgemm.asked import op_of_file, shape_of_line, shape_of_texts
-    from tunedgemm.folders import named_file
     from tunedgemm.ops import DEFAULT_OP, op_named
+    from tunedgemm.table.folders import named_file
+    from tunedgemm.workload.lists import op_of_file, shape_of_line, shape_of_texts
 
     name, colon, line = arguments.shape.rpartition(":")
     if colon and line.isdecimal():
@@ -70,7 +70,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Op, Shape]:
 
 def _said(arguments: argparse.Namespace, op: Op) -> dict[str, str]:
     """Columns by what was said of them."""
-    from tunedgemm.asked import dtype_column
+    from tunedgemm.workload.lists import dtype_column
 
     said = {}
     columns = (*op.columns.key, *op.columns.own)

@@ -7,7 +7,7 @@ import string
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunedgemm.command import Command
+from tunedgemm.backends.command import Command
 from tunedgemm.errors import UserError
 from tunedgemm.ops import DEFAULT_OP
 
@@ -87,8 +87,8 @@ def _product(op: Op) -> dict[str, str]:
 
 def _free(name: str) -> str:
     """The name, which nobody has; raises UserError for one that is no name, or is taken."""
+    from tunedgemm.backends.registry import Registry
     from tunedgemm.libtypes import ALIASES, STAND_INS, known
-    from tunedgemm.registry import Registry
 
     if not (name.isascii() and name.isidentifier() and name == name.lower() and not name.startswith("_")):
         raise UserError(f"NAME is the libtype and part of a module's name: a lower-case letter, then letters, digits, _ (got {name!r})")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from tunedgemm.command import Command
+from tunedgemm.backends.command import Command
 
 if TYPE_CHECKING:
+    from tunedgemm.backends.registry import Backend
     from tunedgemm.device import Device
-    from tunedgemm.registry import Backend
 
 #: Rows of the products that a backend is asked about, where its op has no examples: some serve few rows alone, some many.
 _ROWS = (64, 1, 16, 1024)
@@ -18,11 +18,11 @@ _ROWS = (64, 1, 16, 1024)
 def _run(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
+    from tunedgemm.backends.registry import Registry
     from tunedgemm.device import current_device
     from tunedgemm.libtypes import owners, pip_hint
-    from tunedgemm.registry import Registry
-    from tunedgemm.report import console
     from tunedgemm.solution import Unsupported
+    from tunedgemm.tuner.report import console
 
     registry, device = Registry(), current_device()
     details: list[str] = []

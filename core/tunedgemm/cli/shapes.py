@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from tunedgemm.command import Command
+from tunedgemm.backends.command import Command
+from tunedgemm.cli.flags import add_changes, add_model
 from tunedgemm.errors import UserError
-from tunedgemm.flags import add_changes, add_model
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as Grid
 
-    from tunedgemm.csvfile import Untuned
-    from tunedgemm.flags import Listed
+    from tunedgemm.cli.flags import Listed
+    from tunedgemm.table.csvfile import Untuned
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +33,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.asked import list_paths
-    from tunedgemm.csvfile import write_untuned
-    from tunedgemm.flags import listed, model_said
+    from tunedgemm.cli.flags import listed, model_said
     from tunedgemm.ops import op_named
-    from tunedgemm.report import console, number_of
+    from tunedgemm.table.csvfile import write_untuned
+    from tunedgemm.tuner.report import console, number_of
+    from tunedgemm.workload.lists import list_paths
 
     model = model_said(arguments)
     if not model:

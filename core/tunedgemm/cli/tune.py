@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from tunedgemm.backends.command import Command
 from tunedgemm.cli import give_up_output
-from tunedgemm.command import Command
+from tunedgemm.cli.flags import SHUFFLED, add_changes, add_model
 from tunedgemm.errors import UserError
-from tunedgemm.flags import SHUFFLED, add_changes, add_model
 
 if TYPE_CHECKING:
-    from tunedgemm.compare import Served
-    from tunedgemm.report import Progress
+    from tunedgemm.analysis.compare import Served
     from tunedgemm.tuner import Options
     from tunedgemm.tuner.plan import Source
+    from tunedgemm.tuner.report import Progress
 
 #: Options that are flags of the same name.
 _SAME = (
@@ -133,7 +133,7 @@ def _add_production(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_late(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    from tunedgemm.optionflags import add_options
+    from tunedgemm.cli.optionflags import add_options
 
     for line in add_options(parser, _libtypes_in(words)):
         print(f"tunedgemm: {line}", file=sys.stderr)
@@ -149,16 +149,16 @@ def _libtypes_in(words: Sequence[str]) -> str:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tunedgemm.optionflags import said
+    from tunedgemm.cli.optionflags import said
 
     with said(arguments):
         return _run_all(arguments)
 
 
 def _run_all(arguments: argparse.Namespace) -> int:
-    from tunedgemm.flags import default
-    from tunedgemm.report import Progress
+    from tunedgemm.cli.flags import default
     from tunedgemm.tuner import Options, stopped_by_sigterm
+    from tunedgemm.tuner.report import Progress
 
     profile = Path(arguments.profile) if arguments.profile else None
     options = Options(**{name: getattr(arguments, name) for name in _SAME}, profile=profile)
@@ -218,11 +218,11 @@ def _check_several(arguments: argparse.Namespace, requests: list[_Request]) -> N
 
 def _requests(arguments: argparse.Namespace) -> list[_Request]:
     """What is to be done, op by op: for the shapes of a file, of a model, or those captured."""
-    from tunedgemm.asked import changed
-    from tunedgemm.csvfile import Untuned
-    from tunedgemm.flags import changes_said, default, listed, model_said
+    from tunedgemm.cli.flags import changes_said, default, listed, model_said
     from tunedgemm.ops import op_named
+    from tunedgemm.table.csvfile import Untuned
     from tunedgemm.tuner.plan import requested
+    from tunedgemm.workload.lists import changed
 
     given = arguments.input or ("" if arguments.model_dir else default(None, "GTUNE_INPUT", str, ""))
     if model := "" if arguments.run_config else model_said(arguments, given):
@@ -246,9 +246,9 @@ def _requests(arguments: argparse.Namespace) -> list[_Request]:
 
 def _op(arguments: argparse.Namespace, source: Path | None) -> str:
     """The op that is meant: said, else told by the columns of what is read."""
-    from tunedgemm.asked import op_of_file
-    from tunedgemm.folders import named_file
     from tunedgemm.ops import DEFAULT_OP, ops
+    from tunedgemm.table.folders import named_file
+    from tunedgemm.workload.lists import op_of_file
 
     read = source or (named_file(arguments.run_config) if arguments.run_config else None)
     name: str = arguments.op or (op_of_file(read).name if read else DEFAULT_OP)
@@ -261,7 +261,7 @@ def _op(arguments: argparse.Namespace, source: Path | None) -> str:
 
 def _existing(text: str | None, hint: str) -> Path | None:
     """The file that a user means; None where none was named."""
-    from tunedgemm.folders import named_file
+    from tunedgemm.table.folders import named_file
 
     path = named_file(text) if text else None
     if path is not None and not path.exists():
@@ -271,9 +271,9 @@ def _existing(text: str | None, hint: str) -> Path | None:
 
 def _tune(arguments: argparse.Namespace, request: _Request, options: Options, progress: Progress) -> int:
     from tunedgemm.ops import op_named
-    from tunedgemm.report import summary
     from tunedgemm.tuner import tune
     from tunedgemm.tuner.plan import captured_ops
+    from tunedgemm.tuner.report import summary
 
     with progress:
         report = tune(request.op, request.source, arguments.output, options, progress=progress)
@@ -286,8 +286,8 @@ def _tune(arguments: argparse.Namespace, request: _Request, options: Options, pr
 
 def _compare(arguments: argparse.Namespace, request: _Request, options: Options, progress: Progress) -> int:
     """Tune into a table beside the present one, and time the op with both."""
-    from tunedgemm.compare import compare, print_compared
-    from tunedgemm.report import console
+    from tunedgemm.analysis.compare import compare, print_compared
+    from tunedgemm.tuner.report import console
 
     update, percent = arguments.update_improved, arguments.min_improvement_pct
     with progress:
@@ -301,8 +301,8 @@ def _compare(arguments: argparse.Namespace, request: _Request, options: Options,
 
 def _run_config(arguments: argparse.Namespace, request: _Request, options: Options, progress: Progress) -> int:
     """Time and check the op as it runs in production; no tuning, and so a line a shape is all its progress."""
-    from tunedgemm.compare import print_checked, run_config
-    from tunedgemm.report import console
+    from tunedgemm.analysis.compare import print_checked, run_config
+    from tunedgemm.tuner.report import console
 
     def told(one: Served) -> None:
         with _giving_up():

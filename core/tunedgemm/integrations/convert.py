@@ -11,14 +11,14 @@ import attrs
 import torch
 
 from tunedgemm.device import device_of
+from tunedgemm.dispatch.preshuffle import PRESHUFFLE_M_THRESHOLD
+from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.layers import TunedFp8Linear, TunedLinear, TwofoldLinear
 from tunedgemm.libtypes import BUILTIN
-from tunedgemm.preshuffle import PRESHUFFLE_M_THRESHOLD
+from tunedgemm.ops.shuffle import ShuffledWeight, layout_name, shuffle_weight, unshuffle_weight
 from tunedgemm.shape import Shape
-from tunedgemm.tuned_gemm import tgemm
-from tunedgemm.weights import ShuffledWeight, layout_name, shuffle_weight, unshuffle_weight
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
@@ -77,7 +77,7 @@ def convert(
         model: on the device where it will run.
         shuffle: the layout of `shuffle_weight`, True for (16, 16); False leaves weights as they are.
         keep_plain: keep the plain weight, too, for the calls that it serves better: those of few rows as a rule (see
-            `tunedgemm.preshuffle`). It takes the memory of all such weights again: 15 GB for a model of 8 billion parameters in bf16.
+            `tunedgemm.dispatch.preshuffle`). It doubles the memory of such weights: 15 GB more for 8 billion parameters in bf16.
             Without it shuffled weights serve every call, which slows down decoding at batch 1.
         skip: names of modules to leave, with * and ? as in file names.
         fp8: whether layers of fp8 are taken. Their activations are quantised by several of torch's operations, which fused kernels

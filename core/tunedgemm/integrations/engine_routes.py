@@ -15,11 +15,11 @@ import attrs
 import torch
 
 from tunedgemm.device import Device, device_of
+from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.errors import UserError
 from tunedgemm.integrations.engine_timing import Arms, faster
 from tunedgemm.integrations.torch_compile import opaque, plain
 from tunedgemm.shape import Shape
-from tunedgemm.tuned_gemm import dispatcher
 
 #: A function of a layer's operands: of a linear one x, weight [N, K], scales of x, scales of the weight, bias, of which three may be None.
 Product = Callable[..., torch.Tensor]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tunedgemm.errors import UserError
 
 if TYPE_CHECKING:
-    from tunedgemm.table import Table
+    from tunedgemm.table.lookup import Table
 
 #: Why layers are left to the engine, with the names of those layers.
 _left: dict[str, list[str]] = {}
@@ -25,7 +25,7 @@ def left(op: str, n: int, k: int, *, scale: str = "none", dtype: str = "", layer
         layer: name of the layer, for `unrouted`.
     """
     from tunedgemm.device import current_device
-    from tunedgemm.tuned_gemm import dispatcher
+    from tunedgemm.dispatch.tuned_gemm import dispatcher
 
     try:
         known = dispatcher(op)

@@ -51,8 +51,8 @@ def fingerprint(switch: str) -> str:
     from importlib.metadata import entry_points
 
     from tunedgemm import __version__
+    from tunedgemm.dispatch.tuned_gemm import dispatcher
     from tunedgemm.ops import ops
-    from tunedgemm.tuned_gemm import dispatcher
 
     parts = [__version__, switch]
     parts += sorted(f"{point.name} {point.dist and point.dist.version}" for point in entry_points(group="tunedgemm.backends"))
@@ -78,7 +78,7 @@ def compare_remembered(engine: str, variable: str, digest: str) -> None:
     """
     import torch
 
-    from tunedgemm.artifact import artifact
+    from tunedgemm.backends.artifact import artifact
     from tunedgemm.device import current_device
     from tunedgemm.integrations.engine_routes import compare
     from tunedgemm.tuner.trial import MEASURE

@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from tunedgemm.calls import Call
+from tunedgemm.dispatch.calls import Call
+from tunedgemm.dispatch.hot import Place, hot_functions, in_graph, on_hot
+from tunedgemm.dispatch.serving import Serving
+from tunedgemm.dispatch.tuned_gemm import call, tgemm
 from tunedgemm.errors import OperandError
-from tunedgemm.hot import Place, hot_functions, in_graph, on_hot
 from tunedgemm.integrations.dynamo import teach
 from tunedgemm.integrations.torch_compile import opaque, plain, unseen
 from tunedgemm.ops import DEFAULT_OP, op_named
 from tunedgemm.ops.op import Op
-from tunedgemm.serving import Serving
-from tunedgemm.tuned_gemm import call, tgemm
-from tunedgemm.weights import ShuffledWeight, as_shuffled
+from tunedgemm.ops.shuffle import ShuffledWeight, as_shuffled
 
 _LAST = ("otype", "weight_layout", "fields")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
+from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import UserError
 from tunedgemm.integrations import linear as routing
 from tunedgemm.integrations.graph_ops import _torchs, graph_op
 from tunedgemm.integrations.lowering import straight
 from tunedgemm.ops import DEFAULT_OP
-from tunedgemm.tuned_gemm import tgemm
 
 #: What torch multiplies without scales.
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

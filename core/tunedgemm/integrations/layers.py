@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
+from tunedgemm.dispatch.prewarm import OpCall
+from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import UserError
 from tunedgemm.integrations.linear import linear
 from tunedgemm.integrations.torch_compile import unseen
 from tunedgemm.ops import DEFAULT_OP
-from tunedgemm.prewarming import OpCall
-from tunedgemm.quant import per_1x128_quant, per_tensor_quant, pertoken_quant
-from tunedgemm.tuned_gemm import tgemm
+from tunedgemm.ops.quant import per_1x128_quant, per_tensor_quant, pertoken_quant
 
 _autocast = torch._C._is_any_autocast_enabled
 

@@ -11,12 +11,12 @@ import torch
 from torch.autograd import forward_ad
 
 import tunedgemm.integrations.graph_ops  # noqa: F401 - layers call the functions that it teaches the compiler
-from tunedgemm.dispatch import MAX_LAUNCHERS, Dispatcher
+from tunedgemm.dispatch.dispatcher import MAX_LAUNCHERS, Dispatcher
+from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.dynamo import teach
 from tunedgemm.integrations.torch_compile import opaque, plain, unseen
-from tunedgemm.tuned_gemm import tgemm
-from tunedgemm.weights import ShuffledWeight, as_shuffled
+from tunedgemm.ops.shuffle import ShuffledWeight, as_shuffled
 
 Function = Callable[..., Any]
 

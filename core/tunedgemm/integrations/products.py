@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from tunedgemm.dispatch import Dispatcher
+from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.integrations.dynamo import teach
 from tunedgemm.integrations.linear import Function, Route, op, torchs_in_graph
-from tunedgemm.tuned_gemm import tgemm
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -24,12 +24,12 @@ from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeig
 from vllm.platforms import current_platform
 
 from tunedgemm import QuantType, fused_moe
-from tunedgemm.dispatch import Dispatcher
+from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.errors import OperandError
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.integrations.vllm_experts import ACTIVATIONS, FP8, known_ids, refused, shape_of, single_rank
 from tunedgemm.shape import Shape
-from tunedgemm.tuned_gemm import dispatcher
 
 _log = logging.getLogger("tunedgemm")
 #: vLLM prints what its own loggers and those below them say.

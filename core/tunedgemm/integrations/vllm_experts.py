@@ -13,13 +13,13 @@ import torch
 
 from tunedgemm import ActivationType, QuantType, fused_moe
 from tunedgemm.device import device_of
+from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import UserError
 from tunedgemm.integrations.engine_routes import Route, kept, rows_of
 from tunedgemm.integrations.engine_rows import keep
 from tunedgemm.integrations.torch_compile import plain
 from tunedgemm.shape import Shape
-from tunedgemm.tuned_gemm import dispatcher
 
 #: vLLM's classes of experts whose weights [E, 2 I, H] and [E, H, I] are as loaded: the gate first, rows contiguous.
 _AS_LOADED = ("TritonExperts", "TritonOrDeepGemmExperts", "DeepGemmExperts", "TritonOrCutlassExperts", "CutlassExpertsFp8")

@@ -49,7 +49,7 @@ def ask_child(libtype: str, shapes: Sequence[Shape], devices: Sequence[Device], 
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
-    from tunedgemm.registry import Registry
+    from tunedgemm.backends.registry import Registry
 
     registry = Registry()
     before = set(sys.modules)

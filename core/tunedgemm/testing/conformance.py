@@ -25,15 +25,16 @@ from typing import Any, ClassVar
 import attrs
 import pytest
 
-from tunedgemm import hookspecs, torch_backend
-from tunedgemm.accuracy import same_bits
-from tunedgemm.contents import duplicate
+from tunedgemm.backends import builtin as torch_backend
+from tunedgemm.backends import hookspecs
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.registry import GROUP, HOOKS, Backend, Registry, make_backend, unwrapping
 from tunedgemm.device import Device, current_device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import LaunchError
-from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named, ops
-from tunedgemm.registry import GROUP, HOOKS, Backend, Registry, make_backend, unwrapping
+from tunedgemm.ops.accuracy import same_bits
+from tunedgemm.ops.contents import duplicate
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.child import ask_child

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tunedgemm.backends.hookspecs import hookimpl
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.registry import Backend, Registry, make_backend
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.hookspecs import hookimpl
-from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
-from tunedgemm.registry import Backend, Registry, make_backend
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 
@@ -84,7 +84,7 @@ def _typed(op: Op, shape: Shape, operands: tuple[Any, ...]) -> tuple[Any, ...]:
     """Operands as the op's callers give them: launchers get shuffled weights as plain tensors, and references know the type."""
     if shape.layout == "row":
         return operands
-    from tunedgemm.weights import as_shuffled
+    from tunedgemm.ops.shuffle import as_shuffled
 
     def typed(place: int, operand: Any) -> Any:
         name = op.operands[place]

@@ -9,11 +9,11 @@ from typing import Any
 
 import attrs
 
-from tunedgemm.accuracy import MAX_ERROR_RATIO, errors
+from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
-from tunedgemm.launcher import Launcher
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, errors
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -97,7 +97,7 @@ def replayed(solution: Solution, launcher: Launcher, operands: tuple[Any, ...], 
     """The output of a graph captured over *operands*, replayed after they were given the values of *later*."""
     import torch
 
-    from tunedgemm.contents import duplicate, overwrite
+    from tunedgemm.ops.contents import duplicate, overwrite
 
     held = [None if operand is None else duplicate(operand) for operand in operands]
     stream = torch.cuda.Stream()

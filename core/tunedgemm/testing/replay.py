@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tunedgemm.csvfile import key_shape
+from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
-from tunedgemm.launcher import Launcher
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import key_shape
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.log import read_log
 from tunedgemm.tuner.trial import Sampler, Samples

@@ -13,14 +13,14 @@ from pathlib import Path
 import attrs
 
 from tunedgemm import __version__
+from tunedgemm.backends.registry import Backend, Registry, order
 from tunedgemm.device import Device
 from tunedgemm.errors import LibtypeError
-from tunedgemm.folders import tuned_path
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
-from tunedgemm.registry import Backend, Registry, order
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table.folders import tuned_path
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.executors import Crew, Lanelike, work
 from tunedgemm.tuner.plan import Source, groups, plan, requested

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from tunedgemm import split
+from tunedgemm.backends import split
+from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device
 from tunedgemm.errors import PluginError
 from tunedgemm.libtypes import BUILTIN
-from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 

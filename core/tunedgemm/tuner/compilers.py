@@ -18,8 +18,8 @@ from concurrent.futures import TimeoutError as Overdue
 
 from pebble import ProcessExpired, ProcessPool
 
+from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device
-from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing

@@ -20,7 +20,7 @@ import attrs
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError, TunedGemmError
 from tunedgemm.shape import Shape
-from tunedgemm.sheet import extend, present
+from tunedgemm.table.sheet import extend, present
 from tunedgemm.timing import SCHEMA, Timing
 
 _log = logging.getLogger("tunedgemm")

@@ -8,14 +8,14 @@ from types import MappingProxyType
 
 import attrs
 
-from tunedgemm.csvfile import Row, key_shape, read_rows, read_untuned
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError
-from tunedgemm.folders import untuned_path
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.sheet import present
+from tunedgemm.table.csvfile import Row, key_shape, read_rows, read_untuned
+from tunedgemm.table.folders import untuned_path
+from tunedgemm.table.sheet import present
 from tunedgemm.tuner.roofline import cost
 from tunedgemm.tuner.trial import Options, Task
 

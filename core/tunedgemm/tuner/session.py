@@ -15,12 +15,12 @@ from typing import Any
 import attrs
 import torch
 
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device, device_of
 from tunedgemm.errors import TunedGemmError
-from tunedgemm.launcher import Launcher
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
-from tunedgemm.registry import Backend, Registry
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing

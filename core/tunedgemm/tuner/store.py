@@ -21,13 +21,13 @@ import attrs
 import filelock
 
 from tunedgemm import __version__
-from tunedgemm.csvfile import Row, key_shape, read_rows, upsert
 from tunedgemm.device import Device
 from tunedgemm.errors import TableError
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
-from tunedgemm.sheet import locked, present
 from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import Row, key_shape, read_rows, upsert
+from tunedgemm.table.sheet import locked, present
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.log import History, Line, Reusable, append, line, trials_path
 from tunedgemm.tuner.trial import Outcome, Place

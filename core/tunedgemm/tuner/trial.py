@@ -8,10 +8,10 @@ from typing import Any
 
 import attrs
 
-from tunedgemm.accuracy import MAX_ERROR_RATIO
+from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.errors import OutOfResources, TunedGemmError, UserError
-from tunedgemm.launcher import Launcher
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution

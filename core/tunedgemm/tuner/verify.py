@@ -15,10 +15,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tunedgemm.accuracy import errors, same_bits
-from tunedgemm.contents import duplicate, overwrite
+from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.launcher import Launcher
+from tunedgemm.ops.accuracy import errors, same_bits
+from tunedgemm.ops.contents import duplicate, overwrite
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported

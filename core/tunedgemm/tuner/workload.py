@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
-from tunedgemm.launcher import Launcher
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution

@@ -67,7 +67,7 @@ def test_the_plugin_finds_its_kernels(installed: Path, tmp_path: Path) -> None:
 def test_the_backend_offers_them(installed: Path, tmp_path: Path) -> None:
     """As solutions of the libtype asm, for a device that is described."""
     program = (
-        "from tunedgemm.registry import Registry\n"
+        "from tunedgemm.backends.registry import Registry\n"
         "from tunedgemm.plugin import Device, Shape\n"
         "(asm,) = Registry().select('asm')\n"
         "print(*asm.solutions(Shape('a16w16', 128, 256, 512), Device('gfx942', 304)))\n"

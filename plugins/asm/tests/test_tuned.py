@@ -97,7 +97,7 @@ def test_a_kernel_that_hangs_costs_one_solution(run: Run, tmp_path: Path, fake: 
 SERVED = """
 import sys, torch
 from tunedgemm import shuffle_weight
-from tunedgemm.tuned_gemm import TunedGemm
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.plugin import Shape, device_of
 table, bias, shuffled = sys.argv[1], sys.argv[2] == "True", sys.argv[3] == "True"
 gemm = TunedGemm()

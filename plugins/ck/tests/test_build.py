@@ -230,7 +230,7 @@ def test_artifacts_of_a_build_are_those_of_the_core(fakes, target, cache):
     built(target)
     names = {file.parent.name for file in cache.rglob("*") if file.is_file()}
     assert all(len(name) == 2 for name in names - {"locks"})
-    assert artifact.__module__ == "tunedgemm.artifact"
+    assert artifact.__module__ == "tunedgemm.backends.artifact"
 
 
 def test_the_finder_is_asked_for_the_problem(target):

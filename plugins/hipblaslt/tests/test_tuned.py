@@ -94,7 +94,7 @@ for solution in fake_lt.cu.enumerate_solutions(Shape("a16w16", 4, 48, 128), devi
 
 SERVED = """
 import sys, torch
-from tunedgemm.tuned_gemm import TunedGemm
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
 gemm = TunedGemm()
 gemm.load_config(sys.argv[1])
 x, weight, bias = (torch.randn(*sizes, dtype=torch.bfloat16) for sizes in ((4, 128), (48, 128), (48,)))

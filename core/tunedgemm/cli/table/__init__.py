@@ -6,7 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-from tunedgemm.command import Command
+from tunedgemm.backends.command import Command
 
 _FILE = "a tuned CSV, or the bare name of a shipped one"
 

@@ -7,19 +7,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tunedgemm import split
+from tunedgemm.backends import split
+from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.cli.table.files import answer, asked, op_of
-from tunedgemm.csvfile import read_rows
 from tunedgemm.device import Device
 from tunedgemm.dtype import dtype_bits
-from tunedgemm.folders import named_file
 from tunedgemm.libtypes import JOINT, known
 from tunedgemm.ops.layout import order_of
 from tunedgemm.ops.op import Op
-from tunedgemm.registry import Backend, Registry
-from tunedgemm.row import Row, key_shape
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Unsupported
+from tunedgemm.table.csvfile import read_rows
+from tunedgemm.table.folders import named_file
+from tunedgemm.table.row import Row, key_shape
 
 #: Share of elements outside the tolerance that no row may have.
 MOST_ERRORS = 0.2

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Iterable
 
 from tunedgemm.cli.table.files import answer, asked, op_of
-from tunedgemm.csvfile import read_rows
-from tunedgemm.folders import named_file
-from tunedgemm.row import Row
 from tunedgemm.shape import Shape
+from tunedgemm.table.csvfile import read_rows
+from tunedgemm.table.folders import named_file
+from tunedgemm.table.row import Row
 
 #: Digits of a time in microseconds that tables keep.
 DIGITS = 4

@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tunedgemm import split
+from tunedgemm.backends import split
 from tunedgemm.cli.table.files import op_of
-from tunedgemm.csvfile import Problem, read_rows
 from tunedgemm.errors import TableError
-from tunedgemm.folders import named_file, table_layers
 from tunedgemm.libtypes import AITER, JOINT, OF_AITERS_OPS, libtype_of_kernel
 from tunedgemm.ops.op import Op
-from tunedgemm.row import Row, record_of, sort_key
-from tunedgemm.sheet import Record, Sheet, locked, present, replace_text
 from tunedgemm.solution import ADD
+from tunedgemm.table.csvfile import Problem, read_rows
+from tunedgemm.table.folders import named_file, table_layers
+from tunedgemm.table.row import Row, record_of, sort_key
+from tunedgemm.table.sheet import Record, Sheet, locked, present, replace_text
 
 
 def run(arguments: argparse.Namespace) -> int:

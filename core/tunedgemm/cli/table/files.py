@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tunedgemm.csvfile import infer_op
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
-from tunedgemm.row import Row
+from tunedgemm.table.csvfile import infer_op
+from tunedgemm.table.row import Row
 
 
 def op_of(arguments: argparse.Namespace, files: Sequence[Path]) -> Op:

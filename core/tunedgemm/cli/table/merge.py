@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from tunedgemm.cli.table.files import op_of
-from tunedgemm.csvfile import fold, read_rows
 from tunedgemm.errors import TableError
-from tunedgemm.folders import named_file
-from tunedgemm.row import Row
+from tunedgemm.table.csvfile import fold, read_rows
+from tunedgemm.table.folders import named_file
+from tunedgemm.table.row import Row
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from tunedgemm.backends.registry import Registry
 from tunedgemm.errors import UserError
 from tunedgemm.ops.op import Op
-from tunedgemm.registry import Registry
 from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.lane import Lane
 from tunedgemm.tuner.remote import LaneLost

@@ -22,10 +22,10 @@ from typing import Any
 import attrs
 
 from tunedgemm import __version__
+from tunedgemm.backends.registry import Registry
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.op import Op
-from tunedgemm.registry import Registry
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.compilers import Compilers
 from tunedgemm.tuner.executors.cluster import joined

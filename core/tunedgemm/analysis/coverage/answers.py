@@ -1,0 +1,80 @@
+"""What answers a shape: dispatch's own explanation, told by one word and a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import attrs
+
+from tunedgemm.analysis.coverage.captured import Replays
+from tunedgemm.analysis.coverage.known import Known
+from tunedgemm.analysis.coverage.result import Entry, Passed
+from tunedgemm.device import Device
+from tunedgemm.dispatch.choice import Explanation, Offer
+from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.ops.op import Op
+from tunedgemm.table.lookup import Match
+from tunedgemm.table.row import Untuned
+from tunedgemm.tuner.roofline import guess_us
+
+_ORIGINS = {"unbiased": "unbiased", "heuristic": "heuristic", "builtin": "fallback"}
+#: how `choice.examine` begins a reason, before what is wrong with the backend
+_LIBTYPE = re.compile(r"^libtype '[^']*': ")
+
+
+def described(device: Device) -> Device:
+    """A device as one that is only described: dispatch chooses for it by static limits, and binds nothing."""
+    return attrs.evolve(device, index=-1)
+
+
+def entry_of(dispatcher: Dispatcher, device: Device, one: Untuned, replays: Replays, known: Known) -> Entry:
+    """What answers a captured shape, and how long a call takes as far as that is known."""
+    explanation = dispatcher.explain(one.shape, device)
+    offer, match = explanation.offer, explanation.offer.match
+    entry = Entry(
+        shape=one.shape,
+        count=one.count,
+        graph=one.graph,
+        calls=one.count + one.graph * replays.at(one.shape.m),
+        how="refused" if explanation.refused else word_of(offer.origin, match),
+        solution=offer.solution,
+        us=0.0,
+        us_from="guess",
+        why=explanation.refused or offer.why,
+        row_m=match.row.shape.m if match and not explanation.refused else -1,
+        passed=tuple(_passed(explanation)),
+        layer=one.layer,
+    )
+    return _timed(entry, dispatcher.op, offer, device, known)
+
+
+def word_of(origin: str, match: Match | None) -> str:
+    """The word for how something answers that comes from a row, or is `Offer.origin` else."""
+    if match is None:
+        return _ORIGINS[origin]
+    return match.granularity if match.same_device else "other device"
+
+
+def _passed(explanation: Explanation) -> Iterator[Passed]:
+    """The rows that were passed over, and of a refused shape the last."""
+    over = explanation.passed_over
+    for offer, reason in (*over, (explanation.offer, explanation.refused)) if explanation.refused else over:
+        if offer.match is not None:
+            yield Passed(offer.solution, word_of(offer.origin, offer.match), _LIBTYPE.sub("", reason))
+
+
+def _timed(entry: Entry, op: Op, offer: Offer, device: Device, known: Known) -> Entry:
+    """The entry with the time of a call from the best source, and with the best that is known."""
+    shape, match = entry.shape, offer.match if entry.how != "refused" else None
+    trial = known.of(op, shape, entry.solution) if entry.how != "refused" else None
+    us, source = guess_us(op, shape, device), "guess"
+    if entry.how == "exact" and match is not None and match.row.valid:
+        us, source = match.row.us, "row"
+    elif trial is not None:
+        us, source = trial.us, trial.source
+    elif match is not None and match.same_device and match.row.valid and match.row.shape.m > shape.m:
+        us, source = match.row.us, "padded row"
+    entry = attrs.evolve(entry, us=us, us_from=source)
+    best = known.best(op, shape)
+    return attrs.evolve(entry, best_us=best[1].us, best=f"{best[0]} ({best[1].source}, {best[1].path.name})") if best else entry

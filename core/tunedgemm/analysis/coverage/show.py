@@ -1,0 +1,198 @@
+"""Coverage for people, and as a CSV for other programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from tunedgemm.analysis.coverage.proposal import Next
+from tunedgemm.analysis.coverage.result import PADDED, SOURCES, TUNED, UNTUNED, WORDS, Entry, Group
+from tunedgemm.analysis.coverage.whole import Coverage
+from tunedgemm.errors import UserError
+from tunedgemm.table.sheet import Record, Sheet, locked, present, read_sheet, replace_text
+from tunedgemm.tuner.report import number_of, sizes
+
+#: Groups of `--by`, reasons and broken lines that are shown, unless it is to be verbose.
+_MOST_GROUPS, _MOST_LINES = 25, 5
+#: Values of M of a layer that are shown, unless it is to be verbose.
+_MOST_M = 8
+#: Columns of the file with all entries, around the shape's M, N and K.
+_COLUMNS = (
+    "op", "layer", "shape", "M", "N", "K", "count", "graph", "calls", "how", "solution", "us", "us_from", "best_us", "best", "regret",
+    "row_M", "row", "why",
+)  # fmt: skip
+
+
+def percent(share: float) -> str:
+    """A share in per cent, in which what is not nothing is not 0, and what is not all is not 100."""
+    rounded = round(share * 100.0, 1)
+    if rounded >= 100.0 > share * 100.0 + 1e-9:
+        rounded = 99.9
+    if rounded <= 0.0 < share:
+        rounded = 0.1
+    return f"{rounded:.1f} %"
+
+
+def headline(found: Group) -> str:
+    """The result in a sentence."""
+    return f"exact {percent(found.share('exact', by='calls'))} of calls, {percent(found.share('exact'))} of the time"
+
+
+def print_coverage(found: Coverage, console: Console, *, by: str = "", verbose: bool = False) -> None:
+    """Print the result in a sentence, what answers, what that costs, which rows are not used, and what could not be read."""
+    _say(console, headline(found))
+    where = found.name if len(found.paths) <= _MOST_LINES else f"{len(found.paths)} files"
+    _say(console, f"{number_of(found.calls, 'call')} of {number_of(len(found.entries), 'shape')} in {where}, on {found.device}")
+    _say(console, f"their time is {_duration(found.time)}: {_sources(found)}")
+    console.print(_ways(found))
+    for line in (*_costs(found), *_unused(found, verbose)):
+        _say(console, line)
+    if by or len(found.ops) > 1:
+        _print_groups(found, by or "op", console, verbose)
+    for problem in found.problems[: None if verbose else _MOST_LINES]:
+        _say(console, f"left out: {problem}")
+    if len(found.problems) > _MOST_LINES and not verbose:
+        _say(console, f"left out: {len(found.problems) - _MOST_LINES} more lines; -v names them")
+    for note in found.notes:
+        _say(console, f"note: {note}")
+
+
+def print_next(found: Sequence[Next], console: Console, *, verbose: bool = False) -> None:
+    """Print the layers to tune next, the most of the time first, with the M to tune."""
+    if not found:
+        _say(console, "nothing to tune: every call has a row of its own, or of the rung that the rest of its layer shares")
+        return
+    grid = Grid(title=Text("what to tune next"), title_justify="left")
+    for heading in ("layer", "% time", "M"):
+        grid.add_column(heading, justify="right" if heading == "% time" else "left", overflow="fold")
+    for one in found:
+        values = [str(listed.shape.m) for listed in one.listed]
+        more = len(values) - _MOST_M
+        told = " ".join(values if verbose or more <= 0 else values[:_MOST_M]) + (f" and {more} more" if more > 0 and not verbose else "")
+        name = f"{one.layer.op} {sizes(one.layer).replace('M=0 ', '', 1)}" + (f" ({one.name})" if one.name else "")
+        grid.add_row(Text(name), Text(percent(one.share).removesuffix(" %")), Text(told))
+    console.print(grid)
+
+
+def write_entries(found: Coverage, path: Path) -> None:
+    """Write every entry as a line of a CSV, the longest time first.
+
+    Raises:
+        UserError: the file is something else, or cannot be written.
+    """
+    if present(path) and read_sheet(path).columns != list(_COLUMNS):
+        raise UserError(f"{path}: is there and would be lost; name another file with --csv")
+    with locked(path):
+        replace_text(path, Sheet(list(_COLUMNS), [Record(cells=_cells(entry)) for entry in found.entries]).text())
+
+
+def _cells(entry: Entry) -> dict[str, str]:
+    shape, regret = entry.shape, entry.regret
+    return {
+        "op": shape.op, "layer": entry.layer, "shape": str(shape), "M": str(shape.m), "N": str(shape.n), "K": str(shape.k),
+        "count": str(entry.count), "graph": str(entry.graph), "calls": str(entry.calls), "how": entry.how,
+        "solution": str(entry.solution), "us": f"{entry.us:.4f}", "us_from": entry.us_from,
+        "best_us": f"{entry.best_us:.4f}" if entry.best_us else "", "best": entry.best,
+        "regret": "" if regret is None else f"{regret:.4f}", "row_M": str(entry.row_m) if entry.row_m >= 0 else "", "row": entry.row,
+        "why": " ".join("; ".join([entry.why, *(f"not {p.solution}: {p.reason}" for p in entry.passed)]).split()),
+    }  # fmt: skip
+
+
+def _ways(found: Coverage) -> Grid:
+    """A line for each way in which calls are answered."""
+    grid = Grid()
+    for heading in ("answered by", "shapes", "calls", "% calls", "% time"):
+        grid.add_column(heading, justify="left" if heading == "answered by" else "right", overflow="fold")
+    for word, meaning in WORDS.items():
+        entries = [entry for entry in found.entries if entry.how == word]
+        if not entries:
+            continue
+        shares = (percent(found.share(word, by=by)).removesuffix(" %") for by in ("calls", "time"))
+        grid.add_row(Text(f"{word}: {meaning}"), _number(len(entries)), _number(sum(entry.calls for entry in entries)), *shares)
+    return grid
+
+
+def _costs(found: Coverage) -> Iterator[str]:
+    """Regrets of what was not tuned for its shape, and what nothing runs."""
+    for name, words in (("padded rows", PADDED), ("what is not tuned", UNTUNED)):
+        asked = [entry for entry in found.entries if entry.how in words and entry.calls]
+        regret = found.regret(*words)
+        if regret is not None:
+            worst = regret.worst
+            loss = percent(worst.regret or 0.0)
+            yield f"regret of {name}: {percent(regret.weighted)} in all, at worst {loss}, known of {_of(regret.calls, regret.of)} calls"
+            taken = worst.us_from if worst.row_m < 0 or worst.us_from != "padded row" else f"row at M={worst.row_m}"
+            yield f"  the worst: {worst.shape}: {worst.solution} {worst.us:.2f} us ({taken}), {worst.best_us:.2f} us with {worst.best}"
+        elif asked:
+            yield f"regret of {name}: not known of any call; tune these shapes into a table of its own, and name it with --against"
+    for entry in (entry for entry in found.entries if entry.how == "refused"):
+        yield f"refused: {_number(entry.calls)} calls of {entry.shape}: {_line(entry.why)}"
+
+
+def _unused(found: Coverage, verbose: bool) -> Iterator[str]:
+    """Why rows that are there are not used, and what the calls would have if they were."""
+    unused = found.unused()
+    for one in unused[: None if verbose else _MOST_LINES]:
+        share = percent(one.time / found.time if found.time else 0.0)
+        calls = "1 call" if one.calls == 1 else f"{_number(one.calls)} calls"
+        verb = "has" if one.calls == 1 else "have"
+        yield f"{calls} ({share} of the time) {verb} a row of {one.libtype} that is not used: {_line(one.reason)}"
+    if len(unused) > _MOST_LINES and not verbose:
+        yield f"and {len(unused) - _MOST_LINES} more reasons why rows are not used; -v lists them"
+    if unused:
+        calls, time = (percent(found.rows("exact", by=by)) for by in ("calls", "time"))
+        yield f"with all of these rows in use: exact {calls} of calls, {time} of the time"
+
+
+def _print_groups(found: Coverage, by: str, console: Console, verbose: bool) -> None:
+    """A line a group with the shares of its time; of a single shape how it is answered, and the time of a call."""
+    groups = found.by(by)
+    headings = ("answered by", "us") if by == "shape" else ("exact", "padded", "other")
+    grid = Grid(title=Text(f"by {by}"), title_justify="left")
+    for heading in (by, "calls", "% time", *headings):
+        grid.add_column(heading, justify="left" if heading in (by, "answered by") else "right", overflow="fold")
+    shown = groups if verbose else groups[:_MOST_GROUPS]
+    for group in shown:
+        of_all = percent(group.time / found.time if found.time else 0.0).removesuffix(" %")
+        shares = [group.share(*words) for words in (TUNED, PADDED, (*UNTUNED, "refused"))]
+        one = group.entries[0]
+        cells = (one.how, f"{one.us:.2f}") if by == "shape" else (percent(share).removesuffix(" %") for share in shares)
+        grid.add_row(Text(group.name), _number(group.calls), of_all, *cells)
+    console.print(grid)
+    if len(shown) < len(groups):
+        _say(console, f"and {len(groups) - len(shown)} more; -v lists them")
+
+
+def _sources(found: Coverage) -> str:
+    """Where the times are from, with their shares."""
+    shares = {source: sum(entry.time for entry in found.entries if entry.us_from == source) for source in SOURCES}
+    return ", ".join(f"{percent(time / found.time)} {SOURCES[source]}" for source, time in shares.items() if time and found.time)
+
+
+def _duration(us: float) -> str:
+    """A time in the unit that suits it."""
+    for unit, size in (("h", 3.6e9), ("s", 1e6), ("ms", 1e3)):
+        if us >= size:
+            return f"{us / size:.1f} {unit}"
+    return f"{us:.1f} us"
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{_number(part)} of {_number(whole)}"
+
+
+def _number(number: float) -> str:
+    return f"{math.floor(number):,}"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:200]
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(Text(text), soft_wrap=True)

@@ -1,0 +1,143 @@
+"""The built-in backend ``torch``: every call-local route that torch has, for every op and shape, behind the same hooks.
+
+It ranks last and its route ``native`` never refuses, so it is what every other answer falls back to. One file an op family
+states that family's routes; see `route.Route`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from tunedgemm.backends.builtin import a8w8, a16w16, batched, blockscale, fmoe, mxfp4
+from tunedgemm.backends.builtin.route import Family
+from tunedgemm.backends.hookspecs import hookimpl
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.device import Device
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.errors import PluginError
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+
+LIBTYPE = "torch"
+NATIVE = "native"
+_FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "a16w16": a16w16.family,
+        "a8w8": a8w8.family,
+        "a8w8_bpreshuffle": a8w8.family,
+        "a8w8_blockscale": blockscale.family,
+        "a8w8_blockscale_bpreshuffle": blockscale.family,
+        "a4w4_blockscale": mxfp4.both,
+        "a16w4_blockscale": mxfp4.weight_alone,
+        "batched_bf16": batched.floats,
+        "batched_a8w8": batched.bytes_,
+        "fmoe": fmoe.family,
+    }
+)
+OPS = tuple(_FAMILIES)
+
+
+def library_version(device: Device) -> str:
+    """The torch version: its routes call vendor libraries that change with it."""
+    return dict(device.versions).get("torch", "")
+
+
+@hookimpl
+def supports() -> bool:
+    """Every shape of every device."""
+    return True
+
+
+@hookimpl
+def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
+    """``native`` first, then the other routes to the same result; the one that ``native`` stands for is not listed again."""
+    yield _solution(NATIVE)
+    if shape.m == 0:
+        return
+    family = _FAMILIES[shape.op]
+    native = family.native(shape, device)
+    for name, route in family.routes.items():
+        if name != native and not route.unfit(shape, device):
+            for split in route.listed(shape, device):
+                yield _solution(name, split)
+
+
+@hookimpl
+def heuristic_fallback() -> Solution:
+    """``native``: the answer when nobody knows better."""
+    return _solution(NATIVE)
+
+
+@hookimpl
+def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+    """The route as a launcher; refuses a name that this version does not have, and a route that does not fit."""
+    family = _FAMILIES.get(shape.op)
+    if family is None:
+        return Unsupported(f"torch covers {', '.join(OPS)}, not op {shape.op!r}")
+    try:
+        call, graph_safe = _bound(family, solution, shape, device)
+    except PluginError as error:
+        return Unsupported(str(error))
+    return Launcher(call, graph_safe=graph_safe)
+
+
+def torch_launcher(shape: Shape, device: Device) -> Launcher | Unsupported:
+    """Torch's own call for a shape on a present device: what a backend may launch until it has a kernel, or compare its own with.
+
+    Its call takes None for an absent operand, trailing ones too. Of an op of another distribution, which torch has no routes for, it is
+    the op's reference, rounded once; refused for shuffled weights.
+    """
+    launcher = bind(_solution(NATIVE), shape, device) if shape.op in _FAMILIES else _of_reference(shape)
+    if isinstance(launcher, Unsupported):
+        return launcher
+    call = launcher.call
+
+    def shortened(*operands: Any) -> Any:
+        while operands[-1] is None:
+            operands = operands[:-1]
+        return call(*operands)
+
+    return Launcher(shortened, graph_safe=launcher.graph_safe)
+
+
+def _of_reference(shape: Shape) -> Launcher | Unsupported:
+    if shape.layout != "row":
+        return Unsupported(f"torch has no call for op {shape.op!r} with weights in the layout {shape.layout}")
+    op, dtype = op_named(shape.op), torch_dtype(shape.outdtype)
+
+    def reference(*operands: Any) -> Any:
+        return op.reference(shape, operands).to(dtype).reshape(op.fake(*operands, otype=dtype).shape)
+
+    return Launcher(reference, graph_safe=False)
+
+
+def _solution(name: str, split: int = 0) -> Solution:
+    return Solution(LIBTYPE, name, split, batch_invariant=False)
+
+
+def _bound(family: Family, solution: Solution, shape: Shape, device: Device) -> tuple[Callable[..., Any], bool]:
+    """The function of one route for one shape, and whether it may be captured."""
+    # AITER's rows name no route where it is the plain one.
+    name = family.native(shape, device) if solution.kernel_name in (NATIVE, "") else solution.kernel_name
+    route = family.routes.get(name)
+    if route is None:
+        raise PluginError(f"torch has no route {name!r} for {shape.op}; it has {NATIVE}, {', '.join(family.routes)}")
+    if reason := route.unfit(shape, device):
+        raise PluginError(f"{name} {reason}")
+    if shape.m == 0:
+        return _empty(shape), True
+    call = route.make(shape, device, solution.split_k)
+    return (call if shape.layout == "row" else family.in_order(shape, call)), route.graph_safe
+
+
+def _empty(shape: Shape) -> Callable[..., Any]:
+    """No rows: nothing to compute, and no library asked whether it can."""
+    n, out_dtype = shape.n, torch_dtype(shape.outdtype)
+
+    def empty(x: Any, *_: Any) -> Any:
+        return x.new_empty((*x.shape[:-1], n), dtype=out_dtype)
+
+    return empty

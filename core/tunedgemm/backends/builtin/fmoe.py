@@ -1,0 +1,381 @@
+"""Routes of fmoe: a gated product for each (token, expert) pair, an activation, a second product, their weighted sum.
+
+Launcher operands: hidden [T, D], w1 [E, 2 * I or I, D], w2 [E, D, I] (last dimension halved for fp4x2), topk_weight and topk_ids
+[T, topk], then w1_scale, w2_scale, a1_scale and a2_scale, each present or absent. What a stage's quantisation and activation do
+is the op's (`tunedgemm.ops.moe`); pairs whose id is no expert's add nothing. Products are of dequantised operands in the dtype
+of the hidden states, or of float32 on a CPU, and added up in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from tunedgemm.backends.builtin.blockscale import spread, times_blocks
+from tunedgemm.backends.builtin.product import aligned, capability
+from tunedgemm.backends.builtin.route import Family, Route
+from tunedgemm.device import Device
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.ops import moe
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+    #: (input of the stage [T or T * topk, cols] of any float dtype, its given scale or None, which stage) to its products
+    #: [T * topk, rows], of any value for pairs of no expert
+    Stage = Callable[[torch.Tensor, torch.Tensor | None, int], torch.Tensor]
+
+#: Bytes of dequantised weights at a time, at most.
+_DEQUANTISED = 1 << 32
+#: Bytes of one chunk of gathered weights.
+_GATHERED = 1 << 28
+#: Pairs up to which a matrix for each is gathered, and experts up to which all of them are multiplied with all rows.
+_FEW_PAIRS, _FEW_EXPERTS = 64, 16
+
+
+@attrs.frozen(eq=False)
+class _Call:
+    """What one call's routes share.
+
+    Attributes:
+        shape: what is computed.
+        dtype: of the products' operands.
+        ids: the pairs' experts [T * topk], E for a pair of none.
+        weights: w1 and w2 as given.
+        scales: theirs in order, by expert, or None.
+    """
+
+    shape: Shape
+    dtype: torch.dtype
+    ids: torch.Tensor
+    weights: tuple[torch.Tensor, torch.Tensor]
+    scales: tuple[torch.Tensor | None, torch.Tensor | None]
+
+    def size(self, stage: int) -> tuple[int, int]:
+        """(rows, columns) of one expert's matrix."""
+        return _sizes(self.shape)[stage]
+
+    def matrix(self, stage: int, expert: int) -> torch.Tensor:
+        """One expert's matrix [rows, cols]."""
+        return moe.expert_weight(self.weights[stage], self.scales[stage], expert, self.shape, self.dtype)
+
+    def matrices(self, stage: int, chosen: torch.Tensor | None = None) -> torch.Tensor:
+        """[experts, rows, cols]: of those *chosen* by their places on the device, or of all."""
+        import torch
+
+        from tunedgemm.ops.quant import as_fp4, dequant_fp4, dequant_rows
+
+        rows, cols = self.size(stage)
+        kind, weight, scale = self.shape["q_type"], self.weights[stage], self.scales[stage]
+        if chosen is not None:
+            weight, scale = _chosen(weight, chosen), None if scale is None else _chosen(scale, chosen)
+        if scale is None:
+            return weight.to(self.dtype)
+        if kind == "per_1x32":
+            return dequant_fp4(as_fp4(weight.view(torch.uint8)), scale, self.dtype)
+        flat = weight.view(-1, cols)
+        if kind == "per_1x128":
+            return times_blocks(flat, spread(scale, rows).reshape(len(flat), -1), self.dtype).view(-1, rows, cols)
+        by_row = scale.reshape(len(weight), -1, 1).expand(-1, rows, 1)
+        return dequant_rows(flat, by_row.reshape(-1, 1), self.dtype).view(-1, rows, cols)
+
+    def quantised(self, x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        """The input of a stage, quantised and back."""
+        return moe.as_quantised(x, self.shape, scale, self.dtype)
+
+    def step(self, stage: int) -> int:
+        """How many matrices are gathered at a time."""
+        rows, cols = self.size(stage)
+        return max(1, _GATHERED // (rows * cols * self.dtype.itemsize))
+
+    def by_pair(self, values: torch.Tensor) -> torch.Tensor:
+        """Rows of tokens, repeated for each of their pairs; rows of pairs as they are."""
+        topk = int(self.shape["topk"])
+        return values if len(values) == len(self.ids) else values.repeat_interleave(topk, 0)
+
+
+def _chosen(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """These of the first dimension; types of a byte have no operation for it of their own."""
+    import torch
+
+    if tensor.element_size() > 1:
+        return tensor.index_select(0, places)
+    return tensor.view(torch.uint8).index_select(0, places).view(tensor.dtype)
+
+
+def _sizes(shape: Shape) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (shape.k * (2 if shape["g1u1"] else 1), shape.n), (shape.n, shape.k)
+
+
+def _two_stages(shape: Shape, device: Device, stage_of: Callable[[_Call], Stage]) -> Callable[..., Any]:
+    """Both stages with what is around them; *stage_of* gives the products of one call."""
+    import torch
+
+    topk, experts, early = int(shape["topk"]), int(shape["expert"]), bool(shape["doweight_stage1"])
+    out_dtype, (first, second) = torch_dtype(shape.outdtype), _sizes(shape)
+    inner = torch.float32 if device.kind == "cpu" else torch_dtype(shape.dtype)
+
+    def fmoe(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_weight: torch.Tensor, topk_ids: Any, *scales: Any) -> Any:
+        w1_scale, w2_scale, a1_scale, a2_scale = (*scales, None, None, None, None)[:4]
+        ids = topk_ids.reshape(-1).long()
+        ids = torch.where((ids >= 0) & (ids < experts), ids, experts)
+        hit = (ids < experts).unsqueeze(1)
+        factors = topk_weight.reshape(-1, 1).float()
+        in_order = (moe.plain_scale(w1_scale, shape, *first), moe.plain_scale(w2_scale, shape, *second))
+        stage = stage_of(_Call(shape, inner, ids, (w1, w2), in_order))
+
+        middle = stage(hidden, a1_scale, 0).float()
+        middle = moe.activated(middle * factors if early else middle, shape).masked_fill_(~hit, 0.0)
+        out = stage(middle, a2_scale, 1).float()
+        out = (out if early else out * factors).masked_fill_(~hit, 0.0)
+        return out.view(-1, topk, shape.n).sum(1).to(out_dtype).view(*hidden.shape[:-1], shape.n)
+
+    return fmoe
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left [..., R, cols] by right [..., rows, cols], in float32 where the device gives it for narrow operands."""
+    import torch
+
+    transposed = right.transpose(-1, -2)
+    if left.is_cuda and left.dtype is not torch.float32:
+        multiply = torch.mm if left.dim() == 2 else torch.bmm
+        return multiply(left, transposed, out_dtype=torch.float32)
+    return torch.matmul(left, transposed)
+
+
+def _sorted(call: _Call) -> Stage:
+    """Pairs by expert, one product for each expert that is hit: the host waits to know which."""
+    import torch
+
+    topk, experts = int(call.shape["topk"]), int(call.shape["expert"])
+    counts = torch.bincount(call.ids, minlength=experts + 1).tolist()[:experts]
+    order = torch.argsort(call.ids, stable=True)
+
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
+        values = call.quantised(x, scale)
+        out = torch.empty(len(call.ids), call.size(which)[0], dtype=torch.float32, device=x.device)
+        sources, start = order if len(x) == len(call.ids) else order // topk, 0
+        for expert, count in enumerate(counts):
+            if count:
+                part = slice(start, start + count)
+                out[order[part]] = _product(values[sources[part]], call.matrix(which, expert)).float()
+            start += count
+        return out
+
+    return stage
+
+
+def _dense(call: _Call) -> Stage:
+    """Every expert on every row; what is not of its pairs is not taken."""
+    import torch
+
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
+        values = call.quantised(x, scale)
+        out = torch.zeros(len(call.ids), call.size(which)[0], dtype=torch.float32, device=x.device)
+        for expert in range(int(call.shape["expert"])):
+            part = call.by_pair(_product(values, call.matrix(which, expert)).float())
+            out = torch.where((call.ids == expert).unsqueeze(1), part, out)
+        return out
+
+    return stage
+
+
+def _gather(call: _Call) -> Stage:
+    """A copy of its expert's matrix for each pair, some pairs at a time."""
+    import torch
+
+    last = int(call.shape["expert"]) - 1
+
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
+        values, step = call.by_pair(call.quantised(x, scale)).unsqueeze(1), call.step(which)
+        chunks = zip(values.split(step), call.ids.clamp(max=last).split(step), strict=True)
+        return torch.cat([_product(rows, call.matrices(which, chosen)).squeeze(1) for rows, chosen in chunks])
+
+    return stage
+
+
+@attrs.frozen(eq=False)
+class _Groups:
+    """The pairs by expert, without the host knowing how many each has.
+
+    Attributes:
+        order: the pairs' places, by expert, those of none at the end.
+        sources: the tokens' places in that order.
+        ends: int32 [experts], where each expert's pairs end.
+    """
+
+    order: torch.Tensor
+    sources: torch.Tensor
+    ends: torch.Tensor
+
+    @classmethod
+    def of(cls, call: _Call) -> _Groups:
+        """Those of one call."""
+        import torch
+
+        order = torch.argsort(call.ids, stable=True)
+        every = torch.arange(int(call.shape["expert"]), device=order.device)
+        ends = torch.searchsorted(call.ids[order], every, right=True).to(torch.int32)
+        return cls(order, order // int(call.shape["topk"]), ends)
+
+    def places(self, x: torch.Tensor) -> torch.Tensor:
+        """The rows of a stage's input, by expert."""
+        return self.order if len(x) == len(self.order) else self.sources
+
+    def put_back(self, found: torch.Tensor) -> torch.Tensor:
+        """Rows by expert in the pairs' own order."""
+        import torch
+
+        return torch.empty_like(found).index_copy_(0, self.order, found)
+
+
+def _blocks(call: _Call) -> Stage:
+    """Each expert's pairs padded to blocks of one size; a copy of its expert's matrix for each block, some blocks at a time."""
+    import torch
+
+    groups, experts, pairs = _Groups.of(call), int(call.shape["expert"]), len(call.ids)
+    size = min(256, max(16, 1 << (pairs // experts).bit_length()))
+    count = pairs // size + min(experts, pairs)  # blocks at most: a full one for each of its rows, one more for each expert hit
+    ends = groups.ends.long()
+    starts = torch.nn.functional.pad(ends[:-1], (1, 0))
+    block_ends = ((ends - starts + size - 1) // size).cumsum(0)
+    first = torch.nn.functional.pad(block_ends[:-1], (1, 0)) * size
+    # Pairs of no expert go to one more row, which nothing reads.
+    shift = torch.nn.functional.pad(first - starts, (0, 1))
+    ids = call.ids[groups.order]
+    places = torch.arange(pairs, device=ids.device) + shift[ids]
+    places = torch.where(ids < experts, places, count * size)
+    owners = torch.searchsorted(block_ends, torch.arange(count, device=ids.device), right=True).clamp(max=experts - 1)
+
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
+        values, step = call.quantised(x, scale), call.step(which)
+        padded = values.new_zeros(count * size + 1, values.shape[1])
+        padded[places] = values[groups.places(x)]
+        chunks = zip(padded[:-1].view(count, size, -1).split(step), owners.split(step), strict=True)
+        found = torch.cat([_product(rows, call.matrices(which, chosen)).flatten(0, 1) for rows, chosen in chunks])
+        return groups.put_back(found[places.clamp(max=len(found) - 1)])
+
+    return stage
+
+
+def _grouped_mm(call: _Call) -> Stage:
+    import torch
+
+    groups = _Groups.of(call)
+
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
+        rows = call.quantised(x, scale)[groups.places(x)]
+        return groups.put_back(torch._grouped_mm(rows, aligned(call.matrices(which)).transpose(1, 2), offs=groups.ends))
+
+    return stage
+
+
+def _no_grouped_mm(shape: Shape, device: Device) -> str:
+    """Elsewhere it waits for the device, being a loop; its rows are of a multiple of 16 bytes."""
+    if capability(device) not in (90, 100) or shape.dtype != "bf16":
+        return f"is a loop over the experts for {shape.dtype} on {device.gfx}"
+    if shape.n % 8 or shape.k % 8:
+        return f"needs model_dim and inter_dim divisible by 8 (model_dim={shape.n}, inter_dim={shape.k})"
+    size = 0 if shape["q_type"] == "No" else max(rows * cols for rows, cols in _sizes(shape)) * int(shape["expert"]) * 2
+    return f"would dequantise {size >> 20} MiB of weights at once, more than {_DEQUANTISED >> 20}" if size > _DEQUANTISED else ""
+
+
+def _scaled_grouped_mm(call: _Call) -> Stage:
+    """fp8 rows by fp8 weights as they are."""
+    import torch
+
+    groups, experts = _Groups.of(call), int(call.shape["expert"])
+
+    def stage(x: torch.Tensor, scale: torch.Tensor | None, which: int) -> torch.Tensor:
+        values, by_row = _fp8_rows(call.shape, x, scale)
+        places, weight_scale = groups.places(x), call.scales[which]
+        by_column = weight_scale.reshape(experts, -1).expand(-1, call.size(which)[0]).contiguous()  # type: ignore[union-attr]
+        rows = values.view(torch.uint8)[places].view(values.dtype)
+        weight = call.weights[which].transpose(1, 2)
+        found = torch._scaled_grouped_mm(rows, weight, by_row[places], by_column, offs=groups.ends, out_dtype=torch.bfloat16)
+        return groups.put_back(found)
+
+    return stage
+
+
+def _fp8_rows(shape: Shape, x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The input of a stage [R, cols] as fp8, and one scale for each row [R]."""
+    from tunedgemm.ops.quant import per_tensor_quant, pertoken_quant
+
+    dtype = torch_dtype(str(shape["q_dtype_a"]))
+    if shape["q_type"] == "per_Token":
+        values, by_row = pertoken_quant(x, quant_dtype=dtype)
+        return values, by_row.view(-1)
+    values, one = per_tensor_quant(x, scale, quant_dtype=dtype)
+    return values, one.view(1).expand(len(x)).contiguous()
+
+
+def _no_scaled_grouped_mm(shape: Shape, device: Device) -> str:
+    if capability(device) != 90 or {shape["q_dtype_w"], shape["q_dtype_a"]} != {"fp8_e4m3fn"}:
+        return f"multiplies fp8_e4m3fn on sm_90, not {shape['q_dtype_w']} on {device.gfx}"
+    if shape["q_type"] not in ("per_Token", "per_Tensor") or shape.dtype != "bf16":
+        return f"takes one scale a row and gives bf16, not {shape['q_type']} and {shape.dtype}"
+    fits = shape.n % 16 == 0 and shape.k % 16 == 0
+    return "" if fits else f"needs model_dim and inter_dim divisible by 16 (model_dim={shape.n}, inter_dim={shape.k})"
+
+
+def _made(stage_of: Callable[[_Call], Stage]) -> Callable[[Shape, Device, int], Callable[..., Any]]:
+    def make(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+        del split
+        return _two_stages(shape, device, stage_of)
+
+    return make
+
+
+def _few(limit: int, *fields: str) -> Callable[[Shape, Device], tuple[int, ...]]:
+    """Worth a try where the product of these numbers is small."""
+
+    def listed(shape: Shape, device: Device) -> tuple[int, ...]:
+        del device
+        return (0,) if math.prod(shape.m if field == "m" else int(shape[field]) for field in fields) <= limit else ()
+
+    return listed
+
+
+def _in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Both weights in order; the scales that are shuffled with them are put in order by each route."""
+    from tunedgemm.ops.shuffle import unshuffle_weight
+
+    layout = shape.layout
+
+    def ordered(hidden: Any, w1: Any, w2: Any, *rest: Any) -> Any:
+        return call(hidden, unshuffle_weight(w1, layout), unshuffle_weight(w2, layout), *rest)
+
+    return ordered
+
+
+def _native(shape: Shape, device: Device) -> str:
+    if device.kind == "cpu":
+        return "sorted"
+    if not _no_scaled_grouped_mm(shape, device):
+        return "scaled_grouped_mm"
+    if not _no_grouped_mm(shape, device):
+        return "grouped_mm"
+    return "gather" if shape.m * int(shape["topk"]) <= _FEW_PAIRS else "blocks"
+
+
+family = Family(
+    MappingProxyType(
+        {
+            "scaled_grouped_mm": Route(_made(_scaled_grouped_mm), _no_scaled_grouped_mm),
+            "grouped_mm": Route(_made(_grouped_mm), _no_grouped_mm),
+            "sorted": Route(_made(_sorted), graph_safe=False),
+            "gather": Route(_made(_gather), listed=_few(_FEW_PAIRS, "m", "topk")),
+            "dense": Route(_made(_dense), listed=_few(_FEW_EXPERTS, "expert")),
+            "blocks": Route(_made(_blocks)),
+        }
+    ),
+    _native,
+    _in_order,
+)

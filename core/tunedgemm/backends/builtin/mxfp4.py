@@ -1,0 +1,168 @@
+"""Routes of a4w4_blockscale and a16w4_blockscale: a weight in mxfp4, two e2m1 values a byte and one power of two for each 32 of them.
+
+Launcher operands: x [..., K/2], weight [N, K/2], x_scale [M, K/32], w_scale [N, K/32], bias [N] or absent; for a16w4_blockscale
+x [..., K], weight, w_scale, bias. Scales and weight are in AITER's shuffled form where the layout is not ``row``. A value times its
+scale is exact in bf16, whose exponents reach as far; x in fp16 is exact in TF32 and float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.backends.builtin.product import finished, products, rounded_products
+from tunedgemm.backends.builtin.route import Family, Route, weight_in_order
+from tunedgemm.device import Device
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+#: Elements of K that share a scale.
+_GROUP = 32
+
+
+def _dequantised(dtype: str) -> Callable[[Shape, Device, int], Callable[..., Any]]:
+    """Both operands as values in *dtype*, then their product."""
+
+    def make(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+        del split
+        values, product = _values(shape, dtype), _product(shape, device, dtype)
+
+        def dequantised(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, bias: Any = None) -> Any:
+            return product(values(x, x_scale), values(weight, w_scale), bias, x.shape[:-1])
+
+        return dequantised
+
+    return make
+
+
+def _dequantised_weight(dtype: str) -> Callable[[Shape, Device, int], Callable[..., Any]]:
+    """The weight as values in *dtype*, then its product with x, which *dtype* holds exactly."""
+
+    def make(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+        del split
+        k, inner = shape.k, torch_dtype(dtype)
+        values, product = _values(shape, dtype), _product(shape, device, dtype)
+
+        def dequantised_weight(x: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor, bias: Any = None) -> Any:
+            return product(x.reshape(-1, k).to(inner), values(weight, w_scale), bias, x.shape[:-1])
+
+        return dequantised_weight
+
+    return make
+
+
+def _halved(shape: Shape, device: Device, split: int) -> Callable[..., Any]:
+    """x as the sum of two parts in bf16, each multiplied by the weight, both products added in float32.
+
+    bf16 keeps 8 of the 11 bits of fp16, and holds what is left of them, too: nothing is rounded.
+    """
+    import torch
+
+    del split
+    n, k, out_dtype = shape.n, shape.k, torch_dtype(shape.outdtype)
+    values, multiplied = _values(shape, "bf16"), products(device)
+
+    def halved(x: torch.Tensor, weight: torch.Tensor, w_scale: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        flat = x.reshape(-1, k)
+        high = flat.to(torch.bfloat16)
+        low = (flat.float() - high.float()).nan_to_num(nan=0.0).to(torch.bfloat16)  # of an infinity nothing is left
+        first, second = multiplied(torch.cat((high, low)), values(weight, w_scale)).chunk(2)
+        return finished(first + second, bias, out_dtype, (*x.shape[:-1], n))
+
+    return halved
+
+
+def _no_halves(shape: Shape, device: Device) -> str:
+    if shape.dtype != "fp16":
+        return f"takes fp16 apart, not {shape.dtype}"
+    return "has no product of bf16 in float32 on a CPU" if device.kind == "cpu" else ""
+
+
+def _values(shape: Shape, dtype: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A function of a packed operand and its scales to its values [rows, K]."""
+    import torch
+
+    from tunedgemm.ops.quant import as_fp4, dequant_fp4
+
+    k, inner = shape.k, torch_dtype(dtype)
+
+    def values(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        rows = packed.view(torch.uint8).reshape(-1, k // 2)
+        return dequant_fp4(as_fp4(rows), scale.reshape(-1, k // _GROUP), inner)
+
+    return values
+
+
+def _product(shape: Shape, device: Device, dtype: str) -> Callable[..., torch.Tensor]:
+    """A function of values [M, K] and [N, K] in *dtype*, the bias and the leading dimensions to the output."""
+    import torch
+
+    n, out_dtype, inner = shape.n, torch_dtype(shape.outdtype), torch_dtype(dtype)
+    plain = inner == out_dtype and shape.bias_dtype in ("", shape.outdtype)
+    on_cpu = inner == torch.bfloat16 and device.kind == "cpu"
+    multiplied = rounded_products if on_cpu else products(device, narrow=inner == torch.bfloat16)
+
+    def product(left: torch.Tensor, right: torch.Tensor, bias: Any, leading: tuple[int, ...]) -> torch.Tensor:
+        size = (*leading, n)
+        if plain:
+            return torch._C._nn.linear(left, right, None if bias is None else bias.view(n)).view(size)
+        return finished(multiplied(left, right), bias, out_dtype, size)
+
+    return product
+
+
+def _no_bf16(shape: Shape, device: Device) -> str:
+    if shape.dtype == "fp16":
+        return "has fewer bits than activations in fp16"
+    coarse = device.kind == "cpu" and shape.outdtype != "bf16"
+    return f"rounds to bf16 on a CPU, too coarse for {shape.outdtype}" if coarse else ""
+
+
+def _in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The weight and both scales in order."""
+    from tunedgemm.ops.quant import unshuffle_scale
+
+    m, n, groups, ordered = shape.m, shape.n, shape.k // _GROUP, weight_in_order(shape, call)
+
+    def scales_in_order(x: Any, weight: Any, x_scale: Any, w_scale: Any, *rest: Any) -> Any:
+        return ordered(x, weight, unshuffle_scale(x_scale, m, groups), unshuffle_scale(w_scale, n, groups), *rest)
+
+    return scales_in_order
+
+
+def _weight_in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The weight and its scales in order."""
+    from tunedgemm.ops.quant import unshuffle_scale
+
+    n, groups, ordered = shape.n, shape.k // _GROUP, weight_in_order(shape, call)
+
+    def scale_in_order(x: Any, weight: Any, w_scale: Any, *rest: Any) -> Any:
+        return ordered(x, weight, unshuffle_scale(w_scale, n, groups), *rest)
+
+    return scale_in_order
+
+
+def _native(shape: Shape, device: Device) -> str:
+    return both.first(shape, device, "bf16", "float32")
+
+
+def _native_of_weight(shape: Shape, device: Device) -> str:
+    return weight_alone.first(shape, device, "bf16", "halves", "float32")
+
+
+both = Family(MappingProxyType({"bf16": Route(_dequantised("bf16"), _no_bf16), "float32": Route(_dequantised("fp32"))}), _native, _in_order)
+weight_alone = Family(
+    MappingProxyType(
+        {
+            "bf16": Route(_dequantised_weight("bf16"), _no_bf16),
+            "halves": Route(_halved, _no_halves),
+            "float32": Route(_dequantised_weight("fp32")),
+        }
+    ),
+    _native_of_weight,
+    _weight_in_order,
+)

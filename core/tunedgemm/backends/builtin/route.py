@@ -1,0 +1,70 @@
+"""Route: one of torch's ways to an op's result; Family: those of one op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from tunedgemm.device import Device
+from tunedgemm.shape import Shape
+
+
+def _always(shape: Shape, device: Device) -> str:
+    del shape, device
+    return ""
+
+
+def _unsplit(shape: Shape, device: Device) -> tuple[int, ...]:
+    del shape, device
+    return (0,)
+
+
+@attrs.frozen
+class Route:
+    """One way to the result, by calls whose arguments are all that they depend on.
+
+    Attributes:
+        make: (shape, device, splitK) to a function of the op's operands with the weight in order; raises PluginError.
+        unfit: why it cannot compute the shape on the device, as the rest of a sentence that its name begins; "" where it can.
+            Pure and answerable for absent devices.
+        listed: the values of splitK that are worth a try; none where the route is not.
+        graph_safe: whether it never waits for the device.
+    """
+
+    make: Callable[[Shape, Device, int], Callable[..., Any]]
+    unfit: Callable[[Shape, Device], str] = _always
+    listed: Callable[[Shape, Device], tuple[int, ...]] = _unsplit
+    graph_safe: bool = True
+
+
+def weight_in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind one that takes the weight, the second operand, with its bytes shuffled."""
+    from tunedgemm.ops.shuffle import unshuffle_weight
+
+    layout = shape.layout
+
+    def ordered(x: Any, weight: Any, *rest: Any) -> Any:
+        return call(x, unshuffle_weight(weight, layout), *rest)
+
+    return ordered
+
+
+@attrs.frozen
+class Family:
+    """The routes of an op.
+
+    Attributes:
+        routes: by name, best guesses first.
+        native: the name of the route that is best by default for a shape on a device; it fits.
+        in_order: (shape, function) to a function for operands in `Shape.layout`.
+    """
+
+    routes: Mapping[str, Route]
+    native: Callable[[Shape, Device], str]
+    in_order: Callable[[Shape, Callable[..., Any]], Callable[..., Any]] = weight_in_order
+
+    def first(self, shape: Shape, device: Device, *names: str) -> str:
+        """The first of these routes that fits; the last of them always does."""
+        return next((name for name in names[:-1] if not self.routes[name].unfit(shape, device)), names[-1])

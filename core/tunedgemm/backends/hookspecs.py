@@ -1,0 +1,69 @@
+"""The contract between the core and a backend: seven hooks, four of them for every backend.
+
+An implementation may take any subset of a hook's arguments and may not give them defaults.
+Hooks are validated and collected by pluggy, then bound as plain functions (hook wrappers do not apply).
+The registered object also states ``OPS``, the names of the ops it covers, and may state ``OPTIONS``, its settings for a run of the tuner,
+``library_version(device)``, a text that decides whether stored solutions are still the same kernels,
+``details(device)``, lines for ``tunedgemm plugins -v``, and ``lacks(solution, device)``, why it has no such kernel.
+"""
+
+# Bodies are docstrings only: pluggy reads the signatures.
+# mypy: disable-error-code="empty-body"
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pluggy
+
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.device import Device
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+
+#: Version of the hooks and of `tunedgemm.plugin`; the core loads plugins of this one and of the one before.
+CONTRACT = 1
+
+hookspec = pluggy.HookspecMarker("tunedgemm")
+hookimpl = pluggy.HookimplMarker("tunedgemm")
+
+
+@hookspec
+def supports(shape: Shape, device: Device) -> bool | Unsupported:
+    """Say whether the static limits allow the shape: pure, quick, also for a device that is not present."""
+
+
+@hookspec
+def enumerate_solutions(shape: Shape, device: Device) -> Iterable[Solution]:
+    """List the solutions for a supported shape, best guesses first, the same in every process."""
+
+
+@hookspec
+def run(solution: Solution, operands: tuple[Any, ...]) -> Any:
+    """Launch a solution in the plain way and return the output tensor.
+
+    It is not told the shape, so a shuffled weight comes in its own type (`ShuffledWeight`), which names the layout.
+    """
+
+
+@hookspec
+def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
+    """Name the solution for an untuned call, or None unless it is expected to beat torch."""
+
+
+@hookspec
+def bind(solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+    """Do everything slow once, before any graph capture, and return the launcher for exactly this shape.
+
+    The launcher gets plain tensors: a weight in another ``shape.layout`` than ``row`` as its bytes lie.
+    """
+
+
+@hookspec
+def prepare(solution: Solution, shape: Shape, device: Device) -> None:
+    """Compile into the artifact cache, in a process without a device; afterwards `bind` compiles nothing."""
+
+
+@hookspec
+def refine(solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
+    """List the neighbours of a good solution that are worth timing next."""

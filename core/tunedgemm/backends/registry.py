@@ -1,0 +1,361 @@
+"""Finds backends by entry point, one at a time and guarded, and binds their hooks into Backend values.
+
+A broken plugin is skipped and remembered with its reason; asked for by name it is an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import attrs
+import pluggy
+
+from tunedgemm import __version__
+from tunedgemm.backends import hookspecs, split
+from tunedgemm.backends.hookspecs import CONTRACT
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.option import Option
+from tunedgemm.device import Device
+from tunedgemm.errors import LibtypeError, PluginError
+from tunedgemm.libtypes import BUILTIN, owners, pip_hint, rank
+from tunedgemm.ops import ops
+from tunedgemm.shape import Shape
+from tunedgemm.solution import ADD, Solution, Unsupported
+
+GROUP = "tunedgemm.backends"
+HOOKS = ("supports", "enumerate_solutions", "run", "heuristic_fallback", "bind", "prepare", "refine")
+_BUILTIN_ENTRY = EntryPoint(BUILTIN, "tunedgemm.backends.builtin", GROUP)
+
+
+@attrs.frozen(eq=False)
+class Backend:
+    """One plugin's hooks under one libtype, validated and bound as plain functions.
+
+    Its methods guard the plugin: what they return keeps to the contract, or they raise PluginError. A solution that adds a bias
+    after its kernel (`tunedgemm.backends.split`) is the core's: the plugin is asked about the kernel, on the shape without a bias.
+    """
+
+    libtype: str
+    distribution: str
+    version: str
+    ops: tuple[str, ...]
+    hooks: Mapping[str, Callable[..., Any]]
+    library_version: Callable[[Device], str]
+    details: Callable[[Device], tuple[str, ...]] = lambda _: ()
+    lacks: Callable[[Solution, Device], str] = lambda *_: ""
+    options: tuple[Option, ...] = ()
+
+    def supports(self, shape: Shape, device: Device, solution: Solution | None = None) -> bool | Unsupported:
+        """True, or the reason why not; a hook that raises counts as a reason. Of one *solution*, for the shape that its kernel runs."""
+        if solution is not None:
+            whole = split.of(solution, shape)
+            if isinstance(whole, Unsupported):
+                return whole
+            _, shape = whole
+        if shape.op not in self.ops:
+            return Unsupported(f"op {shape.op} is not covered (covers {', '.join(self.ops)})")
+        try:
+            answer = self.hooks["supports"](shape, device)
+        except Exception as error:  # a plugin may raise anything
+            return Unsupported(f"its supports() raised {type(error).__name__}: {error}")
+        if answer is True or isinstance(answer, Unsupported):
+            return answer
+        return Unsupported(f"its supports() returned {answer!r} instead of True or Unsupported(reason)")
+
+    def solutions(self, shape: Shape, device: Device) -> list[Solution]:
+        """The solutions of a shape in the plugin's order, each once.
+
+        Raises:
+            PluginError: the hook raised, or gave something that is no Solution of this libtype.
+        """
+        return self._solutions("enumerate_solutions", shape, device)
+
+    def refine(self, solution: Solution, shape: Shape, device: Device) -> list[Solution]:
+        """The neighbours of a solution; none where the plugin has no `refine`."""
+        whole = split.of(solution, shape)
+        if "refine" not in self.hooks or isinstance(whole, Unsupported):
+            return []
+        found = self._solutions("refine", *whole, device)
+        return [split.added(near) for near in found] if split.is_split(solution) else found
+
+    def _solutions(self, hook: str, *arguments: Any) -> list[Solution]:
+        try:
+            found = list(dict.fromkeys(self.hooks[hook](*arguments)))
+        except Exception as error:
+            raise PluginError(f"libtype {self.libtype!r}: {hook}() raised {type(error).__name__}: {error}") from error
+        for solution in found:
+            if not isinstance(solution, Solution) or solution.libtype != self.libtype:
+                raise PluginError(f"libtype {self.libtype!r}: {hook}() returned a foreign solution: {solution!r}")
+            if split.is_split(solution):
+                raise PluginError(f"libtype {self.libtype!r}: {hook}() returned {solution}; names that end in {ADD} are the core's")
+        return found
+
+    def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
+        """The plugin's own choice for an untuned call; None where it has none or its hook fails."""
+        hook = self.hooks.get("heuristic_fallback")
+        if hook is None or not self.supports(shape, device):
+            return None
+        try:
+            found = hook(shape, device)
+        except Exception:  # an untuned call has other answers
+            return None
+        return found if isinstance(found, Solution) and found.libtype == self.libtype else None
+
+    def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+        """The launcher of a solution for exactly this shape; what the plugin raises comes back as a reason.
+
+        The plugin's launcher gets plain tensors: a weight in another layout than ``row`` as its bytes lie. A plain `run`, which
+        is not told the shape, gets operands as they are.
+        """
+        whole = split.of(solution, shape)
+        if isinstance(whole, Unsupported):
+            return whole
+        if split.is_split(solution):
+            of_product = self.bind(*whole, device)
+            return split.adding(of_product, shape) if isinstance(of_product, Launcher) else of_product
+        answer = self.bind_as_given(solution, shape, device)
+        return unwrapping(answer, shape) if isinstance(answer, Launcher) and "bind" in self.hooks else answer
+
+    def bind_as_given(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
+        """`bind`, without what stands between the operands of a call and the plugin's launcher."""
+        if "bind" not in self.hooks:
+            run = self.hooks["run"]
+            # Nothing is known of what a plain `run` does at its first call, so it is kept out of captures.
+            return Launcher(lambda *operands: run(solution, operands), graph_safe=False)
+        try:
+            answer = self.hooks["bind"](solution, shape, device)
+        except Exception as error:
+            return Unsupported(f"its bind() raised {type(error).__name__}: {error}")
+        if isinstance(answer, Launcher | Unsupported):
+            return answer
+        return Unsupported(f"its bind() returned {answer!r} instead of a Launcher or Unsupported(reason)")
+
+    def run(self, solution: Solution, shape: Shape, device: Device, operands: tuple[Any, ...]) -> Any:
+        """Launch in the plain way: the plugin's `run`, on the operands as they are, else through `bind`.
+
+        Raises:
+            PluginError: `bind` refused.
+        """
+        if "run" in self.hooks and not split.is_split(solution):
+            return self.hooks["run"](solution, operands)
+        launcher = self.bind(solution, shape, device)
+        if isinstance(launcher, Unsupported):
+            raise PluginError(f"libtype {self.libtype!r}: {solution} cannot run {shape}: {launcher.reason}")
+        return launcher.call(*operands)
+
+    def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
+        """Compile ahead, where the plugin can."""
+        whole = split.of(solution, shape)
+        if "prepare" in self.hooks and not isinstance(whole, Unsupported):
+            self.hooks["prepare"](*whole, device)
+
+
+def unwrapping(launcher: Launcher, shape: Shape) -> Launcher:
+    """The launcher behind one that takes shuffled weights out of their type, where the shape has such; see `Backend.bind`."""
+    if shape.layout == "row":
+        return launcher
+    from torch import Tensor  # whoever launches has loaded it
+
+    from tunedgemm.ops.shuffle import plain_weight
+
+    call = launcher.call
+
+    def unwrapped(*operands: Any) -> Any:
+        return call(*[operand if type(operand) is Tensor else plain_weight(operand) for operand in operands])
+
+    return attrs.evolve(launcher, call=unwrapped)
+
+
+class Registry:
+    """The installed backends by libtype, loaded one at a time when they are first asked for."""
+
+    def __init__(self, entries: Iterable[EntryPoint] | None = None) -> None:
+        found = entry_points(group=GROUP) if entries is None else entries
+        self._entries, self._rivals = _by_name(found)
+        self._loaded: dict[str, Backend | Unsupported] = {}
+
+    @property
+    def libtypes(self) -> tuple[str, ...]:
+        """The installed libtypes in order of rank, whether they load or not."""
+        return tuple(sorted(self._entries, key=rank))
+
+    def __contains__(self, libtype: object) -> bool:
+        """Whether a libtype is installed, whether it loads or not."""
+        return libtype in self._entries
+
+    def get(self, libtype: str) -> Backend | Unsupported:
+        """The backend of a libtype, or why there is none; imports that one plugin at the first call."""
+        if libtype not in self._loaded:
+            entry = self._entries.get(libtype)
+            self._loaded[libtype] = self._missing(libtype) if entry is None else _load(entry)
+        return self._loaded[libtype]
+
+    def problems(self, libtype: str) -> tuple[str, ...]:
+        """What is wrong beside the loading itself: other distributions that claim the same libtype."""
+        return tuple(self._rivals.get(libtype, ()))
+
+    def select(self, libtypes: str = "all") -> list[Backend]:
+        """The backends of a ``--libtype`` text: ``all`` that load, by rank, or a comma list in its order.
+
+        Raises:
+            LibtypeError: one named is unknown or does not load; the message says what would help.
+        """
+        wanted = [text.strip() for text in libtypes.split(",") if text.strip()]
+        if not wanted or "all" in wanted:
+            answers = [self.get(libtype) for libtype in self.libtypes]
+            return [answer for answer in answers if isinstance(answer, Backend)]
+        selected = []
+        for libtype in dict.fromkeys(wanted):
+            answer = self.get(libtype)
+            if isinstance(answer, Unsupported):
+                raise LibtypeError(f"libtype {libtype!r}: {answer.reason}")
+            selected.append(answer)
+        return selected
+
+    def add(self, backend: Backend) -> None:
+        """Put a backend beside the installed ones, for this registry only (tests, experiments)."""
+        self._entries[backend.libtype] = EntryPoint(backend.libtype, "", GROUP)
+        self._loaded[backend.libtype] = backend
+
+    def _missing(self, libtype: str) -> Unsupported:
+        hint = pip_hint(libtype)
+        how = f"not installed; {hint}" if hint else f"no backend of that name; installed: {', '.join(self.libtypes)}"
+        return Unsupported(how)
+
+
+def make_backend(libtype: str, plugin: object, distribution: str = "", version: str = "") -> Backend:
+    """Check an object with hookimpls against the contract and bind its hooks.
+
+    Raises:
+        PluginError: names the libtype, the hook and what is wrong with it.
+    """
+    contract = getattr(plugin, "CONTRACT", CONTRACT)
+    if contract not in (CONTRACT, CONTRACT - 1):
+        raise PluginError(f"written for contract {contract}; this core knows {CONTRACT - 1} and {CONTRACT}")
+    manager = pluggy.PluginManager("tunedgemm")
+    manager.add_hookspecs(hookspecs)
+    try:
+        manager.register(plugin, name=libtype)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise PluginError(f"libtype {libtype!r}: {' '.join(str(error).split())}") from error
+    hooks = {}
+    for name in HOOKS:
+        for implementation in getattr(manager.hook, name).get_hookimpls():
+            hooks[name] = _bound(libtype, name, implementation.function)
+    missing = [name for name in ("supports", "enumerate_solutions") if name not in hooks]
+    missing += [] if "run" in hooks or "bind" in hooks else ["run"]
+    if missing:
+        raise PluginError(f"libtype {libtype!r}: lacks the hook {missing[0]}(); implemented: {', '.join(hooks) or 'none'}")
+    covered = tuple(getattr(plugin, "OPS", ()))
+    if not covered:
+        raise PluginError(f"libtype {libtype!r}: states no OPS; known ops: {', '.join(ops())}")
+    return Backend(
+        *(libtype, distribution, version, covered, hooks),
+        library_version=_guarded_text(getattr(plugin, "library_version", None)),
+        details=_guarded_details(getattr(plugin, "details", None)),
+        lacks=_of_kernels(_guarded_text(getattr(plugin, "lacks", None))),
+        options=_options(libtype, getattr(plugin, "OPTIONS", ())),
+    )
+
+
+def _options(libtype: str, stated: object) -> tuple[Option, ...]:
+    """What the plugin states as its ``OPTIONS``."""
+    options = tuple(stated) if isinstance(stated, tuple | list) else (stated,)
+    for option in options:
+        if not isinstance(option, Option):
+            raise PluginError(f"libtype {libtype!r}: OPTIONS must be values of tunedgemm.plugin.Option (got {option!r})")
+    if twice := {option.flag for option in options if sum(other.flag == option.flag for other in options) > 1}:
+        raise PluginError(f"libtype {libtype!r}: OPTIONS state {', '.join(sorted(twice))} more than once")
+    return options
+
+
+def _bound(libtype: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as one that takes all of the hook's arguments by position."""
+    wanted = list(inspect.signature(getattr(hookspecs, name)).parameters)
+    taken = inspect.signature(function).parameters
+    for parameter in taken.values():
+        fault = "" if parameter.name in wanted else f"is not one of {', '.join(wanted)}"
+        fault = fault or ("" if parameter.default is parameter.empty else "may not have a default")
+        if fault:
+            written = str(parameter).split("=")[0].split(":")[0]
+            raise PluginError(f"libtype {libtype!r}: hook {name}{inspect.signature(function)}: {written!r} {fault}")
+    if list(taken) == wanted:
+        return function
+    places = [wanted.index(argument) for argument in taken]
+    return lambda *arguments: function(*(arguments[place] for place in places))
+
+
+def _guarded_text(function: Callable[..., str] | None) -> Callable[..., str]:
+    """The plugin's function; "" where it has none, fails or returns something else than text."""
+
+    def guarded(*arguments: Any) -> str:
+        try:
+            answer = function(*arguments) if function is not None else ""
+        except Exception:  # what cannot be told is unknown
+            return ""
+        return answer if isinstance(answer, str) else ""
+
+    return guarded
+
+
+def _of_kernels(lacks: Callable[..., str]) -> Callable[[Solution, Device], str]:
+    """The plugin's function, asked about the kernel alone where a bias is added after it."""
+    return lambda solution, device: lacks(split.base(solution), device)
+
+
+def _guarded_details(details: Callable[[Device], Iterable[str]] | None) -> Callable[[Device], tuple[str, ...]]:
+    """The plugin's function; one line with the reason where it fails."""
+
+    def guarded(device: Device) -> tuple[str, ...]:
+        try:
+            return tuple(" ".join(str(line).splitlines()) for line in (details(device) if details is not None else ()))
+        except Exception as error:  # a plugin may raise anything
+            return (f"its details() raised {type(error).__name__}: {error}",)
+
+    return guarded
+
+
+def _load(entry: EntryPoint) -> Backend | Unsupported:
+    distribution = entry.dist.name if entry.dist else "tunedgemm"
+    version = entry.dist.version if entry.dist else __version__
+    try:
+        return make_backend(entry.name, entry.load(), distribution, version)
+    except PluginError as error:
+        return Unsupported(f"{distribution} breaks the contract: {error}")
+    except Exception as error:  # importing a plugin may raise anything
+        return Unsupported(f"{distribution} cannot be imported: {type(error).__name__}: {error}")
+
+
+def _by_name(found: Iterable[EntryPoint]) -> tuple[dict[str, EntryPoint], dict[str, list[str]]]:
+    """One entry per libtype; of several claimants our own distribution keeps it, else the first by name."""
+    official = owners()
+    claims: dict[str, list[EntryPoint]] = {BUILTIN: [_BUILTIN_ENTRY]}
+    for entry in found:
+        if (entry.name, entry.value) != (_BUILTIN_ENTRY.name, _BUILTIN_ENTRY.value):
+            claims.setdefault(entry.name, []).append(entry)
+    entries, rivals = {}, {}
+    for name, claimants in claims.items():
+        ordered = sorted(claimants, key=lambda entry: _claim(entry, official.get(name)))
+        entries[name] = ordered[0]
+        if len({entry.value for entry in ordered}) > 1:
+            rivals[name] = [f"{_owner(entry)} also claims libtype {name!r}; {_owner(ordered[0])} keeps it" for entry in ordered[1:]]
+    return entries, rivals
+
+
+def _owner(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else "tunedgemm"
+
+
+def _claim(entry: EntryPoint, official: str | None) -> tuple[Any, ...]:
+    return entry is not _BUILTIN_ENTRY, _owner(entry) != official, _owner(entry), entry.value
+
+
+def order(backends: Sequence[Backend], libtypes: str) -> dict[str, int]:
+    """Libtype -> place for ties: the order given to ``--libtype``, else the rank."""
+    named = [] if libtypes == "all" else [text.strip() for text in libtypes.split(",")]
+    ranked = sorted((backend.libtype for backend in backends), key=rank)
+    return {libtype: place for place, libtype in enumerate(dict.fromkeys([*named, *ranked]))}

@@ -1,0 +1,190 @@
+"""Flags that name a model and change shapes, the same for every command that takes them; and the shapes that they mean."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+import attrs
+
+from tunedgemm.errors import UserError
+
+if TYPE_CHECKING:
+    from tunedgemm.table.csvfile import Untuned
+    from tunedgemm.workload.lists import Changes
+    from tunedgemm.workload.models import ModelShapes
+
+#: AITER's words for dtypes in flags.
+DTYPES = ("f32", "f16", "bf16", "fp8")
+#: Flags that say something of a model alone.
+_OF_A_MODEL = ("tp", "nsets", "max_num_seqs", "max_num_batched_tokens", "batch_size", "no_fuse", "fuse_shared_experts", "layers")
+#: How the op for shuffled weights is named after the one for plain ones.
+SHUFFLED = "_bpreshuffle"
+
+_Value = TypeVar("_Value")
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """A comma list of whole numbers."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected whole numbers as 1,2,4, got {text!r}") from None
+
+
+def _whole_number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    return int(text)
+
+
+def add_model(group: argparse._ArgumentGroup) -> None:
+    """Define the flags that name a model, and what of it is meant; their defaults are the environment's, read when they are used."""
+    add = group.add_argument
+    folder = "a folder with config.json, or the bare name of a shipped one; default: GTUNE_MODEL"
+    add("--model_dir", default="", metavar="DIR", help=folder)
+    add("--tp", type=whole_numbers, metavar="N,N", help="ranks of tensor parallelism, several for all of them; default: GTUNE_TP, else 1")
+    sets = "values of M, or an engine, for the batch sizes that it runs; default: 1,512,1024,2048,3072,4096,8192,16384"
+    add("--nsets", type=_nsets, metavar="M,M|vllm|sglang", help=sets)
+    add("--max-num-seqs", type=_whole_number, metavar="N", help="with --nsets vllm or sglang: sequences decoded at once (default: 256)")
+    add("--max-num-batched-tokens", type=_whole_number, metavar="N", help="with --nsets vllm or sglang: tokens of a step (default: 8192)")
+    add("--batch_size", type=_whole_number, metavar="N", help="what each M is multiplied by; default: GTUNE_BATCH_SIZE, else 1")
+    add("--layers", default="", metavar="GLOB,GLOB", help="only layers whose name fits, as '*.mlp.*,lm_head'")
+    add("--no-fuse", action="store_true", help="product for product, as transformers runs the model, not fused as serving engines do")
+    add("--fuse-shared-experts", action="store_true", help="count shared experts among the routed ones")
+
+
+def _nsets(text: str) -> tuple[int, ...] | str:
+    """``--nsets``: whole numbers, or the name of an engine."""
+    return text if text.strip().isalpha() else whole_numbers(text)
+
+
+def add_changes(group: argparse._ArgumentGroup) -> None:
+    """Define the flags that change every shape, wherever it is from."""
+    add = group.add_argument
+    add("--indtype", choices=DTYPES, default="", help="this dtype of the activations for all shapes")
+    out = "this dtype of the output for all shapes; default with --indtype: the same, bf16 for fp8"
+    add("--outdtype", choices=DTYPES, default="", help=out)
+    add("--all_bias", action="store_true", help="each shape with a bias and without")
+    add("--fp8", choices=("e4m3fn", "e4m3fnuz"), default="e4m3fn", help="what fp8 is: e4m3fnuz on MI300 (default: %(default)s)")
+
+
+def default(said: _Value | None, variable: str, kind: Callable[[str], _Value], otherwise: _Value) -> _Value:
+    """What a flag says, else what the environment does, else *otherwise*.
+
+    Raises:
+        UserError: the variable holds no such value.
+    """
+    if said is not None:
+        return said
+    text = os.environ.get(variable, "").strip()
+    try:
+        return kind(text) if text else otherwise
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"{variable}={text}: {error}") from None
+
+
+def model_said(arguments: argparse.Namespace, other: str | None = None) -> str:
+    """The model that is meant, "" for none: that of the flag, else, where *other* names no shapes, that of the environment.
+
+    Args:
+        other: the file of shapes that the command was given.
+
+    Raises:
+        UserError: both are given, or flags of a model without one.
+    """
+    if arguments.model_dir and other:
+        raise UserError("-i and --model_dir are mutually exclusive: shapes are those of a file or those of a model")
+    model: str = arguments.model_dir or ("" if other else os.environ.get("GTUNE_MODEL", "").strip())
+    if said := [name for name in _OF_A_MODEL if getattr(arguments, name) and not model]:
+        flag = said[0] if said[0] in ("batch_size", "nsets") else said[0].replace("_", "-")
+        raise UserError(f"--{flag} says something of a model: name it with --model_dir")
+    return model
+
+
+@attrs.frozen
+class Listed:
+    """The shapes of a model that are asked for.
+
+    Attributes:
+        models: the model at each degree of tensor parallelism.
+        by_op: the shapes of all of them, by the name of the op, those of the flags.
+        rows: the values of M.
+        commands: the command line of the engine that runs these M, one for each model.
+    """
+
+    models: tuple[ModelShapes, ...]
+    by_op: Mapping[str, tuple[Untuned, ...]]
+    rows: tuple[int, ...]
+    commands: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not in there, or rests on a default, a sentence each."""
+        return tuple(dict.fromkeys(note for model in self.models for note in model.notes))
+
+    def __str__(self) -> str:
+        first = self.models[0]
+        ranks = ", ".join(str(model.tp) for model in self.models)
+        counts = ", ".join(f"{len(rows)} of {name}" for name, rows in self.by_op.items())
+        return f"{first.architecture} of {first.folder} at TP {ranks}, {_of_rows(self.rows)}; shapes: {counts}"
+
+
+def _of_rows(rows: tuple[int, ...]) -> str:
+    return f"M = {', '.join(map(str, rows))}" if len(rows) <= 16 else f"{len(rows)} M in {rows[0]}..{rows[-1]}"
+
+
+def listed(model: str, arguments: argparse.Namespace) -> Listed:
+    """The shapes that the flags of `add_model`, `add_changes`, ``--op`` and ``--preshuffle`` mean.
+
+    Raises:
+        UserError: the model or a flag cannot be used, or nothing is left.
+    """
+    from tunedgemm.workload.models import NSETS, Formats, layers_of_model, only, rows_of, together, with_shapes
+    from tunedgemm.workload.models.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, command_of, rows_of_engine
+
+    ranks = dict.fromkeys(default(arguments.tp, "GTUNE_TP", whole_numbers, (1,)))
+    engine = arguments.nsets if isinstance(arguments.nsets, str) else ""
+    limits = (arguments.max_num_seqs or MAX_NUM_SEQS, arguments.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS)
+    if not engine and (arguments.max_num_seqs or arguments.max_num_batched_tokens):
+        raise UserError("--max-num-seqs and --max-num-batched-tokens: are limits of an engine; add --nsets vllm or --nsets sglang")
+    sets = rows_of_engine(engine, *limits) if engine else arguments.nsets or NSETS
+    rows = rows_of(sets, default(arguments.batch_size, "GTUNE_BATCH_SIZE", _whole_number, 1))
+    formats = Formats(fp8=f"fp8_{arguments.fp8}", preshuffle=arguments.preshuffle)
+    patterns = tuple(pattern.strip() for pattern in arguments.layers.split(",") if pattern.strip())
+    models = []
+    for tp in ranks:
+        found = layers_of_model(model, tp, fuse=not arguments.no_fuse, fuse_shared_experts=arguments.fuse_shared_experts)
+        found = with_shapes(only(found, patterns) if patterns else found, rows, formats)
+        models.append(attrs.evolve(found, by_op=_wanted(found, arguments)))
+    by_op = together(one.by_op for one in models)
+    commands = tuple(command_of(engine, model, tp, *limits) for tp in ranks) if engine else ()
+    return Listed(tuple(models), by_op, rows, commands)
+
+
+def _wanted(model: ModelShapes, arguments: argparse.Namespace) -> dict[str, tuple[Untuned, ...]]:
+    """The shapes of a model of the op that is asked for, changed as asked."""
+    from tunedgemm.ops import op_named, ops
+    from tunedgemm.workload.lists import changed
+
+    by_op, name = dict(model.by_op), arguments.op
+    if not by_op:
+        raise UserError(f"{model.folder}: no op has any product of this model: {'; '.join(model.notes) or 'it has none'}")
+    if name:
+        op_named(name)
+        name = name + SHUFFLED if arguments.preshuffle and name + SHUFFLED in ops() else name
+        if name not in by_op:
+            raise UserError(f"{model.folder}: has no products of the op {name}; those that it has are of {', '.join(by_op)}")
+        by_op = {name: by_op[name]}
+    changes = changes_said(arguments)
+    return {name: changed(op_named(name), rows, changes) for name, rows in by_op.items()} if changes else by_op
+
+
+def changes_said(arguments: argparse.Namespace) -> Changes | None:
+    """What the flags of `add_changes` make of every shape, None for nothing."""
+    from tunedgemm.workload.lists import Changes
+
+    indtype, outdtype = (f"fp8_{arguments.fp8}" if text == "fp8" else text for text in (arguments.indtype, arguments.outdtype))
+    return Changes(indtype, outdtype, arguments.all_bias) if indtype or outdtype or arguments.all_bias else None

@@ -1,0 +1,201 @@
+"""Online tuning: a shape that no row serves is tuned at its first call, once per machine, and the call is served by its row.
+
+The tuner runs in a child of its own, by the interpreter and not by multiprocessing: a server's process may be a daemon, which
+may have no children of that kind, or have a main module that does not bear to be imported again; neither its environment nor
+its signals are touched; and one kill ends everything at the bound.
+
+Who meets a shape that another process or thread is tuning waits for it, no longer than the bound, and never tunes it after
+that: ranks go on together, with the same row or all without, and a shape that cannot be tuned costs its bound once and not
+once for each. Who tunes waits for nobody, so ranks cannot wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+
+from tunedgemm.device import Device
+from tunedgemm.dispatch.settings import MOE, ONLINE, ONLINE_MOE, Settings
+from tunedgemm.errors import TunedGemmError, UserError
+from tunedgemm.ops.op import Op
+from tunedgemm.shape import Shape
+from tunedgemm.table.folders import tuned_path
+from tunedgemm.table.index import Index
+from tunedgemm.table.indexfile import open_source
+from tunedgemm.table.lookup import Table
+from tunedgemm.table.row import key_shape
+from tunedgemm.table.sheet import present
+
+_log = logging.getLogger("tunedgemm")
+
+#: Where AITER's HIP_ONLINE_TUNING acts (its hipb_mm): up to this M, for prefill has any number of them, each met once; and
+#: with more free memory of the device than this, which is what its operands take. AITER_ONLINE_TUNE has no bound for M.
+MOST_M, FREE_BYTES = 512, 128 << 20
+#: Solutions of each libtype that are tried: as many as AITER asks hipBLASLt's heuristic for.
+CANDIDATES = 32
+#: Parts of the bound: after which the race ends, one compilation or bind has failed, one kernel counts as hung; and the device
+#: seconds of the race.
+_RACED, _COMPILED, _HUNG, _MEASURED = 1 / 2, 1 / 3, 1 / 10, 1 / 10
+#: Seconds between two looks whether another process is done.
+_POLL = 0.05
+
+
+class Online:
+    """What `Dispatcher.on_miss` is where online tuning is asked for.
+
+    Args:
+        op: the op; its ordinary table gets the rows.
+        settings: how long, and which libtypes.
+    """
+
+    def __init__(self, op: Op, settings: Settings) -> None:
+        self._op, self._settings, self._table = op, settings, tuned_path(op)
+        self._tried: set[tuple[Shape, Device]] = set()
+        self._off = False
+
+    def __call__(self, shape: Shape, device: Device) -> bool:
+        """Have a shape tuned once; whether the op's table has a row that answers for it.
+
+        What went wrong is one warning, and is not tried again before the next `reload`.
+        """
+        asked = key_shape(shape), device
+        if self._off or asked in self._tried or not self._wanted(shape, device):
+            return False
+        found, reason = False, ""
+        try:
+            with self._turn(*asked) as first:
+                if not (found := self._stored(shape, device)):
+                    reason = self._tuned(shape, device) if first else "another process tuned it and has stored no row"
+                    found = self._stored(shape, device)
+        except filelock.Timeout:
+            reason = f"another process has been tuning it for {self._settings.online_seconds:g} s"
+        except (OSError, NotImplementedError) as error:  # no folder for the lock, no locks in its file system, or no more processes
+            self._off = True
+            _log.warning("online tuning is off in this process: %s; name a folder that can be written with TUNEDGEMM_HOME", error)
+            return False
+        except TunedGemmError as error:
+            reason = str(error)
+        if not found and asked not in self._tried:  # another thread may have said so
+            _log.warning("%s was not tuned online, and is served without: %s", shape, reason or "no row of the table answers for it")
+        self._tried.add(asked)
+        return found
+
+    def _wanted(self, shape: Shape, device: Device) -> bool:
+        """Whether AITER would tune it; the device has finished then what it was given before this call.
+
+        That is waited for here and not under the lock: a collective among it may wait for a rank that waits for the lock.
+        """
+        if shape.m > MOST_M and not (self._settings.online_moe and shape.op == MOE):
+            return False
+        if device.index < 0:
+            return True
+        import torch
+
+        if torch.cuda.mem_get_info(device.index)[0] <= FREE_BYTES:
+            return False
+        torch.cuda.current_stream(device.index).synchronize()
+        return True
+
+    @contextlib.contextmanager
+    def _turn(self, shape: Shape, device: Device) -> Iterator[bool]:
+        """Hold the lock of a shape on a kind of device, beside the table; whether nobody else had it.
+
+        Raises:
+            filelock.Timeout: others have kept it for the whole bound.
+            OSError, NotImplementedError: there can be no such lock.
+        """
+        told = json.dumps([shape.to_dict(), device.gfx, device.cu_num, device.name], sort_keys=True)
+        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+        path = self._table.with_name(f"{self._table.name}.online-{digest}.lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock, first = filelock.FileLock(path), True
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            first = False
+            _log.info("%s is being tuned by another process: waiting for at most %g s", shape, self._settings.online_seconds)
+            lock.acquire(timeout=self._settings.online_seconds, poll_interval=_POLL)
+        try:
+            yield first
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()  # while it is held: whoever opened it before it was gone only waits, and does not tune
+            lock.release()
+
+    def _stored(self, shape: Shape, device: Device) -> bool:
+        """Whether the table, as it is on disk, answers for a shape.
+
+        Raises:
+            TableError: it cannot be read.
+        """
+        if not present(self._table):
+            return False
+        table = Table(self._op, index=Index([[open_source(self._table, self._op)]]))
+        return next(table.candidates(shape, device), None) is not None
+
+    def _tuned(self, shape: Shape, device: Device) -> str:
+        """Tune in a child, for no longer than the bound; why that gave nothing, as far as it is known."""
+        started, seconds = time.monotonic(), self._settings.online_seconds
+        question = {
+            "shape": shape.to_dict(), "table": str(self._table), "seconds": seconds, "libtype": self._settings.online_libtype,
+            "device": str(device.index) if device.index >= 0 else "cpu",
+        }  # fmt: skip
+        command = [sys.executable, "-c", "from tunedgemm.dispatch.online import child; child()", json.dumps(question)]
+        _log.info("%s is tuned now, for at most %g s", shape, seconds)
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment(device),
+            text=True, errors="replace", start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                said, complained = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                return f"it took more than {seconds:g} s; TUNEDGEMM_ONLINE_SECONDS allows more, TUNEDGEMM_ONLINE_LIBTYPE tries less"
+            finally:
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        _log.info("%s: the tuner took %.1f s", shape, time.monotonic() - started)
+        reasons = said.split("\n") if not process.returncode else complained.split("\n")
+        return next((line.strip() for line in reversed(reasons) if line.strip()), "")
+
+
+def _environment(device: Device) -> dict[str, str]:
+    """The environment of the child: it finds what this process finds, is the same device, and tunes nothing online itself."""
+    kept = {name: text for name, text in os.environ.items() if name not in (ONLINE, ONLINE_MOE)}
+    path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
+    # A CPU's rows are for so many threads; MKL's variable goes before OpenMP's.
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(device.cu_num)) if device.kind == "cpu" else {}
+    return {**kept, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **threads}
+
+
+def child() -> None:
+    """In the child: tune the shape that its last argument names; the last line that it writes says why that gave nothing."""
+    from tunedgemm.tuner import Options, tune
+    from tunedgemm.tuner.report import why_failed
+
+    question = json.loads(sys.argv[-1])
+    shape, seconds = Shape.from_dict(question["shape"]), float(question["seconds"])
+    signal.alarm(math.ceil(seconds))  # the end, should the process that asked be gone by then
+    options = Options(
+        libtype=question["libtype"], device=question["device"], candidates=CANDIDATES, budget=_RACED * seconds,
+        timeout=_COMPILED * seconds, kernel_timeout=_HUNG * seconds, seconds=min(_MEASURED * seconds, Options().seconds),
+    )  # fmt: skip
+    try:
+        report = tune(shape.op, [shape], Path(question["table"]), options)
+    except UserError as error:
+        said = [" ".join(str(error).split())]
+    else:
+        said = [why_failed(outcome) for outcome in report.failed]
+        said += ["no device was left to tune it on"] if report.lost else ["the tuner took too long to start"] if report.unbegun else []
+    sys.stdout.write("\n".join(["", *said, ""]))

@@ -1,0 +1,127 @@
+"""What is bound before it is called, so that graphs may be captured, and what was met unbound while one was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from tunedgemm.device import Device, current_device, device_of
+from tunedgemm.dispatch.calls import plain
+from tunedgemm.dispatch.tuned_gemm import tgemm
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.errors import OperandError, UserError
+from tunedgemm.ops import DEFAULT_OP, ops
+from tunedgemm.shape import Shape
+
+#: A call of an op: its name, its operands, and the dtype of the output or None.
+OpCall = tuple[str, tuple[Any, ...], torch.dtype | None]
+
+
+@runtime_checkable
+class Calling(Protocol):
+    """A module that tells which calls its forward makes."""
+
+    def tuned_calls(self, m: int) -> Iterable[OpCall]:
+        """The calls of an input of m rows, with the module's own weights."""
+
+
+def prewarm(what: Iterable[Shape] | torch.nn.Module | None = None, *, m: int | Iterable[int] = (1,), device: Device | None = None) -> int:
+    """Bind and run what will be called, once each, so that graphs may be captured afterwards; returns how many shapes.
+
+    Torch's own products are run on the device, too, on the current stream and on another: they serve what is not bound, and their
+    libraries do not all start while a graph is captured. All memory taken for it is given back.
+
+    Args:
+        what: shapes of any ops; or a model, whose every linear layer is run on its own weights; or None for every tuned shape of the
+            device, of every op.
+        m: rows of the inputs of a model's layers (the product of all dimensions but the last): one number or several.
+        device: where; the present default one if absent. A model's layers are bound where their weights lie.
+
+    Raises:
+        UserError: a model's weights are on the meta device, or *m* is no number of rows.
+    """
+    if isinstance(what, torch.nn.Module):
+        return _prewarm_model(what, tuple(dict.fromkeys([m] if isinstance(m, int) else m)))
+    if what is None:
+        count = sum(tgemm.of(op).prewarm(device=device) for op in ops())
+        _start_torch((device or current_device()).index, torch.bfloat16)
+        return count
+    by_op: dict[str, list[Shape]] = {}
+    for shape in what:
+        by_op.setdefault(shape.op, []).append(shape)
+    count = sum(tgemm.of(op).prewarm(listed, device) for op, listed in by_op.items())
+    for dtype in {_whole(torch_dtype(shape.dtype)) for listed in by_op.values() for shape in listed}:
+        _start_torch((device or current_device()).index, dtype)
+    return count
+
+
+def unbound() -> dict[Shape, int]:
+    """The shapes met first while a graph was captured, each with how many captured calls of it torch's own product serves.
+
+    ``prewarm(unbound())`` binds them for the next capture, and takes them off the list.
+    """
+    return {shape: count for one in tgemm.dispatchers for shape, count in one.unbound.items()}
+
+
+def _prewarm_model(model: torch.nn.Module, rows: tuple[int, ...]) -> int:
+    """Bind and run each shape of a model's layers, on the weights of the first layer that has it."""
+    wrong = [count for count in rows if isinstance(count, bool) or not isinstance(count, int) or count < 1]
+    if wrong or not rows:
+        raise UserError(f"prewarm: m must be numbers of rows, at least 1 (got {wrong[0]!r})" if wrong else "prewarm: m holds no number")
+    met: set[tuple[Shape, int]] = set()
+    started: set[tuple[int, torch.dtype]] = set()
+    count = 0
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            for op, operands, otype in (call for m in rows for call in _calls_of(name, module, m)):
+                dispatcher, index = tgemm.of(op), operands[0].get_device()
+                try:
+                    shape = dispatcher.op.shape_of(*operands, otype=otype)
+                except OperandError:  # no layer that the tables serve
+                    continue
+                if (shape, index) in met:
+                    continue
+                met.add((shape, index))
+                count += dispatcher.warm(shape, device_of(index), operands)
+                dtype = _whole(operands[0].dtype)
+                if (index, dtype) not in started:
+                    started.add((index, dtype))
+                    _start_torch(index, dtype)
+    return count
+
+
+def _calls_of(name: str, module: torch.nn.Module, m: int) -> Iterator[OpCall]:
+    """The calls of one module, of an input of zeros."""
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.is_meta:
+        raise UserError(f"prewarm: the weight of {name or type(module).__name__!r} is on the meta device; load the model first")
+    if isinstance(module, Calling):
+        yield from module.tuned_calls(m)
+    elif isinstance(module, torch.nn.Linear) and weight is not None and weight.dim() == 2:
+        x = torch.zeros(m, weight.shape[1], dtype=weight.dtype, device=weight.device)
+        operands: tuple[torch.Tensor, ...] = (x, weight) if module.bias is None else (x, weight, module.bias)
+        if plain(operands) and weight.is_contiguous() and weight.is_floating_point():
+            yield DEFAULT_OP, operands, None
+
+
+def _whole(dtype: torch.dtype) -> torch.dtype:
+    """The dtype, or bf16 for one of less than 16 bits, which torch's plain products do not take."""
+    return dtype if dtype.itemsize > 1 else torch.bfloat16
+
+
+def _start_torch(index: int, dtype: torch.dtype) -> None:
+    """Run torch's own products on a GPU, with a bias and without, on the current stream and on another."""
+    if index < 0:
+        return
+    with torch.cuda.device(index):
+        ones = torch.ones(16, 16, dtype=dtype, device="cuda")
+        current, other = torch.cuda.current_stream(), torch.cuda.Stream()
+        for stream in (current, other):
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                torch._C._nn.linear(ones, ones)  # under its inner name: the outer one may be routed to the tables
+                torch._C._nn.linear(ones, ones, ones[0])
+        current.wait_stream(other)
+        torch.cuda.synchronize()

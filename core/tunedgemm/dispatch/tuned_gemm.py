@@ -1,0 +1,107 @@
+"""The instances that programs call: AITER's ``TunedGemm``, the default one, and `call` for any op by its name."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tunedgemm.backends.registry import Registry
+from tunedgemm.dispatch.calls import Call
+from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dispatch.settings import Settings
+from tunedgemm.ops import DEFAULT_OP, functions, op_named
+
+
+class TunedGemm:
+    """AITER's ``TunedGemm``: one set of tables, and the public functions of every op over them as attributes."""
+
+    def __init__(self, registry: Registry | None = None, *, settings: Settings | None = None) -> None:
+        self._given = (registry, settings)
+        self._dispatchers: dict[str, Dispatcher] = {}
+        self._lock = threading.RLock()
+        self.dispatcher = self.of(DEFAULT_OP)
+        #: AITER's other name for `gemm_a16w16`
+        self.mm = self.gemm_a16w16
+
+    def of(self, op: str) -> Dispatcher:
+        """The dispatcher of an op, made at its first use.
+
+        Raises:
+            UnknownOpError: no such op.
+        """
+        found = self._dispatchers.get(op)
+        if found is None:
+            with self._lock:
+                registry, settings = self._given
+                found = self._dispatchers.setdefault(op, Dispatcher(op_named(op), registry, settings=settings))
+        return found
+
+    @property
+    def dispatchers(self) -> tuple[Dispatcher, ...]:
+        """Those in use."""
+        return tuple(self._dispatchers.values())
+
+    def __getattr__(self, name: str) -> Call:
+        """The public function of that name, of whichever op has it."""
+        op = None if name.startswith("_") else functions().get(name)
+        if op is None or op.entry is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}; no op has a function of this name")
+        function: Call = op.entry(self.of(op.name))[name]
+        self.__dict__[name] = function
+        return function
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *functions()})
+
+    def call(self, op: str, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
+        """Call any op by its name; see `tunedgemm.call`."""
+        return self.of(op).call(*operands, otype=otype, **fields)
+
+    def load_config(self, path: str | Path, op: str = DEFAULT_OP) -> None:
+        """Put a tuned CSV of an op above every other layer, for this instance alone.
+
+        Raises:
+            TableError: the file cannot be read as a table of this op.
+            UnknownOpError: no such op.
+        """
+        self.of(op).load(path)
+
+
+tgemm = TunedGemm()
+
+
+def dispatcher(op: str = DEFAULT_OP) -> Dispatcher:
+    """The dispatcher behind an op's public functions, made at its first use.
+
+    Raises:
+        UnknownOpError: no such op.
+    """
+    return tgemm.of(op)
+
+
+def call(op: str, *operands: torch.Tensor | None, otype: torch.dtype | None = None, **fields: Any) -> torch.Tensor:
+    """Call an op by its name, as its own function would be; the way to an op that has none.
+
+    Args:
+        op: name of the op.
+        operands: in the op's order (`Op.operands`); absent ones are None, or left out at the end.
+        otype: dtype of the output; the op's default if absent.
+        fields: what the op's `shape_of` takes beside them.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        UnknownOpError: no such op.
+        OperandError: the operands do not form this op.
+    """
+    return tgemm.call(op, *operands, otype=otype, **fields)
+
+
+def reload() -> None:
+    """Read the environment, tables and backends again, and forget every bound launcher."""
+    for one in tgemm.dispatchers:
+        one.reload()

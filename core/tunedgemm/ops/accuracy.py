@@ -1,0 +1,97 @@
+"""How far an output is from its reference: AITER's error ratio, the worst row's error, and whether bits are the same.
+
+The ratio alone lets a kernel that destroys a few rows pass, so both are asked: by the tuner and by the conformance suite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tunedgemm.ops.op import Tolerance
+
+if TYPE_CHECKING:
+    import torch
+
+#: The share of elements outside tolerance that passes unless asked otherwise: AITER's ``--errRatio``.
+MAX_ERROR_RATIO = 0.05
+
+#: Bounds that nothing is outside of.
+_ANY = Tolerance(math.inf, 0.0, math.inf)
+#: Elements compared at a time: 128 MiB of float64.
+_CHUNK = 1 << 24
+
+
+def errors(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> tuple[float, float]:
+    """Both figures, over one pass: what `error_ratio` and `worst_row_error` say.
+
+    Args:
+        out: [..., N], any dtype that converts to float64.
+        ref: the reference with as many elements and the same N, float32 or float64, on the same device.
+        tolerance: the op's bounds of one element.
+    """
+    import torch
+
+    chunks = _chunks(out, ref)
+    if chunks is None:
+        return 1.0, math.inf
+    if ref.numel() == 0:
+        return 0.0, 0.0
+    parts = []
+    for found, wanted in chunks:
+        difference = found - wanted  # not finite where either is not, and then its row's error is not either
+        error, norm = difference.norm(dim=-1), wanted.norm(dim=-1)
+        ratio = (error / norm).masked_fill_(error == 0, 0.0)  # 0 / 0 is a row of zeros that came out right
+        outside = (difference.abs_() > wanted.abs().mul_(tolerance.rtol).add_(tolerance.atol)).sum()
+        worst = ratio.nan_to_num_(nan=math.inf, posinf=math.inf).max()
+        parts.append(torch.stack([outside.double(), worst, error.isfinite().all().double()]))
+    outsides, worsts, finite = zip(*torch.stack(parts).tolist(), strict=True)  # the device is waited for once
+    return sum(outsides) / ref.numel() if all(finite) else 1.0, max(worsts) if all(finite) else math.inf
+
+
+def error_ratio(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> float:
+    """The share of elements with ``|out - ref| > atol + rtol * |ref|``; arguments as in `errors`.
+
+    Returns:
+        0.0 for an empty output; 1.0 where either holds a value that is not finite or where their sizes differ.
+    """
+    return errors(out, ref, tolerance)[0]
+
+
+def worst_row_error(out: torch.Tensor, ref: torch.Tensor) -> float:
+    """The largest ``norm(out - ref) / norm(ref)`` over the rows (the last dimension); arguments as in `errors`.
+
+    A row whose reference is all zeros must be all zeros.
+
+    Returns:
+        0.0 for an empty output; infinity where a value is not finite, where a row of zeros is not, or where sizes differ.
+    """
+    return errors(out, ref, _ANY)[1]
+
+
+def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two tensors (or Nones) hold the same bits; shuffled weights of one layout as they lie."""
+    import torch
+
+    from tunedgemm.ops.contents import raw
+
+    if one is None or other is None:
+        return one is other
+    layouts = getattr(one, "layout_name", "row"), getattr(other, "layout_name", "row")
+    if one.shape != other.shape or one.dtype != other.dtype or layouts[0] != layouts[1]:
+        return False
+    return torch.equal(raw(one), raw(other))
+
+
+def _chunks(out: torch.Tensor, ref: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]] | None:
+    """Both as rows in float64, some rows at a time; None where they do not have the same rows."""
+    import torch
+
+    if out.dim() == 0 or ref.dim() == 0 or out.numel() != ref.numel() or out.shape[-1] != ref.shape[-1]:
+        return None
+    if ref.numel() == 0:
+        return iter(())
+    found, wanted = out.detach().reshape(-1, out.shape[-1]), ref.detach().reshape(-1, ref.shape[-1])
+    rows = max(1, _CHUNK // ref.shape[-1])
+    return ((found[i : i + rows].to(torch.float64), wanted[i : i + rows].to(torch.float64)) for i in range(0, len(wanted), rows))

@@ -1,0 +1,45 @@
+"""What tensors hold, copied and overwritten whatever their dtype: torch can do little with its narrowest types but view them as bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tunedgemm.ops.shuffle import ShuffledWeight, as_shuffled, plain_weight
+
+if TYPE_CHECKING:
+    import torch
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """The contents as contiguous bytes, the last dimension longer; a shuffled weight's as they lie."""
+    import torch
+
+    plain = plain_weight(tensor).detach()
+    return plain.view(torch.uint8).contiguous() if plain.element_size() == 1 else plain.contiguous().view(torch.uint8)
+
+
+def duplicate(tensor: torch.Tensor, *, dense: bool = False) -> torch.Tensor:
+    """A copy in memory of its own; a shuffled weight stays one.
+
+    Args:
+        dense: contiguous, whatever the strides of *tensor*, else with its strides where it has no gaps.
+    """
+    import torch
+
+    if isinstance(tensor, ShuffledWeight):
+        return as_shuffled(duplicate(tensor.plain), tensor.layout_name)
+    form = torch.contiguous_format if dense else torch.preserve_format
+    if tensor.element_size() > 1:
+        return tensor.clone(memory_format=form)
+    return tensor.detach().view(torch.uint8).clone(memory_format=form).view(tensor.dtype)
+
+
+def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Put the contents of *source*, of the same shape and dtype, into the memory of *target*."""
+    import torch
+
+    target, source = plain_weight(target), plain_weight(source)
+    if target.element_size() > 1:
+        target.copy_(source)
+    else:
+        target.detach().view(torch.uint8).copy_(source.detach().view(torch.uint8))

@@ -1,0 +1,270 @@
+"""Index: tuned rows found by their key without being made; the sources of a table and their merger. Torch-free.
+
+A key is 64 bits: the hash of (stamp, N, K, M), where the stamp stands for cu_num and all of a shape but its sizes. Two keys
+may have one hash: who looks up compares the row. Numbers alone are kept, so that a million rows load in seconds.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import hashlib
+import itertools
+import math
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from tunedgemm.table.csvfile import Problem
+
+if TYPE_CHECKING:
+    from tunedgemm.shape import Shape
+    from tunedgemm.table.row import Row
+
+#: All of a shape but its sizes; the bias's dtype is no part of a table's key.
+Kind = tuple[str, str, str, str, str, tuple[tuple[str, int | str | bool], ...]]
+
+#: An index of more rows than `WHOLE` is looked up in so many parts.
+PARTS, WHOLE = 256, 1 << 15
+
+#: So many rows are made together where all are asked for.
+_TOGETHER = 2000
+
+#: Rows whose lines had to be read one by one are remembered up to here, in rows of one file; beyond they are made again.
+_REMEMBERED = 20_000
+
+
+def kind_of(shape: Shape) -> Kind:
+    """What a row must share with a shape, sizes aside."""
+    return shape.dtype, shape.outdtype, shape.epilogue, shape.scale, shape.layout, shape.extra
+
+
+@functools.lru_cache(maxsize=4096)
+def stamp_of(units: int, kind: Kind) -> int:
+    """56 bits for a number of compute units and a kind: the same in every process."""
+    return int.from_bytes(hashlib.blake2b(repr((units, kind)).encode(), digest_size=7).digest(), "big")
+
+
+def numbers(code: str) -> Callable[[], array[int]]:
+    """The factory of an empty array of integers of this type code."""
+    return lambda: array(code)
+
+
+@attrs.define(eq=False)
+class Source(Sequence["Row"]):
+    """The rows of one file, each made when it is asked for and remembered; or rows that were given.
+
+    Attributes:
+        read: (numbers of lines, their bytes) to the rows of these lines, in order.
+        content: the file, without a byte order mark, each line ended by one newline.
+        kinds: kind -> cu_num -> stamp, for all that occur.
+        places: (gfx, device) of the rows, by the numbers in `place`.
+        keys, us, place, starts, lines: of each row the hash of its key, its time in microseconds, its place, where its
+            line starts in `content`, and the number of that line. The rows of one line follow each other.
+        problems: what could not be read, or is never chosen.
+        made: the rows made so far.
+        sorted: whether the rows are in the order of their lines.
+        parts: the places of rows by the last bits of their keys; empty until `split`.
+        pinned: whether a row has M = 0.
+    """
+
+    read: Callable[[Sequence[int], Sequence[bytes]], list[Row]]
+    content: bytes = b""
+    kinds: dict[Kind, dict[int, int]] = attrs.field(factory=dict)
+    places: list[tuple[str, str]] = attrs.field(factory=list)
+    keys: array[int] = attrs.field(factory=numbers("q"))
+    us: array[float] = attrs.field(factory=lambda: array("d"))
+    place: array[int] = attrs.field(factory=numbers("I"))
+    starts: array[int] = attrs.field(factory=numbers("q"))
+    lines: array[int] = attrs.field(factory=numbers("I"))
+    problems: list[Problem] = attrs.field(factory=list)
+    made: dict[int, Row] = attrs.field(factory=dict)
+    sorted: bool = True
+    parts: list[array[int]] = attrs.field(factory=list)
+    pinned: bool = False
+    _numbered: dict[tuple[str, str], int] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Source:
+        """A source of rows that are there."""
+        source = cls(unread)
+        for row in rows:
+            source.add(row, 0)
+            source.made[len(source.keys) - 1] = row
+        return source
+
+    def stamp(self, units: int, kind: Kind) -> int:
+        """The stamp, which the source knows from now on."""
+        by_units = self.kinds.setdefault(kind, {})
+        found = by_units[units] = by_units.get(units) or stamp_of(units, kind)
+        return found
+
+    def place_of(self, gfx: str, device: str) -> int:
+        """The number of a place."""
+        number = self._numbered.setdefault((gfx, device), len(self.places))
+        if number == len(self.places):
+            self.places.append((gfx, device))
+        return number
+
+    def add(self, row: Row, start: int) -> None:
+        """Append a row that was read one by one from the line that starts there."""
+        shape = row.shape
+        self.pinned = self.pinned or shape.m == 0
+        if len(self.made) < _REMEMBERED:
+            self.made[len(self.keys)] = row
+        self.keys.append(hash((self.stamp(row.cu_num, kind_of(shape)), shape.n, shape.k, shape.m)))
+        self.us.append(row.us)
+        self.place.append(self.place_of(row.gfx, row.device))
+        self.starts.append(start)
+        self.lines.append(row.line)
+
+    def split(self) -> list[array[int]]:
+        """The parts, made at the first call."""
+        if not self.parts:
+            parts = [array("I") for _ in range(PARTS)]
+            append = [part.append for part in parts]
+            for place, key in enumerate(self.keys):
+                append[key % PARTS](place)
+            self.parts = parts
+        return self.parts
+
+    def row(self, place: int) -> Row:
+        """The row at a place, made at the first call."""
+        row = self.made.get(place)
+        if row is None:
+            row = self.made[place] = self.peek(place)
+        return row
+
+    def peek(self, place: int) -> Row:
+        """The row at a place, not remembered."""
+        return self.made[place] if place in self.made else self._make((place,))[0]
+
+    def _make(self, places: Sequence[int]) -> list[Row]:
+        """Rows of some places, read together."""
+        texts: dict[int, bytes] = {}
+        for place in places:
+            start, end = self.starts[place], self.content.find(b"\n", self.starts[place])
+            texts.setdefault(self.lines[place], self.content[start : end if end >= 0 else None])
+        rows: dict[int, list[Row]] = {number: [] for number in texts}
+        for row in self.read(list(texts), list(texts.values())):
+            rows[row.line].append(row)
+        found = []
+        for place in places:
+            first = place
+            while first and self.lines[first - 1] == self.lines[place]:
+                first -= 1
+            found.append(rows[self.lines[place]][place - first])
+        return found
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, place):  # type: ignore[no-untyped-def]
+        return self.row(place)
+
+    def __iter__(self) -> Iterator[Row]:
+        return self.each(range(len(self.keys)))
+
+    def each(self, places: Sequence[int]) -> Iterator[Row]:
+        """The rows of these places in the order of their lines, many of them made together."""
+        if not self.sorted:
+            places = sorted(places, key=self.lines.__getitem__)
+        for at in range(0, len(places), _TOGETHER):
+            some = places[at : at + _TOGETHER]
+            missing = [place for place in some if place not in self.made]
+            self.made.update(zip(missing, self._make(missing), strict=True))
+            yield from map(self.made.__getitem__, some)
+
+
+def unread(numbers: Sequence[int], lines: Sequence[bytes]) -> list[Row]:
+    """The `read` of a source that has no lines, or none yet."""
+    if lines:
+        raise AssertionError(f"lines {numbers} were never read")
+    return []
+
+
+class Index:
+    """Sources by precedence, looked up as one.
+
+    A large index is looked up in parts, and the dict of a part is made when it is first asked: a million rows are there at
+    once, and each of the first look-ups takes half a millisecond longer.
+
+    Attributes:
+        kinds: kind -> cu_num -> stamp, for all that occur.
+        parts: by ``key % len(parts)``, key -> the numbers of its rows: one, or a list; None for one that `part` has to make.
+        pinned: whether a row has M = 0.
+    """
+
+    def __init__(self, layers: Sequence[Sequence[Source]]) -> None:
+        self._sources = [source for layer in layers for source in layer if len(source)]
+        self._ranks = [rank for rank, layer in enumerate(layers) for source in layer if len(source)]
+        *self._bases, total = itertools.accumulate(map(len, self._sources), initial=0)
+        self.kinds: dict[Kind, dict[int, int]] = {}
+        for source in self._sources:
+            for kind, stamps in source.kinds.items():
+                self.kinds.setdefault(kind, {}).update(stamps)
+        self.pinned = any(source.pinned for source in self._sources)
+        self.parts: list[dict[int, int | list[int]] | None] = [None] * (PARTS if total > WHOLE else 1)
+
+    def part(self, part: int) -> dict[int, int | list[int]]:
+        """The dict of a part, made and put to its place at the first call."""
+        there = self.parts[part]
+        if there is not None:
+            return there
+        found: dict[int, int | list[int]] = {}
+        for base, source in zip(self._bases, self._sources, strict=True):
+            keys = source.keys
+            for place in range(len(keys)) if len(self.parts) == 1 else source.split()[part]:
+                other = found.setdefault(keys[place], base + place)
+                if isinstance(other, list):
+                    other.append(base + place)
+                elif other != base + place:
+                    found[keys[place]] = [other, base + place]
+        self.parts[part] = found
+        return found
+
+    @property
+    def rows(self) -> Iterator[Row]:
+        """All rows, by precedence; each is made."""
+        return (row for source in self._sources for row in source)
+
+    def rows_of(self, gfx: str, units: int) -> Iterator[Row]:
+        """The rows of one gfx and cu_num, by precedence; those of another gfx are not made."""
+        for source in self._sources:
+            wanted = {number for number, (name, _) in enumerate(source.places) if name == gfx}
+            places = [place for place, number in enumerate(source.place) if number in wanted]
+            yield from (row for row in source.each(places) if row.cu_num == units)
+
+    @property
+    def devices(self) -> tuple[set[str], set[int]]:
+        """Each gfx and each cu_num that rows name; "" and 0 stand for any."""
+        return {gfx for source in self._sources for gfx, _ in source.places}, {units for stamps in self.kinds.values() for units in stamps}
+
+    @property
+    def keys(self) -> Iterator[int | list[int]]:
+        """The numbers of the rows of each key."""
+        for place in range(len(self.parts)):
+            yield from self.part(place).values()
+
+    def ordered(self, numbers: int | list[int]) -> list[tuple[int, float, int]]:
+        """The valid rows of one key: layer, time, number, sorted; rows of an equal time are in no order that matters."""
+        found = []
+        for number in numbers if isinstance(numbers, list) else (numbers,):
+            at = bisect.bisect_right(self._bases, number) - 1
+            us = self._sources[at].us[number - self._bases[at]]
+            if 0.0 < us < math.inf:
+                found.append((self._ranks[at], us, number))
+        return sorted(found) if len(found) > 1 else found
+
+    def place(self, number: int) -> tuple[str, str]:
+        """gfx and device of a row."""
+        at = bisect.bisect_right(self._bases, number) - 1
+        source = self._sources[at]
+        return source.places[source.place[number - self._bases[at]]]
+
+    def row(self, number: int, *, keep: bool = True) -> Row:
+        """The row of this number; *keep*: remember it."""
+        at = bisect.bisect_right(self._bases, number) - 1
+        return (self._sources[at].row if keep else self._sources[at].peek)(number - self._bases[at])

@@ -1,0 +1,172 @@
+"""Indexfile: the scan of a large tuned file, kept on disk, so that it is read again in a fraction of the time. Torch-free.
+
+A file of numbers for each tuned file, in the folder of the artifact cache: its digest, a line of JSON, arrays. It answers for
+one content of the tuned file, one op, one version of the code that read it, and one way of this interpreter to hash numbers.
+The content is read and hashed each time: neither its time nor its size tells a change that a copy or a quick edit made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+import os
+import sys
+import tempfile
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.backends.artifact import cache_folder
+from tunedgemm.table import scan
+from tunedgemm.table.columns import foreign_columns
+from tunedgemm.table.csvfile import Problem, read_rows
+from tunedgemm.table.index import Source, unread
+
+if TYPE_CHECKING:
+    from tunedgemm.ops.op import Op
+
+#: Smaller files are scanned in about a tenth of a second, in bytes.
+LARGE = 8 << 20
+
+_FORMAT = 1
+_DIGEST = 32
+_ARRAYS = (("keys", "q"), ("us", "d"), ("place", "I"), ("starts", "q"), ("lines", "I"))
+
+#: whose code decides what a line says, beside the op's own file
+_READERS = (Path(__file__).parent, Path(__file__).parents[1], Path(__file__).parents[1] / "ops")
+
+
+def open_source(path: Path, op: Op) -> Source:
+    """The rows of a tuned file, from the cache where that answers for its present content.
+
+    Raises:
+        TableError: the file cannot be read, lacks a column without which no row says anything, or is another op's.
+    """
+    with contextlib.suppress(OSError):
+        if path.stat().st_size >= LARGE:
+            return _cached(path, op)
+        found = scan.scan(path, op, scan.normalised(path.read_bytes()))
+        if found is not None and (len(found) or not found.problems):
+            return found
+    return _read(path, op)
+
+
+def _read(path: Path, op: Op) -> Source:
+    """Every row at once: what is small, special or broken, whose error this raises."""
+    rows, problems = read_rows(path, op)
+    source = Source.of(rows)
+    source.problems = problems
+    return source
+
+
+def _cached(path: Path, op: Op) -> Source:
+    """The rows of a large file; the cache is written where it did not answer."""
+    about = _about(op)
+    file = _place(path, op)
+    with ThreadPoolExecutor(1) as other:
+        content = other.submit(_content, path)  # reading and hashing leave the interpreter free
+        found = _load(file, about) if about is not None else None
+        text, digest = content.result()
+    if found is not None and found[1] == digest:
+        source, problems = found[0], found[2]
+        head = scan.head_of(path, op, text)
+        if head is not None:
+            source.content, source.read = text, head[0].rows
+            source.problems = [Problem(path, line, reason) for line, reason in problems]
+            return source
+    del found
+    source = scan.scan(path, op, text) or _read(path, op)
+    if about is not None and source.content:
+        _save(file, source, {**about, "content": digest})
+    return source
+
+
+def _content(path: Path) -> tuple[bytes, str]:
+    raw = path.read_bytes()
+    return scan.normalised(raw), hashlib.blake2b(raw, digest_size=_DIGEST).hexdigest()
+
+
+def _place(path: Path, op: Op) -> Path:
+    """One file for each tuned file and op, so that one which is often edited does not fill the disk."""
+    name = hashlib.sha256(f"{os.path.realpath(path)}\n{op.name}\n{sys.implementation.cache_tag}".encode()).hexdigest()
+    return cache_folder() / "tables" / f"{name[:32]}.index"
+
+
+def _about(op: Op) -> dict[str, Any] | None:
+    """What an index depends on beside the file's content; None where the op's code cannot be found."""
+    code = hashlib.sha256()
+    try:
+        sources = [Path(inspect.getfile(function)) for function in (op.columns.parse, op.columns.format)]
+        for source in (*(file for folder in _READERS for file in sorted(folder.glob("*.py"))), *sources):
+            code.update(source.read_bytes())
+    except (TypeError, OSError):
+        return None
+    hashing = [sys.implementation.cache_tag, sys.hash_info.width, sys.byteorder, *(array(kind).itemsize for kind in "qdI")]
+    columns = [op.name, op.columns.key, op.columns.own, op.columns.values, foreign_columns(op)]
+    return {"format": _FORMAT, "code": code.hexdigest(), "hashing": hashing, "columns": json.loads(json.dumps(columns))}
+
+
+def _save(file: Path, source: Source, about: dict[str, Any]) -> None:
+    """Write a source's numbers; where that fails there is no cache."""
+    head = about | {
+        "kinds": [[kind, units] for kind, stamps in source.kinds.items() for units in stamps],
+        "places": source.places,
+        "problems": [[problem.line, problem.reason] for problem in source.problems],
+        "sorted": source.sorted,
+        "pinned": source.pinned,
+        "rows": len(source),
+        "parts": list(map(len, source.split())),
+    }
+    arrays = [*(getattr(source, name) for name, _ in _ARRAYS), *source.split()]
+    parts = [json.dumps(head).encode() + b"\n", *(numbers.tobytes() for numbers in arrays)]
+    temporary = ""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, temporary = tempfile.mkstemp(dir=file.parent)  # created with mode 0600
+        with os.fdopen(handle, "wb") as out:
+            out.write(_digest(parts))
+            for part in parts:
+                out.write(part)
+        Path(temporary).replace(file)
+    except OSError:
+        if temporary:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+
+
+def _digest(parts: Sequence[bytes | memoryview]) -> bytes:
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def _load(file: Path, about: dict[str, Any]) -> tuple[Source, str, list[tuple[int, str]]] | None:
+    """A source without its content, the digest of that, and the problems; None for a file that is missing, damaged or another's."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return None
+    whole = memoryview(content)
+    if _digest([whole[_DIGEST:]]) != content[:_DIGEST]:
+        return None
+    end = content.index(b"\n", _DIGEST)
+    head = json.loads(content[_DIGEST:end])
+    if any(head.get(name) != value for name, value in about.items()):
+        return None
+    source = Source(unread, sorted=head["sorted"], pinned=head["pinned"], places=[(gfx, device) for gfx, device in head["places"]])
+    for kind, units in head["kinds"]:
+        *words, extra = kind
+        source.stamp(units, (*words, tuple((name, value) for name, value in extra)))
+    start = end + 1
+    source.parts = [array("I") for _ in head["parts"]]
+    sizes = [head["rows"]] * len(_ARRAYS) + head["parts"]
+    for numbers, size in zip([*(getattr(source, name) for name, _ in _ARRAYS), *source.parts], sizes, strict=True):
+        stop = start + size * numbers.itemsize
+        numbers.frombytes(whole[start:stop])
+        start = stop
+    return source, head["content"], head["problems"]

@@ -1,0 +1,333 @@
+"""Scan: a tuned file as a source of rows that are made later; a million lines in seconds. Torch-free.
+
+A line is plain where splitting it at its commas is all there is to reading it. Columns of plain lines are taken together;
+what their rows would be is asked of `rows_of_sheet` once for each combination of the texts that are neither sizes nor
+measurements. Every other line is read by `rows_of_sheet` itself, which so decides alone what is a row and what is wrong.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import gc
+import itertools
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from tunedgemm.errors import TunedGemmError
+from tunedgemm.ops.op import Columns
+from tunedgemm.shape import MAX_SIZE
+from tunedgemm.table.columns import foreign_columns, own_names
+from tunedgemm.table.csvfile import Problem, rows_of_sheet
+from tunedgemm.table.index import Source, kind_of
+from tunedgemm.table.row import UNUSED
+from tunedgemm.table.sheet import LONGEST, parse_sheet
+
+if TYPE_CHECKING:
+    from tunedgemm.ops.op import Op
+    from tunedgemm.table.row import Row
+
+#: bytes that are taken together: their fields should stay in a core's own cache
+_CHUNK = 1 << 17
+
+#: columns that say nothing of the key, and how they are judged: a whole number, any number, or any text
+_WHOLE, _NUMBER, _TEXT = ("solidx", "splitK"), ("err_ratio",), ("kernelName", "tflops", "bw", "libver")
+
+#: how many texts of a number column, and combinations of the others, are remembered as good
+_MOST = 10_000
+
+_SIZES = ("m", "n", "k")
+#: bytes from which on a file is scanned although every pair of N and K has to be tried
+_WORTH = 1 << 20
+
+#: sizes that a line is tried with
+_PROBES = (1, MAX_SIZE - 1)
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class _NotWorthIt(Exception):
+    """Reading all lines one by one takes no longer."""
+
+
+@attrs.frozen
+class Reader:
+    """How the lines of a file are read one by one.
+
+    Attributes:
+        head: the line of column names.
+    """
+
+    path: Path
+    op: Op
+    head: str
+
+    def read(self, numbers: Sequence[int], lines: Sequence[str]) -> tuple[list[Row], list[Problem]]:
+        """The rows of some lines, and what is wrong with them."""
+        sheet = parse_sheet(self.path, "\n".join((self.head, *lines, "")))
+        for record in sheet.records:
+            record.line = numbers[record.line - 2]
+        return rows_of_sheet(self.path, self.op, sheet)
+
+    def rows(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[Row]:
+        """The rows of some lines."""
+        return self.read(numbers, [line.decode() for line in lines])[0]
+
+
+@attrs.frozen
+class _Plan:
+    """Which field of a plain line is what, by position.
+
+    Attributes:
+        free: which sizes are no part of the kind.
+    """
+
+    width: int
+    sizes: tuple[int, int, int]
+    us: int
+    kind: tuple[int, ...]
+    whole: tuple[int, ...]
+    number: tuple[int, ...]
+    free: tuple[str, ...] = _SIZES
+
+
+def normalised(content: bytes) -> bytes:
+    """A file's bytes without a byte order mark, its lines ended by newlines alone."""
+    content = content.removeprefix(_BOM)
+    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in content else content
+
+
+def head_of(path: Path, op: Op, content: bytes) -> tuple[Reader, int, int] | None:
+    """The reader of a normalised file, where its first line below the column names starts, and that line's number."""
+    start, number = 0, 1
+    while (end := content.find(b"\n", start)) >= 0:
+        head = content[start:end]
+        if head.strip(b" \t,"):
+            return Reader(path, op, head.decode()), end + 1, number + 1
+        start, number = end + 1, number + 1
+    return None
+
+
+def scan(path: Path, op: Op, content: bytes) -> Source | None:
+    """The rows of a normalised file; None for one that has to be read otherwise: broken, small and its sizes limited, its columns special.
+
+    Raises:
+        TableError: the file lacks a column without which no row says anything, or is another op's.
+    """
+    if b"\0" in content or op.columns.read is not attrs.fields(Columns).read.default:
+        return None
+    try:
+        found = head_of(path, op, content)
+        if found is None:
+            return None
+        reader, start, number = found
+        plan = _plan(reader, content, start)
+        if plan is None:
+            return None
+        with _uncollected():
+            return _Scanner(reader, plan, Source(reader.rows, content)).run(start, number)
+    except (UnicodeDecodeError, _NotWorthIt):
+        return None
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: it would walk through millions of fields that are gone before it ends."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _plan(reader: Reader, content: bytes, start: int) -> _Plan | None:
+    """The plan of a file, by its first line that is one row; None where there is none, or the last line is cut off."""
+    op = reader.op
+    sheet = parse_sheet(reader.path, reader.head + "\n")
+    rows_of_sheet(reader.path, op, sheet)  # names the columns as the op does, and judges them
+    names = sheet.names
+    if not content.endswith(b"\n"):
+        last = content[content.rfind(b"\n") + 1 :]
+        if b'"' in last or last.count(b",") + 1 < len(names):
+            return None
+    sizes = next((sizes for row in _first(reader, content, start) if (sizes := _size_columns(op, row))), None)
+    own = own_names(op.columns)
+    place = {name: at for at, name in enumerate(names) if name}
+    if sizes is None or len(place) < sum(map(bool, names)) or not {*sizes, "us"} <= {*place}:
+        return None
+    whole, number, text = (
+        {place[own.get(name, name)] for name in group if own.get(name, name) in place} for group in (_WHOLE, _NUMBER, _TEXT)
+    )
+    known = {"gfx", "cu_num", "device", "libtype", UNUSED[0], *op.columns.key, *op.columns.own, *op.columns.values, *foreign_columns(op)}
+    measured = {*whole, *number, *text, place["us"], *(place[name] for name in sizes)}
+    kind = tuple(at for name, at in place.items() if name in known and at not in measured)
+    if 0 not in kind and 0 not in measured - text:
+        return None  # lines that version control left are told by their start
+    first, second, third = (place[name] for name in sizes)
+    return _Plan(len(names), (first, second, third), place["us"], kind, tuple(whole), tuple(number))
+
+
+def _first(reader: Reader, content: bytes, start: int) -> list[Row]:
+    """Rows of the first lines."""
+    lines = content[start : start + 4096].split(b"\n")[:8]
+    return reader.read(range(len(lines)), [line.decode(errors="replace") for line in lines])[0]
+
+
+def _size_columns(op: Op, row: Row) -> tuple[str, ...] | None:
+    """The columns that hold m, n and k alone: those that change when they do."""
+    base, found = op.columns.format(row.shape), []
+    for size in _SIZES:
+        try:
+            other = op.columns.format(attrs.evolve(row.shape, **{size: getattr(row.shape, size) + 32}))
+        except TunedGemmError:
+            return None
+        found += [column for column, text in other.items() if text != base.get(column)]
+    return tuple(found) if len(found) == len(set(found)) == len(_SIZES) else None
+
+
+class _Scanner:
+    """One scan: what it has learned of the file's texts, and the source that it fills."""
+
+    def __init__(self, reader: Reader, plan: _Plan, source: Source) -> None:
+        self.reader, self.plan, self.source = reader, plan, source
+        self._kinds: dict[tuple[str, ...], int] = {}
+        self._stamps, self._places = [0], [0]  # of each kind; 0 is that of lines which are read one by one
+        self._good: dict[int, set[str]] = {at: set() for at in (*plan.whole, *plan.number)}
+
+    def run(self, start: int, number: int) -> Source:
+        """Read all lines."""
+        content = self.source.content
+        while start < len(content):
+            end = content.rfind(b"\n", start, start + _CHUNK) + 1 or content.find(b"\n", start + _CHUNK) + 1 or len(content)
+            text = content[start:end].decode()
+            lines = text.removesuffix("\n").split("\n")
+            self._chunk(text, lines, start, number)
+            start, number = end, number + len(lines)
+        self.source.problems.sort(key=lambda problem: problem.line)
+        return self.source
+
+    def _chunk(self, text: str, lines: list[str], start: int, number: int) -> None:
+        source, fields = self.source, [line.split(",") for line in lines]
+        widths = list(map(len if text.isascii() else _bytes, lines))
+        starts = list(itertools.accumulate(widths, lambda at, width: at + width + 1, initial=start))[:-1]
+        numbers: Sequence[int] = range(number, number + len(lines))
+        try:
+            found = self._columns(fields, text, max(widths))
+        except ValueError:
+            odd = [at for at, line in enumerate(lines) if self._is_odd(fields[at], line)]
+            left = sorted({*range(len(lines))} - {*odd})
+            found = self._columns([fields[at] for at in left]) if left else ([], array("d"), [])
+            self._append(found, [starts[at] for at in left], [numbers[at] for at in left])
+            source.sorted = source.sorted and not left
+            rows, problems = self.reader.read([numbers[at] for at in odd], [lines[at] for at in odd])
+            for row in rows:
+                source.add(row, starts[row.line - number])
+            source.problems += problems
+        else:
+            self._append(found, starts, numbers)
+
+    def _append(self, found: tuple[list[int], array[float], list[int]], starts: list[int], numbers: Sequence[int]) -> None:
+        keys, us, place = found
+        self.source.keys.extend(keys)
+        self.source.us.extend(us)
+        self.source.place.extend(place)
+        self.source.starts.extend(starts)
+        self.source.lines.extend(numbers)
+
+    def _is_odd(self, fields: list[str], line: str) -> bool:
+        try:
+            self._columns([fields], line, len(line))
+        except ValueError:
+            return True
+        return False
+
+    def _columns(self, rows: list[list[str]], text: str = "", longest: int = 0) -> tuple[list[int], array[float], list[int]]:
+        """Keys, times and places of lines whose *text* and *longest* are given; raises ValueError where one is not plain."""
+        plan = self.plan
+        if '"' in text or "'" in text or longest > LONGEST or {*map(len, rows)} != {plan.width}:
+            raise ValueError
+        columns = list(zip(*rows, strict=True))
+        kinds = list(map(self._kinds.get, zip(*(columns[at] for at in plan.kind), strict=True), itertools.repeat(-1)))
+        if -1 in kinds:
+            kinds = [self._kind(fields) if kind == -1 else kind for kind, fields in zip(kinds, rows, strict=True)]
+        m, n, k = (list(map(int, columns[at])) for at in plan.sizes)
+        us = array("d", map(float, columns[plan.us]))
+        if 0 in kinds or min(m) < 0 or min(n) < 1 or min(k) < 1 or max(map(max, (m, n, k))) >= MAX_SIZE:
+            raise ValueError
+        if not (math.isfinite(sum(us)) and min(us) > 0.0):
+            raise ValueError
+        for at, good in self._good.items():
+            if not good.issuperset(columns[at]):
+                self._judge(at, good, columns[at])
+        self.source.pinned = self.source.pinned or min(m) == 0
+        stamps = map(self._stamps.__getitem__, kinds)
+        return list(map(hash, zip(stamps, n, k, m, strict=True))), us, list(map(self._places.__getitem__, kinds))
+
+    def _judge(self, at: int, good: set[str], texts: tuple[str, ...]) -> None:
+        """Raise ValueError where a field of a number column is neither a number, a whole one where it must be, nor empty."""
+        whole = at in self.plan.whole
+        if len(good) >= _MOST:
+            with contextlib.suppress(ValueError):
+                collections.deque(map(int if whole else float, texts), maxlen=0)
+                return
+        new = {text for text in {*texts} - good if _is_number(text, whole=whole)}
+        if not (new | good).issuperset(texts):
+            raise ValueError
+        if len(good) < _MOST:
+            good.update(new)
+
+    def _kind(self, fields: list[str]) -> int:
+        """The number of a line's kind, learned from its first line."""
+        texts = tuple(fields[at] for at in self.plan.kind)
+        found = self._kinds.get(texts)
+        if found is None:
+            row = self._sample(fields, self.plan.free)
+            if row is None and not self._stamps[1:] and self._sample(fields, _SIZES[:1]) is not None:
+                # N and K are limited, as by a layout of tiles: each pair of them is a kind of its own
+                if len(self.source.content) < _WORTH:
+                    raise _NotWorthIt
+                self.plan = attrs.evolve(self.plan, kind=(*self.plan.kind, *self.plan.sizes[1:]), free=_SIZES[:1])
+                self._kinds.clear()
+                raise ValueError
+            found = 0
+            if row is not None and (row.gfx or row.cu_num) and len(self._stamps) < _MOST:
+                found = len(self._stamps)
+                self._stamps.append(self.source.stamp(row.cu_num, kind_of(row.shape)))
+                self._places.append(self.source.place_of(row.gfx, row.device))
+            self._kinds[texts] = found
+        return found
+
+    def _sample(self, fields: list[str], sizes: tuple[str, ...]) -> Row | None:
+        """The row of a line, where these sizes are free: neither the smallest nor the largest, a prime, change or spoil anything else."""
+        lines = [",".join(fields)]
+        free = {at for at, name in zip(self.plan.sizes, _SIZES, strict=True) if name in sizes}
+        for size in _PROBES:
+            probe = [str(size) if at in free else text for at, text in enumerate(fields)]
+            lines.append(",".join(probe))
+        rows = self.reader.read(range(len(lines)), lines)[0]
+        if [row.line for row in rows] != [*range(len(lines))]:
+            return None
+        row, *probes = rows
+        shapes = [attrs.evolve(row.shape, **dict.fromkeys(sizes, size)) for size in _PROBES]  # type: ignore[arg-type]
+        said = (row.shape.m, row.shape.n, row.shape.k) == tuple(int(fields[at]) for at in self.plan.sizes)
+        return row if said and [found.shape for found in probes] == shapes else None
+
+
+def _bytes(line: str) -> int:
+    return len(line.encode())
+
+
+def _is_number(text: str, *, whole: bool) -> bool:
+    """Whether a text is empty or a number; raises ValueError for another."""
+    if not text.strip():
+        return True
+    number = float(text)
+    return not whole or number.is_integer()

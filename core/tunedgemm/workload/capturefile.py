@@ -1,0 +1,262 @@
+"""Where captured shapes are written: an untuned CSV that other processes and people may write, too; torch-free.
+
+A new shape is one line put at the end of the file; calls are added by rewriting it. Both happen under the file's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from tunedgemm.errors import TableError, TunedGemmError
+from tunedgemm.table.columns import UNTUNED_EXTRA
+from tunedgemm.table.row import Untuned, record_of_untuned, untuned_of
+from tunedgemm.table.sheet import Record, Sheet, as_text, extend, locked, parse_sheet, replace_text
+
+if TYPE_CHECKING:
+    from tunedgemm.ops.op import Op
+    from tunedgemm.shape import Shape
+
+#: Calls of a shape that ran at once, and calls that were recorded into graphs.
+Calls = tuple[int, int]
+
+#: What stands behind a line that was cut off when its writer or the machine died; readers name the line for it.
+CUT_OFF = "cut off"
+
+#: Bytes at the start of a file, and before the place up to which it was read, that tell whether somebody edited it in place.
+_START, _LAST = 64, 256
+
+#: Seconds between two looks whether others are done with the file: a new shape's line takes a fraction of a millisecond.
+_POLL = 0.005
+
+
+@attrs.frozen
+class _Read:
+    """How far a file was read: which it is, up to which byte, its line of column names, and bytes that tell whether it still is."""
+
+    inode: tuple[int, int]
+    offset: int
+    sheet: Sheet
+    ends: tuple[bytes, bytes]
+
+
+class CaptureFile:
+    """An untuned file as one process sees it. Not thread-safe: its owner calls from one thread at a time.
+
+    Attributes:
+        op: the op whose shapes these are.
+        path: the untuned CSV: the op's key columns, ``count`` and ``graph``, whatever else people put there.
+    """
+
+    def __init__(self, op: Op, path: Path) -> None:
+        self.op = op
+        self.path = path
+        self._names: tuple[str, ...] = ()
+        self._parsed: dict[str, Shape | None] = {}  # by the text of a line below these names
+        self.forget()
+
+    def forget(self) -> None:
+        """Read the file from its start at the next occasion."""
+        self._read: _Read | None = None
+        self._shapes: set[Shape] = set()
+
+    def enter(self, rows: Mapping[Shape, Calls], patience: float) -> set[Shape] | None:
+        """Put a line for each shape that has none at the end of the file, in one write.
+
+        Args:
+            rows: the shapes, each with the calls that its line is to tell of.
+            patience: longest wait for other processes' writing, in seconds.
+
+        Returns:
+            The shapes whose line this wrote; None where no line can be put there and the file has to be rewritten: it does not
+            exist, lacks a column, or ends in the middle of a line.
+
+        Raises:
+            TableError: the file cannot be read or written; it is as it was.
+        """
+        with locked(self.path, patience, _POLL):
+            try:
+                with io.FileIO(os.open(self.path, os.O_RDWR | os.O_APPEND), "rb+") as file:
+                    return self._enter(file, rows)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                raise TableError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+
+    def _enter(self, file: io.FileIO, rows: Mapping[Shape, Calls]) -> set[Shape] | None:
+        read = self._catch_up(file)
+        if read is None:
+            return None
+        fresh = {shape: self._line(shape, calls) for shape, calls in rows.items() if shape not in self._shapes}
+        if not all(column in read.sheet.columns for record in fresh.values() for column in record.cells):
+            return None
+        if fresh:
+            head = read.sheet.head
+            text = attrs.evolve(read.sheet, records=list(fresh.values())).text()[len(head) :]
+            extend(file.fileno(), text.encode())
+            self._shapes.update(fresh)
+            self._read = self._read_up_to(file, read.offset + len(text.encode()), read.sheet)
+        return set(fresh)
+
+    def add(self, rows: Mapping[Shape, Calls], patience: float) -> None:
+        """Add calls to the lines of shapes, which get a line where they have none; all other lines stay, understood or not.
+
+        Args:
+            rows, patience: as in `enter`.
+
+        Raises:
+            TableError: the file cannot be read or written; it is as it was.
+        """
+        with locked(self.path, patience):
+            try:
+                content = self.path.read_bytes()
+            except FileNotFoundError:
+                content = b""
+            except OSError as error:
+                raise TableError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+            text, shapes = self._merged(self._ended(as_text(self.path, content)), rows)
+            replace_text(self.path, text, durable=False)  # a power cut ends the workload, too
+            self.forget()
+            with contextlib.suppress(OSError), io.FileIO(self.path) as file:
+                self._read = self._read_up_to(file, len(text.encode()), parse_sheet(self.path, _head(text)))
+                self._shapes = shapes
+
+    def _merged(self, text: str, rows: Mapping[Shape, Calls]) -> tuple[str, set[Shape]]:
+        """The file's content with the calls added, and the shapes of all its lines then."""
+        head = _head(text)
+        sheet = parse_sheet(self.path, head) if head else Sheet([], [])
+        lines = _lines(text[len(head) :])
+        shapes = self._shapes_of(lines, sheet) if head else []
+        fresh = {shape: self._line(shape, calls) for shape, calls in rows.items()}
+        needed = dict.fromkeys((*self.op.columns.key, "count", "graph", *(column for record in fresh.values() for column in record.cells)))
+        wider = not set(needed) <= set(sheet.columns)
+        # Of a line that stays as it is, the text is all there is to know.
+        touched = [wider or shape in rows for shape in shapes]
+        texts = [line for line, is_touched in zip(lines, touched, strict=True) if is_touched]
+        parsed = iter(parse_sheet(self.path, head + "".join(texts)).records if texts else ())
+        for line, shape, is_touched in zip(lines, shapes, touched, strict=True):
+            record = next(parsed) if is_touched else Record(raw=line.rstrip("\r\n"), text=line)
+            sheet.records.append(record)
+            if shape is not None and shape in fresh and self._raise(record, rows[shape]):
+                del fresh[shape]  # its other lines stay as they are
+        sheet.records += fresh.values()
+        # Those of a file that is there lead in their order, so that its lines keep their text.
+        sheet.columns = list(dict.fromkeys((*sheet.columns, *needed)))
+        return sheet.text(), {*rows, *(shape for shape in shapes if shape is not None)}
+
+    def _raise(self, record: Record, calls: Calls) -> bool:
+        """Add calls to those that a line tells of; False where what it tells is no number."""
+        try:
+            before = untuned_of(record, self.op)
+        except (TunedGemmError, ValueError):
+            return False
+        record.cells["count"] = str(before.count + calls[0])
+        if calls[1] or "graph" in record.cells:
+            record.cells["graph"] = str(before.graph + calls[1])
+        return True
+
+    def _ended(self, text: str) -> str:
+        """The file's content with its last line ended; where that is cut off, its text stays and is marked as no shape."""
+        if not _says(text):
+            return ""
+        if text.endswith(("\n", "\r")):
+            return text
+        head = _head(text)
+        newline = head[len(head.rstrip("\r\n")) :] or "\n"
+        if len(head) == len(text):
+            return text + newline
+        last = _lines(text)[-1]
+        sheet = parse_sheet(self.path, head + last + newline)
+        [record] = sheet.records
+        if record.cells and len(record.cells) < len(sheet.columns):
+            record.surplus = (CUT_OFF,)
+        return text[: len(text) - len(last)] + sheet.text()[len(head) :]
+
+    def _catch_up(self, file: io.FileIO) -> _Read | None:
+        """Read what was put into the file since the last time; None where it has no line of column names or no last line end."""
+        status, read = os.fstat(file.fileno()), self._read
+        if read is not None and (
+            read.inode != (status.st_dev, status.st_ino) or status.st_size < read.offset or read.ends != _ends(file, read.offset)
+        ):
+            read = self._read = None
+            self._shapes = set()
+        file.seek(read.offset if read else 0)
+        content = file.readall() or b""
+        if read is not None and not content:
+            return read
+        text = as_text(self.path, content)
+        if not text.endswith(("\n", "\r")) or not (read or _says(text)):
+            return None
+        head = "" if read else _head(text)
+        sheet = read.sheet if read else parse_sheet(self.path, head)
+        self._shapes.update(shape for shape in self._shapes_of(_lines(text[len(head) :]), sheet) if shape is not None)
+        self._read = self._read_up_to(file, (read.offset if read else 0) + len(content), sheet)
+        return self._read
+
+    def _read_up_to(self, file: io.FileIO, offset: int, sheet: Sheet) -> _Read:
+        status = os.fstat(file.fileno())
+        return _Read((status.st_dev, status.st_ino), offset, sheet, _ends(file, offset))
+
+    def _line(self, shape: Shape, calls: Calls) -> Record:
+        """The line of a shape that the file does not have; columns of ours in which it says nothing are left out."""
+        record = record_of_untuned(Untuned(shape, *calls), self.op)
+        record.cells["graph"] = str(calls[1])
+        return record
+
+    def _shapes_of(self, lines: Sequence[str], sheet: Sheet) -> list[Shape | None]:
+        """The shape of each line below the heading, None for one that is not understood.
+
+        Remembered by the lines' texts but for how often: the file is read again whenever another process has rewritten it.
+        """
+        extra = sorted((place for place, name in enumerate(sheet.names) if name in UNTUNED_EXTRA), reverse=True)
+        if self._names != sheet.names:
+            self._names = sheet.names
+            self._parsed.clear()
+        keys = []
+        for line in lines:
+            fields = line.rstrip("\r\n").split(",")
+            for place in extra if '"' not in line else ():
+                del fields[place : place + 1]
+            keys.append(",".join(fields))
+        new = {key: line for key, line in zip(keys, lines, strict=True) if key not in self._parsed}
+        records = parse_sheet(self.path, sheet.head + "".join(new.values())).records if new else []
+        self._parsed |= {key: self._shape_of(record) for key, record in zip(new, records, strict=True)}
+        return [self._parsed[key] for key in keys]
+
+    def _shape_of(self, record: Record) -> Shape | None:
+        if record.raw or record.surplus:
+            return None
+        cells = {column: text for column, text in record.cells.items() if column not in UNTUNED_EXTRA}
+        try:
+            return untuned_of(Record(cells=cells), self.op).shape
+        except (TunedGemmError, ValueError):
+            return None
+
+
+def _says(text: str) -> bool:
+    """Whether a file says anything, if only a line of column names."""
+    return bool(text.strip(" \t,\r\n\ufeff"))
+
+
+def _head(text: str) -> str:
+    """A file up to its line of column names and with it."""
+    found = re.match(r"[ \t,\r\n\ufeff]*[^\r\n]*(\r\n|\r|\n)?", text)
+    return found.group() if found else ""
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a text, each with what ends it, which is any of the three line ends."""
+    return list(io.StringIO(text, newline=""))
+
+
+def _ends(file: io.FileIO, offset: int) -> tuple[bytes, bytes]:
+    """The first bytes of a file, and the last ones before *offset*."""
+    start = max(0, offset - _LAST)
+    return os.pread(file.fileno(), min(_START, offset), 0), os.pread(file.fileno(), offset - start, start)

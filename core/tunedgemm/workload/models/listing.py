@@ -1,0 +1,160 @@
+"""Listing: the layers of a rank, and numbers of rows, as shapes of ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from tunedgemm.dtype import table_text
+from tunedgemm.errors import UserError
+from tunedgemm.ops import op_named
+from tunedgemm.ops.moe import ACTIVATIONS
+from tunedgemm.shape import MAX_SIZE, Shape
+from tunedgemm.table.csvfile import Untuned
+from tunedgemm.table.row import layers_of_both
+from tunedgemm.workload.models.layer import Layer
+from tunedgemm.workload.models.scheme import SCHEMES
+
+#: More numbers of rows than anybody tunes for.
+MOST_ROWS = 4096
+
+#: scheme -> the op of a plain product, its twin for shuffled weights, and fmoe's word for the quantisation, "" where it has none
+_OPS = {
+    "": ("a16w16", "a16w16", "No"),
+    "fp8_tensor": ("a16w16", "a16w16", "per_Tensor"),
+    "fp8_row": ("a8w8", "a8w8_bpreshuffle", "per_Token"),
+    "int8_row": ("a8w8", "a8w8_bpreshuffle", "per_Token"),
+    "fp8_block": ("a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "per_1x128"),
+    "mxfp4": ("a4w4_blockscale", "a4w4_blockscale", "per_1x32"),
+    "mxfp4_weight": ("a16w4_blockscale", "a16w4_blockscale", ""),
+}
+_SHUFFLED = "aiter16x16"
+
+
+@attrs.frozen
+class Formats:
+    """What a checkpoint leaves to who runs it.
+
+    Attributes:
+        fp8: the dtype of 8-bit floats: ``fp8_e4m3fn``, or ``fp8_e4m3fnuz`` as MI300 has it.
+        preshuffle: whether weights are shuffled, as AITER's engines do.
+    """
+
+    fp8: str = attrs.field(default="fp8_e4m3fn", validator=attrs.validators.in_(("fp8_e4m3fn", "fp8_e4m3fnuz")))
+    preshuffle: bool = False
+
+
+def rows_of(sets: Iterable[int], batch_size: int = 1) -> tuple[int, ...]:
+    """Numbers of rows of the activations, each *batch_size* times, ascending and once.
+
+    Raises:
+        UserError: none, one that is no number of rows, or too many.
+    """
+    given = tuple(sets)
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise UserError(f"the batch size must be at least 1 (got {batch_size})")
+    rows = sorted({number * batch_size for number in given})
+    if not rows:
+        raise UserError("no numbers of rows: name some, as --nsets 1,16,256,4096")
+    if rows[0] < 1 or rows[-1] >= MAX_SIZE:
+        wrong = rows[0] if rows[0] < 1 else rows[-1]
+        raise UserError(f"a number of rows (--nsets, times --batch_size) must be in 1..{MAX_SIZE - 1} (got {wrong})")
+    if len(rows) > MOST_ROWS:
+        raise UserError(
+            f"{len(rows)} numbers of rows, more than {MOST_ROWS}: a table pads to the next one it has; see docs/which-shapes.md"
+        )
+    return tuple(rows)
+
+
+def listed(layers: Iterable[Layer], rows: Iterable[int], formats: Formats) -> tuple[dict[str, tuple[Untuned, ...]], tuple[str, ...]]:
+    """The shapes of a forward pass by op, each once with how many layers run it and their names; and notes on what no op has.
+
+    Args:
+        layers: of one rank.
+        rows: M of each product.
+    """
+    found: dict[str, dict[Shape, Untuned]] = {}
+    notes: dict[str, None] = {}
+    rows = tuple(rows)
+    for layer in layers:
+        if layer.experts is not None and (layer.bias or not _OPS[layer.scheme][2]):
+            refused = "with a bias" if layer.bias else f"with {SCHEMES[layer.scheme]}"
+            notes[f"left out, for no op has experts {refused}: {layer.name}"] = None
+            continue
+        name, cells = _cells(layer, formats)
+        op = op_named(name)
+        column = "token" if layer.kind == "experts" else "M"
+        for m in rows:
+            try:
+                shape = op.columns.parse({**cells, column: str(m)})
+            except UserError as error:
+                notes[f"{layer.name}: {op.name} cannot have it: {error}"] = None
+                break
+            found.setdefault(name, {})
+            row = Untuned(shape, layer.count, layer=layer.name)
+            found[name][shape] = found[name][shape].joined(row) if shape in found[name] else row
+    return {name: tuple(shapes.values()) for name, shapes in found.items()}, tuple(notes)
+
+
+def together(lists: Iterable[Mapping[str, tuple[Untuned, ...]]]) -> dict[str, tuple[Untuned, ...]]:
+    """Several models', or several degrees of parallelism, as one list: a shape in more than one counts as often as in that with most."""
+    found: dict[str, dict[Shape, Untuned]] = {}
+    for by_op in lists:
+        for name, rows in by_op.items():
+            shapes = found.setdefault(name, {})
+            for row in rows:
+                earlier = shapes.get(row.shape, row)
+                shapes[row.shape] = attrs.evolve(
+                    earlier, count=max(earlier.count, row.count), layer=layers_of_both(earlier.layer, row.layer)
+                )
+    return {name: tuple(sorted(shapes.values(), key=_place)) for name, shapes in found.items()}
+
+
+def _place(row: Untuned) -> tuple[int, int, int]:
+    return row.shape.n, row.shape.k, row.shape.m
+
+
+def _cells(layer: Layer, formats: Formats) -> tuple[str, dict[str, str]]:
+    """The op of a layer, and the texts of its columns but the number of rows."""
+    plain, shuffled, word = _OPS[layer.scheme]
+    if layer.experts is not None:
+        return "fmoe", _experts_cells(layer, word, formats)
+    sizes = {"N": str(layer.n), "K": str(layer.k), "bias": str(layer.bias)}
+    if layer.kind == "batched":
+        return "batched_bf16", {**sizes, "B": str(layer.batch), "dtype": layer.dtype, "outdtype": layer.dtype}
+    multiplied = _multiplied(layer, formats)
+    cells = sizes | dict.fromkeys(("dtype", "q_dtype_w", "x_dtype"), multiplied)
+    cells |= {"outdtype": layer.dtype, "scaleAB": str(layer.scheme == "fp8_tensor")}
+    if formats.preshuffle:
+        cells |= {"bpreshuffle": "True", "layout": _SHUFFLED}
+    op = shuffled if formats.preshuffle else plain
+    known = (*op_named(op).columns.key, *op_named(op).columns.own)
+    return op, {column: text for column, text in cells.items() if column in known}
+
+
+def _multiplied(layer: Layer, formats: Formats) -> str:
+    """The dtype of weights and activations as they are multiplied."""
+    activations = {"": layer.dtype, "mxfp4_weight": layer.dtype, "int8_row": "int8", "mxfp4": "fp4x2"}
+    return activations.get(layer.scheme, formats.fp8)
+
+
+def _experts_cells(layer: Layer, word: str, formats: Formats) -> dict[str, str]:
+    experts = layer.experts
+    assert experts is not None
+    weights = _multiplied(layer, formats)
+    act = ACTIVATIONS.get(experts.act)
+    return {
+        "model_dim": str(layer.n),
+        "inter_dim": str(layer.k),
+        "expert": str(experts.count),
+        "topk": str(experts.topk),
+        "act_type": f"ActivationType.{act.name}" if act is not None else "",
+        "dtype": table_text(layer.dtype),
+        "q_dtype_a": table_text(weights),
+        "q_dtype_w": table_text(weights),
+        "q_type": f"QuantType.{word}",
+        "use_g1u1": str(int(experts.gated)),
+        "doweight_stage1": "0",
+        "layout": _SHUFFLED if formats.preshuffle else "row",
+    }

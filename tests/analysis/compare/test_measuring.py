@@ -1,0 +1,82 @@
+"""Measuring: both sides in the same rounds, and what happens where that cannot be."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from tunedgemm.analysis.compare import decide
+from tunedgemm.analysis.compare.measuring import Measuring, measuring
+from tunedgemm.analysis.compare.production import Production, Side
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.table.csvfile import write_rows
+from tunedgemm.tuner import Options
+from tunedgemm.tuner.remote import Remote
+from tunedgemm.tuner.trial import Samples
+from tunedgemm.tuner.worker import Died, Inline
+
+OP = op_named("a16w16")
+QUICK = Options(libtype="turbo", device="cpu", iters=15, warmup=2, seconds=0.1)
+
+
+def wide(m: int) -> Shape:
+    return Shape("a16w16", m, 64, 128, "fp32")
+
+
+class Drifting:
+    """A bench whose clock falls as it is used: every sample is slower than the one before."""
+
+    def __init__(self):
+        self.asked, self.rounds = [], 0
+
+    def __call__(self, op, shape, device):
+        return self.sample
+
+    def sample(self, launchers, rounds):
+        self.asked.append(tuple(solution.libtype for solution in launchers))
+        times = {solution: [] for solution in launchers}
+        for _ in range(rounds):
+            self.rounds += 1
+            for solution in launchers:
+                times[solution].append((95.0 if solution.libtype == "after" else 100.0) * (1 + self.rounds / 50))
+        return {solution: Samples(tuple(us)) for solution, us in times.items()}
+
+
+@pytest.fixture
+def sides(tmp_path, row):
+    """Two sides that a table each answers with another kernel."""
+    for name in ("slow", "fast"):
+        write_rows(tmp_path / f"{name}.csv", OP, [row(wide(1), name)])
+    return Side("before", only=tmp_path / "slow.csv"), Side("after", only=tmp_path / "fast.csv")
+
+
+def test_a_drifting_clock_does_not_decide(sides, turbo):
+    """Times that double while they are taken: the ratio over the rounds that both share is exact, and its noise small."""
+    bench = Drifting()
+    with measuring("a16w16", sides, QUICK, registry=turbo("slow", "fast"), bench=bench) as ask:
+        change = ask.change(wide(1), 1)
+
+    assert set(bench.asked) == {("before", "after")}
+    assert change.ratio == pytest.approx(0.95)
+    assert change.noise == pytest.approx(0.005)
+    assert change.before.noise > 0.02
+
+
+class Frail(Inline):
+    """A worker that is lost whenever it times two at once."""
+
+    def __call__(self, method, *arguments, timeout=0.0):
+        if method == "sample" and len(arguments[1]) == 2:
+            raise Died("crashed", "together")
+        return super().__call__(method, *arguments, timeout=timeout)
+
+
+def test_sides_that_cannot_be_timed_together_are_timed_alone(sides, turbo):
+    """Then the band is as wide as what times taken one after the other are off by."""
+    make = functools.partial(Production, "a16w16", -1, QUICK, bench=Drifting(), sides=sides, installed=turbo("slow", "fast"))
+    change = Measuring(sides, QUICK, Remote(op_named("a16w16"), QUICK, Frail(make))).change(wide(1), 1)
+
+    assert change.before.us > 0 < change.after.us
+    assert change.noise >= 0.10
+    assert decide(change, 3.0).decision == "skip"

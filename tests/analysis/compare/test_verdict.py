@@ -1,0 +1,56 @@
+"""Verdict: which rows replace which."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tunedgemm.analysis.compare import Change, Compared, Served, decide, print_compared
+from tunedgemm.device import Device
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+
+SHAPE = Shape("a16w16", 1, 64, 128, "fp32")
+OK, SLOW = Served(SHAPE, Solution("turbo", "a"), us=10.0), Served(SHAPE, Solution("turbo", "b"), us=12.0)
+WRONG = Served(SHAPE, Solution("turbo", "c"), "mismatch:err_ratio=0.5000")
+
+
+def test_shapes_without_a_device_are_failures():
+    """A comparison that lost its devices does not end well, and says which shapes are left, at any width."""
+    shape = Shape("a16w16", 1, 64, 128)
+    change = Change(Served(shape, us=2.0), Served(shape, us=1.0), ratio=0.5, reason="why so")
+    device = Device("sm_90", 132)
+    compared = Compared(device, Path("t.csv"), Path("c.csv"), Path("r.txt"), (change,), lost=(shape,))
+
+    assert list(compared.failed) == [shape]
+    for width, said in ((60, "M=1 N=64 K=128 bf16: 2.00 us, then 1.00 us: skip, why so"), (100, "us before"), (160, "why so")):
+        output = Console(file=io.StringIO(), width=width)
+        print_compared(compared, output)
+        text = output.file.getvalue()
+        assert said in text and "1 not compared (left without a working device" in text
+        assert all(len(line) <= width for line in text.splitlines() if line[:1] in "┏┃┡│└")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ratio", "noise", "decision", "reason"),
+    [
+        (SLOW, OK, 0.90, 0.02, "threshold_met", "10.0 %"),
+        (SLOW, OK, 0.97, 0.01, "threshold_met", "3.0 %"),
+        (SLOW, OK, 0.98, 0.01, "skip", "less than 3 %"),
+        (SLOW, OK, 0.90, 0.11, "skip", "a tie"),
+        (OK, SLOW, 1.05, 0.11, "skip", "a tie"),
+        (OK, SLOW, 1.20, 0.01, "skip", "slower"),
+        (OK, OK, 0.0, 0.0, "skip", "same solution"),
+        (WRONG, OK, 0.0, 0.0, "no_baseline", "mismatch:err_ratio=0.5000"),
+        (OK, WRONG, 0.0, 0.0, "skip", "not right with the new row"),
+        (WRONG, WRONG, 0.0, 0.0, "skip", "not right with the new row"),
+    ],
+)
+def test_the_rule_by_which_a_row_is_replaced(before, after, ratio, noise, decision, reason):
+    """AITER's threshold and its three words; what lies within the noise is a tie whatever the threshold."""
+    decided = decide(Change(before, after, ratio, noise), 3.0 - 1e-9)
+
+    assert decided.decision == decision
+    assert reason in decided.reason

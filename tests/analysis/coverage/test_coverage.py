@@ -1,0 +1,228 @@
+"""What answers the calls of a workload, and what that costs."""
+
+from __future__ import annotations
+
+import time
+
+import attrs
+import pytest
+from tunedgemm.analysis.coverage import TUNED, Coverage, Replays, coverage
+from tunedgemm.analysis.coverage.answers import entry_of
+from tunedgemm.analysis.coverage.known import Known
+from tunedgemm.analysis.coverage.measured import measure_all
+from tunedgemm.analysis.coverage.proposal import propose
+from tunedgemm.backends import split
+from tunedgemm.backends.registry import Registry
+from tunedgemm.device import Device, current_device
+from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.errors import UserError
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.table.csvfile import write_rows
+from tunedgemm.table.folders import home_folder
+from tunedgemm.table.lookup import Table
+from tunedgemm.table.row import Untuned
+from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.tuner.log import trials_path
+
+OP = op_named("a16w16")
+HEAD = "M,N,K,bias,dtype,outdtype,count,graph\n"
+MI300X = Device("gfx942", 304)
+#: torch's two ways of a product, which no backend needs to be installed for
+NATIVE, ONEDNN = Solution("torch", "native"), Solution("torch", "onednn")
+
+
+def product(m: int) -> Shape:
+    return Shape("a16w16", m, 64, 128, "fp32")
+
+
+class TestAnswers:
+    """What answers, told by dispatch."""
+
+    def test_each_way_has_its_word(self, listed, table, row):
+        """A row of this M, of its fine and coarse rung, of another product of the same kind of device, and none at all."""
+        rows = [row(16), row(32), row(64), row(256, device="another-cpu")]
+        found = coverage(listed((16, 1), (17, 2), (60, 4), (33, 8), (256, 16), (2000, 32)), tables=[table(*rows)])
+
+        words = {entry.shape.m: (entry.how, entry.row_m) for entry in found.entries}
+        assert words == {
+            16: ("exact", 16), 17: ("fine", 32), 60: ("fine", 64), 33: ("coarse", 64), 256: ("other device", 256), 2000: ("fallback", -1),
+        }  # fmt: skip
+        assert found.share("exact", by="calls") == 1 / 63
+        assert found.share("fine", by="calls") == 6 / 63
+        assert sum(found.share(word, by="calls") for word in ("exact", "fine", "coarse", "other device", "fallback")) == pytest.approx(1)
+
+    def test_a_pin_is_no_exact_row_and_counts_as_tuned(self, listed, table, row):
+        """A row with M = 0 answers every M under a word of its own."""
+        found = coverage(listed((16, 1), (17, 2)), tables=[table(row(0))])
+
+        assert {entry.how for entry in found.entries} == {"pinned"}
+        assert (found.share("exact"), found.share(*TUNED)) == (0.0, 1.0)
+        assert found.next() == []
+
+    def test_a_row_that_cannot_be_used_counts_as_what_really_answers(self, listed, table, row, hide):
+        """The reason is told with the calls it stands for, and what the rows would answer if they could."""
+        hide("ck")
+        rows = [row(16, solution=Solution("ck", "kernel")), row(32, solution=Solution("ck", "kernel")), row(64)]
+        found = coverage(listed((16, 100), (30, 20), (64, 3)), tables=[table(*rows)])
+
+        assert {entry.shape.m: entry.how for entry in found.entries} == {16: "fallback", 30: "fallback", 64: "exact"}
+        [unused] = found.unused()
+        assert (unused.libtype, unused.calls) == ("ck", 120)
+        assert unused.reason == "not installed; pip install tunedgemm[ck]"
+        assert found.rows("exact", by="calls") == 103 / 123
+
+    def test_a_backends_heuristic_and_a_refusal_are_told(self):
+        """Of an untuned call the backend's own choice; what no backend takes is refused with the reason and is not proposed."""
+        triton = fake_registry(fake_backend("triton", heuristic="own"))
+        guessed = entry_of(Dispatcher(OP, triton), current_device(), Untuned(product(4), 7), Replays(), Known())
+        assert (guessed.how, str(guessed.solution), guessed.calls) == ("heuristic", "triton:own", 7)
+
+        nobodys = attrs.evolve(OP, name="nobodys")
+        shape = attrs.evolve(product(4), op="nobodys")
+        refused = entry_of(Dispatcher(nobodys, Registry(())), current_device(), Untuned(shape, 7), Replays(), Known())
+        assert refused.how == "refused" and "op nobodys is not covered" in refused.why
+        assert propose([refused], 10) == []
+
+    @pytest.mark.parametrize("own", [True, False], ids=["row with +add", "row without a bias"])
+    def test_a_row_that_serves_as_the_product_of_a_split_bias_is_in_use(self, row, own):
+        """A kernel that takes no bias answers with an add behind it: under its own row or as unbiased, and no row counts as not used."""
+        kernel, biased = Solution("mine", "k"), attrs.evolve(product(4), epilogue="bias")
+        rows = [row(4, solution=kernel), *([attrs.evolve(row(4, solution=split.added(kernel)), shape=biased)] if own else [])]
+        mine = fake_backend("mine", solutions=("k",), supports=lambda shape, _: Unsupported("takes no bias") if shape.bias else True)
+        dispatcher = Dispatcher(OP, fake_registry(mine), table=Table(OP, [rows]))
+        entries = [entry_of(dispatcher, current_device(), Untuned(shape, 7), Replays(), Known()) for shape in (product(4), biased)]
+
+        assert [(entry.how, entry.solution) for entry in entries] == [
+            ("exact", kernel), ("exact" if own else "unbiased", split.added(kernel))
+        ]  # fmt: skip
+        assert Coverage("calls", tuple(entries), current_device()).unused() == ()
+
+    def test_tables_of_other_devices_are_named(self, listed, table, row):
+        """A row for 80 CUs is none for 304: whose rows there are is said, which no single miss shows."""
+        path = table(row(16, gfx="gfx942", cu_num=80, device=""))
+        found = coverage(listed((16, 1)), tables=[path], device=MI300X)
+
+        assert [entry.how for entry in found.entries] == ["fallback"]
+        assert any("is for gfx942, 304 CUs: theirs are for" in note and "80" in note for note in found.notes)
+
+    def test_the_words_are_those_of_the_dispatcher_that_serves(self, listed, monkeypatch, row):
+        """The user's table counts, and a table of the environment's variable above it, as when calls are served."""
+        shapes = listed((16, 1), (32, 1))
+        home_folder().mkdir()
+        write_rows(home_folder() / "bf16_tuned_gemm.csv", OP, [row(16)])
+        assert coverage(shapes).share("exact", by="calls") == 0.5
+
+        other = home_folder() / "other.csv"
+        write_rows(other, OP, [row(16, 5.0), row(32)])
+        monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(other))
+        found = coverage(shapes)
+        assert found.share("exact", by="calls") == 1.0
+        assert all("other.csv" in entry.why for entry in found.entries)
+
+    def test_another_device_is_described_and_nothing_is_bound(self, listed, table, row):
+        """Rows of a device that is not here are judged by static limits."""
+        path = table(row(16, gfx="sm_90", cu_num=132, device="nvidia-h200"))
+        for device, how in ((Device("sm_90", 132, "nvidia-h200"), "exact"), (Device("sm_90", 132, "nvidia-h100"), "other device")):
+            [entry] = coverage(listed((16, 1)), tables=[path], device=device).entries
+            assert (entry.how, entry.solution) == (how, NATIVE)
+
+    def test_a_device_without_a_name_is_asked_for_one(self, listed, table, row):
+        """Which of the devices of a kind is meant decides whether a row is its own; one that has a name is not asked."""
+        path = table(row(16, gfx="sm_90", cu_num=132, device="nvidia-h200"))
+        nameless, named = (coverage(listed((16, 1)), tables=[path], device=Device("sm_90", 132, name)) for name in ("", "nvidia-h200"))
+
+        assert [entry.how for entry in nameless.entries] == ["other device"]
+        assert any("--device sm_90:132:NAME" in note for note in nameless.notes)
+        assert not any("NAME" in note for note in named.notes)
+
+    @pytest.mark.timing
+    def test_ten_thousand_shapes_take_seconds(self, tmp_path, table, row):
+        """A captured file of a serving engine's prefills is judged in less than 15 s."""
+        path = tmp_path / "many.csv"
+        path.write_text(HEAD + "".join(f"{m},{n},128,False,fp32,fp32,1,0\n" for n in (64, 128, 192, 256) for m in range(1, 2501)))
+        start = time.monotonic()
+        found = coverage(path, tables=[table(row(16))])
+
+        assert len(found.entries) == 10_000
+        assert time.monotonic() - start < 15
+
+
+class TestTimes:
+    """How long calls take, and what padding costs."""
+
+    def test_a_time_is_the_best_that_is_known_and_says_where_it_is_from(self, listed, table, row, trial):
+        """The row's own, a trial of what runs at this very M, another table's row of it, the padded row's, a guess."""
+        path = table(row(16, 10.0), row(32, 20.0), row(64, 40.0), row(128, 80.0, solution=ONEDNN))
+        trial(path, 17, NATIVE, 12.0)
+        trial(path, 17, ONEDNN, 11.0)
+        trial(path, 33, NATIVE, 5.0, Device("gfx942", 304))  # another device's
+        other = table(row(50, 30.0), name="other.csv")
+        found = coverage(listed((16, 1), (17, 1), (33, 1), (50, 1), (1000, 1)), tables=[path], against=[other])
+
+        times = {entry.shape.m: (entry.us, entry.us_from) for entry in found.entries}
+        assert times.pop(1000)[1] == "guess"
+        assert times == {16: (10.0, "row"), 17: (12.0, "trial"), 33: (40.0, "padded row"), 50: (30.0, "against")}
+
+    def test_the_regret_of_padding_is_what_the_best_at_the_real_m_would_save(self, listed, table, row, trial):
+        """By the time of what serves at that M where it is known, else by the row's own; weighted by calls, and the worst."""
+        path = table(row(32, 20.0), row(64, 40.0))
+        other = table(row(17, 16.0, solution=ONEDNN), row(50, 20.0, solution=ONEDNN), name="other.csv")
+        trial(path, 17, NATIVE, 18.0)
+        found = coverage(listed((17, 10), (50, 1), (60, 9)), tables=[path], against=[other])
+
+        assert {entry.shape.m: entry.regret for entry in found.entries} == {17: 0.125, 50: 1.0, 60: None}
+        regret = found.regret()
+        assert (regret.worst.shape.m, regret.calls, regret.of) == (50, 11, 20)
+        assert regret.weighted == pytest.approx((10 * 18 + 40) / (10 * 16 + 20) - 1)
+        assert found.regret("fallback") is None
+
+    def test_the_regret_of_what_is_not_tuned_is_known_from_trials(self, listed, table, trial):
+        """Torch's own call is in every trial log; beside the best there it says what tuning would save."""
+        other = table(name="other.csv")
+        trial(other, 7, NATIVE, 30.0)
+        trial(other, 7, ONEDNN, 20.0)
+        found = coverage(listed((7, 4)), against=[other])
+
+        assert found.regret("fallback").weighted == pytest.approx(0.5)
+        [entry] = found.entries
+        assert (entry.us, entry.best_us) == (30.0, 20.0) and "torch:onednn (trial, other.trials.jsonl)" in entry.best
+
+    def test_a_trial_log_that_cannot_be_read_costs_its_trials_only(self, listed, table, row):
+        """What it is said of, the rest is judged."""
+        path = table(row(16))
+        trials_path(path).write_text("hello\n")
+        found = coverage(listed((16, 1)), tables=[path])
+
+        assert found.share("exact") == 1.0
+        assert any("table.trials.jsonl:1" in note for note in found.notes)
+
+    @pytest.mark.parametrize(("kernel", "status"), [("aborts", "crashed"), pytest.param("hangs", "hung", marks=pytest.mark.slow)])
+    def test_what_runs_is_timed_and_a_kernel_that_fails_costs_its_shape(
+        self, listed, table, row, faulty_plugin, one_thread, kernel, status
+    ):
+        """The heaviest first, in a child process; the shape whose kernel ends it keeps its other time and says why."""
+        path = table(row(16, solution=Solution("faulty", kernel)), row(32), row(64, 0.1))
+        found = coverage(listed((16, 1), (32, 3), (64, 1)), tables=[path], measure=60.0)
+
+        entries = {entry.shape.m: entry for entry in found.entries}
+        assert entries[32].us_from == entries[64].us_from == "measured"
+        assert entries[64].us > 0.1
+        assert entries[16].us_from == "row" and status in entries[16].why
+        assert any(note.startswith("measured 2 of 3 shapes") for note in found.notes)
+
+    def test_what_ran_when_it_was_timed_is_what_answers(self, listed, table, row, one_thread):
+        """Where binding, or a table written meanwhile, has another answer than was explained, the entry tells of that one."""
+        [entry] = coverage(listed((30, 1))).entries
+        [timed], _ = measure_all([entry], {"a16w16": table(row(32, solution=ONEDNN))}, current_device(), 60.0)
+
+        assert (entry.how, entry.solution, entry.row_m) == ("fallback", NATIVE, -1)
+        assert (timed.how, timed.solution, timed.row_m, timed.us_from) == ("fine", ONEDNN, 32, "measured")
+
+    def test_measuring_needs_the_device(self, listed):
+        """A device that is only described cannot be timed, nor can a time that is none be spent."""
+        with pytest.raises(UserError, match="leave one of both out"):
+            coverage(listed((1, 1)), device=MI300X, measure=1.0)
+        with pytest.raises(UserError, match="--measure takes seconds"):
+            coverage(listed((1, 1)), measure=-1.0)

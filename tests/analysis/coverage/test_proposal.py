@@ -1,0 +1,109 @@
+"""What to tune next."""
+
+from __future__ import annotations
+
+import pytest
+from tunedgemm.analysis.coverage import coverage, write_next
+from tunedgemm.analysis.coverage.proposal import rung_of
+from tunedgemm.errors import UserError
+from tunedgemm.ops import op_named, ops
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import read_untuned
+from tunedgemm.table.row import Untuned
+from tunedgemm.tuner import Options, tune
+
+OP = op_named("a16w16")
+HEAD = "M,N,K,bias,dtype,outdtype,count,graph\n"
+#: torch's plain call, which no backend needs to be installed for
+NATIVE = Solution("torch", "native")
+
+
+def product(m: int) -> Shape:
+    return Shape("a16w16", m, 64, 128, "fp32")
+
+
+class TestNext:
+    """What to tune next."""
+
+    def test_layers_are_ranked_by_the_time_that_they_stand_for(self, listed, table, tmp_path, row, trial):
+        """All that is equal but M is one layer; what has its row is left out, and what the best known saves is all that counts."""
+        path = tmp_path / "several.csv"
+        lines = [(16, 64, 9), (48, 64, 9), (16, 128, 100), (16, 192, 1)]
+        path.write_text(HEAD + "".join(f"{m},{n},128,False,fp32,fp32,{count},0\n" for m, n, count in lines))
+        found = coverage(path, tables=[table(row(16))])
+        first, second, third = found.next()
+
+        assert (first.layer.n, second.layer.n, third.layer.n) == (128, 64, 192)
+        assert [(one.shape.m, one.calls) for one in second.listed] == [(48, 9)]
+        assert found.next(1) == [first]
+        other = table(row(16, 1e-3, n=128), name="other.csv")
+        trial(other, 16, NATIVE, 1e-3)
+        known = coverage(path, tables=[table(row(16))], against=[other])
+        assert known.next()[0].layer.n == 64
+
+    def test_a_ragged_rest_is_folded_into_its_rungs(self, listed):
+        """Thousands of prefill lengths become as many rows as they would share; M with a share of their own stay."""
+        found = coverage(listed((1, 90_000), (6, 90_000), *((m, 1) for m in range(1025, 2049))))
+        [one] = found.next()
+
+        ms = [found.shape.m for found in one.listed]
+        assert ms == [1, 6, *range(1088, 2049, 64)]
+        assert sum(found.calls for found in one.listed) == 181_024
+
+    def test_rungs_that_have_their_rows_are_not_proposed_again(self, listed, table, row):
+        """What a finely padded row serves is tuned as far as folding goes."""
+        rows = [row(m) for m in range(1088, 2049, 64)]
+        found = coverage(listed((1, 90_000), *((m, 1) for m in range(1025, 2049))), tables=[table(row(1), *rows)])
+
+        assert found.share("fine", by="calls") > 0.01
+        assert found.next() == []
+
+    @pytest.mark.parametrize("name", sorted(ops()))
+    @pytest.mark.parametrize("n", [64, 8192])
+    def test_a_rung_serves_what_is_folded_into_it(self, name, n):
+        """Of every op the M is on the ladder of what asks for it, and is a rung itself: folding twice is folding once."""
+        op = op_named(name)
+        for m in (*range(1, 700), 1000, 4096, 4097, 8193, 20_000, 32_767, 32_768, 40_000, 131_072, 200_000):
+            rung = rung_of(op, m, n)
+            assert rung in op.ladder(m, n)
+            assert rung_of(op, rung, n) == rung
+
+    def test_an_op_without_padding_keeps_every_m(self, tmp_path):
+        """A batched product looks up exactly its M, so folding would tune what nobody asks for."""
+        path = tmp_path / "bf16_untuned_batched_gemm.csv"
+        path.write_text("B,M,N,K,count\n" + "".join(f"2,{m},32,64,1\n" for m in range(1025, 1425)))
+        [one] = coverage(path).next()
+
+        assert [found.shape.m for found in one.listed] == list(range(1025, 1425))
+
+    def test_what_is_proposed_is_written_as_lists_of_shapes(self, listed, tmp_path):
+        """A file, or a folder with AITER's names where there are several ops; nothing else is written over."""
+        batched = tmp_path / "bf16_untuned_batched_gemm.csv"
+        batched.write_text("B,M,N,K,count\n2,4,32,64,5\n")
+        (tmp_path / "folder").mkdir()
+        captured = listed((6, 2, 3), name="folder/bf16_untuned_gemm.csv")
+        found = coverage([captured, batched], replays=10)
+        following = found.next()
+
+        paths = write_next(following, f"{tmp_path}/next/", found.paths)
+        assert {op: path.name for op, path in paths.items()} == {
+            "a16w16": "bf16_untuned_gemm.csv", "batched_bf16": "bf16_untuned_batched_gemm.csv",
+        }  # fmt: skip
+        assert read_untuned(paths["a16w16"], OP) == [Untuned(product(6), 32)]
+        for target, reason in (
+            (tmp_path / "one.csv", "of several ops"),
+            (tmp_path / "folder", "is one of the files with the captured calls"),
+        ):
+            with pytest.raises(UserError, match=reason):
+                write_next(following, target, found.paths)
+        assert captured.read_text().count("\n") == 2
+
+    def test_tuning_what_is_proposed_covers_it(self, listed, tmp_path, one_thread):
+        """The whole way round: propose, write, tune, and every call has a row."""
+        shapes = listed((6, 2), (20, 3))
+        following = coverage(shapes).next()
+        [path] = write_next(following, tmp_path / "next.csv", [shapes]).values()
+        tune("a16w16", path, None, Options(libtype="torch", device="cpu", iters=3, warmup=1, seconds=0.1))
+
+        assert coverage(shapes).share("exact", by="calls") == 1.0

@@ -1,0 +1,150 @@
+"""Routes of a16w16: which there are, and what is their own; the conformance suite is in test_routes.py."""
+
+import re
+
+import attrs
+import pytest
+import torch
+from tunedgemm.backends import builtin as torch_backend
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.device import Device
+from tunedgemm.libtypes import BUILTIN
+from tunedgemm.ops import op_named
+from tunedgemm.ops.accuracy import worst_row_error
+from tunedgemm.ops.shuffle import shuffle_weight
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+
+GPU = Device("sm_90", 132)
+OP = op_named("a16w16")
+
+
+def names(shape, device):
+    return [(solution.kernel_name, solution.split_k) for solution in torch_backend.enumerate_solutions(shape, device)]
+
+
+def outcome(name, shape, device, split=0):
+    """Output and operands of one route."""
+    launcher = torch_backend.bind(Solution(BUILTIN, name, split), shape, device)
+    assert isinstance(launcher, Launcher), launcher
+    operands = OP.make_inputs(shape, device.torch_device, 0)
+    return launcher.call(*operands), operands
+
+
+def test_the_first_route_is_the_users_own_call(shape, cpu):
+    """`native` is F.linear itself, also under the empty name of AITER's rows."""
+    for name in ("native", ""):
+        launcher = torch_backend.bind(Solution(BUILTIN, name), shape, cpu)
+        assert launcher.call is torch.nn.functional.linear
+    assert torch_backend.heuristic_fallback() == Solution(BUILTIN, "native")
+
+
+def test_routes_fit_the_shape(cpu):
+    """One row has a matrix-vector route, a bias a separate addition, long K on a GPU split products."""
+    assert ("mv", 0) in names(Shape("a16w16", 1, 64, 64), GPU)
+    assert ("mv", 0) not in names(Shape("a16w16", 2, 64, 64), GPU)
+    assert ("mm_add", 0) in names(Shape("a16w16", 2, 64, 64, epilogue="bias"), GPU)
+    assert [split for name, split in names(Shape("a16w16", 8, 256, 8192), GPU) if name == "splitk_bmm"] == [2, 4, 8, 16]
+    assert ("onednn", 0) not in names(Shape("a16w16", 8, 256, 8192), GPU)
+    assert names(Shape("a16w16", 2, 64, 64, outdtype="fp32"), GPU) == [("native", 0)]
+    assert names(Shape("a16w16", 2, 64, 64, epilogue="bias", bias_dtype="fp32"), GPU) == [("native", 0)]
+    assert names(Shape("a16w16", 2, 64, 64, "fp8_e4m3fn", "bf16", scale="tensor"), GPU) == [("native", 0), ("float32", 0)]
+    assert names(Shape("a16w16", 0, 64, 64), cpu) == [("native", 0)]
+
+
+def test_wider_outputs_are_not_rounded_on_the_way(cpu):
+    """fp32 out of bf16 operands is right to fp32's bound, which a bf16 output cannot be."""
+    wide = Shape("a16w16", 16, 32, 512, outdtype="fp32", epilogue="bias")
+    out, operands = outcome("native", wide, cpu)
+    exact = OP.reference(wide, operands)
+    assert out.dtype == torch.float32
+    assert worst_row_error(out, exact) <= OP.tolerance(wide).row_error < worst_row_error(out.bfloat16(), exact)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8_e4m3fn"])
+@pytest.mark.parametrize("epilogue", ["none", "bias"])
+def test_per_tensor_scales(cpu, dtype, epilogue):
+    """Scaled operands are dequantised: x * scale_a times weight * scale_b."""
+    scaled = Shape("a16w16", 8, 32, 64, dtype, "bf16", epilogue, "bf16", scale="tensor")
+    out, operands = outcome("native", scaled, cpu)
+    assert out.dtype == torch.bfloat16
+    assert worst_row_error(out, OP.reference(scaled, operands)) <= OP.tolerance(scaled).row_error
+
+
+def test_the_scale_of_the_output(cpu):
+    """scale_c multiplies what leaves."""
+    scaled = Shape("a16w16", 4, 8, 16, scale="tensor")
+    launcher = torch_backend.bind(Solution(BUILTIN, "native"), scaled, cpu)
+    x, weight = torch.ones(4, 16, dtype=torch.bfloat16), torch.ones(8, 16, dtype=torch.bfloat16)
+    out = launcher.call(x, weight, None, None, None, torch.tensor([0.5]))
+    assert torch.equal(out, torch.full((4, 8), 8.0, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("solution", "fields", "reason"),
+    [
+        (Solution(BUILTIN, "cublas_42"), {}, "torch has no route 'cublas_42' for a16w16; it has native, linear, mm"),
+        (Solution(BUILTIN, "mm"), {"scale": "tensor"}, "mm takes no scales"),
+        (Solution(BUILTIN, "linear"), {"outdtype": "fp32"}, "linear needs bias and output in bf16"),
+        (Solution(BUILTIN, "mm_add"), {}, "mm_add needs a bias"),
+        (Solution(BUILTIN, "splitk_bmm", 2), {}, "multiplies bf16 or fp16 on a GPU, not bf16 on cpu"),
+        (Solution(BUILTIN, "native"), {"op": "of_others"}, "torch covers a16w16, .*, not op 'of_others'"),
+        (Solution(BUILTIN, "mv"), {}, "mv takes one row, not M=4"),
+    ],
+)
+def test_refusals(shape, cpu, solution, fields, reason):
+    """A route that does not fit is refused with what it needs."""
+    answer = torch_backend.bind(solution, attrs.evolve(shape, **fields), cpu)
+    assert isinstance(answer, Unsupported)
+    assert re.search(reason, answer.reason)
+
+
+@pytest.mark.parametrize("split", [1, 3])
+def test_splits_that_do_not_divide(shape, split):
+    """A split product of parts that are not equal is refused."""
+    answer = torch_backend.bind(Solution(BUILTIN, "splitk_bmm", split), shape, GPU)
+    assert answer == Unsupported(f"splitk_bmm needs K divisible by its split (K=64, splitK={split})")
+
+
+@pytest.mark.parametrize("layout", ["aiter16x16", "aiter32x16"])
+def test_shuffled_weights_are_put_in_order(cpu, layout):
+    """Of a weight in AITER's layout every route gives what it gives of the plain one."""
+    shuffled, plain = (Shape("a16w16", 4, 64, 128, epilogue="bias", layout=name) for name in (layout, "row"))
+    x, weight, bias = OP.make_inputs(plain, cpu.torch_device, 0)
+    for name, split in names(shuffled, cpu):
+        calls = [torch_backend.bind(Solution(BUILTIN, name, split), shape, cpu) for shape in (shuffled, plain)]
+        if all(isinstance(answer, Launcher) for answer in calls):
+            found = calls[0].call(x, shuffle_weight(weight, layout).plain, bias)
+            assert torch.equal(found, calls[1].call(x, weight, bias)), name
+
+
+def test_builds_without_onednn(monkeypatch, shape, cpu):
+    """Without oneDNN its route is neither listed nor bound."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert ("onednn", 0) not in names(shape, cpu)
+    assert "no oneDNN" in torch_backend.bind(Solution(BUILTIN, "onednn"), shape, cpu).reason
+
+
+def test_processors_without_the_instructions(monkeypatch, shape, cpu):
+    """Where oneDNN cannot multiply the dtype its route is refused before it is launched."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    assert torch_backend.bind(Solution(BUILTIN, "onednn"), shape, cpu) == Unsupported("oneDNN has no bf16 linear on this processor")
+
+
+def test_the_version_is_torchs(cpu):
+    """The routes are torch's, so its version tells whether they are still the same."""
+    assert torch_backend.library_version(cpu) == torch.__version__
+    assert torch_backend.library_version(GPU) == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("split", [2, 8])
+def test_split_products(split):
+    """Partial products in float32 and their sum match the reference."""
+    from tunedgemm.device import device_of
+
+    long = Shape("a16w16", 8, 256, 8192, epilogue="bias")
+    out, operands = outcome("splitk_bmm", long, device_of(0), split)
+    assert worst_row_error(out, OP.reference(long, operands)) <= OP.tolerance(long).row_error

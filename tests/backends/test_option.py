@@ -1,0 +1,66 @@
+"""Option: a flag, its variable and its values, in a form that no author can get wrong unnoticed."""
+
+import pytest
+from tunedgemm.backends.registry import make_backend
+from tunedgemm.errors import PluginError
+from tunedgemm.plugin import Option
+from tunedgemm.testing.fakes import FakePlugin
+
+GOOD = {"flag": "--mine-search-space", "variable": "TUNEDGEMM_MINE_SEARCH_SPACE", "help": "how much to list", "choices": ("small", "full")}
+
+
+def test_its_value_is_what_the_environment_says():
+    """Else the first choice, and no text where there are none; blanks around it do not count, and an empty variable says nothing."""
+    option, text = Option(**GOOD), Option(**{**GOOD, "choices": ()})
+    assert [option.value({option.variable: said}) for said in ("full", " full ", "")] == ["full", "full", "small"]
+    assert (option.value({}), text.value({}), text.value({text.variable: "any"})) == ("small", "", "any")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"flag": "--mine"}, "option '--mine': a backend's flag is --NAME-WORD"),
+        ({"flag": "-m-space"}, "is --NAME-WORD"),
+        ({"flag": "--Mine-space"}, "in lower case"),
+        ({"flag": "--mine_space"}, "is --NAME-WORD"),
+        ({"flag": "--mine-"}, "is --NAME-WORD"),
+        ({"flag": None}, "option None"),
+        ({"variable": "MINE_SPACE"}, "option --mine-search-space: its variable must be TUNEDGEMM_MINE_SEARCH_SPACE (got 'MINE_SPACE')"),
+        ({"variable": "PATH"}, "must be TUNEDGEMM_MINE_SEARCH_SPACE"),
+        ({"help": " "}, "needs a help"),
+        ({"choices": ("one",)}, "choices are two texts or more"),
+        ({"choices": ("a", "a")}, "each once"),
+        ({"choices": ("a", "")}, "two texts or more"),
+        ({"choices": "ab"}, "two texts or more"),
+    ],
+)
+def test_what_it_cannot_be(fields, message):
+    """Each mistake is told by the flag and what would be right."""
+    with pytest.raises(PluginError) as caught:
+        Option(**{**GOOD, **fields})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        (("--mine-space",), "libtype 'mine': OPTIONS must be values of tunedgemm.plugin.Option (got '--mine-space')"),
+        (None, "(got None)"),
+        ((Option(**GOOD), Option(**{**GOOD, "help": "another"})), "OPTIONS state --mine-search-space more than once"),
+    ],
+)
+def test_a_backend_that_states_others_does_not_load(stated, message):
+    """It breaks the contract, and the reason names the libtype."""
+    plugin = FakePlugin("mine")
+    plugin.OPTIONS = stated
+    with pytest.raises(PluginError) as caught:
+        make_backend("mine", plugin)
+    assert message in str(caught.value)
+
+
+def test_a_backend_has_what_its_plugin_states():
+    """One option, several, or none."""
+    plugin = FakePlugin("mine")
+    assert make_backend("mine", plugin).options == ()
+    plugin.OPTIONS = [Option(**GOOD)]
+    assert make_backend("mine", plugin).options == (Option(**GOOD),)

@@ -1,0 +1,286 @@
+"""registry: plugins are found, guarded, bound and ranked; a bad one is named with its reason and harms nobody else."""
+
+import pytest
+from tunedgemm.backends import registry as registry_module
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.backends.registry import Backend, Registry, make_backend, order
+from tunedgemm.device import Device
+from tunedgemm.errors import LibtypeError, PluginError
+from tunedgemm.libtypes import BUILTIN, owners
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.testing.conformance import BackendConformance
+from tunedgemm.testing.fakes import fake_backend, fake_registry
+from tunedgemm.testing.shapes import shapes_of
+
+BAD = {
+    "fake_unimportable": "fake-plugin cannot be imported: ModuleNotFoundError: No module named 'a_library_that_nobody_has'",
+    "fake_absent": "AttributeError: module 'fake_plugin.bad' has no attribute 'no_such_object'",
+    "fake_misspelt": "unknown hook 'enumerate_solution'",
+    "fake_other_arguments": "hook 'supports'",
+    "fake_defaults": "hook supports(shape, device=None): 'device' may not have a default",
+    "fake_stars": "hook supports(*arguments): '*arguments'",
+    "fake_hookless": "lacks the hook supports(); implemented: none",
+    "fake_launchless": "lacks the hook run(); implemented: supports, enumerate_solutions",
+    "fake_opless": "states no OPS; known ops: a16w16",
+    "fake_future": "written for contract 99; this core knows 0 and 1",
+}
+
+
+class TestInstalledPlugins:
+    """Two distributions that pip never saw, with every mistake a plugin can make at load."""
+
+    @pytest.mark.parametrize(("libtype", "reason"), BAD.items())
+    def test_a_bad_plugin_is_named_with_its_reason(self, fake_plugins, libtype, reason):
+        """It is answered by the reason, and raised as an error where it is asked for by name."""
+        registry = Registry()
+        answer = registry.get(libtype)
+        assert isinstance(answer, Unsupported)
+        assert reason in answer.reason
+        assert "fake-plugin" in answer.reason
+        with pytest.raises(LibtypeError) as caught:
+            registry.select(libtype)
+        assert reason in str(caught.value)
+        assert libtype in str(caught.value)
+
+    def test_bad_plugins_leave_the_others_working(self, fake_plugins, shape, cpu):
+        """``all`` is every backend that loads, in order of rank, the built-in one last."""
+        selected = [backend.libtype for backend in Registry().select("all")]
+        assert set(BAD).isdisjoint(selected)
+        assert {"fake", "fake_previous", "fake_raising", BUILTIN} <= set(selected)
+        assert selected[-1] == BUILTIN
+
+    def test_a_plugin_is_described_by_its_distribution(self, fake_plugins):
+        """A backend knows which distribution and version it came from."""
+        backend = Registry().get("fake")
+        assert (backend.libtype, backend.distribution, backend.version, backend.ops) == ("fake", "fake-plugin", "1", ("a16w16",))
+
+    def test_only_what_is_asked_for_is_imported(self, fake_plugins, child):
+        """Selecting one libtype imports no other plugin."""
+        source = (
+            "import sys\nfrom tunedgemm.backends.registry import Registry\n"
+            "registry = Registry()\nprint(len([b for b in registry.select('torch')]), 'fake_plugin' in sys.modules)\n"
+            "registry.select('fake')\nprint('fake_plugin.bad' in sys.modules, 'fake_plugin_rival' in sys.modules)\n"
+        )
+        assert child(source, fake_plugins) == "1 False\nFalse False"
+
+    def test_the_first_distribution_keeps_a_libtype(self, fake_plugins):
+        """Of two claimants one keeps the libtype, always the same, and the other is named as a problem."""
+        registry = Registry()
+        assert registry.get("fake").distribution == "fake-plugin"
+        assert registry.problems("fake") == ("fake-plugin-rival also claims libtype 'fake'; fake-plugin keeps it",)
+
+    def test_nobody_takes_a_libtype_of_ours(self, fake_plugins):
+        """The built-in libtype and those of our own distributions stay with them."""
+        registry = Registry()
+        assert registry.get(BUILTIN).distribution == "tunedgemm"
+        assert registry.problems(BUILTIN) == ("fake-plugin-rival also claims libtype 'torch'; tunedgemm keeps it",)
+        assert all("fake-plugin-rival also claims" in problem for problem in registry.problems("triton"))
+
+    def test_the_previous_contract_is_loaded(self, fake_plugins):
+        """A plugin written for the contract before this one still loads."""
+        assert isinstance(Registry().get("fake_previous"), Backend)
+
+
+class TestGuards:
+    """What a loaded plugin does wrong later."""
+
+    @pytest.fixture
+    def backend(self, fake_plugins):
+        return lambda libtype: Registry().select(libtype)[0]
+
+    @pytest.mark.parametrize("libtype", ["fake_foreign", "fake_not_solutions"])
+    def test_foreign_solutions_are_refused(self, backend, libtype, shape, cpu):
+        """A solution of another libtype, or something else than a solution, is the plugin's error."""
+        with pytest.raises(PluginError, match=rf"'{libtype}'.*returned a foreign solution"):
+            backend(libtype).solutions(shape, cpu)
+
+    def test_raising_hooks_become_reasons(self, backend, shape, cpu):
+        """An exception of supports or bind is a refusal, of the heuristic no choice, of the enumeration a PluginError."""
+        raising, row = backend("fake_raising"), Shape("a16w16", 1, 32, 64)
+        assert raising.supports(shape, cpu) == Unsupported("its supports() raised ZeroDivisionError: of supports")
+        assert raising.heuristic_fallback(row, cpu) is None
+        assert raising.bind(Solution("fake_raising", "kernel"), row, cpu) == Unsupported("its bind() raised ZeroDivisionError: of bind")
+        with pytest.raises(PluginError, match=r"'fake_raising': enumerate_solutions\(\) raised ZeroDivisionError"):
+            raising.solutions(row, cpu)
+
+    def test_a_version_that_cannot_be_told_is_empty(self, backend, cpu):
+        """An exception of library_version, or an answer that is no text, is an unknown version."""
+        assert backend("fake_raising").library_version(cpu) == ""
+        assert backend("fake_vague").library_version(cpu) == ""
+
+    def test_vague_answers_become_reasons(self, backend, shape, cpu):
+        """None instead of a reason, a number instead of a launcher, a text instead of a solution: all refused."""
+        vague = backend("fake_vague")
+        assert "returned None instead of True or Unsupported" in str(vague.supports(shape, cpu))
+        assert "returned 42 instead of a Launcher" in str(vague.bind(Solution("fake_vague", "kernel"), shape, cpu))
+        assert vague.heuristic_fallback(Shape("a16w16", 1, 32, 64), cpu) is None
+
+    def test_refusals_pass_through(self, backend, shape, cpu):
+        """A reason given by bind reaches the caller, as PluginError where it asked to run."""
+        refusing, solution = backend("fake_refusing"), Solution("fake_refusing", "kernel")
+        assert refusing.bind(solution, shape, cpu) == Unsupported("no workspace is large enough")
+        with pytest.raises(PluginError, match=r"fake_refusing:kernel cannot run a16w16 M=4.*no workspace is large enough"):
+            refusing.run(solution, shape, cpu, ())
+
+    def test_ops_that_are_not_covered(self, backend, cpu):
+        """A backend is not asked about an op that it does not list."""
+        answer = backend("fake_raising").supports(Shape("another", 4, 32, 64), cpu)
+        assert answer == Unsupported("op another is not covered (covers a16w16)")
+
+
+class TestFakeConformance(BackendConformance):
+    """Hooks that take a subset of the arguments, in another order, pass the suite."""
+
+    libtype, shapes = "fake", shapes_of("a16w16")[:7]
+
+    @pytest.fixture(autouse=True)
+    def found(self, fake_plugins):
+        """The distributions are on the path in every test."""
+
+
+@pytest.mark.skipif(not owners(), reason="tunedgemm is not installed: its extras are unknown")
+def test_a_libtype_of_ours_that_is_missing_gets_the_pip_command():
+    """An unknown name lists what is installed; one of ours says what to install."""
+    registry = fake_registry()
+    with pytest.raises(LibtypeError, match=r"libtype 'nosuch': no backend of that name; installed: torch"):
+        registry.select("nosuch")
+    with pytest.raises(LibtypeError, match=r"libtype 'cublaslt': not installed; pip install tunedgemm\[cublaslt\]"):
+        registry.select("torch,cublaslt")
+
+
+def test_selection_keeps_the_order_of_the_list():
+    """A comma list selects in its own order, each once; ``all`` anywhere in it means all."""
+    registry = fake_registry(fake_backend("b"), fake_backend("a"))
+    assert [backend.libtype for backend in registry.select(" torch, b ,b")] == ["torch", "b"]
+    assert [backend.libtype for backend in registry.select("b,all")] == ["a", "b", "torch"]
+    assert [backend.libtype for backend in registry.select("")] == ["a", "b", "torch"]
+    assert registry.libtypes == ("a", "b", "torch")
+
+
+def test_ties_follow_the_list_then_the_rank():
+    """Places: those named first, in their order, then the others by rank."""
+    backends = [fake_backend(libtype) for libtype in ("torch", "mine", "triton", "asm")]
+    assert list(order(backends, "all")) == ["asm", "triton", "mine", "torch"]
+    assert list(order(backends, "torch,mine")) == ["torch", "mine", "asm", "triton"]
+
+
+def test_optional_hooks_are_optional(shape, cpu):
+    """Without refine there are no neighbours, without prepare nothing happens; library_version, details and lacks are empty."""
+    backend = fake_backend("plain")
+    (solution,) = backend.solutions(shape, cpu)
+    assert backend.refine(solution, shape, cpu) == []
+    assert backend.prepare(solution, shape, cpu) is None
+    assert backend.library_version(cpu) == ""
+    assert backend.details(cpu) == ()
+    assert backend.lacks(solution, cpu) == ""
+
+
+def test_details_that_raise_are_told(cpu):
+    """The lines come one by one, so what is raised among them takes the place of them all."""
+
+    class Failing:
+        OPS = ("a16w16",)
+
+        def details(self, device):
+            yield "one"
+            raise ZeroDivisionError("of details")
+
+        @registry_module.hookspecs.hookimpl
+        def supports(self):
+            return True
+
+        @registry_module.hookspecs.hookimpl
+        def enumerate_solutions(self):
+            return []
+
+        @registry_module.hookspecs.hookimpl
+        def run(self):
+            return None
+
+    assert make_backend("fake", Failing()).details(cpu) == ("its details() raised ZeroDivisionError: of details",)
+
+
+def test_optional_hooks_are_bound(shape, cpu):
+    """Refine, prepare, library_version, details and lacks reach the plugin's own functions."""
+    seen = []
+
+    class Plugin:
+        OPS = ("a16w16",)
+
+        def library_version(self, device):
+            return f"on {device.gfx}"
+
+        def details(self, device):
+            yield f"one file\nfor {device.gfx}"
+
+        def lacks(self, solution, device):
+            return f"no {solution.kernel_name} for {device.gfx}"
+
+        @registry_module.hookspecs.hookimpl
+        def supports(self):
+            return True
+
+        @registry_module.hookspecs.hookimpl
+        def enumerate_solutions(self):
+            return [Solution("mine", "a"), Solution("mine", "a"), Solution("mine", "b")]
+
+        @registry_module.hookspecs.hookimpl
+        def refine(self, solution):
+            return [Solution("mine", solution.kernel_name + "_wider")]
+
+        @registry_module.hookspecs.hookimpl
+        def prepare(self, device, solution):
+            seen.append((solution.kernel_name, device.gfx))
+
+        @registry_module.hookspecs.hookimpl
+        def run(self, solution, operands):
+            return (solution.kernel_name, *operands)
+
+    backend = make_backend("mine", Plugin())
+    sm_90 = Device("sm_90", 132)
+    first, second = backend.solutions(shape, sm_90)
+    assert [str(found) for found in backend.refine(second, shape, sm_90)] == ["mine:b_wider"]
+    backend.prepare(first, shape, sm_90)
+    assert seen == [("a", "sm_90")]
+    assert backend.library_version(sm_90) == "on sm_90"
+    assert backend.details(sm_90) == ("one file for sm_90",), "a line each"
+    assert backend.lacks(first, sm_90) == "no a for sm_90"
+    launcher = backend.bind(first, shape, sm_90)
+    assert isinstance(launcher, Launcher)
+    assert launcher.call(1, 2) == ("a", 1, 2) == backend.run(first, shape, sm_90, (1, 2))
+    assert not launcher.graph_safe, "nothing is known of a plain run"
+
+
+def test_launchers_of_bind_get_shuffled_weights_plain_and_a_bare_run_as_they_are():
+    """With a bound shape the bytes are known to be shuffled; without one the type is what tells."""
+    import torch
+    from tunedgemm.backends.hookspecs import hookimpl
+    from tunedgemm.ops.shuffle import ShuffledWeight, shuffle_weight
+
+    class Bare:
+        OPS = ("a16w16",)
+
+        @hookimpl
+        def supports(self):
+            return True
+
+        @hookimpl
+        def enumerate_solutions(self):
+            return [Solution("bare", "k")]
+
+        @hookimpl
+        def run(self, operands):
+            return [type(operand) for operand in operands]
+
+    device, solution = Device("cpu-avx2", 1), Solution("bare", "k")
+    row, tiled = Shape("a16w16", 2, 32, 64), Shape("a16w16", 2, 32, 64, layout="aiter16x16")
+    bound = fake_backend("bound", solutions=("k",), call=lambda solution, shape, *operands: [type(operand) for operand in operands])
+    x, weight = torch.zeros(2, 64), shuffle_weight(torch.zeros(32, 64))
+
+    for shape in (row, tiled):
+        launcher = bound.bind(Solution("bound", "k"), shape, device)
+        assert launcher.call(x, x) == [torch.Tensor, torch.Tensor]
+    assert launcher.call(x, weight, None) == [torch.Tensor, torch.Tensor, type(None)]
+    found = make_backend("bare", Bare()).bind(solution, tiled, device).call(x, weight)
+    assert found[0] is torch.Tensor and issubclass(found[1], ShuffledWeight)

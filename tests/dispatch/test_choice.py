@@ -1,0 +1,216 @@
+"""Choice: which row serves, what a part of a kernel's name means, and why a row cannot run."""
+
+from __future__ import annotations
+
+import logging
+
+import attrs
+import pytest
+import torch
+from tunedgemm.backends.registry import Registry
+from tunedgemm.device import Device
+from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer, choose, examine, offers, resolve
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
+from tunedgemm.ops import op_named
+from tunedgemm.ops.shuffle import shuffle_weight
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.table.lookup import Table
+from tunedgemm.table.row import Row
+from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+
+OP = op_named("a16w16")
+SHAPE = Shape("a16w16", 8, 64, 128)
+MI300X = Device("gfx942", 304)
+
+
+def row(solution: Solution, us: float = 5.0, *, gfx: str = "", cu_num: int = 0) -> Row:
+    return Row(shape=SHAPE, gfx=gfx, cu_num=cu_num, device="", solution=solution, us=us)
+
+
+def chosen(registry: Registry, *rows: Row, device: Device = MI300X, untuned: tuple[str, ...] = ()) -> Explanation:
+    found = offers(SHAPE, device, Table(OP, [rows]), registry, untuned)
+    return choose(found, SHAPE, device, registry, lambda _: "")[0]
+
+
+def told(explanation: Explanation) -> list[str]:
+    return [reason for _, reason in explanation.passed_over]
+
+
+class TestPartOfAName:
+    """Rows that name no device, as the short form has them."""
+
+    registry = fake_registry(
+        fake_backend("mine", solutions=("tn_96x64_splitk", "tn_96x64", "tn_128x64", Solution("mine", "tn_128x64", 4)), heuristic="tn_96x64")
+    )
+
+    @pytest.mark.parametrize(
+        ("given", "meant"),
+        [
+            (Solution("mine", "128x"), Solution("mine", "tn_128x64")),
+            (Solution("mine", "tn_96x64"), Solution("mine", "tn_96x64")),
+            (Solution("mine", "splitk"), Solution("mine", "tn_96x64_splitk")),
+            (Solution("mine", "128x", 4), Solution("mine", "tn_128x64", 4)),
+            (Solution("mine", ""), Solution("mine", "tn_96x64")),
+        ],
+    )
+    def test_means_the_one_kernel_that_has_it(self, given, meant):
+        """A part that one kernel has, a whole name although others go on from it, no name: the backend's heuristic."""
+        explanation = chosen(self.registry, row(given))
+        assert explanation.offer.solution == meant
+        assert explanation.tuned
+        assert ("heuristic of mine" in explanation.offer.why) is not given.kernel_name
+
+    def test_of_several_kernels_is_a_miss_that_names_them(self):
+        """Two kernels have the part: the row is passed over and both are named."""
+        explanation = chosen(self.registry, row(Solution("mine", "96x64_")), row(Solution("mine", "64"), us=1.0))
+        assert explanation.offer.solution.kernel_name == "tn_96x64_splitk"
+        assert told(explanation) == ["3 kernels of mine have '64' in their names: tn_96x64_splitk, tn_96x64, tn_128x64"]
+
+    def test_of_no_kernel_is_a_miss(self):
+        """No kernel has the part, or none with that splitK."""
+        explanation = chosen(self.registry, row(Solution("mine", "256")), row(Solution("mine", "tn_96x64", 2), us=6.0))
+        assert explanation.offer.solution == NATIVE
+        assert told(explanation) == [
+            "no kernel of mine for this shape has '256' in its name", "no kernel of mine for this shape has 'tn_96x64' in its name"
+        ]  # fmt: skip
+
+    def test_without_a_heuristic_is_a_miss(self):
+        """An empty name asks a backend that has no choice."""
+        explanation = chosen(fake_registry(fake_backend("mine")), row(Solution("mine")))
+        assert explanation.offer.solution == NATIVE
+        assert told(explanation) == ["heuristic of mine has no choice"]
+
+    def test_a_backend_that_fails_is_a_miss(self):
+        """What its enumeration raises is the reason."""
+
+        def broken(shape: Shape, device: Device):
+            raise RuntimeError("no library")
+
+        explanation = chosen(fake_registry(fake_backend("mine", solutions=broken)), row(Solution("mine", "x")))
+        assert explanation.offer.solution == NATIVE and "no library" in told(explanation)[0]
+
+    def test_many_are_counted(self):
+        """Of very many kernels some are named."""
+        registry = fake_registry(fake_backend("mine", solutions=[f"k{number}" for number in range(9)]))
+        [reason] = told(chosen(registry, row(Solution("mine", "k"))))
+        assert reason == "9 kernels of mine have 'k' in their names: k0, k1, k2, k3, k4 and 4 more"
+
+    def test_a_row_of_a_device_says_its_whole_name(self):
+        """A tuned row's name is nobody's part: it is bound as it is."""
+        offer = Offer(Solution("mine", "96x64_"), "table", "")
+        backend = self.registry.get("mine")
+        assert resolve(offer, backend, SHAPE, MI300X) is offer
+        assert resolve(attrs.evolve(offer, partial=True), backend, SHAPE, MI300X).solution.kernel_name == "tn_96x64_splitk"
+        named = Table(OP, [[row(offer.solution, gfx="gfx942", cu_num=304)]])
+        found = next(offers(SHAPE, MI300X, named, self.registry, ()))
+        assert not found.partial
+
+
+@pytest.mark.parametrize(
+    ("libtype", "reason"),
+    [
+        ("asm", "not installed; pip install tunedgemm[asm]"),
+        ("flydsl", "AITER's own, no plugin"),
+        ("opus", "AITER's own, no plugin"),
+        ("asm+ck", "its stages belong to asm and ck: no installed backend runs both"),
+        ("flydsl+ck", "its stages belong to flydsl and ck: no installed backend runs both"),
+        ("nosuch", "no backend of that name; installed: torch"),
+    ],
+)
+def test_a_libtype_that_is_not_here(libtype, reason):
+    """A row of it is a miss with the pip command, or why nothing can be installed; torch serves the call."""
+    registry = Registry(())
+    explanation = chosen(registry, row(Solution(libtype, "k"), gfx="gfx942", cu_num=304))
+    assert explanation.libtype == "torch"
+    assert told(explanation) == [f"libtype {libtype!r}: {reason}"]
+    assert f"not {libtype}:k: libtype {libtype!r}: {reason}" in str(explanation)
+
+
+def test_a_plugin_of_aiters_own_libtype_is_asked():
+    """Whoever installs a backend of such a name has it."""
+    registry = fake_registry(fake_backend("flydsl", solutions=("k",)))
+    assert chosen(registry, row(Solution("flydsl", "k"), gfx="gfx942", cu_num=304)).libtype == "flydsl"
+
+
+def test_nothing_runs_what_torch_has_not():
+    """Of an op that no backend covers it is not said that torch runs it."""
+    shape = attrs.evolve(SHAPE, op="nobodys")
+    found = offers(shape, MI300X, Table(OP, [[]]), Registry(()), ())
+    explanation = choose(found, shape, MI300X, Registry(()), lambda _: "")[0]
+    assert "op nobodys is not covered" in explanation.refused and not explanation.tuned
+    assert "  nothing runs: op nobodys is not covered" in str(explanation) and "  runs " not in str(explanation)
+
+
+def test_examine_says_what_a_backend_says():
+    """A refusal of the backend is passed on."""
+    registry = fake_registry(fake_backend("mine", supports=lambda shape, device: Unsupported("K is odd")))
+    answer = examine(Offer(Solution("mine", "k"), "table", ""), SHAPE, MI300X, registry)
+    assert isinstance(answer, Unsupported) and "K is odd" in answer.reason
+
+
+def test_a_kernel_that_a_backend_lacks_is_passed_over_for_a_described_device():
+    """What cannot be bound is asked for by name: a row of a kernel that is there serves, another is a miss with the reason."""
+
+    def lacks(solution, device):
+        return "" if solution.kernel_name == "k" else f"none for {device.gfx}"
+
+    registry = fake_registry(attrs.evolve(fake_backend("mine"), lacks=lacks))
+    there, gone = (chosen(registry, row(Solution("mine", name), gfx="gfx942", cu_num=304)) for name in ("k", "old"))
+
+    assert (there.libtype, told(there)) == ("mine", [])
+    assert (gone.libtype, told(gone)) == ("torch", ["none for gfx942"])
+
+
+def test_rows_come_before_heuristics_and_torch_is_last():
+    """A row, then who may answer untuned calls, then torch."""
+    registry = fake_registry(fake_backend("mine", solutions=("k",), heuristic="k"))
+    table = Table(OP, [[row(Solution("mine", "k"), gfx="gfx942", cu_num=304)]])
+    found = list(offers(SHAPE, MI300X, table, registry, ("mine", "absent")))
+    assert [(offer.origin, offer.solution.libtype) for offer in found] == [("table", "mine"), ("heuristic", "mine"), ("builtin", "torch")]
+
+
+def test_a_veto_moves_on(caplog):
+    """A solution that is not to be used is passed over with the reason; a present device gets the next one bound."""
+    caplog.set_level(logging.INFO)
+    registry, device = fake_registry(fake_backend("mine", solutions=("a", "b"))), Device("cpu-avx2", 4)
+    table = Table(OP, [[row(Solution("mine", "a"), 1.0), row(Solution("mine", "b"), 2.0)]])
+    explanation, launcher = choose(
+        offers(SHAPE, device, table, registry, ()), SHAPE, device, registry, lambda solution: "raised" * (solution.kernel_name == "a")
+    )
+    assert explanation.offer.solution.kernel_name == "b" and told(explanation) == ["raised"] and launcher is not None
+
+
+def test_load_config_takes_the_short_form(tmp_path):
+    """M,N,K,lib,kernel_name,tflops,bandwidth_gb_s serves calls on the present device: bf16 and fp16, with a bias and shuffled."""
+    path = tmp_path / "short.csv"
+    path.write_text(
+        "M,N,K,lib,kernel_name,tflops,bandwidth_gb_s\n"
+        "4,32,64,mine,128x64,1.5,2\n"
+        "4,32,64,mine,tn_bshuffle,1.4,2\n"
+        "5,32,64,mine,,1,2\n"
+        "6,32,64,mine,tn,1,2\n"
+    )
+    ran = []
+
+    def call(solution, shape, *operands):
+        ran.append((solution.kernel_name, shape.dtype, shape.epilogue, shape.layout))
+        return exact(solution, shape, *operands)
+
+    registry = fake_registry(fake_backend("mine", solutions=("tn_128x64", "tn_bshuffle_1"), heuristic="tn_bshuffle_1", call=call))
+    gemm = TunedGemm(registry)
+    gemm.load_config(path)
+    for dtype, short in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
+        weight, bias = torch.randn(32, 64, dtype=dtype), torch.randn(32, dtype=dtype)
+        for m, given, layout, name in (
+            (4, weight, "row", "tn_128x64"), (4, shuffle_weight(weight), "aiter16x16", "tn_bshuffle_1"),
+            (5, weight, "row", "tn_bshuffle_1"),
+        ):  # fmt: skip
+            x = torch.randn(m, 64, dtype=dtype)
+            for added in (None, bias):
+                ran.clear()
+                out = gemm.mm(x, given, added)
+                torch.testing.assert_close(out, torch.nn.functional.linear(x, weight, added), atol=5e-2, rtol=5e-2)
+                assert {*ran} == {(name, short, "none" if added is None else "bias", layout)}
+        said = gemm.dispatcher.explain(attrs.evolve(SHAPE, m=6, n=32, k=64, dtype=short, outdtype=short))
+        assert said.libtype == "torch" and told(said) == ["2 kernels of mine have 'tn' in their names: tn_128x64, tn_bshuffle_1"]

@@ -1,0 +1,155 @@
+"""Dispatch's slot for misses: which calls it is asked about, and what becomes of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import tunedgemm
+from tunedgemm.backends.registry import Registry
+from tunedgemm.device import Device, device_of
+from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dispatch.settings import Settings
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import Row, write_rows
+from tunedgemm.table.lookup import Table
+from tunedgemm.testing.fakes import fake_backend, fake_registry
+
+OP = op_named("a16w16")
+SHAPE = Shape("a16w16", 4, 32, 64, "fp32")
+LINEAR = torch.nn.functional.linear
+
+
+def operands(m: int = 4, n: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(m, 64), torch.randn(n, 64)
+
+
+def put(path: Path, shape: Shape, solution: Solution) -> None:
+    """A tuned file with one row for the CPU."""
+    here = device_of(-1)
+    path.parent.mkdir(exist_ok=True)
+    write_rows(path, OP, [Row(shape=shape, gfx=here.gfx, cu_num=here.cu_num, device=here.name, solution=solution, us=1.0)])
+
+
+def asking(answer: Callable[[Shape, Device], bool], registry: Registry | None = None) -> tuple[Dispatcher, list[Shape]]:
+    """A dispatcher with *answer* in its slot, and the shapes that it is asked about."""
+    dispatcher, asked = Dispatcher(OP, registry or fake_registry(), settings=Settings()), []
+
+    def on_miss(shape: Shape, device: Device) -> bool:
+        asked.append(shape)
+        return answer(shape, device)
+
+    dispatcher.on_miss = on_miss
+    return dispatcher, asked
+
+
+class Tagged(torch.Tensor):
+    """A subclass that launchers do not know."""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda gemm: gemm(torch.randn(4, 64, requires_grad=True), torch.randn(32, 64)),
+        lambda gemm: gemm(torch.randn(4, 64).as_subclass(Tagged), torch.randn(32, 64)),
+        lambda gemm: gemm(torch.randn(0, 64), torch.randn(32, 64)),
+        lambda gemm: gemm(torch.empty(4, 64, device="meta"), torch.empty(32, 64, device="meta")),
+    ],
+    ids=["gradient", "subclass", "empty", "meta"],
+)
+def test_calls_that_launchers_do_not_serve_are_not_tuned(call: Callable) -> None:
+    """Gradients, subclasses, empty inputs and traces: nobody is asked."""
+    dispatcher, asked = asking(lambda shape, device: False)
+
+    call(dispatcher.call)
+
+    assert asked == []
+
+
+@pytest.mark.parametrize("solution", [Solution("turbo", "a"), Solution("asm", "absent")], ids=["usable", "not usable here"])
+@pytest.mark.parametrize("m", [4, 3], ids=["exact", "padded"])
+def test_a_row_is_no_miss(m: int, solution: Solution, tmp_path: Path) -> None:
+    """Nobody is asked where a row answers, be it for a padded M, or one that is only in the table's way."""
+    put(tmp_path / "home" / "bf16_tuned_gemm.csv", SHAPE, solution)
+    dispatcher, asked = asking(lambda shape, device: False, fake_registry(fake_backend("turbo", solutions=("a",))))
+    x, weight = operands(m)
+
+    torch.testing.assert_close(dispatcher.call(x, weight), LINEAR(x, weight))
+
+    assert asked == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses much that torch deprecates
+def test_a_compiled_call_is_tuned_when_it_runs_and_not_when_it_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trace, whose tensors are fake, asks nobody; the first run of what was compiled does."""
+    asked: list[tuple[Shape, bool]] = []
+
+    def on_miss(shape: Shape, device: Device) -> bool:
+        asked.append((shape, torch.compiler.is_compiling()))
+        return False
+
+    monkeypatch.setattr(tunedgemm.dispatcher(), "on_miss", on_miss)
+    tunedgemm.dispatcher().launchers.clear()
+    torch._dynamo.reset()
+    compiled = torch.compile(tunedgemm.linear, backend="aot_eager", fullgraph=True)
+    x, weight = operands()
+
+    torch.testing.assert_close(compiled(x, weight), LINEAR(x, weight))
+
+    assert asked == [(SHAPE, False)]
+
+
+@pytest.mark.gpu
+def test_a_call_that_is_recorded_into_a_graph_is_not_tuned() -> None:
+    """Torch serves it there; the same call outside is asked about."""
+    dispatcher, asked = asking(lambda shape, device: False)
+    x, weight = (one.cuda() for one in operands())
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        LINEAR(x, weight)  # torch's own handles are made before the capture
+    torch.cuda.synchronize()
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+        dispatcher.call(x, weight)
+    assert asked == []
+
+    dispatcher.call(x, weight)
+
+    assert asked == [SHAPE]
+
+
+def test_a_new_row_is_taken_in_and_what_is_bound_stays(tmp_path: Path) -> None:
+    """Where the slot answers that a row is there, the tables are read again for this call; other shapes keep their launchers."""
+
+    def tuned(shape: Shape, device: Device) -> bool:
+        if shape == SHAPE:
+            put(tmp_path / "home" / "bf16_tuned_gemm.csv", shape, Solution("turbo", "b"))
+        return shape == SHAPE
+
+    calls: list[str] = []
+
+    def noting(solution: Solution, shape: Shape, *given: torch.Tensor) -> torch.Tensor:
+        calls.append(solution.kernel_name)
+        return LINEAR(*given)
+
+    dispatcher, asked = asking(tuned, fake_registry(fake_backend("turbo", solutions=("a", "b"), call=noting)))
+    other, here = operands(n=48), operands()
+    dispatcher.prewarm([SHAPE], device_of(-1))  # bound without a row, and asked about at its first call all the same
+    dispatcher.call(*other)
+    before = dict(dispatcher.launchers)
+
+    dispatcher.call(*here)
+    dispatcher.call(*here)
+    dispatcher.call(*other)
+
+    assert calls == ["b", "b"]
+    assert [shape.n for shape in asked] == [48, 32]
+    assert len(before) == 1 and all(dispatcher.launchers[key] is call for key, call in before.items())
+
+
+def test_a_given_table_gets_no_rows() -> None:
+    """A dispatcher over a table of its own has nowhere to take a row from, and tunes nothing."""
+    assert Dispatcher(OP, settings=Settings(online=True), table=Table(OP)).on_miss is None

@@ -1,0 +1,48 @@
+"""tunedgemm.dispatch.hot: the functions that compilers cannot follow are known, with what places their arguments."""
+
+import gc
+
+import torch
+from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dispatch.hot import hot_functions, on_hot
+from tunedgemm.dispatch.tuned_gemm import TunedGemm, tgemm
+from tunedgemm.ops import op_named
+
+
+def test_the_menus_function_is_known() -> None:
+    """What was made while the package was imported is found afterwards, with the dispatcher that serves it."""
+    dispatcher, _ = hot_functions[tgemm.gemm_a16w16]
+    assert dispatcher is tgemm.dispatcher
+
+
+def test_arguments_are_placed_as_call_takes_them() -> None:
+    """The function and `Dispatcher.call` of the placed arguments are one call."""
+    x, weight, scale = torch.randn(3, 8), torch.randn(4, 8), torch.tensor([0.5])
+    dispatcher, place = hot_functions[tgemm.gemm_a16w16]
+    arguments = {"otype": torch.float32, "scale_b": scale}
+    operands, otype, fields = place(x, weight, **arguments)
+    assert len(operands) == len(dispatcher.op.operands)
+    assert torch.equal(dispatcher.call(*operands, otype=otype, **fields), tgemm.gemm_a16w16(x, weight, **arguments))
+
+
+def test_later_ones_are_told() -> None:
+    """Whoever asked hears of functions that are made afterwards; none of them is kept alive for it."""
+    told = []
+
+    def tell(inner, dispatcher, place):
+        told.append(dispatcher.op.name)
+
+    on_hot.append(tell)
+    try:
+        TunedGemm()
+        Dispatcher(op_named("a16w16")).hot(lambda: torch.ones(1), lambda: ((), None, {}))
+    finally:
+        on_hot.remove(tell)
+    assert told == ["a16w16", "a16w16"]
+    gc.collect()
+    alive = len(hot_functions)
+    made = TunedGemm()
+    assert len(hot_functions) == alive + 1
+    del made
+    gc.collect()
+    assert len(hot_functions) == alive

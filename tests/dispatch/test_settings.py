@@ -1,0 +1,40 @@
+"""Settings: what the environment asks of dispatch."""
+
+from __future__ import annotations
+
+import pytest
+from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dispatch.settings import Settings
+from tunedgemm.errors import UserError
+from tunedgemm.ops import op_named
+
+
+@pytest.mark.parametrize(
+    ("environment", "ops"),
+    [
+        ({}, ()),
+        ({"HIP_ONLINE_TUNING": "0", "AITER_ONLINE_TUNE": ""}, ()),
+        ({"HIP_ONLINE_TUNING": "1"}, ("a16w16", "fmoe")),
+        ({"HIP_ONLINE_TUNING": "true"}, ("a16w16", "fmoe")),
+        ({"AITER_ONLINE_TUNE": "1"}, ("fmoe",)),
+    ],
+    ids=str,
+)
+def test_the_variables_say_which_ops(environment: dict[str, str], ops: tuple[str, ...]) -> None:
+    """Off unless asked for; AITER_ONLINE_TUNE is for fmoe alone; looking on tunes nothing."""
+    settings = Settings.from_environment(environment)
+
+    assert [op for op in ("a16w16", "fmoe") if settings.tunes_online(op)] == list(ops)
+    assert [op for op in ("a16w16", "fmoe") if Dispatcher(op_named(op), settings=settings).on_miss] == list(ops)
+    assert not any(settings.passive.tunes_online(op) for op in ops)
+    assert (settings.online_seconds, settings.online_libtype) == (30.0, "all")
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "inf", "nan"])
+def test_seconds_are_a_number_above_0(text: str) -> None:
+    """A mistake in the variable is named."""
+    with pytest.raises(UserError, match=f"TUNEDGEMM_ONLINE_SECONDS must be a number of seconds above 0 .got '{text}'"):
+        Settings.from_environment({"TUNEDGEMM_ONLINE_SECONDS": text})
+
+    settings = Settings.from_environment({"TUNEDGEMM_ONLINE_SECONDS": "2.5", "TUNEDGEMM_ONLINE_LIBTYPE": "triton,torch"})
+    assert (settings.online_seconds, settings.online_libtype) == (2.5, "triton,torch")

@@ -1,0 +1,59 @@
+"""contents: tensors of any dtype copied, overwritten and compared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tunedgemm.dtype import DTYPES
+from tunedgemm.ops.accuracy import same_bits
+from tunedgemm.ops.contents import duplicate, overwrite, raw
+from tunedgemm.ops.shuffle import ShuffledWeight, shuffle_weight
+
+KINDS = [getattr(torch, name) for name, _ in DTYPES.values()]
+
+
+def drawn(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
+    """Random bytes, seen as that dtype."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    return torch.randint(0, 255, (*sizes[:-1], sizes[-1] * size), dtype=torch.uint8).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_every_dtype_can_be_copied_and_put_back(dtype: torch.dtype) -> None:
+    """A copy has memory of its own and the same bits; overwriting brings other contents to the old address."""
+    old, new = drawn(dtype, 4, 32), drawn(dtype, 4, 32)
+    copy, address = duplicate(old), old.data_ptr()
+
+    assert same_bits(copy, old) and copy.dtype == dtype and copy.data_ptr() != address
+    overwrite(old, new)
+    assert same_bits(old, new) and not same_bits(old, copy) and old.data_ptr() == address
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_a_dense_copy_has_the_values_of_a_view(dtype: torch.dtype) -> None:
+    """Rows with gaps between them, and a transposed matrix, become contiguous."""
+    rows = drawn(dtype, 8, 32)[::2]
+    assert duplicate(rows, dense=True).is_contiguous() and same_bits(duplicate(rows, dense=True), rows)
+
+    turned = drawn(dtype, 8, 32).t()
+    copy = duplicate(turned, dense=True)
+    assert copy.is_contiguous() and same_bits(duplicate(copy.t(), dense=True), turned.t())
+    assert raw(turned).shape == (32, 8 * turned.element_size())
+
+
+def test_a_shuffled_weight_stays_one_and_is_not_its_plain_twin() -> None:
+    """Copies keep the layout; contents go from one to another; the same bytes as a plain weight are another weight."""
+    old, new = (shuffle_weight(torch.randn(32, 64)) for _ in range(2))
+    copy = duplicate(old)
+
+    assert isinstance(copy, ShuffledWeight) and copy.layout_name == old.layout_name and same_bits(copy, old)
+    overwrite(copy, new)
+    assert same_bits(copy, new) and not same_bits(copy, old)
+    assert not same_bits(copy, copy.plain)
+
+
+def test_nothing_is_equal_to_nothing_alone() -> None:
+    """Absent operands, other sizes and other dtypes are told apart."""
+    some = torch.zeros(2, 4)
+    assert same_bits(None, None) and not same_bits(None, some) and not same_bits(some, None)
+    assert not same_bits(some, some[:1]) and not same_bits(some, some.int())

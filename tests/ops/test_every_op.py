@@ -1,0 +1,187 @@
+"""The sentence for every op: its shapes are captured, tuned, stored, and its calls dispatched to the rows; what ops.md says holds."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import tunedgemm
+import tunedgemm.errors
+from tunedgemm.backends.registry import Registry
+from tunedgemm.device import Device, device_of
+from tunedgemm.dispatch.dispatcher import Dispatcher
+from tunedgemm.dispatch.settings import Settings
+from tunedgemm.dispatch.tuned_gemm import TunedGemm
+from tunedgemm.dtype import torch_dtype
+from tunedgemm.libtypes import OF_AITERS_OPS
+from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
+from tunedgemm.ops.op import Op
+from tunedgemm.shape import Shape
+from tunedgemm.table.csvfile import read_rows, read_untuned
+from tunedgemm.table.row import key_shape
+from tunedgemm.testing.shapes import shapes_of
+from tunedgemm.tuner import Options, tune
+
+OPTIONS = Options(libtype="torch", iters=3, warmup=1, seconds=0.1, cache="hot", device="cpu")
+EVERY = pytest.mark.parametrize("name", sorted(ops()))
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operands of these tests are on the CPU, so that is the default device of questions, too."""
+    monkeypatch.setattr("tunedgemm.dispatch.dispatcher.current_device", lambda: device_of(-1))
+
+
+@pytest.fixture(scope="module")
+def matrix(as_module: Callable[[Path], ModuleType]) -> ModuleType:
+    """benchmarks/ops_matrix.py."""
+    return as_module(Path(__file__).parents[2] / "benchmarks" / "ops_matrix.py")
+
+
+def two_of(op: Op) -> list[Shape]:
+    """The two examples that are quickest to compute."""
+    shapes = [shape for shape in shapes_of(op.name) if shape.m and shape.bias_dtype in ("", shape.dtype)]
+    return sorted(shapes, key=lambda shape: (op.flops(shape), str(shape)))[:2]
+
+
+def operands_of(op: Op, shape: Shape, seed: int = 3) -> tuple[torch.Tensor | None, ...]:
+    return op.make_inputs(shape, torch.device("cpu"), seed)
+
+
+def called(gemm: TunedGemm, shape: Shape, operands: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
+    fields = op_named(shape.op).fields(shape)
+    return gemm.call(shape.op, *operands, otype=torch_dtype(shape.outdtype), **fields)
+
+
+def check(op: Op, shape: Shape, operands: tuple[torch.Tensor | None, ...], out: torch.Tensor) -> None:
+    """The output is right, and of the form that the op's fake promises."""
+    otype, tolerance, wanted = torch_dtype(shape.outdtype), op.tolerance(shape), op.reference(shape, operands)
+    assert (out.shape, out.dtype) == (op.fake(*operands, otype=otype).shape, otype)
+    assert error_ratio(out, wanted, tolerance) <= MAX_ERROR_RATIO
+    assert worst_row_error(out, wanted) <= tolerance.row_error
+
+
+@EVERY
+def test_captured_shapes_are_tuned_and_their_calls_find_the_rows(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Capture, tune, table, dispatch through the op's variable; AITER_LOG_TUNED_CONFIG names the row, and the result is right."""
+    op = op_named(name)
+    shapes = two_of(op)
+    workload = TunedGemm(settings=Settings(capture=True))
+    operands = [operands_of(op, shape) for shape in shapes]
+    for _ in range(2):
+        for shape, given in zip(shapes, operands, strict=True):
+            check(op, shape, given, called(workload, shape, given))
+    workload.of(name)._capture.flush()
+    file = tmp_path / "home" / op.columns.untuned_file
+    assert file.read_text().startswith(",".join((*op.columns.key, "count", "graph")))
+    captured = read_untuned(file, op)
+    assert [(found.shape, found.count, found.graph) for found in captured] == [(key_shape(shape), 2, 0) for shape in shapes]
+
+    table = tmp_path / "table.csv"
+    report = tune(name, None, table, OPTIONS, registry=Registry())
+    assert not report.failed and len(report.outcomes) == 2
+    assert {row.shape for row in read_rows(table, op)[0]} == {key_shape(shape) for shape in shapes}
+
+    monkeypatch.setenv(op.columns.variable, str(table))
+    production = TunedGemm(settings=Settings(log_choices=True))
+    with caplog.at_level(logging.WARNING, "tunedgemm"):
+        for shape, given in zip(shapes, operands, strict=True):
+            explanation = production.of(name).explain(shape)
+            assert explanation.tuned and "exact" in explanation.offer.why and str(table) in explanation.offer.why
+            for _ in range(2):
+                check(op, shape, given, called(production, shape, given))
+    assert caplog.text.count("table.csv:") == 2
+
+
+@EVERY
+def test_strides_offsets_and_empty_batches_do_not_change_the_result(name: str) -> None:
+    """Activations that are views with gaps or start anywhere are served like dense ones, or refused by the op with a reason."""
+    op, gemm = op_named(name), TunedGemm()
+    shape = next(shape for shape in two_of(op) if shape.m)
+    given = operands_of(op, shape)
+    dense = called(gemm, shape, given)
+    for place, operand in enumerate(given):
+        if operand is None or place in op.weights or type(operand) is not torch.Tensor:
+            continue
+        for again in (_with_gaps(operand), _misaligned(operand)):
+            others = (*given[:place], again, *given[place + 1 :])
+            try:
+                out = called(gemm, shape, others)
+            except tunedgemm.errors.OperandError as error:
+                assert op.operands[place].rstrip("?") in str(error)
+                continue
+            torch.testing.assert_close(out, dense)
+    empties = [shape for shape in shapes_of(name) if shape.m == 0]
+    for empty in empties:
+        nothing = operands_of(op, empty)
+        assert called(gemm, empty, nothing).shape == op.fake(*nothing, otype=torch_dtype(empty.outdtype)).shape
+
+
+def _bytes(operand: torch.Tensor) -> torch.Tensor:
+    """As bytes, one to an element of a type of one byte: such types can be copied in no other way."""
+    return operand.view(torch.uint8) if operand.element_size() == 1 else operand
+
+
+def _with_gaps(operand: torch.Tensor) -> torch.Tensor:
+    """The same values with room between any two."""
+    flat = _bytes(operand)
+    wide = torch.zeros(*flat.shape, 2, dtype=flat.dtype)
+    wide[..., 0] = flat
+    return wide[..., 0].view(operand.dtype)
+
+
+def _misaligned(operand: torch.Tensor) -> torch.Tensor:
+    """The same values from an address on that no vector load may start at."""
+    flat = _bytes(operand)
+    room = torch.zeros(flat.numel() + 1, dtype=flat.dtype)
+    room[1:] = flat.reshape(-1)
+    return room[1:].view(flat.shape).view(operand.dtype)
+
+
+@EVERY
+def test_every_op_has_functions_with_aiters_names(name: str) -> None:
+    """Each op states its functions, each can be had of the package and says what it takes."""
+    op = op_named(name)
+    assert op.functions and op.entry is not None
+    for function in op.functions:
+        found = getattr(tunedgemm, function)
+        assert found.__doc__ and len(inspect.signature(found).parameters) >= 3
+
+
+@EVERY
+def test_the_committed_table_of_ops_says_what_holds(name: str, matrix: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every check of ops.md that needs a CPU alone passes now, on as many shapes as the file says."""
+    committed = matrix.read()
+    assert list(committed) == list(ops()), "run python benchmarks/ops_matrix.py"
+    now = matrix.on_the_cpu(op_named(name))
+    assert {column: committed[name][column] for column in now} == now, "run python benchmarks/ops_matrix.py"
+    assert committed[name]["conformance"] == "passed"
+
+
+def test_the_page_of_ops_is_as_it_was_written(matrix: ModuleType) -> None:
+    """Nobody has written in it by hand."""
+    assert matrix.RESULT.read_text() == matrix.text(matrix.read())
+
+
+@pytest.mark.parametrize("name", sorted(name for name in ops() if OF_AITERS_OPS.get(name)))
+def test_the_real_tables_name_what_aiter_would_run_or_why_it_cannot(name: str, repository: Path) -> None:
+    """For a sample of the valid rows of AITER's own tables, explain on that row's device names its libtype or the reason."""
+    folder = repository.parent / "shared" / "aiter" / "configs"
+    if not folder.exists():
+        pytest.skip("AITER's tables are not on this machine")
+    path = folder / op_named(name).columns.tuned_file
+    dispatcher = Dispatcher(op_named(name), above=(path,), settings=Settings())
+    rows = [row for row in dispatcher.table.rows if row.source == path and row.valid]
+    assert rows
+    for row in rows[:: max(1, len(rows) // 200)]:
+        explanation = dispatcher.explain(row.shape, Device(row.gfx, row.cu_num, row.device))
+        passed = {offer.solution.libtype: reason for offer, reason in explanation.passed_over if offer.origin == "table"}
+        assert explanation.libtype == row.solution.libtype or passed[row.solution.libtype]

@@ -1,0 +1,448 @@
+"""Shuffled weights: AITER's permutation, and a type that survives what modules, files and processes do and refuses plain use."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import random
+import timeit
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from tunedgemm.errors import OperandError
+from tunedgemm.ops.shuffle import (
+    ShuffledWeight,
+    as_shuffled,
+    layout_name,
+    plain_weight,
+    shuffle_weight,
+    unshuffle_weight,
+    unshuffled,
+)  # fmt: skip
+
+LAYOUTS = [(16, 16), (32, 16), (16, 32)]
+DTYPES = [
+    torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.int8, torch.uint8,
+    torch.float4_e2m1fn_x2, torch.float32,
+]  # fmt: skip
+
+
+def random_weight(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
+    """Bytes at random as a tensor of any dtype."""
+    size = torch.empty((), dtype=dtype).element_size()
+    made = torch.randint(0, 256, (*shape[:-1], shape[-1] * size), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return made.view(dtype)
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal bytes: NaN equals itself, and fp4 has no comparison of its own."""
+    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def by_formula(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """One [N, K] weight, each element put where AITER's index formula says."""
+    n, k = x.shape
+    size = x.element_size()
+    pack = 16 // size
+    i, j = torch.arange(n)[:, None], torch.arange(k)[None, :]
+    place = (i // rows) * rows * k + (j // pack) * rows * pack + (i % rows) * pack + j % pack
+    out = torch.empty(n * k, size, dtype=torch.uint8)
+    out[place.flatten()] = x.contiguous().view(torch.uint8).view(n * k, size)
+    return out.view(n, k * size).view(x.dtype)
+
+
+class Layer(nn.Module):
+    """One shuffled parameter and one plain."""
+
+    def __init__(self, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(shuffle_weight(random_weight(32, 64, dtype=dtype, seed=seed)), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(32))
+
+
+@pytest.fixture
+def weight() -> ShuffledWeight:
+    return shuffle_weight(torch.randn(64, 64, dtype=torch.bfloat16))
+
+
+@pytest.fixture
+def experts() -> ShuffledWeight:
+    return shuffle_weight(torch.randn(4, 32, 64, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_element_lies_where_the_formula_says_and_comes_back(layout: tuple[int, int], dtype: torch.dtype):
+    """Over random sizes, shuffle_weight is the documented permutation and unshuffle_weight its inverse."""
+    sizes = random.Random(f"{layout} {dtype}")
+    for case in range(8):
+        n, k = layout[0] * sizes.randint(1, 5), 2 * layout[1] * sizes.randint(1, 5)
+        leading = [(), (sizes.randint(1, 3),), (2, sizes.randint(1, 2))][case % 3]
+        x = random_weight(*leading, n, k, dtype=dtype, seed=case)
+        w = shuffle_weight(x, layout)
+        assert (w.shape, w.dtype, w.layout_name) == (x.shape, dtype, f"aiter{layout[0]}x{layout[1]}")
+        for plain, shuffled in zip(x.view(-1, n, k), w.plain.view(-1, n, k), strict=True):
+            assert same(shuffled, by_formula(plain, layout[0]))
+        assert same(unshuffle_weight(w), x)
+        assert same(unshuffle_weight(w.plain, layout), x)
+        assert type(unshuffle_weight(w)) is torch.Tensor
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+def test_columns_of_128_bytes_are_runs_of_memory(dtype: torch.dtype):
+    """``columns128`` is [K / P, N, P] of each matrix, P elements to 128 bytes, whatever N is; unshuffle_weight is its inverse."""
+    pack = 128 // torch.empty((), dtype=dtype).element_size()
+    for leading, n, k in (((), 1, pack), ((), 37, 3 * pack), ((2, 3), 24, 2 * pack)):
+        x = random_weight(*leading, n, k, dtype=dtype)
+        w = shuffle_weight(x, "columns128")
+        assert (w.shape, w.dtype, w.layout_name) == (x.shape, dtype, "columns128")
+        rows, lines = x.view(torch.uint8).view(-1, n, k // pack, 128), w.plain.view(torch.uint8).view(-1, n * k // pack * 128)
+        for plain, shuffled in zip(rows, lines, strict=True):
+            assert torch.equal(shuffled, plain.transpose(0, 1).reshape(-1))
+        assert same(unshuffle_weight(w), x)
+        assert as_shuffled(w.plain, "columns128").layout_name == "columns128"
+
+
+def test_layouts_have_one_name_whatever_they_are_called():
+    """Pairs, lists, names and the alias tn give the same name; anything else is an error that lists what is known."""
+    assert {layout_name(layout) for layout in ((16, 16), [16, 16], "tn", "aiter16x16")} == {"aiter16x16"}
+    assert (layout_name((32, 16)), layout_name("columns128")) == ("aiter32x16", "columns128")
+    unknown: list[Any] = ["row", "TN", "aiter16", (16,), (16, 16, 1), (0, 16), (True, 16), (16.0, 16), 5, None, "columns64"]
+    for layout in unknown:
+        with pytest.raises(OperandError, match=r"unknown weight layout .*\(32, 16\).*'tn'.*'columns128'"):
+            layout_name(layout)
+
+
+def test_a_layout_is_a_type_and_does_not_leak():
+    """Weights of one layout share a type, those of another have another, and plain results have none."""
+    one, two = shuffle_weight(random_weight(32, 64)), shuffle_weight(random_weight(32, 64, seed=1))
+    other = shuffle_weight(random_weight(32, 64), (32, 16))
+    assert type(one) is type(two) is not type(other)
+    assert not hasattr(one.plain, "layout_name")
+    assert not hasattr(unshuffled(one), "layout_name")
+    assert type(one.plain) is torch.Tensor and one.plain.data_ptr() == one.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("x", "layout", "match"),
+    [
+        (torch.zeros(40, 64), (16, 16), r"aiter16x16 needs N divisible by 16 and K by 32 \(got N=40, K=64"),
+        (torch.zeros(32, 48, dtype=torch.bfloat16), "tn", r"N divisible by 16 and K by 32 \(got N=32, K=48, torch.bfloat16\)"),
+        (torch.zeros(48, 64), (32, 16), r"N divisible by 32 and K by 32 \(got N=48"),
+        (torch.zeros(32, 32), (16, 32), r"N divisible by 16 and K by 64 \(got N=32, K=32"),
+        (torch.zeros(16, 24, dtype=torch.int8), (16, 12), r"K divisible by the 16 torch.int8 in 16 bytes \(got K=24\)"),
+        (torch.zeros(5, 96, dtype=torch.bfloat16), "columns128", r"K divisible by the 64 torch.bfloat16 in 128 bytes \(got K=96\)"),
+        (torch.zeros(64), (16, 16), r"must be \[..., N, K\] \(got \(64,\)\)"),
+        (torch.zeros(64, 64).t(), (16, 16), r"must be contiguous to be shuffled \(got strides \(1, 64\)\); call .contiguous\(\)"),
+        (torch.zeros(64, 128)[:, :64], (16, 16), r"contiguous .*strides \(128, 1\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_sizes(x: torch.Tensor, layout: Any, match: str):
+    """Sizes that do not divide and strides that are not contiguous are errors that give them."""
+    with pytest.raises(OperandError, match=match):
+        shuffle_weight(x, layout)
+    with pytest.raises(OperandError):
+        as_shuffled(x, layout)
+
+
+@pytest.mark.parametrize(("argument", "value"), [("use_int4", True), ("is_guinterleave", True), ("pad_k_to", 128)])
+def test_aiters_other_orders_are_refused_by_name(argument: str, value: object):
+    """An argument that asks for an order or a padding that is not made raises and names itself; AITER's defaults do not."""
+    weight = torch.zeros(64, 64)
+    with pytest.raises(OperandError, match=f"{argument}={value} is not made here"):
+        shuffle_weight(weight, **{argument: value})  # type: ignore[arg-type]
+    assert shuffle_weight(weight, (16, 16), False, False, True, 0).layout_name == "aiter16x16"
+
+
+def test_shuffling_twice_or_under_another_name_is_refused(weight: ShuffledWeight):
+    """A typed weight is not shuffled again, not declared to be of another layout, and not unshuffled from one."""
+    with pytest.raises(OperandError, match="shuffled already, to aiter16x16"):
+        shuffle_weight(weight)
+    for wrong in (as_shuffled, unshuffle_weight):
+        with pytest.raises(OperandError, match="of layout aiter16x16 already, not aiter32x16"):
+            wrong(weight, (32, 16))
+    assert as_shuffled(weight) is weight
+    with pytest.raises(OperandError, match="does not tell its layout"):
+        unshuffle_weight(weight.plain)
+
+
+def test_declaring_bytes_to_be_shuffled_copies_nothing():
+    """as_shuffled shares the memory, of a parameter, too."""
+    for held in (torch.zeros(32, 64), nn.Parameter(torch.zeros(32, 64))):
+        w = as_shuffled(held)
+        assert w.data_ptr() == held.data_ptr() and not w.requires_grad
+        assert plain_weight(w).data_ptr() == held.data_ptr() and plain_weight(held) is held
+
+
+USES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "linear": F.linear,
+    "matmul": lambda x, w: x @ w,
+    "matmul, left": lambda x, w: w @ x,
+    "mm": torch.mm,
+    "mm, out": lambda x, w: torch.mm(x, x, out=w),
+    "bmm": lambda x, w: torch.bmm(x[None], shuffle_weight(x[None])),
+    "addmm": lambda x, w: torch.addmm(x[0], x, w),
+    "einsum": lambda x, w: torch.einsum("mk,nk->mn", x, w),
+    "+": lambda x, w: x + w,
+    "+=": lambda x, w: w.add_(x),
+    "t": lambda x, w: w.t(),
+    "view": lambda x, w: w.view(torch.uint8),
+    "reshape": lambda x, w: w.reshape(-1),
+    "stack": lambda x, w: torch.stack([w, w]),
+    "cat": lambda x, w: torch.cat([x, w]),
+    "rows": lambda x, w: w[:16],
+    "row": lambda x, w: w[0],
+    "columns": lambda x, w: w[:, :16],
+    "index": lambda x, w: w[torch.tensor([0])],
+    "allclose": torch.allclose,
+    "set_": lambda x, w: w.set_(x),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode], ids=lambda mode: mode.__name__)
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+def test_plain_use_is_refused(use: Callable[..., object], mode: Callable[[], Any], weight: ShuffledWeight):
+    """Whatever would read a shuffled weight as plain raises an error that names the layout and the way out; in every mode."""
+    before = weight.plain.clone()
+    with mode(), pytest.raises(OperandError, match=r"layout aiter16x16.*unshuffle_weight\(w\) first"):
+        use(torch.randn(64, 64, dtype=torch.bfloat16), weight)
+    assert torch.equal(weight.plain, before)
+
+
+def test_its_values_are_not_read_as_an_array(weight: ShuffledWeight):
+    """numpy() and tolist() raise, too."""
+    for use in (weight.numpy, weight.tolist):
+        with pytest.raises(RuntimeError, match="not supported for tensor subclasses"):
+            use()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.uint8])
+def test_the_dtype_cannot_change(dtype: torch.dtype, weight: ShuffledWeight):
+    """.to(dtype) is refused, in a module, too; its own dtype is no change."""
+    with pytest.raises(OperandError, match=r"cannot change its dtype; unshuffle_weight\(w\) first"):
+        weight.to(dtype)
+    with pytest.raises(OperandError, match="cannot change its dtype"):
+        Layer().half()
+    assert weight.to(torch.bfloat16) is weight
+    assert isinstance(Layer().to(torch.bfloat16).weight, ShuffledWeight)
+    assert isinstance(Layer(dtype=torch.int8).half().weight, ShuffledWeight)  # a module converts only floats
+
+
+def test_experts_can_be_taken_from_a_stack(experts: ShuffledWeight):
+    """Indexing before [N, K] gives typed views of the same memory, each the shuffled weight of its expert."""
+    plain = unshuffle_weight(experts)
+    for taken in (experts[1], experts.select(-3, 1), list(experts)[1], experts.unbind()[1]):
+        assert type(taken) is type(experts) and taken.data_ptr() == experts[1].data_ptr()
+        assert torch.equal(unshuffle_weight(taken), plain[1])
+    assert torch.equal(unshuffle_weight(experts[1:3]), plain[1:3])
+    assert torch.equal(unshuffle_weight(experts[:]), plain)
+    with pytest.raises(OperandError, match="not contiguous"):
+        experts[::2]
+    with pytest.raises(OperandError, match=r"before \[N, K\] alone \(got \(4, 32, 64\), dimension 1\)"):
+        experts[:, :16]
+
+
+def test_copies_keep_the_type(weight: ShuffledWeight):
+    """clone, detach, deepcopy, pickle, empty_like, meta and shared memory give weights of the same layout."""
+    for copied in (weight.clone(), weight.detach(), copy.deepcopy(weight), copy.copy(weight), pickle.loads(pickle.dumps(weight))):
+        assert type(copied) is type(weight) and torch.equal(copied, weight) and torch.equal(copied.plain, weight.plain)
+    assert copy.deepcopy(weight).data_ptr() != weight.data_ptr()
+    assert type(torch.empty_like(weight)) is type(weight)
+    assert weight.to("meta").plain.is_meta and weight.to("meta").layout_name == weight.layout_name
+    assert weight.contiguous() is weight and weight.cpu() is weight and not weight.is_pinned()
+    assert weight.share_memory_().is_shared() and weight.plain.is_shared()
+
+
+def test_a_deep_copy_keeps_what_is_shared():
+    """Two names of one parameter are one parameter in the copy, and it is still a parameter."""
+    layer = Layer()
+    layer.tied = layer.weight
+    copied = copy.deepcopy(layer)
+    assert copied.tied is copied.weight and isinstance(copied.weight, nn.Parameter) and not copied.weight.requires_grad
+    assert torch.equal(copied.weight, layer.weight) and copied.weight.data_ptr() != layer.weight.data_ptr()
+
+
+def test_only_weights_of_one_layout_are_compared_and_copied(weight: ShuffledWeight):
+    """torch.equal and copy_ between shuffled and plain, or two layouts, are errors that say what to do."""
+    plain, other = unshuffle_weight(weight), shuffle_weight(unshuffle_weight(weight), (32, 16))
+    empty = torch.empty_like(weight)
+    assert torch.equal(empty.copy_(weight), weight) and not torch.equal(weight, shuffle_weight(plain + 1))
+    for use in (torch.equal, lambda one, two: one.copy_(two)):
+        with pytest.raises(OperandError, match=r"plain weight cannot go .*shuffle_weight\(w, .aiter16x16.\), or as_shuffled"):
+            use(weight, plain)
+        with pytest.raises(OperandError, match=r"aiter16x16 cannot go where a plain one is; unshuffle_weight\(w\)"):
+            use(plain, weight)
+        with pytest.raises(OperandError, match=r"aiter32x16 cannot go .* aiter16x16 is; unshuffle_weight\(w\), then shuffle_weight"):
+            use(weight, other)
+    with pytest.raises(OperandError, match=r"equal shapes and dtypes: \(64, 64\) torch.bfloat16 from \(32, 64\)"):
+        weight.copy_(shuffle_weight(random_weight(32, 64)))
+    with pytest.raises(OperandError, match="plain weight cannot go"):
+        weight.data = plain
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+def test_a_saved_state_dict_comes_back_typed(dtype: torch.dtype, tmp_path: Path):
+    """torch.save and torch.load(weights_only=True) through a file, then load_state_dict, copied or assigned."""
+    layer, file = Layer(seed=1, dtype=dtype), tmp_path / "state.pt"
+    torch.save(layer.state_dict(), file)
+    for assign in (False, True):
+        fresh = Layer(seed=2, dtype=dtype)
+        fresh.weight.plain  # noqa: B018 - what is kept of it must not be used later
+        fresh.load_state_dict(torch.load(file, weights_only=True), assign=assign)
+        assert type(fresh.weight) is type(layer.weight) and isinstance(fresh.weight, nn.Parameter)
+        assert same(fresh.weight.plain, layer.weight.plain) and fresh.weight.plain.data_ptr() == fresh.weight.data_ptr()
+    assert type(torch.load(file, weights_only=True, mmap=True)["weight"]) is type(layer.weight)
+    assert torch.load(file, weights_only=True, map_location="meta")["weight"].plain.is_meta
+
+
+def test_a_state_dict_of_another_kind_is_refused(weight: ShuffledWeight):
+    """A plain tensor for a shuffled parameter, and the reverse, fail in load_state_dict with the remedy in the message."""
+    with pytest.raises(RuntimeError, match=r"plain weight cannot go .*shuffle_weight\(w, .aiter16x16.\), or as_shuffled"):
+        Layer().load_state_dict({"weight": random_weight(32, 64), "bias": torch.zeros(32)})
+    with pytest.raises(RuntimeError, match=r"cannot go where a plain one is; unshuffle_weight\(w\) first"):
+        nn.Linear(64, 64, bias=False, dtype=torch.bfloat16).load_state_dict({"weight": weight})
+
+
+def test_a_whole_module_is_saved_and_loaded():
+    """A pickled module has its shuffled parameter back as a parameter, requires_grad included."""
+    for grad in (False, True):
+        layer = Layer()
+        layer.weight.requires_grad_(grad)
+        file = io.BytesIO()
+        torch.save(layer, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        assert isinstance(loaded.weight, nn.Parameter) and loaded.weight.requires_grad is grad
+        assert torch.equal(loaded.weight, layer.weight)
+
+
+def test_safetensors_keeps_the_bytes(weight: ShuffledWeight, tmp_path: Path):
+    """.plain goes through safetensors, and as_shuffled gives the type back."""
+    files = pytest.importorskip("safetensors.torch")
+    files.save_file({"w": weight.plain}, tmp_path / "w.safetensors")
+    assert torch.equal(as_shuffled(files.load_file(tmp_path / "w.safetensors")["w"]), weight)
+
+
+@pytest.mark.parametrize("way", ["set", "overwrite", "swap"])
+def test_plain_is_never_stale_when_a_module_moves(way: str, request: pytest.FixtureRequest):
+    """After a module moved, by each of torch's three ways, .plain is where the parameter is."""
+    future = torch.__future__
+    if way != "set":
+        choose = {"overwrite": future.set_overwrite_module_params_on_conversion, "swap": future.set_swap_module_params_on_conversion}[way]
+        choose(True)
+        request.addfinalizer(lambda: choose(False))
+    layer = Layer()
+    assert not layer.weight.plain.is_meta
+    layer.to("meta")
+    assert layer.weight.plain.is_meta and isinstance(layer.weight, ShuffledWeight)
+    layer.to_empty(device="cpu")
+    layer.load_state_dict(Layer(seed=3).state_dict())
+    assert same(layer.weight.plain, Layer(seed=3).weight.plain)
+    assert layer.weight.plain.data_ptr() == layer.weight.data_ptr()
+
+
+def test_plain_is_never_stale_when_data_is_set_or_swapped():
+    """param.data = ..., torch's own setter below it, and swap_tensors change .plain, too; the old memory goes."""
+    layer, new = Layer(), shuffle_weight(random_weight(32, 64, seed=5))
+    old = layer.weight.plain.untyped_storage()
+    layer.weight.data = new
+    assert layer.weight._plain.data_ptr() == new.data_ptr() != old.data_ptr()
+    assert layer.weight.plain.data_ptr() == new.data_ptr()
+    torch.Tensor.data.__set__(layer.weight, shuffle_weight(random_weight(32, 64, seed=6)))  # type: ignore[attr-defined]
+    assert same(unshuffle_weight(layer.weight), random_weight(32, 64, seed=6))
+    one, two = Layer(seed=1).weight, Layer(seed=2).weight
+    torch.utils.swap_tensors(one, two)
+    assert same(unshuffle_weight(one), random_weight(32, 64, seed=2))
+    assert type(layer.weight.data) is type(layer.weight)
+
+
+def test_a_parameter_of_it_carries_no_gradient_into_plain(weight: ShuffledWeight):
+    """A parameter that requires a gradient is typed; its bytes and its plain copy do not require one."""
+    parameter: Any = nn.Parameter(weight)
+    assert isinstance(parameter, nn.Parameter) and isinstance(parameter, ShuffledWeight) and parameter.requires_grad
+    assert not parameter.plain.requires_grad and not unshuffle_weight(parameter).requires_grad
+    assert not shuffle_weight(nn.Parameter(torch.zeros(32, 64))).requires_grad
+    assert torch.equal(unshuffle_weight(parameter), unshuffle_weight(weight))
+
+
+def test_it_is_made_and_used_under_inference_mode():
+    """shuffle, unshuffle, clone and plain work on tensors made in inference mode."""
+    with torch.inference_mode():
+        x = torch.randn(32, 64)
+        w = shuffle_weight(x)
+        assert torch.equal(unshuffle_weight(w.clone()), x) and w.plain.is_inference()
+
+
+def test_it_prints_its_type_and_not_its_values(weight: ShuffledWeight):
+    """repr and format show shape, dtype, device and layout."""
+    assert repr(weight) == f"{weight}" == "ShuffledWeight((64, 64), torch.bfloat16, cpu, layout=aiter16x16)"
+    assert "layout=aiter16x16" in repr(nn.Parameter(weight))
+
+
+@pytest.mark.timing
+def test_attributes_and_plain_are_quick(weight: ShuffledWeight):
+    """What dispatch reads in each call costs as little as of a plain tensor: no Python runs for it but that of .plain."""
+
+    def seconds(read: Callable[[], object]) -> float:
+        return min(timeit.repeat(read, number=200, repeat=100))
+
+    plain = weight.plain
+    bare = seconds(lambda: plain.shape)  # about 0.05 us a call; a call that goes through Python's dispatch takes 50 times that
+    assert seconds(lambda: weight.plain) < 10 * bare  # about 3.5
+    for read in (lambda: weight.shape, lambda: weight.dtype, weight.data_ptr, weight.is_contiguous, weight.get_device):
+        assert seconds(read) < 6 * bare  # about 2.5
+
+
+def _read_in_child(weight: torch.Tensor, answers: Any) -> None:
+    answers.put((getattr(weight, "layout_name", None), unshuffled(weight).float().sum().item()))
+
+
+@pytest.mark.slow
+def test_it_goes_to_another_process(weight: ShuffledWeight):
+    """A spawned process gets the typed weight through shared memory."""
+    context = torch.multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    child = context.Process(target=_read_in_child, args=(weight, answers))
+    child.start()
+    try:
+        assert answers.get(timeout=120) == ("aiter16x16", unshuffled(weight).float().sum().item())
+    finally:
+        child.join(30)
+
+
+@pytest.mark.gpu
+def test_it_moves_to_the_gpu_and_back():
+    """.cuda(), pinned memory, module.to and the permutation on the GPU give the bytes of the CPU."""
+    layer, reference = Layer(), Layer()
+    kept = layer.weight.plain
+    layer.cuda()
+    assert layer.weight.is_cuda and layer.weight.plain.is_cuda and not kept.is_cuda
+    assert same(layer.weight.plain.cpu(), reference.weight.plain)
+    assert torch.equal(shuffle_weight(random_weight(32, 64).cuda()).cpu(), reference.weight)
+    pinned = reference.weight.detach().pin_memory()
+    assert pinned.is_pinned() and type(pinned) is type(reference.weight)
+    assert torch.equal(pinned.to("cuda", non_blocking=True).cpu(), reference.weight)
+    assert torch.equal(copy.deepcopy(layer).cpu().weight, reference.weight)
+    with pytest.raises(OperandError, match="as if it were plain"):
+        F.linear(torch.zeros(1, 64, dtype=torch.bfloat16, device="cuda"), layer.weight)
+
+
+def test_compilers_see_the_memory_that_the_weight_has() -> None:
+    """A weight has its plain view from the start, which follows it to other memory: set, moved by its module, or swapped."""
+    layer = torch.nn.Linear(64, 32, dtype=torch.bfloat16)
+    layer.weight = torch.nn.Parameter(shuffle_weight(layer.weight.data), requires_grad=False)
+    other = torch.nn.Parameter(shuffle_weight(torch.randn(32, 64, dtype=torch.bfloat16)), requires_grad=False)
+    assert layer.weight._plain.data_ptr() == layer.weight.data_ptr()
+
+    layer.weight.data = other.data
+    assert layer.weight._plain.data_ptr() == layer.weight.data_ptr() == other.data_ptr()
+
+    third = torch.nn.Parameter(shuffle_weight(torch.randn(32, 64, dtype=torch.bfloat16)), requires_grad=False)
+    torch.utils.swap_tensors(layer.weight, third)
+    assert layer.weight._plain.data_ptr() == layer.weight.data_ptr() != other.data_ptr()

@@ -1,0 +1,91 @@
+"""Columns: whose file it is that has these, and which lines of it are another op's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tunedgemm.errors import TableError, UserError
+from tunedgemm.ops import ops
+from tunedgemm.table.csvfile import infer_op, read_rows, read_untuned
+
+
+def written(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join((*lines, "")))
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "table.csv"
+
+
+FAMILY = {
+    "a8w8": "gfx,cu_num,M,N,K,q_dtype_w,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "a8w8_bpreshuffle": "gfx,cu_num,M,N,K,q_dtype_w,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "a8w8_blockscale": "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "batched_bf16": "gfx,cu_num,B,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "a16w16": "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw",
+}
+ROW = {
+    "a8w8": "gfx942,80,1,64,64,torch.int8,1,0,2.0,k,1,1,0.0",
+    "a8w8_bpreshuffle": "gfx942,80,1,64,64,torch.int8,asm,1,0,2.0,k,1,1,0.0",
+    "a8w8_blockscale": "gfx942,80,1,128,128,ck,1,0,2.0,k,1,1,0.0",
+    "batched_bf16": "gfx942,80,4,1,64,64,1,0,2.0,k,1,1,0.0",
+    "a16w16": "gfx942,304,16,64,64,False,torch.bfloat16,torch.bfloat16,False,False,asm,3,4,9.5,k,0.0,1,1",
+}
+
+
+@pytest.mark.parametrize("asked", FAMILY)
+@pytest.mark.parametrize("given", FAMILY)
+def test_the_table_of_another_op(path, asked, given):
+    """A table given for that of another op is refused with the op that it is of and its variable; its own op reads it."""
+    written(path, FAMILY[given], ROW[given])
+    if asked == given:
+        rows, problems = read_rows(path, ops()[asked])
+        assert (len(rows), problems) == (1, [])
+        return
+    with pytest.raises(TableError, match=rf"these are the columns of .*{given} \({ops()[given].columns.variable}\)") as caught:
+        read_rows(path, ops()[asked])
+    assert str(path) in str(caught.value) and asked in str(caught.value)
+
+
+def test_rows_of_several_ops_in_one_file(path):
+    """What pandas makes of two ops' tables: the rows of the op load, the others are told one by one with the op they are of."""
+    written(path, FAMILY["a8w8_bpreshuffle"], ROW["a8w8_bpreshuffle"], ROW["a8w8_blockscale"].replace(",ck", ",,ck"))
+    rows, [problem] = read_rows(path, ops()["a8w8_blockscale"])
+    assert [found.line for found in rows] == [3]
+    assert (problem.line, problem.reason) == (
+        2, "is a row of another op (a8w8 or a8w8_bpreshuffle) than a8w8_blockscale, which has no 'q_dtype_w'"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(ops()))
+def test_a_list_of_shapes_for_a_table_and_the_reverse(path, name):
+    """Each is told as what it is, with the name of the other file."""
+    op = ops()[name]
+    with pytest.raises(TableError, match=f"is a list of shapes, not a tuned table.*{op.columns.tuned_file} is a table"):
+        read_rows(written(path, ",".join(op.columns.key)), op)
+    with pytest.raises(TableError, match=f"is a tuned table, not a list of shapes.*{op.columns.key[-1]}"):
+        read_untuned(written(path, ",".join(("gfx", "cu_num", *op.columns.key, *op.columns.values))), op)
+
+
+@pytest.mark.parametrize("name", sorted(ops()))
+def test_the_op_of_a_file(tmp_path, name):
+    """AITER's names tell the op, also with a model's name around them, where its columns leave several."""
+    columns = ops()[name].columns
+    tuned = ",".join(("gfx", "cu_num", *columns.key, *columns.values, "device"))
+    for file, head in ((columns.tuned_file, tuned), (columns.untuned_file, ",".join(columns.key))):
+        for given in (file, f"dsv3_{file}", file.replace(".csv", "_llama70B.csv")):
+            assert infer_op([written(tmp_path / given, head)]).name == name
+
+
+def test_an_op_that_is_left_open(tmp_path):
+    """The same columns for two ops without a name: told, with --op; files of several ops: told; M, N, K, and a dtype: a16w16."""
+    with pytest.raises(UserError, match="are those of a8w8_blockscale and of a8w8_blockscale_bpreshuffle; name one with --op"):
+        infer_op([written(tmp_path / "mine.csv", FAMILY["a8w8_blockscale"])])
+    paths = [written(tmp_path / f"{number}.csv", FAMILY[name]) for number, name in enumerate(("a8w8", "a8w8_bpreshuffle"))]
+    with pytest.raises(UserError, match=r"files of several ops .*0.csv of a8w8, .*1.csv of a8w8_bpreshuffle"):
+        infer_op(paths)
+    for columns in ("M,N,K", "M,N,K,dtype", "M,N,K,bias,dtype,outdtype", "M,N,K,count"):
+        assert infer_op([written(tmp_path / "shapes.csv", columns)]).name == infer_op([]).name == "a16w16"

@@ -1,0 +1,406 @@
+"""Tuned and untuned files: read with tolerance, refused with a reason, rewritten without loss."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import attrs
+import pytest
+from tunedgemm.errors import TableError
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import Row, Untuned, read_listed, read_rows, read_untuned, upsert, write_rows, write_untuned
+
+OP = op_named("a16w16")
+AITER = Path(__file__).parents[3] / "shared" / "aiter" / "configs"
+GOLDEN = Path(__file__).parents[1] / "golden" / "table-v1" / "bf16_tuned_gemm.csv"
+
+HEADER = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
+LINE = "gfx942,304,16,1280,8192,False,torch.bfloat16,torch.bfloat16,False,False,asm,3,4,9.1234,kernel_a,0.0,36.78,2332.71"
+
+
+def row(m: int = 16, *, n: int = 1280, k: int = 8192, us: float = 9.0, gfx: str = "gfx942", **more: object) -> Row:
+    fields = {"cu_num": 304, "device": "", "solution": Solution("asm", "kernel_a", 4, 3), **more}
+    return Row(shape=Shape("a16w16", m, n, k), gfx=gfx, us=us, **fields)
+
+
+def written(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join((*lines, "")))
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "bf16_tuned_gemm.csv"
+
+
+def test_one_row_of_aiters(path):
+    """A line of AITER's file becomes a row with all it says."""
+    rows, problems = read_rows(written(path, HEADER, LINE), OP)
+    assert problems == []
+    assert rows == [row(us=9.1234)]
+    assert (rows[0].source, rows[0].line, rows[0].solution.solidx) == (path, 2, 3)
+
+
+def test_columns_in_any_order_with_blanks(path):
+    """Order of the columns, blanks, carriage returns, a byte order mark, pandas' index and empty rows do not matter."""
+    names, fields = HEADER.split(","), LINE.split(",")
+    header = ",".join(["Unnamed: 0", *(f" {name} " for name in reversed(names))])
+    line = ",".join(["7", *(f" {field} " for field in reversed(fields))])
+    path.write_bytes("\r\n".join(("\ufeff" + header, line, "," * len(names), "nan" + ",NaN" * len(names), "")).encode())
+    assert read_rows(path, OP) == ([row(us=9.1234)], [])
+
+
+@pytest.mark.parametrize(("cu_num", "gfx"), [(304, "gfx942"), (80, "gfx942"), (256, "gfx950"), (120, "")])
+@pytest.mark.parametrize("absent", ["no column", "", "0", "nan"])
+def test_legacy_rows_without_gfx(path, cu_num, gfx, absent):
+    """A missing gfx follows from the CU count that AITER's legacy files had, else stands for any."""
+    header, line = "cu_num,M,N,K,libtype,us", f"{cu_num},1,64,64,asm,2.5"
+    if absent != "no column":
+        header, line = f"gfx,{header}", f"{absent},{line}"
+    [found], problems = read_rows(written(path, header, line), OP)
+    assert (found.gfx, problems) == (gfx, [])
+    assert found.shape == Shape("a16w16", 1, 64, 64)  # bias False, bf16, no scales, plain weights
+
+
+def test_gradlibs_names(path):
+    """gradlib's ``soltimes`` is the time and its ``hipblast`` is hipblaslt."""
+    [found], problems = read_rows(written(path, "cu_num,M,N,K,libtype,solidx,soltimes", "304,1,64,64, hipblast ,9,2.5"), OP)
+    assert (found.us, found.solution.libtype, found.solution.solidx, problems) == (2.5, "hipblaslt", 9, [])
+
+
+def test_op_without_a_libtype_column(path):
+    """In tables of AITER's one-backend ops the kernel's name tells the libtype, and its own names of columns are kept."""
+    columns = attrs.evolve(OP.columns, values=("kernelId", "splitK", "us", "kernelName", "errRatio", "block_m"))
+    op = attrs.evolve(OP, columns=columns)
+    lines = ["gfx950,256,1,64,64,5,0,2.0,_ZN5aiter9gemm,0.5%,32", "gfx950,256,2,64,64,6,0,2.0,256x16,0,64"]
+    rows, problems = read_rows(written(path, "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,errRatio,block_m", *lines), op)
+    assert problems == []
+    assert [found.solution.libtype for found in rows] == ["asm", "ck"]
+    assert (rows[0].solution.solidx, rows[0].err_ratio, rows[0].solution.extra) == (5, 0.005, (("block_m", "32"),))
+    upsert(path, op, [attrs.evolve(rows[0], us=1.0)])
+    header, *found = path.read_text().splitlines()
+    assert header == "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,errRatio,block_m,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype"
+    assert found[1] == lines[1] + "," * 6  # only what the new row says is added, and other lines keep their text
+    assert [(found.us, found.solution.libtype, found.solution.extra) for found in read_rows(path, op)[0]] == [
+        (1.0, "asm", (("block_m", "32"),)),
+        (2.0, "ck", (("block_m", "64"),)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "reason"),
+    [
+        ("M", "-4", "column 'M' must be a whole number from 0"),
+        ("M", "sixteen", "'M' must be a whole number"),
+        ("K", "99999999999", "column 'K' must be a whole number from 0"),
+        ("N", "0", "'n' must be at least 1"),
+        ("cu_num", "", "'cu_num' is empty"),
+        ("cu_num", "1.5", "'cu_num' must be a whole number"),
+        ("cu_num", "-3", "'cu_num' must be >= 0"),
+        ("gfx", "gfx 9!", "'gfx' must match regex"),
+        ("dtype", "__import__('os').abort()", "unknown dtype"),
+        ("bias", "perhaps", "'bias' must be True or False"),
+        ("libtype", "", "'libtype' is empty"),
+        ("libtype", "a/b", "'libtype' must match regex"),
+        ("us", "fast", "'us' must be a number"),
+        ("us", "0", "'us' must be a finite number above 0"),
+        ("us", "-1", "'us' must be a finite number above 0"),
+        ("us", "inf", "'us' must be a finite number above 0"),
+        ("us", "", "'us' must be a finite number above 0"),
+        ("splitK", "0.5", "'splitK' must be a whole number"),
+        ("bw", "1.0,2.0", "fields beyond the last column"),
+        ("kernelName", '"torn', "no line of a CSV file"),
+        ("kernelName", '"a,b"', "'kernel_name' must be text without commas"),
+        ("us", "nan", "'us' must be a finite number above 0 (got nan)"),
+        ("M", "inf", "'M' must be a whole number"),
+        ("M", "nan", "'M' must be a whole number"),
+        ("solidx", "inf", "'solidx' must be a whole number"),
+        ("err_ratio", "none at all", "'err_ratio' must be a number"),
+    ],
+)
+def test_a_bad_row_costs_itself_only(path, column, text, reason):
+    """One bad row is reported with its line and reason; the rows around it load."""
+    fields = LINE.split(",")
+    fields[HEADER.split(",").index(column)] = text
+    rows, [problem] = read_rows(written(path, HEADER, LINE, ",".join(fields), LINE), OP)
+    assert sum(found.valid for found in rows) == 2
+    assert (problem.path, problem.line) == (path, 3)
+    assert reason in problem.reason
+    assert str(problem).startswith(f"{path}:3: ")
+
+
+def test_merge_conflict_markers(path):
+    """Lines that a version control merge left are reported, the rows between them load."""
+    rows, problems = read_rows(written(path, HEADER, "<<<<<<< HEAD", LINE, "=======", LINE, ">>>>>>> theirs"), OP)
+    assert (len(rows), [problem.line for problem in problems]) == (2, [3 - 1, 4, 6])
+    assert "version control" in problems[0].reason
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "no such file"),
+        (b"", "is empty"),
+        (b"\n\n ,,\n", "is empty"),
+        (b"\x7fELF\x00\x01\x02", "no text"),
+        (b"\x80\x81\xff", "no text"),
+        ((HEADER + "\n" + LINE + "\n").encode("utf-16-le"), "no text"),
+        (b"M,N,K\n1,2,3\n", "lacks the column 'libtype', 'us'"),
+        (HEADER.replace(",", ";").encode() + b"\n", "its fields are parted by ';'; a table is a CSV file"),
+        (HEADER.replace(",", "\t").encode() + b"\n", "its fields are parted by '.t'; a table is a CSV file"),
+        (LINE.encode() + b"\n", "column 'False' stands twice .*is it a line of column names"),
+        (f"{HEADER},M\n{LINE},1\n".encode(), "column 'M' stands twice"),
+        (f"{HEADER}\n{LINE}\n{LINE[:60]}".encode(), "cut off after 9 of 18"),
+    ],
+)
+def test_a_file_that_is_no_table(path, content, reason):
+    """A file that cannot be used at all is an error that names it and what is wrong; writing leaves it as it was."""
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(TableError, match=reason) as caught:
+        read_rows(path, OP)
+    assert str(path) in str(caught.value)
+    if content is not None:
+        with pytest.raises(TableError, match=reason):
+            upsert(path, OP, [row()])
+        assert path.read_bytes() == content
+
+
+def test_a_folder_is_no_table(tmp_path):
+    """A folder given for a file is said to be one."""
+    with pytest.raises(TableError, match="is a folder"):
+        read_rows(tmp_path, OP)
+
+
+def test_header_alone_is_an_empty_table(path):
+    """A file with nothing but column names is a table without rows."""
+    assert read_rows(written(path, HEADER), OP) == ([], [])
+
+
+@pytest.mark.skipif(not AITER.is_dir(), reason="AITER's tables are not here")
+@pytest.mark.parametrize(
+    "name", ["bf16_tuned_gemm.csv", *(f"model_configs/{model}_bf16_tuned_gemm.csv" for model in ("dsv3", "llama70B", "qwen32B"))]
+)
+def test_aiters_own_tables(name):
+    """Each row of AITER's tables is either valid or reported with its line."""
+    file = AITER / name
+    rows, problems = read_rows(file, OP)
+    valid = {found.line for found in rows if found.valid}
+    reported = {problem.line for problem in problems}
+    assert not valid & reported
+    assert valid | reported == set(range(2, len(file.read_text().splitlines()) + 1))
+    assert len(valid) > 50
+
+
+@pytest.mark.skipif(not AITER.is_dir(), reason="AITER's tables are not here")
+@pytest.mark.parametrize(
+    "name", ["bf16_untuned_gemm.csv", "model_configs/dsv3_bf16_untuned_gemm.csv", "model_configs/llama70B_untuned_gemm.csv"]
+)
+def test_aiters_own_untuned_files(name):
+    """AITER's untuned files are read whole: every line that is not blank is counted."""
+    lines = [line for line in (AITER / name).read_text().splitlines()[1:] if line.strip()]
+    assert sum(entry.count for entry in read_untuned(AITER / name, OP)) == len(lines) > 50
+
+
+def test_ints_as_floats_percents_and_null(path):
+    """pandas writes 16.0 where a column has gaps, AITER 0.5% for a ratio; Null, NaN and the like are absent."""
+    text = LINE.replace(",16,1280,8192,", ",16.0,1280.0,8192.0,").replace("304", "304.0").replace(",3,4,", ",3.0,4.0,")
+    text = text.replace("False,False,asm", "0.0,Null,asm").replace(",0.0,36.78", ",0.5%,NaN")
+    [found], problems = read_rows(written(path, HEADER, text), OP)
+    assert (problems, found) == ([], row(us=9.1234, err_ratio=0.005))
+
+
+def test_a_quoted_field(path):
+    """Quoted commas stay inside their field."""
+    lines = [f"{HEADER},note", f'{LINE},"a, ""b"""']
+    [found], problems = read_rows(written(path, *lines), OP)
+    assert (problems, found.extra) == ([], (("note", 'a, "b"'),))
+    upsert(path, OP, [row(2)])
+    assert lines[1] in path.read_text().splitlines()
+
+
+def test_a_row_that_is_there_already_keeps_its_line(path):
+    """Putting a row that a line says already changes nothing, however the line spells it."""
+    before = written(path, HEADER, LINE.replace("torch.bfloat16", "dtypes.bf16").replace("False", "0")).read_text()
+    upsert(path, OP, read_rows(path, OP)[0])
+    assert path.read_text() == before
+    upsert(path, OP, [row(us=9.0)])
+    assert path.read_text().splitlines()[1].endswith("asm,3,4,9.0,kernel_a,0.0,37.28,2363.85")
+
+
+def test_untuned_defaults(path):
+    """M, N and K suffice in an untuned file: bf16 in and out, no bias, no scales, plain weights."""
+    assert read_untuned(written(path, "M, N, K", "1, 64, 128"), OP) == [Untuned(Shape("a16w16", 1, 64, 128))]
+    [entry] = read_untuned(written(path, "M,N,K,dtype,bias,bpreshuffle", "1,64,128,dtypes.fp16,True,1"), OP)
+    assert entry.shape == Shape("a16w16", 1, 64, 128, dtype="fp16", outdtype="fp16", epilogue="bias", layout="aiter16x16")
+
+
+def test_untuned_duplicates_are_folded(path):
+    """Rows of one shape are one entry with their counts added; a row without a count is one call."""
+    entries = read_untuned(written(path, "M,N,K,count,graph", "1,64,64,5,", "2,64,64,,1", "1,64,64,,", "", "1,64,64,4,"), OP)
+    assert [(entry.shape.m, entry.count) for entry in entries] == [(1, 10), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (("M,N,K,colour", "1,2,3,red"), "unknown column 'colour'; .* may have M, N, K, bias, .*count, graph"),
+        (("M,N", "1,2"), "lacks the column 'K'"),
+        (("M\tN\tK", "1\t2\t3"), "its fields are parted by '.t'"),
+        (("M,N,K", "-1,2,3"), ":2: column 'M' must be a whole number from 0 to 2147483647"),
+        (("M,N,K", "1,64,64", "-1,64,64"), ":3: column 'M' must be"),
+        (("M,N,K", "1,64,64", "1,0,64"), ":3: 'n' must be at least 1"),
+        (("M,N,K", "0,64,64"), ":2: 'M' must be at least 1"),
+        (("M,N,K", "1,64,9999999999"), ":2: column 'K' must be"),
+        (("M,N,K", "1,64"), ":2: column 'K' must be a whole number"),
+        (("M,N,K", "1,64,64,64"), ":2: has fields beyond"),
+        (("M,N,K,dtype", "1,64,64,torch.bfloat17"), ":2: unknown dtype 'torch.bfloat17'"),
+        (("M,N,K,count", "1,64,64,-2"), ":2: 'count' must not be negative"),
+        (("M,N,K,count", "1,64,64,many"), ":2: 'count' must be a number"),
+    ],
+)
+def test_a_bad_untuned_file(path, lines, reason):
+    """An untuned file with a mistake is refused with the line and the reason, for its shapes would silently be missed."""
+    with pytest.raises(TableError, match=reason):
+        read_untuned(written(path, *lines), OP)
+
+
+def test_written_rows_come_back(path):
+    """What is written is read back: shapes, kernels, texts with commas and quotes, unknown columns."""
+    rows = [
+        row(libver='1.2, "beta"', device="amd-instinct-mi300x", extra=(("note", "by hand, twice"),)),
+        row(m=0, us=3.0),
+        attrs.evolve(row(us=1.5), shape=Shape("a16w16", 3, 64, 64, "fp8_e4m3fn", "fp16", "bias", "fp32", "row", "ck-n64")),
+    ]
+    write_rows(path, OP, rows)
+    found, problems = read_rows(path, OP)
+    assert (found, problems) == (rows, [])
+    assert found[2].shape.bias_dtype == "fp16"  # not part of the key
+
+
+def test_columns_and_figures_of_a_written_file(path):
+    """AITER's columns come first and in its order, ours after them; figures are rounded as AITER's are."""
+    write_rows(path, OP, [row(m=64, n=256, k=5120, us=7.91911, extra=(("note", "x"),))])
+    header, line = path.read_text().splitlines()
+    assert header == f"{HEADER},device,layout,scale,libver,note"
+    fields = dict(zip(header.split(","), line.split(","), strict=True))
+    assert (fields["us"], fields["tflops"], fields["err_ratio"]) == ("7.9191", "21.19", "0.0")
+    assert fields["bw"] == str(round((64 * 5120 + 256 * 5120 + 64 * 256) * 2 / 7.91911 / 1e3, 2))
+
+
+def test_upsert_replaces_and_adds(path):
+    """A row of the same device, or of no named one, and shape is replaced; others stay, new ones are added, each key once."""
+    write_rows(path, OP, [row(16), row(32), row(16, gfx="gfx950", cu_num=256)])
+    upsert(path, OP, [row(16, us=1.0), row(64), row(32, device="amd-instinct-mi325x")])
+    found, problems = read_rows(path, OP)
+    assert problems == []
+    assert [(entry.gfx, entry.shape.m, entry.device, entry.us) for entry in found] == [
+        ("gfx942", 16, "", 1.0),
+        ("gfx942", 32, "amd-instinct-mi325x", 9.0),
+        ("gfx942", 64, "", 9.0),
+        ("gfx950", 16, "", 9.0),
+    ]
+
+
+def test_order_of_a_table(path):
+    """Sorted files have N before M and numbers by value; unsorted ones keep each row's place, new rows last."""
+    rows = [row(100, n=64), row(9, n=64), row(1, n=128), row(2, n=64, gfx="gfx1250", cu_num=96)]
+    upsert(path, OP, rows, sort=False)
+    upsert(path, OP, [row(5, n=64), row(9, n=64, us=1.0)], sort=False)
+    assert [entry.shape.m for entry in read_rows(path, OP)[0]] == [100, 9, 1, 2, 5]
+    upsert(path, OP, [], sort=True)
+    assert [(entry.shape.n, entry.shape.m) for entry in read_rows(path, OP)[0]] == [(64, 2), (64, 5), (64, 9), (64, 100), (128, 1)]
+
+
+def test_upsert_keeps_what_it_does_not_understand(path):
+    """Unknown columns, unparsable rows and torn lines survive a rewrite, however often."""
+    odd = LINE.replace("torch.bfloat16", "torch.bfloat17")
+    lines = [f"note,{HEADER}", f"keep me,{LINE}", f"odd,{odd}", f"long,{LINE},1,2", 'torn,"gfx942', "<<<<<<< HEAD"]
+    written(path, *lines)
+    before = {problem.reason for problem in read_rows(path, OP)[1]}
+    for m in (1, 2, 3):
+        upsert(path, OP, [row(m)])
+    rows, problems = read_rows(path, OP)
+    assert {problem.reason for problem in problems} == before
+    assert sorted(found.shape.m for found in rows) == [1, 2, 3, 16]
+    assert [found.extra for found in rows if found.shape.m == 16] == [(("note", "keep me"),)]
+    assert set(lines) < set(path.read_text().splitlines())
+
+
+def test_a_row_that_never_wins_is_replaced(path):
+    """A placeholder without a time gives way to a measured row of its key; so does a legacy row without gfx."""
+    written(path, "cu_num,M,N,K,libtype,us", "304,16,1280,8192,torch,0")
+    upsert(path, OP, [row()])
+    assert read_rows(path, OP) == ([row()], [])
+
+
+def test_golden_table_of_version_1():
+    """A table in the format of version 1 stays readable, and rewriting it changes nothing but the order."""
+    rows, problems = read_rows(GOLDEN, OP)
+    assert problems == []
+    assert len(rows) == 6
+    by_libtype = {found.solution.libtype: found for found in rows}
+    assert by_libtype["asm"].shape == Shape("a16w16", 16, 1280, 8192)
+    assert by_libtype["asm"].solution == Solution("asm", "_ZN5aiter39bf16gemm_fp32bf16_tn_32x64_splitk_cleanE", 4)
+    assert by_libtype["hipblaslt"].shape == Shape("a16w16", 32, 1280, 8192, epilogue="bias", layout="aiter16x16")
+    assert by_libtype["hipblaslt"].libver == "1.2.1"
+    assert (by_libtype["triton"].shape.m, by_libtype["triton"].extra) == (0, (("note", "pin"),))
+    assert by_libtype["torch"].shape == Shape("a16w16", 64, 4096, 4096, "fp16", "fp32")
+    assert by_libtype["cublaslt"].shape == Shape("a16w16", 64, 4096, 4096, "fp8_e4m3fn", "bf16", scale="row")
+    assert by_libtype["ck"].shape.layout == "ck-n64"
+    assert all(found.device == "nvidia-h200" for found in rows if found.gfx == "sm_90")
+
+
+def test_golden_table_is_rewritten_as_it_is(path):
+    """Writing the rows of the golden table gives the golden table, figures included."""
+    write_rows(path, OP, read_rows(GOLDEN, OP)[0])
+    assert path.read_text() == GOLDEN.read_text()
+
+
+def test_valid_rows():
+    """Only a finite time above 0 may win."""
+    assert row(us=0.1).valid
+    assert not any(row(us=us).valid for us in (0.0, -1.0, math.inf, math.nan))
+
+
+def test_filler_in_the_columns_of_other_ops_says_nothing(tmp_path):
+    """AITER's merge of several files writes 0 where a file had no such column: rows are told by what they say."""
+    op, path = op_named("batched_bf16"), tmp_path / "bf16_tuned_batched_gemm.csv"
+    head, body = "gfx,cu_num,B,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio,q_type", "gfx942,304,8,16,64,32,1,0,5.0,k,1,1,0.0"
+    for filler in ("0", "nan", ""):
+        path.write_text(f"{head}\n{body},{filler}\n")
+        assert len(read_rows(path, op)[0]) == 1
+    path.write_text(f"{head}\n{body},QuantType.No\n")
+    with pytest.raises(TableError, match="is no table of batched_bf16, which has no 'q_type'"):
+        read_rows(path, op)
+
+
+def test_a_list_of_shapes_that_is_written_reads_the_same(path):
+    """Counts, calls in graphs and layers come back; a column in which nobody says anything is not written."""
+    plain = [Untuned(Shape("a16w16", 1, 64, 128), 3)]
+    write_untuned(path, OP, plain)
+    assert path.read_text().splitlines() == [
+        "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count",
+        "1,64,128,False,torch.bfloat16,torch.bfloat16,False,False,3",
+    ]
+    more = [*plain, Untuned(Shape("a16w16", 2, 64, 128, epilogue="bias", layout="aiter16x16"), 0, 7, "o_proj")]
+    write_untuned(path, OP, more)
+    assert read_untuned(path, OP) == more
+
+
+def test_broken_lines_of_a_list_of_shapes_are_told_apart(path):
+    """`read_listed` gives the good lines and names the others, the last one cut off; `read_untuned` refuses the file."""
+    path.write_text("M,N,K,count\n1,64,128,2\nx,64,128,2\n2,64,128,-1\n1,64,128,3\n4,6")
+    listed, problems = read_listed(path, OP)
+
+    assert listed == [Untuned(Shape("a16w16", 1, 64, 128), 5)]
+    assert [problem.line for problem in problems] == [3, 4, 6]
+    assert str(problems[-1]) == f"{path}:6: the last, is cut off after 2 of 4 fields; restore the file, or delete that line"
+    with pytest.raises(TableError, match="line 6, the last, is cut off"):
+        read_untuned(path, OP)
+    path.write_text("M,N,K,count\n1,64,128,2\nx,64,128,2\n")
+    with pytest.raises(TableError, match=rf"{path.name}:3: "):
+        read_untuned(path, OP)

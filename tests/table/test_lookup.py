@@ -1,0 +1,305 @@
+"""The merged table: the look-up ladder, layers, devices, fingerprint."""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+import time
+from pathlib import Path
+
+import attrs
+import pytest
+from tunedgemm.device import Device
+from tunedgemm.errors import TableError
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.table.csvfile import Row, write_rows
+from tunedgemm.table.lookup import Match, Table, folders
+
+OP = op_named("a16w16")
+H200 = Device("sm_90", 132, "nvidia-h200")
+H100 = Device("sm_90", 132, "nvidia-h100-80gb-hbm3")
+
+
+def row(kernel: str, m: int = 16, us: float = 5.0, *, n: int = 1280, **more: object) -> Row:
+    fields = {"gfx": "sm_90", "cu_num": 132, "device": "", **more}
+    return Row(shape=Shape("a16w16", m, n, 512), solution=Solution("triton", kernel), us=us, **fields)
+
+
+def asked(m: int = 16, n: int = 1280, **more: object) -> Shape:
+    return Shape("a16w16", m, n, 512, **more)
+
+
+def found(table: Table, shape: Shape, device: Device = H200) -> list[tuple[str, str]]:
+    return [(match.row.solution.kernel_name, match.granularity) for match in table.candidates(shape, device)]
+
+
+@pytest.fixture(autouse=True)
+def shipped(tmp_path, monkeypatch):
+    """An empty stand-in for the shipped tables."""
+    monkeypatch.setattr(folders, "SHIPPED", tmp_path / "configs")
+    return tmp_path / "configs"
+
+
+def test_the_ladder():
+    """A pin comes first, then the exact M, fine and coarse padding; each row once, whatever rungs its M is on."""
+    rows = [row("coarse", 512, 1.0), row("fine", 288, 2.0), row("exact", 257, 3.0), row("pin", 0, 4.0), row("other", 256, 0.1)]
+    table = Table(OP, [rows])
+    assert found(table, asked(257)) == [("pin", "pinned"), ("exact", "exact"), ("fine", "fine"), ("coarse", "coarse")]
+    assert found(table, asked(288)) == [("pin", "pinned"), ("fine", "exact"), ("coarse", "coarse")]
+    assert found(table, asked(512)) == [("pin", "pinned"), ("coarse", "exact")]
+    assert found(table, asked(0)) == [("pin", "pinned")]
+
+
+def test_coarse_padding_goes_down_for_wide_weights():
+    """Above M = 8192 the row of 8192 answers where N is above 4096, as in AITER, and none does below."""
+    table = Table(OP, [[row("clamped", 8192, n=4352), row("not asked", 8192, n=4096)]])
+    assert found(table, asked(20000, 4352)) == [("clamped", "coarse")]
+    assert found(table, asked(20000, 4096)) == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        asked(n=1296),
+        asked(outdtype="fp32"),
+        asked(dtype="fp16"),
+        asked(epilogue="bias"),
+        asked(scale="tensor"),
+        asked(layout="aiter16x16"),
+    ],
+)
+def test_another_shape_finds_nothing(other):
+    """N, dtypes, bias, scales and layout must be those of the row."""
+    table = Table(OP, [[row("k")]])
+    assert found(table, asked()) == [("k", "exact")]
+    assert found(table, other) == []
+
+
+def test_the_bias_dtype_is_no_part_of_the_key():
+    """A row with a bias answers for a bias of any dtype, as AITER's key does."""
+    biased = attrs.evolve(row("k"), shape=asked(epilogue="bias"))
+    assert found(Table(OP, [[biased]]), asked(epilogue="bias", bias_dtype="fp32")) == [("k", "exact")]
+
+
+def test_layers_rank_by_precedence_not_time():
+    """Between layers the earlier wins, inside one the lower time; a finer row of a lower layer beats a coarser one."""
+    above = [row("slow above", us=9.0), row("fast above", us=8.0), row("padded above", 32, us=0.5)]
+    below = [row("below", us=1.0), row("exact below", 17, us=7.0)]
+    table = Table(OP, [above, below])
+    assert [name for name, _ in found(table, asked(16))] == ["fast above", "slow above", "below"]
+    assert [name for name, _ in found(table, asked(17))] == ["exact below", "padded above"]
+
+
+def test_rows_without_a_time_never_win():
+    """A time of 0 or less, or not finite, is no offer."""
+    rows = [row("zero", us=0.0), row("minus", us=-1.0), row("inf", us=float("inf")), row("nan", us=float("nan")), row("ok", us=50.0)]
+    assert found(Table(OP, [rows]), asked()) == [("ok", "exact")]
+
+
+def test_ties_go_by_rank():
+    """Of equal times the libtype of the better rank wins, torch last, in whatever order the file has them."""
+    rows = [attrs.evolve(row("k"), solution=Solution(libtype, "k")) for libtype in ("torch", "someone", "triton", "asm")]
+    for order in (rows, rows[::-1]):
+        matches = Table(OP, [order]).candidates(asked(), H200)
+        assert [match.row.solution.libtype for match in matches] == ["asm", "triton", "someone", "torch"]
+
+
+def test_another_device_of_the_same_kind_comes_last():
+    """Rows of H100 serve H200, which shares sm_90 and 132 SMs, but only after the whole ladder of its own and unnamed rows."""
+    rows = [
+        row("h100 exact", 17, 1.0, device=H100.name),
+        row("h200 coarse", 32, 9.0, device=H200.name),
+        row("unnamed coarse", 32, 8.0),
+        row("h100 pin", 0, 1.0, device=H100.name),
+        row("other count", 17, 1.0, cu_num=114),
+        row("other gfx", 17, 1.0, gfx="gfx942"),
+    ]
+    matches = list(Table(OP, [rows]).candidates(asked(17), H200))
+    assert [(match.row.solution.kernel_name, match.same_device) for match in matches] == [
+        ("unnamed coarse", True),
+        ("h200 coarse", True),
+        ("h100 pin", False),
+        ("h100 exact", False),
+    ]
+    assert [name for name, _ in found(Table(OP, [rows]), asked(17), H100)] == ["h100 pin", "h100 exact", "unnamed coarse", "h200 coarse"]
+
+
+def test_a_row_without_gfx_serves_any():
+    """A legacy row whose architecture nobody knows answers wherever its CU count fits."""
+    table = Table(OP, [[row("legacy", gfx="", cu_num=120)]])
+    assert found(table, asked(), Device("gfx1100", 120)) == [("legacy", "exact")]
+    assert found(table, asked(), Device("gfx1100", 121)) == []
+
+
+def test_a_repeated_row_is_offered_once():
+    """A solution that stands in two layers for one device is tried once; another library version is another chance."""
+    layers = [[row("k", us=2.0, libver="1")], [row("k", us=1.0, libver="1"), row("k", us=1.0, libver="2")]]
+    matches = list(Table(OP, layers).candidates(asked(), H200))
+    assert [match.row.libver for match in matches] == ["1", "2"]
+    assert isinstance(matches[0], Match)
+
+
+def test_load_reads_all_layers(tmp_path, monkeypatch, shipped):
+    """Loading merges the files above, of the variable, of the user, of models and the shipped one, in this order."""
+    files = {
+        "above": tmp_path / "above.csv",
+        "environment": tmp_path / "environment.csv",
+        "user": tmp_path / "home" / OP.columns.tuned_file,
+        "model": shipped / folders.MODELS / f"m_{OP.columns.tuned_file}",
+        "shipped": shipped / OP.columns.tuned_file,
+    }
+    for place, (name, file) in enumerate(files.items()):
+        write_rows(file, OP, [row(name, us=5.0 - place)])
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", f"{files['environment']}:default")
+    table = Table.load(OP, above=[files["above"]])
+    assert [name for name, _ in found(table, asked())] == list(files)
+    assert (len(table.rows), table.problems) == (5, ())
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(files["environment"]))
+    assert [name for name, _ in found(Table.load(OP), asked())] == ["environment"]
+
+
+def test_broken_files_are_left_out(tmp_path, monkeypatch, caplog, shipped):
+    """Broken files of the variable, the user and the package are logged once each and remembered; what is good still loads."""
+    user, good = tmp_path / "home" / OP.columns.tuned_file, tmp_path / "good.csv"
+    user.parent.mkdir()
+    user.write_bytes(b"\x00\x01")
+    shipped.mkdir()
+    (shipped / OP.columns.tuned_file).write_text("M,N,K\n1,2,3\n")
+    write_rows(good, OP, [row("good"), row("idle", 32, us=0.0), row("idle", 64, us=0.0)])
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", f"{tmp_path}/missing.csv:{good}:default")
+    with caplog.at_level(logging.WARNING, "tunedgemm"):
+        table = Table.load(OP)
+    assert found(table, asked()) == [("good", "exact")]
+    reasons = " ".join(map(str, table.problems))
+    assert all(text in reasons for text in ("missing.csv: no such file", "is no text", "lacks the column", "good.csv:3", "good.csv:4"))
+    assert len(caplog.messages) == 4
+
+
+def test_a_broken_file_above_is_an_error(tmp_path):
+    """A file that was asked for by name cannot be left out silently."""
+    with pytest.raises(TableError, match="no such file"):
+        Table.load(OP, above=[tmp_path / "missing.csv"])
+
+
+def test_absent_defaults_are_no_problem(caplog):
+    """Without any table there are no rows, no problems and no words."""
+    table = Table.load(OP)
+    assert (table.rows, table.problems, found(table, asked()), caplog.messages) == ((), (), [], [])
+
+
+def test_fingerprint_depends_on_what_answers_only(tmp_path):
+    """The fingerprint is that of the effective content: paths, order in files and rows that never answer do not change it."""
+    rows = [row("a", us=1.0), row("b", us=2.0), row("c", 32), row("pin", 0)]
+    first, second = tmp_path / "first.csv", tmp_path / "elsewhere" / "second.csv"
+    write_rows(first, OP, rows)
+    write_rows(second, OP, [*reversed(rows), row("never", us=0.0)])
+    fingerprint = Table.load(OP, above=[first]).fingerprint()
+    assert Table.load(OP, above=[second]).fingerprint() == fingerprint
+    assert Table(OP, [rows[:1], rows]).fingerprint() == fingerprint
+    assert len(bytes.fromhex(fingerprint)) == 32
+    changes = [
+        rows[:-1],
+        [row("a", us=3.0), *rows[1:]],
+        [row("x", us=1.0), *rows[1:]],
+        [attrs.evolve(rows[0], libver="2"), *rows[1:]],
+        [attrs.evolve(rows[0], device="nvidia-h200"), *rows[1:]],
+        [attrs.evolve(rows[0], cu_num=114), *rows[1:]],
+        [attrs.evolve(rows[0], solution=Solution("triton", "a", 2)), *rows[1:]],
+    ]
+    assert len({fingerprint, *(Table(OP, [changed]).fingerprint() for changed in changes)}) == 1 + len(changes)
+
+
+def test_fingerprint_is_equal_in_another_process(tmp_path, child, monkeypatch):
+    """Ranks agree on the fingerprint, whatever seed their hashes have."""
+    file = tmp_path / "t.csv"
+    write_rows(file, OP, [row(f"k{n}", n=64 * n) for n in range(1, 40)])
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(file))  # the shipped tables stay out of both processes
+    source = "from tunedgemm.ops import op_named; from tunedgemm.table.lookup import Table\n"
+    printed = child(source + "print(Table.load(op_named('a16w16')).fingerprint())")
+    assert printed == Table.load(OP).fingerprint()
+
+
+def test_reading_needs_neither_torch_nor_pandas(tmp_path, child):
+    """Tables are read, looked up and written without torch, pandas or pluggy, so that dispatch starts quickly."""
+    file = tmp_path / "t.csv"
+    write_rows(file, OP, [row("k")])
+    source = f"""
+import json, sys
+from pathlib import Path
+from tunedgemm.table.csvfile import upsert
+from tunedgemm.device import Device
+from tunedgemm.ops import op_named
+from tunedgemm.table.lookup import Table
+op = op_named("a16w16")
+table = Table.load(op, above=[Path({str(file)!r})])
+upsert(Path({str(file)!r}), op, table.rows)
+found = [match.granularity for match in table.candidates(table.rows[0].shape, Device("sm_90", 132))]
+print(json.dumps([found, sorted({{"torch", "pandas", "pluggy"}} & set(sys.modules))]))
+"""
+    assert json.loads(child(source)) == [["exact"], []]
+
+
+@pytest.mark.timing
+def test_a_large_table_is_quick(tmp_path):
+    """50,000 rows load in seconds, and a look-up takes microseconds, about as many as in a table of 100 rows."""
+
+    def seconds_each(table, shapes):
+        assert table.rows  # all are made, so that look-ups alone are timed
+        start = time.perf_counter()
+        assert all(next(table.candidates(shape, H200)).granularity == "exact" for shape in shapes)
+        return (time.perf_counter() - start) / len(shapes)
+
+    small, large = tmp_path / "small.csv", tmp_path / "large.csv"
+    write_rows(small, OP, [row("k", m, n=64) for m in range(1, 101)])
+    write_rows(large, OP, [row("k", m, n=64 * n) for n in range(1, 501) for m in range(1, 101)])
+    start = time.perf_counter()
+    table = Table.load(OP, above=[large])
+    loaded = time.perf_counter() - start
+    assert len(table.rows) == 50_000
+    each = statistics.median(seconds_each(table, [asked(m, 64 * n) for m in range(1, 101)]) for n in range(1, 501, 5))
+    beside = statistics.median(seconds_each(Table.load(OP, above=[small]), [asked(m, 64) for m in range(1, 101)]) for _ in range(20))
+    assert loaded < 15  # about 1.5 s on an idle core
+    assert each < 1e-3  # about 26 us, 100 where lines are traced
+    assert each < 4 * beside
+
+
+@pytest.mark.skipif(not (Path(__file__).parents[3] / "shared" / "aiter").is_dir(), reason="AITER's tables are not here")
+def test_aiters_rows_answer_their_shapes():
+    """Every valid row of AITER's tables, loaded together, is among the answers for its own shape and device."""
+    configs = Path(__file__).parents[3] / "shared" / "aiter" / "configs"
+    files = [configs / "bf16_tuned_gemm.csv", *sorted((configs / "model_configs").glob("*bf16_tuned_gemm.csv"))]
+    table = Table.load(OP, above=files)
+    valid = [entry for entry in table.rows if entry.valid]
+    assert len(valid) > 600
+    for entry in valid:
+        matches = list(table.candidates(entry.shape, Device(entry.gfx, entry.cu_num, "any")))
+        best = matches[0].row
+        assert (best.shape, best.us <= entry.us) == (entry.shape, True)
+        assert entry.solution in [match.row.solution for match in matches]
+
+
+def test_a_frame_holds_every_row_with_numbers_as_numbers(tmp_path):
+    """The table answers questions in pandas: each row, its numbers and where it was read."""
+    file = tmp_path / "t.csv"
+    write_rows(file, OP, [row("slow", n=64), row("quick", n=128)])
+
+    frame = Table.load(OP, above=[file]).to_frame()
+
+    assert list(frame.kernelName) == ["slow", "quick"]
+    assert frame.N.sum() == 192
+    assert frame.us.dtype.kind == "f"
+    assert set(frame.source) == {str(file)}
+
+
+def test_a_table_of_other_devices_says_whose_it_is():
+    """No row can be for 304 CUs where all name 80 or 132; one that holds for any may be, and an empty table is nobody's."""
+    rows = [row("k"), row("k", gfx="gfx942", cu_num=80)]
+    table = Table(OP, [rows])
+
+    assert table.foreign(Device("gfx950", 256)) == table.foreign(Device("gfx942", 304)) == "gfx942, sm_90 with cu_num 80, 132"
+    assert table.foreign(H200) == table.foreign(Device("gfx942", 80)) == ""
+    assert Table(OP, [[*rows, row("k", gfx="", cu_num=0)]]).foreign(Device("gfx942", 304)) == ""
+    assert Table(OP, [[]]).foreign(H200) == ""

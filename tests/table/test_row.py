@@ -1,0 +1,122 @@
+"""Row: lines of other makers' tables are rows like any other."""
+
+from __future__ import annotations
+
+import functools
+
+import attrs
+import pytest
+from tunedgemm.device import Device
+from tunedgemm.dispatch.choice import NATIVE
+from tunedgemm.ops import op_named
+from tunedgemm.table.csvfile import read_rows, upsert
+from tunedgemm.table.lookup import Table
+from tunedgemm.table.row import _told_once
+
+OP = op_named("a16w16")
+
+
+SHORT = (
+    "M,N,K,lib,kernel_name,tflops,bandwidth_gb_s\n"
+    "532,2048,2048,asm,bf16gemm_fp32bf16_tn_96x64_pf3_splitk,266.78,761.98\n"
+    "532,2048,16384,hipblaslt,,540.44,1312.74\n"
+    "788,2048,2048,asm,bf16gemm_fp32bf16_tn_128x64_bshuffle,423.0,950.0\n"
+)
+
+
+def test_the_short_form_names_no_device_and_gives_a_rate(tmp_path):
+    """M,N,K,lib,kernel_name,tflops,bandwidth_gb_s: rows for any device, any bias, bf16 and fp16; their time from the rate."""
+    path = tmp_path / "t.csv"
+    path.write_text(SHORT)
+    rows, problems = read_rows(path, OP)
+
+    assert problems == []
+    assert {(row.gfx, row.cu_num, row.device) for row in rows} == {("", 0, "")}
+    assert [row.solution.libtype for row in rows] == ["asm"] * 4 + ["hipblaslt"] * 4 + ["asm"] * 4
+    assert [row.solution.kernel_name for row in rows[::4]] == [
+        "bf16gemm_fp32bf16_tn_96x64_pf3_splitk", "", "bf16gemm_fp32bf16_tn_128x64_bshuffle"
+    ]  # fmt: skip
+    assert rows[0].us == pytest.approx(2 * 532 * 2048 * 2048 / 266.78 / 1e6)
+    every = {(epilogue, dtype) for epilogue in ("none", "bias") for dtype in ("bf16", "fp16")}
+    for first in (0, 4, 8):
+        assert {(row.shape.epilogue, row.shape.dtype) for row in rows[first : first + 4]} == every
+    assert [{row.shape.layout for row in rows[first : first + 4]} for first in (0, 4, 8)] == [{"row"}, {"row"}, {"aiter16x16"}]
+
+
+def test_the_short_form_answers_on_every_device(tmp_path):
+    """Its rows are found for a shape of theirs, whatever the device, and stay when a row of one device joins them."""
+    path = tmp_path / "t.csv"
+    path.write_text(SHORT)
+    rows, _ = read_rows(path, OP)
+    for device in (Device("gfx942", 304), Device("gfx950", 256)):
+        for row in rows:
+            [match] = Table.load(OP, above=[path]).candidates(row.shape, device)
+            assert match.row == row
+
+    upsert(path, OP, [attrs.evolve(rows[0], gfx="gfx942", cu_num=304, us=9.0)])
+
+    assert set(rows) < set(read_rows(path, OP)[0])
+    header, *lines = SHORT.splitlines()
+    written = path.read_text().splitlines()
+    assert written[0].startswith(f"{header},gfx,cu_num,")
+    assert {line.rstrip(",") for line in written} >= set(lines)
+
+
+def test_a_short_line_may_say_more(tmp_path):
+    """A column that the short form lacks and a file of it has narrows its lines."""
+    path = tmp_path / "t.csv"
+    path.write_text("M,N,K,bias,lib,kernel_name,tflops\n8,64,128,True,asm,a,9\n8,64,128,,asm,a,9\n8,64,128,,asm,a,\n")
+    rows, problems = read_rows(path, OP)
+
+    assert [(row.shape.epilogue, row.shape.dtype) for row in rows[:2]] == [("bias", "bf16"), ("bias", "fp16")]
+    assert len(rows) == 2 + 4 + 4
+    assert [problem.line for problem in problems] == [4]  # without a rate it has no time
+
+
+def test_gradlibs_rocblas_is_torchs_default(tmp_path, caplog, monkeypatch):
+    """rocblas rows run torch's own product; their solution numbers mean nothing, which is said once."""
+    monkeypatch.setattr("tunedgemm.table.row._told_once", functools.cache(_told_once.__wrapped__))
+    path = tmp_path / "t.csv"
+    path.write_text("cu_num,M,N,K,libtype,solidx,soltimes\n304,1,64,64,rocblas,77,2.5\n304,2,64,64,rocblas,78,2.5\n")
+
+    rows, problems = read_rows(path, OP)
+
+    assert problems == []
+    assert [(row.solution, row.solution.solidx, row.us) for row in rows] == [(NATIVE, 0, 2.5)] * 2
+    assert caplog.text.count("run torch:native") == 1
+
+
+def test_a_row_of_another_op(tmp_path):
+    """A line that fills a column of another op's key is no row of this one; where it is empty the line is."""
+    path = tmp_path / "t.csv"
+    path.write_text("gfx,cu_num,M,N,K,q_dtype_w,libtype,us\ngfx942,304,1,64,64,torch.int8,asm,1\ngfx942,304,1,64,64,,asm,1\n")
+
+    rows, [problem] = read_rows(path, OP)
+
+    assert [row.line for row in rows] == [3]
+    assert problem.line == 2 and problem.reason.startswith("is a row of another op (a8w8 or ")
+    assert problem.reason.endswith("than a16w16, which has no 'q_dtype_w'")
+
+
+def test_two_files_in_one(tmp_path):
+    """A second line of column names is told as one, and costs itself only."""
+    path = tmp_path / "t.csv"
+    line = "gfx942,304,1,64,64,asm,1"
+    path.write_text("\n".join(["gfx,cu_num,M,N,K,libtype,us", line, "gfx,cu_num,M,N,K,libtype,us", line.replace(",1,", ",2,"), ""]))
+
+    rows, [problem] = read_rows(path, OP)
+
+    assert [row.shape.m for row in rows] == [1, 2]
+    assert problem.line == 3 and "repeats the line of column names" in problem.reason
+
+
+def test_a_file_of_another_op_behind(tmp_path):
+    """A line of another op's column names is told as one, too, though it is longer than the first."""
+    path = tmp_path / "t.csv"
+    line = "gfx942,304,1,64,64,asm,1"
+    path.write_text("\n".join(["gfx,cu_num,M,N,K,libtype,us", line, "cu_num,token,model_dim,inter_dim,expert,topk,act_type,dtype", ""]))
+
+    rows, [problem] = read_rows(path, OP)
+
+    assert len(rows) == 1
+    assert problem.line == 3 and "is a line of column names, of another table" in problem.reason

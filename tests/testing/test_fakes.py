@@ -1,0 +1,233 @@
+"""testing.fakes: backends made of functions behave as installed ones, and the conformance suite judges them."""
+
+import itertools
+import json
+import time
+
+import attrs
+import pytest
+import torch
+from tunedgemm.backends.launcher import Launcher
+from tunedgemm.device import device_of
+from tunedgemm.errors import OutOfResources, PluginError
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.testing import conformance
+from tunedgemm.testing.conformance import BackendConformance
+from tunedgemm.testing.fakes import FakePlugin, exact, fake_backend, fake_registry
+from tunedgemm.testing.shapes import shapes_of
+
+SMALL = (Shape("a16w16", 4, 32, 64), Shape("a16w16", 0, 32, 64, epilogue="bias"), Shape("a16w16", 3, 16, 24, outdtype="fp32"))
+
+
+class InProcess(BackendConformance):
+    """The suite over a plugin object that no distribution brings; what asks another process is left out."""
+
+    object_: FakePlugin
+
+    @classmethod
+    def plugin(cls):
+        return cls.object_
+
+    @classmethod
+    def backend(cls):
+        return conformance.make_backend(cls.libtype, cls.object_)
+
+    test_other_processes_list_the_same_solutions = None
+    test_loading_needs_no_device_and_no_other_plugin = None
+
+
+class TestFake(InProcess):
+    """A fake backend passes the suite."""
+
+    libtype, shapes = "fake", SMALL
+    object_ = FakePlugin("fake", solutions=("one", "two"), heuristic="two")
+
+
+def suite(**answers):
+    """An instance of the suite over a fake backend with these answers."""
+    return type(
+        "Suite", (InProcess,), {"libtype": "fake", "shapes": SMALL, "device": device_of(-1), "object_": FakePlugin("fake", **answers)}
+    )()
+
+
+def _writes(solution, shape, x, weight, *rest):
+    weight.zero_()
+    return exact(solution, shape, x, weight, *rest)
+
+
+def _half(solution, shape, *operands):
+    out = torch.empty(shape.m, shape.n, dtype=torch.bfloat16)
+    out[: shape.m // 2] = exact(solution, shape, *operands)[: shape.m // 2]
+    return out
+
+
+_COUNT = itertools.count()
+
+
+def _flip(shape, device):
+    return True if next(_COUNT) % 2 else Unsupported("only every other time")
+
+
+def _noisy(solution, shape, *operands):
+    out = exact(solution, shape, *operands)
+    return out + torch.randn_like(out) * 1e-3
+
+
+def _shuffled(shape, device):
+    return ["a", "b"] if next(_COUNT) % 2 else ["b", "a"]
+
+
+def _first_row_wrong(solution, shape, *operands):
+    out = exact(solution, shape, *operands)
+    out[0] = 0
+    return out
+
+
+def _beyond(solution, shape, x, weight, *rest):
+    out = torch.empty(*x.shape[:-1], shape.n, dtype=x.dtype)
+    longer = out.as_strided((out.numel() + 1,), (1,), out.storage_offset())
+    longer.fill_(0)
+    return out.copy_(exact(solution, shape, x, weight, *rest))
+
+
+FAULTS = {
+    "out of bounds": ("test_outputs_match_the_reference", {"call": _beyond}, "writes outside its output"),
+    "a row wrong": ("test_outputs_match_the_reference", {"call": _first_row_wrong}, "error ratio"),
+    "half unwritten": ("test_outputs_match_the_reference", {"call": _half}, "error ratio 1"),
+    "raises": ("test_outputs_match_the_reference", {"call": lambda s, shape, *o: 1 // 0}, "fake:fake raised ZeroDivisionError"),
+    "another dtype": ("test_outputs_have_the_right_form", {"call": lambda *a: exact(*a).double()}, "torch.float64 on cpu instead of"),
+    "transposed memory": (
+        "test_outputs_have_the_right_form",
+        {"call": lambda *a: exact(*a).mT.contiguous().mT},
+        "not contiguous instead of",
+    ),
+    "flattened": (
+        "test_outputs_have_the_right_form",
+        {"call": lambda *a: exact(*a).flatten(0, -2)},
+        r"\(4, 32\).* instead of \(1, 4, 32\)",
+    ),
+    "writes to operands": ("test_operands_stay_as_they_were", {"call": _writes}, "fake:fake writes to weight"),
+    "not deterministic": ("test_claims_of_determinism_hold", {"call": _noisy}, "fake:fake claims to be deterministic"),
+    "not batch invariant": (
+        "test_claims_of_batch_invariance_hold",
+        {"call": lambda s, shape, *o: exact(s, shape, *o) + shape.m, "solutions": [Solution("fake", "fake", batch_invariant=True)]},
+        "claims to be batch invariant",
+    ),
+    "heuristic wrong": (
+        "test_the_heuristic_names_what_binds",
+        {"heuristic": "x", "call": lambda *a: exact(*a) * 0},
+        "of the heuristic: error",
+    ),
+    "foreign": ("test_solutions_are_unique_and_stable", {"solutions": [Solution("other", "kernel")]}, "is not a named solution of 'fake'"),
+    "nameless": ("test_solutions_are_unique_and_stable", {"solutions": [""]}, "is not a named solution"),
+    "listed twice": ("test_solutions_are_unique_and_stable", {"solutions": ["a", "b", "a"]}, "listed more than once: fake:a"),
+    "unstable": ("test_solutions_are_unique_and_stable", {"solutions": _shuffled}, "a second call lists other solutions"),
+    "impure": ("test_supports_is_pure_quick_and_gives_reasons", {"supports": _flip}, "then"),
+    "no reason": ("test_supports_is_pure_quick_and_gives_reasons", {"supports": lambda *_: False}, "not True or a reason"),
+    "empty reason": ("test_supports_is_pure_quick_and_gives_reasons", {"supports": lambda *_: Unsupported(" ")}, "not True or a reason"),
+    "slow": ("test_supports_is_pure_quick_and_gives_reasons", {"supports": lambda *_: time.sleep(2e-3) or True}, r"takes \d+\.\d\d ms"),
+    "foreign heuristic": ("test_the_heuristic_names_a_solution_or_none", {"heuristic": Solution("other", "x")}, "returned Solution"),
+}
+
+
+@pytest.mark.parametrize(("check", "answers", "message"), FAULTS.values(), ids=FAULTS)
+def test_the_suite_finds(check, answers, message):
+    """Each fault of a backend fails the check that is meant for it, with the reason."""
+    with pytest.raises(AssertionError, match=message):
+        getattr(suite(**answers), check)(SMALL[0])
+
+
+def test_the_suite_finds_bind_that_raises_or_takes_any_name():
+    """A bind that accepts a kernel that does not exist, or refuses without a reason, fails."""
+
+    class Any_(FakePlugin):
+        @conformance.hookspecs.hookimpl
+        def bind(self, solution, shape, device):
+            return Launcher(lambda *operands: exact(solution, shape, *operands))
+
+    found = suite()
+    type(found).object_ = Any_("fake")
+    with pytest.raises(AssertionError, match="bind\\(\\) of a kernel that does not exist returned Launcher"):
+        found.test_refusals_have_reasons(SMALL[0])
+
+
+def test_the_suite_finds_state_shared_by_threads():
+    """A launcher that keeps its operands in a shared place gives another thread's result."""
+    held = {}
+
+    def shared(solution, shape, *operands):
+        held["operands"] = operands
+        time.sleep(2e-3)
+        return exact(solution, shape, *held["operands"])
+
+    with pytest.raises(AssertionError, match="error ratio"):
+        suite(call=shared).test_launchers_serve_two_threads(SMALL[0])
+
+
+def test_the_suite_skips_what_is_not_supported_with_the_reason():
+    """Launching tests skip, by name, a shape that the backend does not support here."""
+    with pytest.raises(pytest.skip.Exception, match=r"fake on cpu-.*: needs wings"):
+        suite(supports=lambda *_: Unsupported("needs wings")).test_outputs_match_the_reference(SMALL[0])
+    with pytest.raises(pytest.skip.Exception, match=r"no solution of fake binds on .*: it lists none"):
+        suite(solutions=()).test_outputs_match_the_reference(SMALL[0])
+
+
+def test_solutions_may_be_a_function_and_calls_may_sleep(shape, cpu):
+    """Answers are returned as told, and a sleep lengthens the call of its kernel alone."""
+    backend = fake_backend("mine", solutions=lambda shape, device: [f"m{shape.m}", Solution("mine", "k", 3)], sleep={"k": 0.02})
+    first, second = backend.solutions(shape, cpu)
+    assert (str(first), str(second)) == ("mine:m4", "mine:k splitK=3")
+    operands = torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(32, 64, dtype=torch.bfloat16)
+    start = time.perf_counter()
+    out = backend.bind(second, shape, cpu).call(*operands)
+    assert time.perf_counter() - start >= 0.02
+    assert torch.equal(out, torch.full((4, 32), 64.0, dtype=torch.bfloat16))
+    assert backend.bind(Solution("mine", "other"), shape, cpu) == Unsupported("mine has no kernel 'other' with splitK 0")
+
+
+def test_a_fake_backend_passes_the_registry_checks():
+    """What would be refused of a plugin is refused of a fake one."""
+    with pytest.raises(PluginError, match="states no OPS"):
+        fake_backend("mine", ops=())
+    with pytest.raises(TypeError):
+        fake_backend("mine", kernels=())
+
+
+def test_a_fake_registry_has_nothing_else():
+    """Only the backends given, and the built-in one."""
+    assert fake_registry(fake_backend("mine")).libtypes == ("mine", "torch")
+
+
+def test_conformance_shapes_are_expressible_and_awkward():
+    """Every shape of the suite can be stored in its op's table; the list has what breaks kernels."""
+    shapes = shapes_of("a16w16", large=True)
+    assert len(set(shapes)) == len(shapes) == len({json.dumps(shape.to_dict()) for shape in shapes})
+    assert {0, 1, 127} <= {shape.m for shape in shapes}
+    assert any(shape.n == 16 for shape in shapes)
+    assert any(shape.k % 8 for shape in shapes)
+    assert any(shape.bias for shape in shapes)
+    assert any(shape.outdtype == "fp32" for shape in shapes)
+    assert set(shapes_of("a16w16")) < set(shapes)
+
+
+def test_out_of_resources_is_the_one_exception_that_bind_may_raise() -> None:
+    """A solution whose bind raises it is a refused one, for the suite as for the tuner."""
+
+    def bind(solution, shape, device):
+        raise OutOfResources("needs 300 KiB of shared memory")
+
+    tight = fake_backend("tight")
+    tight = attrs.evolve(tight, hooks={**tight.hooks, "bind": bind})
+
+    class Suite(BackendConformance):
+        libtype = "tight"
+
+        @classmethod
+        def backend(cls):
+            return tight
+
+    case = Suite._case(Shape("a16w16", 4, 32, 64))
+
+    assert case.launchers == ()
+    assert "300 KiB" in str(case.refusals[0][1])

@@ -1,0 +1,90 @@
+"""Listing: layers and numbers of rows as shapes of ops."""
+
+from __future__ import annotations
+
+import pytest
+from tunedgemm.ops import op_named
+from tunedgemm.table.csvfile import read_untuned, write_untuned
+from tunedgemm.workload.models.layer import Experts, Layer
+from tunedgemm.workload.models.listing import Formats, listed, rows_of, together
+
+HEAD = Layer("lm_head", "head", 256, 64)
+
+
+def test_rows_are_ascending_and_once():
+    """Each number times the batch size."""
+    assert rows_of((16, 1, 16), 2) == (2, 32)
+
+
+def test_equal_shapes_are_one_with_both_names():
+    """Two kinds of layers of one size: one row, the sum of their numbers, both names."""
+    by_op, notes = listed([Layer("a.o", "linear", 8, 16, 3), Layer("b.o", "linear", 8, 16, 2)], (4,), Formats())
+    (row,) = by_op["a16w16"]
+
+    assert (row.shape.m, row.shape.n, row.shape.k, row.count, row.layer) == (4, 8, 16, 5, "a.o b.o")
+    assert notes == ()
+
+
+@pytest.mark.parametrize(
+    ("layer", "op"),
+    [
+        (HEAD, "a16w16"),
+        (Layer("gate", "router", 8, 64), "a16w16"),
+        (Layer("a.w_uk", "batched", 32, 64, batch=4), "batched_bf16"),
+        (Layer("e", "experts", 64, 32, experts=Experts(8, 2)), "fmoe"),
+        (Layer("e", "experts", 64, 32, experts=Experts(8, 2, gated=False)), "fmoe"),
+        (Layer("a", "linear", 128, 128, scheme="fp8_block"), "a8w8_blockscale"),
+        (Layer("a", "linear", 128, 128, scheme="mxfp4"), "a4w4_blockscale"),
+        (Layer("a", "linear", 128, 128, scheme="mxfp4_weight", dtype="fp16", bias=True), "a16w4_blockscale"),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Layer) else value,
+)
+def test_a_row_is_one_that_its_op_writes_and_reads(layer, op, tmp_path):
+    """What is listed comes back from the file that it is written to."""
+    by_op, notes = listed([layer], (16,), Formats())
+    ((found, (row,)),) = by_op.items()
+    path = tmp_path / "untuned.csv"
+    write_untuned(path, op_named(op), [row])
+
+    assert (found, notes) == (op, ())
+    assert read_untuned(path, op_named(op)) == [row]
+    if layer.scheme in ("", "mxfp4_weight"):
+        assert row.shape.dtype == layer.dtype
+
+
+def test_what_an_op_cannot_have_is_a_note():
+    """An activation that fmoe does not compute is said, not guessed."""
+    by_op, notes = listed([Layer("a.experts", "experts", 64, 32, experts=Experts(8, 2, act=""))], (16, 32), Formats())
+
+    assert by_op == {}
+    (note,) = notes
+    assert note.startswith("a.experts: fmoe cannot have it: ")
+
+
+def test_experts_of_which_the_weights_alone_are_quantised_are_a_note():
+    """fmoe quantises activations where it quantises weights to mxfp4."""
+    by_op, notes = listed([Layer("a.experts", "experts", 64, 32, experts=Experts(8, 2), scheme="mxfp4_weight")], (16,), Formats())
+
+    assert by_op == {}
+    assert notes == ("left out, for no op has experts with weights in mxfp4 by groups of 32, activations of 16 bits: a.experts",)
+
+
+def test_lists_together_count_what_the_busiest_has():
+    """A shape of two numbers of ranks counts as often as in that with most; rows are in order of N, K and M."""
+    one, _ = listed([HEAD, Layer("a.o", "linear", 8, 16, 3)], (4, 2), Formats())
+    two, _ = listed([Layer("b.o", "linear", 8, 16, 5)], (4,), Formats())
+    rows = together([one, two])["a16w16"]
+
+    assert [(row.shape.n, row.shape.m, row.count, row.layer) for row in rows] == [
+        (8, 2, 3, "a.o"),
+        (8, 4, 5, "a.o b.o"),
+        (256, 2, 1, "lm_head"),
+        (256, 4, 1, "lm_head"),
+    ]
+
+
+def test_weights_are_shuffled_where_asked():
+    """The columns of weights shuffled as AITER's engines do."""
+    (row,) = listed([HEAD], (4,), Formats(preshuffle=True))[0]["a16w16"]
+
+    assert row.shape.layout == "aiter16x16" or dict(row.shape.extra).get("bpreshuffle") is True

@@ -1,0 +1,324 @@
+"""Whole models: the products of one rank as serving engines run them, worked out by hand from the architectures."""
+
+from __future__ import annotations
+
+import pytest
+from tunedgemm.workload.models import layers_of_model, shapes_of_model
+
+#: (model, tp) -> its products: name, N x K, how many; b: with a bias; of experts model_dim x inter_dim, E experts, top T;
+#: of batched ones the batch
+EXPECTED = {
+    ("llama-3.2-1b", 1): """
+        model.layers.*.self_attn.qkv_proj 192x128 2
+        model.layers.*.self_attn.o_proj 128x128 2
+        model.layers.*.mlp.gate_up_proj 1024x128 2
+        model.layers.*.mlp.down_proj 128x512 2
+        lm_head 512x128 1""",
+    ("llama-3.2-1b", 16): """
+        model.layers.*.self_attn.qkv_proj 16x128 2
+        model.layers.*.self_attn.o_proj 128x8 2
+        model.layers.*.mlp.gate_up_proj 64x128 2
+        model.layers.*.mlp.down_proj 128x32 2
+        lm_head 32x128 1""",
+    ("qwen2", 1): """
+        model.layers.*.self_attn.qkv_proj 144x112 3 b
+        model.layers.*.self_attn.o_proj 112x112 3
+        model.layers.*.mlp.gate_up_proj 1216x112 3
+        model.layers.*.mlp.down_proj 112x608 3
+        lm_head 1024x112 1""",
+    ("qwen2", 2): """
+        model.layers.*.self_attn.qkv_proj 72x112 3 b
+        model.layers.*.self_attn.o_proj 112x56 3
+        model.layers.*.mlp.gate_up_proj 608x112 3
+        model.layers.*.mlp.down_proj 112x304 3
+        lm_head 512x112 1""",
+    ("qwen3-moe", 1): """
+        model.layers.*.self_attn.qkv_proj 320x128 2
+        model.layers.*.self_attn.o_proj 128x256 2
+        model.layers.*.mlp.experts 128x48 2 E16 T4
+        model.layers.*.mlp.gate 16x128 2
+        lm_head 640x128 1""",
+    ("qwen3-moe", 8): """
+        model.layers.*.self_attn.qkv_proj 48x128 2
+        model.layers.*.self_attn.o_proj 128x32 2
+        model.layers.*.mlp.experts 128x6 2 E16 T4
+        model.layers.*.mlp.gate 16x128 2
+        lm_head 80x128 1""",
+    ("mixtral", 1): """
+        model.layers.*.self_attn.qkv_proj 384x256 2
+        model.layers.*.self_attn.o_proj 256x256 2
+        model.layers.*.mlp.experts 256x896 2 E8 T2
+        model.layers.*.mlp.gate 8x256 2
+        lm_head 512x256 1""",
+    ("mixtral", 4): """
+        model.layers.*.self_attn.qkv_proj 96x256 2
+        model.layers.*.self_attn.o_proj 256x64 2
+        model.layers.*.mlp.experts 256x224 2 E8 T2
+        model.layers.*.mlp.gate 8x256 2
+        lm_head 128x256 1""",
+    ("deepseek-v2-lite", 1): """
+        model.layers.*.self_attn.q_proj 192x128 3
+        model.layers.*.self_attn.kv_a_proj_with_mqa 36x128 3
+        model.layers.*.self_attn.kv_b_proj 256x32 3
+        model.layers.*.self_attn.w_uk 32x8 3 B16
+        model.layers.*.self_attn.w_uv 8x32 3 B16
+        model.layers.*.self_attn.o_proj 128x128 3
+        model.layers.*.mlp.gate_up_proj 1376x128 1
+        model.layers.*.mlp.down_proj 128x688 1
+        model.layers.*.mlp.experts 128x88 2 E8 T6
+        model.layers.*.mlp.gate 8x128 2
+        model.layers.*.mlp.shared_experts.gate_up_proj 352x128 2
+        model.layers.*.mlp.shared_experts.down_proj 128x176 2
+        lm_head 1600x128 1""",
+    ("deepseek-v2-lite", 4): """
+        model.layers.*.self_attn.q_proj 48x128 3
+        model.layers.*.self_attn.kv_a_proj_with_mqa 36x128 3
+        model.layers.*.self_attn.kv_b_proj 64x32 3
+        model.layers.*.self_attn.w_uk 32x8 3 B4
+        model.layers.*.self_attn.w_uv 8x32 3 B4
+        model.layers.*.self_attn.o_proj 128x32 3
+        model.layers.*.mlp.gate_up_proj 344x128 1
+        model.layers.*.mlp.down_proj 128x172 1
+        model.layers.*.mlp.experts 128x22 2 E8 T6
+        model.layers.*.mlp.gate 8x128 2
+        model.layers.*.mlp.shared_experts.gate_up_proj 88x128 2
+        model.layers.*.mlp.shared_experts.down_proj 128x44 2
+        lm_head 400x128 1""",
+    ("gemma2", 1): """
+        model.layers.*.self_attn.qkv_proj 256x144 2
+        model.layers.*.self_attn.o_proj 144x128 2
+        model.layers.*.mlp.gate_up_proj 1152x144 2
+        model.layers.*.mlp.down_proj 144x576 2
+        lm_head 1600x144 1""",
+    ("gemma2", 4): """
+        model.layers.*.self_attn.qkv_proj 64x144 2
+        model.layers.*.self_attn.o_proj 144x32 2
+        model.layers.*.mlp.gate_up_proj 288x144 2
+        model.layers.*.mlp.down_proj 144x144 2
+        lm_head 400x144 1""",
+    ("phi3", 1): """
+        model.layers.*.self_attn.qkv_proj 288x192 2
+        model.layers.*.self_attn.o_proj 192x192 2
+        model.layers.*.mlp.gate_up_proj 1024x192 2
+        model.layers.*.mlp.down_proj 192x512 2
+        lm_head 2048x192 1""",
+    ("phi3", 4): """
+        model.layers.*.self_attn.qkv_proj 72x192 2
+        model.layers.*.self_attn.o_proj 192x48 2
+        model.layers.*.mlp.gate_up_proj 256x192 2
+        model.layers.*.mlp.down_proj 192x128 2
+        lm_head 512x192 1""",
+    ("gpt2", 1): """
+        transformer.h.*.attn.c_attn 144x48 2 b
+        transformer.h.*.attn.c_proj 48x48 2 b
+        transformer.h.*.mlp.c_fc 192x48 2 b
+        transformer.h.*.mlp.c_proj 48x192 2 b
+        lm_head 50304x48 1""",
+    ("gpt2", 4): """
+        transformer.h.*.attn.c_attn 36x48 2 b
+        transformer.h.*.attn.c_proj 48x12 2 b
+        transformer.h.*.mlp.c_fc 48x48 2 b
+        transformer.h.*.mlp.c_proj 48x48 2 b
+        lm_head 12576x48 1""",
+    ("gpt-oss", 1): """
+        model.layers.*.self_attn.qkv_proj 160x96 2 b
+        model.layers.*.self_attn.o_proj 96x128 2 b
+        model.layers.*.mlp.experts 96x96 2 b E8 T4
+        model.layers.*.mlp.router 8x96 2 b
+        lm_head 640x96 1""",
+    ("gpt-oss", 2): """
+        model.layers.*.self_attn.qkv_proj 80x96 2 b
+        model.layers.*.self_attn.o_proj 96x64 2 b
+        model.layers.*.mlp.experts 96x48 2 b E8 T4
+        model.layers.*.mlp.router 8x96 2 b
+        lm_head 320x96 1""",
+    ("qwen2.5-vl", 1): """
+        model.visual.blocks.*.attn.qkv 240x80 2 b
+        model.visual.blocks.*.attn.proj 80x80 2 b
+        model.visual.blocks.*.mlp.gate_up_proj 424x80 2 b
+        model.visual.blocks.*.mlp.down_proj 80x212 2 b
+        model.visual.merger.mlp.* 320x320 1 b
+        model.visual.merger.mlp.* 128x320 1 b
+        model.language_model.layers.*.self_attn.qkv_proj 192x128 2 b
+        model.language_model.layers.*.self_attn.o_proj 128x128 2
+        model.language_model.layers.*.mlp.gate_up_proj 1184x128 2
+        model.language_model.layers.*.mlp.down_proj 128x592 2
+        lm_head 512x128 1""",
+    ("qwen2.5-vl", 2): """
+        model.visual.blocks.*.attn.qkv 120x80 2 b
+        model.visual.blocks.*.attn.proj 80x40 2 b
+        model.visual.blocks.*.mlp.gate_up_proj 212x80 2 b
+        model.visual.blocks.*.mlp.down_proj 80x106 2 b
+        model.visual.merger.mlp.* 320x320 1 b
+        model.visual.merger.mlp.* 128x320 1 b
+        model.language_model.layers.*.self_attn.qkv_proj 96x128 2 b
+        model.language_model.layers.*.self_attn.o_proj 128x64 2
+        model.language_model.layers.*.mlp.gate_up_proj 592x128 2
+        model.language_model.layers.*.mlp.down_proj 128x296 2
+        lm_head 256x128 1""",
+    ("qwen2.5-vl", 8): """
+        model.visual.blocks.*.attn.qkv 240x80 2 b
+        model.visual.blocks.*.attn.proj 80x80 2 b
+        model.visual.blocks.*.mlp.gate_up_proj 424x80 2 b
+        model.visual.blocks.*.mlp.down_proj 80x212 2 b
+        model.visual.merger.mlp.* 320x320 1 b
+        model.visual.merger.mlp.* 128x320 1 b
+        model.language_model.layers.*.self_attn.qkv_proj 32x128 2 b
+        model.language_model.layers.*.self_attn.o_proj 128x16 2
+        model.language_model.layers.*.mlp.gate_up_proj 148x128 2
+        model.language_model.layers.*.mlp.down_proj 128x74 2
+        lm_head 64x128 1""",
+    ("llava", 1): """
+        model.vision_tower.encoder.layers.*.self_attn.qkv_proj 192x64 2 b
+        model.vision_tower.encoder.layers.*.self_attn.out_proj 64x64 2 b
+        model.vision_tower.encoder.layers.*.mlp.fc1 256x64 2 b
+        model.vision_tower.encoder.layers.*.mlp.fc2 64x256 2 b
+        model.multi_modal_projector.linear_1 128x64 1 b
+        model.multi_modal_projector.linear_2 128x128 1 b
+        model.language_model.layers.*.self_attn.qkv_proj 384x128 2
+        model.language_model.layers.*.self_attn.o_proj 128x128 2
+        model.language_model.layers.*.mlp.gate_up_proj 688x128 2
+        model.language_model.layers.*.mlp.down_proj 128x344 2
+        lm_head 512x128 1""",
+    ("llava", 2): """
+        model.vision_tower.encoder.layers.*.self_attn.qkv_proj 96x64 2 b
+        model.vision_tower.encoder.layers.*.self_attn.out_proj 64x32 2 b
+        model.vision_tower.encoder.layers.*.mlp.fc1 128x64 2 b
+        model.vision_tower.encoder.layers.*.mlp.fc2 64x128 2 b
+        model.multi_modal_projector.linear_1 64x64 1 b
+        model.multi_modal_projector.linear_2 128x64 1 b
+        model.language_model.layers.*.self_attn.qkv_proj 192x128 2
+        model.language_model.layers.*.self_attn.o_proj 128x64 2
+        model.language_model.layers.*.mlp.gate_up_proj 344x128 2
+        model.language_model.layers.*.mlp.down_proj 128x172 2
+        lm_head 256x128 1""",
+    ("t5", 1): """
+        encoder.block.*.layer.*.SelfAttention.qkv_proj 192x64 2
+        encoder.block.*.layer.*.SelfAttention.o 64x64 2
+        encoder.block.*.layer.*.DenseReluDense.wi 256x64 2
+        encoder.block.*.layer.*.DenseReluDense.wo 64x256 2
+        decoder.block.*.layer.*.SelfAttention.qkv_proj 192x64 2
+        decoder.block.*.layer.*.SelfAttention.o 64x64 2
+        decoder.block.*.layer.*.EncDecAttention.q 64x64 2
+        decoder.block.*.layer.*.EncDecAttention.kv_proj 128x64 2
+        decoder.block.*.layer.*.EncDecAttention.o 64x64 2
+        decoder.block.*.layer.*.DenseReluDense.wi 256x64 2
+        decoder.block.*.layer.*.DenseReluDense.wo 64x256 2
+        lm_head 1024x64 1""",
+    ("t5", 4): """
+        encoder.block.*.layer.*.SelfAttention.qkv_proj 48x64 2
+        encoder.block.*.layer.*.SelfAttention.o 64x16 2
+        encoder.block.*.layer.*.DenseReluDense.wi 64x64 2
+        encoder.block.*.layer.*.DenseReluDense.wo 64x64 2
+        decoder.block.*.layer.*.SelfAttention.qkv_proj 48x64 2
+        decoder.block.*.layer.*.SelfAttention.o 64x16 2
+        decoder.block.*.layer.*.EncDecAttention.q 16x64 2
+        decoder.block.*.layer.*.EncDecAttention.kv_proj 32x64 2
+        decoder.block.*.layer.*.EncDecAttention.o 64x16 2
+        decoder.block.*.layer.*.DenseReluDense.wi 64x64 2
+        decoder.block.*.layer.*.DenseReluDense.wo 64x64 2
+        lm_head 256x64 1""",
+}
+
+
+def told(layer):
+    """A layer as a line of `EXPECTED`."""
+    words = [
+        layer.name,
+        f"{layer.n}x{layer.k}",
+        str(layer.count),
+        *(["b"] if layer.bias else []),
+        *([f"B{layer.batch}"] if layer.batch else []),
+    ]
+    return " ".join([*words, *([f"E{layer.experts.count} T{layer.experts.topk}"] if layer.experts else [])])
+
+
+@pytest.mark.parametrize(("model", "tp"), list(EXPECTED), ids=str)
+def test_a_rank_runs_what_the_architecture_says(folder, model, tp):
+    """Names, sizes, numbers and biases of all products of a rank are those worked out by hand."""
+    found = layers_of_model(folder(model), tp)
+
+    assert sorted(map(told, found.layers)) == sorted(line.strip() for line in EXPECTED[model, tp].strip().splitlines())
+
+
+def test_a_tower_that_ranks_cannot_share_is_said_to_be_whole(folder):
+    """Four heads of the encoder of images do not stop eight ranks from sharing the text's, and a note says so."""
+    notes = layers_of_model(folder("qwen2.5-vl"), 8).notes
+
+    assert any(note.startswith("left whole on every rank: model.visual, as tp=8 does not divide heads") for note in notes)
+    assert not any("left whole" in note for note in layers_of_model(folder("qwen2.5-vl"), 2).notes)
+
+
+def test_convolutions_are_named(folder):
+    """What no op has, as the cutting of an image into patches, is in the notes."""
+    assert "left out, for no op has convolutions: model.visual.patch_embed.proj" in layers_of_model(folder("qwen2.5-vl")).notes
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "says"),
+    [
+        ("qwen2", 4, "tp=4 does not divide heads of model.layers.*.self_attn.q_proj: 14; what would: 1, 2"),
+        ("qwen2", 3, "tp=3 does not divide heads of model.layers.*.self_attn.q_proj: 14; what would: 1, 2"),
+        ("llama-3.2-1b", 0, r"tp must be in 1..1024 (got 0)"),
+        ("llama-3.2-1b", 1025, "tp must be in 1..1024 (got 1025)"),
+        ("llama-3.2-1b", 1024, "tp=1024 does not divide heads of model.layers.*.self_attn.q_proj: 32; what would: 1, 2, 4, 8, 16, 32"),
+    ],
+)
+def test_ranks_that_do_not_fit_say_what_would(folder, one_line, model, tp, says):
+    """A tp that does not divide heads is refused with those that do."""
+    assert says in one_line(lambda: layers_of_model(folder(model), tp))
+
+
+def test_shared_experts_count_among_the_routed_ones(folder):
+    """As AITER's engines run DeepSeek-V3: one expert more, to which every token goes, and no products of its own."""
+    found = layers_of_model(folder("deepseek-v3"), 2, fuse_shared_experts=True).layers
+
+    experts = next(layer.experts for layer in found if layer.experts)
+    assert (experts.count, experts.topk) == (17, 5)
+    assert not [layer for layer in found if "shared_experts" in layer.name]
+
+
+def test_no_shared_experts_to_count(folder, one_line):
+    """A model without shared experts says so."""
+    assert "the model has no shared experts" in one_line(lambda: layers_of_model(folder("mixtral"), fuse_shared_experts=True))
+
+
+def test_shapes_have_their_rows_op_and_calls(folder):
+    """Each product stands under its op at each number of rows times the batch size, with how many layers have it."""
+    shapes = shapes_of_model(folder("mixtral"), 1, (1, 16), batch_size=2)
+
+    assert set(shapes.by_op) == {"a16w16", "fmoe"}
+    assert {row.shape.m for row in shapes.by_op["a16w16"]} == {2, 32}
+    qkv = next(row for row in shapes.by_op["a16w16"] if row.layer.endswith("qkv_proj"))
+    assert (qkv.shape.n, qkv.shape.k, qkv.count) == (384, 256, 2)
+    assert len(shapes.by_op["fmoe"]) == 2
+
+
+def test_experts_with_a_bias_are_named(folder):
+    """No op has them: they are in the notes, not among the shapes."""
+    shapes = shapes_of_model(folder("gpt-oss"), 1, (1,))
+
+    assert "fmoe" not in shapes.by_op
+    assert "left out, for no op has experts with a bias: model.layers.*.mlp.experts" in shapes.notes
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"nsets": ()}, "no numbers of rows: name some"),
+        ({"nsets": (0,)}, "a number of rows (--nsets, times --batch_size) must be in 1.."),
+        ({"nsets": (4, -1)}, "(got -1)"),
+        ({"nsets": (2**40,)}, f"(got {2**40})"),
+        ({"nsets": range(1, 100_001)}, "100000 numbers of rows, more than 4096"),
+        ({"batch_size": 0}, "the batch size must be at least 1 (got 0)"),
+    ],
+    ids=str,
+)
+def test_absurd_rows_are_refused(folder, one_line, asked, says):
+    """None, none positive, more than any product has, or more than anybody tunes."""
+    assert says in one_line(lambda: shapes_of_model(folder("llama-3.2-1b"), **asked))
+
+
+def test_the_menu_needs_neither_torch_nor_transformers(child):
+    """`import tunedgemm.workload.models` loads neither."""
+    assert child("import sys, tunedgemm.workload.models\nprint('torch' in sys.modules, 'transformers' in sys.modules)") == "False False"

@@ -1,0 +1,244 @@
+"""Quantised checkpoints: which op each layer is for, from the blocks that published checkpoints have in config.json."""
+
+from __future__ import annotations
+
+import pytest
+from tunedgemm.workload.models import Formats, shapes_of_model
+from tunedgemm.workload.models.layer import Experts, Layer
+from tunedgemm.workload.models.scheme import scheme_of
+
+DYNAMIC = {"dynamic": True, "num_bits": 8, "strategy": "token", "symmetric": True, "type": "float", "observer": None}
+
+
+def compressed(weights, inputs, **more):
+    """As llm-compressor writes it."""
+    group = {"targets": ["Linear"], "weights": {"dynamic": False, "symmetric": True, **weights}, "input_activations": inputs}
+    whole = {"config_groups": {"group_0": group}, "format": "any", "ignore": ["lm_head"], "kv_cache_scheme": None}
+    return {**whole, "quant_method": "compressed-tensors", "quantization_status": "compressed", **more}
+
+
+def quark(weight, inputs, **more):
+    """As AMD Quark writes it."""
+    whole = {"bias": None, "input_tensors": inputs, "output_tensors": None, "target_device": None, "weight": weight}
+    export = {"kv_cache_group": [], "pack_method": "reorder", "weight_format": "real_quantized"}
+    return {"exclude": ["lm_head"], "global_quant_config": whole, "export": export, "quant_method": "quark", **more}
+
+
+FP4 = {
+    "ch_axis": -1,
+    "dtype": "fp4",
+    "group_size": 32,
+    "is_dynamic": False,
+    "qscheme": "per_group",
+    "scale_format": "e8m0",
+    "symmetric": None,
+}
+DEEPSEEK = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
+
+#: what config.json says -> the scheme, or a part of the reason why there is none
+STATED = {
+    "DeepSeek-V3": (DEEPSEEK, "fp8_block"),
+    "fp8, static": ({"activation_scheme": "static", "quant_method": "fp8"}, "fp8_tensor"),
+    "FBGEMM": ({"activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"], "quant_method": "fbgemm_fp8"}, "fp8_row"),
+    "fp8, channel": (compressed({"num_bits": 8, "type": "float", "strategy": "channel"}, DYNAMIC), "fp8_row"),
+    "fp8, tensor": (compressed({"num_bits": 8, "type": "float", "strategy": "tensor"}, {**DYNAMIC, "strategy": "tensor"}), "fp8_tensor"),
+    "fp8, block": (
+        compressed(
+            {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
+            {**DYNAMIC, "strategy": "group", "group_size": 128},
+        ),
+        "fp8_block",
+    ),
+    "int8": (compressed({"num_bits": 8, "type": "int", "strategy": "channel"}, {**DYNAMIC, "type": "int"}), "int8_row"),
+    "int4, weights alone": (
+        compressed({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}, None),
+        "weights of 4 bits with wider",
+    ),
+    "int4, fp8 activations": (compressed({"num_bits": 4, "type": "int", "strategy": "group"}, DYNAMIC), "weights of 4 bits with wider"),
+    "int8, tensor": (compressed({"num_bits": 8, "type": "int", "strategy": "tensor"}, {**DYNAMIC, "type": "int"}), "scaled by tensor"),
+    "mxfp4, llm-compressor": (
+        compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}, {**DYNAMIC, "num_bits": 4, "group_size": 32}),
+        "mxfp4",
+    ),
+    "nvfp4, llm-compressor": (
+        compressed(
+            {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, {**DYNAMIC, "num_bits": 4, "group_size": 16}
+        ),
+        "float weights of 4 bits, scaled by tensor_group",
+    ),
+    "Quark's mxfp4": (quark(FP4, {**FP4, "is_dynamic": True}), "mxfp4"),
+    "Quark's fp8": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}), "fp8_tensor"),
+    "Quark's fp8, channel": (quark({"dtype": "fp8_e4m3", "qscheme": "per_channel"}, {"dtype": "fp8_e4m3"}), "fp8_row"),
+    "Quark's mxfp4, weights alone": (quark(FP4, None), "mxfp4_weight"),
+    "mxfp4, weights alone": (compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}, None), "mxfp4_weight"),
+    "nvfp4, weights alone": (
+        compressed({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, None),
+        "weights of 4 bits with wider",
+    ),
+    "Quark, weights alone": (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, None), "Quark with weights alone"),
+    "ModelOpt's FP8": ({"quant_method": "modelopt", "quant_algo": "FP8", "producer": {"name": "modelopt"}}, "fp8_tensor"),
+    "ModelOpt's NVFP4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, "modelopt's NVFP4"),
+    "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}, "quant_method 'awq'"),
+    "GPTQ": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}, "quant_method 'gptq'"),
+    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "quant_method 'bitsandbytes'"),
+    "gpt-oss": (
+        {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
+        "mxfp4 weights with activations of 16 bits",
+    ),
+    "other blocks": ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "fp8 in blocks of 64x64"),
+    "unknown": ({"quant_method": "new"}, "quant_method 'new'"),
+    "nothing said": ({}, "quant_method ''"),
+    "malformed blocks": ({"quant_method": "fp8", "weight_block_size": 3, "modules_to_not_convert": 5}, "fp8 in blocks of 3"),
+    "malformed groups": ({"quant_method": "compressed-tensors", "config_groups": [1]}, "compressed-tensors without config_groups"),
+    "malformed Quark": ({"quant_method": "quark", "global_quant_config": "all"}, "Quark without a word on weights"),
+}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_what_a_checkpoint_says(name):
+    """A scheme where an op multiplies so, else the reason; never a guess."""
+    stated, expected = STATED[name]
+    scheme = scheme_of({"quantization_config": stated} if stated else {"quantization_config": {"bits": 3}})
+
+    assert scheme.name == expected if not scheme.refused else expected in scheme.refused
+    assert bool(scheme.name) != bool(scheme.refused)
+
+
+@pytest.mark.parametrize("raw", [{}, {"quantization_config": None}, {"quantization_config": "fp8"}])
+def test_a_checkpoint_that_says_nothing(raw):
+    """Not quantised."""
+    assert scheme_of(raw) == scheme_of({})
+    assert not scheme_of(raw).covers(Layer("a.q_proj", "linear", 8, 8), "a.q_proj")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "left"),
+    [
+        ("lm_head", False),
+        ("model.layers.0.mlp.down_proj", True),
+        ("model.layers.*.mlp.down_proj", True),
+        ("down_proj", True),
+        ("mlp", True),
+        ("model.layers.0.mlp", True),
+        ("proj", False),
+        ("up_proj", False),
+        ("re:.*down_proj$", True),
+        ("re:.*mlp\\..*", True),
+        ("re:.*self_attn.*", False),
+        ("re:(", False),
+        ("*down_proj", True),
+        ("model.layers.[0-9].mlp.*", True),
+        ("model.layers.1.mlp.down_proj", False),
+        ("model.layers.10", False),
+        ("re:model.layers.[1-9].*", False),
+    ],
+)
+def test_layers_left_alone(pattern, left):
+    """Whole names, with a number or without, parts of them, patterns of a shell or after "re:"."""
+    scheme = scheme_of({"quantization_config": {**DEEPSEEK, "modules_to_not_convert": [pattern]}})
+
+    layer = Layer("model.layers.*.mlp.down_proj", "linear", 8, 8)
+    assert scheme.covers(layer, "model.layers.0.mlp.down_proj") is not left
+
+
+def test_routers_and_the_head_stay_wide():
+    """Engines run them in 16 bits, whatever the list says; routed experts alone where the method means those."""
+    block, mxfp4 = scheme_of({"quantization_config": DEEPSEEK}), scheme_of({"quantization_config": {"quant_method": "mxfp4"}})
+    experts = Layer("mlp.experts", "experts", 8, 8, experts=Experts(4, 2))
+
+    assert not any(block.covers(Layer("mlp.gate", kind, 8, 8), "mlp.gate") for kind in ("router", "head"))
+    assert block.covers(experts, "mlp.experts") and mxfp4.covers(experts, "mlp.experts")
+    assert not mxfp4.covers(Layer("a.q_proj", "linear", 8, 8), "a.q_proj")
+
+
+def by_layer(model, **asked):
+    """The op and the row of each layer's shape at M = 4."""
+    rows = [(op, row) for op, rows in model.by_op.items() for row in rows]
+    return {name.rpartition(".")[2]: (op, row.shape) for op, row in rows for name in row.layer.split()}
+
+
+def test_deepseek_v3(folder):
+    """Blocks of 128 for what is quantised, per_1x128 for experts; router, head and the halves of kv_b in bf16."""
+    model = shapes_of_model(folder("deepseek-v3", quantization_config=DEEPSEEK), 1, (4,))
+    ops = {name: op for name, (op, _) in by_layer(model).items()}
+
+    assert {name for name, op in ops.items() if op == "a8w8_blockscale"} == {
+        "fused_qkv_a_proj", "q_b_proj", "kv_b_proj", "o_proj", "gate_up_proj", "down_proj",
+    }  # fmt: skip
+    assert (ops["gate"], ops["lm_head"], ops["w_uk"], ops["w_uv"], ops["experts"]) == (
+        "a16w16",
+        "a16w16",
+        "batched_bf16",
+        "batched_bf16",
+        "fmoe",
+    )
+    fmoe = model.by_op["fmoe"][0].shape
+    assert (dict(fmoe.extra)["q_dtype_w"], dict(fmoe.extra)["q_type"]) == ("fp8_e4m3fn", "per_1x128")
+    assert {row.shape.dtype for row in model.by_op["a16w16"]} == {"bf16"}
+    assert model.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "formats", "op", "dtype"),
+    [
+        ("fp8, channel", Formats(), "a8w8", "fp8_e4m3fn"),
+        ("fp8, channel", Formats(fp8="fp8_e4m3fnuz", preshuffle=True), "a8w8_bpreshuffle", "fp8_e4m3fnuz"),
+        ("int8", Formats(), "a8w8", "int8"),
+        ("fp8, tensor", Formats(), "a16w16", "fp8_e4m3fn"),
+        ("fp8, block", Formats(preshuffle=True), "a8w8_blockscale_bpreshuffle", "fp8_e4m3fn"),
+        ("Quark's mxfp4", Formats(), "a4w4_blockscale", "fp4x2"),
+        ("Quark's mxfp4, weights alone", Formats(), "a16w4_blockscale", "bf16"),
+        ("mxfp4, weights alone", Formats(preshuffle=True), "a16w4_blockscale", "bf16"),
+    ],
+)
+def test_the_op_of_a_scheme(folder, name, formats, op, dtype):
+    """Each scheme is the op that multiplies so, in the number format asked for; the head stays as it is."""
+    found = by_layer(shapes_of_model(folder("llama-3.1-8b", quantization_config=STATED[name][0]), 1, (4,), formats=formats))
+
+    assert found["qkv_proj"][0] == op
+    assert dtype == found["qkv_proj"][1].dtype
+    assert (found["lm_head"][0], found["lm_head"][1].dtype) == ("a16w16", "bf16")
+
+
+@pytest.mark.parametrize(("name", "model"), [("int4, weights alone", "llama-3.1-8b"), ("AWQ", "qwen2"), ("gpt-oss", "gpt-oss")])
+def test_what_no_op_has_is_left_out_and_named(folder, name, model):
+    """The quantised layers are missing from the list and stand in a note; the others are there."""
+    shapes = shapes_of_model(folder(model, quantization_config=STATED[name][0]), 1, (4,))
+    kept = set(by_layer(shapes))
+
+    (note,) = [note for note in shapes.notes if note.startswith("left out, for no op has ")]
+    if model == "gpt-oss":
+        assert note.endswith(": model.layers.*.mlp.experts") and kept == {"qkv_proj", "o_proj", "router", "lm_head"}
+    else:
+        assert "model.layers.*.mlp.down_proj" in note and kept == {"lm_head"}
+
+
+def test_a_list_of_some_layers_leaves_them_wide(folder):
+    """Attention left alone, as many mxfp4 checkpoints have it: bf16 there, quantised elsewhere."""
+    stated = {**STATED["Quark's mxfp4"][0], "exclude": ["model.layers.0.self_attn.q_proj", "re:model.layers.*self_attn.*", "lm_head"]}
+    found = by_layer(shapes_of_model(folder("llama-3.1-8b", quantization_config=stated), 1, (4,)))
+
+    assert {name: op for name, (op, _) in found.items()} == {
+        "qkv_proj": "a16w16", "o_proj": "a16w16", "gate_up_proj": "a4w4_blockscale", "down_proj": "a4w4_blockscale", "lm_head": "a16w16",
+    }  # fmt: skip
+
+
+def test_a_list_of_some_layers_alone_splits_their_count(folder):
+    """A list that names one layer of two: its products stand at both ops, each once."""
+    stated = {**STATED["fp8, channel"][0], "ignore": ["lm_head", "re:model.layers.0.*"]}
+    model = shapes_of_model(folder("llama-3.1-8b", quantization_config=stated), 1, (4,))
+
+    counts = {op: {row.layer.rpartition(".")[2]: row.count for row in rows} for op, rows in model.by_op.items()}
+    assert counts["a8w8"] == {"qkv_proj": 1, "o_proj": 1, "gate_up_proj": 1, "down_proj": 1}
+    assert counts["a16w16"] == {**counts["a8w8"], "lm_head": 1}
+
+
+def test_the_text_alone_is_quantised(folder, configs):
+    """Said of the text's part, as some models with images have it: the encoder of images stays as it is."""
+    text = {**configs["qwen2.5-vl"]["text_config"], "quantization_config": STATED["fp8, channel"][0]}
+    model = shapes_of_model(folder("qwen2.5-vl", text_config=text), 1, (4,))
+
+    assert {name for row in model.by_op["a8w8"] for name in row.layer.split()} == {
+        f"model.language_model.layers.*.{name}" for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+    }
+    assert any("model.visual" in row.layer for row in model.by_op["a16w16"])

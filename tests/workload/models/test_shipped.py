@@ -1,0 +1,88 @@
+"""The models and the lists of shapes that come with the package."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from tunedgemm.cli import main
+from tunedgemm.ops import ops
+from tunedgemm.table.csvfile import read_untuned
+from tunedgemm.table.folders import MODEL_FOLDERS, MODELS, SHIPPED, named_file, table_layers
+from tunedgemm.workload.lists import op_of_file
+from tunedgemm.workload.models import layers_of_model
+
+LISTS = SHIPPED / MODELS
+NAMES = sorted(path.name for path in LISTS.glob("*untuned*.csv"))
+#: the commands that write them
+COMMANDS = {words[-1]: words for line in re.findall(r"^tunedgemm .*$", (LISTS / "README.md").read_text(), re.MULTILINE)
+            for words in [shlex.split(line)]}  # fmt: skip
+#: another copy of the sizes of these models, where the tests have one
+ELSEWHERE = Path(__file__).parents[3].parent / "shared" / "models"
+
+
+def test_each_list_has_its_command():
+    """Nothing is shipped that nobody can make again, and no command's file is forgotten."""
+    assert sorted(COMMANDS) == NAMES
+    models = {words[words.index("--model_dir") + 1] for words in COMMANDS.values()}
+    assert models == {folder.name for folder in (SHIPPED / MODEL_FOLDERS).iterdir()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_list_is_what_its_command_writes(name, tmp_path):
+    """Byte by byte."""
+    again = tmp_path / name
+
+    assert main([*COMMANDS[name][1:-1], str(again)]) == 0
+
+    assert again.read_bytes() == (LISTS / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_list_is_found_and_read(name, tmp_path, monkeypatch):
+    """By its bare name, of the right op without --op, every line a shape with a count and a layer, each shape once, at all M."""
+    monkeypatch.chdir(tmp_path)
+    path = named_file(name)
+    op = op_of_file(path)
+    rows = read_untuned(path, op)
+
+    words = COMMANDS[name]
+    assert path == LISTS / name
+    assert op.name == (words[words.index("--op") + 1] if "--op" in words else "a16w16")
+    assert len(rows) == len(path.read_text().splitlines()) - 1
+    assert all(row.count and row.layer for row in rows)
+    assert sorted({row.shape.m for row in rows}) == [2**exponent for exponent in range(15)]
+
+
+def test_no_list_is_read_as_a_table():
+    """The tables that dispatch reads are tuned ones."""
+    read = {path.name for op in ops().values() for layer in table_layers(op) for path in layer.paths}
+
+    assert "llama70b-tp8_h200_bf16_tuned_gemm.csv" in read
+    assert not read & set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("dsv3", "deepseek-v3"), ("llama8B", "llama-3.1-8b"), ("llama70B", "llama-3.3-70b"), ("qwen32B", "qwen3-32b")],
+)
+@pytest.mark.parametrize("fuse", [True, False])
+def test_a_shipped_model_is_the_one_of_its_name(name, other, fuse):
+    """The sizes written out here give the layers that the model's own file gives."""
+    if not (ELSEWHERE / other / "config.json").exists():
+        pytest.skip("the model's own config.json is not here")
+
+    for tp in (1, 8):
+        assert layers_of_model(name, tp, fuse=fuse).layers == layers_of_model(ELSEWHERE / other, tp, fuse=fuse).layers
+
+
+def test_llama_405b():
+    """The sizes of the model that no other copy tells are those of its report: 405.85 billion weights in 126 layers."""
+    layers = layers_of_model("llama405B").layers
+
+    weights = sum(layer.n * layer.k * layer.count for layer in layers)
+    embedding = 128256 * 16384
+    assert {layer.count for layer in layers} == {126, 1}
+    assert round((weights + embedding) / 1e9, 2) == 405.85

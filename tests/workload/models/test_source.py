@@ -1,0 +1,127 @@
+"""A model's folder: what can be wrong with it is said on one line, with what would work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from tunedgemm.workload.models.source import read
+
+#: a whole config.json of a small model
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "config.json: is no JSON: "),
+        ("", "config.json: is no JSON: "),
+        ("\xff", "config.json: is no JSON: "),
+        ("[1]", "config.json: must hold a JSON object (got list)"),
+        ("{}", "lacks the field 'model_type', by which transformers knows an architecture"),
+        ('{"model_type": ["llama"]}', "lacks the field 'model_type'"),
+        ('{"model_type": "zzz"}', "does not know the architecture 'zzz'; a newer one may, or capture its shapes while it runs"),
+    ],
+)
+def test_a_file_that_is_no_models(tmp_path, one_line, text, says):
+    """No JSON, no object, no architecture, an unknown one."""
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+
+    assert says in one_line(lambda: read(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"hidden_size": ...}, "lacks hidden_size, which decide shapes"),
+        ({"intermediate_size": ..., "vocab_size": ...}, "lacks intermediate_size, vocab_size, which decide shapes"),
+        ({"hidden_size": "big"}, "transformers refuses it: Validation error for field 'hidden_size'"),
+        ({"hidden_size": -64}, "hidden_size must be at least 1 (got -64)"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1 (got 0)"),
+        ({"hidden_size": 65}, "transformers refuses it: "),
+        ({"num_key_value_heads": 3}, "num_key_value_heads (3) must divide num_attention_heads (4)"),
+        ({"hidden_size": 2**50}, "transformers cannot build this model: "),
+        ({"dtype": "float99"}, "transformers refuses it: "),
+        ({"dtype": "int8"}, "transformers cannot build this model: "),
+        ({"architectures": ["GPT2LMHeadModel"]}, "transformers cannot build this model: "),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000; at most 2048 layers are built"),
+    ],
+    ids=str,
+)
+def test_fields_that_make_no_model(folder, one_line, changes, says):
+    """Missing ones are named; sizes that no model has, or that contradict each other, are told."""
+    start = time.perf_counter()
+
+    assert says in one_line(lambda: read(folder(LLAMA, **changes)))
+
+    assert time.perf_counter() - start < 30
+
+
+def test_fields_are_known_by_either_name(folder, one_line):
+    """Files say `num_experts` where transformers' class keeps `num_local_experts`; what is missing is named as the class has it."""
+    moe = folder("qwen3-moe")
+
+    assert read(moe).settings.num_experts_per_tok == 4
+    assert "lacks n_embd, n_head" in one_line(lambda: read(folder("gpt2", n_embd=..., n_head=...)))
+
+
+@pytest.mark.parametrize("architectures", [["NoSuchClass"], ["pipeline"], None, ...])
+def test_a_class_that_is_none_is_chosen_by_type(folder, architectures):
+    """`architectures` may be missing, unknown, or no class of models."""
+    assert type(read(folder(LLAMA, architectures=architectures)).module).__name__ == "LlamaForCausalLM"
+
+
+def test_no_folder(tmp_path, one_line):
+    """Neither a folder, nor one without config.json, nor another file is a model."""
+    (tmp_path / "file.txt").write_text("{}")
+
+    assert str(tmp_path / "none") in one_line(lambda: read(tmp_path / "none"))
+    assert "config.json" in one_line(lambda: read(tmp_path))
+    assert "name the folder that holds its config.json" in one_line(lambda: read(tmp_path / "file.txt"))
+
+
+def test_a_folder_by_a_link_or_its_file(folder, tmp_path):
+    """A folder that is linked to, and config.json itself, are the model."""
+    place = folder(LLAMA)
+    (tmp_path / "link").symlink_to(place)
+
+    assert read(tmp_path / "link").settings.hidden_size == read(place / "config.json").settings.hidden_size == 64
+
+
+def test_nothing_is_allocated(folder):
+    """A model of 10^15 parameters is read on the meta device."""
+    source = read(folder(LLAMA, hidden_size=2**20, intermediate_size=2**28, num_hidden_layers=2))
+
+    assert {parameter.device.type for parameter in source.module.parameters()} == {"meta"}
+
+
+def test_a_part_may_lean_on_defaults(folder, configs):
+    """What a part of a model leaves out is transformers' default, and a note says which."""
+    vision = {name: value for name, value in configs["qwen2.5-vl"]["vision_config"].items() if name != "intermediate_size"}
+
+    notes = read(folder("qwen2.5-vl", vision_config=vision)).notes
+    assert any(
+        note.startswith("config.json leaves fields of vision_config to transformers' defaults: intermediate_size=") for note in notes
+    )
+
+
+def test_without_transformers(folder):
+    """The error says what to install."""
+    code = f"""
+import sys
+sys.modules["transformers"] = None
+from pathlib import Path
+from tunedgemm.errors import UserError
+from tunedgemm.workload.models.source import read
+try:
+    read(Path({json.dumps(str(folder(LLAMA)))}))
+except UserError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "shapes from models need transformers: pip install 'tunedgemm[models]'"

@@ -1,0 +1,228 @@
+"""Capture: every shape on disk when it is met, counts that add up over threads and processes, never an error in the model."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+
+import pytest
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.table.csvfile import read_untuned
+from tunedgemm.table.folders import untuned_path
+from tunedgemm.table.sheet import locked
+from tunedgemm.workload.capture import Capture, recorder
+
+pytestmark = pytest.mark.usefixtures("no_writer")
+
+OP = op_named("a16w16")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "new" / "bf16_untuned_gemm.csv"
+
+
+def shape(m: int, **more: object) -> Shape:
+    return Shape("a16w16", m, 64, 64, **more)
+
+
+def call(capture: Capture, m: int, times: int = 1) -> None:
+    counter = capture.meet(shape(m))
+    for _ in range(times):
+        counter[0] += 1
+
+
+def counts(path) -> dict[int, int]:
+    return {entry.shape.m: entry.count for entry in read_untuned(path, OP)}
+
+
+def both(path) -> dict[int, tuple[int, int]]:
+    return {entry.shape.m: (entry.count, entry.graph) for entry in read_untuned(path, OP)}
+
+
+def test_a_shape_is_on_disk_when_it_is_met(path):
+    """A shape's row is there at once, in AITER's columns and a count; calls after it are added by a flush."""
+    capture = Capture(OP, path)
+    counter = capture.meet(shape(3, outdtype="fp32", epilogue="bias"))
+    assert path.read_text().splitlines() == [
+        "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count,graph",
+        "3,64,64,True,torch.bfloat16,torch.float32,False,False,1,0",
+    ]
+    counter[0] += 7
+    capture.flush()
+    capture.flush()
+    assert counts(path) == {3: 7}
+
+
+def test_meeting_again_gives_the_same_counter(path):
+    """A shape has one counter in a process; the bias's dtype, which no table tells apart, makes no other."""
+    capture = Capture(OP, path)
+    counter = capture.meet(shape(3, epilogue="bias"))
+    assert capture.meet(shape(3, epilogue="bias", bias_dtype="fp32")) is counter
+    assert capture.meet(shape(3)) is not counter
+    assert len(read_untuned(path, OP)) == 2
+
+
+def test_an_empty_batch_is_not_captured(path):
+    """There is nothing to tune for M = 0: such a call gets a counter and no row."""
+    capture = Capture(OP, path)
+    call(capture, 0, 5)
+    capture.flush()
+    assert not path.exists()
+
+
+def test_layouts_and_scales_are_kept(path):
+    """Shapes that AITER's columns cannot tell apart stay apart, in columns after them."""
+    shapes = [shape(1), shape(1, layout="ck-n64"), shape(1, layout="aiter16x16"), shape(1, dtype="fp8_e4m3fn", scale="row")]
+    for met in shapes:
+        Capture(OP, path).meet(met)
+    assert [entry.shape for entry in read_untuned(path, OP)] == shapes
+    assert path.read_text().startswith("M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count,graph,layout")
+
+
+def test_rows_of_others_are_kept(path):
+    """Rows written by AITER or by hand stay, understood or not; a row without a count stands for one call."""
+    path.parent.mkdir()
+    path.write_text("K,N,M,note\n64,64,5,mine\n64,64,6,also\n64,64,x,odd\n")
+    capture = Capture(OP, path)
+    call(capture, 5, 3)
+    call(capture, 7, 2)
+    capture.flush()
+    assert path.read_text().splitlines() == [
+        "K,N,M,note,bias,dtype,outdtype,scaleAB,bpreshuffle,count,graph",
+        "64,64,5,mine,,,,,,4,",
+        "64,64,6,also,,,,,,,",
+        "64,64,x,odd,,,,,,,",
+        "64,64,7,,False,torch.bfloat16,torch.bfloat16,False,False,2,0",
+    ]
+
+
+def test_two_captures_of_one_file_add_up(path):
+    """What another process has written is read again and added to, not overwritten."""
+    one, two = Capture(OP, path), Capture(OP, path)
+    call(one, 1, 10)
+    call(two, 1, 20)
+    call(two, 2, 5)
+    one.flush()
+    two.flush()
+    assert counts(path) == {1: 30, 2: 5}
+
+
+def test_a_file_that_vanishes_is_made_again(path):
+    """When somebody deletes the file, what is met from then on is captured."""
+    capture = Capture(OP, path)
+    call(capture, 1, 4)
+    capture.flush()
+    path.unlink()
+    call(capture, 1, 2)
+    call(capture, 2)
+    assert counts(path) == {1: 2, 2: 1}
+
+
+def test_threads_add_up(path):
+    """Threads that meet the same shapes lose neither shapes nor calls."""
+    capture = Capture(OP, path)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=lambda: [call(capture, m, 50) for m in range(1, 6) for _ in range(40)]) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    capture.flush()
+    assert counts(path) == dict.fromkeys(range(1, 6), 6 * 40 * 50)
+
+
+def test_failures_are_logged_once_and_retried(path, caplog):
+    """Where nothing can be written the model goes on; once it can, everything counted since is written."""
+    path.parent.write_text("a file where the folder should be")
+    capture = Capture(OP, path)
+    with caplog.at_level(logging.WARNING, "tunedgemm"):
+        call(capture, 1, 10)
+        call(capture, 2, 20)
+        capture.flush()
+    assert len(caplog.messages) == 1
+    assert "cannot be written" in caplog.text
+    path.parent.unlink()
+    call(capture, 3, 30)
+    capture.flush()
+    assert counts(path) == {1: 10, 2: 20, 3: 30}
+
+
+def test_a_file_that_stays_locked_holds_a_model_up_once(path, caplog, monkeypatch):
+    """Another process that hangs with the lock costs one wait, not one for each new shape; what was met is written after it."""
+    monkeypatch.setattr("tunedgemm.workload.capture._PATIENCE", 0.5)
+    capture = Capture(OP, path)
+    with locked(path), caplog.at_level(logging.WARNING, "tunedgemm"):
+        start = time.monotonic()
+        for m in range(1, 21):
+            call(capture, m, 2)
+        assert time.monotonic() - start < 5
+    assert len(caplog.messages) == 1 and "has kept" in caplog.text
+    capture.flush()
+    assert counts(path) == dict.fromkeys(range(1, 21), 2)
+
+
+def test_a_file_that_is_no_csv_is_left_alone(path, caplog):
+    """A file that cannot be read is not overwritten; the log says what is wrong with it."""
+    path.parent.mkdir()
+    path.write_bytes(b"\x00\x01")
+    call(Capture(OP, path), 1)
+    assert path.read_bytes() == b"\x00\x01"
+    assert "is no text" in caplog.text
+
+
+def test_the_recorder_of_an_op():
+    """An op has one recorder in a process, which writes the user's untuned file."""
+    capture = recorder(OP)
+    assert capture is recorder(OP)
+    assert capture.path == untuned_path(OP)
+    capture.meet(shape(9))
+    assert counts(untuned_path(OP)) == {9: 1}
+
+
+def test_meeting_a_known_shape_writes_nothing(path):
+    """Only the first meeting of a shape touches the file."""
+    capture = Capture(OP, path)
+    call(capture, 1)
+    path.unlink()
+    for _ in range(100):
+        call(capture, 1)
+    assert capture.meet(shape(1)) == [101, 0]
+    assert not path.exists()
+
+
+def test_calls_of_two_kinds_are_counted_apart(path):
+    """What was recorded into a graph is no call that ran; a shape first met so has a row that says so at once."""
+    capture = Capture(OP, path)
+    first, second = capture.meet(shape(1), recorded=True), capture.meet(shape(2))
+    assert both(path) == {1: (0, 1), 2: (1, 0)}
+    first[1] += 3
+    second[0] += 1
+    second[1] += 2
+    capture.flush()
+    capture.flush()
+    assert both(path) == {1: (0, 3), 2: (1, 2)}
+
+
+def test_a_file_system_without_locks_is_survived(path, caplog, monkeypatch):
+    """Whatever is raised on the way to the file, the model goes on; it is told once."""
+
+    def refuse(*_, **__):
+        raise NotImplementedError("no flock here")
+
+    capture = Capture(OP, path)
+    monkeypatch.setattr("tunedgemm.table.sheet.filelock.FileLock.acquire", refuse)
+    call(capture, 1, 2)
+    call(capture, 2, 2)
+    capture.flush()
+    assert len(caplog.messages) == 1 and "no flock here" in caplog.text
+    monkeypatch.undo()
+    capture.flush()
+    assert counts(path) == {1: 2, 2: 2}

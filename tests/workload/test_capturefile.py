@@ -1,0 +1,232 @@
+"""The file of captured shapes: one line for each, at its end; whatever people and other processes put there stays."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tunedgemm.errors import TableError
+from tunedgemm.ops import op_named
+from tunedgemm.shape import Shape
+from tunedgemm.table.csvfile import read_untuned
+from tunedgemm.workload.capturefile import CaptureFile
+
+OP = op_named("a16w16")
+HEAD = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count,graph"
+ONCE, THRICE, RECORDED = (1, 0), (3, 0), (0, 1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "bf16_untuned_gemm.csv"
+
+
+def shape(m: int, **more: object) -> Shape:
+    return Shape("a16w16", m, 64, 64, **more)
+
+
+def line(m: int, count: int = 1, graph: int = 0) -> str:
+    return f"{m},64,64,False,torch.bfloat16,torch.bfloat16,False,False,{count},{graph}"
+
+
+def entered(file: CaptureFile, *ms: int) -> set[int] | None:
+    """Enter shapes with one call each; the rows (M) whose lines that wrote."""
+    found = file.enter({shape(m): ONCE for m in ms}, 2.0)
+    return None if found is None else {one.m for one in found}
+
+
+def counts(path: Path) -> dict[int, tuple[int, int]]:
+    return {entry.shape.m: (entry.count, entry.graph) for entry in read_untuned(path, OP)}
+
+
+def test_a_new_shape_is_one_line_at_the_end(path: Path) -> None:
+    """The file grows by a line and is not rewritten; what was there keeps every byte."""
+    path.write_text(f"{HEAD}\n{line(1, 7)}\n")
+    before, file = path.stat(), CaptureFile(OP, path)
+
+    assert entered(file, 2) == {2}
+    assert file.enter({shape(3): RECORDED}, 2.0) == {shape(3)}
+
+    assert path.read_text() == f"{HEAD}\n{line(1, 7)}\n{line(2)}\n{line(3, 0, 1)}\n"
+    assert path.stat().st_ino == before.st_ino
+
+
+def test_a_shape_that_has_a_line_gets_no_other(path: Path) -> None:
+    """Whoever wrote it, this process, another one, or a person in other words."""
+    path.write_text(f"{HEAD},note\n1,64,64,False,bf16,bf16,0,0,,,by hand\n")
+    one, two = CaptureFile(OP, path), CaptureFile(OP, path)
+
+    assert entered(one, 1, 2) == {2}
+    assert entered(two, 1, 2, 3) == {3}
+    assert entered(one, 2, 3) == set()
+
+    assert len(path.read_text().splitlines()) == 4
+
+
+def test_what_others_appended_is_read_and_nothing_else(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process reads on from where it stopped, so that a file of many lines costs no more than its new ones."""
+    one, two = CaptureFile(OP, path), CaptureFile(OP, path)
+    one.add({shape(m): ONCE for m in range(1, 2001)}, 2.0)
+    entered(two, 3001)
+    entered(one, 3002)
+    lines: list[int] = []
+    real = CaptureFile._shapes_of
+    monkeypatch.setattr(CaptureFile, "_shapes_of", lambda self, texts, sheet: lines.append(len(texts)) or real(self, texts, sheet))
+
+    assert entered(two, 3002, 3003) == {3003}
+    assert entered(one, 3003) == set()
+    assert lines == [1, 1]
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+def test_columns_may_stand_in_any_order_and_lines_end_as_they_do(path: Path, ending: str) -> None:
+    """A line's fields follow the file's own line of column names, its end that of the others."""
+    head = "graph,K,note,N,M,bpreshuffle,scaleAB,outdtype,count,dtype,bias"
+    path.write_bytes(f"\ufeff{head}{ending}0,64,mine,64,1,,,,4,,{ending}".encode())
+
+    assert entered(CaptureFile(OP, path), 1, 2) == {2}
+
+    text = path.read_bytes().decode()
+    assert text.endswith(f"4,,{ending}0,64,,64,2,False,False,torch.bfloat16,1,torch.bfloat16,False{ending}")
+    assert text.count(ending) == 3
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "\n", "M,N,K\n1,64,64\n", f"{HEAD}", f"{HEAD}\n{line(1)}", f"{HEAD}\n{line(1)[:9]}"],
+    ids=["empty", "blank", "AITER's", "no line end", "no last line end", "cut off"],
+)
+def test_a_file_that_no_line_can_be_put_behind_is_rewritten(path: Path, content: str) -> None:
+    """Nothing is appended to what is empty, lacks our columns, or has no line end; the rewriting mends it."""
+    path.write_text(content)
+    file = CaptureFile(OP, path)
+
+    assert entered(file, 2) is None
+    assert path.read_text() == content
+    file.add({shape(2): ONCE}, 2.0)
+    assert entered(file, 3) == {3}
+
+    assert path.read_text().splitlines()[0] == HEAD
+    assert path.read_text().splitlines()[-2:] == [line(2), line(3)]
+
+
+def test_a_column_that_the_file_lacks_is_added(path: Path) -> None:
+    """A shape of which the columns so far do not tell everything widens the file; lines that stand keep their text."""
+    file = CaptureFile(OP, path)
+    file.add({shape(1): ONCE}, 2.0)
+    assert file.enter({shape(2, layout="ck-n64"): ONCE}, 2.0) is None
+    file.add({shape(2, layout="ck-n64"): ONCE}, 2.0)
+
+    assert path.read_text().splitlines()[:2] == [f"{HEAD},layout", f"{line(1)},"]
+    assert [entry.shape for entry in read_untuned(path, OP)] == [shape(1), shape(2, layout="ck-n64")]
+
+
+def test_calls_are_added_to_the_lines_of_their_shapes_alone(path: Path) -> None:
+    """Counts of both kinds go up; every other line keeps its bytes, understood or not, and a second line of a shape, too."""
+    others = [" 5, 64,64,False,bf16,bf16,0,0,2,", '6,64,64,"False",x,,,,1,1', "", "what is this", "7,64,64,,,,,,many,0"]
+    path.write_text("\n".join([HEAD, line(1, 4), line(2), *others, line(1, 9), ""]))
+
+    CaptureFile(OP, path).add({shape(1): (2, 5), shape(5): (1, 0), shape(7): THRICE}, 2.0)
+
+    assert path.read_text().splitlines() == [
+        HEAD, line(1, 6, 5), line(2), "5,64,64,False,bf16,bf16,0,0,3,0", *others[1:], line(1, 9), line(7, 3),
+    ]  # fmt: skip
+
+
+def test_a_line_that_was_cut_off_stays_readable_as_such(path: Path) -> None:
+    """After a power cut the half line keeps its text on a line of its own, is no shape, and readers name it; shapes follow."""
+    path.write_text(f"{HEAD}\n{line(1)}\n7,64,6")
+    file = CaptureFile(OP, path)
+    file.add({shape(2): ONCE}, 2.0)
+    entered(file, 3)
+
+    assert path.read_text().splitlines() == [HEAD, line(1), "7,64,6,,,,,,,,cut off", line(2), line(3)]
+    with pytest.raises(TableError, match=r"untuned_gemm.csv:3: has fields beyond the last column: 'cut off'"):
+        read_untuned(path, OP)
+    CaptureFile(OP, path).add({shape(3): ONCE}, 2.0)
+    assert path.read_text().splitlines()[2] == "7,64,6,,,,,,,,cut off"
+
+
+def test_a_file_replaced_or_edited_in_place_is_read_again(path: Path) -> None:
+    """Another file under the name, an editor's shorter, longer or reordered text: lines go where its columns say."""
+    file = CaptureFile(OP, path)
+    file.add({shape(m): ONCE for m in range(1, 40)}, 2.0)
+    text = path.read_text()
+
+    path.write_text(text.replace(line(5) + "\n", ""))  # the same inode
+    assert entered(file, 5, 6) == {5}
+    path.write_text(text.replace(line(7) + "\n", "") + line(50) + "\n" + line(51) + "\n")
+    assert entered(file, 7, 8, 50, 51) == {7}
+    other = path.with_suffix(".new")
+    other.write_text("count,graph,bias,dtype,outdtype,scaleAB,bpreshuffle,K,N,M\n1,0,,,,,,64,64,1\n")
+    other.replace(path)
+    assert entered(file, 1, 2) == {2}
+    assert path.read_text().splitlines()[-1] == "1,0,False,torch.bfloat16,torch.bfloat16,False,False,64,64,2"
+    path.unlink()
+    assert entered(file, 1) is None
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"M,N\x00", b"M,N,K,M\n"], ids=["no UTF-8", "zero bytes", "a column twice"])
+def test_a_file_that_cannot_be_read_is_left_alone(path: Path, content: bytes) -> None:
+    """It raises what readers of tables raise, and keeps every byte."""
+    path.write_bytes(content + b"\n")
+    file = CaptureFile(OP, path)
+
+    for write in (file.enter, file.add):
+        with pytest.raises(TableError, match=r"is no text|stands twice"):
+            write({shape(1): ONCE}, 2.0)
+    assert path.read_bytes() == content + b"\n"
+
+
+@pytest.mark.parametrize("room", [0, 1, 40])
+def test_nothing_is_left_half_written(path: Path, room: int, file_limit: Callable[[int], contextlib.AbstractContextManager[None]]) -> None:
+    """Where a line has no room, or not room enough, the file is as it was, for a rewriting, too; later it goes on."""
+    file = CaptureFile(OP, path)
+    file.add({shape(1): ONCE}, 2.0)
+    before = path.read_bytes()
+
+    with file_limit(len(before) + room):
+        for write in (file.enter, file.add):
+            with pytest.raises(TableError, match=r"untuned_gemm.csv: cannot be written: File too large"):
+                write({shape(2): ONCE}, 2.0)
+            assert path.read_bytes() == before
+    assert entered(file, 1, 2) == {2}
+    assert counts(path) == {1: (1, 0), 2: (1, 0)}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 32 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "none", str(folder)], capture_output=True, check=False).returncode:
+        pytest.skip("no disk can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_is_full(small_disk: Path) -> None:
+    """Shapes are written as long as there is room; then nothing breaks, and once there is room again it goes on."""
+    path, ballast, file = (
+        small_disk / "bf16_untuned_gemm.csv",
+        small_disk / "ballast",
+        CaptureFile(OP, small_disk / "bf16_untuned_gemm.csv"),
+    )
+    file.add({shape(1): ONCE}, 2.0)
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as filler:
+        while True:
+            filler.write(b"\0" * 1024)
+    held = {1}
+    with pytest.raises(TableError, match="No space left on device"):
+        for m in range(2, 1000):
+            assert entered(file, m) == {m}
+            held.add(m)
+
+    assert len(held) > 10 and counts(path).keys() == held
+    ballast.unlink()
+    assert entered(file, 1, 2, 1001) == {1001}
+    assert counts(path).keys() == held | {1001}
+    assert sorted(file.name for file in small_disk.iterdir()) == [path.name, f"{path.name}.lock"]
