@@ -21,9 +21,10 @@ from tunedgemm.ops import op_named, ops
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table import index, indexfile
 from tunedgemm.table.csvfile import read_rows, write_rows
 from tunedgemm.table.indexfile import open_source
-from tunedgemm.table.lookup import Table, index, indexfile
+from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row
 from tunedgemm.table.scan import scan
 

@@ -15,8 +15,9 @@ from tunedgemm.errors import TableError
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.table import folders
 from tunedgemm.table.csvfile import Row, write_rows
-from tunedgemm.table.lookup import Match, Table, folders
+from tunedgemm.table.lookup import Match, Table
 
 OP = op_named("a16w16")
 H200 = Device("sm_90", 132, "nvidia-h200")

@@ -16,9 +16,10 @@ from tunedgemm.device import Device
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.libtypes import STAND_INS
 from tunedgemm.ops import ops
+from tunedgemm.table import folders
 from tunedgemm.table.columns import own_names
 from tunedgemm.table.csvfile import infer_op, read_rows, read_tuned, read_untuned, upsert
-from tunedgemm.table.lookup import Table, folders
+from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import blank, record_of
 from tunedgemm.table.sheet import read_sheet
 
