@@ -5,7 +5,7 @@
     python benchmarks/accuracy.py [--op OP ...] [--k K ...] [--csv FILE [--readme]]
 
 Activations are normal with outliers: one channel in 200 is 30 to 100 times as large, as in the hidden states of language
-models. Weights are normal / sqrt(K). Both are quantised in the op's format by `tunedgemm.ops.quant`; of the same data, every
+models. Weights are normal / sqrt(K). Both are quantised in the op's format by `tunedgemm.ops.formats.quant`; of the same data, every
 solution is compared with the product of the *quantised* operands in float64 (``row error``: norm(out - exact) / norm(exact)
 of the worst row; ``error ratio``: the share of elements outside the op's bounds), which is what a solution answers for.
 ``quantisation`` is the worst row error of that product against the one of the operands before they were quantised: what the
@@ -32,10 +32,10 @@ from tunedgemm.backends import builtin as torch_backend
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device, current_device
 from tunedgemm.ops import moe, op_named, quant, scaled_blocks
-from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
-from tunedgemm.ops.shuffle import plain_weight, shuffle_weight
+from tunedgemm.ops.formats.shuffle import plain_weight, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
 
 Tensor = torch.Tensor
 BATCH, EXPERTS, TOPK, INTER = 3, 4, 2, 256

@@ -25,7 +25,6 @@ from tunedgemm.device import Device, current_device, device_of
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import op_named, ops
-from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, error_ratio, same_bits, worst_row_error
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -34,6 +33,7 @@ from tunedgemm.table.row import key_shape
 from tunedgemm.table.sheet import Record, Sheet
 from tunedgemm.testing.shapes import shapes_of
 from tunedgemm.tuner import Options, tune
+from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio, same_bits, worst_row_error
 from tunedgemm.tuner.verify import rows_of
 
 RESULT = Path(__file__).parent / "results" / "ops.md"

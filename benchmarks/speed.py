@@ -35,7 +35,7 @@ from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import UserError
 from tunedgemm.ops import op_named, ops
-from tunedgemm.ops.shuffle import plain_weight
+from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import read_untuned

@@ -18,13 +18,13 @@ _HOME = {
     **dict.fromkeys(("explain", "fingerprint", "is_tuned"), "tunedgemm.dispatch.explain"),
     **dict.fromkeys(("prewarm", "unbound"), "tunedgemm.dispatch.prewarm"),
     "convert": "tunedgemm.integrations.convert",
-    **dict.fromkeys(("ShuffledWeight", "as_shuffled", "shuffle_weight", "unshuffle_weight"), "tunedgemm.ops.shuffle"),
+    **dict.fromkeys(("ShuffledWeight", "as_shuffled", "shuffle_weight", "unshuffle_weight"), "tunedgemm.ops.formats.shuffle"),
     **dict.fromkeys(
         (
             "as_fp4", "dequant_blocks", "dequant_fp4", "dequant_rows", "per_1x128_quant", "per_1x32_f4_quant", "per_block_quant",
             "per_tensor_quant", "pertoken_quant", "shuffle_scale", "unshuffle_scale",
         ),
-        "tunedgemm.ops.quant",
+        "tunedgemm.ops.formats.quant",
     ),
     **dict.fromkeys(("transposed_scale", "untransposed_scale"), "tunedgemm.ops.scaled_blocks"),
     **dict.fromkeys(("ActivationType", "QuantType"), "tunedgemm.ops.fmoe"),

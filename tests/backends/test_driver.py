@@ -98,7 +98,7 @@ assert loaded_driver(MINE).path == sys.argv[1]
 
 def test_the_mapped_driver_is_taken(library: Path) -> None:
     """The file that the process has is used, wherever it lies; a file is mapped by its own name, not by the end of another's."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run([sys.executable, "-c", PROCESS, str(library)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
 

@@ -256,7 +256,7 @@ def test_launchers_of_bind_get_shuffled_weights_plain_and_a_bare_run_as_they_are
     """With a bound shape the bytes are known to be shuffled; without one the type is what tells."""
     import torch
     from tunedgemm.backends.hookspecs import hookimpl
-    from tunedgemm.ops.shuffle import ShuffledWeight, shuffle_weight
+    from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 
     class Bare:
         OPS = ("a16w16",)

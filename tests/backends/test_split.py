@@ -18,8 +18,7 @@ from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import PluginError
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named, ops
-from tunedgemm.ops.accuracy import errors
-from tunedgemm.ops.shuffle import shuffle_weight
+from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import ADD, Solution, Unsupported
 from tunedgemm.table.csvfile import read_rows, write_rows
@@ -27,6 +26,7 @@ from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row
 from tunedgemm.testing.fakes import FakePlugin, exact, fake_backend, fake_registry
 from tunedgemm.tuner import Options, tune
+from tunedgemm.tuner.accuracy import errors
 
 BIASED = Shape("a16w16", 5, 48, 64, "bf16", epilogue="bias")
 PLAIN = Shape("a16w16", 5, 48, 64, "bf16")

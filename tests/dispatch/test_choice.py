@@ -12,7 +12,7 @@ from tunedgemm.device import Device
 from tunedgemm.dispatch.choice import NATIVE, Explanation, Offer, choose, examine, offers, resolve
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.ops import op_named
-from tunedgemm.ops.shuffle import shuffle_weight
+from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.table.lookup import Table

@@ -17,7 +17,7 @@ from tunedgemm.dispatch.settings import Settings
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import OperandError, TableError, UnknownOpError, UserError
 from tunedgemm.ops import functions, op_named, ops
-from tunedgemm.ops.shuffle import ShuffledWeight, shuffle_weight
+from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, read_untuned, write_rows

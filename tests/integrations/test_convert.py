@@ -15,8 +15,8 @@ from tunedgemm.dispatch.settings import Settings
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.convert import convert
 from tunedgemm.integrations.layers import TunedLinear
-from tunedgemm.ops.quant import dequant_blocks, per_block_quant, pertoken_quant
-from tunedgemm.ops.shuffle import ShuffledWeight
+from tunedgemm.ops.formats.quant import dequant_blocks, per_block_quant, pertoken_quant
+from tunedgemm.ops.formats.shuffle import ShuffledWeight
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 
 BF16 = torch.bfloat16

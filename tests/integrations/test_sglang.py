@@ -15,7 +15,7 @@ from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.errors import UserError
 from tunedgemm.integrations import engine_routes, sglang_fp8
 from tunedgemm.integrations import sglang as plugin
-from tunedgemm.ops import quant
+from tunedgemm.ops.formats import quant
 from tunedgemm.shape import Shape
 
 N, K = 256, 384

@@ -13,7 +13,7 @@ from tunedgemm.device import current_device
 from tunedgemm.dispatch.tuned_gemm import dispatcher
 from tunedgemm.integrations import engine_routes, engine_rows
 from tunedgemm.integrations import vllm as plugin
-from tunedgemm.ops import quant
+from tunedgemm.ops.formats import quant
 from tunedgemm.shape import Shape
 
 N, K = 256, 384

@@ -9,11 +9,11 @@ from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.accuracy import error_ratio, worst_row_error
-from tunedgemm.ops.quant import per_1x32_f4_quant, shuffle_scale
-from tunedgemm.ops.shuffle import ShuffledWeight, shuffle_weight
+from tunedgemm.ops.formats.quant import per_1x32_f4_quant, shuffle_scale
+from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import infer_op
+from tunedgemm.tuner.accuracy import error_ratio, worst_row_error
 
 OP = op_named("a16w4_blockscale")
 CPU = torch.device("cpu")

@@ -9,10 +9,10 @@ from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.accuracy import error_ratio, worst_row_error
-from tunedgemm.ops.quant import dequant_blocks
-from tunedgemm.ops.shuffle import shuffle_weight
+from tunedgemm.ops.formats.quant import dequant_blocks
+from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
+from tunedgemm.tuner.accuracy import error_ratio, worst_row_error
 
 OP = op_named("a8w8_blockscale")
 CPU = torch.device("cpu")

@@ -6,9 +6,9 @@ import torch
 from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.accuracy import worst_row_error
-from tunedgemm.ops.shuffle import ShuffledWeight, as_shuffled, shuffle_weight
+from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled, shuffle_weight
 from tunedgemm.shape import Shape
+from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("a8w8_bpreshuffle")
 PLAIN = op_named("a8w8")

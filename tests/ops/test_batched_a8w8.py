@@ -8,9 +8,9 @@ import torch
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.accuracy import worst_row_error
-from tunedgemm.ops.shuffle import shuffle_weight
+from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
+from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("batched_a8w8")
 INT8, FP8, CPU = torch.int8, torch.float8_e4m3fn, torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import DtypeError, OperandError, ShapeError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.shuffle import shuffle_weight
+from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
 
 OP = op_named("batched_bf16")

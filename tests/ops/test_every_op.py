@@ -20,13 +20,13 @@ from tunedgemm.dispatch.tuned_gemm import TunedGemm
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.libtypes import OF_AITERS_OPS
 from tunedgemm.ops import op_named, ops
-from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_rows, read_untuned
 from tunedgemm.table.row import key_shape
 from tunedgemm.testing.shapes import shapes_of
 from tunedgemm.tuner import Options, tune
+from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio, worst_row_error
 
 OPTIONS = Options(libtype="torch", iters=3, warmup=1, seconds=0.1, cache="hot", device="cpu")
 EVERY = pytest.mark.parametrize("name", sorted(ops()))

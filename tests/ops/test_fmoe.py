@@ -11,7 +11,7 @@ from tunedgemm.dispatch.settings import Settings
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.fmoe import ActivationType, QuantType
-from tunedgemm.ops.shuffle import shuffle_weight
+from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 
 OP = op_named("fmoe")

@@ -5,8 +5,8 @@ import torch
 import tunedgemm
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named, ops
+from tunedgemm.ops.formats.shuffle import as_shuffled, plain_weight, shuffle_weight
 from tunedgemm.ops.layout import layout_of, plain_layout, shuffled_layout
-from tunedgemm.ops.shuffle import as_shuffled, plain_weight, shuffle_weight
 from tunedgemm.shape import Shape
 
 WEIGHT = torch.randn(32, 64).bfloat16()

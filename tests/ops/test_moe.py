@@ -8,9 +8,9 @@ import pytest
 import torch
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import moe, op_named, quant
-from tunedgemm.ops.accuracy import worst_row_error
+from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.ops.moe import ActivationType, QuantType
-from tunedgemm.ops.shuffle import shuffle_weight
+from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("fmoe")
 CPU = torch.device("cpu")

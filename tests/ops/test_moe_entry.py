@@ -7,8 +7,8 @@ import torch
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.accuracy import worst_row_error
 from tunedgemm.ops.fmoe import ActivationType, QuantType
+from tunedgemm.tuner.accuracy import worst_row_error
 
 OP = op_named("fmoe")
 CPU, BF16 = torch.device("cpu"), torch.bfloat16

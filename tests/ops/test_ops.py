@@ -9,10 +9,10 @@ from tunedgemm import ops as ops_module
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import UnknownOpError
 from tunedgemm.ops import op_named, ops
-from tunedgemm.ops.accuracy import error_ratio, same_bits, worst_row_error
+from tunedgemm.ops.formats.shuffle import plain_weight
 from tunedgemm.ops.op import Tolerance
-from tunedgemm.ops.shuffle import plain_weight
 from tunedgemm.testing.shapes import shapes_of
+from tunedgemm.tuner.accuracy import error_ratio, same_bits, worst_row_error
 
 EACH = [pytest.param(ops()[name], shape, id=str(shape)) for name in sorted(ops()) for shape in shapes_of(name)]
 

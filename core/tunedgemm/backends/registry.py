@@ -159,7 +159,7 @@ def unwrapping(launcher: Launcher, shape: Shape) -> Launcher:
         return launcher
     from torch import Tensor  # whoever launches has loaded it
 
-    from tunedgemm.ops.shuffle import plain_weight
+    from tunedgemm.ops.formats.shuffle import plain_weight
 
     call = launcher.call
 

@@ -11,9 +11,9 @@ from torch import is_grad_enabled
 
 from tunedgemm.dispatch.duals import dual, levels
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.contents import duplicate
+from tunedgemm.ops.formats.contents import duplicate
+from tunedgemm.ops.formats.shuffle import ShuffledWeight
 from tunedgemm.ops.op import Op
-from tunedgemm.ops.shuffle import ShuffledWeight
 from tunedgemm.shape import Shape
 from tunedgemm.workload.capture import Capture
 

@@ -14,7 +14,7 @@ from tunedgemm.dispatch.choice import Explanation
 from tunedgemm.dispatch.duals import levels
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.libtypes import BUILTIN
-from tunedgemm.ops.shuffle import ShuffledWeight
+from tunedgemm.ops.formats.shuffle import ShuffledWeight
 from tunedgemm.shape import Shape
 from tunedgemm.table.folders import table_layers
 

@@ -137,7 +137,7 @@ def uninstall() -> None:
 
 def _declared(weight: torch.Tensor) -> torch.Tensor:
     """A weight that AITER's functions for shuffled weights were given: they take plain tensors, whose bytes are of (16, 16)."""
-    from tunedgemm.ops.shuffle import ShuffledWeight, as_shuffled
+    from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 
     return weight if isinstance(weight, ShuffledWeight) else as_shuffled(weight, (16, 16))
 
@@ -283,7 +283,7 @@ def _per_1x32(
 ) -> Quantised:
     """mxfp4; raises OperandError for another dtype, as `tunedgemm.per_1x32_f4_quant` does."""
     import tunedgemm
-    from tunedgemm.ops.quant import FP4
+    from tunedgemm.ops.formats.quant import FP4
 
     found: Quantised = tunedgemm.per_1x32_f4_quant(x, scale, FP4 if quant_dtype is None else quant_dtype, shuffle)
     return found

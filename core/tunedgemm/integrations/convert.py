@@ -17,7 +17,7 @@ from tunedgemm.dtype import short_dtype
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.layers import TunedFp8Linear, TunedLinear, TwofoldLinear
 from tunedgemm.libtypes import BUILTIN
-from tunedgemm.ops.shuffle import ShuffledWeight, layout_name, shuffle_weight, unshuffle_weight
+from tunedgemm.ops.formats.shuffle import ShuffledWeight, layout_name, shuffle_weight, unshuffle_weight
 from tunedgemm.shape import Shape
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)

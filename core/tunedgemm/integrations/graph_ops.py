@@ -23,8 +23,8 @@ from tunedgemm.errors import OperandError
 from tunedgemm.integrations.dynamo import teach
 from tunedgemm.integrations.torch_compile import opaque, plain, unseen
 from tunedgemm.ops import DEFAULT_OP, op_named
+from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 from tunedgemm.ops.op import Op
-from tunedgemm.ops.shuffle import ShuffledWeight, as_shuffled
 
 _LAST = ("otype", "weight_layout", "fields")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

@@ -17,7 +17,7 @@ from tunedgemm.errors import UserError
 from tunedgemm.integrations.linear import linear
 from tunedgemm.integrations.torch_compile import unseen
 from tunedgemm.ops import DEFAULT_OP
-from tunedgemm.ops.quant import per_1x128_quant, per_tensor_quant, pertoken_quant
+from tunedgemm.ops.formats.quant import per_1x128_quant, per_tensor_quant, pertoken_quant
 
 _autocast = torch._C._is_any_autocast_enabled
 

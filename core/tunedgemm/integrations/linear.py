@@ -16,7 +16,7 @@ from tunedgemm.dispatch.tuned_gemm import tgemm
 from tunedgemm.errors import OperandError, UserError
 from tunedgemm.integrations.dynamo import teach
 from tunedgemm.integrations.torch_compile import opaque, plain, unseen
-from tunedgemm.ops.shuffle import ShuffledWeight, as_shuffled
+from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled
 
 Function = Callable[..., Any]
 

@@ -117,7 +117,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
     """x [m, k] and weight [n, k] from a normal distribution, bias [n] and scales [1] where the shape has them."""
     import torch
 
-    from tunedgemm.ops.shuffle import shuffle_weight
+    from tunedgemm.ops.formats.shuffle import shuffle_weight
 
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -139,7 +139,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     """The product in float64 where that is quick, else in float32 without TF32, on the operands' device."""
-    from tunedgemm.ops.shuffle import unshuffled
+    from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, bias, scale_a, scale_b, scale_c = (*operands, None, None, None, None)[:6]
     exact = exact_dtype(shape.m, shape.n, shape.k) if shape.dtype != "fp64" else x.dtype

@@ -2,7 +2,7 @@
 
 AITER's ``gemm_a4w4``; its table is ``a4w4_blockscale_tuned_gemm.csv``. K counts elements, so the operands are [..., K/2] and [N, K/2],
 the even element in the low nibble. With a shuffled weight, as AITER's kernels want it, the scales are AITER's shuffled ones
-(`tunedgemm.ops.quant.shuffle_scale`): [ceil256(M), ceil8(K/32)] and [ceil256(N), ceil8(K/32)]. With a plain weight they are plain:
+(`tunedgemm.ops.formats.quant.shuffle_scale`): [ceil256(M), ceil8(K/32)] and [ceil256(N), ceil8(K/32)]. With a plain weight they are plain:
 [M, K/32] and [N, K/32]. Accumulation is in float32.
 """
 
@@ -102,7 +102,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
     """x [m, k/2] and weight [n, k/2] of normal numbers, quantised, their e8m0 scales, and bias [n] where asked for."""
     import torch
 
-    from tunedgemm.ops.quant import per_1x32_f4_quant
+    from tunedgemm.ops.formats.quant import per_1x32_f4_quant
 
     generator = torch.Generator(device).manual_seed(seed)
     x, x_scale = per_1x32_f4_quant(quantised.draw(shape.m, shape.k, scaled_fp4.GROUP, generator), shuffle=shape.layout != "row")
@@ -114,7 +114,7 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     """[m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
     import torch
 
-    from tunedgemm.ops.quant import dequant_fp4
+    from tunedgemm.ops.formats.quant import dequant_fp4
 
     x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
     wide = exact_dtype(shape.m, shape.n, shape.k)
@@ -126,7 +126,7 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
 def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, ...]:
     import torch
 
-    from tunedgemm.ops.quant import shuffle_scale
+    from tunedgemm.ops.formats.quant import shuffle_scale
 
     x, weight, x_scale, *rest = operands
     rows = x.view(torch.uint8).reshape(shape.m, shape.k // 2)[:m].contiguous().view(x.dtype)

@@ -42,7 +42,7 @@ def _shape_of(
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Tensor, ...]:
     """As for a8w8_blockscale; then the weight is shuffled and the scales of x are transposed."""
-    from tunedgemm.ops.shuffle import shuffle_weight
+    from tunedgemm.ops.formats.shuffle import shuffle_weight
 
     x, weight, x_scale, w_scale = scaled_blocks.make_inputs(shape, device, seed)
     return x, shuffle_weight(weight, shape.layout), scaled_blocks.transposed_scale(x_scale), w_scale
@@ -50,7 +50,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.T
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     """[m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
-    from tunedgemm.ops.shuffle import unshuffled
+    from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, x_scale, w_scale = operands
     return scaled_blocks.reference(shape, (x, unshuffled(weight), scaled_blocks.untransposed_scale(x_scale), w_scale))

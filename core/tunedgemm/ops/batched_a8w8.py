@@ -68,7 +68,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
     """Normal x [B, m, k] and weight [B, n, k], quantised by row, their scales [B, m, 1] and [B, n, 1], and bias [B, n] where asked for."""
     import torch
 
-    from tunedgemm.ops.quant import pertoken_quant
+    from tunedgemm.ops.formats.quant import pertoken_quant
 
     generator, batches = torch.Generator(device).manual_seed(seed), int(shape["B"])
 

@@ -157,7 +157,7 @@ def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtyp
     Args:
         scale: one value for per_Tensor, None to take the largest magnitude of all of x.
     """
-    from tunedgemm.ops import quant
+    from tunedgemm.ops.formats import quant
 
     kind = shape["q_type"]
     if kind == "No" or x.numel() == 0:
@@ -175,7 +175,7 @@ def as_quantised(x: torch.Tensor, shape: Shape, scale: torch.Tensor | None, dtyp
 
 def plain_scale(scale: torch.Tensor | None, shape: Shape, rows: int, cols: int) -> torch.Tensor | None:
     """The scales of weights [expert, rows, cols] by expert, in order: [expert, ...]; None for weights without."""
-    from tunedgemm.ops.quant import unshuffle_scale
+    from tunedgemm.ops.formats.quant import unshuffle_scale
 
     if scale is None:
         return None
@@ -195,7 +195,7 @@ def expert_weight(weight: torch.Tensor, scale: torch.Tensor | None, expert: int,
     """
     import torch
 
-    from tunedgemm.ops import quant
+    from tunedgemm.ops.formats import quant
 
     kind = shape["q_type"]
     if kind == "per_1x32":  # torch indexes no 4-bit tensors
@@ -294,7 +294,7 @@ def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     """
     import torch
 
-    from tunedgemm.ops.shuffle import unshuffled
+    from tunedgemm.ops.formats.shuffle import unshuffled
 
     hidden, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, a2_scale = (*operands, *[None] * 4)[:9]
     experts, topk, inter = int(shape["expert"]), int(shape["topk"]), shape.k

@@ -197,8 +197,8 @@ def _experts(
     """Weights [E, *sizes] and their scales, expert by expert: all of them in float32 would not fit a device."""
     import torch
 
-    from tunedgemm.ops import quant
-    from tunedgemm.ops.shuffle import shuffle_weight
+    from tunedgemm.ops.formats import quant
+    from tunedgemm.ops.formats.shuffle import shuffle_weight
 
     kind, experts = str(shape["q_type"]), int(shape["expert"])
     dtype = torch_dtype(str(shape["q_dtype_w"]))
@@ -227,7 +227,7 @@ def _experts(
 
 def _quantised(values: torch.Tensor, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
     """One expert's weights [rows, cols] as stored, and their scales; None for QuantType.No."""
-    from tunedgemm.ops import quant
+    from tunedgemm.ops.formats import quant
 
     if kind == "per_Tensor":
         return quant.per_tensor_quant(values, quant_dtype=dtype)

@@ -86,7 +86,7 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Te
     """Normal x [m, k] and plain weight [n, k], quantised; x_scale [m, ceil(k/128)] row-major and w_scale [ceil(n/128), ceil(k/128)]."""
     import torch
 
-    from tunedgemm.ops.quant import per_1x128_quant, per_block_quant
+    from tunedgemm.ops.formats.quant import per_1x128_quant, per_block_quant
 
     generator, target = torch.Generator(device).manual_seed(seed), torch_dtype(shape.dtype)
     x, x_scale = per_1x128_quant(quantised.draw(shape.m, shape.k, BLOCK, generator), target)
@@ -96,7 +96,7 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.Te
 
 def reference(shape: Shape, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """[m, n] of a plain weight and row-major scales, in float64 where that is quick, else in float32 without TF32."""
-    from tunedgemm.ops.quant import dequant_blocks
+    from tunedgemm.ops.formats.quant import dequant_blocks
 
     x, weight, x_scale, w_scale = operands
     wide = exact_dtype(shape.m, shape.n, shape.k)

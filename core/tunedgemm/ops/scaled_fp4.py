@@ -1,7 +1,7 @@
 """What a4w4_blockscale and a16w4_blockscale share: a weight in mxfp4, two e2m1 values in a byte, an e8m0 scale for each 32 of K.
 
 K counts elements, so a packed operand is [..., K/2], the even element in the low nibble. With a shuffled weight, as AITER's kernels
-want it, the scales are AITER's shuffled ones (`tunedgemm.ops.quant.shuffle_scale`), with a plain weight plain [rows, K/32].
+want it, the scales are AITER's shuffled ones (`tunedgemm.ops.formats.quant.shuffle_scale`), with a plain weight plain [rows, K/32].
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def check_preshuffle(op: str, weight: torch.Tensor, bpreshuffle: bool | None, na
 
 def draw_weight(shape: Shape, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """A weight [n, k/2] of normal numbers, quantised, in the shape's layout, and its scales."""
-    from tunedgemm.ops.quant import per_1x32_f4_quant
-    from tunedgemm.ops.shuffle import shuffle_weight
+    from tunedgemm.ops.formats.quant import per_1x32_f4_quant
+    from tunedgemm.ops.formats.shuffle import shuffle_weight
 
     shuffled = shape.layout != "row"
     weight, scale = per_1x32_f4_quant(quantised.draw(shape.n, shape.k, GROUP, generator), shuffle=shuffled)
@@ -82,7 +82,7 @@ def in_order(shape: Shape, scale: torch.Tensor, rows: int) -> torch.Tensor:
     """Plain scales [rows, k/32] as bytes."""
     import torch
 
-    from tunedgemm.ops.quant import unshuffle_scale
+    from tunedgemm.ops.formats.quant import unshuffle_scale
 
     groups, plain = shape.k // GROUP, scale.view(torch.uint8)
     return plain.reshape(rows, groups) if shape.layout == "row" else unshuffle_scale(plain, rows, groups)
@@ -90,7 +90,7 @@ def in_order(shape: Shape, scale: torch.Tensor, rows: int) -> torch.Tensor:
 
 def weight_values(shape: Shape, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The weight [n, k] as it is multiplied, in *dtype*."""
-    from tunedgemm.ops.quant import dequant_fp4
-    from tunedgemm.ops.shuffle import unshuffled
+    from tunedgemm.ops.formats.quant import dequant_fp4
+    from tunedgemm.ops.formats.shuffle import unshuffled
 
     return dequant_fp4(unshuffled(weight), in_order(shape, scale, shape.n), dtype)

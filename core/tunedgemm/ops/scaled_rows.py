@@ -156,8 +156,8 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...
     """x [m, k] and weight [n, k] of normal numbers, quantised; scales [m, 1] and [n, 1], or [1] each; bias [n] where asked for."""
     import torch
 
-    from tunedgemm.ops.quant import per_tensor_quant, pertoken_quant
-    from tunedgemm.ops.shuffle import shuffle_weight
+    from tunedgemm.ops.formats.quant import per_tensor_quant, pertoken_quant
+    from tunedgemm.ops.formats.shuffle import shuffle_weight
 
     generator = torch.Generator(device).manual_seed(seed)
     quantise = per_tensor_quant if shape.scale == "tensor" else pertoken_quant
@@ -170,7 +170,7 @@ def make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...
 
 def reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
     """[m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
-    from tunedgemm.ops.shuffle import unshuffled
+    from tunedgemm.ops.formats.shuffle import unshuffled
 
     x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
     wide = exact_dtype(shape.m, shape.n, shape.k)

@@ -33,13 +33,13 @@ from tunedgemm.device import Device, current_device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import LaunchError
 from tunedgemm.ops import op_named, ops
-from tunedgemm.ops.accuracy import same_bits
-from tunedgemm.ops.contents import duplicate
+from tunedgemm.ops.formats.contents import duplicate
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.testing.child import ask_child
 from tunedgemm.testing.launching import Case, concurrent_calls, foldings, launch, replayed
 from tunedgemm.testing.shapes import DEVICES, shapes_of
+from tunedgemm.tuner.accuracy import same_bits
 from tunedgemm.tuner.verify import Poisoned, rows_of
 
 #: A dispatcher asks `supports` once a shape, a tuner for thousands of them.

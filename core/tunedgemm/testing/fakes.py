@@ -84,7 +84,7 @@ def _typed(op: Op, shape: Shape, operands: tuple[Any, ...]) -> tuple[Any, ...]:
     """Operands as the op's callers give them: launchers get shuffled weights as plain tensors, and references know the type."""
     if shape.layout == "row":
         return operands
-    from tunedgemm.ops.shuffle import as_shuffled
+    from tunedgemm.ops.formats.shuffle import as_shuffled
 
     def typed(place: int, operand: Any) -> Any:
         name = op.operands[place]

@@ -13,10 +13,10 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.accuracy import MAX_ERROR_RATIO, errors
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
+from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, errors
 
 
 @attrs.frozen(eq=False)
@@ -97,7 +97,7 @@ def replayed(solution: Solution, launcher: Launcher, operands: tuple[Any, ...], 
     """The output of a graph captured over *operands*, replayed after they were given the values of *later*."""
     import torch
 
-    from tunedgemm.ops.contents import duplicate, overwrite
+    from tunedgemm.ops.formats.contents import duplicate, overwrite
 
     held = [None if operand is None else duplicate(operand) for operand in operands]
     stream = torch.cuda.Stream()

@@ -11,11 +11,11 @@ import attrs
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.errors import OutOfResources, TunedGemmError, UserError
-from tunedgemm.ops.accuracy import MAX_ERROR_RATIO
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
+from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO
 
 
 def _at_least(least: float) -> Callable[[object, attrs.Attribute, Any], None]:

@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.dtype import torch_dtype
-from tunedgemm.ops.accuracy import errors, same_bits
-from tunedgemm.ops.contents import duplicate, overwrite
+from tunedgemm.ops.formats.contents import duplicate, overwrite
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
+from tunedgemm.tuner.accuracy import errors, same_bits
 from tunedgemm.tuner.trial import failed
 
 #: Calls in a row whose bits are compared, and which may leave no memory behind.

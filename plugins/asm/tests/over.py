@@ -12,8 +12,9 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, bind_driver, device_of, ops, torch_dtype
+from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of
 from tunedgemm.testing.conformance import Poisoned
+from tunedgemm.tools import bind_driver, ops, torch_dtype
 from tunedgemm_asm import Asm, driver, launch, packs
 
 CPU = device_of(-1)

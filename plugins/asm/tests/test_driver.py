@@ -9,7 +9,8 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import Driver, LaunchError, bind_driver
+from tunedgemm.plugin import LaunchError
+from tunedgemm.tools import Driver, bind_driver
 from tunedgemm_asm import driver, native
 from tunedgemm_asm.driver import ENDS, HIP, function_of
 

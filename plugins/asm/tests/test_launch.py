@@ -10,8 +10,9 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Launcher, LaunchError, Shape, Solution, bind_driver, semaphores
+from tunedgemm.plugin import Launcher, LaunchError, Shape, Solution
 from tunedgemm.testing.conformance import Poisoned
+from tunedgemm.tools import bind_driver, semaphores
 from tunedgemm_asm import driver, launch, native, packs
 
 gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)

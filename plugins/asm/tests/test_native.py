@@ -19,7 +19,8 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import PluginError, bind_driver
+from tunedgemm.plugin import PluginError
+from tunedgemm.tools import bind_driver
 from tunedgemm_asm import native
 from tunedgemm_asm.driver import HIP
 from tunedgemm_asm.native import Plan, by_ctypes

@@ -16,7 +16,8 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import LaunchError, PluginError, bind_driver
+from tunedgemm.plugin import LaunchError, PluginError
+from tunedgemm.tools import bind_driver
 from tunedgemm_asm import native
 from tunedgemm_asm.driver import CUDA
 from tunedgemm_asm.native import Map, Plan

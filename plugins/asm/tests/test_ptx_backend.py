@@ -12,7 +12,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, ops
+from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported
+from tunedgemm.tools import ops
 from tunedgemm_asm import Asm, asm, native
 from tunedgemm_asm.driver import CUDA
 from tunedgemm_asm.ptx import assembler

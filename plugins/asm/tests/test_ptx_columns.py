@@ -10,7 +10,8 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, op_named, ops
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported
+from tunedgemm.tools import op_named, ops
 from tunedgemm_asm import Asm, asm, native
 from tunedgemm_asm.ptx import assembler
 from tunedgemm_asm.ptx.kernel import text_of

@@ -8,7 +8,8 @@ import attrs
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of, ops, plain_weight, shuffle_weight
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
+from tunedgemm.tools import ops, plain_weight, shuffle_weight
 from tunedgemm_asm import asm
 from tunedgemm_asm.ptx.plan import COLUMNS, Plan
 

@@ -10,7 +10,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of, ops
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
+from tunedgemm.tools import ops
 from tunedgemm_asm import asm
 from tunedgemm_asm.ptx.plan import BLOCK_SHARED, Plan, plan_of
 from tunedgemm_asm.ptx.problem import refusal

@@ -26,7 +26,8 @@ TAILS, SEVERAL_TAILS = {"m": 37, "n": 105, "k": 336}, {"m": 1037, "n": 4105, "k"
 PROGRAM = """
 import pickle, re, sys, torch
 from pathlib import Path
-from tunedgemm.plugin import device_of, ops, plain_weight
+from tunedgemm.plugin import device_of
+from tunedgemm.tools import ops, plain_weight
 from tunedgemm_asm import asm
 from tunedgemm_asm.ptx import assembler
 if len(sys.argv) > 2:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import attrs
-from tunedgemm.plugin import Device, Driver, DriverInterface, Launcher, Shape, Solution, Unsupported, hookimpl, loaded_driver
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, hookimpl
+from tunedgemm.tools import Driver, DriverInterface, loaded_driver
 
 from tunedgemm_asm import abi, heuristic, launch, limits, solutions
 from tunedgemm_asm.ptx import launch as ptx_launch

@@ -22,7 +22,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import attrs
-from tunedgemm.plugin import PluginError, parse_dtype
+from tunedgemm.plugin import PluginError
+from tunedgemm.tools import parse_dtype
 
 #: Architectures for which kernels of these layouts exist, and the fp8 that each multiplies (CDNA 3 and 4 ISA guides).
 FP8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}

@@ -6,7 +6,7 @@ import ctypes
 import functools
 
 import attrs
-from tunedgemm.plugin import Driver, DriverInterface, device_context
+from tunedgemm.tools import Driver, DriverInterface, device_context
 
 _POINTER, _INT, _UINT = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
 _HANDLE = ctypes.POINTER(ctypes.c_void_p)

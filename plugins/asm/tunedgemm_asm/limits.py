@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import attrs
-from tunedgemm.plugin import Device, Shape, Unsupported, dtype_bits
+from tunedgemm.plugin import Device, Shape, Unsupported
+from tunedgemm.tools import dtype_bits
 
 from tunedgemm_asm.abi import ABIS, FP8
 from tunedgemm_asm.manifest import Kernel

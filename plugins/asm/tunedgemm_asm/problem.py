@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import attrs
-from tunedgemm.plugin import Shape, dtype_bits
+from tunedgemm.plugin import Shape
+from tunedgemm.tools import dtype_bits
 
 from tunedgemm_asm.limits import COUNTERS, ceil_div, part_of
 from tunedgemm_asm.manifest import Kernel

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import attrs
 import pytest
-from tunedgemm.plugin import Device, PluginError, Shape, op_named
+from tunedgemm.plugin import Device, PluginError, Shape
+from tunedgemm.tools import op_named
 from tunedgemm_ck.problem import problem_of
 from tunedgemm_ck.stages import parts
 from tunedgemm_ck.tile import FAMILY as tile_family

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import attrs
 import pytest
-from tunedgemm.plugin import LaunchError, PluginError, artifact
+from tunedgemm.plugin import LaunchError, PluginError
+from tunedgemm.tools import artifact
 from tunedgemm_ck import toolchain
 from tunedgemm_ck.build import MissingError, Object, built, found
 from tunedgemm_ck.native import loaded

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from tunedgemm.plugin import Shape, op_named
+from tunedgemm.plugin import Shape
 from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.stand_in import StandInConformance
+from tunedgemm.tools import op_named
 
 
 class OnGpu(BackendConformance):

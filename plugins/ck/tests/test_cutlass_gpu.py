@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of, ops
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
 from tunedgemm.testing.conformance import Poisoned
+from tunedgemm.tools import ops
 from tunedgemm_ck import cutlass
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)

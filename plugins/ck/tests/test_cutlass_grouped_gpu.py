@@ -9,9 +9,10 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of, op_named
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm.testing.launching import Case
+from tunedgemm.tools import op_named
 from tunedgemm_ck import cutlass
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)

@@ -5,19 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import (
-    Device,
-    Launcher,
-    LaunchError,
-    PluginError,
-    Shape,
-    Solution,
-    Unsupported,
-    UserError,
-    device_of,
-    op_named,
-    plain_weight,
-)
+from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, UserError, device_of
+from tunedgemm.tools import op_named, plain_weight
 from tunedgemm_ck import Templates, launch, native, toolchain
 
 CPU = device_of(-1)

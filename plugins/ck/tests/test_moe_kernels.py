@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 import tunedgemm_ck
-from tunedgemm.plugin import Shape, op_named
+from tunedgemm.plugin import Shape
 from tunedgemm.testing.launching import Case
+from tunedgemm.tools import op_named
 from tunedgemm_ck.native import MOE_POINTERS
 from tunedgemm_ck.stages import sizes_of
 

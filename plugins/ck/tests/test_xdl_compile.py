@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tunedgemm.plugin import Device, op_named
+from tunedgemm.plugin import Device
+from tunedgemm.tools import op_named
 from tunedgemm_ck.problem import Problem, problem_of
 from tunedgemm_ck.stages import parts
 from tunedgemm_ck.tile import template as tile_template

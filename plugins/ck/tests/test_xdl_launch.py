@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tunedgemm.plugin import Device, Shape, op_named
+from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import op_named
 from tunedgemm_ck.native import MOE_POINTERS, Loaded, loaded
 from tunedgemm_ck.problem import problem_of
 from tunedgemm_ck.stages import Stages, parts, sizes_of

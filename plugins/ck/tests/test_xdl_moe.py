@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tunedgemm.plugin import Device, PluginError, Shape, op_named
+from tunedgemm.plugin import Device, PluginError, Shape
+from tunedgemm.tools import op_named
 from tunedgemm_ck.problem import problem_of
 from tunedgemm_ck.stages import Stages, parts
 from tunedgemm_ck.xdl import FAMILY

@@ -6,7 +6,8 @@ import re
 
 import attrs
 import pytest
-from tunedgemm.plugin import Device, Shape, op_named
+from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import op_named
 from tunedgemm_ck.xdl import FAMILY
 from tunedgemm_ck.xdl.instance import FORMS, parse
 from tunedgemm_ck.xdl.limits import instances

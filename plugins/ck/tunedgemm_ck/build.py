@@ -21,7 +21,8 @@ from typing import Any
 
 import attrs
 from filelock import FileLock, Timeout
-from tunedgemm.plugin import LaunchError, PluginError, artifact, cache_folder
+from tunedgemm.plugin import LaunchError, PluginError
+from tunedgemm.tools import artifact, cache_folder
 
 from tunedgemm_ck.family import Family, Instance
 from tunedgemm_ck.problem import Problem

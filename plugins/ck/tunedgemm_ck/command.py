@@ -8,20 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import attrs
-from tunedgemm.plugin import (
-    Command,
-    Op,
-    PluginError,
-    Row,
-    Table,
-    TunedGemmError,
-    UserError,
-    named_file,
-    op_of_file,
-    ops,
-    read_rows,
-    shape_of_texts,
-)
+from tunedgemm.plugin import Command, Op, PluginError, TunedGemmError, UserError
+from tunedgemm.tools import Row, Table, named_file, op_of_file, ops, read_rows, shape_of_texts
 
 from tunedgemm_ck import Templates, ck, cktile, cutlass
 from tunedgemm_ck.build import REBUILD, Object, Target, built, found, said, targets_of

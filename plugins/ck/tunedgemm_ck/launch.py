@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, on_device, torch_dtype, workspace
+from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
+from tunedgemm.tools import on_device, torch_dtype, workspace
 
 from tunedgemm_ck.build import COMPILE, REBUILD, Object, Target, built, found, kept, said, targets_of
 from tunedgemm_ck.family import Family

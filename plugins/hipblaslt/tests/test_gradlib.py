@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import tunedgemm_hipblaslt
-from tunedgemm.plugin import UserError, shuffle_weight
+from tunedgemm.plugin import UserError
+from tunedgemm.tools import shuffle_weight
 from tunedgemm_hipblaslt import gradlib
 
 FNUZ, BF16, FP16, FP32, INT8 = torch.float8_e4m3fnuz, torch.bfloat16, torch.float16, torch.float32, torch.int8

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, UserError, device_of, short_dtype
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, UserError, device_of
+from tunedgemm.tools import short_dtype
 
 from tunedgemm_hipblaslt import hipblaslt, launch
 from tunedgemm_hipblaslt.descriptors import ALIGNMENT

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, on_device, torch_dtype, workspace
+from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
+from tunedgemm.tools import on_device, torch_dtype, workspace
 
 from tunedgemm_hipblaslt.descriptors import Described, Found, asking
 from tunedgemm_hipblaslt.library import Library, build, device_context

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import PluginError, device_context, first_usable, mapped_files
+from tunedgemm.plugin import PluginError
+from tunedgemm.tools import device_context, first_usable, mapped_files
 
 from tunedgemm_hipblaslt.abi import Abi
 

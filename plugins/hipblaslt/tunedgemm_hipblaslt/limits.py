@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tunedgemm.plugin import Device, Shape, Unsupported, dtype_bits
+from tunedgemm.plugin import Device, Shape, Unsupported
+from tunedgemm.tools import dtype_bits
 
 from tunedgemm_hipblaslt.abi import Abi
 from tunedgemm_hipblaslt.problem import quantised

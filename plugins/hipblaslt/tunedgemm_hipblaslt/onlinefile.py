@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from tunedgemm.plugin import home_folder
+from tunedgemm.tools import home_folder
 
 from tunedgemm_hipblaslt.problem import Problem
 

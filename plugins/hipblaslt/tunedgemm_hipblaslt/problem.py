@@ -7,7 +7,8 @@ Our ``out[M, N] = x[M, K] @ weight[N, K].T`` in rows is ``D[N, M] = weight.T[N, 
 from __future__ import annotations
 
 import attrs
-from tunedgemm.plugin import Shape, dtype_bits
+from tunedgemm.plugin import Shape
+from tunedgemm.tools import dtype_bits
 
 BLOCK = 128
 #: Rows of x are whole fours where each block of K has its own scales (cuBLAS manual, 128-element scaling factors).

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import attrs
-from tunedgemm.plugin import Device, PluginError, Shape, Solution, dtype_bits
+from tunedgemm.plugin import Device, PluginError, Shape, Solution
+from tunedgemm.tools import dtype_bits
 
 from tunedgemm_hipblaslt.descriptors import Described, Found, asking
 from tunedgemm_hipblaslt.launch import ALL, LIKED, answers_by_number

@@ -9,9 +9,10 @@ import attrs
 import torch
 import tunedgemm
 from hypothesis import strategies as st
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, ops
+from tunedgemm.plugin import Device, Launcher, Shape, Solution
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm.testing.launching import Case
+from tunedgemm.tools import ops
 from tunedgemm_skinny import Skinny
 from tunedgemm_skinny.limits import ARCHITECTURES, MAX_ROWS, OPS, OUTPUTS, shuffled_rows, width_of
 

@@ -6,7 +6,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tunedgemm.plugin import Driver, LaunchError, OutOfResources, Shape
+from tunedgemm.plugin import LaunchError, OutOfResources, Shape
+from tunedgemm.tools import Driver
 from tunedgemm_skinny import driver, rtc
 from tunedgemm_skinny.build import ENTRY, build_of, code
 from tunedgemm_skinny.driver import function_of

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of, ops
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
+from tunedgemm.tools import ops
 from tunedgemm_skinny import skinny
 from tunedgemm_skinny.fit import refusal
 from tunedgemm_skinny.names import Kernel, Rows, Tiles

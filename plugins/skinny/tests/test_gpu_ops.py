@@ -9,7 +9,8 @@ import attrs
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of, ops
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of
+from tunedgemm.tools import ops
 from tunedgemm_skinny import skinny
 from tunedgemm_skinny.fit import refusal
 from tunedgemm_skinny.limits import ARCHITECTURES

@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tunedgemm.plugin import LaunchError, OutOfResources, PluginError, Shape, Solution, semaphores
+from tunedgemm.plugin import LaunchError, OutOfResources, PluginError, Shape, Solution
+from tunedgemm.tools import semaphores
 from tunedgemm_skinny import Skinny
 from tunedgemm_skinny.launch import ALIASES
 from tunedgemm_skinny.names import REVISION, Kernel, Rows, Tiles

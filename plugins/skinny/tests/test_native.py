@@ -16,7 +16,8 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import Shape, bind_driver
+from tunedgemm.plugin import Shape
+from tunedgemm.tools import bind_driver
 from tunedgemm_skinny import native
 from tunedgemm_skinny.driver import CUDA
 from tunedgemm_skinny.names import Rows

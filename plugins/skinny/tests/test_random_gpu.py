@@ -12,7 +12,8 @@ import attrs
 import pytest
 import torch
 import tunedgemm
-from tunedgemm.plugin import Device, Shape, Solution, device_of, ops, torch_dtype
+from tunedgemm.plugin import Device, Shape, Solution, device_of
+from tunedgemm.tools import ops, torch_dtype
 from tunedgemm_skinny import skinny
 from tunedgemm_skinny.limits import OPS
 

@@ -9,7 +9,8 @@ import functools
 from pathlib import Path
 
 import attrs
-from tunedgemm.plugin import LaunchError, Shape, artifact
+from tunedgemm.plugin import LaunchError, Shape
+from tunedgemm.tools import artifact
 
 from tunedgemm_skinny.fit import compiled_rows, vec_of
 from tunedgemm_skinny.limits import ARCHITECTURES, INPUTS, OUTPUTS, SCALES, batches_of, shuffled_rows, weight_of, x_pieces

@@ -7,7 +7,8 @@ import functools
 import threading
 
 import attrs
-from tunedgemm.plugin import Driver, DriverInterface, LaunchError, OutOfResources, device_context
+from tunedgemm.plugin import LaunchError, OutOfResources
+from tunedgemm.tools import Driver, DriverInterface, device_context
 
 _POINTER, _INT, _UINT = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
 _HANDLE, _INTS = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int)

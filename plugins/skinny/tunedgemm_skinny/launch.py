@@ -6,22 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.plugin import (
-    Device,
-    Driver,
-    DriverInterface,
-    Launcher,
-    LaunchError,
-    OutOfResources,
-    PluginError,
-    Shape,
-    Solution,
-    Unsupported,
-    on_device,
-    semaphores,
-    torch_dtype,
-    workspace,
-)
+from tunedgemm.plugin import Device, Launcher, LaunchError, OutOfResources, PluginError, Shape, Solution, Unsupported
+from tunedgemm.tools import Driver, DriverInterface, on_device, semaphores, torch_dtype, workspace
 
 from tunedgemm_skinny import driver, rtc
 from tunedgemm_skinny.build import ENTRY, build_of, code

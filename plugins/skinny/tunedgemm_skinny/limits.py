@@ -6,7 +6,8 @@ import functools
 import re
 
 import attrs
-from tunedgemm.plugin import Device, Shape, Unsupported, dtype_bits
+from tunedgemm.plugin import Device, Shape, Unsupported
+from tunedgemm.tools import dtype_bits
 
 
 @attrs.frozen

@@ -10,7 +10,8 @@ import sys
 from typing import Any
 
 import torch
-from tunedgemm.plugin import Device, Shape, ops, plain_weight, torch_dtype
+from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import ops, plain_weight, torch_dtype
 from tunedgemm_triton.compile import Build, build_of, constants, function_of, sums_integers
 from tunedgemm_triton.fit import grid_of, partial_bytes, tiles_of
 from tunedgemm_triton.limits import batches_of

@@ -15,7 +15,8 @@ import attrs
 import numpy as np
 import torch
 from triton.runtime import interpreter
-from tunedgemm.plugin import Shape, ops, plain_weight, torch_dtype
+from tunedgemm.plugin import Shape
+from tunedgemm.tools import ops, plain_weight, torch_dtype
 from tunedgemm_triton.plan import Plan, Step
 from tunedgemm_triton.planned import PLANNED
 

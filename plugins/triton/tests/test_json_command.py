@@ -9,7 +9,8 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import Row, Shape, Solution, UserError, op_named, read_rows, upsert
+from tunedgemm.plugin import Shape, Solution, UserError
+from tunedgemm.tools import Row, op_named, read_rows, upsert
 from tunedgemm_triton import command, jsonfile, jsontune
 from tunedgemm_triton.dialect import dialect_of
 from tunedgemm_triton.jsontune import Request

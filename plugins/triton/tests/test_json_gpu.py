@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tunedgemm.plugin import Launcher, Shape, Solution, device_of, ops
+from tunedgemm.plugin import Launcher, Shape, Solution, device_of
+from tunedgemm.tools import ops
 from tunedgemm_triton import buckets, heuristic, jsonfile, launch
 from tunedgemm_triton.dialect import OURS
 

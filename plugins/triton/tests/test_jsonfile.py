@@ -10,7 +10,8 @@ import attrs
 import pytest
 import tunedgemm
 import tunedgemm_triton
-from tunedgemm.plugin import Device, Shape, Solution, UserError, ops
+from tunedgemm.plugin import Device, Shape, Solution, UserError
+from tunedgemm.tools import ops
 from tunedgemm_triton import heuristic, jsonfile, plan_launch
 from tunedgemm_triton.dialect import OURS, TAGS, sizes_of
 from tunedgemm_triton.jsonfile import Name

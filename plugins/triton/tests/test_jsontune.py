@@ -13,9 +13,10 @@ import pytest
 import tunedgemm_triton
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tunedgemm.plugin import Device, Options, Outcome, Planned, Row, Shape, Solution, UserError, ops, upsert
+from tunedgemm.plugin import Device, Shape, Solution, UserError
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
 from tunedgemm.testing.replay import Samples
+from tunedgemm.tools import Options, Outcome, Planned, Row, ops, upsert
 from tunedgemm_triton import buckets, export, jsonfile, jsontune, parameters, searchspace
 from tunedgemm_triton.dialect import OURS
 from tunedgemm_triton.jsontune import Request

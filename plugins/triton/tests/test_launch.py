@@ -6,7 +6,8 @@ import threading
 from typing import Any
 
 import pytest
-from tunedgemm.plugin import Device, Launcher, OutOfResources, Shape, Solution, Unsupported, device_of, ops, plain_weight
+from tunedgemm.plugin import Device, Launcher, OutOfResources, Shape, Solution, Unsupported, device_of
+from tunedgemm.tools import ops, plain_weight
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")

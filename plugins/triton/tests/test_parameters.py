@@ -9,7 +9,8 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tunedgemm.plugin import Device, Shape, UserError, ops
+from tunedgemm.plugin import Device, Shape, UserError
+from tunedgemm.tools import ops
 from tunedgemm_triton import jsonfile, parameters, supports
 from tunedgemm_triton.dialect import OURS
 from tunedgemm_triton.fit import ceil_div

@@ -12,7 +12,8 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, ops
+from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
+from tunedgemm.tools import ops
 from tunedgemm_triton import moe, mx
 from tunedgemm_triton.planned import PLANNED
 

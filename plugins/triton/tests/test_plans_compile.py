@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tunedgemm.plugin import Device, Shape, ops
+from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import ops
 from tunedgemm_triton.limits import ARCHITECTURES
 from tunedgemm_triton.planned import PLANNED
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import attrs
 import pytest
-from tunedgemm.plugin import Device, Launcher, OutOfResources, Shape, Solution, device_of, ops
+from tunedgemm.plugin import Device, Launcher, OutOfResources, Shape, Solution, device_of
+from tunedgemm.tools import ops
 from tunedgemm_triton import plan_launch
 from tunedgemm_triton.planned import PLANNED
 

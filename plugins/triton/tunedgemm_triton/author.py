@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, UserError, hookimpl, on_device
+from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, UserError, hookimpl
+from tunedgemm.tools import on_device
 
 from tunedgemm_triton import searchspace
 from tunedgemm_triton.dialect import Dialect

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
-from tunedgemm.plugin import Device, Shape, UserError, op_named, shape_of_texts
+from tunedgemm.plugin import Device, Shape, UserError
+from tunedgemm.tools import op_named, shape_of_texts
 
 from tunedgemm_triton import buckets, jsonfile
 from tunedgemm_triton.dialect import Dialect

@@ -134,7 +134,7 @@ def _columns(arguments: argparse.Namespace, op: Any) -> dict[str, str]:
 
 
 def _tune(arguments: argparse.Namespace) -> int:
-    from tunedgemm.plugin import Options, Progress, console, op_named, summary
+    from tunedgemm.tools import Options, Progress, console, op_named, summary
 
     from tunedgemm_triton.dialect import dialect_of
     from tunedgemm_triton.jsontune import Request, run
@@ -213,7 +213,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _to_files(arguments: argparse.Namespace) -> int:
     """JSON files from tuned tables."""
-    from tunedgemm.plugin import op_named, read_rows
+    from tunedgemm.tools import op_named, read_rows
 
     from tunedgemm_triton import export
     from tunedgemm_triton.dialect import dialect_of
@@ -249,7 +249,7 @@ def _to_files(arguments: argparse.Namespace) -> int:
 
 def _to_table(arguments: argparse.Namespace) -> int:
     """Rows of a table from JSON files."""
-    from tunedgemm.plugin import op_named, upsert
+    from tunedgemm.tools import op_named, upsert
 
     from tunedgemm_triton import export
     from tunedgemm_triton.dialect import dialect_of, sizes_of

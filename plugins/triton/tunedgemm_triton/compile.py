@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, LaunchError, PluginError, Shape, cache_folder
+from tunedgemm.plugin import Device, LaunchError, PluginError, Shape
+from tunedgemm.tools import cache_folder
 
 from tunedgemm_triton.fit import described, promotes
 from tunedgemm_triton.limits import ARCHITECTURES, batches_of

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Op, PluginError, Row, Shape, Solution, UserError, read_log, read_rows
+from tunedgemm.plugin import Device, Op, PluginError, Shape, Solution, UserError
+from tunedgemm.tools import Row, read_log, read_rows
 
 from tunedgemm_triton import buckets, jsonfile
 from tunedgemm_triton.dialect import Dialect, sizes_of

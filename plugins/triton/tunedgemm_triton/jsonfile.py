@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import UserError, home_folder
+from tunedgemm.plugin import UserError
+from tunedgemm.tools import home_folder
 
 from tunedgemm_triton.parameters import Entry
 

@@ -13,16 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import (
-    Device,
-    Op,
+from tunedgemm.plugin import Device, Op, Shape, Unsupported, UserError
+from tunedgemm.tools import (
     Options,
     Outcome,
     Planned,
     Row,
-    Shape,
-    Unsupported,
-    UserError,
     dtype_bits,
     op_named,
     read_rows,

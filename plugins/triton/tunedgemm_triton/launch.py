@@ -14,18 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import (
-    Device,
-    Launcher,
-    LaunchError,
-    OutOfResources,
-    PluginError,
-    Shape,
-    Solution,
-    Unsupported,
-    on_device,
-    torch_dtype,
-)
+from tunedgemm.plugin import Device, Launcher, LaunchError, OutOfResources, PluginError, Shape, Solution, Unsupported
+from tunedgemm.tools import on_device, torch_dtype
 
 from tunedgemm_triton.compile import Build, build_of, compiled, our_cache
 from tunedgemm_triton.counters import counters_of

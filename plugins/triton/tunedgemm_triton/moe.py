@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import attrs
-from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported, dtype_bits
+from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
+from tunedgemm.tools import dtype_bits
 
 from tunedgemm_triton.fit import ceil_div
 from tunedgemm_triton.limits import ARCHITECTURES, FP8, MAX_GRID_YZ, MAX_TILES, answer

@@ -7,7 +7,8 @@ tops are what `kernels` says.
 
 from __future__ import annotations
 
-from tunedgemm.plugin import Shape, dtype_bits
+from tunedgemm.plugin import Shape
+from tunedgemm.tools import dtype_bits
 
 from tunedgemm_triton.compile import TYPES, shuffled_rows
 from tunedgemm_triton.fit import ceil_div

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported, on_device, ops, torch_dtype
+from tunedgemm.plugin import Device, Launcher, PluginError, Shape, Solution, Unsupported
+from tunedgemm.tools import on_device, ops, torch_dtype
 
 from tunedgemm_triton.counters import counters_of
 from tunedgemm_triton.heuristic import resolve

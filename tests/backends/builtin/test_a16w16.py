@@ -10,10 +10,10 @@ from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device
 from tunedgemm.libtypes import BUILTIN
 from tunedgemm.ops import op_named
-from tunedgemm.ops.accuracy import worst_row_error
-from tunedgemm.ops.shuffle import shuffle_weight
+from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
+from tunedgemm.tuner.accuracy import worst_row_error
 
 GPU = Device("sm_90", 132)
 OP = op_named("a16w16")

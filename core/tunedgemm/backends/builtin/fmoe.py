@@ -68,7 +68,7 @@ class _Call:
         """[experts, rows, cols]: of those *chosen* by their places on the device, or of all."""
         import torch
 
-        from tunedgemm.ops.quant import as_fp4, dequant_fp4, dequant_rows
+        from tunedgemm.ops.formats.quant import as_fp4, dequant_fp4, dequant_rows
 
         rows, cols = self.size(stage)
         kind, weight, scale = self.shape["q_type"], self.weights[stage], self.scales[stage]
@@ -306,7 +306,7 @@ def _scaled_grouped_mm(call: _Call) -> Stage:
 
 def _fp8_rows(shape: Shape, x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The input of a stage [R, cols] as fp8, and one scale for each row [R]."""
-    from tunedgemm.ops.quant import per_tensor_quant, pertoken_quant
+    from tunedgemm.ops.formats.quant import per_tensor_quant, pertoken_quant
 
     dtype = torch_dtype(str(shape["q_dtype_a"]))
     if shape["q_type"] == "per_Token":
@@ -345,7 +345,7 @@ def _few(limit: int, *fields: str) -> Callable[[Shape, Device], tuple[int, ...]]
 
 def _in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
     """Both weights in order; the scales that are shuffled with them are put in order by each route."""
-    from tunedgemm.ops.shuffle import unshuffle_weight
+    from tunedgemm.ops.formats.shuffle import unshuffle_weight
 
     layout = shape.layout
 

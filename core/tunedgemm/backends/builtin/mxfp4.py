@@ -86,7 +86,7 @@ def _values(shape: Shape, dtype: str) -> Callable[[torch.Tensor, torch.Tensor], 
     """A function of a packed operand and its scales to its values [rows, K]."""
     import torch
 
-    from tunedgemm.ops.quant import as_fp4, dequant_fp4
+    from tunedgemm.ops.formats.quant import as_fp4, dequant_fp4
 
     k, inner = shape.k, torch_dtype(dtype)
 
@@ -124,7 +124,7 @@ def _no_bf16(shape: Shape, device: Device) -> str:
 
 def _in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
     """The weight and both scales in order."""
-    from tunedgemm.ops.quant import unshuffle_scale
+    from tunedgemm.ops.formats.quant import unshuffle_scale
 
     m, n, groups, ordered = shape.m, shape.n, shape.k // _GROUP, weight_in_order(shape, call)
 
@@ -136,7 +136,7 @@ def _in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _weight_in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
     """The weight and its scales in order."""
-    from tunedgemm.ops.quant import unshuffle_scale
+    from tunedgemm.ops.formats.quant import unshuffle_scale
 
     n, groups, ordered = shape.n, shape.k // _GROUP, weight_in_order(shape, call)
 

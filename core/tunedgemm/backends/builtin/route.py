@@ -41,7 +41,7 @@ class Route:
 
 def weight_in_order(shape: Shape, call: Callable[..., Any]) -> Callable[..., Any]:
     """The function behind one that takes the weight, the second operand, with its bytes shuffled."""
-    from tunedgemm.ops.shuffle import unshuffle_weight
+    from tunedgemm.ops.formats.shuffle import unshuffle_weight
 
     layout = shape.layout
 

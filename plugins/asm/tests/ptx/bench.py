@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from tunedgemm.plugin import shuffle_weight, torch_dtype
+from tunedgemm.tools import shuffle_weight, torch_dtype
 from tunedgemm_asm.ptx.arguments import MAP_BYTES, MAP_OUT, MAPS, SCALES, abi_of
 from tunedgemm_asm.ptx.kernel import text_of
 from tunedgemm_asm.ptx.plan import Plan

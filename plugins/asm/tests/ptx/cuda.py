@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import attrs
-from tunedgemm.plugin import Driver
+from tunedgemm.tools import Driver
 from tunedgemm_asm.abi import Abi
 from tunedgemm_asm.driver import CUDA
 from tunedgemm_asm.ptx.arguments import MAP_BYTES, MAPS, abi_of

@@ -11,7 +11,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tunedgemm.plugin import LaunchError, artifact
+from tunedgemm.plugin import LaunchError
+from tunedgemm.tools import artifact
 
 from tunedgemm_asm.ptx.kernel import TARGET, text_of
 from tunedgemm_asm.ptx.plan import Variant

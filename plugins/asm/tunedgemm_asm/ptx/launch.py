@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tunedgemm.plugin import (
-    Device,
-    Driver,
-    DriverInterface,
-    Launcher,
-    LaunchError,
-    PluginError,
-    Shape,
-    Solution,
-    Unsupported,
-    device_context,
-    on_device,
-    scratch,
-    torch_dtype,
-)
+from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported
+from tunedgemm.tools import Driver, DriverInterface, device_context, on_device, scratch, torch_dtype
 
 from tunedgemm_asm import driver
 from tunedgemm_asm.native import Launch, Map, Plan, launch_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 
 import attrs
-from tunedgemm.plugin import Driver
+from tunedgemm.tools import Driver
 
 from tunedgemm_asm.ptx.arguments import MAP_BYTES
 from tunedgemm_asm.ptx.plan import ELEMENT_BYTES, STEP_BYTES

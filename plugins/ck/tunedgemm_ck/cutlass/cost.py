@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 
 import attrs
-from tunedgemm.plugin import Device, Shape, dtype_bits
+from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import dtype_bits
 
 from tunedgemm_ck.cutlass.instance import CutlassInstance
 from tunedgemm_ck.problem import batches_of

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tunedgemm.plugin import Device, Shape, dtype_bits
+from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import dtype_bits
 
 from tunedgemm_ck.cutlass.instance import MAX_ACCUMULATORS, CutlassInstance
 from tunedgemm_ck.problem import batches_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tunedgemm.plugin import Device, Shape, dtype_bits
+from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import dtype_bits
 
 from tunedgemm_ck.problem import batches_of
 

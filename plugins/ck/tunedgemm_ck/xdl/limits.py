@@ -6,7 +6,8 @@ import functools
 from collections.abc import Iterable
 
 import attrs
-from tunedgemm.plugin import Device, Shape, dtype_bits
+from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import dtype_bits
 
 from tunedgemm_ck.problem import batches_of
 from tunedgemm_ck.xdl.instance import FORMS, WAVE, XdlInstance, parse

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tunedgemm.plugin import Device, Shape, dtype_bits
+from tunedgemm.plugin import Device, Shape
+from tunedgemm.tools import dtype_bits
 
 from tunedgemm_ck.family import Instance
 from tunedgemm_ck.stages import Stages

@@ -1,4 +1,4 @@
-"""Quantisation of a stage's input as `tunedgemm.ops.quant` does it: one scale a tensor, a row, 128 or 32 elements of a row.
+"""Quantisation of a stage's input as `tunedgemm.ops.formats.quant` does it: one scale a tensor, a row, 128 or 32 elements of a row.
 
 A group of zeros has the scale 1 (mxfp4: byte 0); one with a NaN or an infinity has a scale that is not finite (255) and values 0.
 """

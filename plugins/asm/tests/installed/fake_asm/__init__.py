@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import os
 
-from tunedgemm.plugin import Device, Driver, DriverInterface, bind_driver
+from tunedgemm.plugin import Device
+from tunedgemm.tools import Driver, DriverInterface, bind_driver
 from tunedgemm_asm import Asm
 
 

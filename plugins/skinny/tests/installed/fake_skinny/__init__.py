@@ -6,7 +6,8 @@ import functools
 import os
 from pathlib import Path
 
-from tunedgemm.plugin import Device, Driver, DriverInterface, bind_driver
+from tunedgemm.plugin import Device
+from tunedgemm.tools import Driver, DriverInterface, bind_driver
 from tunedgemm_skinny import Skinny, rtc
 
 _RTC, _DRIVER = {"nvidia": "nvrtc", "amd": "hiprtc"}, {"nvidia": "cuda", "amd": "hip"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from tunedgemm.dtype import DTYPES
-from tunedgemm.ops.accuracy import same_bits
-from tunedgemm.ops.contents import duplicate, overwrite, raw
-from tunedgemm.ops.shuffle import ShuffledWeight, shuffle_weight
+from tunedgemm.ops.formats.contents import duplicate, overwrite, raw
+from tunedgemm.ops.formats.shuffle import ShuffledWeight, shuffle_weight
+from tunedgemm.tuner.accuracy import same_bits
 
 KINDS = [getattr(torch, name) for name, _ in DTYPES.values()]
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from tunedgemm.errors import OperandError
-from tunedgemm.ops.shuffle import (
+from tunedgemm.ops.formats.shuffle import (
     ShuffledWeight,
     as_shuffled,
     layout_name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tunedgemm.ops.shuffle import ShuffledWeight, as_shuffled, plain_weight
+from tunedgemm.ops.formats.shuffle import ShuffledWeight, as_shuffled, plain_weight
 
 if TYPE_CHECKING:
     import torch

@@ -74,7 +74,7 @@ def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """Whether two tensors (or Nones) hold the same bits; shuffled weights of one layout as they lie."""
     import torch
 
-    from tunedgemm.ops.contents import raw
+    from tunedgemm.ops.formats.contents import raw
 
     if one is None or other is None:
         return one is other

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from tunedgemm.errors import OperandError
-from tunedgemm.ops import quant
-from tunedgemm.ops.quant import (
+from tunedgemm.ops.formats import quant
+from tunedgemm.ops.formats.quant import (
     as_fp4,
     dequant_blocks,
     dequant_fp4,
@@ -24,8 +24,8 @@ from tunedgemm.ops.quant import (
     shuffle_scale,
     unshuffle_scale,
 )  # fmt: skip
+from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.ops.scaled_blocks import transposed_scale, untransposed_scale
-from tunedgemm.ops.shuffle import shuffle_weight
 
 DTYPES = {"int8": torch.int8, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0}

@@ -1,0 +1,86 @@
+"""Services of the core for plugins: loading and launching kernels, tables, and the tuner for plugin commands.
+
+The tuner and its reports load with their first use, so that a plugin that only launches stays quick to import.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tunedgemm.backends.artifact import artifact, cache_folder
+from tunedgemm.backends.driver import Driver, DriverInterface, bind_driver, device_context, first_usable, loaded_driver, mapped_files
+from tunedgemm.backends.launcher import on_device
+from tunedgemm.backends.workspace import scratch, semaphores, workspace
+from tunedgemm.dtype import dtype_bits, parse_dtype, short_dtype, torch_dtype
+from tunedgemm.ops import op_named, ops
+from tunedgemm.table.csvfile import read_rows, upsert
+from tunedgemm.table.folders import home_folder, named_file
+from tunedgemm.table.lookup import Table
+from tunedgemm.table.row import Row
+from tunedgemm.workload.lists import op_of_file, shape_of_texts
+
+if TYPE_CHECKING:
+    from tunedgemm.backends.builtin import torch_launcher
+    from tunedgemm.ops.formats.shuffle import plain_weight, shuffle_weight, unshuffle_weight
+    from tunedgemm.tuner import Options, tune
+    from tunedgemm.tuner.log import read_log
+    from tunedgemm.tuner.report import Progress, console, summary
+    from tunedgemm.tuner.trial import Outcome, Planned
+
+_LATE = {
+    **dict.fromkeys(("Options", "tune"), "tunedgemm.tuner"),
+    **dict.fromkeys(("Outcome", "Planned"), "tunedgemm.tuner.trial"),
+    **dict.fromkeys(("Progress", "console", "summary"), "tunedgemm.tuner.report"),
+    "read_log": "tunedgemm.tuner.log",
+    "torch_launcher": "tunedgemm.backends.builtin",
+    **dict.fromkeys(("plain_weight", "shuffle_weight", "unshuffle_weight"), "tunedgemm.ops.formats.shuffle"),
+}
+
+__all__ = [
+    "Driver",
+    "DriverInterface",
+    "Options",
+    "Outcome",
+    "Planned",
+    "Progress",
+    "Row",
+    "Table",
+    "artifact",
+    "bind_driver",
+    "cache_folder",
+    "console",
+    "device_context",
+    "dtype_bits",
+    "first_usable",
+    "home_folder",
+    "loaded_driver",
+    "mapped_files",
+    "named_file",
+    "on_device",
+    "op_named",
+    "op_of_file",
+    "ops",
+    "parse_dtype",
+    "plain_weight",
+    "read_log",
+    "read_rows",
+    "scratch",
+    "semaphores",
+    "shape_of_texts",
+    "short_dtype",
+    "shuffle_weight",
+    "summary",
+    "torch_dtype",
+    "torch_launcher",
+    "tune",
+    "unshuffle_weight",
+    "upsert",
+    "workspace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
