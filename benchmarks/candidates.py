@@ -66,7 +66,8 @@ def first_row(backend: Backend, device: Device, shape: Shape, us: dict[Solution,
     best, guess = min(us, key=us.__getitem__), min(early, key=us.__getitem__, default=None)
     return {
         "question": "first", "op": shape.op, "M": shape.m, "N": shape.n, "K": shape.k, "timed": len(us), "best": str(best),
-        "best_us": us[best], "guess": str(guess), "guess_us": us[guess] if guess else None, "loss": us[guess] / us[best] - 1 if guess else None,
+        "best_us": us[best], "guess": str(guess), "guess_us": us[guess] if guess else None,
+        "loss": us[guess] / us[best] - 1 if guess else None,
     }  # fmt: skip
 
 
@@ -77,7 +78,8 @@ def judge_first(backend: Backend, times: Times, arguments: argparse.Namespace) -
     for row in (row for row in rows if row not in kept):
         guess = "none of the first was timed" if row["loss"] is None else f"of the first {row['guess']} {row['guess_us']:.2f} us"
         print(f"{row['op']} {row['M']} {row['N']} {row['K']}: {row['best']} {row['best_us']:.2f} us, {guess}")
-    verdict = f"{len(kept)} of {len(rows)} shapes: the best of the first {arguments.first} of {arguments.libtype} is within {arguments.within:.0%}"
+    first = f"the best of the first {arguments.first} of {arguments.libtype}"
+    verdict = f"{len(kept)} of {len(rows)} shapes: {first} is within {arguments.within:.0%}"
     return rows, verdict, len(kept) >= arguments.share * len(rows)
 
 
@@ -208,7 +210,7 @@ def main(words: list[str] | None = None) -> int:
     if "compile" in arguments.only:
         summary.append(compile_ahead(backend, registry, arguments))
     print("\n".join(summary))
-    save(arguments.output, head(libtype=arguments.libtype, summary=summary, rows=rows))
+    save(arguments.output, head("candidates", libtype=arguments.libtype, summary=summary, rows=rows))
     return 0 if fine else 1
 
 

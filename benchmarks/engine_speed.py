@@ -464,7 +464,7 @@ def main(words: list[str] | None = None) -> None:
         rows.append(row)
         shown = {name: f"{value:.3f}" if isinstance(value, float) else value for name, value in row.items() if name != "samples"}
         print(*(f"{name} {value}" for name, value in shown.items()), sep="; ", flush=True)
-        save(arguments.output, head(engine=arguments.engine, options=arguments.options, rows=rows))
+        save(arguments.output, head("engine_speed", engine=arguments.engine, options=arguments.options, rows=rows))
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # engines are in sessions of their own, and end here
     started: list[Arm] = []

@@ -147,15 +147,15 @@ def today() -> str:
     return datetime.now(timezone.utc).date().isoformat()
 
 
-def head(device: Device | None = None, **more: Any) -> dict[str, Any]:
-    """Return what every result file begins with: benchmark, date, device, versions, and the command."""
+def head(name: str, device: Device | None = None, **more: Any) -> dict[str, Any]:
+    """Return what the result file of the benchmark *name* begins with: date, device, versions, and the command."""
     import tunedgemm
     from tunedgemm.device import current_device
 
     device = device or current_device()
     versions = {**dict(device.versions), "tunedgemm": tunedgemm.__version__, "python": platform.python_version()}
     return {
-        "benchmark": Path(sys.argv[0]).stem, "date": today(), "device": str(device), "machine": platform.machine(), "versions": versions,
+        "benchmark": name, "date": today(), "device": str(device), "machine": platform.machine(), "versions": versions,
         "command": sys.argv[1:], **more,
     }  # fmt: skip
 

@@ -187,7 +187,7 @@ def cost(arguments: argparse.Namespace, shapes: list[Shape]) -> int:
     totals = cost_totals(rows)
     summary = [f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}" for name, value in totals.items()]
     print("\n".join(summary))
-    save(arguments.output, head(summary=summary, totals=totals, failed=failed, rows=rows), "cost")
+    save(arguments.output, head("tuner", summary=summary, totals=totals, failed=failed, rows=rows), "cost")
     if left("tuned") or left("all"):
         return LEFT
     return 0 if rows and totals["ratio"] >= GOAL_RATIO and totals["within_1_percent"] >= GOAL_SHARE else 1
@@ -231,7 +231,7 @@ def compared(arguments: argparse.Namespace, shapes: list[Shape]) -> int:
     counted = ", ".join(f"{word} {verdicts.count(word)}" for word in ("same", "tie", "differ", "missing"))
     summary = [f"{len(rows)} shapes: {counted}", f"worst loss {worst:.2%}, worst control {control:.2%}"]
     print("\n".join(summary))
-    save(arguments.output, head(device, summary=summary, rows=rows), "stability")
+    save(arguments.output, head("tuner", device, summary=summary, rows=rows), "stability")
     return int("differ" in verdicts or "missing" in verdicts or worst >= GOAL_LOSS)
 
 
@@ -292,7 +292,7 @@ def scaling(arguments: argparse.Namespace, words: list[str]) -> int:
         rates = {row["devices"]: row["per_minute"] for row in rows if row["run"].endswith("warm")}
         speedups = {devices: value / rates[1] for devices, value in rates.items()} if 1 in rates else {}
         summary = [f"{devices} devices: {value:.2f} times one" for devices, value in speedups.items()]
-        save(arguments.output, head(summary=summary, rows=rows), "scaling")
+        save(arguments.output, head("tuner", summary=summary, rows=rows), "scaling")
     return int(any(speedups.get(devices, 0.0) < goal for devices, goal in GOAL_SPEEDUP.items() if devices in arguments.devices))
 
 
