@@ -35,7 +35,7 @@ import tunedgemm
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from speed import SLOWER, interval
+from harness import SLOWER, add_budget, add_check, add_only, add_rounds, head, interval, parser_of, ratio, save
 
 MODELS = Path(__file__).parents[1] / "examples" / "models"
 sys.path.insert(0, str(MODELS))

@@ -152,6 +152,7 @@ def write_table(folder: Path, target: Path) -> int:
         print(f"--models: missing {', '.join(absent)}", file=sys.stderr)
         return 1
     models = {model: json.loads(path.read_text()) for model, path in paths.items()}
+    target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(table(models))
     print(f"{target}: {sum(1 for _ in rows(models))} rows")
     return 0
