@@ -1,4 +1,4 @@
-"""What holds for which op, as the table of benchmarks/results/ops.md: each cell is a check that has just passed.
+"""Write the table of what holds for which op, benchmarks/results/ops/README.md: each cell is a check that has just passed.
 
     python benchmarks/ops_matrix.py                       every check that needs a CPU alone, and the conformance suite
     python benchmarks/ops_matrix.py --gpu "H200"          the column of the GPU that is present, the others as they stand
