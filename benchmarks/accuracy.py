@@ -1,22 +1,26 @@
-"""Measure how far each of torch's solutions of each op is from float64, on operands of real magnitudes.
+"""Measure how far each of torch's solutions of each op is from float64, on operands of real
+magnitudes.
 
     python benchmarks/accuracy.py [--op OP ...] [--k K ...] [-o FOLDER]
 
-Activations are normal with outliers: one channel in 200 is 30 to 100 times as large, as in the hidden states of language models.
-Weights are normal / sqrt(K). Both are quantised in the op's format by `tunedgemm.quant`. Every solution is compared with the product
-of the *quantised* operands in float64, which is what a solution answers for:
+Activations are normal with outliers: one channel in 200 is 30 to 100 times as large, as in the
+hidden states of language models. Weights are normal / sqrt(K). Both are quantised in the op's
+format by `tunedgemm.quant`. Every solution is compared with the product of the *quantised* operands
+in float64, which is what a solution answers for:
 
 row error
     norm(out - exact) / norm(exact) of the worst row.
 error ratio
     The share of elements outside the op's bounds.
 quantisation
-    The worst row error of that product against the one of the operands before they were quantised: the cost of the format itself.
+    The worst row error of that product against the one of the operands before they were quantised:
+    the cost of the format itself.
 bound
     The op's own bound of the row error.
 
-``-o FOLDER`` writes ``FOLDER/<device>.csv`` and makes ``FOLDER/README.md`` from all CSV files there; ``--page`` makes only the page.
-Exit 1 if a solution is outside its op's bounds or fails in a call.
+``-o FOLDER`` writes ``FOLDER/<device>.csv`` and makes ``FOLDER/README.md`` from all CSV files
+there; ``--page`` makes only the page. Exit 1 if a solution is outside its op's bounds or fails in a
+call.
 """
 
 from __future__ import annotations
@@ -85,7 +89,8 @@ class Draw:
         return self.normal(*batch, rows, cols) / cols**0.5
 
 
-#: (operands as a caller gives them, the result without quantisation in float64, further arguments of shape_of)
+#: (operands as a caller gives them, the result without quantisation in float64, further arguments
+#: of shape_of)
 Case = tuple[tuple[Any, ...], Tensor, dict[str, Any]]
 
 
@@ -117,7 +122,9 @@ def by_row(dtype: torch.dtype, layout: str = "", tensor: bool = False) -> Callab
 
 
 def by_block(dtype: torch.dtype, layout: str = "") -> Callable[[Draw], Case]:
-    """Return how cases of a8w8_blockscale and, with a layout, of a8w8_blockscale_bpreshuffle are made."""
+    """Return how cases of a8w8_blockscale and, with a layout, of a8w8_blockscale_bpreshuffle are
+    made.
+    """
 
     def case(draw: Draw) -> Case:
         x, weight = draw.activations(), draw.weights()
@@ -165,9 +172,11 @@ def batched(dtype: torch.dtype) -> Callable[[Draw], Case]:
 
 
 def experts(kind: str, dtype: torch.dtype = torch.bfloat16) -> Callable[[Draw], Case]:
-    """Return how cases of fmoe with silu are made; K is the dimension of the hidden states, N does not count.
+    """Return how cases of fmoe with silu are made; K is the dimension of the hidden states, N does
+    not count.
 
-    Its bounds of one element are for outputs of about 1, so the second weights are divided by the output's root mean square.
+    Its bounds of one element are for outputs of about 1, so the second weights are divided by the
+    output's root mean square.
     """
 
     def quantised(weight: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -199,7 +208,9 @@ def experts(kind: str, dtype: torch.dtype = torch.bfloat16) -> Callable[[Draw], 
 
 
 def unquantised(hidden: Tensor, w1: Tensor, w2: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
-    """Return what fmoe approximates, in float64: silu(gate) * up, every expert on every token, weighted."""
+    """Return what fmoe approximates, in float64: silu(gate) * up, every expert on every token,
+    weighted.
+    """
     gate, up = torch.einsum("td,erd->etr", hidden, w1).chunk(2, -1)
     out = torch.einsum("eti,edi->etd", torch.nn.functional.silu(gate) * up, w2)
     share = torch.zeros(len(w1), len(hidden), dtype=torch.float64, device=hidden.device)

@@ -1,15 +1,18 @@
-"""Count what is read, found and resolved of AITER's own tables, and which rows of libtype asm have their kernel in AITER's manifests.
+"""Count what is read, found and resolved of AITER's own tables, and which rows of libtype asm have
+their kernel in AITER's manifests.
 
     python benchmarks/aiter_tables.py --configs DIR -o folder
     python benchmarks/aiter_tables.py --only asm --configs DIR --manifests DIR -o folder
 
 tables
-    DIR holds AITER's ``configs`` (``a8w8_tuned_gemm.csv`` ..., ``model_configs/``). Every row is looked up on its own device in the
-    merged table of all files of its family. What serves its shape there is explained as by `tunedgemm explain`, with no backend
-    installed but torch. Writes ``folder/README.md``.
+    DIR holds AITER's ``configs`` (``a8w8_tuned_gemm.csv`` ..., ``model_configs/``). Every row is
+    looked up on its own device in the merged table of all files of its family. What serves its
+    shape there is explained as by `tunedgemm explain`, with no backend installed but torch. Writes
+    ``folder/README.md``.
 asm
-    The manifests are AITER's, of GEMM kernels, as ``<gfx>_<manifest>.csv``. A row is resolved as dispatch would on its own device: its
-    kernelName in the manifest of its own gfx, then its splitK and shape against the limits of that kernel. Writes ``folder/asm.md``.
+    The manifests are AITER's, of GEMM kernels, as ``<gfx>_<manifest>.csv``. A row is resolved as
+    dispatch would on its own device: its kernelName in the manifest of its own gfx, then its splitK
+    and shape against the limits of that kernel. Writes ``folder/asm.md``.
 
 AITER's files are not part of this repository; only counts are written.
 """
@@ -54,8 +57,10 @@ class Family:
         rows: of all tuned files. Their keys tell device and shape.
         problems: lines that are not read, and rows that never win.
         shapes: of the untuned files.
-        found: valid rows of which a look-up for their own shape and device returns the row, or a better one of its key.
-        explained: valid rows of which the explanation names the libtype: as what runs, or with the reason why it cannot.
+        found: valid rows of which a look-up for their own shape and device returns the row, or a
+            better one of its key.
+        explained: valid rows of which the explanation names the libtype: as what runs, or with the
+            reason why it cannot.
     """
 
     files: int = 0
@@ -79,7 +84,9 @@ class Family:
 
 
 def survey(folder: Path) -> dict[str, Family]:
-    """Read every CSV below *folder* and look up all its rows; return the families of which AITER has tables."""
+    """Read every CSV below *folder* and look up all its rows; return the families of which AITER
+    has tables.
+    """
     families = {name: Family() for name in ops() if OF_AITERS_OPS.get(name)}
     for path in sorted(folder.rglob("*.csv")):
         op = infer_op([path])
@@ -99,7 +106,9 @@ def survey(folder: Path) -> dict[str, Family]:
 
 
 def _rewritten(path: Path, op: Op, rows: Iterable[Row]) -> bytes:
-    """Return the file's bytes after its own rows were put into a copy of it; of duplicates it keeps one."""
+    """Return the file's bytes after its own rows were put into a copy of it; of duplicates it keeps
+    one.
+    """
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
         copy.write_bytes(path.read_bytes())

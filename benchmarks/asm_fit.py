@@ -1,18 +1,21 @@
 """Fit the rates by which the plugin `asm` orders its kernels for Hopper to measured times.
 
     tunedgemm tune --op a8w8 -i shapes.csv -o tuned.csv -o2 a8w8-profile.csv --libtype asm
-    python benchmarks/asm_fit.py a16w16-profile.csv a8w8-profile.csv [--steps 400] [--leave-out] [-o FOLDER]
+    python benchmarks/asm_fit.py a8w8-profile.csv [...] [--steps 400] [--leave-out] [-o FOLDER]
 
-A file's name begins with the op of its profile, up to a hyphen. The rates are those of `tunedgemm_asm/ptx/cost.py`. The loss of a set
-of rates is the error of the predicted times, fast kernels counting more, plus what the best of the first eight in their order loses, and
-the very first. Only plans that are listed count for the order, not those that a tuning found next to them. Steps change one rate at
-random and are kept if the loss falls.
+A file's name begins with the op of its profile, up to a hyphen. The rates are those of
+`tunedgemm_asm/ptx/cost.py`. The loss of a set of rates is the error of the predicted times, fast
+kernels counting more, plus what the best of the first eight in their order loses, and the very
+first. Only plans that are listed count for the order, not those that a tuning found next to them.
+Steps change one rate at random and are kept if the loss falls.
 
-Large products are raced at a lower clock than that of the screening, since few kernels that all keep the chip busy warm it. Times of a
-race are therefore divided by their shape's slowdown: the median ratio of measured to predicted times near the best, of raced kernels
-over screened ones. ``--as-timed`` leaves times unchanged.
+Large products are raced at a lower clock than that of the screening, since few kernels that all
+keep the chip busy warm it. Times of a race are therefore divided by their shape's slowdown: the
+median ratio of measured to predicted times near the best, of raced kernels over screened ones.
+``--as-timed`` leaves times unchanged.
 
-``--leave-out`` fits without each shape in turn and prints what that shape then loses: whether the fit generalises.
+``--leave-out`` fits without each shape in turn and prints what that shape then loses: whether the
+fit generalises.
 """
 
 from __future__ import annotations
@@ -38,17 +41,21 @@ RATES = (
     *("_TURN", "_SHOWN_BY_ROW", "_SHOWN_BY_BLOCK", "_WAITED", "_TOGETHER"),
 )
 MULTIPROCESSORS = 132
-#: Solutions from the beginning of a list of which the best counts; what it loses, and what the very first does, over the error of times.
+#: Solutions from the beginning of a list of which the best counts; what it loses, and what the very
+#: first does, over the error of times.
 FIRST, OF_FIRST, OF_GUESS = 8, 0.5, 0.2
 #: Standard deviation of a step, of the logarithm of a rate.
 REACH = 0.25
-#: Kernels count as near the best up to this multiple of its time; so many of each kind tell at which clock a race was run.
+#: Kernels count as near the best up to this multiple of its time; so many of each kind tell at
+#: which clock a race was run.
 NEAR, ENOUGH = 1.25, 5
 
 
 @attrs.frozen
 class Timed:
-    """A kernel's time on a shape in microseconds, whether a race took it, and whether the kernel may be on the shape's list."""
+    """A kernel's time on a shape in microseconds, whether a race took it, and whether the kernel
+    may be on the shape's list.
+    """
 
     plan: Plan
     splits: int
@@ -69,7 +76,8 @@ Times = dict[Product, list[Timed]]
 
 
 def read(paths: Sequence[Path]) -> Times:
-    """Return the times of the plugin's generated kernels in profile files; lines without a time, such as of a fault, are left out.
+    """Return the times of the plugin's generated kernels in profile files; lines without a time,
+    such as of a fault, are left out.
 
     Raises:
         UnknownOpError: a file's name begins with no op.
@@ -94,7 +102,9 @@ def predicted(shape: Shape, timed: Timed) -> float:
 
 
 def slower(shape: Shape, times: list[Timed]) -> float:
-    """Return how many times as long as screened kernels raced ones took; 1 if too few are near the best to tell."""
+    """Return how many times as long as screened kernels raced ones took; 1 if too few are near the
+    best to tell.
+    """
     least = min(timed.us for timed in times)
     near = [(timed.raced, math.log(timed.us / predicted(shape, timed))) for timed in times if timed.us < NEAR * least]
     raced, screened = ([error for race, error in near if race == kind] for kind in (True, False))
@@ -113,7 +123,9 @@ def at_one_clock(times: Times) -> Times:
 
 
 def judged(shape: Shape, times: list[Timed]) -> tuple[float, float, float]:
-    """Return, for the current rates, the error of the times, and what the best of the first and the first guess lose."""
+    """Return, for the current rates, the error of the times, and what the best of the first and the
+    first guess lose.
+    """
     best = min(timed.us for timed in times)
     guesses = [(predicted(shape, timed), timed.us, timed.listed) for timed in times]
     error = sum(abs(math.log(guess / us)) * (best / us) ** 2 for guess, us, _ in guesses) / len(times)
@@ -147,7 +159,9 @@ def fit(times: Times, steps: int, seed: int = 0) -> None:
 
 
 def without(times: Times, shape: Shape, steps: int) -> list[tuple[Product, tuple[float, float, float]]]:
-    """Judge the products of a shape by rates that are fitted to the other shapes; restore the rates."""
+    """Judge the products of a shape by rates that are fitted to the other shapes; restore the
+    rates.
+    """
     start = {name: getattr(cost, name) for name in RATES}
     try:
         fit({product: own for product, own in times.items() if product.shape != shape}, steps)

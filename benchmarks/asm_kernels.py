@@ -1,8 +1,10 @@
-"""Count what the plugin `asm` generates: registers, LDS, occupancy, and a step along K against the MFMA bound.
+"""Count what the plugin `asm` generates: registers, LDS, occupancy, and a step along K against the
+MFMA bound.
 
     python benchmarks/asm_kernels.py -o benchmarks/results/asm-kernels
 
-Needs no GPU and no assembler; nothing is timed. ``--check`` compares the folder's page with what it would write.
+Needs no GPU and no assembler; nothing is timed. ``--check`` compares the folder's page with what it
+would write.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ _FIELDS = (
 _OTHER = ("wait", "barrier", "branch")
 
 
-#: The model's cycles: until an instruction's successor, answers of LDS and of memory, bytes that a compute unit's loads take in one.
+#: The model's cycles: until an instruction's successor, answers of LDS and of memory, bytes that a
+#: compute unit's loads take in one.
 ISSUE, LDS_ANSWERS, MEMORY_ANSWERS, LOADED = 4, 64, 800, 64
 #: Passes through the loop; the second half of them counts.
 PASSES = 12
@@ -59,7 +62,9 @@ _COUNTS = re.compile(r"(vmcnt|lgkmcnt)\((\d+)\)")
 
 
 def alone(plan: Plan) -> float:
-    """Return the cycles of a step of a workgroup that has its compute unit for itself, by the model that the page describes."""
+    """Return the cycles of a step of a workgroup that has its compute unit for itself, by the model
+    that the page describes.
+    """
     stream, _ = stream_of(plan)
     body = [item for item in stream[stream.index(LOOP) : stream.index(DONE)] if isinstance(item, Op) and item.unit != "branch"]
     target, kilobyte = plan.target, WAVES << 10

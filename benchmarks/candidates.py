@@ -1,23 +1,28 @@
-"""Judge the solutions that a backend lists for a shape: the first of the list, a small set of kernels, and compile them ahead of a tuning.
+"""Judge the solutions that a backend lists for a shape: the first of the list, a small set of
+kernels, and compile them ahead of a tuning.
 
-    python benchmarks/candidates.py --libtype triton --first 16 --logs tuned.trials.jsonl -o candidates
-    python benchmarks/candidates.py --only cover --libtype cutlass --most 24 --logs tuned.trials.jsonl other.trials.jsonl -o candidates
-    TUNEDGEMM_CACHE=ahead python benchmarks/candidates.py --only compile --libtype skinny --first 24 --op a8w8 --shapes decode
+    python benchmarks/candidates.py --libtype triton --first 16 --logs LOG -o folder
+    python benchmarks/candidates.py --only cover --libtype cutlass --most 24 --logs LOG LOG -o folder
+    TUNEDGEMM_CACHE=ahead python benchmarks/candidates.py --only compile --libtype skinny --shapes decode
 
 None of it needs a GPU.
 
 first
-    The best of the first solutions of the list against the best that trial logs ever timed. A shape's list is made for the device that
-    the log names. Large products heat the chip in a race, where all take some per cent longer than in the rough rounds: there a loss
-    is off by that. A solution that no log timed counts as missing. Exit 1 if fewer than ``--share`` of the shapes lose at most ``--within``.
+    The best of the first solutions of the list against the best that trial logs ever timed. A
+    shape's list is made for the device that the log names. Large products heat the chip in a race,
+    where all take some per cent longer than in the rough rounds: there a loss is off by that. A
+    solution that no log timed counts as missing. Exit 1 if fewer than ``--share`` of the shapes
+    lose at most ``--within``.
 cover
-    The few kernels that would serve the shapes of the logs best, for backends whose kernels each cost a compilation. A kernel's time is
-    that of its best split. A set of kernels loses the mean over the shapes of the time of its best kernel over the best of all, in
-    logarithms; a shape that no kernel of a set computes counts as `MISSED` times slower. Kernels are chosen greedily, then exchanged
-    one for one while that gains. The last row is the set that the backend lists today.
+    The few kernels that would serve the shapes of the logs best, for backends whose kernels each
+    cost a compilation. A kernel's time is that of its best split. A set of kernels loses the mean
+    over the shapes of the time of its best kernel over the best of all, in logarithms; a shape that
+    no kernel of a set computes counts as `MISSED` times slower. Kernels are chosen greedily, then
+    exchanged one for one while that gains. The last row is the set that the backend lists today.
 compile
-    Compiles what a tuning on a GPU begins with into the cache folder, which is carried to that machine and named there by the same
-    variable. Kernels are found again by the same versions of Triton, torch and NVRTC. The tuner reports failures again.
+    Compiles what a tuning on a GPU begins with into the cache folder, which is carried to that
+    machine and named there by the same variable. Kernels are found again by the same versions of
+    Triton, torch and NVRTC. The tuner reports failures again.
 """
 
 from __future__ import annotations
@@ -61,7 +66,9 @@ def timed(logs: Sequence[Path], libtype: str) -> Times:
 
 
 def first_row(backend: Backend, device: Device, shape: Shape, us: dict[Solution, float], first: int) -> dict[str, Any]:
-    """Return the fastest of all and of the first of the list; ``loss`` is how much slower the second is, None without one."""
+    """Return the fastest of all and of the first of the list; ``loss`` is how much slower the
+    second is, None without one.
+    """
     early = [solution for solution in backend.solutions(shape, device)[:first] if solution in us]
     best, guess = min(us, key=us.__getitem__), min(early, key=us.__getitem__, default=None)
     return {
@@ -85,7 +92,9 @@ def judge_first(backend: Backend, times: Times, arguments: argparse.Namespace) -
 
 @attrs.frozen
 class Choice:
-    """A kernel, and what the set of it and those before it loses in the mean and in the worst shape, as a share of the best times."""
+    """A kernel, and what the set of it and those before it loses in the mean and in the worst
+    shape, as a share of the best times.
+    """
 
     kernel: str
     mean: float
@@ -93,7 +102,9 @@ class Choice:
 
 
 def losses(times: Times) -> pd.DataFrame:
-    """Return the logarithm of each kernel's time (a column) over the best time of each shape (a row): 0 for the best."""
+    """Return the logarithm of each kernel's time (a column) over the best time of each shape (a
+    row): 0 for the best.
+    """
     rows: list[dict[str, float]] = []
     for us in times.values():
         best: dict[str, float] = {}
@@ -112,7 +123,9 @@ def lost(given: pd.DataFrame, kernels: Sequence[str]) -> pd.Series[float]:
 
 
 def cover(given: pd.DataFrame, most: int) -> list[str]:
-    """Return at most *most* kernels that lose least, the most useful first, without any that gains nothing."""
+    """Return at most *most* kernels that lose least, the most useful first, without any that gains
+    nothing.
+    """
     chosen: list[str] = []
     while len(chosen) < most and lost(given, chosen).sum() > EQUAL:
         chosen.append(_next(given, chosen))
@@ -136,7 +149,9 @@ def _next(given: pd.DataFrame, kernels: Sequence[str]) -> str:
 
 
 def _ordered(given: pd.DataFrame, kernels: list[str]) -> list[str]:
-    """Return the kernels in the order in which each gains most after those before it, without those that gain nothing."""
+    """Return the kernels in the order in which each gains most after those before it, without those
+    that gain nothing.
+    """
     among, ordered = given[kernels], list[str]()
     while not ordered or lost(among, ordered).sum() > lost(among, kernels).sum() + EQUAL:
         ordered.append(_next(among, ordered))
@@ -150,7 +165,9 @@ def steps(given: pd.DataFrame, kernels: list[str]) -> list[Choice]:
 
 
 def judge_cover(backend: Backend, times: Times, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], str]:
-    """Return a row for each kernel that is chosen and one for today's list, and the verdict on the latter."""
+    """Return a row for each kernel that is chosen and one for today's list, and the verdict on the
+    latter.
+    """
     by_shape = losses(times)
     rows = [{"question": "cover", **attrs.asdict(choice)} for choice in steps(by_shape, cover(by_shape, arguments.most))]
     for number, row in enumerate(rows, 1):

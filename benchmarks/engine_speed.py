@@ -1,15 +1,18 @@
-"""Measure a serving engine with tunedgemm and without: time per token, prefill, a request trace, start-up and log probabilities.
+"""Measure a serving engine with tunedgemm and without: time per token, prefill, a request trace,
+start-up and log probabilities.
 
     python benchmarks/engine_speed.py CONFIG_DIR --engine vllm --home DIR -o engine
-    python benchmarks/engine_speed.py CONFIG_DIR [CONFIG_DIR ...] --engine sglang --home DIR --prefill 8x1024 --rounds 7 -o engine
+    python benchmarks/engine_speed.py CONFIG_DIR [...] --engine sglang --home DIR --prefill 8x1024 -o engine
 
-Each arm is one engine in its own process, with random weights; their starts overlap, and all stay alive. In every round the arms run
-in random order. ``alone`` is the engine alone, ``again`` a second one (the A/A control), ``tunedgemm`` has ``TUNEDGEMM_VLLM=1`` or
-``TUNEDGEMM_SGLANG=1`` and the tables in DIR. A gain is the median of the rounds' ratios, alone over the arm, with its 95 % interval by
-order statistics.
+Each arm is one engine in its own process, with random weights; their starts overlap, and all stay
+alive. In every round the arms run in random order. ``alone`` is the engine alone, ``again`` a
+second one (the A/A control), ``tunedgemm`` has ``TUNEDGEMM_VLLM=1`` or ``TUNEDGEMM_SGLANG=1`` and
+the tables in DIR. A gain is the median of the rounds' ratios, alone over the arm, with its 95 %
+interval by order statistics.
 
-Engines of several models start together; each model is then measured by itself. An engine that does not start gets a second attempt
-with ``--fallback``. The result is written after each figure, so what was measured before a failure or the end of ``--budget`` is kept.
+Engines of several models start together; each model is then measured by itself. An engine that does
+not start gets a second attempt with ``--fallback``. The result is written after each figure, so
+what was measured before a failure or the end of ``--budget`` is kept.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ TELLING = ("tunedgemm", "Error", "error:", "Exception", "attention backend", "Lo
 
 
 def fill(model: Any) -> None:
-    """Give a model random weights by their names: dummy ones vanish in 8 bits, and no output would depend on them."""
+    """Give a model random weights by their names: dummy ones vanish in 8 bits, and no output would
+    depend on them.
+    """
     import zlib
 
     import torch
@@ -88,7 +93,9 @@ def register() -> None:
 
 
 def offer_filled(folder: Path) -> None:
-    """Make `register` one of vLLM's plugins for the processes that this one starts, by a distribution's metadata in *folder*."""
+    """Make `register` one of vLLM's plugins for the processes that this one starts, by a
+    distribution's metadata in *folder*.
+    """
     about = folder / "filled-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: filled\nVersion: 1\n")
@@ -99,7 +106,9 @@ def offer_filled(folder: Path) -> None:
 
 
 class Vllm:
-    """One engine of vLLM in the child process; each public method answers one request of the parent."""
+    """One engine of vLLM in the child process; each public method answers one request of the
+    parent.
+    """
 
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         from vllm import LLM
@@ -116,7 +125,8 @@ class Vllm:
     def decode(self, batch: int, seed: int) -> float:
         """Return milliseconds of one decoded token of each of *batch* sequences.
 
-        Timed from the step where all have `SHORT` tokens to that where the first has `LONG`: no prefill is in between.
+        Timed from the step where all have `SHORT` tokens to that where the first has `LONG`: no
+        prefill is in between.
         """
         from vllm import SamplingParams
 
@@ -145,7 +155,9 @@ class Vllm:
         return (time.perf_counter() - start) * 1e3
 
     def trace(self, requests: list[tuple[float, int, int]], seed: int) -> dict[str, Any]:
-        """Serve requests (arrival in seconds, tokens of the prompt, tokens to decode) and time each."""
+        """Serve requests (arrival in seconds, tokens of the prompt, tokens to decode) and time
+        each.
+        """
         from vllm import SamplingParams
 
         engine, waiting = self._llm.llm_engine, list(enumerate(requests))
@@ -175,7 +187,9 @@ class Vllm:
         return {"tokens_per_s": sum(tokens for *_, tokens in requests) / seconds, "ttft_ms": middle(ttft), "tpot_ms": middle(tpot)}
 
     def logits(self, lengths: list[int], top: int) -> list[list[tuple[int, dict[int, float]]]]:
-        """Return the tokens chosen after prompts of these lengths, three each, and the log probabilities of the most likely ones."""
+        """Return the tokens chosen after prompts of these lengths, three each, and the log
+        probabilities of the most likely ones.
+        """
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=3, ignore_eos=True, temperature=0, detokenize=False, logprobs=top)
@@ -209,7 +223,9 @@ class Sglang:
         return (time.perf_counter() - start) * 1e3
 
     def decode(self, batch: int, tokens: int, seed: int) -> float:
-        """Return milliseconds of one decoded token of each of *batch* sequences, as a difference of runs that differ by *tokens*."""
+        """Return milliseconds of one decoded token of each of *batch* sequences, as a difference of
+        runs that differ by *tokens*.
+        """
         short, long = (self._generate(batch, PROMPT, count, seed) for count in (SHORT, SHORT + tokens))
         return (long - short) / tokens
 
@@ -218,7 +234,9 @@ class Sglang:
         return self._generate(batch, length, 1, seed)
 
     def logits(self, lengths: list[int], top: int) -> list[list[tuple[int, dict[int, float]]]]:
-        """Return the tokens chosen after prompts of these lengths, three each, and the log probabilities of the most likely ones."""
+        """Return the tokens chosen after prompts of these lengths, three each, and the log
+        probabilities of the most likely ones.
+        """
         found = []
         for length in lengths:
             [output] = self._ask(1, length, 3, length, return_logprob=True, top_logprobs_num=top)
@@ -248,7 +266,8 @@ def serve(pipe: Connection, log: str, engine_of: type[Any], model: str, options:
         raise
 
 
-#: Engine -> the class that runs in the child, the variable that switches the plugin on, and options by default.
+#: Engine -> the class that runs in the child, the variable that switches the plugin on, and options
+#: by default.
 ENGINES: dict[str, tuple[type[Any], str, dict[str, Any]]] = {
     "vllm": (Vllm, "TUNEDGEMM_VLLM", {}),
     "sglang": (Sglang, "TUNEDGEMM_SGLANG", SGLANG),
@@ -328,7 +347,8 @@ class Arm:
 
 
 def spread(mine: list[list[tuple[int, dict[int, float]]]], theirs: list[list[tuple[int, dict[int, float]]]]) -> float:
-    """Compute the root mean square of the differences of log probabilities over their standard deviation.
+    """Compute the root mean square of the differences of log probabilities over their standard
+    deviation.
 
     Tokens that both have are compared, up to the first place where another one was chosen.
     """
@@ -345,7 +365,9 @@ def spread(mine: list[list[tuple[int, dict[int, float]]]], theirs: list[list[tup
 
 
 def requests(count: int, rate: float, seed: int) -> list[tuple[float, int, int]]:
-    """Draw a trace: Poisson arrivals at *rate* a second, prompts of 32 to 2048 tokens, 16 to 256 tokens to decode."""
+    """Draw a trace: Poisson arrivals at *rate* a second, prompts of 32 to 2048 tokens, 16 to 256
+    tokens to decode.
+    """
     chosen, at, found = random.Random(seed), 0.0, []
     for _ in range(count):
         at += chosen.expovariate(rate)
@@ -354,7 +376,9 @@ def requests(count: int, rate: float, seed: int) -> list[tuple[float, int, int]]
 
 
 def measure(arms: list[Arm], rounds: int, method: str, *arguments: Any) -> dict[str, list[Any]]:
-    """Collect samples by arm, the arms in random order in each round; the first round is not counted."""
+    """Collect samples by arm, the arms in random order in each round; the first round is not
+    counted.
+    """
     samples: dict[str, list[Any]] = {arm.name: [] for arm in arms}
     for turn in range(rounds + 1):
         for arm in random.sample(arms, len(arms)):
@@ -375,7 +399,9 @@ def row_of(model: str, figure: str, samples: dict[str, list[float]], more_is_bet
 
 
 def start(arguments: argparse.Namespace, until: float, arms: list[Arm]) -> dict[str, list[Arm]]:
-    """Start all engines, those with tunedgemm first; list them in *arms*, and return those that are up by their model."""
+    """Start all engines, those with tunedgemm first; list them in *arms*, and return those that are
+    up by their model.
+    """
     options, asked = {**ENGINES[arguments.engine][2], **arguments.options}, []
     for name in sorted(arguments.arms, key=lambda name: name != "tunedgemm"):
         for model in arguments.models:
@@ -466,7 +492,7 @@ def main(words: list[str] | None = None) -> None:
         print(*(f"{name} {value}" for name, value in shown.items()), sep="; ", flush=True)
         save(arguments.output, head("engine_speed", engine=arguments.engine, options=arguments.options, rows=rows))
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # engines are in sessions of their own, and end here
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # engines are in separate sessions, and end here
     started: list[Arm] = []
     try:
         up = start(arguments, begin + arguments.start_seconds, started)

@@ -1,9 +1,11 @@
 """Share the options, the statistics and the result files of all benchmarks.
 
-A benchmark is called as ``python benchmarks/NAME.py [--shapes ...] [-o FOLDER]``. With ``-o`` it writes ``FOLDER/NAME.json``,
-which holds every sample, and ``FOLDER/NAME.md``, which `page.py` makes from it.
+A benchmark is called as ``python benchmarks/NAME.py [--shapes ...] [-o FOLDER]``. With ``-o`` it
+writes ``FOLDER/NAME.json``, which holds every sample, and ``FOLDER/NAME.md``, which `page.py` makes
+from it.
 
-torch and tunedgemm are imported where they are needed: processes of serving engines import this file and must not load them.
+torch and tunedgemm are imported where they are needed: processes of serving engines import this
+file and must not load them.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ Interval = tuple[float, float, float]
 
 
 def parser_of(about: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the option that every benchmark has, described by the script's docstring."""
+    """Return a parser with the option that every benchmark has, described by the script's
+    docstring.
+    """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="write all samples and the page there")
     return parser
@@ -148,7 +152,9 @@ def today() -> str:
 
 
 def head(name: str, device: Device | None = None, **more: Any) -> dict[str, Any]:
-    """Return what the result file of the benchmark *name* begins with: date, device, versions, and the command."""
+    """Return what the result file of the benchmark *name* begins with: date, device, versions, and
+    the command.
+    """
     import tunedgemm
     from tunedgemm.device import current_device
 

@@ -1,24 +1,29 @@
-"""Measure the host time of one call: of dispatch, of capture, of each way into the tables, and of the launchers behind a table.
+"""Measure the host time of one call: of dispatch, of capture, of each way into the tables, and of
+the launchers behind a table.
 
-    python benchmarks/host_time.py -o host                                   # all that needs no table
-    python benchmarks/host_time.py --only dispatch --check                   # what `make bench` runs
-    python benchmarks/host_time.py --only launch --table tuned.csv -o host   # on a GPU
+    python benchmarks/host_time.py -o host  # all that needs no table
+    python benchmarks/host_time.py --only dispatch --check  # what `make bench` runs
+    python benchmarks/host_time.py --only launch --table tuned.csv -o host  # on a GPU
 
 dispatch
-    The entry points of a16w16 over a bare launcher that returns a preallocated tensor. What is left of a call is dispatch.
+    The entry points of a16w16 over a bare launcher that returns a preallocated tensor. What is left
+    of a call is dispatch.
 capture
-    The same call with ``AITER_TUNE_GEMM=1`` and without. On a GPU also while a graph is captured: a recorded call asks the driver
-    whether it is recorded, once, and never at a replay. That case has no budget.
+    The same call with ``AITER_TUNE_GEMM=1`` and without. On a GPU also while a graph is captured: a
+    recorded call asks the driver whether it is recorded, once, and never at a replay. That case has
+    no budget.
 calls
-    Each way into the tables, next to torch's own call, `torch.library.custom_op` and, on a GPU, TunableOp. No table answers and no
-    backend but torch's is asked, so that every way ends in the same product. On a GPU a graph of a hundred routed calls is replayed
-    next to one of torch's own calls: their ratio must include 1.
+    Each way into the tables, next to torch's own call, `torch.library.custom_op` and, on a GPU,
+    TunableOp. No table answers and no backend but torch's is asked, so that every way ends in the
+    same product. On a GPU a graph of a hundred routed calls is replayed next to one of torch's own
+    calls: their ratio must include 1.
 launch
-    The launchers of a table's rows alone and through dispatch, next to F.linear and ``torch.empty``, and binding a known solution at
-    another M. The queue is empty at the start and holds no more than 50 calls. Rows of torch and kernels from 40 us are left out.
+    The launchers of a table's rows alone and through dispatch, next to F.linear and
+    ``torch.empty``, and binding a known solution at another M. The queue is empty at the start and
+    holds no more than 50 calls. Rows of torch and kernels from 40 us are left out.
 
-Subjects take turns in random order within every round. The cost of a subject is the median over the rounds of its difference to its
-baseline in the same round.
+Subjects take turns in random order within every round. The cost of a subject is the median over the
+rounds of its difference to its baseline in the same round.
 """
 
 from __future__ import annotations
@@ -54,7 +59,8 @@ from tunedgemm.settings import Settings
 from tunedgemm.tuned_gemm import TunedGemm
 
 Tensor = torch.Tensor
-#: Microseconds that one call may cost over its baseline, by whether it has a bias; and that capture may add.
+#: Microseconds that one call may cost over its baseline, by whether it has a bias; and that capture
+#: may add.
 BUDGET_US, CAPTURE_US = {False: 1.2, True: 1.5}, 0.3
 #: x is [M, K], or [2, M/2, K]: sizes at which F.linear itself is nearly all overhead.
 M, N, K = 4, 32, 64
@@ -96,7 +102,9 @@ class Subject:
 
 @attrs.frozen
 class Case:
-    """Host times of the subjects of one question: nanoseconds a call by subject, one sample a round."""
+    """Host times of the subjects of one question: nanoseconds a call by subject, one sample a
+    round.
+    """
 
     question: str
     device: str
@@ -127,7 +135,9 @@ class Case:
 
 @attrs.frozen
 class Graph:
-    """A graph of routed calls next to one of torch's own: microseconds a call on the device, one sample a round."""
+    """A graph of routed calls next to one of torch's own: microseconds a call on the device, one
+    sample a round.
+    """
 
     device: str
     call: str
@@ -332,7 +342,9 @@ def routes(rounds: int, calls: int) -> Iterator[Case | Graph]:
 
 @torch.no_grad()
 def replayed(bias: bool, rounds: int) -> Graph:
-    """Capture the same hundred calls of torch and of the routed function, and replay both in each round."""
+    """Capture the same hundred calls of torch and of the routed function, and replay both in each
+    round.
+    """
     x = torch.randn(M, K, dtype=torch.bfloat16, device="cuda")
     module = torch.nn.Linear(K, N, bias=bias, dtype=torch.bfloat16, device="cuda")
     graphs = {}

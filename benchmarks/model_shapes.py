@@ -1,10 +1,10 @@
 """Compare what a forward pass multiplies with the shapes that tunedgemm reads from ``config.json``.
 
-    python benchmarks/model_shapes.py --models DIR -o folder      # full width, few layers, real numbers
-    python benchmarks/model_shapes.py --one DIR --tp N            # a tiny model that transformers splits over processes
-    python benchmarks/model_shapes.py --architectures             # all that transformers knows, on the meta device
+    python benchmarks/model_shapes.py --models DIR -o folder  # full width, few layers, real numbers
+    python benchmarks/model_shapes.py --one DIR --tp N  # a tiny model split by transformers
+    python benchmarks/model_shapes.py --architectures  # all that transformers knows, on the meta device
 
-Each model runs in a process of its own. The tests run tiny models through the same functions.
+Each model runs in a separate process. The tests run tiny models through the same functions.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Product:
 
 
 class Products(TorchDispatchMode):
-    """Recorder of every product by a parameter of a module; products of two activations are left out.
+    """Recorder of every product by a parameter of a module; products of two activations are left
+    out.
 
     Attributes:
         calls, rows: of each product, over the whole pass.
@@ -137,7 +138,7 @@ def seen(products: Products, layers: tuple[Layer, ...], tokens: int) -> Counter[
         depth = bank.count(".") + 1
         places = {".".join(name.split(".")[:depth]) for part in parts for name in products.places[part]}
         rows = sum(products.rows[part] for part in parts)
-        sides = len({part.name for part in parts})  # 2 where gate and up are weights of their own
+        sides = len({part.name for part in parts})  # 2 where gate and up are separate weights
         found[Product(bank, n * sides, k, dtype, topk=rows // sides // tokens // len(places))] += len(places)
     return found
 
@@ -153,7 +154,9 @@ def disagreements(products: Products, layers: tuple[Layer, ...], tokens: int) ->
 
 
 def shrunk(raw: dict[str, Any], layers: int = 2) -> dict[str, Any]:
-    """Return settings of full width with few layers, one of them dense if the model has such, and as many experts as a token goes to."""
+    """Return settings of full width with few layers, one of them dense if the model has such, and
+    as many experts as a token goes to.
+    """
     small = copy.deepcopy(raw)
     small.pop("quantization_config", None)  # the products of transformers, which those of quantised layers stand for
     small["num_hidden_layers"] = layers
@@ -165,7 +168,8 @@ def shrunk(raw: dict[str, Any], layers: int = 2) -> dict[str, Any]:
 
 
 def ran(folder: Path, tokens: int = TOKENS, also: Callable[[torch.nn.Module], object] | None = None) -> tuple[Products, int]:
-    """Return the products of one forward pass of a folder's model, with real numbers, and its parameter count.
+    """Return the products of one forward pass of a folder's model, with real numbers, and its
+    parameter count.
 
     Args:
         also: runs what tokens alone do not reach, such as an encoder of images.
@@ -205,7 +209,9 @@ def check(folder: Path) -> dict[str, Any]:
 
 
 def sharded(folder: Path, tp: int) -> dict[str, Any]:
-    """Return the row of rank 0 of *tp* for a tiny model that transformers splits by its own plan, a process each, over gloo."""
+    """Return the row of rank 0 of *tp* for a tiny model that transformers splits by its own plan, a
+    process each, over gloo.
+    """
     with tempfile.TemporaryDirectory() as place:
         module = read(folder).module.to_empty(device="cpu")
         for parameter in module.parameters():
@@ -256,7 +262,8 @@ class _Guessing(Products):
 
 
 def architectures() -> int:
-    """Print a line for each of transformers' architectures for text, or images and text, with its default settings, and what disagrees.
+    """Print a line for each of transformers' architectures for text, or images and text, with its
+    default settings, and what disagrees.
 
     Products of parts that tokens alone do not reach are left out of the comparison.
     """

@@ -1,17 +1,20 @@
-"""Measure a whole model with the table and without: prefill and decode, eager, compiled and captured, in interleaved rounds.
+"""Measure a whole model with the table and without: prefill and decode, eager, compiled and
+captured, in interleaved rounds.
 
-    python benchmarks/model_speed.py --home DIR --only capture tune       # capture and tune into DIR, measure nothing
-    python benchmarks/model_speed.py --home DIR --batch 1 -o one          # with the table that DIR has
+    python benchmarks/model_speed.py --home DIR --only capture tune  # capture and tune into DIR, measure nothing
+    python benchmarks/model_speed.py --home DIR --batch 1 -o one  # with the table that DIR has
     python benchmarks/model_speed.py --home DIR --batch 32 --only captured --check
 
-``--only`` names the stages, each of which prints how long it took. Tuning resumes where another run stopped (``--budget`` stops it).
-The result in the output folder is written after every stage and read first: stages that it has, of the same model, tables and machine,
-are not run again.
+``--only`` names the stages, each of which prints how long it took. Tuning resumes where another run
+stopped (``--budget`` stops it). The result in the output folder is written after every stage and
+read first: stages that it has, of the same model, tables and machine, are not run again.
 
-The model is that of ``examples/models/run_llama.py``: random weights, unchanged, the same tokens in each arm; a copy in wider
-arithmetic judges the logits of both. In every round the arms run in random order; a gain is the median of the rounds' ratios, torch over
-tunedgemm, with its 95 % interval by order statistics. ``again`` is the A/A control. "slower" means that the whole interval is below
-0.98. Run it twice, in two processes: the second confirms the first. ``--check`` exits 1 if a mode is slower or its outputs differ.
+The model is that of ``examples/models/run_llama.py``: random weights, unchanged, the same tokens in
+each arm; a copy in wider arithmetic judges the logits of both. In every round the arms run in
+random order; a gain is the median of the rounds' ratios, torch over tunedgemm, with its 95 %
+interval by order statistics. ``again`` is the A/A control. "slower" means that the whole interval
+is below 0.98. Run it twice, in two processes: the second confirms the first. ``--check`` exits 1 if
+a mode is slower or its outputs differ.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ console = Console()
 #: arm -> whose products; of torch's two the second is the control
 ARMS = {"torch": "torch", "again": "torch", "tunedgemm": "tunedgemm"}
 PREFILL, DECODE = run_llama.PHASES
-#: stage -> mode and what of it is timed. A captured step has the prefill of eager mode; compiling takes longest, and is split.
+#: stage -> mode and what of it is timed. A captured step has the prefill of eager mode; compiling
+#: takes longest, and is split.
 STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "eager": ("eager", (PREFILL, DECODE)),
     "compiled-prefill": ("compiled", (PREFILL,)),
@@ -72,7 +76,9 @@ class Cell:
     agree: bool
 
     def over(self, arm: str) -> Interval:
-        """Return torch's time over that of an arm: the median over the rounds and its 95 % interval."""
+        """Return torch's time over that of an arm: the median over the rounds and its 95 %
+        interval.
+        """
         return ratio(self.samples["torch"], self.samples[arm])
 
     @property
@@ -181,7 +187,9 @@ def described(arguments: argparse.Namespace, asked: run_llama.Served) -> dict[st
 
 
 def kept(folder: Path | None, of: dict[str, Any]) -> tuple[list[Cell], dict[str, int]]:
-    """Return the cells of the result in a folder, and its calls in graphs that torch serves; none if it is of something else."""
+    """Return the cells of the result in a folder, and its calls in graphs that torch serves; none
+    if it is of something else.
+    """
     path = folder / "model_speed.json" if folder else None
     if path is None or not path.exists():
         return [], {}
@@ -194,7 +202,9 @@ def kept(folder: Path | None, of: dict[str, Any]) -> tuple[list[Cell], dict[str,
 
 
 def measure(arguments: argparse.Namespace, stages: list[str]) -> list[Cell]:
-    """Build the model, measure the stages that the result lacks, keep each as it is done; return all cells."""
+    """Build the model, measure the stages that the result lacks, keep each as it is done; return
+    all cells.
+    """
     captured = arguments.home / "bf16_untuned_gemm.csv"
     answered = covered(captured) if captured.exists() else "no captured shapes"
     console.print(answered)

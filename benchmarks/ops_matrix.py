@@ -1,10 +1,12 @@
-"""Write the table of what holds for which op, benchmarks/results/ops/README.md: each cell is a check that has just passed.
+"""Write the table of what holds for which op, benchmarks/results/ops/README.md: each cell is a
+check that has just passed.
 
-    python benchmarks/ops_matrix.py                       every check that needs a CPU alone, and the conformance suite
-    python benchmarks/ops_matrix.py --gpu "H200"          the column of the GPU that is present, the others as they stand
+    python benchmarks/ops_matrix.py  # every check that needs only a CPU, and the conformance suite
+    python benchmarks/ops_matrix.py --gpu "H200"  # the column of the GPU that is present
     python benchmarks/ops_matrix.py --fill "real file" a8w8 "812 rows"
 
-A cell that is not filled anew keeps what the file says; tests/test_ops_matrix.py compares the file with what holds now.
+A cell that is not filled keeps its text; tests/test_every_op.py compares the file with what holds
+now.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ def reference(op: Op) -> str:
 
 
 def torchs(op: Op, device: Device) -> str:
-    """Check every solution of torch that binds, the first of the list included, on every example; on a GPU also on large ones."""
+    """Check every solution of torch that binds, the first of the list included, on every example;
+    on a GPU also on large ones.
+    """
     backend = Registry().get("torch")
     assert isinstance(backend, Backend), backend
     shapes = shapes_of(op.name, large=device.kind != "cpu")

@@ -1,7 +1,8 @@
-"""Make the page of a result file: ``python benchmarks/page.py FOLDER/NAME.json [...]`` writes ``FOLDER/NAME.md``.
+"""Make the page of a result file: ``python benchmarks/page.py FOLDER/NAME.json [...]`` writes
+``FOLDER/NAME.md``.
 
-Benchmarks call this themselves when they write their data. ``--confirm FILE`` adds the gains that a second process measured to the page of
-`speed.py`, ``--figure FILE`` draws its gains.
+Benchmarks call this themselves when they write their data. ``--confirm FILE`` adds the gains that a
+second process measured to the page of `speed.py`, ``--figure FILE`` draws its gains.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def markdown(columns: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str
 
 
 def shown(value: Any) -> str | None:
-    """Return a cell's text: ``median [low, high]`` of an interval; None for samples and other structures."""
+    """Return a cell's text: ``median [low, high]`` of an interval; None for samples and other
+    structures.
+    """
     if isinstance(value, bool) or value is None:
         return "" if value is None else ("yes" if value else "no")
     if isinstance(value, float):
@@ -60,7 +63,9 @@ def shown(value: Any) -> str | None:
 
 
 def speed_table(rows: Sequence[dict[str, Any]], again: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the table of `speed.py`: times, the gain with its interval, and the gain that a second process measured."""
+    """Return the table of `speed.py`: times, the gain with its interval, and the gain that a second
+    process measured.
+    """
     columns = ("layer", "M", "N x K", "solution", "torch us", "tuned us", "gain [95 %]", "confirmed", "A/A")
     cells = []
     for row, other in zip(rows, again, strict=True):

@@ -1,11 +1,13 @@
-"""Write shapes.csv, the products of four models as serving engines run them, or an untuned file of some of its shapes.
+"""Write shapes.csv, the products of four models as serving engines run them, or an untuned file of
+some of its shapes.
 
-    python benchmarks/shapes.py --models DIR                              # shapes.csv, from DIR/<model>/config.json
-    python benchmarks/shapes.py --shapes decode --op a8w8 -o folder       # folder/a8w8-shapes.csv, for `tunedgemm tune -i`
+    python benchmarks/shapes.py --models DIR  # shapes.csv, from DIR/<model>/config.json
+    python benchmarks/shapes.py --shapes decode --op a8w8 -o folder  # folder/a8w8-shapes.csv, for `tunedgemm tune -i`
 
-Columns of shapes.csv: model, tp, layer, N, K, M, subsets. One row a (model, tp, layer, M); ``subsets`` is a list joined by semicolons.
-Projections that engines fuse are one product here: q, k and v; gate and up; DeepSeek's two down-projections of attention.
-Column-parallel ones are cut along N and row-parallel ones along K. README.md of this folder says the rest.
+Columns of shapes.csv: model, tp, layer, N, K, M, subsets. One row a (model, tp, layer, M);
+``subsets`` is a list joined by semicolons. Projections that engines fuse are one product here: q, k
+and v; gate and up; DeepSeek's two down-projections of attention. Column-parallel ones are cut along
+N and row-parallel ones along K. README.md of this folder says the rest.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ DECODE = {
     ("qwen3-32b", 8): ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
 }
 
-#: (model, tp) -> its layers in the subset `bands`, and the M of that: 20 products from few rows to many
+#: (model, tp) -> its layers in the subset `bands`, and the M of that: 20 products from few rows to
+#: many
 BANDS = {("deepseek-v3", 1): ("fused_qkv_a_proj",), ("llama-3.1-8b", 1): ("o_proj",), ("llama-3.3-70b", 8): ("qkv_proj", "gate_up_proj")}
 BAND_MS = (1, 16, 64, 1024, 4096)
 
@@ -78,7 +81,9 @@ def layers(settings: dict, tp: int) -> Iterator[Layer]:
 
 
 def _attention(settings: dict, tp: int) -> Iterator[Layer]:
-    """Yield those of grouped-query attention; with fewer key-value heads than ranks, each rank keeps a copy of one."""
+    """Yield those of grouped-query attention; with fewer key-value heads than ranks, each rank
+    keeps a copy of one.
+    """
     hidden, heads, head = settings["hidden_size"], settings["num_attention_heads"], settings["head_dim"]
     kept = max(1, settings["num_key_value_heads"] // tp)
     yield Layer("qkv_proj", (_cut(heads, tp) + 2 * kept) * head, hidden)
@@ -86,7 +91,9 @@ def _attention(settings: dict, tp: int) -> Iterator[Layer]:
 
 
 def _latent_attention(settings: dict, tp: int) -> Iterator[Layer]:
-    """Yield those of DeepSeek's latent attention: the projections into the latent space are replicated, those out of it cut by heads."""
+    """Yield those of DeepSeek's latent attention: the projections into the latent space are
+    replicated, those out of it cut by heads.
+    """
     hidden, heads = settings["hidden_size"], _cut(settings["num_attention_heads"], tp)
     query, latent = settings["q_lora_rank"], settings["kv_lora_rank"]
     plain, rotary, value = settings["qk_nope_head_dim"], settings["qk_rope_head_dim"], settings["v_head_dim"]

@@ -1,27 +1,32 @@
-"""Compare the table's winners with torch: interleaved rounds, cold weights, an A/A control, raw samples kept.
+"""Compare the table's winners with torch: interleaved rounds, cold weights, an A/A control, raw
+samples kept.
 
     python benchmarks/speed.py --table tuned.csv --shapes llama70b-tp8 -o speed
     python benchmarks/speed.py --op a8w8 --table tuned.csv --shapes layers
     python benchmarks/speed.py --table tuned.csv --shapes decode --arms inductor
     python benchmarks/speed.py --op fmoe --table tuned.csv --shapes shapes.csv --arms experts
-    python benchmarks/speed.py --table tuned.csv --shapes layers --layout columns128 --plain tuned.csv
+    python benchmarks/speed.py --table t.csv --shapes layers --layout columns128 --plain t.csv
 
-A gain is the median of the per-round ratios, torch over the winner, with its 95 % interval by order statistics. Torch is F.linear; for
-a quantised op it is torch's own call for the shape: `torch._scaled_mm` where it has one. ``--arms`` adds subjects to the same rounds:
+A gain is the median of the per-round ratios, torch over the winner, with its 95 % interval by order
+statistics. Torch is F.linear; for a quantised op it is torch's own call for the shape:
+`torch._scaled_mm` where it has one. ``--arms`` adds subjects to the same rounds:
 
 inductor
     F.linear as Inductor compiles it with max-autotune.
 offered
-    The same with our op on offer (`tunedgemm.integrations.inductor`); the row says what Inductor took.
+    The same with our op on offer (`tunedgemm.integrations.inductor`); the row says what Inductor
+    took.
 op
     Our op in a compiled graph.
 any other name
     Another of torch's routes to the result.
 
-``--layout`` asks for shapes with shuffled weights. F.linear and torch's own calls still take plain ones, as do the winners of the table
-named by ``--plain``, which are timed in the same rounds. All of them get the same bytes: no product's time depends on their order.
-The floor is 1.5 us, for a launch and its ramp, and the bytes of both operands and the output over the read rate of this run.
-"slower" means that the whole interval is below 0.98. Run it twice, in two processes: the second confirms the first.
+``--layout`` asks for shapes with shuffled weights. F.linear and torch's own calls still take plain
+ones, as do the winners of the table named by ``--plain``, which are timed in the same rounds. All
+of them get the same bytes: no product's time depends on their order. The floor is 1.5 us, for a
+launch and its ramp, and the bytes of both operands and the output over the read rate of this run.
+"slower" means that the whole interval is below 0.98. Run it twice, in two processes: the second
+confirms the first.
 """
 
 from __future__ import annotations
@@ -50,19 +55,23 @@ from tunedgemm.weights import plain_weight
 
 DEFAULT, AGAIN = Solution("torch", "native"), Solution("torch", "native-again")
 PLAIN = Solution("torch", "plain-weight")
-#: Arm -> what is compiled. Each stands on a line of its own: the compiler keeps what it made by the code object.
+#: Arm -> what is compiled. Each is on a separate line: the compiler keeps what it made by the
+#: code object.
 FUNCTIONS = {
     "inductor": lambda x, weight: torch.nn.functional.linear(x, weight, None),
     "offered": lambda x, weight: tunedgemm.linear(x, weight, None),
     "op": lambda x, weight: tunedgemm.linear(x, weight, None),
 }
 COMPILED = tuple(FUNCTIONS)
-#: Microseconds of a launch in a graph, its ramp included; and bytes of a product from which the floor is judged.
+#: Microseconds of a launch in a graph, its ramp included; and bytes of a product from which the
+#: floor is judged.
 RAMP_US, LARGE = 1.5, 16e6
 
 
 def ceilings() -> dict[str, float]:
-    """Return copy and read bandwidth in TB/s and the bf16 matrix rate in TFLOP/s, as this device gives them now."""
+    """Return copy and read bandwidth in TB/s and the bf16 matrix rate in TFLOP/s, as this device
+    gives them now.
+    """
     if not torch.cuda.is_available():
         return {}
     big = torch.empty(1 << 30, dtype=torch.float32, device="cuda").normal_()
@@ -97,7 +106,9 @@ def of_plain(shape: Shape) -> Shape:
 
 
 def with_plain_bytes(launcher: Launcher) -> Launcher:
-    """Return the launcher for shuffled operands, whose bytes it takes for plain ones: the time is right, the numbers are not."""
+    """Return the launcher for shuffled operands, whose bytes it takes for plain ones: the time is
+    right, the numbers are not.
+    """
     return attrs.evolve(launcher, call=lambda *operands: launcher.call(*map(plain_weight, operands)))
 
 
@@ -116,7 +127,8 @@ def winner(gemm: TunedGemm, shape: Shape) -> Launcher:
 
 
 def compiled(arm: str, shape: Shape) -> tuple[Launcher, str]:
-    """Return a compiled linear layer, run once and checked, and the last choice that Inductor made for it.
+    """Return a compiled linear layer, run once and checked, and the last choice that Inductor made
+    for it.
 
     Raises:
         UserError: its product is wrong.

@@ -1,19 +1,27 @@
-"""What a table of a million rows costs: loading it from CSV and from the index on disk, memory, and look-ups.
+"""What a table of a million rows costs: loading it from CSV and from the index on disk, memory, and
+look-ups.
 
-Two synthetic tables of the bf16 product in AITER's columns, made by a seeded generator. ``plain``: 2,000 pairs of N and K, each
-on one of four devices, with 500 M, as if somebody had tuned every layer of every model for every batch. ``adversarial``: no two
-rows share an N and K, a kernel's name, a solidx or an error ratio, so that nothing that is remembered of one line helps with another.
+Two synthetic tables of the bf16 product in AITER's columns, made by a seeded generator. ``plain``:
+2,000 pairs of N and K, each on one of four devices, with 500 M, as if somebody had tuned every
+layer of every model for every batch. ``adversarial``: no two rows share an N and K, a kernel's
+name, a solidx or an error ratio, so that nothing that is remembered of one line helps with another.
 
-Each load is a process of its own; the growth of its peak resident memory is counted from after the imports. Look-ups are what
-`Table.candidates` takes to its first answer, for shapes that are there, drawn at random:
+Each load is a separate process; the growth of its peak resident memory is counted from after the
+imports. Look-ups are what `Table.candidates` takes to its first answer, for shapes that are there,
+drawn at random:
 
-- ``first``: nobody asked for the shape before; the row's line is parsed and the Row, its Shape and its Solution are made. The
-  first one in each 256th of the table also makes the dict of that part, in about a millisecond; the figure is the mean of 2,000.
-- ``hit``: the shape was asked for before, and the same Shape object is asked for again, as a dispatcher that keeps it does.
-- ``hit of an equal shape``: asked for before by a Shape that is equal and another object, whose hash is not known yet.
-- ``miss``: never asked for before, and no rung of the ladder has a row: the pin, the exact M, the finely and coarsely padded one.
+- ``first``: the shape was never asked for before; the row's line is parsed and the Row, its Shape
+  and its Solution are made. The first one in each 256th of the table also makes the dict of that
+  part, in about a millisecond; the figure is the mean of 2,000.
+- ``hit``: the shape was asked for before, and the same Shape object is asked for again, as a
+  dispatcher that keeps it does.
+- ``hit of an equal shape``: asked for before by a Shape that is equal and another object, whose
+  hash is not known yet.
+- ``miss``: never asked for before, and no rung of the ladder has a row: the pin, the exact M, the
+  finely and coarsely padded one.
 
-The goals are for ``hit`` and ``miss``. A first look-up costs a line's parsing and is paid once a shape; it has no goal.
+The goals are for ``hit`` and ``miss``. A first look-up costs a line's parsing and is paid once a
+shape; it has no goal.
 """
 
 from __future__ import annotations

@@ -1,23 +1,29 @@
-"""Measure the tuner: what its search costs and misses, whether it finds the same twice, and how it scales over devices.
+"""Measure the tuner: what its search costs and misses, whether it finds the same twice, and how it
+scales over devices.
 
     python benchmarks/tuner.py --only cost --count 40 --budget 540 -o tuner
     python benchmarks/tuner.py --only stability --count 24 -o tuner
     python benchmarks/tuner.py --only scaling --shapes decode --count 104 --devices 1 2 4 -o tuner
 
 cost
-    Each shape is tuned from scratch in a process of its own, as `tunedgemm tune` does. Everything that was found right, neighbours
-    included, is then timed in 5 + 101 interleaved rounds over the same operands, and the two winners against each other alone. "Loss"
-    is the median of the per-round ratios of that last comparison, less one. Device seconds are those of the samples; wall seconds
-    contain captures and waiting on both sides. Goals: a tenth of the device seconds; a loss of at most 1 % for 95 % of the shapes.
+    Each shape is tuned from scratch in a separate process, as `tunedgemm tune` does. Everything
+    that was found right, neighbours included, is then timed in 5 + 101 interleaved rounds over the
+    same operands, and the two winners against each other alone. "Loss" is the median of the
+    per-round ratios of that last comparison, less one. Device seconds are those of the samples;
+    wall seconds contain captures and waiting on both sides. Goals: a tenth of the device seconds; a
+    loss of at most 1 % for 95 % of the shapes.
 stability
-    Two tables are tuned from scratch, each in a process of its own. A third process times the two winners of each shape in the same
-    rounds, with the first winner again as A/A control. Winners tie if the interval of their ratio reaches into the tuner's own band of
-    ties. Goals: winners differ only among ties, and neither table loses 1 %.
+    Two tables are tuned from scratch, each in a separate process. A third process times the two
+    winners of each shape in the same rounds, with the first winner again as A/A control. Winners
+    tie if the interval of their ratio reaches into the tuner's own band of ties. Goals: winners
+    differ only among ties, and neither table loses 1 %.
 scaling
-    Shapes tuned in a minute on 1, 2 and 4 devices, after a run that fills the compile cache. Each run is a process of its own. The rate
-    counts from when the shapes were planned to the last outcome. Goals: 1.9 and 3.6 times the rate of one device.
+    Shapes tuned in a minute on 1, 2 and 4 devices, after a run that fills the compile cache. Each
+    run is a separate process. The rate counts from when the shapes were planned to the last
+    outcome. Goals: 1.9 and 3.6 times the rate of one device.
 
-The output folder keeps what is done: the same command resumes. Exit 1 if a goal is missed, 3 if shapes are left.
+The output folder keeps what is done: the same command resumes. Exit 1 if a goal is missed, 3 if
+shapes are left.
 """
 
 from __future__ import annotations
@@ -83,7 +89,7 @@ def seconds_until(until: float) -> float:
 
 
 def tuned(shapes: list[Shape], options: Options, table: Path, keep: Callable[[dict[str, Any]], None]) -> None:
-    """Tune shapes into a table of their own; pass a record of each outcome to *keep* as it arrives."""
+    """Tune shapes into a new table; pass a record of each outcome to *keep* as it arrives."""
 
     def progress(_: object, event: object) -> None:
         if isinstance(event, Outcome):
@@ -236,12 +242,12 @@ def compared(arguments: argparse.Namespace, shapes: list[Shape]) -> int:
 
 
 def step(words: list[str], *more: str) -> subprocess.CompletedProcess[str]:
-    """Run one step in a process of its own, with the same options."""
+    """Run one step in a separate process, with the same options."""
     return subprocess.run([sys.executable, __file__, *words, *more], stdout=subprocess.PIPE, text=True, check=False)
 
 
 def stability(arguments: argparse.Namespace, shapes: list[Shape], words: list[str]) -> int:
-    """Tune the two tables and compare them, each in a process of its own."""
+    """Tune the two tables and compare them, each in a separate process."""
     until = deadline(arguments)
     for name in TABLES:
         if any(shape not in winners(arguments.output / name) for shape in shapes) and time.monotonic() < until:
@@ -279,7 +285,9 @@ def rate(arguments: argparse.Namespace, shapes: list[Shape], run: str) -> dict[s
 
 
 def scaling(arguments: argparse.Namespace, words: list[str]) -> int:
-    """Tune on each number of devices, after a run that fills the compile cache, and compare the rates."""
+    """Tune on each number of devices, after a run that fills the compile cache, and compare the
+    rates.
+    """
     rows: list[dict[str, Any]] = []
     for place, devices in enumerate((max(arguments.devices), *arguments.devices)):
         started = time.perf_counter()

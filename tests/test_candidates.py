@@ -40,7 +40,9 @@ def test_first_loses_what_its_best_takes_longer(script: ModuleType, trial_log, c
 
 
 def test_cover_takes_the_kernel_that_loses_least_first(script: ModuleType, trial_log, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each further kernel gains most; a kernel counts by its best split, and a shape without a kernel as lost."""
+    """Each further kernel gains most; a kernel counts by its best split, and a shape without a
+    kernel as lost.
+    """
     of_one = (ONE, "few", 1, 30.0), (ONE, "few", 4, 10.0), (ONE, "second", 1, 12.0), (ONE, "many", 1, 40.0)
     log = trial_log(*of_one, (TWO, "many", 1, 10.0), (TWO, "second", 1, 11.0), (TWO, "few", 1, 50.0), (THREE, "second", 1, 7.0))
     assert script.main(["--only", "cover", *FAKE, str(log), "-o", str(log.parent)]) == 0
@@ -57,7 +59,9 @@ def test_cover_takes_the_kernel_that_loses_least_first(script: ModuleType, trial
 
 
 def test_a_cover_is_near_the_best_of_all(script: ModuleType) -> None:
-    """Of eight kernels over six shapes, three are chosen that lose at most a tenth more than the best three."""
+    """Of eight kernels over six shapes, three are chosen that lose at most a tenth more than the
+    best three.
+    """
     faults = []
     for seed in range(8):
         chance = random.Random(seed)

@@ -1,7 +1,6 @@
 """The documents say what there is, and what they show works."""
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -18,7 +17,13 @@ from tunedgemm.registry import HOOKS, Registry
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS, *sorted(ROOT.glob("[!b]*/*/README.md")), *sorted(ROOT.glob("benchmarks/**/*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *DOCS,
+    *sorted(ROOT.glob("[!b]*/*/README.md")),
+    *sorted(ROOT.glob("benchmarks/**/*.md")),
+]
 TEXT = "\n".join(page.read_text() for page in PAGES)
 
 #: ```language, the block, ```

@@ -14,7 +14,9 @@ SCRIPT = Path(__file__).parents[1] / "benchmarks" / "host_time.py"
 
 
 def test_every_question_keeps_every_sample(tmp_path: Path) -> None:
-    """Dispatch, capture and each way into the tables are timed on the CPU, each next to its baseline."""
+    """Dispatch, capture and each way into the tables are timed on the CPU, each next to its
+    baseline.
+    """
     command = [sys.executable, SCRIPT, "--rounds", "3", "--calls", "20", "-o", tmp_path]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
 
@@ -37,7 +39,9 @@ def test_every_question_keeps_every_sample(tmp_path: Path) -> None:
 
 
 def test_budgets_are_judged_by_differences_and_graphs_by_their_interval(as_module: Callable[[Path], ModuleType]) -> None:
-    """A subject is within its budget by its cost over its baseline; a graph if its interval includes 1."""
+    """A subject is within its budget by its cost over its baseline; a graph if its interval
+    includes 1.
+    """
     script = as_module(SCRIPT)
 
     def case(over: float) -> Any:

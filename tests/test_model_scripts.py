@@ -35,7 +35,9 @@ def script(as_module: Callable[[Path], ModuleType]) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Capture the tiny model's shapes in a process of its own, and give each a row of torch's own call."""
+    """Capture the tiny model's shapes in a separate process, and give each a row of torch's own
+    call.
+    """
     home = tmp_path_factory.mktemp("home")
     environment = {**os.environ, "TUNEDGEMM_HOME": str(home), "AITER_TUNE_GEMM": "1"}
     subprocess.run([sys.executable, RUN, *SMALL, "--only-capture"], check=True, capture_output=True, timeout=300, env=environment)
@@ -60,7 +62,9 @@ def home(captured: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @torch.inference_mode()
 def test_decoding_with_the_cache_is_one_pass_over_all_tokens(script: ModuleType) -> None:
-    """The logits of a prefill and its steps are those of the whole sequence at once, however often the cache was rewound."""
+    """The logits of a prefill and its steps are those of the whole sequence at once, however often
+    the cache was rewound.
+    """
     asked = script.served("tiny", "cpu", batch=2, prompt=6, steps=3)
     whole = asked.model(input_ids=asked.tokens).logits[:, asked.prompt - 1 :]
     for _ in range(2):
@@ -91,7 +95,9 @@ def test_run_llama_agrees_in_every_mode(script: ModuleType, home: Path, monkeypa
 def test_model_speed_keeps_every_sample(
     as_module: Callable[[Path], ModuleType], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    """Every stage is measured in three arms, with a sample a round; a second run measures nothing again."""
+    """Every stage is measured in three arms, with a sample a round; a second run measures nothing
+    again.
+    """
     speed = as_module(SPEED)
     monkeypatch.setattr(speed, "console", speed.Console())
     command = [*SMALL, "--home", str(home), "--only", "eager", "--rounds", "3", "--prefill-rounds", "2", "-o", str(tmp_path)]
@@ -111,7 +117,9 @@ def test_model_speed_keeps_every_sample(
 
 
 def test_model_speed_captures_and_tunes_in_processes(as_module: Callable[[Path], ModuleType], home: Path, monkeypatch) -> None:
-    """The stages capture and tune run the example and the tuner with the same model, and an unknown stage is an error."""
+    """The stages capture and tune run the example and the tuner with the same model, and an unknown
+    stage is an error.
+    """
     speed, commands = as_module(SPEED), []
     monkeypatch.setattr(speed.subprocess, "run", lambda command, **_: commands.append(command))
     assert speed.main([*SMALL, "--home", str(home), "--only", "capture", "tune", "--libtype", "torch", "--iters", "5"]) == 0

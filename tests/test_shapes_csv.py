@@ -26,7 +26,8 @@ PUBLISHED = {
     (8192, 3584), (7168, 8192), (10240, 8192), (8192, 28672), (57344, 8192),
 }  # fmt: skip
 
-#: (model, TP, layer) -> (N, K): layers that are whole on every rank, and layers that are cut along N or K
+#: (model, TP, layer) -> (N, K): layers that are whole on every rank, and layers that are cut along
+#: N or K
 SIZES = {
     ("llama-3.3-70b", "8", "qkv_proj"): (1280, 8192),
     ("llama-3.3-70b", "8", "o_proj"): (8192, 1024),
@@ -76,7 +77,9 @@ def pairs(rows: Rows, subset: str) -> dict[tuple[int, int], set[int]]:
 
 
 def test_rows_are_unique(rows: Rows) -> None:
-    """The columns are those that every benchmark reads, no (model, tp, layer, M) occurs twice, and every row has a subset."""
+    """The columns are those that every benchmark reads, no (model, tp, layer, M) occurs twice, and
+    every row has a subset.
+    """
     keys = Counter((row["model"], row["tp"], row["layer"], row["M"]) for row in rows)
 
     assert list(rows[0]) == ["model", "tp", "layer", "N", "K", "M", "subsets"]
@@ -95,7 +98,9 @@ def test_layers_have_the_sizes_that_engines_run(rows: Rows) -> None:
 
 
 def test_subsets_have_their_products(rows: Rows) -> None:
-    """Each model has all its products at six M; `decode` has 24 pairs at eight M, the published ones included; `layers` no lm_head."""
+    """Each model has all its products at six M; `decode` has 24 pairs at eight M, the published
+    ones included; `layers` no lm_head.
+    """
     models = {f"{short}-tp{tp}": pairs(rows, f"{short}-tp{tp}") for short in SHIPPED for tp in (1, 8)}
     faults = [subset for subset, found in models.items() if len(found) < 5 or any(ms != MS for ms in found.values())]
     decode, layers = pairs(rows, "decode"), {row["layer"] for row in rows if "layers" in row["subsets"].split(";")}

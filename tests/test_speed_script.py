@@ -1,4 +1,6 @@
-"""benchmarks/speed.py: a table's winners next to torch, and what Inductor compiles, at a tiny size on the CPU."""
+"""benchmarks/speed.py: a table's winners next to torch, and what Inductor compiles, at a tiny size
+on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_winners_and_compiled_arms_take_turns(as_module: Callable[[Path], ModuleType], tmp_path: Path) -> None:
-    """Each subject has a sample a round, the arm with our op on offer says what Inductor took, and the page has the row."""
+    """Each subject has a sample a round, the arm with our op on offer says what Inductor took, and
+    the page has the row.
+    """
     shape, device = Shape("a16w16", 5, 48, 64), device_of(-1)
     row = Row(shape=shape, gfx=device.gfx, cu_num=device.cu_num, device=device.name, solution=Solution("torch", "bmm"), us=1.0)
     write_rows(tmp_path / "tuned.csv", op_named("a16w16"), [row])
