@@ -36,7 +36,6 @@ import random
 import statistics
 import sys
 import tempfile
-import time
 import timeit
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,15 +45,13 @@ import attrs
 import torch
 import tunedgemm
 from harness import Interval, add_check, add_only, add_rounds, head, parser_of, ratio, save
+from host_launch import launches
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from tunedgemm.csvfile import read_rows
-from tunedgemm.device import current_device, device_of
-from tunedgemm.ops import op_named
+from tunedgemm.device import device_of
 from tunedgemm.plugin import Launcher, Solution, hookimpl
 from tunedgemm.registry import Registry, make_backend
-from tunedgemm.row import Row
 from tunedgemm.settings import Settings
 from tunedgemm.tuned_gemm import TunedGemm
 
@@ -367,48 +364,6 @@ def replayed(bias: bool, rounds: int) -> Graph:
             end.synchronize()
             samples[name].append(start.elapsed_time(end) * 1e3 / REPLAYS / CAPTURED)
     return Graph("cuda", "bias" if bias else "", samples)
-
-
-def launches(table: Path) -> Iterator[dict[str, Any]]:
-    """Yield the host times of each row's launcher, in microseconds."""
-    gemm, registry, op = TunedGemm(), Registry(), op_named("a16w16")
-    gemm.load_config(table)
-    for row in read_rows(table, op)[0]:
-        if row.solution.libtype != "torch" and row.us < LONG_US:  # longer kernels fill the queue, and the host waits for them
-            operands = op.make_inputs(row.shape, current_device().torch_device, 0)
-            yield launch(row, registry, gemm, operands)
-
-
-def launch(row: Row, registry: Registry, gemm: TunedGemm, operands: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the host times of one row's solution, alone and through dispatch."""
-    device, backend = current_device(), registry.get(row.solution.libtype)
-    launcher, bindings = backend.bind(row.solution, row.shape, device), []
-    for m in range(1, QUEUED_ROUNDS + 1):
-        other = attrs.evolve(row.shape, m=row.shape.m if row.shape.m <= 4 else row.shape.m + m)
-        start = time.perf_counter_ns()
-        if isinstance(backend.bind(row.solution, other, device), Launcher):
-            bindings.append((time.perf_counter_ns() - start) / 1e3)
-    size = (row.shape.m, row.shape.n)
-    return {
-        "question": "launch", "M": row.shape.m, "N": row.shape.n, "K": row.shape.k, "solution": str(row.solution),
-        "launch_us": queued(launcher.call, *operands), "dispatch_us": queued(gemm.gemm_a16w16, *operands),
-        "linear_us": queued(F_LINEAR, *operands),
-        "empty_us": queued(lambda: torch.empty(size, dtype=torch.bfloat16, device=device.torch_device)),
-        "bind_us": statistics.median(bindings),
-    }  # fmt: skip
-
-
-def queued(call: Callable[..., Any], *operands: Any) -> float:
-    """Return the median host time of one call in microseconds, without waiting for the device."""
-    samples = []
-    for _ in range(QUEUED_ROUNDS):
-        torch.cuda.synchronize()
-        start = time.perf_counter_ns()
-        for _ in range(QUEUED):
-            call(*operands)
-        samples.append((time.perf_counter_ns() - start) / 1e3 / QUEUED)
-    torch.cuda.synchronize()
-    return statistics.median(samples)
 
 
 def show(case: Case | Graph) -> None:
