@@ -69,8 +69,6 @@ BUDGETED = ("routed F.linear", "gemm_a16w16", "routed torch.mm")
 DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
 #: Calls in a graph, and replays of it that are timed together.
 CAPTURED, REPLAYS = 100, 5
-#: Fewer calls than a GPU queues.
-QUEUED, QUEUED_ROUNDS, LONG_US = 50, 21, 40
 
 
 @attrs.frozen
