@@ -58,7 +58,7 @@ test-all: install
 	$(RUN) -m pytest $(if $(plugin),,$(COVERAGE)) $(TESTS) $(args)
 
 bench: install
-	$(RUN) benchmarks/dispatch_tax.py $(args)
+	$(RUN) benchmarks/host_time.py --only dispatch $(args)
 
 tune: install
 	$(RUN) examples/models/tune_llama.py $(args)

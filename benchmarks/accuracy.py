@@ -1,23 +1,32 @@
-"""How far each of torch's solutions of each op is from float64, on operands of real magnitudes.
+"""Measure how far each of torch's solutions of each op is from float64, on operands of real
+magnitudes.
 
-::
+    python benchmarks/accuracy.py [--op OP ...] [--k K ...] [-o FOLDER]
 
-    python benchmarks/accuracy.py [--op OP ...] [--k K ...] [--csv FILE [--readme]]
+Activations are normal with outliers: one channel in 200 is 30 to 100 times as large, as in the
+hidden states of language models. Weights are normal / sqrt(K). Both are quantised in the op's
+format by `tunedgemm.ops.formats.quant`. Every solution is compared with the product of the *quantised* operands
+in float64, which is what a solution answers for:
 
-Activations are normal with outliers: one channel in 200 is 30 to 100 times as large, as in the hidden states of language
-models. Weights are normal / sqrt(K). Both are quantised in the op's format by `tunedgemm.ops.formats.quant`; of the same data, every
-solution is compared with the product of the *quantised* operands in float64 (``row error``: norm(out - exact) / norm(exact)
-of the worst row; ``error ratio``: the share of elements outside the op's bounds), which is what a solution answers for.
-``quantisation`` is the worst row error of that product against the one of the operands before they were quantised: what the
-format costs, whatever computes it. ``bound`` is the op's own. ``--readme`` condenses the CSV files of the folder
-(`accuracy_table.py`, which does only that).
+row error
+    norm(out - exact) / norm(exact) of the worst row.
+error ratio
+    The share of elements outside the op's bounds.
+quantisation
+    The worst row error of that product against the one of the operands before they were quantised:
+    the cost of the format itself.
+bound
+    The op's own bound of the row error.
+
+``-o FOLDER`` writes ``FOLDER/<device>.csv`` and makes ``FOLDER/README.md`` from all CSV files
+there; ``--page`` makes only the page. Exit 1 if a solution is outside its op's bounds or fails in a
+call.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,13 +34,14 @@ from typing import Any
 
 import attrs
 import torch
-from accuracy_table import write_readme
+from harness import parser_of, today
 from rich.console import Console
 from rich.table import Table
 from tunedgemm.backends import builtin as torch_backend
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.device import Device, current_device
-from tunedgemm.ops import moe, op_named, quant, scaled_blocks
+from tunedgemm.ops import moe, op_named, scaled_blocks
+from tunedgemm.ops.formats import quant
 from tunedgemm.ops.formats.shuffle import plain_weight, shuffle_weight
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
@@ -63,11 +73,11 @@ class Draw:
     generator: torch.Generator
 
     def normal(self, *sizes: int) -> Tensor:
-        """Standard normal float32."""
+        """Draw standard normal float32."""
         return torch.randn(*sizes, generator=self.generator, device=self.device)
 
     def activations(self, *batch: int) -> Tensor:
-        """[..., M, K]: normal, with outliers in one channel of 200, the same for all rows."""
+        """Draw [..., M, K]: normal, with outliers in one channel of 200, the same for all rows."""
         x = self.normal(*batch, self.m, self.k)
         count = max(1, self.k // 200)
         channels = torch.randperm(self.k, generator=self.generator, device=self.device)[:count]
@@ -75,22 +85,23 @@ class Draw:
         return x
 
     def weights(self, *batch: int, rows: int = 0, cols: int = 0) -> Tensor:
-        """[..., N, K]: normal / sqrt(K)."""
+        """Draw [..., N, K]: normal / sqrt(K)."""
         rows, cols = rows or self.n, cols or self.k
         return self.normal(*batch, rows, cols) / cols**0.5
 
 
-#: (operands as a caller gives them, the result without quantisation in float64, further arguments of shape_of)
+#: (operands as a caller gives them, the result without quantisation in float64, further arguments
+#: of shape_of)
 Case = tuple[tuple[Any, ...], Tensor, dict[str, Any]]
 
 
 def exact(x: Tensor, weight: Tensor) -> Tensor:
-    """The product in float64."""
+    """Return the product in float64."""
     return x.double() @ weight.double().transpose(-1, -2)
 
 
 def plain(dtype: torch.dtype) -> Callable[[Draw], Case]:
-    """a16w16."""
+    """Return how cases of a16w16 are made."""
 
     def case(draw: Draw) -> Case:
         x, weight = draw.activations(), draw.weights()
@@ -100,7 +111,7 @@ def plain(dtype: torch.dtype) -> Callable[[Draw], Case]:
 
 
 def by_row(dtype: torch.dtype, layout: str = "", tensor: bool = False) -> Callable[[Draw], Case]:
-    """a8w8 and, with a layout, a8w8_bpreshuffle."""
+    """Return how cases of a8w8 and, with a layout, of a8w8_bpreshuffle are made."""
 
     def case(draw: Draw) -> Case:
         quantise = quant.per_tensor_quant if tensor else quant.pertoken_quant
@@ -112,7 +123,9 @@ def by_row(dtype: torch.dtype, layout: str = "", tensor: bool = False) -> Callab
 
 
 def by_block(dtype: torch.dtype, layout: str = "") -> Callable[[Draw], Case]:
-    """a8w8_blockscale and, with a layout, a8w8_blockscale_bpreshuffle."""
+    """Return how cases of a8w8_blockscale and, with a layout, of a8w8_blockscale_bpreshuffle are
+    made.
+    """
 
     def case(draw: Draw) -> Case:
         x, weight = draw.activations(), draw.weights()
@@ -125,7 +138,7 @@ def by_block(dtype: torch.dtype, layout: str = "") -> Callable[[Draw], Case]:
 
 
 def mxfp4(layout: str = "") -> Callable[[Draw], Case]:
-    """a4w4_blockscale."""
+    """Return how cases of a4w4_blockscale are made."""
 
     def case(draw: Draw) -> Case:
         x, weight = draw.activations(), draw.weights()
@@ -136,7 +149,7 @@ def mxfp4(layout: str = "") -> Callable[[Draw], Case]:
 
 
 def weight_mxfp4(dtype: torch.dtype, layout: str = "") -> Callable[[Draw], Case]:
-    """a16w4_blockscale."""
+    """Return how cases of a16w4_blockscale are made."""
 
     def case(draw: Draw) -> Case:
         x, weight = draw.activations(), draw.weights()
@@ -147,7 +160,7 @@ def weight_mxfp4(dtype: torch.dtype, layout: str = "") -> Callable[[Draw], Case]
 
 
 def batched(dtype: torch.dtype) -> Callable[[Draw], Case]:
-    """batched_bf16 and batched_a8w8."""
+    """Return how cases of batched_bf16 and batched_a8w8 are made."""
 
     def case(draw: Draw) -> Case:
         x, weight = draw.activations(BATCH), draw.weights(BATCH)
@@ -160,9 +173,11 @@ def batched(dtype: torch.dtype) -> Callable[[Draw], Case]:
 
 
 def experts(kind: str, dtype: torch.dtype = torch.bfloat16) -> Callable[[Draw], Case]:
-    """fmoe with silu; K is the dimension of the hidden states, N does not count.
+    """Return how cases of fmoe with silu are made; K is the dimension of the hidden states, N does
+    not count.
 
-    Its bounds of one element are for outputs of about 1, so the second weights are divided by the output's root mean square.
+    Its bounds of one element are for outputs of about 1, so the second weights are divided by the
+    output's root mean square.
     """
 
     def quantised(weight: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -194,7 +209,9 @@ def experts(kind: str, dtype: torch.dtype = torch.bfloat16) -> Callable[[Draw], 
 
 
 def unquantised(hidden: Tensor, w1: Tensor, w2: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
-    """What fmoe approximates, in float64: silu(gate) * up, every expert on every token, weighted."""
+    """Return what fmoe approximates, in float64: silu(gate) * up, every expert on every token,
+    weighted.
+    """
     gate, up = torch.einsum("td,erd->etr", hidden, w1).chunk(2, -1)
     out = torch.einsum("eti,edi->etd", torch.nn.functional.silu(gate) * up, w2)
     share = torch.zeros(len(w1), len(hidden), dtype=torch.float64, device=hidden.device)
@@ -234,14 +251,14 @@ CASES: tuple[tuple[str, str, Callable[[Draw], Case]], ...] = (
 
 
 def outputs(operands: tuple[Any, ...], fields: dict[str, Any], op_name: str) -> Iterator[Shape]:
-    """The shape of these operands for each output dtype that the op and the operands have."""
+    """Yield the shape of these operands for each output dtype that the op has."""
     narrow = operands[0].dtype if operands[0].dtype in (torch.bfloat16, torch.float16) else torch.bfloat16
     for dtype in (narrow,) if op_name == "fmoe" else (narrow, torch.float32):
         yield op_named(op_name).shape_of(*operands, otype=dtype, **fields)
 
 
 def measured(shape: Shape, solution: Solution, operands: tuple[Any, ...], reference: Tensor, device: Device) -> dict[str, Any]:
-    """Status, row error and error ratio of one solution."""
+    """Return status, row error and error ratio of one solution."""
     answer = torch_backend.bind(solution, shape, device)
     if not isinstance(answer, Launcher):
         return {"status": f"refused: {answer}"[:120]}
@@ -256,13 +273,13 @@ def measured(shape: Shape, solution: Solution, operands: tuple[Any, ...], refere
 
 
 def rows_of(name: str, label: str, make: Callable[[Draw], Case], draw: Draw, device: Device) -> Iterator[dict[str, Any]]:
-    """One row for each output dtype and solution of one format at one size."""
+    """Yield a row for each output dtype and solution of one format at one size."""
     op = op_named(name)
     operands, wanted, fields = make(draw)
     for shape in outputs(operands, fields, name):
         reference = op.reference(shape, operands)
         if reference.dtype != torch.float64:
-            sys.exit(f"{shape} is too large for a reference in float64: choose fewer rows (--m, --n)")
+            sys.exit(f"{shape}: too large for a reference in float64; choose fewer rows (--m, --n)")
         tolerance = op.tolerance(shape)
         common = {
             "op": name, "format": label, "M": shape.m, "N": shape.n, "K": draw.k, "outdtype": shape.outdtype,
@@ -275,14 +292,13 @@ def rows_of(name: str, label: str, make: Callable[[Draw], Case], draw: Draw, dev
 
 
 def header(device: Device, arguments: argparse.Namespace) -> str:
-    """What the figures are of."""
+    """Return what the figures are of."""
     versions = ", ".join(f"{name} {version}" for name, version in device.versions)
-    day = datetime.datetime.now(datetime.timezone.utc).date()
-    return f"{device}; {versions}; {day}; M={arguments.m} N={arguments.n} seed={arguments.seed}"
+    return f"{device}; {versions}; {today()}; M={arguments.m} N={arguments.n} seed={arguments.seed}"
 
 
 def printed(rows: list[dict[str, Any]], title: str) -> None:
-    """One line for each format, output dtype and solution: its worst size."""
+    """Print a line for each format, output dtype and solution: its worst size."""
     table = Table("op", "format", "out", "solution", "worst row error", "at K", "bound", "error ratio", "quantisation", "", title=title)
     worst: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows:
@@ -297,23 +313,88 @@ def printed(rows: list[dict[str, Any]], title: str) -> None:
 
 
 def badness(row: dict[str, Any]) -> float:
-    """The row error; beyond any for a solution that gave none."""
+    """Return the row error; infinity for a solution without one."""
     return float(row.get("row_error", "inf"))
 
 
-def main() -> int:
-    """Measure, print and write; exit 1 where a solution is outside its op's bounds or fails in a call."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+PAGE = """# How exact torch's solutions are
+
+Written by `benchmarks/accuracy.py` from the CSV files of this folder; its docstring says what is drawn, and the first line of
+each file on what it ran. One line stands for all solutions of the backend `torch` and all K.
+
+- row error: norm(out - exact) / norm(exact) of the worst row against float64, from the same quantised operands
+- outside: the largest share of elements outside the op's bounds of one element (5 % pass)
+- bound: the op's bound of the row error, and why it is that
+- quantisation: the row error that the format itself makes, whatever computes it
+
+| why | the bound |
+|---|---|
+| rounding | 8 roundings of a 16-bit output: 2^-9 each in bf16, 2^-12 in fp16 |
+| order | 2^-12: the order of a float32 sum |
+| fp8 sums | 2^-11: Hopper's tensor cores add fp8 products up in less than float32 (3.5e-4 with one scale a tensor) |
+| intermediate | 1.5 to 3 times the worst row of an fmoe that keeps its intermediate in 16 bits, or rounds it before it quantises it |
+"""
+
+PAGE_HEAD = (
+    "| op | format | out | row error | by | at K | outside | bound | why | quantisation |\n|---|---|---|---|---|---|---|---|---|---|\n"
+)
+
+
+def why(row: dict[str, str]) -> str:
+    """Return the word for the reason of a row's bound."""
+    if row["op"] == "fmoe" and not row["format"].startswith("No"):
+        return "intermediate"
+    if row["outdtype"] != "fp32":
+        return "rounding"
+    return "fp8 sums" if row["format"].startswith("fp8") else "order"
+
+
+def page_line(rows: list[dict[str, str]]) -> str:
+    """Return the line of one format and output dtype: its worst solution and size."""
+    worst = max(rows, key=lambda row: float(row["row_error"] or "inf"))
+    names = sorted({row["solution"] for row in rows if row["row_error"] == worst["row_error"]}, key=lambda name: (name == "native", name))
+    error = f"{float(worst['row_error']):.1e}" if worst["row_error"] else worst["status"]
+    outside = max(float(row["error_ratio"] or 1) for row in rows)
+    quantisation = max(float(row["quantisation"]) for row in rows)
+    cells = (
+        f"`{worst['op']}`", worst["format"], worst["outdtype"], error, names[0], worst["K"], f"{outside:.2%}",
+        f"{float(worst['row_bound']):.1e}", why(worst), f"{quantisation:.1e}",
+    )  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+def section(path: Path) -> str:
+    """Return the section of one file."""
+    with path.open(newline="") as file:
+        title = file.readline().lstrip("# ").strip()
+        rows = [row for row in csv.DictReader(file) if not row["status"].startswith("refused")]
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        groups.setdefault((row["op"], row["format"], row["outdtype"]), []).append(row)
+    bad = sum(row["status"] != "ok" for row in rows)
+    verdict = f"{len(rows)} outputs measured, {bad or 'none'} outside their bounds or failed."
+    return f"\n## {title}\n\n[`{path.name}`]({path.name}): {verdict}\n\n{PAGE_HEAD}" + "\n".join(map(page_line, groups.values())) + "\n"
+
+
+def write_readme(folder: Path) -> None:
+    """Write README.md of all CSV files in *folder*."""
+    sections = [section(path) for path in sorted(folder.glob("*.csv"))]
+    (folder / "README.md").write_text(PAGE + "".join(sections))
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure, print and write."""
+    parser = parser_of(__doc__)
     parser.add_argument("--op", nargs="+", choices=torch_backend.OPS, default=torch_backend.OPS)
     parser.add_argument("--k", nargs="+", type=int, help="default: 1024 8192, on a GPU 16384 too")
     parser.add_argument("--m", type=int, default=24)
     parser.add_argument("--n", type=int, default=256, help="a multiple of 32 for shuffled weights; no part of fmoe")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path, help="every row; lines with # say what of")
-    parser.add_argument("--readme", action="store_true", help="condense every CSV file of the folder of --csv in its README.md")
-    arguments = parser.parse_args()
-    if arguments.readme and not arguments.csv:
-        parser.error("--readme needs --csv, whose folder it describes")
+    parser.add_argument("--page", action="store_true", help="measure nothing: make the page of -o from its CSV files")
+    arguments = parser.parse_args(words)
+    if arguments.page:
+        write_readme(arguments.output or parser.error("--page: needs the folder of the CSV files; name it with -o"))
+        return 0
     device = current_device()
     sizes = arguments.k or [1024, 8192, *([16384] if device.kind != "cpu" else [])]
     rows = []
@@ -322,14 +403,15 @@ def main() -> int:
             generator = torch.Generator(device.torch_device).manual_seed(arguments.seed)
             rows += rows_of(name, label, make, Draw(arguments.m, arguments.n, k, device.torch_device, generator), device)
     printed(rows, header(device, arguments))
-    if arguments.csv:
-        with arguments.csv.open("w", newline="") as file:
+    if arguments.output:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        name = "cpu" if device.kind == "cpu" else device.name.rpartition("-")[2]
+        with (arguments.output / f"{name}.csv").open("w", newline="") as file:
             file.write(f"# {header(device, arguments)}\n")
             writer = csv.DictWriter(file, FIELDS)
             writer.writeheader()
             writer.writerows(rows)
-    if arguments.readme:
-        write_readme(arguments.csv.parent)
+        write_readme(arguments.output)
     refused = [row for row in rows if row["status"].startswith("refused")]
     bad = [row for row in rows if row["status"] != "ok" and row not in refused]
     print(f"{len(rows) - len(refused)} measured, {len(bad)} outside their bounds or failed; {len(refused)} refused by this device's torch")

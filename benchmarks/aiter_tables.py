@@ -1,27 +1,37 @@
-"""What of AITER's own tables is read, found and resolved here, counted by family.
+"""Count what is read, found and resolved of AITER's own tables, and which rows of libtype asm have
+their kernel in AITER's manifests.
 
-::
+    python benchmarks/aiter_tables.py --configs DIR -o folder
+    python benchmarks/aiter_tables.py --only asm --configs DIR --manifests DIR -o folder
 
-    python benchmarks/aiter_tables.py FOLDER [--out FILE]
+tables
+    DIR holds AITER's ``configs`` (``a8w8_tuned_gemm.csv`` ..., ``model_configs/``). Every row is
+    looked up on its own device in the merged table of all files of its family. What serves its
+    shape there is explained as by `tunedgemm explain`, with no backend installed but torch. Writes
+    ``folder/README.md``.
+asm
+    The manifests are AITER's, of GEMM kernels, as ``<gfx>_<manifest>.csv``. A row is resolved as
+    dispatch would on its own device: its kernelName in the manifest of its own gfx, then its splitK
+    and shape against the limits of that kernel. Writes ``folder/asm.md``.
 
-FOLDER holds AITER's ``configs`` (``a8w8_tuned_gemm.csv`` ..., ``model_configs/``), whose files are not part of this
-repository; only counts are written. Every row is looked up on its own device in the merged table of all files of its
-family, and what serves its shape there is told as `tunedgemm explain` tells it, with no backend installed but torch.
+AITER's files are not part of this repository; only counts are written.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
+from harness import add_only, parser_of
 from tunedgemm.backends.registry import Registry
 from tunedgemm.device import Device
 from tunedgemm.dispatch.choice import choose, offers
+from tunedgemm.errors import PluginError
 from tunedgemm.libtypes import OF_AITERS_OPS, absent, pip_hint
 from tunedgemm.ops import ops
 from tunedgemm.ops.op import Op
@@ -30,18 +40,27 @@ from tunedgemm.table.lookup import Table
 from tunedgemm.table.row import Row
 from tunedgemm.table.sheet import read_sheet
 
+if TYPE_CHECKING:
+    from tunedgemm_asm import packs
+
+ASM = "asm"
+ARCHITECTURES = ("gfx942", "gfx950")
+_ASM_HEAD = "| table | op | gfx | rows of asm | kernel found | of another gfx alone | in no manifest | taken | refused |"
+
 
 @attrs.define
 class Family:
-    """What was found in the files of one op.
+    """Counts of the files of one op.
 
     Attributes:
         files, unchanged: the files, tuned and untuned, and those that come out as they went in.
         rows: of all tuned files. Their keys tell device and shape.
         problems: lines that are not read, and rows that never win.
         shapes: of the untuned files.
-        found: valid rows of which a look-up for their own shape and device returns the row, or a better one of its key.
-        explained: valid rows of which the explanation names the libtype: as what runs, or with the reason why it cannot.
+        found: valid rows of which a look-up for their own shape and device returns the row, or a
+            better one of its key.
+        explained: valid rows of which the explanation names the libtype: as what runs, or with the
+            reason why it cannot.
     """
 
     files: int = 0
@@ -59,13 +78,15 @@ class Family:
 
     @property
     def unread(self) -> int:
-        """Lines that are no rows."""
+        """The number of lines that are not rows."""
         read = {(row.source, row.line) for row in self.rows}
         return sum((problem.path, problem.line) not in read for problem in self.problems)
 
 
 def survey(folder: Path) -> dict[str, Family]:
-    """Read every CSV below *folder*, and look up all its rows; the families of which AITER has tables."""
+    """Read every CSV below *folder* and look up all its rows; return the families of which AITER
+    has tables.
+    """
     families = {name: Family() for name in ops() if OF_AITERS_OPS.get(name)}
     for path in sorted(folder.rglob("*.csv")):
         op = infer_op([path])
@@ -85,7 +106,9 @@ def survey(folder: Path) -> dict[str, Family]:
 
 
 def _rewritten(path: Path, op: Op, rows: Iterable[Row]) -> bytes:
-    """The file after the rows it has were put into a copy of it; of duplicates it keeps one."""
+    """Return the file's bytes after its own rows were put into a copy of it; of duplicates it keeps
+    one.
+    """
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
         copy.write_bytes(path.read_bytes())
@@ -94,7 +117,7 @@ def _rewritten(path: Path, op: Op, rows: Iterable[Row]) -> bytes:
 
 
 def look_up(op: Op, family: Family) -> None:
-    """Count the rows that a look-up returns, and that an explanation names."""
+    """Count the rows that a look-up returns and that an explanation names."""
     table, registry = Table(op, [family.rows]), Registry(())
     for row in family.valid:
         device = Device(row.gfx, row.cu_num)
@@ -106,7 +129,7 @@ def look_up(op: Op, family: Family) -> None:
 
 
 def counts(families: dict[str, Family]) -> list[str]:
-    """The counts by family."""
+    """Return the table of the counts by family."""
     lines = [
         "| op | files | unchanged | rows | keys | duplicates | never win | unread lines | found | explained | shapes |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -124,7 +147,7 @@ def counts(families: dict[str, Family]) -> list[str]:
 
 
 def kernels(families: dict[str, Family]) -> list[str]:
-    """Rows and different kernel names by op and libtype, with who can run them."""
+    """Return the table of rows and kernel names by op and libtype, with the backend that runs them."""
     lines = ["| op | libtype | rows | kernel names | who runs it |", "|---|---|---|---|---|"]
     for op, family in sorted(families.items()):
         rows: dict[str, list[Row]] = defaultdict(list)
@@ -139,7 +162,7 @@ def kernels(families: dict[str, Family]) -> list[str]:
 
 
 def page(folder: Path) -> str:
-    """The whole page; says so where AITER's files are not there."""
+    """Return the page of tables; it says so if AITER's files are missing."""
     head = ["# AITER's own tables", "", "Written by `benchmarks/aiter_tables.py`; counts only, the files themselves are AITER's.", ""]
     if not any(folder.rglob("*.csv")):
         return "\n".join([*head, "AITER's files were not there: nothing was counted.", ""])
@@ -155,18 +178,125 @@ def page(folder: Path) -> str:
     return "\n".join([*head, *notes, "", *counts(families), *middle, *kernels(families), ""])
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="AITER's configs")
-    parser.add_argument("--out", type=Path, help="the file to write; default: standard output")
-    arguments = parser.parse_args(argv)
-    text = page(arguments.folder)
-    if arguments.out is None:
-        sys.stdout.write(text)
-    else:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(text)
+@attrs.define
+class Counts:
+    """Counts of the rows of one table and architecture.
+
+    Attributes:
+        rows: of libtype asm that may win.
+        found: those whose kernel is in the manifest of their own architecture.
+        elsewhere: those whose kernel is in that of another alone.
+        taken: those of *found* whose shape and splitK the kernel takes.
+        reasons: why others of *found* are refused.
+    """
+
+    rows: int = 0
+    found: int = 0
+    elsewhere: int = 0
+    taken: int = 0
+    reasons: Counter[str] = attrs.Factory(Counter)
+
+
+def asm_kernels(folder: Path) -> dict[str, packs.Found]:
+    """Return the kernels of AITER's manifests by architecture, without their code objects."""
+    from tunedgemm_asm import manifest, packs
+    from tunedgemm_asm.abi import ABIS
+    from tunedgemm_asm.descriptor import AITER, Descriptor
+
+    listed = []
+    for gfx in ARCHITECTURES:
+        for family, (name, abi) in AITER.items():
+            path = folder / f"{gfx}_{name}"
+            read = manifest.read(path, ABIS[abi])
+            if read.refused:
+                raise SystemExit(f"{path}: {read.refused}")
+            said = Descriptor(f"aiter-{gfx}-{family}", gfx, abi, name, ABIS[abi].dtypes)
+            listed.append(packs.Pack(said, folder, "AITER", read.kernels))
+    return {gfx: packs.gathered(gfx, listed) for gfx in ARCHITECTURES}
+
+
+def asm_counts(rows: Iterable[Row], found: dict[str, packs.Found]) -> dict[str, Counts]:
+    """Resolve every row of asm, and count by architecture."""
+    from tunedgemm_asm import packs
+    from tunedgemm_asm.solutions import resolve
+
+    counted: dict[str, Counts] = {}
+    for row in rows:
+        if row.solution.libtype != ASM or not row.valid:
+            continue
+        counts = counted.setdefault(row.gfx or "none", Counts())
+        counts.rows += 1
+        mine = found.get(row.gfx) or packs.gathered(row.gfx or "none", ())
+        name = row.solution.kernel_name
+        if name not in mine.kernels:
+            counts.elsewhere += any(name in other.kernels for other in found.values())
+            continue
+        counts.found += 1
+        try:
+            resolve(row.solution, row.shape, Device(row.gfx, row.cu_num), mine)
+            counts.taken += 1
+        except PluginError as error:
+            counts.reasons[str(error).replace(name, "it")] += 1
+    return counted
+
+
+def asm_lines(configs: Path, found: dict[str, packs.Found]) -> Iterator[tuple[str, str, str, Counts]]:
+    """Yield table, op, architecture and counts."""
+    for path in sorted(configs.rglob("*.csv")):
+        if "untuned" in path.name:
+            continue
+        op = infer_op([path])
+        rows, _ = read_rows(path, op)
+        for gfx, counts in sorted(asm_counts(rows, found).items()):
+            yield path.name, op.name, gfx, counts
+
+
+def asm_page(configs: Path, manifests: Path) -> str:
+    """Return the page of asm; it says so if AITER's files are missing."""
+    head = [
+        "# AITER's rows of libtype asm",
+        "",
+        "Written by `benchmarks/aiter_tables.py --only asm`; counts only, the files themselves are AITER's.",
+        "",
+    ]
+    if not any(configs.rglob("*.csv")) or not any(manifests.glob("*.csv")):
+        return "\n".join([*head, "AITER's files were not there: nothing was counted.", ""])
+    notes = [
+        "- rows of asm: those that may win; kernel found: by name in the manifest of the row's own gfx.",
+        "- of another gfx alone, in no manifest: rows that dispatch passes over with that reason.",
+        "- taken: the kernel's limits allow the row's shape and splitK; refused: the reasons are below.",
+        "- The op fmoe has kernels of its own in other manifests, which the plugin does not launch.",
+    ]
+    table, reasons, total = [], [], Counter[int]()
+    for name, op, gfx, counts in asm_lines(configs, asm_kernels(manifests)):
+        nowhere, refused = counts.rows - counts.found - counts.elsewhere, counts.found - counts.taken
+        figures = (counts.rows, counts.found, counts.elsewhere, nowhere, counts.taken, refused)
+        table.append(f"| `{name}` | `{op}` | {gfx} | {' | '.join(map(str, figures))} |")
+        total.update(dict(enumerate(figures)))
+        reasons += [f"| `{name}` | {gfx} | {times} | {reason} |" for reason, times in counts.reasons.most_common()]
+    table.append(f"| all | | | {' | '.join(str(total[place]) for place in range(6))} |")
+    text = [*head, *notes, "", _ASM_HEAD, "|---|---|---|---|---|---|---|---|---|", *table, ""]
+    if reasons:
+        text += ["## Refused", "", "| table | gfx | rows | reason |", "|---|---|---|---|", *reasons, ""]
+    return "\n".join(text)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Write the pages, or print them without an output folder."""
+    parser = parser_of(__doc__)
+    add_only(parser, ("tables", "asm"), ("tables",))
+    parser.add_argument("--configs", type=Path, required=True, help="AITER's tables")
+    parser.add_argument("--manifests", type=Path, help="AITER's manifests, for asm")
+    arguments = parser.parse_args(words)
+    if "asm" in arguments.only and not arguments.manifests:
+        parser.error("--only asm: needs AITER's manifests; name their folder with --manifests")
+    for question in arguments.only:
+        text = page(arguments.configs) if question == "tables" else asm_page(arguments.configs, arguments.manifests)
+        if arguments.output is None:
+            sys.stdout.write(text)
+            continue
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        (arguments.output / ("README.md" if question == "tables" else "asm.md")).write_text(text)
     return 0
 
 

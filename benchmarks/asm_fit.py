@@ -1,23 +1,25 @@
-"""Fit the rates by which the plugin `asm` puts its kernels for Hopper in order to times of many of them.
+"""Fit the rates by which the plugin `asm` orders its kernels for Hopper to measured times.
 
     tunedgemm tune --op a8w8 -i shapes.csv -o tuned.csv -o2 a8w8-profile.csv --libtype asm
-    python benchmarks/asm_fit.py a16w16-profile.csv a8w8-profile.csv [--steps 400] [--leave-out]
+    python benchmarks/asm_fit.py a8w8-profile.csv [...] [--steps 400] [--leave-out] [-o FOLDER]
 
-Profiles are of any op of which there are such kernels, by which a file's name begins, up to a hyphen. The rates are those of
-`tunedgemm_asm/ptx/cost.py`; what a set of them is worth is the error of the predicted times, fast kernels counting more, and what the best
-of the first eight in their order loses, and the very first: of plans that are listed, not of those that a tuning found beside them. Steps
-change one rate at random and are kept where that is less.
+A file's name begins with the op of its profile, up to a hyphen. The rates are those of
+`tunedgemm_asm/ptx/cost.py`. The loss of a set of rates is the error of the predicted times, fast
+kernels counting more, plus what the best of the first eight in their order loses, and the very
+first. Only plans that are listed count for the order, not those that a tuning found next to them.
+Steps change one rate at random and are kept if the loss falls.
 
-Large products are raced at a lower clock than that at which all candidates are first screened: the chip is warmer beside few that all keep
-it busy. Times of a race are divided by that of their shape before they are compared with others: the ratio of measured to predicted times,
-in the median over kernels near the best, of those raced over that of those screened. ``--as-timed`` leaves times as they are.
+Large products are raced at a lower clock than that of the screening, since few kernels that all
+keep the chip busy warm it. Times of a race are therefore divided by their shape's slowdown: the
+median ratio of measured to predicted times near the best, of raced kernels over screened ones.
+``--as-timed`` leaves times unchanged.
 
-``--leave-out`` fits without each shape in turn and prints what that shape then loses: whether the fit holds for shapes it has not seen.
+``--leave-out`` fits without each shape in turn and prints what that shape then loses: whether the
+fit generalises.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import statistics
@@ -26,6 +28,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import attrs
+from harness import head, parser_of, save
 from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_rows
@@ -38,17 +41,21 @@ RATES = (
     *("_TURN", "_SHOWN_BY_ROW", "_SHOWN_BY_BLOCK", "_WAITED", "_TOGETHER"),
 )
 MULTIPROCESSORS = 132
-#: Solutions from the beginning of a list of which the best counts; what it loses, and what the very first does, over the error of times.
+#: Solutions from the beginning of a list of which the best counts; what it loses, and what the very
+#: first does, over the error of times.
 FIRST, OF_FIRST, OF_GUESS = 8, 0.5, 0.2
 #: Standard deviation of a step, of the logarithm of a rate.
 REACH = 0.25
-#: Kernels count as near the best up to this multiple of its time; so many of each kind tell at which clock a race was run.
+#: Kernels count as near the best up to this multiple of its time; so many of each kind tell at
+#: which clock a race was run.
 NEAR, ENOUGH = 1.25, 5
 
 
 @attrs.frozen
 class Timed:
-    """One kernel's time on a shape, in microseconds, whether it was taken in a race, and whether the kernel may be on the shape's list."""
+    """A kernel's time on a shape in microseconds, whether a race took it, and whether the kernel
+    may be on the shape's list.
+    """
 
     plan: Plan
     splits: int
@@ -59,7 +66,7 @@ class Timed:
 
 @attrs.frozen
 class Product:
-    """A shape in one profile: that of another was timed on another day."""
+    """A shape in one profile; other profiles are of other days."""
 
     run: str
     shape: Shape
@@ -69,7 +76,8 @@ Times = dict[Product, list[Timed]]
 
 
 def read(paths: Sequence[Path]) -> Times:
-    """The times of profile files, those of the plugin's generated kernels; lines that are none, such as of a fault, are left out.
+    """Return the times of the plugin's generated kernels in profile files; lines without a time,
+    such as of a fault, are left out.
 
     Raises:
         UnknownOpError: a file's name begins with no op.
@@ -89,12 +97,14 @@ def read(paths: Sequence[Path]) -> Times:
 
 
 def predicted(shape: Shape, timed: Timed) -> float:
-    """Microseconds that the kernel should take, with the rates as they are."""
+    """Return the microseconds that the current rates predict for a kernel."""
     return cost.cost(timed.plan, timed.splits, shape, MULTIPROCESSORS)
 
 
 def slower(shape: Shape, times: list[Timed]) -> float:
-    """How many times as long as screened kernels those of the race took; 1 where too few are near the best to tell."""
+    """Return how many times as long as screened kernels raced ones took; 1 if too few are near the
+    best to tell.
+    """
     least = min(timed.us for timed in times)
     near = [(timed.raced, math.log(timed.us / predicted(shape, timed))) for timed in times if timed.us < NEAR * least]
     raced, screened = ([error for race, error in near if race == kind] for kind in (True, False))
@@ -104,7 +114,7 @@ def slower(shape: Shape, times: list[Timed]) -> float:
 
 
 def at_one_clock(times: Times) -> Times:
-    """The same times, those of races as if they had been screened."""
+    """Return the times, those of races scaled as if they had been screened."""
     factors = {product: slower(product.shape, own) for product, own in times.items()}
     return {
         product: [attrs.evolve(timed, us=timed.us / factors[product]) if timed.raced else timed for timed in own]
@@ -113,7 +123,9 @@ def at_one_clock(times: Times) -> Times:
 
 
 def judged(shape: Shape, times: list[Timed]) -> tuple[float, float, float]:
-    """With the rates as they are: the error of the times, and what the best of the first and the first guess lose."""
+    """Return, for the current rates, the error of the times, and what the best of the first and the
+    first guess lose.
+    """
     best = min(timed.us for timed in times)
     guesses = [(predicted(shape, timed), timed.us, timed.listed) for timed in times]
     error = sum(abs(math.log(guess / us)) * (best / us) ** 2 for guess, us, _ in guesses) / len(times)
@@ -122,18 +134,18 @@ def judged(shape: Shape, times: list[Timed]) -> tuple[float, float, float]:
 
 
 def worth(shape: Shape, times: list[Timed]) -> float:
-    """What the rates are worth for one shape; 0 is perfect."""
+    """Return the loss of the current rates for one shape; 0 is perfect."""
     error, first, guess = judged(shape, times)
     return error + OF_FIRST * first + OF_GUESS * guess
 
 
 def loss(times: Times) -> float:
-    """What the rates are worth; 0 is perfect."""
+    """Return the loss of the current rates; 0 is perfect."""
     return sum(worth(product.shape, own) for product, own in times.items())
 
 
 def fit(times: Times, steps: int, seed: int = 0) -> None:
-    """Change the rates, for the better."""
+    """Change the rates so that the loss falls."""
     chance, least = random.Random(seed), loss(times)
     for _ in range(steps):
         name = chance.choice(RATES)
@@ -147,7 +159,9 @@ def fit(times: Times, steps: int, seed: int = 0) -> None:
 
 
 def without(times: Times, shape: Shape, steps: int) -> list[tuple[Product, tuple[float, float, float]]]:
-    """What the products of a shape lose by rates that are fitted to the other shapes alone, from the rates as they are."""
+    """Judge the products of a shape by rates that are fitted to the other shapes; restore the
+    rates.
+    """
     start = {name: getattr(cost, name) for name in RATES}
     try:
         fit({product: own for product, own in times.items() if product.shape != shape}, steps)
@@ -158,14 +172,14 @@ def without(times: Times, shape: Shape, steps: int) -> list[tuple[Product, tuple
 
 
 def show(product: Product, count: int, what: tuple[float, float, float]) -> None:
-    """A line for a product."""
+    """Print a line for a product."""
     error, first, guess = what
-    told = f"error {error:.3f}, best of the first {FIRST} +{first:.1%}, first guess +{guess:.1%}"
-    print(f"{product.run}: {product.shape}: {count} times, {told}", flush=True)
+    verdict = f"error {error:.3f}, best of the first {FIRST} +{first:.1%}, first guess +{guess:.1%}"
+    print(f"{product.run}: {product.shape}: {count} times, {verdict}", flush=True)
 
 
 def show_means(found: dict[Product, tuple[float, float, float]]) -> None:
-    """A line for each profile, and one for all."""
+    """Print a line for each profile, and one for all."""
     runs = {product.run: [what for other, what in found.items() if other.run == product.run] for product in found}
     for run, each in (*runs.items(), ("all", list(found.values()))):
         error, first, guess = (statistics.mean(column) for column in zip(*each, strict=True))
@@ -174,20 +188,20 @@ def show_means(found: dict[Product, tuple[float, float, float]]) -> None:
         print(f"{run}: {len(each)} shapes, error {error:.3f}, {lost}", flush=True)
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     """Fit and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("profiles", type=Path, nargs="+", metavar="PROFILE")
-    parser.add_argument("--steps", type=int, default=400, help="0 judges the rates as they are (default: %(default)d)")
+    parser.add_argument("--steps", type=int, default=400, help="0 judges the current rates (default: %(default)d)")
     parser.add_argument("--leave-out", action="store_true")
     parser.add_argument("--as-timed", action="store_true")
-    parser.add_argument("--processes", type=int, default=1, help="that fit without a shape each (default: %(default)d)")
-    arguments = parser.parse_args()
+    parser.add_argument("--jobs", type=int, default=1, help="processes that fit without a shape each (default: %(default)d)")
+    arguments = parser.parse_args(words)
     times = read(arguments.profiles)
     times = times if arguments.as_timed else at_one_clock(times)
     if arguments.leave_out:
         shapes = list(dict.fromkeys(product.shape for product in times))
-        with ProcessPoolExecutor(arguments.processes) as pool:
+        with ProcessPoolExecutor(arguments.jobs) as pool:
             waiting = [pool.submit(without, times, shape, arguments.steps) for shape in shapes]
             found = {product: what for each in waiting for product, what in each.result()}
     else:
@@ -198,6 +212,12 @@ def main() -> None:
     show_means(found)
     if not arguments.leave_out:
         print(", ".join(f"{name} = {getattr(cost, name):.4g}" for name in RATES))
+    rows = [
+        {"profile": product.run, "shape": str(product.shape), "times": len(times[product]), "error": error, "first": first, "guess": guess}
+        for product, (error, first, guess) in found.items()
+    ]
+    rates = [f"{name} = {getattr(cost, name):.4g}" for name in RATES]
+    save(arguments.output, head("asm_fit", leave_out=arguments.leave_out, summary=rates, rows=rows))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""What the plugin `asm` generates, counted from the instructions: registers, LDS, occupancy, and a step along K against the MFMA bound.
+"""Count what the plugin `asm` generates: registers, LDS, occupancy, and a step along K against the
+MFMA bound.
 
-::
+    python benchmarks/asm_kernels.py -o benchmarks/results/asm-kernels
 
-    python benchmarks/asm_kernels.py --out benchmarks/results/asm-kernels/README.md
-
-Needs no GPU and no assembler; nothing is timed. With ``--check`` it says whether the page is what it would write.
+Needs no GPU and no assembler; nothing is timed. ``--check`` compares the folder's page with what it
+would write.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from pathlib import Path
 
+from harness import add_check, parser_of
 from tunedgemm_asm.gcn.cost import Cost, cost
 from tunedgemm_asm.gcn.kernel import stream_of
 from tunedgemm_asm.gcn.loop import DONE, LOOP
@@ -53,7 +53,8 @@ _FIELDS = (
 _OTHER = ("wait", "barrier", "branch")
 
 
-#: The model's cycles: until an instruction's successor, answers of LDS and of memory, bytes that a compute unit's loads take in one.
+#: The model's cycles: until an instruction's successor, answers of LDS and of memory, bytes that a
+#: compute unit's loads take in one.
 ISSUE, LDS_ANSWERS, MEMORY_ANSWERS, LOADED = 4, 64, 800, 64
 #: Passes through the loop; the second half of them counts.
 PASSES = 12
@@ -61,7 +62,9 @@ _COUNTS = re.compile(r"(vmcnt|lgkmcnt)\((\d+)\)")
 
 
 def alone(plan: Plan) -> float:
-    """Cycles of a step of a workgroup that has its compute unit for itself, by the model that the page describes."""
+    """Return the cycles of a step of a workgroup that has its compute unit for itself, by the model
+    that the page describes.
+    """
     stream, _ = stream_of(plan)
     body = [item for item in stream[stream.index(LOOP) : stream.index(DONE)] if isinstance(item, Op) and item.unit != "branch"]
     target, kilobyte = plan.target, WAVES << 10
@@ -90,7 +93,7 @@ def alone(plan: Plan) -> float:
 
 
 def line(taken: Cost) -> str:
-    """One kernel's row."""
+    """Return one kernel's row."""
     plan, step = taken.plan, taken.step
     cycles = (taken.product_cycles, taken.issue_cycles, taken.lds_cycles)
     values = (
@@ -103,7 +106,7 @@ def line(taken: Cost) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     banks = ", ".join(f"{gfx} reads {4 * target.lds_banks} bytes" for gfx, target in TARGETS.items()) + ", both write 128"
     parts = [_HEAD.format(banks=banks, lds=LDS_ANSWERS, memory=MEMORY_ANSWERS)]
     for gfx, target in TARGETS.items():
@@ -114,22 +117,21 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     """Write the page, or compare it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="the page (default: print it)")
-    parser.add_argument("--check", action="store_true", help="compare only; exit 1 where it differs")
-    arguments = parser.parse_args()
-    if arguments.check and not arguments.out:
-        parser.error("--check compares the page that --out names")
-    text = page()
+    parser = parser_of(__doc__)
+    add_check(parser)
+    arguments = parser.parse_args(words)
+    if arguments.check and not arguments.output:
+        parser.error("--check: needs the folder of the page; name it with -o")
+    text, out = page(), (arguments.output or Path()) / "README.md"
     if arguments.check:
-        same = arguments.out.is_file() and arguments.out.read_text() == text
-        print(f"{arguments.out}: {'as it would be written' if same else 'differs; write it anew'}")
+        same = out.is_file() and out.read_text() == text
+        print(f"{out}: {'up to date' if same else 'differs; write it again'}")
         return int(not same)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(text)
+    if arguments.output:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
     else:
         print(text, end="")
     return 0

@@ -1,12 +1,14 @@
-"""What a forward pass really multiplies, against the shapes that tunedgemm reads from ``config.json``.
+"""Compare what a forward pass multiplies with the shapes that tunedgemm reads from ``config.json``.
 
-``python benchmarks/model_shapes.py --models DIR`` runs each model of a folder in a process of its own, with real numbers, full width
-and few layers, and prints the table of ``results/model-shapes.md``. The tests run tiny models through the same functions.
+    python benchmarks/model_shapes.py --models DIR -o folder  # full width, few layers, real numbers
+    python benchmarks/model_shapes.py --one DIR --tp N  # a tiny model split by transformers
+    python benchmarks/model_shapes.py --architectures  # all that transformers knows, on the meta device
+
+Each model runs in a separate process. The tests run tiny models through the same functions.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import multiprocessing
@@ -21,6 +23,7 @@ from typing import Any
 
 import attrs
 import torch
+from harness import head, parser_of, save
 from torch.utils._python_dispatch import TorchDispatchMode
 from tunedgemm.dtype import short_dtype
 from tunedgemm.workload.models import Layer, layers_of_model
@@ -54,7 +57,8 @@ class Product:
 
 
 class Products(TorchDispatchMode):
-    """Records every product by a parameter of a module; those of two activations are none of them.
+    """Recorder of every product by a parameter of a module; products of two activations are left
+    out.
 
     Attributes:
         calls, rows: of each product, over the whole pass.
@@ -102,13 +106,13 @@ class Products(TorchDispatchMode):
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """What all views of one memory have in common, on the meta device, too."""
+    """Return what all views of one memory have in common, also on the meta device."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return int(local.untyped_storage()._cdata)
 
 
 def expected(layers: tuple[Layer, ...]) -> Counter[Product]:
-    """The products of layers, unfused; of experts those of one layer each, once."""
+    """Return the products of layers, unfused; of experts those of one layer each, once."""
     found: Counter[Product] = Counter()
     for layer in layers:
         if layer.experts is None:
@@ -120,7 +124,7 @@ def expected(layers: tuple[Layer, ...]) -> Counter[Product]:
 
 
 def seen(products: Products, layers: tuple[Layer, ...], tokens: int) -> Counter[Product]:
-    """What was recorded; of experts how many layers have them, and to how many a token went."""
+    """Return what was recorded; of experts, how many layers have them and to how many a token went."""
     banks = [layer.name for layer in layers if layer.experts is not None]
     found: Counter[Product] = Counter()
     of_banks: defaultdict[tuple[str, int, int, str], list[Product]] = defaultdict(list)
@@ -134,13 +138,13 @@ def seen(products: Products, layers: tuple[Layer, ...], tokens: int) -> Counter[
         depth = bank.count(".") + 1
         places = {".".join(name.split(".")[:depth]) for part in parts for name in products.places[part]}
         rows = sum(products.rows[part] for part in parts)
-        sides = len({part.name for part in parts})  # 2 where gate and up are weights of their own
+        sides = len({part.name for part in parts})  # 2 where gate and up are separate weights
         found[Product(bank, n * sides, k, dtype, topk=rows // sides // tokens // len(places))] += len(places)
     return found
 
 
 def disagreements(products: Products, layers: tuple[Layer, ...], tokens: int) -> list[str]:
-    """A line for each product that only one side has, or another number of."""
+    """Return a line for each product whose count differs between the two sides."""
     real, ours = seen(products, layers, tokens), expected(layers)
     return [
         f"{product}: multiplied {real[product]} times, listed {ours[product]}"
@@ -150,7 +154,9 @@ def disagreements(products: Products, layers: tuple[Layer, ...], tokens: int) ->
 
 
 def shrunk(raw: dict[str, Any], layers: int = 2) -> dict[str, Any]:
-    """A model of full width with few layers, one of them dense where it has such, and no more experts than a token goes to."""
+    """Return settings of full width with few layers, one of them dense if the model has such, and
+    as many experts as a token goes to.
+    """
     small = copy.deepcopy(raw)
     small.pop("quantization_config", None)  # the products of transformers, which those of quantised layers stand for
     small["num_hidden_layers"] = layers
@@ -162,10 +168,11 @@ def shrunk(raw: dict[str, Any], layers: int = 2) -> dict[str, Any]:
 
 
 def ran(folder: Path, tokens: int = TOKENS, also: Callable[[torch.nn.Module], object] | None = None) -> tuple[Products, int]:
-    """The products of one forward pass of the model of a folder, with real numbers; and its parameters.
+    """Return the products of one forward pass of a folder's model, with real numbers, and its
+    parameter count.
 
     Args:
-        also: runs what tokens alone do not reach, as an encoder of images.
+        also: runs what tokens alone do not reach, such as an encoder of images.
     """
     source = read(folder)
     module = source.module.to_empty(device="cpu")
@@ -185,7 +192,7 @@ def ran(folder: Path, tokens: int = TOKENS, also: Callable[[torch.nn.Module], ob
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """One model: what its row of the table says."""
+    """Return one model's row of the table."""
     raw = shrunk(json.loads((folder / "config.json").read_text()))
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / "config.json").write_text(json.dumps(raw))
@@ -202,7 +209,9 @@ def check(folder: Path) -> dict[str, Any]:
 
 
 def sharded(folder: Path, tp: int) -> dict[str, Any]:
-    """What the first of *tp* ranks multiplies of a tiny model that transformers splits by its own plan: a process each, over gloo."""
+    """Return the row of rank 0 of *tp* for a tiny model that transformers splits by its own plan, a
+    process each, over gloo.
+    """
     with tempfile.TemporaryDirectory() as place:
         module = read(folder).module.to_empty(device="cpu")
         for parameter in module.parameters():
@@ -220,7 +229,7 @@ def sharded(folder: Path, tp: int) -> dict[str, Any]:
 
 
 def _rank(place: str, rank: int, tp: int) -> None:
-    """One rank: load its part, run a pass; the first writes what disagrees."""
+    """Load one rank's part and run a pass; rank 0 writes what disagrees."""
     import torch.distributed as dist
     import transformers
     from transformers.distributed import DistributedConfig
@@ -244,7 +253,7 @@ def _rank(place: str, rank: int, tp: int) -> None:
 
 
 class _Guessing(Products):
-    """On the meta device: where a model asks for a number, it gets one."""
+    """Recorder on the meta device, which answers when a model asks for a number."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.overloadpacket.__name__ == "_local_scalar_dense" and args[0].is_meta:
@@ -253,7 +262,8 @@ class _Guessing(Products):
 
 
 def architectures() -> int:
-    """Each of transformers' architectures for text, or images and text, with its default settings: a line each, and what disagrees.
+    """Print a line for each of transformers' architectures for text, or images and text, with its
+    default settings, and what disagrees.
 
     Products of parts that tokens alone do not reach are left out of the comparison.
     """
@@ -262,21 +272,21 @@ def architectures() -> int:
 
     transformers.utils.logging.set_verbosity_error()
     text, images = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for name in sorted({*text, *images, *modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}):
         try:
             raw = {**configuration_auto.CONFIG_MAPPING[name]().to_dict(), "model_type": name}
             verdict, wrong = _architecture(raw)
-        except Exception as error:  # any class of transformers, with settings that nobody uses
+        except Exception as error:  # any class of transformers, with settings that are never used
             verdict, wrong = f"not built: {type(error).__name__}: {' '.join(str(error).split())[:160]}", []
-        told[verdict.partition(":")[0]] += 1
+        counts[verdict.partition(":")[0]] += 1
         print(f"{name}: {verdict}", *wrong, sep="\n    ", flush=True)
-    print(dict(told))
+    print(dict(counts))
     return 0
 
 
 def _architecture(raw: dict[str, Any]) -> tuple[str, list[str]]:
-    """How the comparison of one architecture went, and what disagrees."""
+    """Return the verdict on one architecture, and what disagrees."""
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / "config.json").write_text(json.dumps(raw, default=str))
         layers = layers_of_model(Path(place), fuse=False).layers
@@ -294,31 +304,32 @@ def _architecture(raw: dict[str, Any]) -> tuple[str, list[str]]:
     return ("differs" if wrong else "agrees"), wrong
 
 
-def main() -> int:
-    """Print the table; 1 where a product disagrees."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(words: list[str] | None = None) -> int:
+    """Print the table; exit 1 if a product disagrees."""
+    parser = parser_of(__doc__)
     parser.add_argument("--models", type=Path, help="a folder of models' folders")
     parser.add_argument("--one", type=Path, help="one model's folder: its row as JSON")
     parser.add_argument("--tp", type=int, default=1, help="with --one: ranks to split a tiny model over")
     parser.add_argument("--architectures", action="store_true", help="all of transformers' architectures, on the meta device")
-    asked = parser.parse_args()
+    asked = parser.parse_args(words)
     if asked.architectures:
         return architectures()
     if asked.one:
         print(json.dumps(check(asked.one) if asked.tp == 1 else sharded(asked.one, asked.tp)))
         return 0
-    print("| model | layers | parameters | products by a weight | kinds | disagree |\n|---|---|---|---|---|---|")
-    wrong = 0
+    if not asked.models:
+        parser.error("one of --models, --one and --architectures is required")
+    rows = []
     for folder in sorted(path.parent for path in asked.models.glob("*/config.json")):
         done = subprocess.run([sys.executable, __file__, "--one", folder], capture_output=True, text=True, check=False)
         if done.returncode:
             print(done.stderr, file=sys.stderr)
             return 1
-        row = json.loads(done.stdout.splitlines()[-1])
-        wrong += len(row["wrong"])
-        sizes = f"{row['layers']} | {row['parameters'] / 1e9:.1f} G | {row['products']} | {row['kinds']}"
-        print(f"| {row['model']} | {sizes} | {'; '.join(row['wrong']) or 'none'} |", flush=True)
-    return 1 if wrong else 0
+        rows.append(json.loads(done.stdout.splitlines()[-1]))
+        rows[-1]["disagree"] = "; ".join(rows[-1].pop("wrong")) or "none"
+        print(*(f"{name} {value}" for name, value in rows[-1].items()), sep=", ", flush=True)
+    save(asked.output, head("model_shapes", rows=rows))
+    return int(any(row["disagree"] != "none" for row in rows))
 
 
 if __name__ == "__main__":

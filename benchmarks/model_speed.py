@@ -1,16 +1,20 @@
-"""A whole model with the table and without: prefill and decode, eager, compiled and captured, in interleaved rounds.
+"""Measure a whole model with the table and without: prefill and decode, eager, compiled and
+captured, in interleaved rounds.
 
-    python benchmarks/model_speed.py --home DIR --tune                       # captures and tunes, into DIR, and measures nothing
-    python benchmarks/model_speed.py --home DIR --batch 1 --json one.json    # with the table that DIR has
-    python benchmarks/model_speed.py --home DIR --batch 32 --stages captured --check
+    python benchmarks/model_speed.py --home DIR --only capture tune  # capture and tune into DIR, measure nothing
+    python benchmarks/model_speed.py --home DIR --batch 1 -o one  # with the table that DIR has
+    python benchmarks/model_speed.py --home DIR --batch 32 --only captured --check
 
-A command may do any of the stages, and says how long each took. Tuning goes on where another run was stopped (--budget stops it), and
---json is written after every stage and read first: stages that it has, of the same model, tables and machine, are not run again.
+``--only`` names the stages, each of which prints how long it took. Tuning resumes where another run
+stopped (``--budget`` stops it). The result in the output folder is written after every stage and
+read first: stages that it has, of the same model, tables and machine, are not run again.
 
-The model is that of ``examples/models/run_llama.py``: random weights, nothing of it changed, the same tokens in each arm; a copy in wider
-arithmetic judges the logits of both. In every round the arms run in random order; a gain is the median of the rounds' ratios, torch over
-tunedgemm, with its 95 % interval by order statistics. ``again`` is torch once more, which shows what the method cannot tell apart.
-"slower" means that the whole interval lies below 0.98. Run it twice, in two processes: the second confirms the first.
+The model is that of ``examples/models/run_llama.py``: random weights, unchanged, the same tokens in
+each arm; a copy in wider arithmetic judges the logits of both. In every round the arms run in
+random order; a gain is the median of the rounds' ratios, torch over tunedgemm, with its 95 %
+interval by order statistics. ``again`` is the A/A control. "slower" means that the whole interval
+is below 0.98. Run it twice, in two processes: the second confirms the first. ``--check`` exits 1 if
+a mode is slower or its outputs differ.
 """
 
 from __future__ import annotations
@@ -19,34 +23,33 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
 import tunedgemm
+from harness import SLOWER, Interval, add_budget, add_check, add_only, add_rounds, head, interval, parser_of, ratio, save
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from speed import SLOWER, interval
 
 MODELS = Path(__file__).parents[1] / "examples" / "models"
 sys.path.insert(0, str(MODELS))
-import run_llama  # noqa: E402  it lies in the folder above
+import run_llama  # noqa: E402  it is in the folder above
 from tune_llama import agree, covered  # noqa: E402
 
 console = Console()
 #: arm -> whose products; of torch's two the second is the control
 ARMS = {"torch": "torch", "again": "torch", "tunedgemm": "tunedgemm"}
 PREFILL, DECODE = run_llama.PHASES
-#: stage -> mode and what of it is timed. A captured step has the prefill of eager mode; compiling takes longest, and is split.
+#: stage -> mode and what of it is timed. A captured step has the prefill of eager mode; compiling
+#: takes longest, and is split.
 STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "eager": ("eager", (PREFILL, DECODE)),
     "compiled-prefill": ("compiled", (PREFILL,)),
@@ -59,7 +62,7 @@ TUNING = ("capture", "tune")
 
 @attrs.frozen
 class Cell:
-    """One mode and phase.
+    """Result of one mode and phase.
 
     Attributes:
         mode, phase: what ran.
@@ -72,24 +75,26 @@ class Cell:
     samples: dict[str, list[float]]
     agree: bool
 
-    def over(self, arm: str) -> tuple[float, float, float]:
-        """Torch's time over that of an arm: the median over the rounds and its 95 % interval."""
-        return interval([before / after for before, after in zip(self.samples["torch"], self.samples[arm], strict=True)])
+    def over(self, arm: str) -> Interval:
+        """Return torch's time over that of an arm: the median over the rounds and its 95 %
+        interval.
+        """
+        return ratio(self.samples["torch"], self.samples[arm])
 
     @property
     def fine(self) -> bool:
-        """Whether it is right, and not slower."""
+        """Whether the logits agree and tunedgemm is not slower."""
         return self.agree and self.over("tunedgemm")[2] >= SLOWER
 
-    def line(self) -> dict[str, Any]:
-        """Everything, for --json."""
-        medians = {arm: interval(values)[0] for arm, values in self.samples.items()}
-        return {**attrs.asdict(self), "median_ms": medians, "gain": self.over("tunedgemm"), "control": self.over("again")}
+    def row(self) -> dict[str, Any]:
+        """Return everything, for the result."""
+        medians = {f"{arm}_ms": interval(values)[0] for arm, values in self.samples.items()}
+        return {**attrs.asdict(self), **medians, "gain": self.over("tunedgemm"), "control": self.over("again")}
 
 
 @torch.inference_mode()
 def measured(asked: run_llama.Served, truth: torch.Tensor, stage: str, rounds: dict[str, int], how: str) -> list[Cell]:
-    """Time the phases of a stage; *truth* are the exact logits."""
+    """Time the phases of a stage; *truth* holds the exact logits."""
     mode, phases = STAGES[stage]
     device = asked.tokens.device.type
     ready, logits = {}, {}
@@ -116,7 +121,7 @@ def measured(asked: run_llama.Served, truth: torch.Tensor, stage: str, rounds: d
 
 
 def show(cells: list[Cell], asked: run_llama.Served) -> None:
-    """Print one line a cell."""
+    """Print a line for each cell."""
     title = f"batch {asked.batch}, prompts of {asked.prompt} tokens, {asked.steps} decoded; ms of a prefill and of a token, medians"
     table = Table(title=title, box=SIMPLE_HEAD, padding=0)
     table.add_column("mode", no_wrap=True)
@@ -133,14 +138,14 @@ def show(cells: list[Cell], asked: run_llama.Served) -> None:
 
 @contextlib.contextmanager
 def stage_of(name: str) -> Iterator[None]:
-    """Say how long a stage took."""
+    """Print how long a stage took."""
     start = time.perf_counter()
     yield
     console.print(f"{name}: {time.perf_counter() - start:.1f} s")
 
 
 def tune(arguments: argparse.Namespace, stages: list[str]) -> None:
-    """Capture the model's shapes, and tune them, into the home folder, in processes of their own."""
+    """Capture the model's shapes and tune them into the home folder, each in a separate process."""
     if "capture" in stages:
         capture = [sys.executable, str(MODELS / "run_llama.py"), "--only-capture", *run_llama.parts(arguments)]
         with stage_of("capture"):
@@ -151,57 +156,55 @@ def tune(arguments: argparse.Namespace, stages: list[str]) -> None:
             subprocess.run([*command, *(["--budget", f"{arguments.budget:g}"] if arguments.budget else [])], check=True)
 
 
-def parsed() -> argparse.Namespace:
-    """The command line."""
+def parsed(words: list[str] | None) -> argparse.Namespace:
+    """Return the command line."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     here = [stage for stage, (mode, _) in STAGES.items() if mode in run_llama.modes(device)]
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     run_llama.add_model(parser, device)
-    parser.add_argument("--home", type=Path, required=True, metavar="DIR", help="where the shapes and the table are")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--stages", default=",".join(here), help=f"a comma list of {', '.join([*TUNING, *here])} (default: %(default)s)")
-    what.add_argument("--tune", dest="stages", action="store_const", const=",".join(TUNING), help="capture the shapes and tune them")
+    parser.add_argument("--home", type=Path, required=True, metavar="DIR", help="folder with the shapes and the table")
+    add_only(parser, (*TUNING, *here), here)
     parser.add_argument("--libtype", default="all", help="backends to tune (default: %(default)s)")
     parser.add_argument("--iters", default="31", help="most samples of a solution (default: %(default)s)")
-    parser.add_argument("--budget", type=float, default=0.0, metavar="SECONDS", help="of tuning; the next run goes on (default: no limit)")
-    parser.add_argument("--rounds", type=int, default=31, help="rounds of decoding (default: %(default)s)")
+    add_budget(parser)
+    add_rounds(parser, 31)
     parser.add_argument("--prefill-rounds", type=int, default=11, help="rounds of prefill (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep all samples there, and do not take again what it has")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a mode is slower, or its outputs differ")
-    arguments = parser.parse_args()
-    arguments.stages = list(dict.fromkeys(arguments.stages.split(",")))
-    unknown = [stage for stage in arguments.stages if stage not in (*TUNING, *here)]
-    if unknown:
-        parser.error(f"no stage {', '.join(unknown)} on {device}; there are {', '.join([*TUNING, *here])}")
-    return arguments
+    add_check(parser)
+    return parser.parse_args(words)
 
 
 def described(arguments: argparse.Namespace, asked: run_llama.Served) -> dict[str, Any]:
-    """What a report is of: cells of others do not belong into it."""
+    """Return what a result is of: cells of another model, table or machine do not belong in it."""
     import transformers
 
+    about = head("model_speed")
+    about["versions"]["transformers"] = transformers.__version__
     return {
-        "gpu": torch.cuda.get_device_name() if asked.tokens.is_cuda else "", "machine": platform.machine(),
-        "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
+        **{name: about[name] for name in ("benchmark", "device", "machine", "versions")},
         "tables": tunedgemm.fingerprint(), "model": arguments.model, "batch": asked.batch, "prompt": asked.prompt, "steps": asked.steps,
         "compile_mode": arguments.compile_mode, "rounds": {PREFILL: arguments.prefill_rounds, DECODE: arguments.rounds}, "unit": "ms",
     }  # fmt: skip
 
 
-def kept(path: Path | None, of: dict[str, Any]) -> tuple[list[Cell], dict[str, int]]:
-    """The cells that a file has, and its calls in graphs that torch serves; none where it is a report of something else."""
+def kept(folder: Path | None, of: dict[str, Any]) -> tuple[list[Cell], dict[str, int]]:
+    """Return the cells of the result in a folder, and its calls in graphs that torch serves; none
+    if it is of something else.
+    """
+    path = folder / "model_speed.json" if folder else None
     if path is None or not path.exists():
         return [], {}
     report = json.loads(path.read_text())
     if any(report.get(name) != value for name, value in of.items()):
-        console.print(f"{path} is of another model, machine or table, and is written anew")
+        console.print(f"{path}: is of another model, machine or table; it is overwritten")
         return [], {}
     names = [field.name for field in attrs.fields(Cell)]
-    return [Cell(**{name: cell[name] for name in names}) for cell in report["cells"]], report["unbound"]
+    return [Cell(**{name: row[name] for name in names}) for row in report["rows"]], report["unbound"]
 
 
 def measure(arguments: argparse.Namespace, stages: list[str]) -> list[Cell]:
-    """Build the model, measure the stages that the report does not have, keep each as it is done; all cells of the report."""
+    """Build the model, measure the stages that the result lacks, keep each as it is done; return
+    all cells.
+    """
     captured = arguments.home / "bf16_untuned_gemm.csv"
     answered = covered(captured) if captured.exists() else "no captured shapes"
     console.print(answered)
@@ -209,33 +212,32 @@ def measure(arguments: argparse.Namespace, stages: list[str]) -> list[Cell]:
         sizes = {name: getattr(arguments, name) for name in ("batch", "prompt", "steps")}
         asked = run_llama.served(arguments.model, "cuda" if torch.cuda.is_available() else "cpu", **sizes)
     of = described(arguments, asked)
-    cells, unbound = kept(arguments.json, of)
+    cells, unbound = kept(arguments.output, of)
     there, truth = {(cell.mode, cell.phase) for cell in cells}, None
     for stage in stages:
         mode, phases = STAGES[stage]
         if {(mode, phase) for phase in phases} <= there:
-            console.print(f"{stage}: kept from {arguments.json}")
+            console.print(f"{stage}: kept from {arguments.output}")
             continue
         with stage_of(stage):
             truth = run_llama.exact(asked) if truth is None else truth
             cells += measured(asked, truth, stage, of["rounds"], arguments.compile_mode)
-        if arguments.json:
-            unbound |= {str(shape): calls for shape, calls in tunedgemm.unbound().items()}  # graphs hold torch's product for them
-            report = {"date": datetime.now(timezone.utc).date().isoformat(), **of, "coverage": answered, "unbound": unbound}
-            arguments.json.write_text(json.dumps({**report, "cells": [cell.line() for cell in cells]}, indent=1) + "\n")
+        unbound |= {str(shape): calls for shape, calls in tunedgemm.unbound().items()}  # graphs hold torch's product for them
+        about = {**head("model_speed"), **of, "coverage": answered, "summary": [answered], "unbound": unbound}
+        save(arguments.output, {**about, "rows": [cell.row() for cell in cells]})
     show(cells, asked)
     return cells
 
 
-def main() -> int:
-    """Tune, and measure, as asked."""
-    arguments = parsed()
+def main(words: list[str] | None = None) -> int:
+    """Tune and measure what was asked for."""
+    arguments = parsed(words)
     os.environ.pop("AITER_CONFIG_GEMM_BF16", None)  # a table named there would rank above that of the folder
     os.environ["TUNEDGEMM_HOME"] = str(arguments.home)
     arguments.home.mkdir(parents=True, exist_ok=True)
-    tune(arguments, arguments.stages)
+    tune(arguments, arguments.only)
     tunedgemm.reload()
-    stages = [stage for stage in arguments.stages if stage in STAGES]
+    stages = [stage for stage in arguments.only if stage in STAGES]
     cells = measure(arguments, stages) if stages else []
     return 1 if arguments.check and not all(cell.fine for cell in cells) else 0
 

@@ -1,15 +1,16 @@
-"""What holds for which op, as the table of benchmarks/results/ops.md: each cell is a check that has just passed.
+"""Write the table of what holds for which op, benchmarks/results/ops/README.md: each cell is a
+check that has just passed.
 
-    python benchmarks/ops_matrix.py                       every check that needs a CPU alone, and the conformance suite
-    python benchmarks/ops_matrix.py --gpu "H200"          the column of the GPU that is present, the others as they stand
+    python benchmarks/ops_matrix.py  # every check that needs only a CPU, and the conformance suite
+    python benchmarks/ops_matrix.py --gpu "H200"  # the column of the GPU that is present
     python benchmarks/ops_matrix.py --fill "real file" a8w8 "812 rows"
 
-A cell that is not filled anew keeps what the file says; tests/test_ops_matrix.py compares the file with what holds now.
+A cell that is not filled keeps its text; tests/ops/test_every_op.py compares the file with what holds
+now.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import attrs
 import torch
+from harness import parser_of
 from tunedgemm.backends.launcher import Launcher
 from tunedgemm.backends.registry import Backend, Registry
 from tunedgemm.device import Device, current_device, device_of
@@ -36,7 +38,7 @@ from tunedgemm.tuner import Options, tune
 from tunedgemm.tuner.accuracy import MAX_ERROR_RATIO, error_ratio, same_bits, worst_row_error
 from tunedgemm.tuner.verify import rows_of
 
-RESULT = Path(__file__).parent / "results" / "ops.md"
+RESULT = Path(__file__).parent / "results" / "ops" / "README.md"
 GPU, REAL = "torch on {}", "real file"
 COLUMNS = ("reference", "torch on CPU", "torch on H200", "CSV round trip", REAL, "tune", "dispatch", "conformance")
 TITLE = """# What holds for which op
@@ -58,14 +60,14 @@ def _operands(op: Op, shape: Shape, device: Device) -> tuple[torch.Tensor | None
 
 
 def _right(op: Op, shape: Shape, out: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Raises AssertionError for an output beyond the op's tolerance."""
+    """Raise AssertionError for an output beyond the op's tolerance."""
     tolerance = op.tolerance(shape)
     ratio, row = error_ratio(out, wanted, tolerance), worst_row_error(out, wanted)
     assert ratio <= MAX_ERROR_RATIO and row <= tolerance.row_error, f"{shape}: error ratio {ratio}, worst row {row}"
 
 
 def reference(op: Op) -> str:
-    """The reference of every example."""
+    """Check the reference of every example."""
     shapes = shapes_of(op.name)
     for shape in shapes:
         operands = _operands(op, shape, device_of(-1))
@@ -82,7 +84,9 @@ def reference(op: Op) -> str:
 
 
 def torchs(op: Op, device: Device) -> str:
-    """Every solution of torch that binds, its first one among them, on every example; on a GPU on the large ones, too."""
+    """Check every solution of torch that binds, the first of the list included, on every example;
+    on a GPU also on large ones.
+    """
     backend = Registry().get("torch")
     assert isinstance(backend, Backend), backend
     shapes = shapes_of(op.name, large=device.kind != "cpu")
@@ -100,7 +104,7 @@ def torchs(op: Op, device: Device) -> str:
 
 
 def round_trip(op: Op) -> str:
-    """Rows and shapes of the examples through files."""
+    """Write rows and shapes of the examples to files, and read them back."""
     shapes = list(dict.fromkeys(key_shape(shape) for shape in shapes_of(op.name) if shape.m))
     with tempfile.TemporaryDirectory() as folder:
         tuned, untuned = Path(folder) / "tuned.csv", Path(folder) / "untuned.csv"
@@ -121,13 +125,13 @@ def round_trip(op: Op) -> str:
 
 
 def _cheapest(op: Op, count: int = 2) -> list[Shape]:
-    """The examples that take the least work."""
+    """Return the examples that take the least work."""
     shapes = [shape for shape in shapes_of(op.name) if shape.m and shape.bias_dtype in ("", shape.dtype)]
     return sorted(shapes, key=lambda shape: (op.flops(shape) + op.bytes_moved(shape), str(shape)))[:count]
 
 
 def tuned(op: Op, output: Path) -> str:
-    """Two examples, into a table."""
+    """Tune two examples into a table."""
     options = Options(libtype="torch", iters=3, warmup=1, seconds=0.1, cache="hot", device="cpu", resume=False)
     shapes = _cheapest(op)
     report = tune(op.name, shapes, output, options, registry=Registry())
@@ -137,7 +141,7 @@ def tuned(op: Op, output: Path) -> str:
 
 
 def dispatched(op: Op, table: Path) -> str:
-    """Calls of what `tuned` has tuned."""
+    """Call the shapes that `tuned` has tuned."""
     gemm = TunedGemm(Registry())
     gemm.load_config(table, op.name)
     shapes = _cheapest(op)
@@ -169,7 +173,7 @@ class TestTorch(BackendConformance):
 
 
 def conformance(op: Op) -> str:
-    """The suite in a process of its own, on the CPU."""
+    """Run the suite in a separate process, on the CPU."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "test_torch.py").write_text(SUITE.format(name=op.name))
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_torch.py"]
@@ -180,7 +184,7 @@ def conformance(op: Op) -> str:
 
 
 def on_the_cpu(op: Op) -> dict[str, str]:
-    """The cells of the checks that need a CPU alone and little time, by column."""
+    """Return the cells of the quick checks that need only a CPU, by column."""
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "tuned.csv"
         return {
@@ -193,7 +197,7 @@ def on_the_cpu(op: Op) -> dict[str, str]:
 
 
 def read(path: Path = RESULT) -> dict[str, dict[str, str]]:
-    """The cells of the committed table: op -> column -> text."""
+    """Return the cells of the committed table: op -> column -> text."""
     lines = [line for line in path.read_text().splitlines() if line.startswith("|")] if path.exists() else []
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     header = rows[0][1:] if rows else []
@@ -201,19 +205,20 @@ def read(path: Path = RESULT) -> dict[str, dict[str, str]]:
 
 
 def text(cells: dict[str, dict[str, str]]) -> str:
-    """The page."""
+    """Return the page."""
     lines = [f"| op | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     lines += [f"| `{name}` | {' | '.join(found.get(column, '') for column in COLUMNS)} |" for name, found in cells.items()]
     return TITLE + "\n".join(lines) + "\n"
 
 
-def main() -> int:
-    """Fill what is asked for, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(words: list[str] | None = None) -> int:
+    """Fill what was asked for, and write the page."""
+    parser = parser_of(__doc__)
     parser.add_argument("--gpu", metavar="NAME", help="fill the column of the GPU that is present, which is called NAME there")
     parser.add_argument("--fill", nargs=3, action="append", default=[], metavar=("COLUMN", "OP", "TEXT"), help="a cell from another run")
-    arguments = parser.parse_args()
-    cells = read()
+    arguments = parser.parse_args(words)
+    page = arguments.output / "README.md" if arguments.output else RESULT
+    cells = read(page)
     checks: Callable[[Op], dict[str, str]] = lambda op: {**on_the_cpu(op), "conformance": conformance(op)}  # noqa: E731
     if arguments.gpu:
         column = GPU.format(arguments.gpu)
@@ -222,7 +227,8 @@ def main() -> int:
     elif arguments.fill:
         checks = lambda op: {column: cell for column, name, cell in arguments.fill if name == op.name}  # noqa: E731
     found = {name: cells.get(name, {}) | checks(op_named(name)) for name in ops()}
-    RESULT.write_text(text(found))
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(text(found))
     print(text(found))
     return 0
 

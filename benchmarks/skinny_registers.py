@@ -28,8 +28,8 @@ from pathlib import Path
 from types import ModuleType
 
 import attrs
-from speed import FIELDS as SHAPES
-from speed import HERE, shapes_of
+from harness import FIELDS as SHAPES
+from harness import HERE, shapes_of
 from tunedgemm.device import Device, device_of_text
 from tunedgemm.errors import LaunchError
 from tunedgemm.shape import Shape
@@ -142,7 +142,7 @@ def main() -> int:
     beside = rtc.beside(rtc.NVRTC)
     if not beside:
         parser.error(f"there is no NVRTC: {rtc.NVRTC.hint}")
-    shapes = [shape for _, shape in shapes_of(arguments.subset, HERE / "shapes.csv", arguments.op) if shape.m in arguments.m]
+    shapes = [shape for _, shape in shapes_of([arguments.subset], arguments.op) if shape.m in arguments.m]
     found = wanted(shapes, arguments.count, arguments.device)
     with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as pool:
         resources = list(pool.map(compiled, found))

@@ -1,25 +1,32 @@
-"""What a table of a million rows costs: loading it from CSV and from the index on disk, memory, and look-ups.
+"""What a table of a million rows costs: loading it from CSV and from the index on disk, memory, and
+look-ups.
 
-Two synthetic tables of the bf16 product in AITER's columns, made by a seeded generator. ``plain``: 2,000 pairs of N and K, each
-on one of four devices, with 500 M, as if somebody had tuned every layer of every model for every batch. ``adversarial``: no two
-rows share an N and K, a kernel's name, a solidx or an error ratio, so that nothing that is remembered of one line helps with another.
+Two synthetic tables of the bf16 product in AITER's columns, made by a seeded generator. ``plain``:
+2,000 pairs of N and K, each on one of four devices, with 500 M, as if somebody had tuned every
+layer of every model for every batch. ``adversarial``: no two rows share an N and K, a kernel's
+name, a solidx or an error ratio, so that nothing that is remembered of one line helps with another.
 
-Each load is a process of its own; the growth of its peak resident memory is counted from after the imports. Look-ups are what
-`Table.candidates` takes to its first answer, for shapes that are there, drawn at random:
+Each load is a separate process; the growth of its peak resident memory is counted from after the
+imports. Look-ups are what `Table.candidates` takes to its first answer, for shapes that are there,
+drawn at random:
 
-- ``first``: nobody asked for the shape before; the row's line is parsed and the Row, its Shape and its Solution are made. The
-  first one in each 256th of the table also makes the dict of that part, in about a millisecond; the figure is the mean of 2,000.
-- ``hit``: the shape was asked for before, and the same Shape object is asked for again, as a dispatcher that keeps it does.
-- ``hit of an equal shape``: asked for before by a Shape that is equal and another object, whose hash is not known yet.
-- ``miss``: never asked for before, and no rung of the ladder has a row: the pin, the exact M, the finely and coarsely padded one.
+- ``first``: the shape was never asked for before; the row's line is parsed and the Row, its Shape
+  and its Solution are made. The first one in each 256th of the table also makes the dict of that
+  part, in about a millisecond; the figure is the mean of 2,000.
+- ``hit``: the shape was asked for before, and the same Shape object is asked for again, as a
+  dispatcher that keeps it does.
+- ``hit of an equal shape``: asked for before by a Shape that is equal and another object, whose
+  hash is not known yet.
+- ``miss``: never asked for before, and no rung of the ladder has a row: the pin, the exact M, the
+  finely and coarsely padded one.
 
-The goals are for ``hit`` and ``miss``. A first look-up costs a line's parsing and is paid once a shape; it has no goal.
+The goals are for ``hit`` and ``miss``. A first look-up costs a line's parsing and is paid once a
+shape; it has no goal.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
 import json
 import os
@@ -35,6 +42,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from harness import add_check, head, parser_of, save
+
 HEADER = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
 DEVICES = (("gfx942", 304), ("gfx942", 80), ("gfx950", 256), ("sm_90", 132))
 M = (*range(1, 257), *range(272, 4097, 16), 8192, 16384, 32768, 65536)
@@ -47,7 +56,7 @@ ASKED = 2000
 
 
 def plain(rows: int) -> Iterator[tuple[str, str]]:
-    """Key and the rest of the lines of the plain table."""
+    """Yield key and rest of the lines of the plain table."""
     draw = random.Random(1)
     kernels = [f"_ZN5aiter39bf16gemm_fp32bf16_tn_{tile}x64_splitk_cleanE" for tile in range(32, 161, 16)] + ["auto", "native"]
     for _ in range(-(-rows // len(M))):
@@ -60,7 +69,7 @@ def plain(rows: int) -> Iterator[tuple[str, str]]:
 
 
 def adversarial(rows: int) -> Iterator[tuple[str, str]]:
-    """Key and the rest of the lines of the adversarial table."""
+    """Yield key and rest of the lines of the adversarial table."""
     draw = random.Random(2)
     for row in range(rows):
         solution = f"triton,{row},{draw.randint(0, 16)},{round(draw.uniform(2, 900), 4)},kernel_{row}_{draw.randint(0, 10**9)}"
@@ -71,7 +80,7 @@ TABLES: dict[str, Callable[[int], Iterator[tuple[str, str]]]] = {"plain": plain,
 
 
 def write(name: str, rows: int, folder: Path) -> Path:
-    """Write a table, and beside it the keys that are asked for."""
+    """Write a table, and next to it the keys that are looked up."""
     path, asked, draw = folder / f"{name}.csv", [], random.Random(3)
     chosen = set(draw.sample(range(rows), min(ASKED, rows)))
     with path.open("w") as file:
@@ -86,7 +95,7 @@ def write(name: str, rows: int, folder: Path) -> Path:
 
 
 def look_ups(path: Path, table: Any) -> dict[str, list[float]]:
-    """Microseconds of a look-up, each sample a mean over all shapes asked for."""
+    """Return microseconds of a look-up; each sample is a mean over all shapes that are looked up."""
     from tunedgemm.device import Device
     from tunedgemm.shape import Shape
 
@@ -108,7 +117,7 @@ def look_ups(path: Path, table: Any) -> dict[str, list[float]]:
         if any((match is not None) is not there for match in found) or (
             there and any(match.row.shape != s for match, (s, _) in zip(found, asked, strict=True))
         ):
-            raise RuntimeError("a look-up found what it should not, or did not what it should")
+            raise RuntimeError("look-up: wrong answer; a shape with a row missed, or one without was found")
         return took / len(asked) * 1e6
 
     known = shapes()
@@ -121,7 +130,7 @@ def look_ups(path: Path, table: Any) -> dict[str, list[float]]:
 
 
 def child(path: Path, kind: str) -> dict[str, Any]:
-    """Load the table in this process, and look up; *kind*: ``csv`` or ``index``."""
+    """Load the table in this process, and look shapes up; *kind* is ``csv`` or ``index``."""
     from tunedgemm.ops import op_named
     from tunedgemm.table.lookup import Table
 
@@ -136,7 +145,7 @@ def child(path: Path, kind: str) -> dict[str, Any]:
 
 
 def measure(name: str, rows: int, folder: Path, repeats: int) -> dict[str, Any]:
-    """All samples of one table, each load in a fresh process."""
+    """Return all samples of one table, each load in a fresh process."""
     path = write(name, rows, folder)
     cache = folder / "cache"
     environment = {**os.environ, "TUNEDGEMM_CACHE": str(cache), "TUNEDGEMM_HOME": str(folder / "home")}
@@ -157,24 +166,19 @@ def measure(name: str, rows: int, folder: Path, repeats: int) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Where and when this was measured."""
-    import tunedgemm
-
+    """Return what the times depend on: the processor and its load."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "processor": f"{name}, {os.cpu_count()} cores",
         "load_average": os.getloadavg(),
-        "python": platform.python_version(),
-        "tunedgemm": tunedgemm.__version__,
     }
 
 
 def show(results: dict[str, Any]) -> bool:
-    """Print the best and the median of each figure; returns whether all goals are met."""
-    print("{date}: {processor}, load {load_average[0]:.1f}, Python {python}".format(**results["machine"]))
+    """Print the best and the median of each figure; return whether all goals are met."""
+    print("{date}: {processor}, load {load_average[0]:.1f}".format(**results))
     print(f"{'best (median)':28}" + "".join(f"{name:>22}" for name in TABLES) + f"{'goal':>10}")
     met = True
     for figure, label in UNITS.items():
@@ -188,12 +192,11 @@ def show(results: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    """Measure, print, and with --json keep every sample; exit 1 where a goal is missed with --check."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Measure, print and keep every sample; with ``--check`` exit 1 if a goal is missed."""
+    parser = parser_of(__doc__)
+    add_check(parser)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--repeats", type=int, default=5, help="processes that load each table, each way")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed; goals are for a million rows")
+    parser.add_argument("--repeats", type=int, default=5, help="processes that load each table, each way (default: %(default)s)")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--kind", default="csv", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -202,10 +205,10 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         tables = {name: measure(name, arguments.rows, Path(folder), arguments.repeats) for name in TABLES}
-    results = {"machine": machine(), "goals": GOALS, "tables": tables}
+    rows = [{"table": name, **table["best"]} for name, table in tables.items()]
+    results = head("table_index", **machine(), goals=GOALS, tables=tables, rows=rows)
     met = show(results)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    save(arguments.output, results)
     return 0 if met or not arguments.check else 1
 
 

@@ -103,13 +103,15 @@ def cpu() -> Device:
 
 @pytest.fixture(scope="session")
 def as_module() -> Callable[[Path], ModuleType]:
-    """Execute a script that lies in no package, as a module of its name; what it imports beside itself must be on the path."""
+    """Load a script as a module of its name; its folder is on the path while it is executed."""
 
     def load(path: Path) -> ModuleType:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
         module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(path.parent))
+            spec.loader.exec_module(module)
         return module
 
     return load

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from tunedgemm.ops import op_named, quant
+from tunedgemm.ops import op_named
+from tunedgemm.ops.formats import quant
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import read_untuned, write_untuned
 from tunedgemm.table.row import Untuned

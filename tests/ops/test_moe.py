@@ -7,7 +7,8 @@ import attrs
 import pytest
 import torch
 from tunedgemm.errors import OperandError, ShapeError
-from tunedgemm.ops import moe, op_named, quant
+from tunedgemm.ops import moe, op_named
+from tunedgemm.ops.formats import quant
 from tunedgemm.ops.formats.shuffle import shuffle_weight
 from tunedgemm.ops.moe import ActivationType, QuantType
 from tunedgemm.tuner.accuracy import worst_row_error

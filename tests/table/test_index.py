@@ -262,8 +262,8 @@ def test_look_ups_do_not_grow_with_the_table(tmp_path):
 @pytest.mark.timing
 def test_the_benchmark_runs(tmp_path):
     """The benchmark of a million rows runs with few, checks what it finds, and writes every figure."""
-    script, out = Path(__file__).parents[2] / "benchmarks" / "table_index.py", tmp_path / "out.json"
-    command = [sys.executable, str(script), "--rows", "3000", "--repeats", "1", "--json", str(out)]
+    script, out = Path(__file__).parents[2] / "benchmarks" / "table_index.py", tmp_path / "table_index.json"
+    command = [sys.executable, str(script), "--rows", "3000", "--repeats", "1", "-o", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert done.returncode == 0, done.stderr
     tables = json.loads(out.read_text())["tables"]

@@ -223,9 +223,9 @@ def test_explanations(name, m, says, monkeypatch):
 def test_the_page_of_counts(script, tmp_path):
     """The committed page is what AITER's files give; without them the script says so."""
     out = tmp_path / "new" / "README.md"
-    assert script.main([str(tmp_path / "nowhere"), "--out", str(out)]) == 0
+    assert script.main(["--configs", str(tmp_path / "nowhere"), "-o", str(out.parent)]) == 0
     assert "were not there: nothing was counted" in out.read_text()
-    assert script.main([str(INVENTED), "--out", str(out)]) == 0
+    assert script.main(["--configs", str(INVENTED), "-o", str(out.parent)]) == 0
     assert "| all | 22 | 22 | 37 | 33 | 1 | 3 | 1 | 34 | 34 | 17 |" in out.read_text()
     if AITERS.is_dir():
         assert PAGE.read_text() == script.page(AITERS)

@@ -1,13 +1,17 @@
-"""Write shapes.csv: the products of four models, as serving engines run them, from the models' config.json files.
+"""Write shapes.csv, the products of four models as serving engines run them, or an untuned file of
+some of its shapes.
 
-Columns: model, tp, layer, N, K, M, subsets. One row a (model, tp, layer, M); ``subsets`` is a list joined by semicolons.
-Projections that engines fuse are one product here: q, k and v; gate and up; DeepSeek's two down-projections of attention.
-Column-parallel ones are cut along N and row-parallel ones along K. README.md beside this file says the rest.
+    python benchmarks/shapes.py --models DIR  # shapes.csv, from DIR/<model>/config.json
+    python benchmarks/shapes.py --shapes decode --op a8w8 -o folder  # folder/a8w8-shapes.csv, for `tunedgemm tune -i`
+
+Columns of shapes.csv: model, tp, layer, N, K, M, subsets. One row a (model, tp, layer, M);
+``subsets`` is a list joined by semicolons. Projections that engines fuse are one product here: q, k
+and v; gate and up; DeepSeek's two down-projections of attention. Column-parallel ones are cut along
+N and row-parallel ones along K. README.md of this folder says the rest.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
@@ -16,6 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
+from harness import SHAPES, add_shapes, parser_of, shapes_of
+from tunedgemm.ops import op_named
+from tunedgemm.table.csvfile import write_untuned
+from tunedgemm.table.row import Untuned
 
 COLUMNS = ("model", "tp", "layer", "N", "K", "M", "subsets")
 TPS = (1, 8)
@@ -35,7 +43,8 @@ DECODE = {
     ("qwen3-32b", 8): ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
 }
 
-#: (model, tp) -> its layers in the subset `bands`, and the M of that: 20 products from few rows to many
+#: (model, tp) -> its layers in the subset `bands`, and the M of that: 20 products from few rows to
+#: many
 BANDS = {("deepseek-v3", 1): ("fused_qkv_a_proj",), ("llama-3.1-8b", 1): ("o_proj",), ("llama-3.3-70b", 8): ("qkv_proj", "gate_up_proj")}
 BAND_MS = (1, 16, 64, 1024, 4096)
 
@@ -48,7 +57,7 @@ VOCABULARY_PAD = 64
 
 @attrs.frozen
 class Layer:
-    """One projection of a model on one rank: ``out[M, n] = x[M, k] @ weight[n, k].T``."""
+    """Projection of a model on one rank: ``out[M, n] = x[M, k] @ weight[n, k].T``."""
 
     name: str
     n: int
@@ -56,7 +65,7 @@ class Layer:
 
 
 def layers(settings: dict, tp: int) -> Iterator[Layer]:
-    """The projections of one rank out of *tp*, in the order in which a token meets them."""
+    """Yield the projections of one rank out of *tp*, in the order in which a token meets them."""
     hidden, wide = settings["hidden_size"], settings["intermediate_size"]
     attention = _latent_attention if "kv_lora_rank" in settings else _attention
     yield from attention(settings, tp)
@@ -72,7 +81,9 @@ def layers(settings: dict, tp: int) -> Iterator[Layer]:
 
 
 def _attention(settings: dict, tp: int) -> Iterator[Layer]:
-    """Grouped-query attention; with fewer key-value heads than ranks, each rank keeps a copy of one."""
+    """Yield those of grouped-query attention; with fewer key-value heads than ranks, each rank
+    keeps a copy of one.
+    """
     hidden, heads, head = settings["hidden_size"], settings["num_attention_heads"], settings["head_dim"]
     kept = max(1, settings["num_key_value_heads"] // tp)
     yield Layer("qkv_proj", (_cut(heads, tp) + 2 * kept) * head, hidden)
@@ -80,7 +91,9 @@ def _attention(settings: dict, tp: int) -> Iterator[Layer]:
 
 
 def _latent_attention(settings: dict, tp: int) -> Iterator[Layer]:
-    """DeepSeek's latent attention: the projections into the latent space are replicated, those out of it cut by heads."""
+    """Yield those of DeepSeek's latent attention: the projections into the latent space are
+    replicated, those out of it cut by heads.
+    """
     hidden, heads = settings["hidden_size"], _cut(settings["num_attention_heads"], tp)
     query, latent = settings["q_lora_rank"], settings["kv_lora_rank"]
     plain, rotary, value = settings["qk_nope_head_dim"], settings["qk_rope_head_dim"], settings["v_head_dim"]
@@ -92,12 +105,12 @@ def _latent_attention(settings: dict, tp: int) -> Iterator[Layer]:
 
 def _cut(size: int, tp: int) -> int:
     if size % tp:
-        raise ValueError(f"{size} cannot be cut into {tp} equal parts")
+        raise ValueError(f"size: {tp} does not divide it (got {size})")
     return size // tp
 
 
 def rows(models: dict[str, dict]) -> Iterator[tuple[str | int, ...]]:
-    """All rows of shapes.csv, *models* being folder name -> contents of config.json."""
+    """Yield all rows of shapes.csv; *models* is folder name -> contents of config.json."""
     for model, short in SHORT.items():
         for tp in TPS:
             for layer in layers(models[model], tp):
@@ -113,7 +126,7 @@ def rows(models: dict[str, dict]) -> Iterator[tuple[str | int, ...]]:
 
 
 def table(models: dict[str, dict]) -> str:
-    """The text of shapes.csv."""
+    """Return the text of shapes.csv."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -121,19 +134,34 @@ def table(models: dict[str, dict]) -> str:
     return text.getvalue()
 
 
-def main() -> int:
-    """Read the models' settings and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", type=Path, required=True, help="folder with <model>/config.json for " + ", ".join(SHORT))
-    parser.add_argument("-o", "--output", type=Path, default=Path(__file__).with_name("shapes.csv"))
-    arguments = parser.parse_args()
-    paths = {model: arguments.models / model / "config.json" for model in SHORT}
+def main(words: list[str] | None = None) -> int:
+    """Write the table of the models, or an untuned file of some shapes."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--models", type=Path, help="folder with <model>/config.json for " + ", ".join(SHORT))
+    add_shapes(parser, "", op=True)
+    arguments = parser.parse_args(words)
+    if arguments.models:
+        return write_table(arguments.models, (arguments.output or SHAPES.parent) / SHAPES.name)
+    if not arguments.shapes:
+        parser.error("one of --models and --shapes is required")
+    shapes = sorted((shape for _, shape in shapes_of(arguments.shapes, arguments.op)), key=lambda shape: (shape.m, shape.n, shape.k))
+    target = (arguments.output or Path()) / f"{arguments.op}-shapes.csv"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_untuned(target, op_named(arguments.op), [Untuned(shape) for shape in shapes])
+    print(f"{target}: {len(shapes)} shapes")
+    return 0
+
+
+def write_table(folder: Path, target: Path) -> int:
+    """Write shapes.csv from the models' settings; exit 1 if one is missing."""
+    paths = {model: folder / model / "config.json" for model in SHORT}
     if absent := [str(path) for path in paths.values() if not path.is_file()]:
-        print(f"missing: {', '.join(absent)}", file=sys.stderr)
+        print(f"--models: missing {', '.join(absent)}", file=sys.stderr)
         return 1
     models = {model: json.loads(path.read_text()) for model, path in paths.items()}
-    arguments.output.write_text(table(models))
-    print(f"{arguments.output}: {sum(1 for _ in rows(models))} rows")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(table(models))
+    print(f"{target}: {sum(1 for _ in rows(models))} rows")
     return 0
 
 

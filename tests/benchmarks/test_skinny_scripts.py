@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("tunedgemm_skinny")
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 #: A tool that finds two hazards wherever the case with place 3 is among those of the process, which it does not run.
 TOOL = """#!/bin/sh
 for told in "$@"; do last=$told; done

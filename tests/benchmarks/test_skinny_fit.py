@@ -19,7 +19,7 @@ from tunedgemm.timing import Timing
 
 pytest.importorskip("tunedgemm_skinny")
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "skinny_fit.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "skinny_fit.py"
 SHAPE = Shape("a16w16", 1, 1280, 8192)
 NAME = "rows_r1_n1w2x4u2"
 

@@ -21,7 +21,9 @@ from tunedgemm_triton.author import TunedKernel
 
 
 def test_reload_picks_up_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls run what a file says; a shape that is bound keeps its choice until `reload`, a new one gets what the file says by then."""
+    """Calls run what a file says; a shape that is bound keeps its choice until `reload`, a new one
+    gets what the file says by then.
+    """
     monkeypatch.setenv("TUNEDGEMM_HOME", str(tmp_path))
     monkeypatch.delenv(jsonfile.VARIABLE, raising=False)
     ran: list[int] = []

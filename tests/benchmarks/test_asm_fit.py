@@ -1,4 +1,4 @@
-"""benchmarks/asm_fit.py: what it reads of profiles, times of races beside those of screens, and that a fit is worth more than its start."""
+"""benchmarks/asm_fit.py: reading profiles, scaling races to screens, and fitting rates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tunedgemm.shape import Shape
 
 pytest.importorskip("tunedgemm_asm")
 
-ROOT = Path(__file__).parents[1] / "benchmarks"
+ROOT = Path(__file__).parents[2] / "benchmarks"
 RESULTS = ROOT / "results" / "h200-2026-11-23" / "asm"
 FP8 = Shape("a8w8", 1024, 4096, 4096, "fp8_e4m3fn", "bf16", scale="row")
 COUNTS = {"a16w16": (12, 1528), "a8w8": (9, 1223), "a8w8_blockscale": (9, 1219)}
@@ -20,13 +20,15 @@ COUNTS = {"a16w16": (12, 1528), "a8w8": (9, 1223), "a8w8_blockscale": (9, 1219)}
 
 @pytest.fixture(scope="module")
 def fitting(as_module: Callable[[Path], ModuleType]) -> ModuleType:
-    """benchmarks/asm_fit.py."""
+    """Load benchmarks/asm_fit.py."""
     return as_module(ROOT / "asm_fit.py")
 
 
 @pytest.mark.parametrize("op", COUNTS)
 def test_profiles_of_every_op_are_read(fitting: ModuleType, op: str) -> None:
-    """All products with what their columns say of dtypes and scales; a kernel that failed has no time, torch's own are left out."""
+    """All products with what their columns say of dtypes and scales; a kernel that failed has no
+    time, torch's own are left out.
+    """
     times = fitting.read([RESULTS / f"{op}-profile.csv"])
     assert (len(times), sum(map(len, times.values()))) == COUNTS[op]
     scale = {"a16w16": "none", "a8w8": "row", "a8w8_blockscale": "block"}[op]
@@ -37,7 +39,9 @@ def test_profiles_of_every_op_are_read(fitting: ModuleType, op: str) -> None:
 
 
 def test_races_are_put_on_the_scale_of_screens(fitting: ModuleType) -> None:
-    """Where kernels of a race take a tenth longer than the model has others take, that is taken off their times, and of no others."""
+    """Where kernels of a race take a tenth longer than the model has others take, that is taken off
+    their times, and of no others.
+    """
     plans = list(fitting.plans(FP8))
     whole = [fitting.Timed(plan, 1, 0.0) for plan in plans]
     exact = [attrs.evolve(timed, us=fitting.predicted(FP8, timed)) for timed in whole]
@@ -50,7 +54,9 @@ def test_races_are_put_on_the_scale_of_screens(fitting: ModuleType) -> None:
 
 
 def test_a_fit_finds_a_rate_that_was_changed(fitting: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of times that the model itself makes, rates that are off are brought nearer; judging a shape left out restores them."""
+    """Of times that the model itself makes, rates that are off are brought nearer; judging a shape
+    left out restores them.
+    """
     for name in fitting.RATES:
         monkeypatch.setattr(fitting.cost, name, getattr(fitting.cost, name))
     product = fitting.Product("run", FP8)
