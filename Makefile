@@ -1,5 +1,5 @@
 # make install          .venv with the core, every plugin of this repository and the development tools
-# make check            ruff and mypy
+# make check            ruff, mypy, and the mechanical rules of our English
 # make test             all but slow tests and sweeps, with the coverage of the core; make test plugin=triton for one plugin
 # make test-all         those too
 # make tune             the main job on a small model: capture, tune, dispatch, compare
@@ -50,6 +50,7 @@ check: install
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(RUN) .ci/english.py
 
 test: install
 	$(RUN) -m pytest -m "not slow and not sweep" $(if $(plugin),,$(COVERAGE)) $(TESTS) $(args)
