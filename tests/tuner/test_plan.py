@@ -143,7 +143,8 @@ def test_a_budget_goes_first_where_most_time_is_spent(tmp_path: Path) -> None:
     costly = plan(OP, listed, tmp_path / "t.csv", H200, Options(budget=60.0)).tasks
 
     assert [task.shape for task in costly] == [SHAPES[6], SHAPES[8], SHAPES[0], SHAPES[3]]
-    # 2 B x N x K is 20.9 MB for the first and 117 MB for the third; the second is 4.8e11 operations, about 2.3 GB at 206 a byte
+    # 2 B x N x K is 20.9 MB for the first and 117 MB for the third; the second is 4.8e11
+    # operations, about 2.3 GB at 206 a byte
     assert [task.shape for task in plan(OP, listed, tmp_path / "t.csv", H200, Options()).tasks] == [SHAPES[i] for i in (0, 6, 8, 3)]
 
 

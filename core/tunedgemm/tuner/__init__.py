@@ -52,21 +52,26 @@ def tune(
 ) -> Report:
     """Time every solution of every chosen backend on each shape, and store the winners.
 
-    Kernels run in one process for each device, which is replaced where one of them hangs, faults or ends it.
+    Kernels run in one process for each device, which is replaced where one of them hangs, faults or
+    ends it.
 
     Args:
         op: name of the op.
-        shapes: shapes, a mapping of them to how often the workload runs each, or an untuned CSV; without it the file that
-            capture wrote.
-        output: the tuned CSV; without it the op's table in the user folder (or the first path of its variable).
+        shapes: shapes, a mapping of them to how often the workload runs each, or an untuned CSV;
+            without it the file that capture wrote.
+        output: the tuned CSV; without it the op's table in the user folder (or the first path of
+            its variable).
         options: how; see `Options`.
         registry: other backends than the installed ones; kernels run in this process then.
-        bench: another source of times than measuring: importable by a child process, unless *registry* is given.
+        bench: another source of times than measuring: importable by a child process, unless
+            *registry* is given.
         progress: called with each event and where it came from.
 
     Raises:
-        UserError: the input, the output, a libtype or a device cannot be used, or what is measured cannot be kept.
-        KeyboardInterrupt: also for SIGTERM (`Terminated`); the lanes have ended, and what was measured is kept.
+        UserError: the input, the output, a libtype or a device cannot be used, or what is measured
+            cannot be kept.
+        KeyboardInterrupt: also for SIGTERM (`Terminated`); the lanes have ended, and what was
+            measured is kept.
     """
     options, family = options or Options(), op_named(op)
     output = output or tuned_path(family)
@@ -163,8 +168,9 @@ class _Run:
         """One solution for all M of each (N, K): the best few of each M, timed at every M of the group.
 
         Args:
-            waiting: tasks that nobody did; a group with one of them is left to the next run, for its pin would count as final. The
-                tasks of a group that cannot be timed to the end are added.
+            waiting: tasks that nobody did; a group with one of them is left to the next run, for
+                its pin would count as final. The tasks of a group that cannot be timed to the end
+                are added.
         """
         pins = []
         for lanes in self._kinds().values():

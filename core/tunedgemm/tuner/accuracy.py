@@ -1,6 +1,7 @@
 """How far an output is from its reference: AITER's error ratio, the worst row's error, and whether bits are the same.
 
-The ratio alone lets a kernel that destroys a few rows pass, so both are asked: by the tuner and by the conformance suite.
+The ratio alone lets a kernel that destroys a few rows pass, so both are asked: by the tuner and by
+the conformance suite.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def errors(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> tuple[
 
     Args:
         out: [..., N], any dtype that converts to float64.
-        ref: the reference with as many elements and the same N, float32 or float64, on the same device.
+        ref: the reference with as many elements and the same N, float32 or float64, on the same
+            device.
         tolerance: the op's bounds of one element.
     """
     import torch
@@ -54,7 +56,8 @@ def error_ratio(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> f
     """The share of elements with ``|out - ref| > atol + rtol * |ref|``; arguments as in `errors`.
 
     Returns:
-        0.0 for an empty output; 1.0 where either holds a value that is not finite or where their sizes differ.
+        0.0 for an empty output; 1.0 where either holds a value that is not finite or where their
+        sizes differ.
     """
     return errors(out, ref, tolerance)[0]
 
@@ -65,7 +68,8 @@ def worst_row_error(out: torch.Tensor, ref: torch.Tensor) -> float:
     A row whose reference is all zeros must be all zeros.
 
     Returns:
-        0.0 for an empty output; infinity where a value is not finite, where a row of zeros is not, or where sizes differ.
+        0.0 for an empty output; infinity where a value is not finite, where a row of zeros is not,
+        or where sizes differ.
     """
     return errors(out, ref, _ANY)[1]
 

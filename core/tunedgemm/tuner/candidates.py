@@ -1,7 +1,7 @@
 """Stage 2, candidates: every solution that the chosen backends offer for a shape, torch's own call always among them.
 
-A shape with a bias is also offered the best guesses for the product without it, with the bias added after them: which is faster is
-measured, and verified as any other.
+A shape with a bias is also offered the best guesses for the product without it, with the bias added
+after them: which is faster is measured, and verified as any other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def candidates(shape: Shape, device: Device, backends: Sequence[Backend], most: 
     """Ask each backend in turn; one that does not support the shape, or breaks the contract, is left out and logged.
 
     Args:
-        most: how many of each backend, which lists its best guesses first; 0 is all. Of few, a quarter may have the bias split off.
+        most: how many of each backend, which lists its best guesses first; 0 is all. Of few, a
+            quarter may have the bias split off.
     """
     found: list[Solution] = []
     plain = split.product(shape)

@@ -1,7 +1,8 @@
 """Compilers: kernels are compiled ahead of timing, on all cores, in processes whose death costs one candidate.
 
-The processes import no torch, so that a pool of many is there at once. Of what is only begun ahead it gets no more at a
-time than it has processes, so that what is waited for comes next, however much was begun.
+The processes import no torch, so that a pool of many is there at once. Of what is only begun ahead
+it gets no more at a time than it has processes, so that what is waited for comes next, however much
+was begun.
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ class Compilers:
         """The status of a compilation and what went wrong, both "" where nothing did.
 
         Raises:
-            BrokenExecutor: its pool ended before it was done, or began nothing any more and was ended.
+            BrokenExecutor: its pool ended before it was done, or began nothing any more and was
+                ended.
         """
         while not wait([future], timeout=1.0).done:
             if not pool.active and not future.done():  # what such a pool had not begun it never tells of
@@ -191,7 +193,8 @@ class Compilers:
         """The pool, another one where it broke: that a process of it died idle says nothing about what comes next."""
         if self._pool is not None and not self._pool.active:
             self._pool.stop()
-            # Its processes end as it is joined; not here, for a thread of it may wait for the lock, to tell that a task is over.
+            # Its processes end as it is joined; not here, for a thread of it may wait for the lock,
+            # to tell that a task is over.
             self._retired.append(threading.Thread(target=self._pool.join, daemon=True))
             self._retired[-1].start()
             self._running.clear()

@@ -1,6 +1,7 @@
 """Lane: one device, and the stages of one shape after the other on it, from candidates to the outcome.
 
-The stages run on this side and see solutions only; what touches the device is asked of its session, from afar.
+The stages run on this side and see solutions only; what touches the device is asked of its session,
+from afar.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ class _Run:
     def _offered(self) -> list[Solution]:
         """What is to be tried: torch's own call first, then what the backends offer, and the row of the table.
 
-        What refining once found need not be found again; unmeasured, it would give way to what is slower.
+        What refining once found need not be found again; unmeasured, it would give way to what is
+        slower.
         """
         shape, incumbent = self.task.shape, self.task.incumbent
         self._step("list")
@@ -176,8 +178,8 @@ class _Run:
     def _checked(self, fresh: Sequence[Solution], wholly: bool = False) -> list[Solution]:
         """Bind and verify each; what fails is final, what is right comes back.
 
-        Most are dropped after a rough timing, for which one right call is enough; what goes on, or must be more than right, is
-        checked *wholly*.
+        Most are dropped after a rough timing, for which one right call is enough; what goes on, or
+        must be more than right, is checked *wholly*.
         """
         right = []
         wholly = wholly or bool(self.task.only) or self.lane.options.deterministic or self.lane.options.batch_invariant
@@ -268,8 +270,8 @@ class _Run:
     def _met_alone(self, finalists: list[Solution], guesses: Sequence[Solution]) -> None:
         """Time the few that may be selected without the many: who dropped out of the race early did so beside all of them.
 
-        Beside few the chip is cooler and faster, by 5 % and more under its power cap. The times of the others follow, so that all are of
-        one moment.
+        Beside few the chip is cooler and faster, by 5 % and more under its power cap. The times of
+        the others follow, so that all are of one moment.
 
         Args:
             guesses: in their backends' order, best guesses first.
@@ -323,7 +325,8 @@ class _Run:
     def _selected(self, finalists: Sequence[Solution]) -> tuple[Timing | None, int]:
         """The row and how many tied with it.
 
-        The fastest of the race has to beat, in a duel, what serves the shape now: the row of the table, else torch's call.
+        The fastest of the race has to beat, in a duel, what serves the shape now: the row of the
+        table, else torch's call.
         """
         places, yardstick = self.lane.places, self._yardstick
         last = [timing for solution, timing in self._timings.items() if solution in self._last and timing.ok]
@@ -346,9 +349,10 @@ class _Run:
     def _duelled(self, challenger: Solution, holder: Solution, keep: float) -> Solution:
         """The challenger, unless it is slower than the holder or faster by no more than *keep*, the two timed alone.
 
-        Beside many others the chip runs hotter than beside one, and ratios within rounds tell more than medians apart. At the power cap
-        the challenger may not be slower where each runs by itself: what only spends more is no faster in a model that keeps the chip
-        busy, and what is faster in rounds and no slower so is faster wherever the chip has a moment's rest.
+        Beside many others the chip runs hotter than beside one, and ratios within rounds tell more
+        than medians apart. At the power cap the challenger may not be slower where each runs by
+        itself: what only spends more is no faster in a model that keeps the chip busy, and what is
+        faster in rounds and no slower so is faster wherever the chip has a moment's rest.
         """
         first, second = self._timings[challenger], self._timings[holder]
         if challenger == holder or second.us > first.us * (1 + CLEAR):

@@ -1,7 +1,8 @@
 """The trial log: JSON lines that several runs append to, and what a run that is started again may reuse of them.
 
-Every line is an object with ``schema`` and, from schema 2 on, ``kind``: ``run`` opens a run, ``trial`` is one `Timing`, ``shape`` is
-the outcome of one shape, ``end`` closes a run that was not interrupted. The lines of schema 1 are trials of no known run.
+Every line is an object with ``schema`` and, from schema 2 on, ``kind``: ``run`` opens a run,
+``trial`` is one `Timing`, ``shape`` is the outcome of one shape, ``end`` closes a run that was not
+interrupted. The lines of schema 1 are trials of no known run.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def read_log(path: Path) -> Iterator[Line]:
     """The lines of a trial log in their order; what a killed writer left half written is passed over with a warning.
 
     Raises:
-        TableError: the file cannot be read, is no trial log, or was written by a newer version; names the line.
+        TableError: the file cannot be read, is no trial log, or was written by a newer version;
+            names the line.
     """
     try:
         if not path.is_file():
@@ -195,7 +197,8 @@ class History:
         Args:
             op: name of the op.
             identity: what must be equal for trials to be comparable.
-            alive: runs that go on now. What they resumed is theirs; what an ended run resumed is used up.
+            alive: runs that go on now. What they resumed is theirs; what an ended run resumed is
+                used up.
         """
         taken = {run for by in {*alive, *self.ended} if by in self.runs for run in self.runs[by].fields.get("resumes", ())}
         usable = set()
@@ -224,7 +227,8 @@ class Reusable:
 
     Attributes:
         subjects: for each device and shape its trials and its outcomes, in the order of the file.
-        last: numbers of the lines with the last outcome of a run, whose row it may not have lived to write.
+        last: numbers of the lines with the last outcome of a run, whose row it may not have lived
+            to write.
     """
 
     subjects: tuple[tuple[Line, ...], ...] = ()

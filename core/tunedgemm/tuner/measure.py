@@ -1,8 +1,9 @@
 """Stage 5, measure: finalists race in interleaved rounds; who is clearly slower drops out, and ties end it.
 
-Clocks and temperatures drift by more than what decides between two kernels. So nothing is decided from times of different
-moments: solutions are compared by the ratios of their samples within the same rounds, and what all samples of a moment
-have in common is taken out of the times that come back.
+Clocks and temperatures drift by more than what decides between two kernels. So nothing is decided
+from times of different moments: solutions are compared by the ratios of their samples within the
+same rounds, and what all samples of a moment have in common is taken out of the times that come
+back.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Effort:
     Attributes:
         warmup: rounds that are run and not counted.
         iters: most rounds that count.
-        seconds: device seconds, the warm-up's included; the first block of rounds is run whatever it takes.
+        seconds: device seconds, the warm-up's included; the first block of rounds is run whatever
+            it takes.
         deadline: by `time.monotonic`; no block is begun after it but the first.
     """
 
@@ -80,8 +82,8 @@ def race(
         beside: a finalist that is not to be chosen: nobody drops out because it is faster.
 
     Returns:
-        A solution's samples in the order of the rounds, fewer where it dropped out, each without the drift of its moment;
-        or the Timing that says how it failed.
+        A solution's samples in the order of the rounds, fewer where it dropped out, each without
+        the drift of its moment; or the Timing that says how it failed.
     """
     lost: dict[Solution, Samples | Timing] = {}
     left = list(dict.fromkeys(finalists))
@@ -107,14 +109,16 @@ def duel(few: Sequence[Solution], sample: Sample, effort: Effort) -> dict[Soluti
 def steady(few: Mapping[Solution, Samples], sample: Sample) -> dict[Solution, Samples | Timing]:
     """Time a few each by itself, for as long as a chip takes to come to the clock that it keeps under it.
 
-    A chip at its power cap needs for a call as long as its energy lasts. In rounds that mix solutions all run at one clock, and who
-    saves time by spending more in it seems faster than a model finds it to be.
+    A chip at its power cap needs for a call as long as its energy lasts. In rounds that mix
+    solutions all run at one clock, and who saves time by spending more in it seems faster than a
+    model finds it to be.
 
     Args:
         few: what is timed, with the samples that are known.
 
     Returns:
-        The samples of the second half of each turn, as many of each; or the Timing that says how one failed.
+        The samples of the second half of each turn, as many of each; or the Timing that says how
+        one failed.
     """
     found: dict[Solution, Samples | Timing] = {}
     rounds = max(2, math.ceil(STEADY_S * 1e6 / min(_median(known.us) * known.calls for known in few.values())))

@@ -36,7 +36,8 @@ def requested(op: Op, source: Source, stale: Path | None = None) -> list[tuple[S
     """The shapes of a source with their counts.
 
     Args:
-        stale: the output table where its stale rows are to be tuned: without *source* its own shapes are the request.
+        stale: the output table where its stale rows are to be tuned: without *source* its own
+            shapes are the request.
 
     Raises:
         TableError: there is no such file, or it is no list of this op's shapes.
@@ -77,7 +78,8 @@ def plan(
         listed: shapes and how often the workload runs them.
         output: the tuned CSV; it need not exist.
         device: the rows of which device count as tuned.
-        options: ``all``, ``stale``, ``shard``, ``budget``, ``whole`` and ``batch_invariant`` (the rows for any M count) matter here.
+        options: ``all``, ``stale``, ``shard``, ``budget``, ``whole`` and ``batch_invariant`` (the
+            rows for any M count) matter here.
         libvers: version of the library of each libtype in use; asked for with ``stale``.
 
     Raises:

@@ -55,8 +55,8 @@ class Terminated(KeyboardInterrupt):
 def stopped_by_sigterm() -> Iterator[None]:
     """Let SIGTERM end what is inside as Ctrl-C does, where this is the main thread; a second one changes nothing.
 
-    coreutils' ``timeout`` sends two at once, to the process and to its group: raised while the first is on its way out, the
-    second would break the locks that are being let go.
+    coreutils' ``timeout`` sends two at once, to the process and to its group: raised while the
+    first is on its way out, the second would break the locks that are being let go.
 
     Raises:
         Terminated: it came.

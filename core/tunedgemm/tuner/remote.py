@@ -1,7 +1,7 @@
 """Remote: a device's session from afar. Whoever was run when the worker died is to blame, and nobody else.
 
-A worker that dies is replaced before the next call. Where it was asked to time several solutions, they are asked for one by
-one; a death that does not come again is nobody's fault.
+A worker that dies is replaced before the next call. Where it was asked to time several solutions,
+they are asked for one by one; a death that does not come again is nobody's fault.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Remote:
         """The session's answer.
 
         Args:
-            timeout: seconds, 0 for no limit; what compiling and binding may take where it is not given.
+            timeout: seconds, 0 for no limit; what compiling and binding may take where it is not
+                given.
 
         Raises:
             Died: this call ended the worker; the next gets a new one.

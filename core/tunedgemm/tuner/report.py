@@ -48,9 +48,9 @@ def console() -> Console:
 class Progress:
     """Shows a run: a context manager, and what `tune` calls with every event, from any thread.
 
-    On a terminal a display that is kept up to date: shapes done, time left, and what each device is busy with. Each shape that
-    is done leaves one line, which is all that is printed where the output is no terminal. Output that nobody takes any more
-    is given up, and the run goes on.
+    On a terminal a display that is kept up to date: shapes done, time left, and what each device is
+    busy with. Each shape that is done leaves one line, which is all that is printed where the
+    output is no terminal. Output that nobody takes any more is given up, and the run goes on.
 
     Attributes:
         planned: what the run said that it would do, or None.

@@ -1,7 +1,7 @@
 """Stage 3, screen: a rough timing of all, the neighbours of the best, and the few that deserve the accurate phase.
 
-Rough means few rounds of the same samples that the accurate phase takes; never a bare launch, which would rank
-solutions by launch overhead. Most solutions are hopeless, and one round tells.
+Rough means few rounds of the same samples that the accurate phase takes; never a bare launch, which
+would rank solutions by launch overhead. Most solutions are hopeless, and one round tells.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def screen(
         checked: solutions whose output is right, in their backends' order: best guesses first.
         topk: survivors of each libtype at most, its first guess besides.
         neighbours: more checked solutions around some; expensive, for it compiles them.
-        floor_us: least microseconds of one call that the hardware allows; 0 where that is not known.
+        floor_us: least microseconds of one call that the hardware allows; 0 where that is not
+            known.
         beside: one of *checked* that is not to be chosen: nothing is hopeless because it is faster.
     """
     state = _Screen(shape, sample, beside)

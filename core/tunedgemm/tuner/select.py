@@ -40,8 +40,9 @@ def select(
         order: libtype to its place for ties.
         eligible: the libtypes that may be stored.
         keep: how much slower than the fastest the incumbent may be and still stay.
-        guesses: what its backend would have taken untimed. A device's memory is faster at one time than at another, by 8 % on an
-            H200; what ties in a slow one is told apart in a fast one, and then a guess is the better bet than the luck of a tie.
+        guesses: what its backend would have taken untimed. A device's memory is faster at one time
+            than at another, by 8 % on an H200; what ties in a slow one is told apart in a fast one,
+            and then a guess is the better bet than the luck of a tie.
 
     Returns:
         The winner, None where nothing passed, and how many others tied with it.

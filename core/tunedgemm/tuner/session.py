@@ -1,7 +1,7 @@
 """What is done where the device is: candidates of a shape are listed, bound, verified and timed, one call at a time.
 
-A session lives in a worker process, or in this one where the caller brings its own registry. It can be begun anew at any
-point: what a call needs and the session does not have, it binds first.
+A session lives in a worker process, or in this one where the caller brings its own registry. It can
+be begun anew at any point: what a call needs and the session does not have, it binds first.
 """
 
 from __future__ import annotations

@@ -93,7 +93,8 @@ class Store:
             resume: whether to reuse at all.
 
         Raises:
-            TableError: a folder or file cannot be written, the table cannot be read, or the trial log is none (or is a newer one).
+            TableError: a folder or file cannot be written, the table cannot be read, or the trial
+                log is none (or is a newer one).
         """
         self._check_writable()
         if present(self.table):
@@ -120,7 +121,8 @@ class Store:
     def use(self, device: Device, versions: Mapping[str, str]) -> None:
         """Say which version the library of each libtype has on a kind of device; adopted trials of other versions are forgotten.
 
-        A shape of which any is forgotten does not count as done, and is gone on with from what is left of its trials.
+        A shape of which any is forgotten does not count as done, and is gone on with from what is
+        left of its trials.
         """
         with self._mutex:
             self._versions[device] = dict(versions)

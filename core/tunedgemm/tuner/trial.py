@@ -52,21 +52,26 @@ class Options:
     Attributes:
         libtype: ``all`` or a comma list of libtypes, which also decides ties.
         errRatio: largest share of elements outside the tolerance.
-        atol, rtol: the tolerance of an element, ``|out - ref| <= atol + rtol * |ref|``; None for the op's own.
+        atol, rtol: the tolerance of an element, ``|out - ref| <= atol + rtol * |ref|``; None for
+            the op's own.
         deterministic: only solutions that gave the same bits in repeated runs.
-        batch_invariant: only solutions whose rows have the same bits whatever M; one is pinned for each (N, K), with M = 0.
+        batch_invariant: only solutions whose rows have the same bits whatever M; one is pinned for
+            each (N, K), with M = 0.
         cache: ``cold`` rotates the weights through memory, ``hot`` uses one copy.
         timing: ``graph`` replays captured calls, ``eager`` launches them.
         warmup: rounds that are run and not counted.
         iters: most rounds that a solution is timed in.
-        candidates: most solutions of each libtype that are tried, its best guesses and their neighbours; 0 is all.
+        candidates: most solutions of each libtype that are tried, its best guesses and their
+            neighbours; 0 is all.
         topk: solutions of each libtype that reach the accurate phase.
         seconds: device seconds that the accurate phase may spend on one shape.
-        budget: wall seconds of the whole run, spent first where count times time is largest; 0 is no limit.
+        budget: wall seconds of the whole run, spent first where count times time is largest; 0 is
+            no limit.
         whole: with a budget, all M of one (N, K) come before the next one's.
         batch: shapes whose kernels are compiled ahead of the one that is timed.
         timeout: seconds that one compilation, or binding one solution, may take; 0 is no limit.
-        kernel_timeout: seconds that the calls of one solution may take until it counts as hung; 0 is no limit.
+        kernel_timeout: seconds that the calls of one solution may take until it counts as hung; 0
+            is no limit.
         all: tune shapes that the output table already has, too.
         stale: tune only rows of the output table whose library has another version now.
         resume: reuse the trials of an interrupted run of the same kind.
@@ -74,8 +79,10 @@ class Options:
         sort: order the output by its key, N before M.
         jobs: processes that compile ahead; 0 is one for each core.
         mp: devices of this machine to tune on at once; 0 is all GPUs, or the CPU.
-        device: which devices of this machine: GPU indices as a comma list, or ``cpu``; "" is all GPUs, or the CPU.
-        executor: ``local``, or ``ray``: every GPU of a Ray cluster, or a CPU lane on each of its nodes where it has none.
+        device: which devices of this machine: GPU indices as a comma list, or ``cpu``; "" is all
+            GPUs, or the CPU.
+        executor: ``local``, or ``ray``: every GPU of a Ray cluster, or a CPU lane on each of its
+            nodes where it has none.
         ray_address: the cluster; "" is the one that Ray finds or starts by itself.
         profile: a CSV that gets every candidate's result, or None.
     """
@@ -119,7 +126,8 @@ class Task:
         shape: the shape.
         count: how often the workload ran it.
         incumbent: the solution that its table has now.
-        only: where given, these solutions are timed, without a screen, and no others but torch's own call.
+        only: where given, these solutions are timed, without a screen, and no others but torch's
+            own call.
     """
 
     shape: Shape
@@ -225,7 +233,8 @@ class Outcome:
         reference: torch's own call, timed beside the others; None where it failed.
         timings: every candidate's.
         tied: solutions that were as fast as the winner within noise.
-        seconds: seconds by activity: wall time of compile, check and time, and what the device was timed for (``device``).
+        seconds: seconds by activity: wall time of compile, check and time, and what the device was
+            timed for (``device``).
         libver: version of the winner's library, "" where its kernel names carry a revision.
         place: where it was tuned.
         reason: why nothing could be tried at all.

@@ -1,7 +1,8 @@
 """Stage 4, verify: is a solution's output right, whole, the same again, and all that it wrote and kept?
 
-Outputs and workspaces are filled with NaN between canaries before the launch, so an element that is never written, or
-a write out of bounds, shows. The reference is computed from the operands as given, in float32 or float64.
+Outputs and workspaces are filled with NaN between canaries before the launch, so an element that is
+never written, or a write out of bounds, shows. The reference is computed from the operands as
+given, in float32 or float64.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ class Verifier:
         """Once more, after it ran many times: a kernel may leave something behind that makes later calls wrong.
 
         Args:
-            graphed: from a graph, too, replayed twice: a counter that only a launch from the host clears shows there.
+            graphed: from a graph, too, replayed twice: a counter that only a launch from the host
+                clears shows there.
         """
         last = len(self.operand_sets) - 1
         timing = self._poisoned(solution, launcher, last, False)
@@ -260,7 +262,8 @@ class Verifier:
             return failed(self.shape, solution, error)
         if worst.status != "ok":
             return attrs.evolve(worst, detail=f"right at first, then not: {worst.detail}")
-        # A cache that fills at the first calls is no leak, nor is a buffer that each call replaces; what grows at every call is.
+        # A cache that fills at the first calls is no leak, nor is a buffer that each call replaces;
+        # what grows at every call is.
         grown = min(later - earlier for earlier, later in itertools.pairwise(held))
         if grown >= max(size // 2, 1):
             return Timing(self.shape, solution, "leaks", detail=f"every call keeps {grown} bytes")

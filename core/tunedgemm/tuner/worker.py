@@ -1,7 +1,7 @@
 """Worker: the process in which a device's kernels run.
 
-What hangs, faults or dies there costs one call; the process is replaced. It is asked for one thing at a time, so whatever was
-asked for is to blame.
+What hangs, faults or dies there costs one call; the process is replaced. It is asked for one thing
+at a time, so whatever was asked for is to blame.
 """
 
 from __future__ import annotations
@@ -134,8 +134,9 @@ def _ask(method: str, arguments: tuple[Any, ...]) -> tuple[bytes, str, str]:
     """In the child: one call of its session.
 
     Returns:
-        What it returned or raised, pickled; where it raised, in words; and from where. Only whoever asked unpickles it: a type
-        that is known in this process alone would break the pool, and an exception kept by the pool would keep its frames' tensors.
+        What it returned or raised, pickled; where it raised, in words; and from where. Only whoever
+        asked unpickles it: a type that is known in this process alone would break the pool, and an
+        exception kept by the pool would keep its frames' tensors.
     """
     global _session
     try:

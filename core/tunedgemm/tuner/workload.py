@@ -1,7 +1,8 @@
 """Stage 5's other half, where the device is: the operands of one shape, and interleaved rounds of samples over them.
 
-Timing one solution after the other is off by up to 10 %, because clocks fall under load: here every round runs each
-solution once, in random order, so that solutions can be compared over the same rounds.
+Timing one solution after the other is off by up to 10 %, because clocks fall under load: here every
+round runs each solution once, in random order, so that solutions can be compared over the same
+rounds.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ _Graph = tuple[torch.cuda.CUDAGraph, torch.cuda.Event, torch.cuda.Event]
 def touch(x: torch.Tensor) -> None:
     """Launch a small kernel that writes *x* as it is.
 
-    A model's GEMM runs after a kernel that writes its input and cannot begin before that ends. One that follows another GEMM may
-    overlap it, for instance by programmatic dependent launch: at M = 8, N = K = 4096 by 1.3 of 11.5 us (H200, skinny).
+    A model's GEMM runs after a kernel that writes its input and cannot begin before that ends. One
+    that follows another GEMM may overlap it, for instance by programmatic dependent launch: at M =
+    8, N = K = 4096 by 1.3 of 11.5 us (H200, skinny).
     """
     first = torch.empty(0, dtype=torch.uint8, device=x.device)
     first.set_(x.untyped_storage(), x.storage_offset() * x.itemsize, (min(x.nbytes, _TOUCHED),), (1,))  # whatever its dtype and strides
@@ -83,7 +85,8 @@ def _cpu_cache() -> int:
 def clocks(device: Device) -> tuple[int, str]:
     """The SM clock in MHz and why the driver holds it back; 0 and "" where nothing tells.
 
-    NVIDIA's needs the Python bindings of NVML (``nvidia-ml-py``), AMD's those of AMD SMI; both are optional.
+    NVIDIA's needs the Python bindings of NVML (``nvidia-ml-py``), AMD's those of AMD SMI; both are
+    optional.
     """
     with contextlib.suppress(Exception):  # bindings and drivers may be missing, older, or forbid the question
         if device.kind == "nvidia":
@@ -119,8 +122,10 @@ class Workload:
     Args:
         op, shape, device: the problem, and where it runs.
         seed: of the operands' contents and of the order within the rounds.
-        cache: ``cold`` rotates the weights through memory beyond the last-level cache, ``hot`` uses one copy.
-        timing: ``graph`` replays captured calls where a launcher allows it, ``eager`` launches them.
+        cache: ``cold`` rotates the weights through memory beyond the last-level cache, ``hot`` uses
+            one copy.
+        timing: ``graph`` replays captured calls where a launcher allows it, ``eager`` launches
+            them.
     """
 
     def __init__(self, op: Op, shape: Shape, device: Device, seed: int = 0, *, cache: str = "cold", timing: str = "graph") -> None:
@@ -134,7 +139,8 @@ class Workload:
         #: operand tuples with activations shared and weights different: what is timed, and what outputs are verified on
         self.copies = [first] + [self._rotated(first, seed + place) for place in range(1, copies)]
         self._used = self.copies[:1] if hot else self.copies
-        # Where the copies do not outgrow the cache, each is used once a sample, after the cache was read over.
+        # Where the copies do not outgrow the cache, each is used once a sample, after the cache was
+        # read over.
         small = not hot and copies * weight_bytes < 2 * size
         on_cpu = device.kind == "cpu"
         enough = max(2, round((CPU_SAMPLE_US if on_cpu else SAMPLE_US) / guess))

@@ -49,8 +49,9 @@ class Lanelike(Protocol):
 class Crew:
     """Lanes of one kind of device, and the tasks that they share.
 
-    A lane claims some tasks ahead, so that they compile while another is timed; a lane with nothing left takes over what
-    another has claimed and not begun. Each task is one lane's from its first to its last measurement.
+    A lane claims some tasks ahead, so that they compile while another is timed; a lane with nothing
+    left takes over what another has claimed and not begun. Each task is one lane's from its first
+    to its last measurement.
 
     Attributes:
         lanes: they have begun.

@@ -32,8 +32,9 @@ def joined(address: str) -> Iterator[None]:
     """Be a driver of a cluster; where this process is one already, of that.
 
     Args:
-        address: HOST:PORT, ``auto``, ``local``, or "" for RAY_ADDRESS, else the cluster that `ray start` began on this machine, else
-            one of this machine alone that lasts as long as the context.
+        address: HOST:PORT, ``auto``, ``local``, or "" for RAY_ADDRESS, else the cluster that `ray
+            start` began on this machine, else one of this machine alone that lasts as long as the
+            context.
 
     Raises:
         UserError: Ray is not installed, or the cluster cannot be joined; told within seconds.

@@ -74,7 +74,8 @@ def lanes(op: Op, options: Options, places: Mapping[str, int], registry: Registr
 
     Args:
         registry: where given, everything runs in this process, on one device.
-        bench: where times come from; it must be importable in a child where *registry* is not given.
+        bench: where times come from; it must be importable in a child where *registry* is not
+            given.
 
     Raises:
         UserError: there is no such device, or none works.

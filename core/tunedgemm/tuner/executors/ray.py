@@ -1,7 +1,8 @@
 """Lanes over a Ray cluster: an actor for each of its GPUs, or one on each node where it has none.
 
-An actor holds the same lane as this machine's devices have, with a worker process and compilers of its own; what that lane
-tells streams to the driver. An actor that is lost, with its node or alone, is a lost lane: another does its shape.
+An actor holds the same lane as this machine's devices have, with a worker process and compilers of
+its own; what that lane tells streams to the driver. An actor that is lost, with its node or alone,
+is a lost lane: another does its shape.
 """
 
 from __future__ import annotations
@@ -221,7 +222,8 @@ def lanes(op: Op, options: Options, places: Mapping[str, int], registry: Registr
         bench: where times come from; importable on the nodes.
 
     Raises:
-        UserError: Ray is missing, the cluster cannot be reached or has nothing to tune on, or no lane begins.
+        UserError: Ray is missing, the cluster cannot be reached or has nothing to tune on, or no
+            lane begins.
     """
     if registry is not None:
         raise UserError("--executor ray uses the backends installed on the nodes; a registry of this process cannot travel there")
