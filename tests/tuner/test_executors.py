@@ -16,11 +16,11 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import fake_registry
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.executors import Crew, work
-from tunedgemm.tuner.executors.local import devices, lanes
-from tunedgemm.tuner.lane import Lane
-from tunedgemm.tuner.remote import LaneLost
+from tunedgemm.tuner.device_tuner import DeviceTuner
+from tunedgemm.tuner.executors import WorkerGroup, work
+from tunedgemm.tuner.executors.local import device_tuners, devices
 from tunedgemm.tuner.trial import Event, Options, Outcome, Place, Task, Trials
+from tunedgemm.tuner.worker_client import DeviceLost
 
 TASKS = [Task(Shape("a16w16", m, 64, 64)) for m in range(1, 25)]
 FAILED = Solution("turbo", "broken")
@@ -37,15 +37,12 @@ class Hand:
     exits: bool = False
     lost_ahead: int = 10**9
     place: Place = attrs.field(factory=lambda: Place(Device("sm_90", 132)))
-    places: Mapping[str, int] = attrs.field(factory=dict)
+    ranks: Mapping[str, int] = attrs.field(factory=dict)
     versions: Mapping[str, str] = attrs.field(factory=dict)
     done: list[int] = attrs.field(factory=list)
     listed: list[int] = attrs.field(factory=list)
     known: dict[int, int] = attrs.field(factory=dict)
     stopped: threading.Event = attrs.field(factory=threading.Event)
-
-    def begin(self) -> None:
-        pass
 
     def stop(self) -> None:
         self.stopped.set()
@@ -53,41 +50,41 @@ class Hand:
     def ahead(self, task: Task) -> None:
         self.listed.append(task.shape.m)
         if len(self.done) >= self.lost_ahead:
-            raise LaneLost("the device is gone")
+            raise DeviceLost("the device is gone")
 
-    def tune(self, task: Task, known: Sequence[Timing], tell: Callable[[Event], None], deadline: float = 0.0) -> None:
+    def tune(self, task: Task, known: Sequence[Timing], emit: Callable[[Event], None], deadline: float = 0.0) -> None:
         self.known[task.shape.m] = len(known)
         if self.raises:
             raise ZeroDivisionError("ours")
         if self.exits:
             raise SystemExit("whoever asked for it")
-        tell(Trials(task, (Timing(task.shape, FAILED, "failed"),)))
+        emit(Trials(task, (Timing(task.shape, FAILED, "failed"),)))
         if len(self.done) >= self.lost_after or self.stopped.wait(self.seconds):
-            raise LaneLost("the node is gone")
+            raise DeviceLost("the node is gone")
         self.done.append(task.shape.m)
-        tell(Outcome(task, None, None, place=self.place))
+        emit(Outcome(task, None, None, place=self.place))
 
 
-def outcomes(*crews: Crew) -> Counter[int]:
-    return Counter(event.task.shape.m for _, event in work(crews) if isinstance(event, Outcome))
+def outcomes(*groups: WorkerGroup) -> Counter[int]:
+    return Counter(event.task.shape.m for _, event in work(groups) if isinstance(event, Outcome))
 
 
 def test_every_task_is_done_once_and_the_faster_lane_does_more() -> None:
     """No shape twice, none left, and what a slow lane has claimed is taken over in the end."""
     fast, slow = Hand("fast"), Hand("slow", seconds=0.03)
-    crew = Crew([fast, slow], deque(TASKS))
+    group = WorkerGroup([fast, slow], deque(TASKS))
 
-    assert outcomes(crew) == Counter({task.shape.m: 1 for task in TASKS})
+    assert outcomes(group) == Counter({task.shape.m: 1 for task in TASKS})
     assert len(fast.done) > 2 * len(slow.done)
-    assert crew.left() == []
+    assert group.left() == []
 
 
 def test_tasks_are_listed_ahead_of_their_turn_and_no_further_than_asked() -> None:
     """Compilers get work for shapes to come; --batch bounds how far ahead."""
     lane = Hand("one")
     seen: list[int] = []
-    crew = Crew([lane], deque(TASKS), ahead=3)
-    for _, event in work([crew]):
+    group = WorkerGroup([lane], deque(TASKS), ahead=3)
+    for _, event in work([group]):
         if isinstance(event, Trials):
             seen.append(len(lane.listed) - len(lane.done))
 
@@ -99,9 +96,9 @@ def test_tasks_are_listed_ahead_of_their_turn_and_no_further_than_asked() -> Non
 def test_a_lost_lane_hands_its_work_on() -> None:
     """The shape at hand and those claimed go to the others, with what was told of them already, even if those had gone idle."""
     steady, frail = Hand("steady"), Hand("frail", lost_after=0)
-    crew = Crew([steady, frail], deque(TASKS[:6]))
+    group = WorkerGroup([steady, frail], deque(TASKS[:6]))
 
-    assert outcomes(crew) == Counter({task.shape.m: 1 for task in TASKS[:6]})
+    assert outcomes(group) == Counter({task.shape.m: 1 for task in TASKS[:6]})
     taken_over = [m for m in frail.known if m in steady.done]
     assert taken_over
     assert all(steady.known[m] == 1 for m in taken_over), "its failed solution is known and not run again"
@@ -110,44 +107,44 @@ def test_a_lost_lane_hands_its_work_on() -> None:
 def test_a_lane_lost_between_two_shapes_hands_back_only_what_it_has_not_done() -> None:
     """Its worker cannot be replaced while it claims ahead: what it has done stays done, and the others come to an end."""
     frail, steady = Hand("frail", lost_ahead=1), Hand("steady", seconds=0.02)
-    crew = Crew([frail, steady], deque(TASKS), ahead=2)
+    group = WorkerGroup([frail, steady], deque(TASKS), ahead=2)
 
-    assert outcomes(crew) == Counter({task.shape.m: 1 for task in TASKS})
+    assert outcomes(group) == Counter({task.shape.m: 1 for task in TASKS})
     assert len(frail.done) == 1
-    assert crew._running == 0
+    assert group._running == 0
 
 
 def test_a_lane_that_is_asked_to_exit_ends_the_run() -> None:
     """What is no Exception may not end a lane's thread in silence: the run would wait for it for ever."""
     with pytest.raises(RuntimeError, match="SystemExit: whoever asked for it"):
-        outcomes(Crew([Hand("odd", exits=True)], deque(TASKS)))
+        outcomes(WorkerGroup([Hand("odd", exits=True)], deque(TASKS)))
 
 
 def test_without_lanes_tasks_are_left() -> None:
     """When the last lane is lost the loop ends, and says what was not done."""
-    crew = Crew([Hand("a", lost_after=2), Hand("b", lost_after=1)], deque(TASKS[:8]))
+    group = WorkerGroup([Hand("a", lost_after=2), Hand("b", lost_after=1)], deque(TASKS[:8]))
 
-    done = outcomes(crew)
+    done = outcomes(group)
 
     assert sum(done.values()) == 3
-    assert sorted([*done, *(task.shape.m for task in crew.left())]) == list(range(1, 9))
+    assert sorted([*done, *(task.shape.m for task in group.left())]) == list(range(1, 9))
 
 
 def test_nothing_is_begun_after_the_deadline() -> None:
     """A budget ends the run between two shapes."""
-    crew = Crew([Hand("one", seconds=0.1)], deque(TASKS), deadline=time.monotonic() + 1.0)
+    group = WorkerGroup([Hand("one", seconds=0.1)], deque(TASKS), deadline=time.monotonic() + 1.0)
 
-    done = outcomes(crew)
+    done = outcomes(group)
 
     assert 0 < sum(done.values()) < len(TASKS)
-    assert len(crew.left()) == len(TASKS) - sum(done.values())
+    assert len(group.left()) == len(TASKS) - sum(done.values())
 
 
 def test_kinds_of_devices_do_not_mix() -> None:
     """Each kind has its own tasks: a shape is done once on each."""
     one, other = Hand("h100"), Hand("mi300", place=Place(Device("gfx942", 304)))
 
-    assert outcomes(Crew([one], deque(TASKS[:5])), Crew([other], deque(TASKS[:5]))) == Counter(dict.fromkeys(range(1, 6), 2))
+    assert outcomes(WorkerGroup([one], deque(TASKS[:5])), WorkerGroup([other], deque(TASKS[:5]))) == Counter(dict.fromkeys(range(1, 6), 2))
     assert (len(one.done), len(other.done)) == (5, 5)
 
 
@@ -156,14 +153,14 @@ def test_a_fault_of_ours_ends_the_run() -> None:
     steady = Hand("steady", seconds=30.0)
 
     with pytest.raises(ZeroDivisionError, match="ours"):
-        outcomes(Crew([steady, Hand("odd", raises=True)], deque(TASKS)))
+        outcomes(WorkerGroup([steady, Hand("odd", raises=True)], deque(TASKS)))
     assert steady.stopped.is_set()
 
 
 def test_leaving_the_loop_stops_the_lanes() -> None:
     """Ctrl-C ends the loop from outside: whatever runs is ended."""
     lane = Hand("one", seconds=30.0)
-    events = work([Crew([lane], deque(TASKS))])
+    events = work([WorkerGroup([lane], deque(TASKS))])
     next(events)
     events.close()
 
@@ -204,20 +201,20 @@ def test_a_device_that_does_not_begin_is_left_out(monkeypatch: pytest.MonkeyPatc
     """One GPU of two cannot be used: the other does the work, and where none is left it is the user's to mend."""
     gone = {0}
 
-    def begin(self: Lane) -> None:
-        if self.remote.worker._make.args[1] in gone:
-            raise LaneLost("out of memory")
+    def begin(self: DeviceTuner) -> None:
+        if self.client.worker._make_session.args[1] in gone:
+            raise DeviceLost("out of memory")
 
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr(Lane, "begin", begin)
-    with lanes(op_named("a16w16"), Options(), {}, None, None) as found:
-        assert [lane.remote.worker._make.args[1] for lane in found] == [1]
+    monkeypatch.setattr(DeviceTuner, "begin", begin)
+    with device_tuners(op_named("a16w16"), Options(), {}, None, None) as found:
+        assert [tuner.client.worker._make_session.args[1] for tuner in found] == [1]
     assert "left out: GPU 0: out of memory" in caplog.text
 
     gone.add(1)
     with (
         pytest.raises(UserError, match="no device to tune on works: GPU 0: out of memory; GPU 1"),
-        lanes(op_named("a16w16"), Options(), {}, None, None),
+        device_tuners(op_named("a16w16"), Options(), {}, None, None),
     ):
         pass
 
@@ -225,7 +222,7 @@ def test_a_device_that_does_not_begin_is_left_out(monkeypatch: pytest.MonkeyPatc
 def test_in_this_process_there_is_one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process captures one graph at a time, so threads of it cannot tune on several GPUs."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    monkeypatch.setattr(Lane, "begin", lambda self: None)
+    monkeypatch.setattr(DeviceTuner, "begin", lambda self: None)
 
-    with lanes(op_named("a16w16"), Options(), {}, fake_registry(), None) as found:
+    with device_tuners(op_named("a16w16"), Options(), {}, fake_registry(), None) as found:
         assert len(found) == 1

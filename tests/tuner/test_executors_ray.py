@@ -28,9 +28,9 @@ from tunedgemm.testing.replay import read_trials
 from tunedgemm.tuner import Options, tune
 from tunedgemm.tuner.executors import cluster as joining
 from tunedgemm.tuner.executors.cluster import joined
-from tunedgemm.tuner.executors.ray import Begun, RayLane, _answer
-from tunedgemm.tuner.remote import LaneLost
+from tunedgemm.tuner.executors.ray import RayDeviceTuner, Started, _answer
 from tunedgemm.tuner.trial import Event, Outcome, Place, Step, Task
+from tunedgemm.tuner.worker_client import DeviceLost
 
 FAULTS = {"segfaults": "crashed", "hangs": "hung", "raises": "failed", "nan": "wrong", "aborts_compiler": "compile_failed", "good": "ok"}
 SHAPES = [Shape("a16w16", m, n, 128, "fp32") for n in (64, 96, 128) for m in (1, 8)]
@@ -117,7 +117,7 @@ def seats() -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes()
-            ours = b"ray::Seat" in words or (b"spawn_main" in words and b"RAY_JOB_ID" in (folder / "environ").read_bytes())
+            ours = b"ray::TunerActor" in words or (b"spawn_main" in words and b"RAY_JOB_ID" in (folder / "environ").read_bytes())
         except OSError:
             continue
         found += [int(folder.name)] if ours else []
@@ -276,10 +276,10 @@ def test_a_shape_is_lost_with_its_actor_unless_its_outcome_was_told(cluster: Two
 
     told: list[Event] = []
     with joined(cluster.address):
-        lane = RayLane(ray.remote(Dying).options(num_cpus=0).remote(), {}, Place(cpu, "node"), {})
-        with contextlib.nullcontext() if yields else pytest.raises(LaneLost, match="ActorDied"):
+        lane = RayDeviceTuner(ray.remote(Dying).options(num_cpus=0).remote(), {}, Place(cpu, "node"), {})
+        with contextlib.nullcontext() if yields else pytest.raises(DeviceLost, match="ActorDied"):
             lane.tune(task, (), told.append)
-        with pytest.raises(LaneLost, match="ActorDied"):
+        with pytest.raises(DeviceLost, match="ActorDied"):
             lane.tune(Task(SHAPES[1]), (), told.append)
 
     assert told == [outcome] * yields
@@ -294,9 +294,9 @@ def test_another_tunedgemm_on_a_node_is_no_lane_and_other_plugins_are_told(
 
     here = {"tunedgemm": "2", "torch": "2.9", "turbo of fast": "1"}
     with joined(cluster.address):
-        with pytest.raises(LaneLost, match="tunedgemm 1, other than here"):
-            _answer(ray.put(Begun(Place(cpu, "node"), {}, here | {"tunedgemm": "1"})), here)
-        begun = _answer(ray.put(Begun(Place(cpu, "node"), {"turbo": "7"}, {"tunedgemm": "2", "torch": "2.9"})), here)
+        with pytest.raises(DeviceLost, match="tunedgemm 1, other than here"):
+            _answer(ray.put(Started(Place(cpu, "node"), {}, here | {"tunedgemm": "1"})), here)
+        begun = _answer(ray.put(Started(Place(cpu, "node"), {"turbo": "7"}, {"tunedgemm": "2", "torch": "2.9"})), here)
 
     assert begun.versions == {"turbo": "7"}
     assert "turbo of fast not at all" in caplog.text

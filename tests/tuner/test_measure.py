@@ -11,7 +11,7 @@ import pytest
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.measure import CLOSE, DUEL_ROUNDS, STEADY_S, TURNS, Effort, duel, median_and_noise, race, steady
+from tunedgemm.tuner.measure import CLOSE, COMPARISON_ROUNDS, STEADY_S, TURNS, Effort, median_and_noise, paired_comparison, race, steady
 from tunedgemm.tuner.select import TIE, select
 from tunedgemm.tuner.trial import Samples
 
@@ -215,14 +215,14 @@ def test_whom_a_failed_favourite_had_beaten_gets_another_race() -> None:
     assert len(answers[C].us) >= 16
 
 
-def test_a_duel_is_of_two_alone() -> None:
+def test_a_paired_comparison_is_of_two_alone() -> None:
     """Both stay to the end, of 51 rounds at most."""
     chip = Chip({A: 100.0, B: 100.6}, warming, 0.02)
-    answers = duel([A, B], chip, EFFORT)
+    answers = paired_comparison([A, B], chip, EFFORT)
 
     assert {solutions for solutions, _ in chip.asked} == {(A, B)}
-    assert len(answers[A].us) == len(answers[B].us) == DUEL_ROUNDS
-    assert len(duel([A, B], Chip({A: 100.0, B: 150.0}), EFFORT)[B].us) == 16
+    assert len(answers[A].us) == len(answers[B].us) == COMPARISON_ROUNDS
+    assert len(paired_comparison([A, B], Chip({A: 100.0, B: 150.0}), EFFORT)[B].us) == 16
 
 
 class Capped(Chip):
@@ -247,7 +247,7 @@ class Capped(Chip):
 def test_at_the_power_cap_each_is_timed_by_itself() -> None:
     """What is quicker at one clock and spends more than that seems faster in rounds, and is found to be slower by itself."""
     chip = Capped({A: 1000.0, B: 1050.0}, {A: 1.3, B: 1.2})
-    mixed = duel([A, B], chip, EFFORT)
+    mixed = paired_comparison([A, B], chip, EFFORT)
     assert all(isinstance(answer, Samples) for answer in mixed.values())
     known = {solution: answer for solution, answer in mixed.items() if isinstance(answer, Samples)}
     chip.asked.clear()

@@ -80,7 +80,7 @@ def test_noise_widens_the_tie_but_not_without_bound() -> None:
 
 
 def test_only_the_libtypes_asked_for_are_stored() -> None:
-    """Torch is the yardstick, but no row where --libtype leaves it out."""
+    """Torch is the baseline, and not a row where --libtype leaves it out."""
     assert chosen(timing("torch", 5.0), timing("triton", 9.0), eligible=("triton",)) == "triton:k"
     assert chosen(timing("torch", 5.0), eligible=("triton",)) == ""
 

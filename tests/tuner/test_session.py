@@ -39,10 +39,10 @@ def test_a_fresh_session_answers_as_one_that_was_led_there() -> None:
 
 def test_only_the_first_guesses_are_listed_where_few_are_wanted() -> None:
     """`candidates` cuts each backend's list from its end; torch's own call is beside it as always."""
-    found, yardstick = session(candidates=1).list(SHAPE)
+    found, baseline = session(candidates=1).list(SHAPE)
 
     assert found == (GOOD,)
-    assert yardstick is not None and yardstick.libtype == "torch"
+    assert baseline is not None and baseline.libtype == "torch"
     assert session().list(SHAPE)[0] == (GOOD, BAD)
 
 
@@ -73,11 +73,11 @@ def test_a_new_shape_forgets_the_last() -> None:
 
 
 def test_listing_gives_torchs_own_call_beside_what_was_asked_for() -> None:
-    """The yardstick is known even where torch is not among the libtypes."""
-    found, yardstick = session().list(SHAPE)
+    """The baseline is known even where torch is not among the libtypes."""
+    found, baseline = session().list(SHAPE)
 
     assert found == (GOOD, BAD)
-    assert str(yardstick) == "torch:native"
+    assert str(baseline) == "torch:native"
 
 
 def test_neighbours_come_from_the_leaders_backend() -> None:

@@ -1,16 +1,19 @@
-"""Worker: what raises, hangs or dies in a child process costs one call or one candidate, and the process is replaced."""
+"""Worker: an exception, a hang or a death in a child process costs one request."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tunedgemm.tuner.trial import DeviceFault
-from tunedgemm.tuner.worker import Died, Inline, Worker
+from tunedgemm.tuner.worker import Inline, Worker, WorkerDied
 
 SESSION = """
 import os, sys, threading, time, types
@@ -19,126 +22,111 @@ class Two(Exception):
     def __init__(self, one, other): super().__init__(f"{one} and {other}")
 class Fragile:
     calls = 0
-    def pid(self): return os.getpid()
-    def count(self): self.calls += 1; return self.calls
-    def refuse(self): raise ValueError("not with me")
-    def fault(self): raise DeviceFault("an illegal address")
-    def die(self): os.abort()
-    def sleep(self, seconds): time.sleep(seconds); return seconds
-    def two_arguments(self): raise Two(1, 2)
-    def of_no_module(self):
+class Do:
+    def __init__(self, name, *arguments): self.name, self.arguments = name, arguments
+    def run(self, session): return getattr(self, self.name)(session, *self.arguments)
+    def pid(self, session): return os.getpid()
+    def count(self, session): session.calls += 1; return session.calls
+    def refuse(self, session): raise ValueError("not with me")
+    def fault(self, session): raise DeviceFault("an illegal address")
+    def die(self, session): os.abort()
+    def sleep(self, session, seconds, mark=None):
+        if mark: open(mark, "w").close()
+        time.sleep(seconds)
+    def two_arguments(self, session): raise Two(1, 2)
+    def of_no_module(self, session):
         sys.modules["made_here"] = made = types.ModuleType("made_here")
         made.Odd = type("Odd", (Exception,), {"__module__": "made_here"})
         raise made.Odd("odd")
-    def unknown_answer(self):
-        try: self.of_no_module()
+    def unknown_answer(self, session):
+        try: self.of_no_module(session)
         except Exception as error: return error
-    def leave(self): raise GeneratorExit("bye")
-    def overdue(self): raise TimeoutError("of its own")
-    def die_later(self): threading.Timer(0.2, lambda: os._exit(3)).start(); return os.getpid()
+    def leave(self, session): raise GeneratorExit("bye")
+    def overdue(self, session): raise TimeoutError("raised by a plugin")
+    def die_idle(self, session): threading.Timer(0.2, lambda: os._exit(3)).start(); return os.getpid()
 """
 
 
-@pytest.fixture
-def fragile(importable: Path) -> Callable[[], object]:
-    """What makes a session that does what it is told, also to its process."""
-    (importable / "fragile_session.py").write_text(SESSION)
-    import fragile_session  # type: ignore[import-not-found]
-
-    yield fragile_session.Fragile
+@pytest.fixture(scope="module")
+def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """The session's module, importable here and in the workers: its requests do odd things to their process."""
+    folder = tmp_path_factory.mktemp("fragile")
+    (folder / "fragile_session.py").write_text(SESSION)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, sys.path)]))
+        patch.syspath_prepend(str(folder))
+        yield importlib.import_module("fragile_session")
     del sys.modules["fragile_session"]
 
 
+def until(true: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 @pytest.mark.slow
-def test_a_worker_is_replaced_when_it_dies_hangs_or_loses_its_device(fragile: Callable[[], object]) -> None:
-    """Each loss says how it came, the next call finds a new process, and what merely raises loses nothing."""
-    worker = Worker(fragile)
-    first = worker("pid")
-    assert first != os.getpid()
-    assert [worker("count"), worker("count")] == [1, 2]
-    with pytest.raises(ValueError, match="not with me"):
-        worker("refuse")
-    assert worker("pid") == first
+def test_a_worker_is_replaced_when_it_dies_hangs_or_loses_its_device(fragile: ModuleType, tmp_path: Path) -> None:
+    """Each loss has its status, the next request gets a new process, and an exception loses nothing.
+
+    An exception that cannot be unpickled comes back as text. A death between two requests costs
+    none. A stop ends the running request, and later requests start nothing.
+    """
+    worker, do = Worker(fragile.Fragile), fragile.Do
+    pid = worker(do("pid"))
+    assert pid != os.getpid()
+    assert [worker(do("count")), worker(do("count"))] == [1, 2]
+    for name, error, text in (
+        ("refuse", ValueError, "not with me"),
+        ("two_arguments", RuntimeError, "Two: 1 and 2"),
+        ("of_no_module", RuntimeError, "Odd: odd"),
+        ("leave", RuntimeError, "GeneratorExit: bye"),
+        ("unknown_answer", RuntimeError, "cannot be read: ModuleNotFoundError"),
+        ("overdue", TimeoutError, "raised by a plugin"),
+    ):
+        with pytest.raises(error, match=text):
+            worker(do(name), timeout=60)
+    assert worker(do("pid")) == pid
 
     lost = []
-    for method, arguments in (("die", ()), ("sleep", (60,)), ("fault", ())):
-        started = time.monotonic()
-        with pytest.raises(Died) as error:
-            worker(method, *arguments, timeout=3)
-        lost.append((error.value.status, str(error.value)))
-        assert time.monotonic() - started < 30
-        assert worker("count") == 1, "a new process begins anew"
+    for name, arguments, timeout in (("die", (), 60), ("sleep", (600,), 1), ("fault", (), 60)):
+        with pytest.raises(WorkerDied) as death:
+            worker(do(name, *arguments), timeout=timeout)
+        lost.append((death.value.status, str(death.value)))
+        assert worker(do("count")) == 1, "a new process begins anew"
+    assert lost == [("crashed", "killed by SIGABRT"), ("hung", "it took more than 1 s"), ("fault", "an illegal address")]
 
-    assert lost == [("crashed", "killed by SIGABRT"), ("hung", "it took more than 3 s"), ("fault", "an illegal address")]
-    worker.stop()
+    pid = worker(do("die_idle"))
+    until(lambda: not Path(f"/proc/{pid}").exists())
+    assert [worker(do("count"), timeout=60), worker(do("count"), timeout=60)] == [1, 2]
 
-
-@pytest.mark.slow
-def test_what_cannot_be_rebuilt_here_is_told_in_words(fragile: Callable[[], object]) -> None:
-    """A plugin's exception that this process cannot unpickle, or that is none to it, costs its call and not the process."""
-    worker = Worker(fragile)
-    first = worker("pid")
-
-    for method, said in (("two_arguments", "Two: 1 and 2"), ("of_no_module", "Odd: odd"), ("leave", "GeneratorExit: bye")):
-        with pytest.raises(RuntimeError, match=said):
-            worker(method, timeout=20)
-    with pytest.raises(RuntimeError, match="cannot be read: ModuleNotFoundError"):
-        worker("unknown_answer", timeout=20)
-    with pytest.raises(TimeoutError, match="of its own"):
-        worker("overdue", timeout=20)
-    assert worker("pid") == first
-    worker.stop()
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_idle_is_nobodys_fault(fragile: Callable[[], object]) -> None:
-    """Killed between two calls, say for memory, it is replaced, and the next call is answered."""
-    worker = Worker(fragile)
-    pid = worker("die_later")
-    limit = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < limit:
-        time.sleep(0.05)
-    time.sleep(0.5)
-
-    assert worker("count", timeout=20) == 1
-    assert worker("count", timeout=20) == 2
-    worker.stop()
-
-
-@pytest.mark.slow
-def test_a_stopped_worker_stays_stopped(fragile: Callable[[], object]) -> None:
-    """What is running ends at once, and later calls start nothing."""
-    import threading
-
-    worker = Worker(fragile)
-    pid = worker("pid")
-    timer = threading.Timer(0.5, worker.stop)
-    timer.start()
-    started = time.monotonic()
-
-    with pytest.raises(Died):
-        worker("sleep", 60)
-    timer.join()
-
-    assert time.monotonic() - started < 20
-    with pytest.raises(Died, match="stopped"):
-        worker("pid")
+    pid, mark = worker(do("pid")), tmp_path / "sleeps"
+    stopper = threading.Thread(target=lambda: (until(mark.exists), worker.stop()))
+    stopper.start()
+    with pytest.raises(WorkerDied):
+        worker(do("sleep", 600, mark))
+    stopper.join()
+    with pytest.raises(WorkerDied, match="stopped"):
+        worker(do("pid"))
     assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_session_in_this_process_answers_like_a_worker() -> None:
-    """Registries that cannot travel are tuned here; a lost device is told in the same way."""
+    """A request runs on the session of this process, and a lost device is a `WorkerDied` there, too."""
 
-    class Here:
-        def add(self, one: int, other: int) -> int:
-            return one + other
+    class Add:
+        def run(self, session: int) -> int:
+            return session + 1
 
-        def fault(self) -> None:
+    class Fault:
+        def run(self, session: int) -> int:
             raise DeviceFault("gone")
 
-    inline = Inline(Here)  # type: ignore[arg-type]
+    inline = Inline(lambda: 2)  # type: ignore[arg-type,return-value]
 
-    assert inline("add", 1, 2, timeout=5) == 3
-    with pytest.raises(Died, match="gone") as error:
-        inline("fault")
-    assert error.value.status == "fault"
+    assert inline(Add(), timeout=5) == 3  # type: ignore[arg-type]
+    with pytest.raises(WorkerDied, match="gone") as death:
+        inline(Fault())  # type: ignore[arg-type]
+    assert death.value.status == "fault"

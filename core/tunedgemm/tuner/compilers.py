@@ -1,4 +1,4 @@
-"""Compilers: kernels are compiled ahead of timing, on all cores, in processes whose death costs one candidate.
+"""Compilers: kernels are compiled ahead of timing, on all cores, in processes whose exit_reason costs one candidate.
 
 The processes import no torch, so that a pool of many is there at once. Of what is only begun ahead
 it gets no more at a time than it has processes, so that what is waited for comes next, however much
@@ -24,7 +24,7 @@ from tunedgemm.device import Device
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.processes import cpu_seconds, death, spawned
+from tunedgemm.tuner.processes import cpu_seconds, exit_reason, spawned_pool
 
 _log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class Compilers:
         except Overdue:
             return "compile_timeout", f"it took more than {self._timeout:g} s"
         except ProcessExpired as error:
-            return "compile_failed", f"the compiler died: {death(error.exitcode)}"
+            return "compile_failed", f"the compiler died: {exit_reason(error.exitcode)}"
         except CancelledError:
             raise BrokenExecutor from None
         if not reason:
@@ -199,7 +199,7 @@ class Compilers:
             self._retired[-1].start()
             self._running.clear()
             self._pool = None
-        self._pool = self._pool or spawned(self._size)
+        self._pool = self._pool or spawned_pool(self._size)
         return self._pool
 
     def stop(self) -> None:

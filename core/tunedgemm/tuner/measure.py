@@ -29,7 +29,7 @@ CLOSE = 0.005
 #: In fewer rounds than a block, which make no interval to rely on, only who is behind by this in each of them drops out.
 FAR = 0.03
 #: Rounds of a duel at most.
-DUEL_ROUNDS = 51
+COMPARISON_ROUNDS = 51
 #: Seconds of calls of one solution alone, and how often it has its turn: on an H200 at its power cap what was 1.07 times as fast as torch's
 #: call in rounds was so still in blocks of 0.1 s, 1.03 times in blocks of 0.4 s.
 STEADY_S, TURNS = 0.4, 3
@@ -99,10 +99,10 @@ def race(
         effort = attrs.evolve(effort, warmup=0, seconds=effort.seconds - run.seconds)
 
 
-def duel(few: Sequence[Solution], sample: Sample, effort: Effort) -> dict[Solution, Samples | Timing]:
+def paired_comparison(few: Sequence[Solution], sample: Sample, effort: Effort) -> dict[Solution, Samples | Timing]:
     """The last comparison, of a few alone, none of which drops out: beside many candidates the chip runs hotter than beside one."""
     run = _Race(sample, effort, frozenset(few), list(dict.fromkeys(few)))
-    run.run(min(effort.iters, DUEL_ROUNDS))
+    run.run(min(effort.iters, COMPARISON_ROUNDS))
     return run.answers()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from pebble import ProcessPool
 
 
-def spawned(size: int, begin: Callable[..., None] | None = None, *arguments: Any) -> ProcessPool:
+def spawned_pool(size: int, begin: Callable[..., None] | None = None, *arguments: Any) -> ProcessPool:
     """A pool of processes that are replaced when they die; *begin* is called first in each.
 
     They are spawned: a forked one would inherit a device context, which it may not use.
@@ -85,7 +85,7 @@ def cpu_seconds(pid: int | None) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def death(exitcode: int) -> str:
+def exit_reason(exitcode: int) -> str:
     """How a process ended, in words."""
     if exitcode < 0:
         try:

@@ -1,7 +1,7 @@
 """Worker: the process in which a device's kernels run.
 
-What hangs, faults or dies there costs one call; the process is replaced. It is asked for one thing
-at a time, so whatever was asked for is to blame.
+A hang, a fault or a crash costs one request; the process is replaced. Requests run one at a time,
+so the current one is to blame.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as Overdue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
 from tunedgemm.errors import TunedGemmError
-from tunedgemm.tuner.processes import death, spawned
+from tunedgemm.tuner.processes import exit_reason, spawned_pool
+from tunedgemm.tuner.requests import Request
 from tunedgemm.tuner.trial import DeviceFault
 
 if TYPE_CHECKING:
     from tunedgemm.tuner.session import Session
 
-#: What a worker process makes its session of.
-Maker = Callable[[], "Session"]
+#: Makes the session of a worker process.
+SessionFactory = Callable[[], "Session"]
+Answer = TypeVar("Answer")
 
 
-class Died(TunedGemmError):
-    """A worker was lost while it did what it was asked for.
+class WorkerDied(TunedGemmError):
+    """The worker was lost during a request.
 
     Attributes:
         status: ``hung``, ``crashed`` or ``fault``.
@@ -40,76 +42,89 @@ class Died(TunedGemmError):
         self.status = status
 
 
-class Inline:
-    """A session in this very process, for registries and benches that cannot travel; what dies, dies here."""
+class AnyWorker(Protocol):
+    """A `Worker` or an `Inline`."""
 
-    def __init__(self, make: Maker) -> None:
-        self._session = make()
-
-    def __call__(self, method: str, *arguments: Any, timeout: float = 0.0) -> Any:
-        """The session's answer."""
-        del timeout
-        try:
-            return getattr(self._session, method)(*arguments)
-        except DeviceFault as error:
-            raise Died("fault", str(error)) from error
+    def __call__(self, request: Request[Answer], *, timeout: float = 0.0) -> Answer:
+        """Run a request on the session and return the answer."""
 
     def stop(self) -> None:
-        """There is nothing to stop."""
+        """End the worker."""
+
+
+class Inline:
+    """A session in this process, for registries and benches that cannot be pickled."""
+
+    def __init__(self, make_session: SessionFactory) -> None:
+        self._session = make_session()
+
+    def __call__(self, request: Request[Answer], *, timeout: float = 0.0) -> Answer:
+        """Run a request on the session; *timeout* has no effect."""
+        del timeout
+        try:
+            return request.run(self._session)
+        except DeviceFault as error:
+            raise WorkerDied("fault", str(error)) from error
+
+    def stop(self) -> None:
+        """Do nothing: no process was started."""
 
 
 class Worker:
-    """A session in a process of its own, started at the first call and again after it was lost."""
+    """A session in a child process, which starts at the first request and again after a loss."""
 
-    def __init__(self, make: Maker) -> None:
-        self._make = make
+    def __init__(self, make_session: SessionFactory) -> None:
+        self._make_session = make_session
         self._pool: ProcessPool | None = None
-        self._asked: Future[Any] | None = None
+        self._running: Future[Any] | None = None
         self._stopped = False
         self._lock = threading.Lock()
 
-    def __call__(self, method: str, *arguments: Any, timeout: float = 0.0) -> Any:
-        """The session's answer to one call.
+    def __call__(self, request: Request[Answer], *, timeout: float = 0.0) -> Answer:
+        """Run a request on the session and return the answer.
 
         Args:
-            timeout: seconds that the call may take once it has begun; 0 is no limit.
+            request: runs in the child process.
+            timeout: seconds that the request may take once it runs; 0 for no limit.
 
         Raises:
-            Died: the process was lost, or stopped by `stop`.
-            Exception: what the session raised.
+            WorkerDied: the process was lost, or `stop` ended it.
+            Exception: the session raised it.
         """
         for _ in range(2):
             try:
-                return _unpacked(*self._begun(method, arguments, timeout).result())
+                answer: Answer = _unpack(*self._schedule(request, timeout).result())
             except Overdue:
-                raise Died("hung", f"it took more than {timeout:g} s") from None
+                raise WorkerDied("hung", f"it took more than {timeout:g} s") from None
             except CancelledError:
-                raise Died("crashed", "stopped") from None
+                raise WorkerDied("crashed", "stopped") from None
             except ProcessExpired as error:
-                raise Died("crashed", death(error.exitcode)) from None
+                raise WorkerDied("crashed", exit_reason(error.exitcode)) from None
             except _Raised as error:
                 if isinstance(error.error, DeviceFault):
                     self._drop()
-                    raise Died("fault", str(error.error)) from None
+                    raise WorkerDied("fault", str(error.error)) from None
                 raise error.error from error.__cause__
-            except RuntimeError:  # the pool is broken: its process died idle, which is told now and is not this call's fault
+            except RuntimeError:  # the process died idle and broke the pool, which is not this request's fault
                 self._drop()
-        raise Died("crashed", "its process ends before it can be asked for anything")
+            else:
+                return answer
+        raise WorkerDied("crashed", "its process ends before it takes a request")
 
-    def _begun(self, method: str, arguments: tuple[Any, ...], timeout: float) -> Future[Any]:
+    def _schedule(self, request: Request[Any], timeout: float) -> Future[Any]:
         with self._lock:
             if self._stopped:
-                raise Died("crashed", "stopped")
-            self._pool = self._pool or spawned(1, _begin, self._make)
-            self._asked = self._pool.schedule(_ask, args=[method, arguments], timeout=timeout or None)
-            return self._asked
+                raise WorkerDied("crashed", "stopped")
+            self._pool = self._pool or spawned_pool(1, _begin, self._make_session)
+            self._running = self._pool.schedule(_run, args=[request], timeout=timeout or None)
+            return self._running
 
     def stop(self) -> None:
-        """End the process, whatever it does; later calls raise `Died`."""
+        """End the process at once; later requests raise `WorkerDied`."""
         with self._lock:
             self._stopped = True
-            if self._asked is not None:
-                self._asked.cancel()
+            if self._running is not None:
+                self._running.cancel()
         self._drop()
 
     def _drop(self) -> None:
@@ -121,61 +136,62 @@ class Worker:
 
 
 _session: Session | None = None
-_maker: Maker | None = None
+_make_session: SessionFactory | None = None
 
 
-def _begin(make: Maker) -> None:
-    """In the child, before anything else."""
-    global _maker
-    _maker = make
+def _begin(make_session: SessionFactory) -> None:
+    """Keep the factory of the session; runs first in the child."""
+    global _make_session
+    _make_session = make_session
 
 
-def _ask(method: str, arguments: tuple[Any, ...]) -> tuple[bytes, str, str]:
-    """In the child: one call of its session.
+def _run(request: Request[Any]) -> tuple[bytes, str, str]:
+    """Run a request in the child.
+
+    The parent's caller alone unpickles the answer. A type that only the child knows would break the
+    pool, and an exception kept by the pool would keep the tensors of its frames.
 
     Returns:
-        What it returned or raised, pickled; where it raised, in words; and from where. Only whoever
-        asked unpickles it: a type that is known in this process alone would break the pool, and an
-        exception kept by the pool would keep its frames' tensors.
+        The pickled answer or exception; the exception as text; its traceback.
     """
     global _session
     try:
         if _session is None:
-            assert _maker is not None, "workers are started with a maker"
-            _session = _maker()
-        return pickle.dumps(getattr(_session, method)(*arguments)), "", ""
-    except (SystemExit, KeyboardInterrupt):  # a plugin may ask for it; sent back, it would end whoever waits for the answer
+            assert _make_session is not None, "workers start with a factory"
+            _session = _make_session()
+        return pickle.dumps(request.run(_session)), "", ""
+    except (SystemExit, KeyboardInterrupt):  # sent back, a plugin's exit would end the waiting process
         os._exit(1)
     except BaseException as error:  # a plugin may raise anything
-        return _pickled(error), f"{type(error).__name__}: {error}", traceback.format_exc()
+        return _pickle_error(error), f"{type(error).__name__}: {error}", traceback.format_exc()
 
 
-def _pickled(error: BaseException) -> bytes:
+def _pickle_error(error: BaseException) -> bytes:
     try:
         return pickle.dumps(error)
-    except Exception:  # it is told in words then
+    except Exception:  # its text stands for it
         return pickle.dumps(None)
 
 
 class _Raised(Exception):
-    """The session raised *error*, there."""
+    """The session raised *error* in the child."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
 
 
-def _unpacked(pickled: bytes, raised: str, where: str) -> Any:
-    """What `_ask` packed.
+def _unpack(pickled: bytes, raised: str, trace: str) -> Any:
+    """Return the answer that `_run` pickled.
 
     Raises:
-        _Raised: the session raised; a RuntimeError stands for what this process cannot rebuild.
+        _Raised: the session raised; a RuntimeError stands for an exception that cannot be rebuilt.
     """
     try:
         answer = pickle.loads(pickled)
-    except Exception as error:  # its type may not exist here, or not be made of its arguments
-        answer, raised = None, raised or f"what came back cannot be read: {type(error).__name__}: {error}"
+    except Exception as error:  # its type may not exist here, or its arguments may not rebuild it
+        answer, raised = None, raised or f"the answer cannot be read: {type(error).__name__}: {error}"
     if not raised:
         return answer
     rebuilt = answer if isinstance(answer, Exception) else RuntimeError(raised)
-    raise _Raised(rebuilt) from RuntimeError(f"in the worker:\n{where}")
+    raise _Raised(rebuilt) from RuntimeError(f"in the worker:\n{trace}")

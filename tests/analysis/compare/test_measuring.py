@@ -12,9 +12,10 @@ from tunedgemm.ops import op_named
 from tunedgemm.shape import Shape
 from tunedgemm.table.csvfile import write_rows
 from tunedgemm.tuner import Options
-from tunedgemm.tuner.remote import Remote
+from tunedgemm.tuner.requests import TakeSamples
 from tunedgemm.tuner.trial import Samples
-from tunedgemm.tuner.worker import Died, Inline
+from tunedgemm.tuner.worker import Inline, WorkerDied
+from tunedgemm.tuner.worker_client import WorkerClient
 
 OP = op_named("a16w16")
 QUICK = Options(libtype="turbo", device="cpu", iters=15, warmup=2, seconds=0.1)
@@ -66,16 +67,16 @@ def test_a_drifting_clock_does_not_decide(sides, turbo):
 class Frail(Inline):
     """A worker that is lost whenever it times two at once."""
 
-    def __call__(self, method, *arguments, timeout=0.0):
-        if method == "sample" and len(arguments[1]) == 2:
-            raise Died("crashed", "together")
-        return super().__call__(method, *arguments, timeout=timeout)
+    def __call__(self, request, *, timeout=0.0):
+        if isinstance(request, TakeSamples) and len(request.solutions) == 2:
+            raise WorkerDied("crashed", "together")
+        return super().__call__(request, timeout=timeout)
 
 
 def test_sides_that_cannot_be_timed_together_are_timed_alone(sides, turbo):
     """Then the band is as wide as what times taken one after the other are off by."""
     make = functools.partial(Production, "a16w16", -1, QUICK, bench=Drifting(), sides=sides, installed=turbo("slow", "fast"))
-    change = Measuring(sides, QUICK, Remote(op_named("a16w16"), QUICK, Frail(make))).change(wide(1), 1)
+    change = Measuring(sides, QUICK, WorkerClient(op_named("a16w16"), QUICK, Frail(make))).change(wide(1), 1)
 
     assert change.before.us > 0 < change.after.us
     assert change.noise >= 0.10

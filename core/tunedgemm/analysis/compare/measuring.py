@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from tunedgemm.analysis.compare.production import Choice, Production, Side
+from tunedgemm.analysis.compare.production import Choice, GetChoice, Production, Side
 from tunedgemm.analysis.compare.verdict import SEQUENTIAL, Change, Served
 from tunedgemm.backends.registry import Registry
 from tunedgemm.ops import op_named
@@ -18,10 +18,11 @@ from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.executors.local import devices
 from tunedgemm.tuner.measure import median_and_noise
-from tunedgemm.tuner.remote import Remote
+from tunedgemm.tuner.requests import Bind, Check, CheckAgain, Open, TakeSamples
 from tunedgemm.tuner.select import TIE
 from tunedgemm.tuner.trial import Bench, Options, Place, Samples
-from tunedgemm.tuner.worker import Died, Inline, Worker
+from tunedgemm.tuner.worker import Inline, Worker, WorkerDied
+from tunedgemm.tuner.worker_client import WorkerClient
 
 #: AITER's head room over the error ratio that a row was tuned with.
 HEAD_ROOM = 0.05
@@ -40,23 +41,23 @@ class Measuring:
     Attributes:
         sides: the tables to dispatch through.
         options: of a tuning run; those about accuracy, cache, timing, rounds and deadlines hold here.
-        remote: the device's session.
+        client: sends requests to the device's worker.
         table_only: whether what no row serves counts as an error.
     """
 
     sides: tuple[Side, ...]
     options: Options
-    remote: Remote
+    client: WorkerClient
     table_only: bool = False
 
     @property
     def place(self) -> Place:
         """Where the device is; known once the worker has begun."""
-        return self.remote.place
+        return self.client.place
 
     def begin(self) -> Place:
         """Start the worker and learn where it is."""
-        return self.remote.begin()
+        return self.client.begin()
 
     def served(self, shape: Shape) -> Served:
         """Check the one side on a shape, and time it where it is right."""
@@ -82,11 +83,11 @@ class Measuring:
     def checked(self, shape: Shape, side: Side) -> Served:
         """Bind and verify the op on a shape, in its own call of the worker, so that a death blames this one."""
         try:
-            self.remote.ask("open", shape)
-            refusal: Timing | None = self.remote.ask("bind", shape, side.solution)
-            timing = refusal or self.remote.ask("check", shape, side.solution, timeout=self.remote.allowance(shape, _CHECKS))
-            choice = self.remote.ask("choice", shape, side.name)
-        except Died as error:
+            self.client.ask(Open(shape))
+            refusal = self.client.ask(Bind(shape, side.solution))
+            timing = refusal or self.client.ask(Check(shape, side.solution), timeout=self.client.allowance(shape, _CHECKS))
+            choice = self.client.ask(GetChoice(shape, side.name))
+        except WorkerDied as error:
             return Served(shape, status=_line(f"error:{error.status}: {error}"))
         except Exception as error:  # a kernel may raise anything
             return Served(shape, status=_line(f"error:{type(error).__name__}: {error}"))
@@ -139,7 +140,7 @@ class Measuring:
                 found = _joined(found, self._sampled(shape, solutions, min(BLOCK, left)))
                 left -= BLOCK
             failures = [self._after(shape, side) for side in sides]
-        except Died as error:
+        except WorkerDied as error:
             return f"{error.status}: {error}"
         except Exception as error:  # a kernel may raise anything
             return f"{type(error).__name__}: {error}"
@@ -150,12 +151,12 @@ class Measuring:
 
     def _after(self, shape: Shape, side: Side) -> str:
         """What went wrong while a side was timed: it fell back to another solution, or is not right any more; else ""."""
-        again: Timing = self.remote.ask("check_again", shape, side.solution, timeout=self.remote.allowance(shape, _CHECKS))
-        choice: Choice = self.remote.ask("choice", shape, side.name)
+        again = self.client.ask(CheckAgain(shape, side.solution), timeout=self.client.allowance(shape, _CHECKS))
+        choice = self.client.ask(GetChoice(shape, side.name))
         return choice.failure or ("" if again.status == "ok" else again.detail)
 
     def _sampled(self, shape: Shape, solutions: tuple[Solution, ...], rounds: int) -> list[Samples | Timing]:
-        answers = self.remote.ask("sample", shape, solutions, rounds, timeout=self.remote.allowance(shape, rounds, len(solutions)))
+        answers = self.client.ask(TakeSamples(shape, solutions, rounds), timeout=self.client.allowance(shape, rounds, len(solutions)))
         return [answers[solution] for solution in solutions]
 
 
@@ -182,7 +183,7 @@ def measuring(
     make = functools.partial(Production, op_name, devices(options)[0], attrs.evolve(options, errRatio=1.0), bench=bench, sides=tuple(sides))
     worker = Worker(make) if registry is None else Inline(functools.partial(make, installed=registry))
     try:
-        yield Measuring(tuple(sides), options, Remote(op_named(op_name), options, worker), table_only)
+        yield Measuring(tuple(sides), options, WorkerClient(op_named(op_name), options, worker), table_only)
     finally:
         worker.stop()
 

@@ -128,6 +128,19 @@ class Production(Session):
         return self._dispatched[name].choice(shape, self.device)
 
 
+@attrs.frozen
+class GetChoice:
+    """Ask what a side chose for a shape."""
+
+    shape: Shape
+    side: str
+
+    def run(self, session: Session) -> Choice:
+        """Call `Production.choice`."""
+        assert isinstance(session, Production), "the request goes to a worker over the production op"
+        return session.choice(self.shape, self.side)
+
+
 class _Callers(Backend):
     """A backend whose launchers get operands as a caller of the op gives them: shuffled weights in their type."""
 

@@ -1,4 +1,4 @@
-"""Executors make lanes: `local` of this machine's devices, `ray` of a cluster's. Here is the loop that keeps lanes busy."""
+"""Executors start device tuners on this machine (`local`) or on a cluster (`ray`); `work` keeps them busy."""
 
 from __future__ import annotations
 
@@ -13,118 +13,135 @@ from typing import Protocol
 
 import attrs
 
+from tunedgemm.backends.registry import Registry
+from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.remote import LaneLost
-from tunedgemm.tuner.trial import Event, Place, Task, Trials
+from tunedgemm.tuner.trial import Bench, Event, Options, Place, Task, Trials
+from tunedgemm.tuner.worker_client import DeviceLost
 
 _log = logging.getLogger("tunedgemm")
 
-#: What lanes tell: an event, what went wrong in them, or None once they have nothing left to do.
+#: An event of a device tuner, an error in it, or None when it has no task left.
 Events = queue.SimpleQueue[tuple[Place, Event | Exception | None]]
 
 
-class Lanelike(Protocol):
-    """A `tunedgemm.tuner.lane.Lane`, or what stands for one in another process."""
+class AnyDeviceTuner(Protocol):
+    """A `tunedgemm.tuner.device_tuner.DeviceTuner`, or its stand-in for one in another process."""
 
-    place: Place
-    places: Mapping[str, int]
+    @property
+    def place(self) -> Place:
+        """Return the device and its node."""
+
+    ranks: Mapping[str, int]
     versions: Mapping[str, str]
-
-    def begin(self) -> None:
-        """Make sure that there is a device, and learn which."""
 
     def stop(self) -> None:
         """End whatever is running."""
 
     def ahead(self, task: Task) -> None:
-        """Have a shape compiled that will be tuned soon."""
+        """Compile the solutions of a later shape."""
 
-    def tune(self, task: Task, known: Sequence[Timing], tell: Callable[[Event], None], deadline: float = ...) -> None:
-        """Tune one shape; raises LaneLost where the device stops working."""
+    def tune(self, task: Task, known: Sequence[Timing], emit: Callable[[Event], None], deadline: float = ...) -> None:
+        """Tune one shape; raise DeviceLost if the device stops working."""
+
+
+def device_tuners(
+    op: Op, options: Options, ranks: Mapping[str, int], registry: Registry | None, bench: Bench | None
+) -> contextlib.AbstractContextManager[Sequence[AnyDeviceTuner]]:
+    """Return the context in which the device tuners of ``options.executor`` run."""
+    if options.executor == "ray":
+        from tunedgemm.tuner.executors import ray
+
+        return ray.device_tuners(op, options, ranks, registry, bench)
+    from tunedgemm.tuner.executors import local
+
+    return local.device_tuners(op, options, ranks, registry, bench)
 
 
 @attrs.define(eq=False)
-class Crew:
-    """Lanes of one kind of device, and the tasks that they share.
+class WorkerGroup:
+    """Device tuners of one kind of device, and the tasks that they share.
 
-    A lane claims some tasks ahead, so that they compile while another is timed; a lane with nothing
-    left takes over what another has claimed and not begun. Each task is one lane's from its first
-    to its last measurement.
+    A device tuner claims some tasks ahead, so that they compile while another is timed. An idle one
+    takes over tasks that another has claimed and not begun. One device measures the whole of a task.
 
     Attributes:
-        lanes: they have begun.
-        tasks: what is to be done, in order.
-        known: timings of earlier runs by shape, which need not be done again.
-        ahead: most tasks that a lane claims.
-        deadline: `time.monotonic` after which no task is begun.
+        tuners: the device tuners, begun.
+        tasks: the tasks, in order.
+        known: final timings of earlier runs by shape.
+        ahead: most tasks that a device tuner claims.
+        deadline: `time.monotonic` after which no task begins.
     """
 
-    lanes: Sequence[Lanelike]
+    tuners: Sequence[AnyDeviceTuner]
     tasks: deque[Task]
     known: Mapping[Shape, Sequence[Timing]] = attrs.field(factory=dict)
     ahead: int = 100
     deadline: float = float("inf")
     _claimed: dict[int, deque[Task]] = attrs.field(factory=dict, init=False)
-    _told: dict[Shape, dict[Solution, Timing]] = attrs.field(factory=dict, init=False)
+    _final: dict[Shape, dict[Solution, Timing]] = attrs.field(factory=dict, init=False)
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
     _running: int = attrs.field(default=0, init=False)
     _stopping: bool = attrs.field(default=False, init=False)
 
     def run(self, events: Events) -> int:
-        """Start the lanes and return how many; (place, event) of each goes to the queue, and (place, None) when it is done."""
-        self._claimed = {number: deque() for number in range(len(self.lanes))}
-        for number, lane in enumerate(self.lanes):
-            threading.Thread(target=self._work, args=(number, lane, events), name=f"lane {lane.place}", daemon=True).start()
-        return len(self.lanes)
+        """Start a thread for each device tuner; return how many.
+
+        The queue receives (place, event) for each event, and (place, None) when a thread ends.
+        """
+        self._claimed = {number: deque() for number in range(len(self.tuners))}
+        for number, tuner in enumerate(self.tuners):
+            threading.Thread(target=self._work, args=(number, tuner, events), name=f"tuner {tuner.place}", daemon=True).start()
+        return len(self.tuners)
 
     def stop(self) -> None:
-        """Begin nothing more, and end what is running."""
+        """Begin no more tasks, and end those that run."""
         self._stopping = True
-        for lane in self.lanes:
-            with contextlib.suppress(Exception):  # a node may be gone
-                lane.stop()
+        for tuner in self.tuners:
+            with contextlib.suppress(Exception):  # its node may be gone
+                tuner.stop()
 
     def left(self) -> list[Task]:
-        """The tasks that no lane has begun, or that were lost with their lanes."""
+        """Return the tasks that were not begun, or were lost with their devices."""
         with self._changed:
             return [*self.tasks, *(task for claimed in self._claimed.values() for task in claimed)]
 
-    def _work(self, number: int, lane: Lanelike, events: Events) -> None:
+    def _work(self, number: int, tuner: AnyDeviceTuner, events: Events) -> None:
         task: Task | None = None
         try:
-            while (task := self._next(number, lane)) is not None:
-                told = self._told.setdefault(task.shape, {})
+            while (task := self._next(number, tuner)) is not None:
+                final = self._final.setdefault(task.shape, {})
 
-                def tell(event: Event, told: dict[Solution, Timing] = told) -> None:
+                def emit(event: Event, final: dict[Solution, Timing] = final) -> None:
                     if isinstance(event, Trials):
-                        told.update({timing.solution: timing for timing in event.timings})
-                    events.put((lane.place, event))
+                        final.update({timing.solution: timing for timing in event.timings})
+                    events.put((tuner.place, event))
 
-                known = {timing.solution: timing for timing in (*self.known.get(task.shape, ()), *told.values())}
-                lane.tune(task, tuple(known.values()), tell, self.deadline)
-                task = None  # it is done: a lane lost while it claims others has nothing of it to hand back
+                known = {timing.solution: timing for timing in (*self.known.get(task.shape, ()), *final.values())}
+                tuner.tune(task, tuple(known.values()), emit, self.deadline)
+                task = None  # done: a device lost later must not hand it back
                 self._done()
-        except LaneLost as error:
+        except DeviceLost as error:
             if not self._stopping:
-                _log.warning("%s is lost: %s", lane.place, error)
+                _log.warning("%s is lost: %s", tuner.place, error)
             self._hand_back(number, task)
-        except BaseException as error:  # a fault of ours: the run ends with it, or would wait for this lane for ever
-            events.put((lane.place, error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")))
-        events.put((lane.place, None))
+        except BaseException as error:  # a bug: without it in the queue, the run would wait for this thread for ever
+            events.put((tuner.place, error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")))
+        events.put((tuner.place, None))
 
-    def _next(self, number: int, lane: Lanelike) -> Task | None:
-        """The lane's next task, after claiming enough for its compilers; None once nobody can hand one back any more."""
+    def _next(self, number: int, tuner: AnyDeviceTuner) -> Task | None:
+        """Claim enough tasks for the compilers, and return the next one; None once none can come back."""
         claimed = self._claimed[number]
         while not self._over():
             with self._changed:
-                fair = -(-len(self.tasks) // (2 * len(self.lanes)))
+                fair = -(-len(self.tasks) // (2 * len(self.tuners)))
                 if not self.tasks or len(claimed) >= min(self.ahead, max(fair, 2)):
                     break
                 fresh = self.tasks.popleft()
                 claimed.append(fresh)
-            lane.ahead(fresh)
+            tuner.ahead(fresh)
         with self._changed:
             while not self._over():
                 longest = max(self._claimed.values(), key=len)
@@ -146,25 +163,25 @@ class Crew:
 
     def _hand_back(self, number: int, task: Task | None) -> None:
         with self._changed:
-            mine = self._claimed[number]
-            self.tasks.extendleft(reversed([*([task] if task else []), *mine]))
-            mine.clear()
+            claimed = self._claimed[number]
+            self.tasks.extendleft(reversed([*([task] if task else []), *claimed]))
+            claimed.clear()
             self._running -= task is not None
             self._changed.notify_all()
 
 
-def work(crews: Sequence[Crew]) -> Generator[tuple[Place, Event]]:
-    """What the lanes of all crews tell, until nothing is left to do; leaving the loop early stops the lanes for good.
+def work(groups: Sequence[WorkerGroup]) -> Generator[tuple[Place, Event]]:
+    """Yield the events of all groups until no task is left; closing the generator stops the devices.
 
     Raises:
-        Exception: what went wrong in a lane that was nobody's fault but ours.
+        Exception: a bug raised it in a device tuner.
     """
     events: Events = queue.SimpleQueue()
-    busy = sum(crew.run(events) for crew in crews)
+    busy = sum(group.run(events) for group in groups)
     try:
         while busy:
             try:
-                place, event = events.get(timeout=0.5)  # without a limit it would keep Ctrl-C waiting on some systems
+                place, event = events.get(timeout=0.5)  # some systems deliver Ctrl-C only after a wait with a limit
             except queue.Empty:
                 continue
             if isinstance(event, Exception):
@@ -175,5 +192,5 @@ def work(crews: Sequence[Crew]) -> Generator[tuple[Place, Event]]:
                 yield place, event
     finally:
         if busy:
-            for crew in crews:
-                crew.stop()
+            for group in groups:
+                group.stop()

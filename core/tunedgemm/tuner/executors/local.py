@@ -1,4 +1,4 @@
-"""Lanes over the devices of this machine: a worker process each, one pool of compilers for all."""
+"""Device tuners on this machine: a worker process for each device, and one pool of compilers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tunedgemm.backends.registry import Registry
 from tunedgemm.errors import UserError
 from tunedgemm.ops.op import Op
 from tunedgemm.tuner.compilers import Compilers
-from tunedgemm.tuner.lane import Lane
-from tunedgemm.tuner.remote import LaneLost
+from tunedgemm.tuner.device_tuner import DeviceTuner
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Bench, Options
 from tunedgemm.tuner.worker import Inline, Worker
+from tunedgemm.tuner.worker_client import DeviceLost
 
 _log = logging.getLogger("tunedgemm")
 
@@ -25,10 +25,10 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES
 
 
 def devices(options: Options) -> list[int]:
-    """Indices of the devices to tune on; -1 is the CPU. Creates no context on any of them.
+    """Return the indices of the devices to tune on, -1 for the CPU; create no context on them.
 
     Raises:
-        UserError: more are asked for than there are, or one that is not there.
+        UserError: a device does not exist, or fewer exist than ``--mp`` asks for.
     """
     import torch
 
@@ -38,30 +38,30 @@ def devices(options: Options) -> list[int]:
         hidden = next((f"{name}={os.environ[name]!r}" for name in _VISIBLE if os.environ.get(name, "-1") not in ("", "-1")), "")
         if not asked and hidden:
             raise UserError(f"no GPU is visible with {hidden}; correct it, or say --device cpu")
-        found = [-1]
+        indices = [-1]
     elif asked:
-        found = [_index(text, count) for text in asked.split(",")]
+        indices = [_index(text, count) for text in asked.split(",")]
     else:
-        found = list(range(count))
-    if options.mp > len(found):
-        what = "the CPU, which is one device" if found == [-1] else f"{len(found)} GPU" + ("s" if len(found) > 1 else "")
-        raise UserError(f"--mp {options.mp}: there is only {what} to tune on")
-    return found[: options.mp or None]
+        indices = list(range(count))
+    if options.mp > len(indices):
+        present = "the CPU, which is one device" if indices == [-1] else f"{len(indices)} GPU" + ("s" if len(indices) > 1 else "")
+        raise UserError(f"--mp {options.mp}: there is only {present} to tune on")
+    return indices[: options.mp or None]
 
 
 def _index(text: str, count: int) -> int:
     if not text.strip().isdigit() or int(text) >= count:
-        there = f"this machine shows GPUs 0 to {count - 1}; give a comma list of their indices, or cpu"
-        there = there if count else "this machine shows no GPU; leave --device out, or give cpu"
-        raise UserError(f"--device {text.strip() or repr(text)}: {there}")
+        remedy = f"this machine shows GPUs 0 to {count - 1}; give a comma list of their indices, or cpu"
+        remedy = remedy if count else "this machine shows no GPU; leave --device out, or give cpu"
+        raise UserError(f"--device {text.strip() or repr(text)}: {remedy}")
     return int(text)
 
 
-def _lost(lane: Lane, index: int) -> str:
-    """Begin a lane; why it cannot: the others do its work then."""
+def _begin(tuner: DeviceTuner, index: int) -> str:
+    """Begin a device tuner; return why it cannot, or ""."""
     try:
-        lane.begin()
-    except LaneLost as error:
+        tuner.begin()
+    except DeviceLost as error:
         reason = f"{'the CPU' if index < 0 else f'GPU {index}'}: {error}"
         _log.warning("left out: %s", reason)
         return reason
@@ -69,37 +69,44 @@ def _lost(lane: Lane, index: int) -> str:
 
 
 @contextlib.contextmanager
-def lanes(op: Op, options: Options, places: Mapping[str, int], registry: Registry | None, bench: Bench | None) -> Iterator[list[Lane]]:
-    """Lanes that have begun; they and the compilers end with the context. A device that does not work is left out.
+def device_tuners(
+    op: Op, options: Options, ranks: Mapping[str, int], registry: Registry | None, bench: Bench | None
+) -> Iterator[list[DeviceTuner]]:
+    """Yield device tuners that have begun; devices that do not work are left out.
+
+    The device tuners and the compilers end with the context.
 
     Args:
-        registry: where given, everything runs in this process, on one device.
-        bench: where times come from; it must be importable in a child where *registry* is not
-            given.
+        op: the op to tune.
+        options: how to tune.
+        ranks: libtype to its rank for ties.
+        registry: if given, everything runs in this process, on one device.
+        bench: the source of times; importable in a child process unless *registry* is given.
 
     Raises:
-        UserError: there is no such device, or none works.
+        UserError: no such device exists, or none works.
     """
     indices = devices(options)
     if registry is not None:  # a process captures one graph at a time
         indices = indices[:1]
     compilers = Compilers(options.jobs, options.timeout, registry)
-    found = []
+    tuners = []
     for index in indices:
         if registry is not None:
-            make = functools.partial(Session, op.name, index, options, registry, bench)
+            make_session = functools.partial(Session, op.name, index, options, registry, bench)
         else:
-            make = functools.partial(Session, op.name, index, options, bench=bench)
-        found.append(Lane(op, options, Inline(make) if registry is not None else Worker(make), compilers, places))
+            make_session = functools.partial(Session, op.name, index, options, bench=bench)
+        worker = Inline(make_session) if registry is not None else Worker(make_session)
+        tuners.append(DeviceTuner(op, options, worker, compilers, ranks))
     try:
-        compilers.start(places)
-        with ThreadPoolExecutor(len(found)) as starting:
-            lost = list(starting.map(_lost, found, indices))
-        working = [lane for lane, reason in zip(found, lost, strict=True) if not reason]
+        compilers.start(ranks)
+        with ThreadPoolExecutor(len(tuners)) as starting:
+            reasons = list(starting.map(_begin, tuners, indices))
+        working = [tuner for tuner, reason in zip(tuners, reasons, strict=True) if not reason]
         if not working:
-            raise UserError(f"no device to tune on works: {'; '.join(lost)}")
+            raise UserError(f"no device to tune on works: {'; '.join(reasons)}")
         yield working
     finally:
-        for lane in found:
-            lane.stop()
+        for tuner in tuners:
+            tuner.stop()
         compilers.stop()

@@ -1,4 +1,4 @@
-"""Lane: the stages of a shape over a worker that may die at any call; whoever was run then is to blame, and nobody else."""
+"""DeviceTuner: the stages of a shape over a worker that may die at any call; whoever was run then is to blame, and nobody else."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from tunedgemm.solution import Solution
 from tunedgemm.testing.fakes import fake_backend, fake_registry
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.compilers import Compilers
-from tunedgemm.tuner.lane import Lane
-from tunedgemm.tuner.remote import LaneLost
+from tunedgemm.tuner.device_tuner import DeviceTuner
+from tunedgemm.tuner.requests import Bind, Check, CheckAgain, CheckFirst, ListSolutions, TakeSamples
 from tunedgemm.tuner.session import Session
 from tunedgemm.tuner.trial import Bench, Event, Options, Outcome, Samples, Step, Task, Trials
-from tunedgemm.tuner.worker import Died
+from tunedgemm.tuner.worker import WorkerDied
+from tunedgemm.tuner.worker_client import DeviceLost
 
 SHAPE = Shape("a16w16", 4, 32, 64, "fp32")
 QUICK = Options(libtype="turbo", iters=8, warmup=1)
-Dies = Callable[[str, Sequence[Any]], str]
+Dies = Callable[[Any], str]
 
 
 @attrs.define
 class Mortal:
-    """A worker in this process that dies where it is told to, and has a new session then."""
+    """A worker in this process that dies at chosen requests, and has a new session then."""
 
     registry: Registry
     options: Options
     dies: Dies
     bench: Bench | None = None
-    asked: list[tuple[str, tuple[Any, ...]]] = attrs.field(factory=list)
+    requests: list[Any] = attrs.field(factory=list)
     session: Session | None = None
     stopped: bool = False
 
-    def __call__(self, method: str, *arguments: Any, timeout: float = 0.0) -> Any:
-        self.asked.append((method, arguments))
-        status = "crashed" if self.stopped else self.dies(method, arguments)
+    def __call__(self, request: Any, *, timeout: float = 0.0) -> Any:
+        self.requests.append(request)
+        status = "crashed" if self.stopped else self.dies(request)
         if status:
             self.session = None
-            raise Died(status, f"in {method}")
+            raise WorkerDied(status, f"in {request}")
         self.session = self.session or Session("a16w16", -1, self.options, self.registry, self.bench)
-        return getattr(self.session, method)(*arguments)
+        return request.run(self.session)
 
     def stop(self) -> None:
         self.stopped = True
@@ -64,17 +65,17 @@ def clock(**us: float) -> Bench:
     return bench
 
 
-def lane(dies: Dies, options: Options = QUICK, bench: Bench | None = None) -> Lane:
+def device_tuner(dies: Dies, options: Options = QUICK, bench: Bench | None = None) -> DeviceTuner:
     from tunedgemm.ops import op_named
 
     registry = fake_registry(fake_backend("turbo", solutions=("one", "two", "three"), call=linear))
     worker = Mortal(registry, options, dies, bench)
-    made = Lane(op_named("a16w16"), options, worker, Compilers(registry=registry), {"turbo": 0})  # type: ignore[arg-type]
+    made = DeviceTuner(op_named("a16w16"), options, worker, Compilers(registry=registry), {"turbo": 0})  # type: ignore[arg-type]
     made.begin()
     return made
 
 
-def tuned(made: Lane, known: Sequence[Timing] = (), task: Task | None = None, **how: Any) -> tuple[Outcome, list[Event]]:
+def tuned(made: DeviceTuner, known: Sequence[Timing] = (), task: Task | None = None, **how: Any) -> tuple[Outcome, list[Event]]:
     told: list[Event] = []
     made.tune(task or Task(SHAPE), known, told.append, **how)
     assert isinstance(told[-1], Outcome), "the outcome is the last that is told"
@@ -85,22 +86,28 @@ def statuses(outcome: Outcome) -> dict[str, str]:
     return {timing.solution.kernel_name: timing.status for timing in outcome.timings if timing.solution.libtype == "turbo"}
 
 
-def among(name: str, arguments: Sequence[Any]) -> bool:
-    given = [*arguments, *(one for argument in arguments if isinstance(argument, tuple) for one in argument)]
-    return any(isinstance(one, Solution) and one.kernel_name == name for one in given)
+def concerns(request: Any, name: str) -> bool:
+    """Whether a request names a kernel."""
+    solutions = [getattr(request, "solution", None), *getattr(request, "solutions", ())]
+    return any(solution is not None and solution.kernel_name == name for solution in solutions)
 
 
-def never(method: str, arguments: Sequence[Any]) -> str:
+def dies_at(kind: type, name: str, status: str = "crashed") -> Dies:
+    """Die at each request of a kind that names a kernel."""
+    return lambda request: status if isinstance(request, kind) and concerns(request, name) else ""
+
+
+def never(request: Any) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("method", "status", "wanted"), [
-    ("bind", "crashed", "crashed"), ("bind", "hung", "compile_timeout"), ("check", "hung", "hung"), ("check", "fault", "fault"),
-    ("check_first", "fault", "fault"), ("sample", "crashed", "crashed"), ("check_again", "crashed", "crashed"),
+@pytest.mark.parametrize(("kind", "status", "wanted"), [
+    (Bind, "crashed", "crashed"), (Bind, "hung", "compile_timeout"), (Check, "hung", "hung"), (Check, "fault", "fault"),
+    (CheckFirst, "fault", "fault"), (TakeSamples, "crashed", "crashed"), (CheckAgain, "crashed", "crashed"),
 ])  # fmt: skip
-def test_a_death_is_blamed_on_the_one_that_was_run(method: str, status: str, wanted: str) -> None:
+def test_a_death_is_blamed_on_the_one_that_was_run(kind: type, status: str, wanted: str) -> None:
     """Wherever "two" ends the worker, it alone has the status, and the others are measured as if nothing had been."""
-    outcome, _ = tuned(lane(lambda asked, arguments: status if asked == method and among("two", arguments) else "", bench=clock()))
+    outcome, _ = tuned(device_tuner(dies_at(kind, "two", status), bench=clock()))
 
     found = statuses(outcome)
     assert found.pop("two") == wanted
@@ -109,18 +116,19 @@ def test_a_death_is_blamed_on_the_one_that_was_run(method: str, status: str, wan
     assert outcome.winner.solution.kernel_name in ("one", "three")
 
 
-def asked_of(made: Lane, method: str) -> list[str]:
-    worker: Any = made.remote.worker
-    return [arguments[1].kernel_name for asked, arguments in worker.asked if asked == method]
+def names_in(tuner: DeviceTuner, kind: type) -> list[str]:
+    """The kernels of the requests of a kind."""
+    worker: Any = tuner.client.worker
+    return [request.solution.kernel_name for request in worker.requests if type(request) is kind]
 
 
 def test_only_what_goes_on_is_checked_wholly() -> None:
     """One right call is enough for a rough timing; what is slow there costs no more, and nothing is timed accurately unchecked."""
-    made = lane(never, bench=clock(three=20.0))
+    made = device_tuner(never, bench=clock(three=20.0))
     outcome, _ = tuned(made)
 
-    assert set(asked_of(made, "check_first")) == {"native", "one", "two", "three"}
-    assert sorted(asked_of(made, "check")) == ["native", "one", "two"]
+    assert set(names_in(made, CheckFirst)) == {"native", "one", "two", "three"}
+    assert sorted(names_in(made, Check)) == ["native", "one", "two"]
     assert statuses(outcome)["three"] == "screened"
 
 
@@ -128,17 +136,17 @@ def test_only_what_goes_on_is_checked_wholly() -> None:
 def test_what_must_be_more_than_right_is_checked_wholly_at_once(how: dict[str, bool]) -> None:
     """Else all that goes on might be of the wrong kind, and nothing of the right kind be left."""
     options = attrs.evolve(QUICK, **how)
-    made = lane(never, options, bench=clock(three=20.0))
+    made = device_tuner(never, options, bench=clock(three=20.0))
     tuned(made)
 
-    assert set(asked_of(made, "check")) == {"native", "one", "two", "three"}
-    assert not asked_of(made, "check_first")
+    assert set(names_in(made, Check)) == {"native", "one", "two", "three"}
+    assert not names_in(made, CheckFirst)
 
 
 def test_what_is_wrong_only_when_checked_wholly_has_made_nobody_slow() -> None:
     """The fastest is right once and wrong on other operands: what seemed hopeless beside it is timed again, and wins."""
     bench = clock(one=1.0, two=20.0, three=25.0)
-    found = lane(lambda asked, arguments: "crashed" if asked == "check" and among("one", arguments) else "", bench=bench)
+    found = device_tuner(dies_at(Check, "one"), bench=bench)
     outcome, told = tuned(found)
 
     assert outcome.winner is not None
@@ -158,8 +166,8 @@ def among_five(us: Callable[[set[str]], dict[str, float]]) -> Outcome:
         return sampled
 
     backend = fake_backend("turbo", solutions=("one", "two", "three", "four", "five"), call=linear)
-    made = lane(never)
-    made.remote.worker = Mortal(fake_registry(backend), QUICK, never, bench=bench)  # type: ignore[assignment]
+    made = device_tuner(never)
+    made.client.worker = Mortal(fake_registry(backend), QUICK, never, bench=bench)  # type: ignore[assignment]
     return tuned(made)[0]
 
 
@@ -184,9 +192,7 @@ def test_all_times_are_of_the_moment_in_which_the_few_meet() -> None:
 def test_what_fails_late_has_made_nobody_slow() -> None:
     """The fastest fails once everything was timed: what seemed hopeless beside it is timed again, each told once."""
     bench = clock(one=1.0, two=20.0)
-    outcome, told = tuned(
-        lane(lambda asked, arguments: "crashed" if asked == "check_again" and among("one", arguments) else "", bench=bench)
-    )
+    outcome, told = tuned(device_tuner(dies_at(CheckAgain, "one"), bench=bench))
 
     assert outcome.winner is not None
     assert outcome.winner.solution.kernel_name == "three"
@@ -198,7 +204,11 @@ def test_what_fails_late_has_made_nobody_slow() -> None:
 def test_a_death_that_does_not_come_again_is_blamed_on_nobody() -> None:
     """What killed a worker once among many, and not alone, is no solution's fault."""
     deaths = iter([True])
-    made = lane(lambda asked, arguments: "crashed" if asked == "sample" and len(arguments[1]) > 1 and next(deaths, False) else "")
+
+    def dies(request: Any) -> str:
+        return "crashed" if isinstance(request, TakeSamples) and len(request.solutions) > 1 and next(deaths, False) else ""
+
+    made = device_tuner(dies)
 
     outcome, _ = tuned(made)
 
@@ -208,7 +218,7 @@ def test_a_death_that_does_not_come_again_is_blamed_on_nobody() -> None:
 
 def test_final_timings_are_told_at_once_and_once() -> None:
     """What fails is told before the outcome, so that it is kept if the run ends in between."""
-    made = lane(lambda asked, arguments: "crashed" if asked == "check" and among("one", arguments) else "")
+    made = device_tuner(dies_at(Check, "one"))
 
     outcome, told = tuned(made)
 
@@ -221,19 +231,19 @@ def test_final_timings_are_told_at_once_and_once() -> None:
 
 def test_what_is_known_is_not_run_again() -> None:
     """Final timings of an interrupted run stand; their solutions are not even bound."""
-    made = lane(never)
+    made = device_tuner(never)
     known = [Timing(SHAPE, Solution("turbo", "two"), "crashed", detail="the last time")]
 
     outcome, told = tuned(made, known)
 
     assert statuses(outcome)["two"] == "crashed"
-    assert not [asked for asked in made.remote.worker.asked if asked[0] in ("bind", "check", "sample") and among("two", asked[1])]
+    assert not [request for request in made.client.worker.requests if concerns(request, "two")]
     assert not [event for event in told if isinstance(event, Trials) and known[0] in event.timings]
 
 
 def test_only_some_solutions_are_timed_where_a_task_says_so() -> None:
     """No screen and no neighbours: those named, and torch's own call beside them."""
-    made = lane(never)
+    made = device_tuner(never)
 
     outcome, told = tuned(made, task=Task(SHAPE, only=(Solution("turbo", "three"),)))
 
@@ -246,20 +256,20 @@ def test_a_device_that_is_gone_is_no_solutions_fault() -> None:
     """Where no new worker can be started the lane is lost, and its shape is somebody else's."""
     died: list[str] = []
 
-    def dies(method: str, arguments: Sequence[Any]) -> str:
-        if method == "check" or died:
-            died.append(method)
+    def dies(request: Any) -> str:
+        if isinstance(request, Check) or died:
+            died.append(type(request).__name__)
             return "fault"
         return ""
 
-    with pytest.raises(LaneLost, match="no worker can be started"):
-        tuned(lane(dies))
-    assert died == ["check", "place"]
+    with pytest.raises(DeviceLost, match="no worker can be started"):
+        tuned(device_tuner(dies))
+    assert died == ["Check", "GetPlace"]
 
 
 def test_a_shape_that_cannot_be_listed_has_no_winner_and_a_reason() -> None:
     """A backend that kills the worker when it is asked for its solutions ends that shape, not the lane."""
-    made = lane(lambda asked, arguments: "crashed" if asked == "list" else "")
+    made = device_tuner(lambda request: "crashed" if isinstance(request, ListSolutions) else "")
 
     outcome, _ = tuned(made)
 
@@ -275,8 +285,8 @@ def test_operands_that_do_not_fit_end_the_shape() -> None:
 
     registry = fake_registry(fake_backend("turbo", solutions=("one",), call=linear))
     worker = Mortal(registry, QUICK, never, bench=too_large)
-    made = lane(never)
-    made.remote.worker = worker  # type: ignore[assignment]
+    made = device_tuner(never)
+    made.client.worker = worker  # type: ignore[assignment]
 
     outcome, _ = tuned(made)
 
@@ -288,8 +298,8 @@ def test_an_incumbent_stays_unless_it_is_beaten_alone() -> None:
     """The row of the table keeps its shape against what is as fast; a clearly faster one takes it."""
     task = Task(SHAPE, incumbent=Solution("turbo", "three"))
 
-    same, _ = tuned(lane(never, bench=clock(three=10.04)), task=task)
-    slow, _ = tuned(lane(never, bench=clock(three=10.1)), task=task)
+    same, _ = tuned(device_tuner(never, bench=clock(three=10.04)), task=task)
+    slow, _ = tuned(device_tuner(never, bench=clock(three=10.1)), task=task)
 
     assert (same.winner and same.winner.solution) == task.incumbent
     assert (slow.winner and slow.winner.solution.kernel_name) == "one"
@@ -300,13 +310,13 @@ def test_the_row_of_the_table_is_measured_though_nobody_lists_it() -> None:
     found = Solution("turbo", "refined")
     backend = fake_backend("turbo", solutions=("one", "two"), heuristic="refined", call=linear)
     for us, wanted in ((8.0, "refined"), (12.0, "one")):
-        made = lane(never)
-        made.remote.worker = Mortal(fake_registry(backend), QUICK, never, bench=clock(refined=us))  # type: ignore[assignment]
+        made = device_tuner(never)
+        made.client.worker = Mortal(fake_registry(backend), QUICK, never, bench=clock(refined=us))  # type: ignore[assignment]
         outcome, _ = tuned(made, task=Task(SHAPE, incumbent=found))
         assert (outcome.winner and outcome.winner.solution.kernel_name) == wanted
 
-    gone, _ = tuned(lane(never, bench=clock()), task=Task(SHAPE, incumbent=Solution("turbo", "gone")))
-    foreign, _ = tuned(lane(never, bench=clock()), task=Task(SHAPE, incumbent=Solution("slow", "foreign")))
+    gone, _ = tuned(device_tuner(never, bench=clock()), task=Task(SHAPE, incumbent=Solution("turbo", "gone")))
+    foreign, _ = tuned(device_tuner(never, bench=clock()), task=Task(SHAPE, incumbent=Solution("slow", "foreign")))
 
     assert (gone.winner is not None, statuses(gone)["gone"]) == (True, "unsupported")
     assert "foreign" not in [timing.solution.kernel_name for timing in foreign.timings]
@@ -314,7 +324,7 @@ def test_the_row_of_the_table_is_measured_though_nobody_lists_it() -> None:
 
 def test_an_incumbent_that_may_win_its_duel_is_checked_again_too() -> None:
     """Slower in the race by more than a tie, it can still be the one that stays: then it has to be right after the timing."""
-    made = lane(lambda asked, arguments: "crashed" if asked == "check_again" and among("three", arguments) else "", bench=clock(three=10.5))
+    made = device_tuner(dies_at(CheckAgain, "three"), bench=clock(three=10.5))
 
     outcome, _ = tuned(made, task=Task(SHAPE, incumbent=Solution("turbo", "three")))
 
@@ -338,7 +348,7 @@ def test_at_the_power_cap_who_wins_in_rounds_may_not_be_slower_by_itself(throttl
 
         return sampler
 
-    outcome, _ = tuned(lane(never, bench=bench), task=Task(SHAPE, incumbent=Solution("turbo", "three")))
+    outcome, _ = tuned(device_tuner(never, bench=bench), task=Task(SHAPE, incumbent=Solution("turbo", "three")))
 
     assert outcome.winner is not None
     assert (outcome.winner.solution.kernel_name, outcome.winner.us) == (wanted, us)
@@ -348,14 +358,15 @@ def test_at_the_power_cap_who_wins_in_rounds_may_not_be_slower_by_itself(throttl
 
 def test_nothing_is_stored_that_was_not_checked_after_its_timing() -> None:
     """The fastest fails in its duel: what is chosen instead was too slow to be checked again before."""
-    pair: list[bool] = []
+    checks: list[bool] = []
 
-    def dies(asked: str, arguments: Sequence[Any]) -> str:
-        duel = asked == "sample" and len(arguments[1]) <= 2 and among("one", arguments) and any(done for done in pair)
-        pair.append(asked == "check_again")
-        return "crashed" if duel or (asked == "check_again" and among("two", arguments)) else ""
+    def dies(request: Any) -> str:
+        checked_again = isinstance(request, CheckAgain)
+        in_pair = isinstance(request, TakeSamples) and len(request.solutions) <= 2 and concerns(request, "one") and any(checks)
+        checks.append(checked_again)
+        return "crashed" if in_pair or (checked_again and concerns(request, "two")) else ""
 
-    outcome, _ = tuned(lane(dies, bench=clock(one=9.0, two=9.4, three=9.5, native=9.3)))
+    outcome, _ = tuned(device_tuner(dies, bench=clock(one=9.0, two=9.4, three=9.5, native=9.3)))
 
     assert (statuses(outcome)["one"], statuses(outcome)["two"]) == ("crashed", "crashed")
     assert outcome.winner is not None
@@ -364,7 +375,7 @@ def test_nothing_is_stored_that_was_not_checked_after_its_timing() -> None:
 
 def test_torchs_call_beside_a_list_without_torch_keeps_its_time() -> None:
     """It is the yardstick of the summary, and is stored by no means."""
-    outcome, _ = tuned(lane(never, bench=clock(native=5.0)))
+    outcome, _ = tuned(device_tuner(never, bench=clock(native=5.0)))
 
     assert outcome.winner is not None
     assert outcome.reference is not None
@@ -374,14 +385,14 @@ def test_torchs_call_beside_a_list_without_torch_keeps_its_time() -> None:
 def test_no_limit_is_no_limit() -> None:
     """--kernel_timeout 0 and --timeout 0 wait for ever, as AITER's 0 does."""
     seen: list[float] = []
-    made = lane(never, options=attrs.evolve(QUICK, timeout=0.0, kernel_timeout=0.0))
-    worker = made.remote.worker
+    made = device_tuner(never, options=attrs.evolve(QUICK, timeout=0.0, kernel_timeout=0.0))
+    worker = made.client.worker
 
-    def noting(method: str, *arguments: Any, timeout: float) -> Any:
+    def noting(request: Any, *, timeout: float) -> Any:
         seen.append(timeout)
-        return worker(method, *arguments, timeout=timeout)
+        return worker(request, timeout=timeout)
 
-    made.remote.worker = noting  # type: ignore[assignment]
+    made.client.worker = noting  # type: ignore[assignment]
     tuned(made)
 
     assert set(seen) == {0.0}
@@ -389,7 +400,7 @@ def test_no_limit_is_no_limit() -> None:
 
 def test_a_deadline_that_has_passed_leaves_the_least() -> None:
     """With the budget spent in the middle of a shape, its finalists have one block of rounds."""
-    outcome, _ = tuned(lane(never, options=attrs.evolve(QUICK, iters=101)), deadline=time.monotonic() - 1)
+    outcome, _ = tuned(device_tuner(never, options=attrs.evolve(QUICK, iters=101)), deadline=time.monotonic() - 1)
 
     assert outcome.winner is not None
     assert max(timing.samples for timing in outcome.timings) <= 16

@@ -1,0 +1,161 @@
+"""Requests to a worker: each class names one call of the session, its arguments and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import attrs
+
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.trial import Place, Samples
+
+if TYPE_CHECKING:
+    from tunedgemm.tuner.session import Session
+
+Answer_co = TypeVar("Answer_co", covariant=True)
+
+
+class Request(Protocol[Answer_co]):
+    """A value that travels to the worker; `run` executes there."""
+
+    def run(self, session: Session) -> Answer_co:
+        """Call the session and return its answer."""
+
+
+@attrs.frozen
+class GetPlace:
+    """Ask for the device and its node."""
+
+    def run(self, session: Session) -> Place:
+        """Call `Session.place`."""
+        return session.place()
+
+
+@attrs.frozen
+class GetVersions:
+    """Ask for the library version of each libtype."""
+
+    def run(self, session: Session) -> dict[str, str]:
+        """Call `Session.versions`."""
+        return session.versions()
+
+
+@attrs.frozen
+class ListSolutions:
+    """Ask for the solutions of a shape and for the baseline."""
+
+    shape: Shape
+
+    def run(self, session: Session) -> tuple[tuple[Solution, ...], Solution | None]:
+        """Call `Session.list`."""
+        return session.list(self.shape)
+
+
+@attrs.frozen
+class GetRefusals:
+    """Ask why no backend offers a solution for a shape."""
+
+    shape: Shape
+
+    def run(self, session: Session) -> str:
+        """Call `Session.refusals`."""
+        return session.refusals(self.shape)
+
+
+@attrs.frozen
+class ListNeighbours:
+    """Ask for the solutions around the leaders of a shape."""
+
+    shape: Shape
+    leaders: tuple[Solution, ...]
+
+    def run(self, session: Session) -> tuple[Solution, ...]:
+        """Call `Session.neighbours`."""
+        return session.neighbours(self.shape, self.leaders)
+
+
+@attrs.frozen
+class Open:
+    """Make the operands of a shape."""
+
+    shape: Shape
+
+    def run(self, session: Session) -> None:
+        """Call `Session.open`."""
+        session.open(self.shape)
+
+
+@attrs.frozen
+class Bind:
+    """Bind a solution to a shape."""
+
+    shape: Shape
+    solution: Solution
+
+    def run(self, session: Session) -> Timing | None:
+        """Call `Session.bind`."""
+        return session.bind(self.shape, self.solution)
+
+
+@attrs.frozen
+class CheckFirst:
+    """Verify one call of a solution."""
+
+    shape: Shape
+    solution: Solution
+
+    def run(self, session: Session) -> Timing:
+        """Call `Session.check_first`."""
+        return session.check_first(self.shape, self.solution)
+
+
+@attrs.frozen
+class Check:
+    """Verify a solution on all operand sets."""
+
+    shape: Shape
+    solution: Solution
+
+    def run(self, session: Session) -> Timing:
+        """Call `Session.check`."""
+        return session.check(self.shape, self.solution)
+
+
+@attrs.frozen
+class CheckAgain:
+    """Verify a solution after its timing."""
+
+    shape: Shape
+    solution: Solution
+
+    def run(self, session: Session) -> Timing:
+        """Call `Session.check_again`."""
+        return session.check_again(self.shape, self.solution)
+
+
+@attrs.frozen
+class TakeSamples:
+    """Time solutions in interleaved rounds."""
+
+    shape: Shape
+    solutions: Sequence[Solution]
+    rounds: int
+
+    def run(self, session: Session) -> dict[Solution, Samples | Timing]:
+        """Call `Session.sample`."""
+        return session.sample(self.shape, self.solutions, self.rounds)
+
+
+@attrs.frozen
+class Forget:
+    """Free the launchers of a shape but for those of some solutions."""
+
+    shape: Shape
+    keep: tuple[Solution, ...]
+
+    def run(self, session: Session) -> None:
+        """Call `Session.forget`."""
+        session.forget(self.shape, self.keep)

@@ -1,0 +1,158 @@
+"""Worker client: requests to the worker of one device, with deadlines, blame and replacement.
+
+A worker that dies is replaced before the next request. If it died timing several solutions, each is
+timed alone; an unreproduced crash blames no solution.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import attrs
+
+from tunedgemm.ops.op import Op
+from tunedgemm.shape import Shape
+from tunedgemm.solution import Solution
+from tunedgemm.timing import Timing
+from tunedgemm.tuner.requests import Bind, Check, CheckAgain, CheckFirst, GetPlace, Open, Request, TakeSamples
+from tunedgemm.tuner.roofline import patience_s
+from tunedgemm.tuner.trial import Options, Place, Samples, failed
+from tunedgemm.tuner.worker import AnyWorker, WorkerDied
+
+#: Calls of a verification: on several operands, and repeated; its comparisons are about as slow.
+_CHECK_CALLS = 16
+#: Seconds of a sample's overhead, and of a solution's first use: a capture, a first launch.
+_SAMPLE_S, _FIRST_USE_S = 0.05, 1.0
+
+Answer = TypeVar("Answer")
+
+
+class DeviceLost(Exception):
+    """The device or its node stopped working; the current shape is not done."""
+
+
+@attrs.define(eq=False)
+class WorkerClient:
+    """Sends requests to the worker of one device.
+
+    Attributes:
+        op: the op to tune.
+        options: deadlines are read from here.
+        worker: has the session.
+    """
+
+    op: Op
+    options: Options
+    worker: AnyWorker
+    place: Place = attrs.field(init=False)
+    _is_new: bool = attrs.field(default=True, init=False)
+
+    def begin(self) -> Place:
+        """Start the worker with a request that blames no solution for a lost device.
+
+        Raises:
+            DeviceLost: the device does not exist, or its worker dies at once.
+        """
+        try:
+            self.place = self.worker(GetPlace(), timeout=self.options.timeout)
+        except Exception as error:  # also what a driver raises for a missing device
+            raise DeviceLost(f"no worker can be started on it: {type(error).__name__}: {error}") from error
+        self._is_new = False
+        return self.place
+
+    def stop(self) -> None:
+        """End the worker at once."""
+        self.worker.stop()
+
+    def ask(self, request: Request[Answer], timeout: float | None = None) -> Answer:
+        """Send a request and return the session's answer.
+
+        Args:
+            request: runs in the worker.
+            timeout: seconds, 0 for no limit; by default those of compiling and binding.
+
+        Raises:
+            WorkerDied: this request ended the worker; the next one gets a new worker.
+            DeviceLost: no worker can be started on the device.
+        """
+        if self._is_new:
+            self.begin()
+        try:
+            return self.worker(request, timeout=self.options.timeout if timeout is None else timeout)
+        except WorkerDied:
+            self._is_new = True
+            raise
+
+    def open(self, shape: Shape) -> None:
+        """Make the operands of a shape; try again if the worker dies, since no solution is to blame."""
+        with contextlib.suppress(WorkerDied):
+            return self.ask(Open(shape))
+        return self.ask(Open(shape))
+
+    def bind(self, shape: Shape, solution: Solution) -> Timing | None:
+        """Bind a solution under the deadline of compilations; return a Timing if that fails."""
+        try:
+            return self.ask(Bind(shape, solution))
+        except WorkerDied as error:
+            status = "compile_timeout" if error.status == "hung" else error.status
+            return Timing(shape, solution, status, detail=f"in bind: {error}"[:500])
+        except DeviceLost:
+            raise
+        except Exception as error:  # a plugin may raise anything
+            return failed(shape, solution, error)
+
+    def check(self, request: CheckFirst | Check | CheckAgain) -> Timing:
+        """Bind a solution, then verify it under the deadline of kernels."""
+        shape, solution = request.shape, request.solution
+        try:
+            return self.bind(shape, solution) or self.ask(request, timeout=self.allowance(shape, _CHECK_CALLS))
+        except Exception as error:
+            return _blame(shape, solution, error)
+
+    def sample(self, shape: Shape, solutions: Sequence[Solution], rounds: int) -> Mapping[Solution, Samples | Timing]:
+        """Time solutions in interleaved rounds; return a Timing for each that fails."""
+        try:
+            return self.ask(TakeSamples(shape, tuple(solutions), rounds), timeout=self.allowance(shape, rounds, len(solutions)))
+        except DeviceLost:
+            raise
+        except Exception:  # it does not name the solution
+            return self._sample_one_by_one(shape, solutions, rounds)
+
+    def _sample_one_by_one(self, shape: Shape, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
+        """Take the same rounds with a request for each sample, so that a crash blames one solution."""
+        samples: dict[Solution, Samples] = {}
+        lost: dict[Solution, Timing] = {}
+        for _ in range(rounds):
+            alive = [solution for solution in solutions if solution not in lost]
+            for solution in random.sample(alive, len(alive)):
+                answer = self._sample_alone(shape, solution)
+                if isinstance(answer, Timing):
+                    lost[solution] = answer
+                else:
+                    earlier = samples.get(solution)
+                    samples[solution] = attrs.evolve(answer, us=(earlier.us if earlier else ()) + answer.us)
+        return {**{solution: answer for solution, answer in samples.items() if solution not in lost}, **lost}
+
+    def _sample_alone(self, shape: Shape, solution: Solution) -> Samples | Timing:
+        try:
+            return self.bind(shape, solution) or self.ask(TakeSamples(shape, (solution,), 1), timeout=self.allowance(shape, 4))[solution]
+        except Exception as error:
+            return _blame(shape, solution, error)
+
+    def allowance(self, shape: Shape, samples: int, solutions: int = 1) -> float:
+        """Return the seconds after which so many samples of each solution count as hung; 0 is no limit."""
+        kernel_timeout = self.options.kernel_timeout
+        slow = _SAMPLE_S + patience_s(self.op, shape, self.place.device)
+        return kernel_timeout + solutions * (_FIRST_USE_S + samples * slow) if kernel_timeout else 0.0
+
+
+def _blame(shape: Shape, solution: Solution, error: Exception) -> Timing:
+    """Return the Timing of the one solution that was running; re-raise `DeviceLost`."""
+    if isinstance(error, DeviceLost):
+        raise error
+    if isinstance(error, WorkerDied):
+        return Timing(shape, solution, error.status, detail=str(error)[:500])
+    return failed(shape, solution, error)
