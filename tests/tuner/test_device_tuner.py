@@ -185,8 +185,8 @@ def test_all_times_are_of_the_moment_in_which_the_few_meet() -> None:
     us = {"one": 10.0, "two": 10.1, "three": 10.2, "four": 10.9, "five": 11.0, "native": 30.0}
     outcome = among_five(lambda names: {name: each * (1.0 if "native" in names else 0.9) for name, each in us.items()})
 
-    assert outcome.reference is not None
-    assert (outcome.gain, outcome.reference.us) == (pytest.approx(3.0), pytest.approx(27.0))
+    assert outcome.baseline is not None
+    assert (outcome.gain, outcome.baseline.us) == (pytest.approx(3.0), pytest.approx(27.0))
 
 
 def test_what_fails_late_has_made_nobody_slow() -> None:
@@ -248,7 +248,7 @@ def test_only_some_solutions_are_timed_where_a_task_says_so() -> None:
     outcome, told = tuned(made, task=Task(SHAPE, only=(Solution("turbo", "three"),)))
 
     assert statuses(outcome) == {"three": "ok"}
-    assert outcome.reference is not None
+    assert outcome.baseline is not None
     assert "screen" not in {event.activity for event in told if isinstance(event, Step)}
 
 
@@ -378,8 +378,8 @@ def test_torchs_call_beside_a_list_without_torch_keeps_its_time() -> None:
     outcome, _ = tuned(device_tuner(never, bench=clock(native=5.0)))
 
     assert outcome.winner is not None
-    assert outcome.reference is not None
-    assert (outcome.winner.solution.libtype, outcome.reference.us, outcome.gain) == ("turbo", 5.0, 0.5)
+    assert outcome.baseline is not None
+    assert (outcome.winner.solution.libtype, outcome.baseline.us, outcome.gain) == ("turbo", 5.0, 0.5)
 
 
 def test_no_limit_is_no_limit() -> None:

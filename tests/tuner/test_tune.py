@@ -50,7 +50,7 @@ def test_every_candidate_ends_with_a_status_and_the_good_one_wins(tmp_path: Path
     found = {t.solution.kernel_name: t.status for t in trials if t.shape == SHAPES[0] and t.solution.libtype == "turbo"}
     assert found == {"raises": "failed", "zeros": "wrong", "slow": "ok", "good": "ok"}
     assert report.failed == []
-    assert all(outcome.reference is not None and outcome.reference.us > 0 for outcome in report.outcomes)
+    assert all(outcome.baseline is not None and outcome.baseline.us > 0 for outcome in report.outcomes)
 
 
 def test_tuned_shapes_are_skipped_until_all(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""How far an output is from its reference: AITER's error ratio, the worst row's error, and whether bits are the same.
+"""Compare an output with its reference: AITER's error ratio, the worst row's error, equal bits.
 
-The ratio alone lets a kernel that destroys a few rows pass, so both are asked: by the tuner and by
-the conformance suite.
+The ratio alone passes a kernel that destroys a few rows, so the tuner and the conformance suite
+check both.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from tunedgemm.ops.op import Tolerance
 if TYPE_CHECKING:
     import torch
 
-#: The share of elements outside tolerance that passes unless asked otherwise: AITER's ``--errRatio``.
+#: Largest share of elements outside the tolerance by default: AITER's ``--errRatio``.
 MAX_ERROR_RATIO = 0.05
 
-#: Bounds that nothing is outside of.
+#: Bounds that every element meets.
 _ANY = Tolerance(math.inf, 0.0, math.inf)
 #: Elements compared at a time: 128 MiB of float64.
 _CHUNK = 1 << 24
 
 
 def errors(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> tuple[float, float]:
-    """Both figures, over one pass: what `error_ratio` and `worst_row_error` say.
+    """Return the error ratio and the worst row's error in one pass.
+
+    See `error_ratio` and `worst_row_error`.
 
     Args:
         out: [..., N], any dtype that converts to float64.
@@ -41,11 +43,11 @@ def errors(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> tuple[
     if ref.numel() == 0:
         return 0.0, 0.0
     parts = []
-    for found, wanted in chunks:
-        difference = found - wanted  # not finite where either is not, and then its row's error is not either
-        error, norm = difference.norm(dim=-1), wanted.norm(dim=-1)
+    for out_rows, ref_rows in chunks:
+        difference = out_rows - ref_rows  # not finite where either is not, and then its row's error is not either
+        error, norm = difference.norm(dim=-1), ref_rows.norm(dim=-1)
         ratio = (error / norm).masked_fill_(error == 0, 0.0)  # 0 / 0 is a row of zeros that came out right
-        outside = (difference.abs_() > wanted.abs().mul_(tolerance.rtol).add_(tolerance.atol)).sum()
+        outside = (difference.abs_() > ref_rows.abs().mul_(tolerance.rtol).add_(tolerance.atol)).sum()
         worst = ratio.nan_to_num_(nan=math.inf, posinf=math.inf).max()
         parts.append(torch.stack([outside.double(), worst, error.isfinite().all().double()]))
     outsides, worsts, finite = zip(*torch.stack(parts).tolist(), strict=True)  # the device is waited for once
@@ -53,29 +55,33 @@ def errors(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> tuple[
 
 
 def error_ratio(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> float:
-    """The share of elements with ``|out - ref| > atol + rtol * |ref|``; arguments as in `errors`.
+    """Return the share of elements with ``|out - ref| > atol + rtol * |ref|``.
+
+    Arguments as in `errors`.
 
     Returns:
-        0.0 for an empty output; 1.0 where either holds a value that is not finite or where their
-        sizes differ.
+        0.0 for an empty output; 1.0 if either holds a value that is not finite or if sizes differ.
     """
     return errors(out, ref, tolerance)[0]
 
 
 def worst_row_error(out: torch.Tensor, ref: torch.Tensor) -> float:
-    """The largest ``norm(out - ref) / norm(ref)`` over the rows (the last dimension); arguments as in `errors`.
+    """Return the largest ``norm(out - ref) / norm(ref)`` over the rows (the last dimension).
 
-    A row whose reference is all zeros must be all zeros.
+    Arguments as in `errors`. A row whose reference is all zeros must be all zeros.
 
     Returns:
-        0.0 for an empty output; infinity where a value is not finite, where a row of zeros is not,
-        or where sizes differ.
+        0.0 for an empty output; infinity if a value is not finite, a row of zeros is not, or sizes
+        differ.
     """
     return errors(out, ref, _ANY)[1]
 
 
 def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether two tensors (or Nones) hold the same bits; shuffled weights of one layout as they lie."""
+    """Return whether two tensors (or Nones) hold the same bits.
+
+    Shuffled weights must have one layout, and are compared in it.
+    """
     import torch
 
     from tunedgemm.ops.formats.contents import raw
@@ -89,13 +95,13 @@ def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def _chunks(out: torch.Tensor, ref: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]] | None:
-    """Both as rows in float64, some rows at a time; None where they do not have the same rows."""
+    """Yield both as float64 rows, some at a time; return None if their numbers of rows differ."""
     import torch
 
     if out.dim() == 0 or ref.dim() == 0 or out.numel() != ref.numel() or out.shape[-1] != ref.shape[-1]:
         return None
     if ref.numel() == 0:
         return iter(())
-    found, wanted = out.detach().reshape(-1, out.shape[-1]), ref.detach().reshape(-1, ref.shape[-1])
+    out_rows, ref_rows = out.detach().reshape(-1, out.shape[-1]), ref.detach().reshape(-1, ref.shape[-1])
     rows = max(1, _CHUNK // ref.shape[-1])
-    return ((found[i : i + rows].to(torch.float64), wanted[i : i + rows].to(torch.float64)) for i in range(0, len(wanted), rows))
+    return ((out_rows[i : i + rows].to(torch.float64), ref_rows[i : i + rows].to(torch.float64)) for i in range(0, len(ref_rows), rows))

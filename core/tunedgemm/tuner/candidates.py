@@ -1,7 +1,7 @@
-"""Stage 2, candidates: every solution that the chosen backends offer for a shape, torch's own call always among them.
+"""Stage 2, candidates: the solutions that the chosen backends offer for a shape, and the baseline.
 
-A shape with a bias is also offered the best guesses for the product without it, with the bias added
-after them: which is faster is measured, and verified as any other.
+A shape with a bias also gets the best guesses for the product without it, with the bias added
+afterwards. They are verified and measured like all others.
 """
 
 from __future__ import annotations
@@ -19,26 +19,31 @@ from tunedgemm.solution import Solution
 
 _log = logging.getLogger("tunedgemm")
 
-#: Best guesses of each backend that are tried with the bias split off; the neighbours of those that lead follow.
+#: Best guesses of each backend to try with the bias split off; refining adds their neighbours.
 SPLIT_GUESSES = 4
 
 
 def candidates(shape: Shape, device: Device, backends: Sequence[Backend], most: int = 0) -> list[Solution]:
-    """Ask each backend in turn; one that does not support the shape, or breaks the contract, is left out and logged.
+    """List the solutions of each backend.
+
+    A backend that does not support the shape, or breaks the contract, is logged and left out.
 
     Args:
-        most: how many of each backend, which lists its best guesses first; 0 is all. Of few, a
-            quarter may have the bias split off.
+        shape: the shape.
+        device: the device to run on.
+        backends: the backends, in order.
+        most: solutions of each backend, which lists its best guesses first; 0 for all. A quarter of
+            few may have the bias split off.
     """
-    found: list[Solution] = []
+    solutions: list[Solution] = []
     plain = split.product(shape)
     for backend in backends:
-        own = _listed(backend, shape, device)
+        listed = _listed(backend, shape, device)
         guesses = _listed(backend, plain, device) if plain is not None and backend.libtype != BUILTIN else []
-        behind = guesses[: min(SPLIT_GUESSES, most // 4 if own else most) if most else SPLIT_GUESSES]
-        found += own[: most - len(behind) if most else None]
-        found += map(split.added, behind)
-    return found
+        with_split_bias = guesses[: min(SPLIT_GUESSES, most // 4 if listed else most) if most else SPLIT_GUESSES]
+        solutions += listed[: most - len(with_split_bias) if most else None]
+        solutions += map(split.added, with_split_bias)
+    return solutions
 
 
 def _listed(backend: Backend, shape: Shape, device: Device) -> list[Solution]:
@@ -54,30 +59,30 @@ def _listed(backend: Backend, shape: Shape, device: Device) -> list[Solution]:
 
 
 def refusals(shape: Shape, device: Device, backends: Sequence[Backend]) -> list[str]:
-    """Why each backend offers nothing for a shape."""
-    found = []
+    """Return why each backend offers nothing for a shape."""
+    reasons = []
     for backend in backends:
         answer = backend.supports(shape, device)
         try:
             reason = str(answer) if not answer else "" if backend.solutions(shape, device) else "it lists no solution"
         except PluginError as error:
             reason = str(error)
-        found += [f"{backend.libtype}: {reason}"] if reason else []
-    return found
+        reasons += [f"{backend.libtype}: {reason}"] if reason else []
+    return reasons
 
 
 def neighbours(leaders: Sequence[tuple[Backend, Solution]], shape: Shape, device: Device) -> list[Solution]:
-    """Ask the leaders' backends for what lies around them; one that breaks the contract is left out and logged."""
-    found: list[Solution] = []
+    """List the neighbours of the leaders; log and leave out a backend that breaks the contract."""
+    near: list[Solution] = []
     for backend, leader in leaders:
         try:
-            found += backend.refine(leader, shape, device)
+            near += backend.refine(leader, shape, device)
         except PluginError as error:
             _log.warning("%s: neighbours of %s left out: %s", shape, leader, error)
-    return found
+    return near
 
 
-def reference(shape: Shape, device: Device, registry: Registry) -> Solution | None:
-    """Torch's own call for the shape, the verdict's yardstick, whether or not it may be stored."""
+def baseline(shape: Shape, device: Device, registry: Registry) -> Solution | None:
+    """Return the baseline: torch's own call for the shape, whether or not it may be stored."""
     builtin = registry.get(BUILTIN)
     return builtin.heuristic_fallback(shape, device) if isinstance(builtin, Backend) else None

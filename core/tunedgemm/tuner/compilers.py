@@ -1,8 +1,8 @@
-"""Compilers: kernels are compiled ahead of timing, on all cores, in processes whose exit_reason costs one candidate.
+"""Compilers: processes that compile kernels ahead of timing, on all cores.
 
-The processes import no torch, so that a pool of many is there at once. Of what is only begun ahead
-it gets no more at a time than it has processes, so that what is waited for comes next, however much
-was begun.
+The death of a process costs one candidate. The processes do not import torch, so a large pool
+starts fast. The pool gets at most one task ahead for each process, so that a task with a waiter
+comes next.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ from tunedgemm.tuner.processes import cpu_seconds, exit_reason, spawned_pool
 
 _log = logging.getLogger(__name__)
 
-#: Seconds for which a pool may begin nothing of what it was given while processes of it have nothing to do, which use no time either.
+#: Seconds without progress after which a pool is replaced: tasks wait, processes are idle and use
+#: no time.
 _STALLED = 20.0
 
-#: What is compiled: for which device, for which shape, and what.
+#: One compilation: its device, shape and solution.
 Task = tuple[Device, Shape, Solution]
 
 
 class Compilers:
-    """A pool of compiling processes on this machine, shared by its lanes and started when it is first needed.
+    """A pool of compiling processes on this machine, which its device tuners share.
+
+    The pool starts when it is first needed.
 
     Args:
-        jobs: how many processes; 0 is one for each core.
-        timeout: seconds that one compilation may take; 0 is no limit.
+        jobs: number of processes; 0 for one on each core.
+        timeout: seconds that one compilation may take; 0 for no limit.
         registry: the backends; those without a `prepare` hook need no process.
     """
 
@@ -53,12 +56,15 @@ class Compilers:
         self._pending: dict[Task, tuple[ProcessPool, Future[str]]] = {}
         self._running: set[Future[str]] = set()
         self._awake: ProcessPool | None = None  # the pool whose processes are known to have started
-        self._idle: tuple[float, float] | None = None  # since when the pool begins nothing, and the processes' seconds at that time
+        self._idle: tuple[float, float] | None = None  # when the pool stalled, and the processes' seconds then
         self._stopped = False
-        self._lock = threading.RLock()  # a task may be over when its end is asked to be told
+        self._lock = threading.RLock()  # a task may end before its callback is added
 
     def start(self, libtypes: Iterable[str]) -> None:
-        """Start the processes where one of these backends compiles ahead: they load it while the devices' workers start."""
+        """Start the processes if a backend compiles ahead.
+
+        They import the backend while the devices' workers start.
+        """
         compiled = [libtype for libtype in libtypes if self._prepares(libtype)]
         if compiled:
             with self._lock:
@@ -67,7 +73,7 @@ class Compilers:
                     pool.schedule(_load, args=[compiled]).add_done_callback(lambda _: self._woke(pool))
 
     def begin(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> None:
-        """Have solutions compiled; what was begun already is not begun again."""
+        """Compile solutions in the background; those begun already are skipped."""
         for solution in solutions:
             task = device, shape, solution
             if self._prepares(solution.libtype):
@@ -77,12 +83,12 @@ class Compilers:
                         self._feed()
 
     def _feed(self) -> None:
-        """Give the pool what it has processes for; the lock is held."""
+        """Give the pool as many tasks as it has free processes; the caller holds the lock."""
         while self._waiting and len(self._running) < self._size and not self._stopped:
             self._schedule(next(iter(self._waiting)))
 
     def _schedule(self, task: Task) -> None:
-        """Give the pool one that waits; the lock is held."""
+        """Give the pool a waiting task; the caller holds the lock."""
         del self._waiting[task]
         device, shape, solution = task
         pool = self._started()
@@ -101,14 +107,14 @@ class Compilers:
         self._awake = pool
 
     def _first(self, tasks: Iterable[Task]) -> None:
-        """Give the pool those that wait among some."""
+        """Give the pool those tasks that still wait."""
         with self._lock:
             for task in tasks:
                 if task in self._waiting and not self._stopped:
                     self._schedule(task)
 
     def finish(self, shape: Shape, solutions: Iterable[Solution], device: Device) -> list[Timing]:
-        """Wait for solutions; returns a Timing of status ``compile_failed`` or the like for each that did not compile."""
+        """Wait for solutions; return a Timing for each that did not compile."""
         self.begin(shape, solutions, device)
         self._first((device, shape, solution) for solution in solutions)
         lost = []
@@ -119,7 +125,7 @@ class Compilers:
         return lost
 
     def drain(self) -> None:
-        """Wait for everything begun: on a CPU, compilers beside a timing would be part of it."""
+        """Wait for everything begun: on a CPU, a compiler would disturb the timing."""
         with self._lock:
             self._first(list(self._waiting))
             pending = list(self._pending.values())
@@ -128,7 +134,7 @@ class Compilers:
                 self._result(pool, future)
 
     def _finished(self, shape: Shape, solution: Solution, device: Device) -> tuple[str, str]:
-        """How a compilation failed; it is begun once more where its pool broke, which is not its fault."""
+        """Return how a compilation failed; repeat it if its pool broke, which is not its fault."""
         for _ in range(2):
             with self._lock:
                 pool, future = self._pending.pop((device, shape, solution), (None, None))
@@ -144,14 +150,13 @@ class Compilers:
         return "compile_failed", "the compilers died"
 
     def _result(self, pool: ProcessPool, future: Future[str]) -> tuple[str, str]:
-        """The status of a compilation and what went wrong, both "" where nothing did.
+        """Return the status and the error of a compilation, both "" on success.
 
         Raises:
-            BrokenExecutor: its pool ended before it was done, or began nothing any more and was
-                ended.
+            BrokenExecutor: the pool ended first, or stalled and was ended.
         """
         while not wait([future], timeout=1.0).done:
-            if not pool.active and not future.done():  # what such a pool had not begun it never tells of
+            if not pool.active and not future.done():  # such a pool never reports tasks that it had not begun
                 raise BrokenExecutor
             if self._stalls(pool, future):
                 _log.warning("compilers: nothing began for %g s and none of them works; others take over", _STALLED)
@@ -170,7 +175,10 @@ class Compilers:
         return "out_of_resources" if reason.startswith("OutOfResources") else "compile_failed", reason
 
     def _stalls(self, pool: ProcessPool, future: Future[str]) -> bool:
-        """Whether a pool no longer hands out tasks: a process killed while it fetches one takes it, or the lock of their queue, along."""
+        """Return whether a pool no longer hands out tasks.
+
+        A process killed while it fetches a task takes it, or the lock of the queue, along.
+        """
         with self._lock:
             given = [future, *(other for of, other in self._pending.values() if of is pool)]
             begun = sum(each.running() for each in given)
@@ -190,11 +198,11 @@ class Compilers:
         return isinstance(backend, Backend) and "prepare" in backend.hooks
 
     def _started(self) -> ProcessPool:
-        """The pool, another one where it broke: that a process of it died idle says nothing about what comes next."""
+        """Return the pool, a new one if it broke; an idle death says nothing about later tasks."""
         if self._pool is not None and not self._pool.active:
             self._pool.stop()
-            # Its processes end as it is joined; not here, for a thread of it may wait for the lock,
-            # to tell that a task is over.
+            # Joining ends its processes. That happens in a thread, because a thread of the pool may
+            # wait for the lock.
             self._retired.append(threading.Thread(target=self._pool.join, daemon=True))
             self._retired[-1].start()
             self._running.clear()
@@ -218,7 +226,7 @@ _registry: Registry | None = None
 
 
 def _load(libtypes: Iterable[str]) -> None:
-    """In the child: import backends, and with them what they import."""
+    """Import backends in the child, with their imports."""
     for libtype in libtypes:
         _backend(libtype)
 
@@ -231,12 +239,12 @@ def _backend(libtype: str) -> Backend | Unsupported:
 
 
 def _prepare(solution: Solution, shape: Shape, device: Device) -> str:
-    """In the child: compile one solution; returns what went wrong, or ""."""
+    """Compile one solution in the child; return the error, or ""."""
     backend = _backend(solution.libtype)
     if not isinstance(backend, Backend):
         return str(backend)
     try:
         backend.prepare(solution, shape, device)
-    except BaseException as error:  # a compiler may raise anything, and what asks to exit would end whoever waits for it
+    except BaseException as error:  # a compiler may raise anything; a SystemExit would end the caller
         return f"{type(error).__name__}: {error}"
     return ""

@@ -355,11 +355,11 @@ class _ShapeRun:
         return self._timings[chosen], tied
 
     def _better(self, challenger: Solution, holder: Solution, keep: float) -> Solution:
-        """Return the challenger if a paired comparison finds it faster than the holder by more than *keep*.
+        """Return the challenger if a paired comparison finds it faster by more than *keep*.
 
         Among many solutions the chip runs hotter, and ratios within rounds decide better than
-        medians of different moments. At the power cap the challenger may not be slower alone either:
-        spending more power gains nothing in a model that keeps the chip busy.
+        medians of different moments. At the power cap the challenger may not be slower alone
+        either: spending more power gains nothing in a model that keeps the chip busy.
         """
         first, second = self._timings[challenger], self._timings[holder]
         if challenger == holder or second.us > first.us * (1 + CLEAR):

@@ -1,8 +1,8 @@
-"""The trial log: JSON lines that several runs append to, and what a run that is started again may reuse of them.
+"""The trial log: JSON lines that several runs append to, and that a resumed run reuses.
 
-Every line is an object with ``schema`` and, from schema 2 on, ``kind``: ``run`` opens a run,
-``trial`` is one `Timing`, ``shape`` is the outcome of one shape, ``end`` closes a run that was not
-interrupted. The lines of schema 1 are trials of no known run.
+Every line is an object with ``schema`` and, from schema 2 on, ``kind``. ``run`` opens a run,
+``trial`` is one `Timing`, ``shape`` is the outcome of one shape, ``end`` closes a complete run. The
+lines of schema 1 are trials of an unknown run.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from tunedgemm.timing import SCHEMA, Timing
 
 _log = logging.getLogger("tunedgemm")
 
-#: How every line begins: what begins like this and is no JSON was cut off when its writer was killed, or the disk was full.
+#: How every line begins. A line that begins so and is not JSON was cut off, by a kill or a full
+#: disk.
 _BEGINNING = '{"schema": '
 
 
 def trials_path(table: Path) -> Path:
-    """The trial log of a table, beside it."""
+    """Return the path of a table's trial log, in the table's folder."""
     return table.with_name(table.name.removesuffix(".csv") + ".trials.jsonl")
 
 
@@ -46,33 +47,33 @@ class Line:
 
     @property
     def kind(self) -> str:
-        """``run``, ``trial``, ``shape`` or ``end``."""
+        """Return ``run``, ``trial``, ``shape`` or ``end``."""
         return str(self.fields.get("kind", "trial"))
 
     @property
     def run(self) -> str:
-        """Id of the run that wrote it, "" in schema 1."""
+        """Return the id of the run that wrote the line, "" in schema 1."""
         return str(self.fields.get("run", ""))
 
     @property
     def subject(self) -> str:
-        """The device and the shape that it is about, as one text."""
+        """Return the line's device and shape as one text."""
         return json.dumps([self.fields.get(name) for name in ("gfx", "cu_num", "device", "shape")], sort_keys=True)
 
     def timing(self) -> Timing:
-        """The trial.
+        """Return the trial.
 
         Raises:
-            TableError: the line says something impossible.
+            TableError: the line has an impossible value.
         """
         with self._blamed():
             return Timing.from_json(self.text)
 
     def where(self) -> tuple[Device, Shape]:
-        """The device, without its index, and the shape.
+        """Return the device, without its index, and the shape.
 
         Raises:
-            TableError: the line lacks one of them, or says something impossible.
+            TableError: the line lacks one of them, or has an impossible value.
         """
         with self._blamed():
             fields = self.fields
@@ -91,11 +92,10 @@ _MOVE = "move the file away, and the next run starts a new one"
 
 
 def read_log(path: Path) -> Iterator[Line]:
-    """The lines of a trial log in their order; what a killed writer left half written is passed over with a warning.
+    """Yield the lines of a trial log in order; skip a killed writer's partial line with a warning.
 
     Raises:
-        TableError: the file cannot be read, is no trial log, or was written by a newer version;
-            names the line.
+        TableError: the file cannot be read, is not a trial log, or is newer; names the line.
     """
     try:
         if not path.is_file():
@@ -127,15 +127,15 @@ def _fields(path: Path, number: int, text: str) -> dict[str, Any] | None:
 
 
 def line(kind: str, run: str, **fields: Any) -> str:
-    """A line as text."""
+    """Return a line as text."""
     return json.dumps({"schema": SCHEMA, "kind": kind, "run": run, **fields}) + "\n"
 
 
 def append(path: Path, lines: Iterable[str]) -> None:
-    """Put whole lines at the end of the file in one write; to be called under `locked`, as others may append, too.
+    """Append whole lines to the file in one write; the caller holds `locked`.
 
     Raises:
-        TableError: the file cannot be written or the disk is full; what was there stands.
+        TableError: the file cannot be written or the disk is full; earlier lines stay.
     """
     data = "".join(lines).encode()
     try:
@@ -152,14 +152,14 @@ def append(path: Path, lines: Iterable[str]) -> None:
 
 def _extend(handle: int, data: bytes) -> None:
     size = os.fstat(handle).st_size
-    if size and os.pread(handle, 1, size - 1) != b"\n":  # a killed writer's half line must not swallow the next
+    if size and os.pread(handle, 1, size - 1) != b"\n":  # the next line must not continue a killed writer's partial line
         data = b"\n" + data
     extend(handle, data)
 
 
 @attrs.define
 class History:
-    """What the earlier runs of a trial log left.
+    """Results of the earlier runs in a trial log.
 
     Attributes:
         runs: the first line of each run, by its id.
@@ -173,7 +173,7 @@ class History:
 
     @classmethod
     def read(cls, path: Path) -> History:
-        """Read a log; one that does not exist has no history.
+        """Read a log; a missing one has no history.
 
         Raises:
             TableError: see `read_log`.
@@ -192,13 +192,13 @@ class History:
         return history
 
     def reusable(self, op: str, identity: Mapping[str, str], alive: Collection[str]) -> Reusable:
-        """The trials and outcomes of interrupted runs of the same kind which no later run has been over.
+        """Return the trials and outcomes of interrupted runs that no later run has replaced.
 
         Args:
             op: name of the op.
             identity: what must be equal for trials to be comparable.
-            alive: runs that go on now. What they resumed is theirs; what an ended run resumed is
-                used up.
+            alive: runs in progress. They own what they resumed; what an ended run resumed is used
+                up.
         """
         taken = {run for by in {*alive, *self.ended} if by in self.runs for run in self.runs[by].fields.get("resumes", ())}
         usable = set()
@@ -218,17 +218,16 @@ class History:
                 left.pop(entry.subject, None)
             if entry.kind == "shape":
                 last[entry.run] = entry.number
-        return Reusable(tuple(tuple(found) for found in left.values()), frozenset(last.values()))
+        return Reusable(tuple(tuple(lines) for lines in left.values()), frozenset(last.values()))
 
 
 @attrs.frozen
 class Reusable:
-    """What a run may reuse.
+    """Lines that a run may reuse.
 
     Attributes:
-        subjects: for each device and shape its trials and its outcomes, in the order of the file.
-        last: numbers of the lines with the last outcome of a run, whose row it may not have lived
-            to write.
+        subjects: for each device and shape its trials and outcomes, in the order of the file.
+        last: line numbers of each run's last outcome, whose row the run may not have written.
     """
 
     subjects: tuple[tuple[Line, ...], ...] = ()
@@ -236,11 +235,11 @@ class Reusable:
 
     @property
     def runs(self) -> list[str]:
-        """The runs that these lines are of."""
-        return sorted({entry.run for found in self.subjects for entry in found})
+        """Return the runs that wrote these lines."""
+        return sorted({entry.run for lines in self.subjects for entry in lines})
 
 
 def _differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
-    """What differs between two identities, in words; "" where nothing does."""
+    """Return the differences between two identities as text, "" if they are equal."""
     names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
     return ", ".join(f"{name} {theirs.get(name, 'unset')!r} instead of {ours.get(name, 'unset')!r}" for name in names)

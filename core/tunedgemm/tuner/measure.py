@@ -1,9 +1,8 @@
-"""Stage 5, measure: finalists race in interleaved rounds; who is clearly slower drops out, and ties end it.
+"""Stage 5, measure: finalists race in interleaved rounds until the slower ones drop out or tie.
 
-Clocks and temperatures drift by more than what decides between two kernels. So nothing is decided
-from times of different moments: solutions are compared by the ratios of their samples within the
-same rounds, and what all samples of a moment have in common is taken out of the times that come
-back.
+Clocks and temperatures drift by more than the difference between two kernels. Solutions are
+therefore compared by the ratios of their samples within the same rounds. The drift that all samples
+of a moment share is removed from the returned times.
 """
 
 from __future__ import annotations
@@ -22,36 +21,38 @@ from tunedgemm.tuner.trial import Sample, Samples
 
 _log = logging.getLogger("tunedgemm")
 
-#: Rounds between two looks at who is behind; the first two looks come early, for most finalists are far behind.
+#: Rounds between two evaluations; the first two come early, because most finalists are far behind.
 BLOCK, FIRST_BLOCKS = 8, 4
-#: Ratios closer to 1 than this count as equal, as they do when a winner is selected.
+#: Ratios closer to 1 than this count as equal, as in the selection of the winner.
 CLOSE = 0.005
-#: In fewer rounds than a block, which make no interval to rely on, only who is behind by this in each of them drops out.
+#: Fewer rounds than a block give no reliable interval: then only a finalist behind by this drops
+#: out.
 FAR = 0.03
-#: Rounds of a duel at most.
+#: Most rounds of a paired comparison.
 COMPARISON_ROUNDS = 51
-#: Seconds of calls of one solution alone, and how often it has its turn: on an H200 at its power cap what was 1.07 times as fast as torch's
-#: call in rounds was so still in blocks of 0.1 s, 1.03 times in blocks of 0.4 s.
+#: Seconds of calls of one solution alone, and its turns. On an H200 at its power cap, one kernel
+#: was 1.07 times as fast as torch's call in rounds and in blocks of 0.1 s. In blocks of 0.4 s it
+#: was 1.03 times as fast.
 STEADY_S, TURNS = 0.4, 3
 #: Fewest rounds before ties end a race.
 FEWEST_ROUNDS = 16
-#: Half widths of intervals in standard deviations: of a median that is reported, and of one that is looked at after
-#: every block, among many.
+#: Half widths of intervals in standard deviations: of a reported median, and of one evaluated after
+#: every block.
 REPORTED, REPEATED = 1.96, 3.0
-#: Rounds to each side over which drift is smoothed: several medians' worth, and short beside how clocks move.
+#: Rounds to each side over which drift is smoothed: several medians' worth, and short compared with
+#: clock changes.
 REACH = 4
 
 
 @attrs.frozen
 class Effort:
-    """What may be spent on one race.
+    """Limits of one race.
 
     Attributes:
-        warmup: rounds that are run and not counted.
+        warmup: rounds that run and do not count.
         iters: most rounds that count.
-        seconds: device seconds, the warm-up's included; the first block of rounds is run whatever
-            it takes.
-        deadline: by `time.monotonic`; no block is begun after it but the first.
+        seconds: device seconds, with the warm-up's; the first block of rounds always runs.
+        deadline: by `time.monotonic`; only the first block begins after it.
     """
 
     warmup: int
@@ -61,7 +62,7 @@ class Effort:
 
 
 def median_and_noise(samples: Sequence[float]) -> tuple[float, float]:
-    """The median and the half width of its 95 % interval by order statistics, relative to it."""
+    """Return the median and the relative half width of its 95 % interval by order statistics."""
     median, low, high = _interval(samples, REPORTED)
     return median, (high - low) / 2 / median if median else 0.0
 
@@ -72,77 +73,80 @@ def race(
     sample: Sample,
     effort: Effort,
     spared: Solution | None,
-    beside: Solution | None = None,
+    ineligible: Solution | None = None,
 ) -> dict[Solution, Samples | Timing]:
-    """Time finalists in interleaved rounds until it is clear which are the fastest, or the effort is spent.
+    """Time finalists in interleaved rounds until the fastest are known, or the effort is spent.
 
     Args:
-        shape: what is timed, for the log.
+        shape: the shape, for the log.
+        finalists: the solutions to time.
+        sample: takes the samples.
+        effort: limits of the race.
         spared: a finalist that stays to the end, however slow.
-        beside: a finalist that is not to be chosen: nobody drops out because it is faster.
+        ineligible: a finalist that may not win: it makes no other drop out.
 
     Returns:
-        A solution's samples in the order of the rounds, fewer where it dropped out, each without
-        the drift of its moment; or the Timing that says how it failed.
+        A solution's samples in the order of the rounds, without drift, fewer if it dropped out; or
+        the Timing of its failure.
     """
     lost: dict[Solution, Samples | Timing] = {}
     left = list(dict.fromkeys(finalists))
     while True:
-        run = _Race(sample, effort, frozenset({spared} if spared else ()), left, beside)
+        run = _Race(sample, effort, frozenset({spared} if spared else ()), left, ineligible)
         run.run(effort.iters)
         _log.debug("%s: %d finalists, %d to the end, %.2f s of the device", shape, len(left), len(run.racing), run.seconds)
         if not run.upset:
             return {**lost, **run.answers()}
-        # Whom the one that failed had beaten was dropped too early: the rest race once more.
+        # The failed solution made others drop out too early, so the rest race again.
         lost |= {solution: timing for solution, timing in run.answers().items() if isinstance(timing, Timing)}
         left = [solution for solution in left if solution not in lost]
         effort = attrs.evolve(effort, warmup=0, seconds=effort.seconds - run.seconds)
 
 
 def paired_comparison(few: Sequence[Solution], sample: Sample, effort: Effort) -> dict[Solution, Samples | Timing]:
-    """The last comparison, of a few alone, none of which drops out: beside many candidates the chip runs hotter than beside one."""
+    """Compare a few solutions alone, without dropouts: among many the chip runs hotter."""
     run = _Race(sample, effort, frozenset(few), list(dict.fromkeys(few)))
     run.run(min(effort.iters, COMPARISON_ROUNDS))
     return run.answers()
 
 
 def steady(few: Mapping[Solution, Samples], sample: Sample) -> dict[Solution, Samples | Timing]:
-    """Time a few each by itself, for as long as a chip takes to come to the clock that it keeps under it.
+    """Time a few solutions each alone, until the chip settles at its clock.
 
-    A chip at its power cap needs for a call as long as its energy lasts. In rounds that mix
-    solutions all run at one clock, and who saves time by spending more in it seems faster than a
-    model finds it to be.
+    A chip at its power cap needs for a call as long as its energy lasts. Rounds that mix solutions
+    run at one clock. A solution that saves time by spending more power seems faster there than in a
+    model.
 
     Args:
-        few: what is timed, with the samples that are known.
+        few: the solutions, with their known samples.
+        sample: takes the samples.
 
     Returns:
-        The samples of the second half of each turn, as many of each; or the Timing that says how
-        one failed.
+        The samples of the second half of each turn, or the Timing of a failure.
     """
-    found: dict[Solution, Samples | Timing] = {}
+    answers: dict[Solution, Samples | Timing] = {}
     rounds = max(2, math.ceil(STEADY_S * 1e6 / min(_median(known.us) * known.calls for known in few.values())))
     for turn in range(TURNS):
         for solution in list(few)[:: -1 if turn % 2 else 1]:
-            before = found.get(solution)
-            if isinstance(before, Timing):
+            earlier = answers.get(solution)
+            if isinstance(earlier, Timing):
                 continue
             answer = sample((solution,), rounds)[solution]
             if isinstance(answer, Samples):
-                answer = attrs.evolve(answer, us=(before.us if before else ()) + answer.us[len(answer.us) // 2 :])
-            found[solution] = answer
-    return found
+                answer = attrs.evolve(answer, us=(earlier.us if earlier else ()) + answer.us[len(answer.us) // 2 :])
+            answers[solution] = answer
+    return answers
 
 
 @attrs.define(eq=False)
 class _Race:
-    """Rounds so far: whoever is racing has a sample of every round, who dropped out those of the first ones."""
+    """Rounds so far: racing solutions have a sample of every round, dropouts those of the first."""
 
     sample: Sample
     effort: Effort
     spared: frozenset[Solution]
     racing: list[Solution]
-    beside: Solution | None = None
+    ineligible: Solution | None = None
     seconds: float = 0.0
     upset: bool = False
     _times: dict[Solution, list[float]] = attrs.field(factory=dict)
@@ -150,7 +154,7 @@ class _Race:
     _failed: dict[Solution, Timing] = attrs.field(factory=dict)
 
     def run(self, rounds: int) -> None:
-        """Race for *rounds* at most, or until someone fails after others were dropped."""
+        """Race for at most *rounds*, or until a solution fails after others were dropped."""
         if self.effort.warmup:
             self._block(self.effort.warmup, counted=False)
         done = 0
@@ -166,14 +170,14 @@ class _Race:
                 break
 
     def answers(self) -> dict[Solution, Samples | Timing]:
-        """What came of each solution."""
+        """Return the samples or the failure of each solution."""
         drift = self._drift()
-        found: dict[Solution, Samples | Timing] = dict(self._failed)
+        answers: dict[Solution, Samples | Timing] = dict(self._failed)
         for solution, times in self._times.items():
             if solution not in self._failed:
                 us = tuple(us / factor for us, factor in zip(times, drift, strict=False))
-                found[solution] = attrs.evolve(self._last[solution], us=us)
-        return found
+                answers[solution] = attrs.evolve(self._last[solution], us=us)
+        return answers
 
     def _block(self, rounds: int, counted: bool) -> None:
         answers = self.sample(self.racing, rounds)
@@ -194,13 +198,13 @@ class _Race:
         self.racing = racing
 
     def _affordable(self) -> int:
-        """Rounds of those still racing that the device seconds left suffice for."""
+        """Return how many rounds of the racing solutions the remaining device seconds allow."""
         cost = sum(self._times[solution][-1] * self._last[solution].calls * 1e-6 for solution in self.racing)
         return int(min((self.effort.seconds - self.seconds) / max(cost, 1e-9), BLOCK))
 
     def _decided(self, done: int) -> bool:
-        """Drop who is clearly slower; whether what is left is known well enough."""
-        rivals = [solution for solution in self.racing if solution != self.beside] or self.racing
+        """Drop the clearly slower solutions; return whether the rest is known well enough."""
+        rivals = [solution for solution in self.racing if solution != self.ineligible] or self.racing
         best = min(rivals, key=lambda solution: _interval(self._times[solution], REPEATED)[0])
         left, open_questions = [best], 0
         for solution in self.racing:
@@ -222,14 +226,17 @@ class _Race:
         return [us / factor for us, factor in zip(self._times[solution], self._drift(), strict=True)]
 
     def _drift(self) -> list[float]:
-        """How slow the device was in each round, 1 being usual: the smoothed median over those who ran in all of them."""
+        """Return the slowdown of each round, 1 being usual.
+
+        It is the smoothed median over the solutions that ran in all rounds.
+        """
         rounds = max((len(self._times[solution]) for solution in self.racing), default=0)
         whole = [self._times[solution] for solution in self.racing]
         if not whole:
             return [1.0] * max(map(len, self._times.values()), default=0)
         relative = [[us / _median(times) for us in times] for times in whole]
-        around = [range(max(0, at - REACH), min(rounds, at + REACH + 1)) for at in range(rounds)]
-        factors = [_median([times[place] for times in relative for place in places]) for places in around]
+        around = [range(max(0, number - REACH), min(rounds, number + REACH + 1)) for number in range(rounds)]
+        factors = [_median([times[number] for times in relative for number in numbers]) for numbers in around]
         usual = _median(factors)
         return [factor / usual for factor in factors]
 
@@ -240,7 +247,10 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _interval(values: Sequence[float], sigmas: float) -> tuple[float, float, float]:
-    """The median and its interval: the binomial deviation of the median's rank is half the root of the count."""
+    """Return the median and its interval.
+
+    By the binomial distribution, the deviation of the median's rank is half the root of the count.
+    """
     ordered, count = sorted(values), len(values)
     reach = sigmas * math.sqrt(count) / 2
     return _median(ordered), ordered[max(0, int(count / 2 - reach))], ordered[min(count - 1, int(count / 2 + reach))]

@@ -1,4 +1,4 @@
-"""Stage 1, plan: which shapes are to be tuned, in which order, and what their table holds already."""
+"""Stage 1, plan: which shapes to tune, in which order, and what their table already has."""
 
 from __future__ import annotations
 
@@ -22,25 +22,31 @@ from tunedgemm.tuner.trial import Options, Task
 
 @attrs.frozen
 class Plan:
-    """The shapes to tune, in order, and those to leave out: empty, or tuned already (with ``--stale``: not stale)."""
+    """The shapes to tune, in order, and those to skip.
+
+    Skipped are empty shapes and tuned ones; with ``--stale``, those whose row is not stale.
+    """
 
     tasks: tuple[Task, ...]
     skipped: tuple[Shape, ...]
 
 
-#: Shapes as they come in: an untuned CSV, shapes with how often the workload runs them, shapes alone; None is what capture wrote.
+#: Sources of shapes: an untuned CSV, shapes with their counts, shapes alone; None is the captured
+#: file.
 Source = Path | Mapping[Shape, int] | Iterable[Shape] | None
 
 
 def requested(op: Op, source: Source, stale: Path | None = None) -> list[tuple[Shape, int]]:
-    """The shapes of a source with their counts.
+    """Return the shapes of a source with their counts.
 
     Args:
-        stale: the output table where its stale rows are to be tuned: without *source* its own
-            shapes are the request.
+        op: the op of the shapes.
+        source: see `Source`.
+        stale: the output table if its stale rows are to be tuned: without *source*, its shapes are
+            the request.
 
     Raises:
-        TableError: there is no such file, or it is no list of this op's shapes.
+        TableError: the file is missing, or does not list shapes of this op.
     """
     if stale is not None and not present(stale):
         raise TableError(f"--stale tunes rows of a table again, and there is no {stale}; leave --stale out, or name the table with -o")
@@ -60,7 +66,7 @@ def requested(op: Op, source: Source, stale: Path | None = None) -> list[tuple[S
 
 
 def captured_ops(op: Op) -> list[str]:
-    """The other ops of which captured shapes are there."""
+    """Return the other ops that have captured shapes."""
     return [other.name for other in ops().values() if other.name != op.name and present(untuned_path(other))]
 
 
@@ -72,15 +78,18 @@ def plan(
     options: Options,
     libvers: Mapping[str, str] = MappingProxyType({}),
 ) -> Plan:
-    """Fold duplicates, take this run's shard, leave out what needs no tuning; smallest N first, or with a budget by cost.
+    """Fold duplicates, take this run's shard, and skip what needs no tuning.
+
+    Tasks are in order of N; with a budget, in order of cost.
 
     Args:
-        listed: shapes and how often the workload runs them.
+        op: the op to tune.
+        listed: shapes and their counts in the workload.
         output: the tuned CSV; it need not exist.
-        device: the rows of which device count as tuned.
-        options: ``all``, ``stale``, ``shard``, ``budget``, ``whole`` and ``batch_invariant`` (the
-            rows for any M count) matter here.
-        libvers: version of the library of each libtype in use; asked for with ``stale``.
+        device: rows of this device count as tuned.
+        options: read are ``all``, ``stale``, ``shard``, ``budget``, ``whole`` and
+            ``batch_invariant`` (rows for any M count then).
+        libvers: library version of each libtype; read with ``stale``.
 
     Raises:
         TableError: the output exists and cannot be read.
@@ -104,26 +113,29 @@ def plan(
 
 
 def groups(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:
-    """The tasks that one row for any M (M = 0) would serve, together."""
-    found: dict[Shape, tuple[Task, ...]] = {}
+    """Group the tasks that one row for any M (M = 0) would serve."""
+    by_group: dict[Shape, tuple[Task, ...]] = {}
     for task in tasks:
         group = _group(task.shape)
-        found[group] = (*found.get(group, ()), task)
-    return list(found.values())
+        by_group[group] = (*by_group.get(group, ()), task)
+    return list(by_group.values())
 
 
 def _group(shape: Shape) -> Shape:
-    """The shape of the row for any M."""
+    """Return the shape of the row for any M."""
     return key_shape(attrs.evolve(shape, m=0))
 
 
 def _place(shape: Shape) -> tuple[int, int, int, str]:
-    """N, K, M, and the rest so that every machine orders one list alike."""
+    """Return N, K, M, and the rest, so that every machine orders a list alike."""
     return shape.n, shape.k, shape.m, f"{shape} {shape.bias_dtype}"
 
 
 def _share(shapes: list[Shape], options: Options) -> list[Shape]:
-    """The shapes of this shard: every n-th; with ``--batch-invariant`` whole groups, as each gets one row for all its M."""
+    """Return the shapes of this shard: every n-th one.
+
+    With ``--batch-invariant``, a shard has whole groups, since all M of a group get one row.
+    """
     part, parts = options.shard
     if not options.batch_invariant:
         return shapes[part - 1 :: parts]
@@ -137,7 +149,10 @@ def _share(shapes: list[Shape], options: Options) -> list[Shape]:
 
 
 def _costliest_first(op: Op, tasks: list[Task], device: Device, grouped: bool) -> list[Task]:
-    """By count x roofline time, descending: where a budget ends early, what matters most has been tuned; *grouped* by (N, K)."""
+    """Sort by count x roofline time, descending; with *grouped*, by the totals of each (N, K).
+
+    If a budget ends early, the most important shapes are tuned.
+    """
     costs = {task: task.count * cost(op, task.shape, device) for task in tasks}
     groups = {task: _group(task.shape) if grouped else task.shape for task in tasks}
     totals: dict[Shape, float] = {}
@@ -147,7 +162,10 @@ def _costliest_first(op: Op, tasks: list[Task], device: Device, grouped: bool) -
 
 
 def _rows_of(op: Op, output: Path, device: Device) -> dict[Shape, Row]:
-    """The valid rows of a device by shape; one that names the device goes before one that leaves its name open, then the fastest."""
+    """Return the valid rows of a device by shape.
+
+    A row that names the device has priority over one without a name; then the fastest wins.
+    """
     if not present(output):
         return {}
     rows = [

@@ -1,4 +1,6 @@
-"""Processes that may die: spawned, quiet about Ctrl-C, and gone with their parent; and how the tuner's own is stopped."""
+"""Child processes that may die, ignore Ctrl-C and end with their parent; and the tuner's own
+SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from pebble import ProcessPool
 
 
 def spawned_pool(size: int, begin: Callable[..., None] | None = None, *arguments: Any) -> ProcessPool:
-    """A pool of processes that are replaced when they die; *begin* is called first in each.
+    """Return a pool of processes that are replaced when they die; *begin* runs first in each.
 
     They are spawned: a forked one would inherit a device context, which it may not use.
     """
@@ -28,7 +30,7 @@ def spawned_pool(size: int, begin: Callable[..., None] | None = None, *arguments
 
 
 def _begin(level: int, begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
-    """In the child, before anything else."""
+    """Prepare the child before anything else."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     logging.basicConfig(level=level, format="tunedgemm: %(message)s")
     _die_with_parent()
@@ -37,7 +39,10 @@ def _begin(level: int, begin: Callable[..., None] | None, arguments: tuple[Any, 
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process when its parent ends: a thread here could not, while a call holds the interpreter's lock."""
+    """Make the kernel end this process with its parent.
+
+    A thread could not, while a call holds the interpreter's lock.
+    """
     parent = multiprocessing.parent_process()
     if parent is not None:
         pipe = parent.sentinel  # nothing is written to it; it closes with the parent, and SIGIO, unhandled, is the end
@@ -48,18 +53,18 @@ def _die_with_parent() -> None:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: the run ends as after Ctrl-C."""
+    """SIGTERM arrived: the run ends as after Ctrl-C."""
 
 
 @contextlib.contextmanager
 def stopped_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end what is inside as Ctrl-C does, where this is the main thread; a second one changes nothing.
+    """Let SIGTERM end the context as Ctrl-C does, in the main thread; a second one has no effect.
 
-    coreutils' ``timeout`` sends two at once, to the process and to its group: raised while the
-    first is on its way out, the second would break the locks that are being let go.
+    coreutils' ``timeout`` sends two at once, to the process and to its group. Raised during the
+    exit, the second would break the locks that are being released.
 
     Raises:
-        Terminated: it came.
+        Terminated: SIGTERM arrived.
     """
 
     def stop(*_: object) -> None:
@@ -77,7 +82,10 @@ def stopped_by_sigterm() -> Iterator[None]:
 
 
 def cpu_seconds(pid: int | None) -> float:
-    """Processor seconds that a process has used so far; 0 where it is gone (proc(5): utime and stime, in clock ticks)."""
+    """Return the processor seconds that a process has used, 0 if it is gone.
+
+    They are utime and stime of proc(5), in clock ticks.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -86,7 +94,7 @@ def cpu_seconds(pid: int | None) -> float:
 
 
 def exit_reason(exitcode: int) -> str:
-    """How a process ended, in words."""
+    """Return how a process ended, as text."""
     if exitcode < 0:
         try:
             return f"killed by {signal.Signals(-exitcode).name}"

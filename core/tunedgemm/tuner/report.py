@@ -1,4 +1,4 @@
-"""What people see of tuning: its progress while it runs, and its summary."""
+"""The user's view of tuning: its progress, and its summary."""
 
 from __future__ import annotations
 
@@ -23,49 +23,54 @@ from tunedgemm.timing import STATUSES, Timing
 from tunedgemm.tuner.log import trials_path
 from tunedgemm.tuner.trial import Event, Outcome, Place, Planned, Report, Step, Task
 
-#: Columns of text where the output is a file or a pipe, which has no width of its own.
+#: Columns of text in a file or a pipe, which have no width.
 FILE_WIDTH = 160
-#: The summary has a table of the shapes from this width on; each had a line of its own before.
+#: The summary has a table of the shapes from this width on; narrower output has no table.
 TABLE_WIDTH = 80
-#: That table is left out for more shapes than this, unless it is to be verbose.
+#: Without -v, more shapes than this omit the table.
 MOST_ROWS = 50
-#: Examples that the summary gives of one thing, unless it is to be verbose.
+#: Examples of one kind of fault in the summary, without -v.
 EXAMPLES = 3
 #: A row counts as slower than torch below this gain: noise alone makes 2 %.
 SLOWER = 1 / 1.02
-#: What becomes of a solution in a healthy run; other statuses are named in the summary.
+#: Statuses of a healthy run; the summary names solutions with other statuses.
 HEALTHY = ("ok", "screened", "unsupported", "out_of_resources", "nondeterministic", "batch_variant")
 
 _DOING = {"list": "listing", "compile": "compiling", "check": "checking", "screen": "screening", "time": "timing"}
 
 
 def console() -> Console:
-    """Standard output; wide where it is no terminal, so that lines of a log stay whole."""
+    """Return standard output; wide unless it is a terminal, so that lines of a log stay whole."""
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else FILE_WIDTH
     return Console(width=wide, highlight=False)
 
 
 class Progress:
-    """Shows a run: a context manager, and what `tune` calls with every event, from any thread.
+    """Shows a run: a context manager that `tune` calls with every event, from any thread.
 
-    On a terminal a display that is kept up to date: shapes done, time left, and what each device is
-    busy with. Each shape that is done leaves one line, which is all that is printed where the
-    output is no terminal. Output that nobody takes any more is given up, and the run goes on.
+    A terminal shows the shapes done, the time left, and each device's activity. Each finished shape
+    leaves one line, and other output has only these lines. If the output closes, the run goes on.
 
     Attributes:
-        planned: what the run said that it would do, or None.
-        outcomes: the shapes that are done.
+        planned: the plan of the run, or None.
+        outcomes: the finished shapes.
     """
 
     def __init__(self, *, verbose: bool = False, budget: float = 0.0, output: Console | None = None) -> None:
-        """Args: verbose: every solution's status, too; budget: wall seconds of the run, 0 for no limit; output: standard output."""
+        """Create the display.
+
+        Args:
+            verbose: show every solution's status, too.
+            budget: wall seconds of the run, 0 for no limit.
+            output: the console; by default standard output.
+        """
         self.planned: Planned | None = None
         self.outcomes: list[Outcome] = []
         self._verbose, self._budget = verbose, budget
         self._console = output or console()
         self._lock = threading.Lock()
         self._places: dict[tuple[str, int], Place] = {}
-        self._lanes: dict[tuple[str, int], Step] = {}
+        self._busy: dict[tuple[str, int], Step] = {}
         self._since: dict[tuple[str, int], float] = {}
         self._spent: list[float] = []
         self._start = time.monotonic()
@@ -92,35 +97,36 @@ class Progress:
             self._live = None
 
     def __call__(self, place: Place | None, event: Event) -> None:
-        """Take note of what happened at *place*; None is the run as a whole."""
+        """Record an event at *place*; None is the run as a whole."""
         now, text = time.monotonic(), None
         with self._lock:
             if isinstance(event, Planned):
                 self.planned = event
                 self._places |= {_key(place): place for place in event.places}
-            if place is not None:
-                self._places[_key(place)] = place
-            if isinstance(event, Step) and place is not None:
-                self._vacate(event.task, but=_key(place))
-                self._lanes[_key(place)] = event
-                self._since.setdefault(_key(place), now)
+            key = None if place is None else _key(place)
+            if place is not None and key is not None:
+                self._places[key] = place
+            if isinstance(event, Step) and key is not None:
+                self._vacate(event.task, but=key)
+                self._busy[key] = event
+                self._since.setdefault(key, now)
             if isinstance(event, Outcome):
-                began = self._since.get(_key(place)) if place is not None else None
+                began = self._since.get(key) if key is not None else None
                 self._vacate(event.task)
-                if not event.task.only:  # a few solutions once more, of a shape that is done, are no shape
+                if not event.task.only:  # more solutions of a finished shape do not count
                     self.outcomes.append(event)
                     self._spent += [] if began is None else [now - began]
-                    text = self._told(event, place)
+                    text = self._outcome_line(event, place)
         if text is not None:
             self._print(text)
 
     def _vacate(self, task: Task, but: tuple[str, int] | None = None) -> None:
-        """A shape is in one place: it is done, or where a lane died with it, another has it now."""
-        for key in [key for key, step in self._lanes.items() if step.task.shape == task.shape and key != but]:
-            del self._lanes[key], self._since[key]
+        """Remove a shape from other devices: it is done, or another device took it over."""
+        for key in [key for key, step in self._busy.items() if key != but and step.task.shape == task.shape]:
+            del self._busy[key], self._since[key]
 
     def _print(self, text: Text) -> None:
-        """Print outside our own lock: the display's thread takes it while it holds the console's."""
+        """Print outside this object's lock, which the display's thread takes after the console's."""
         if self._unread:
             return
         try:
@@ -129,7 +135,7 @@ class Progress:
         except (OSError, ValueError, SystemExit):  # rich turns a broken pipe into SystemExit
             self._unread = True
 
-    def _told(self, outcome: Outcome, place: Place | None) -> Text:
+    def _outcome_line(self, outcome: Outcome, place: Place | None) -> Text:
         number = f"{len(self.outcomes)}/{len(self.planned.tasks)} " if self.planned else ""
         where = f", {_label(place, self._nodes())}" if place is not None and len(self._places) > 1 else ""
         text = Text(f"{number}{_line(outcome)}{where}", style="red" if outcome.winner is None else "")
@@ -138,22 +144,25 @@ class Progress:
         return text
 
     def _nodes(self) -> bool:
-        """Whether the places lie in several nodes, so that the node's name tells something."""
+        """Return whether the places are on several nodes, so that a node's name is useful."""
         return len({place.node for place in self._places.values()}) > 1
 
     def left(self, now: float) -> float | None:
-        """Seconds until the run is done, from what the shapes took so far and the lanes at work; None while that is unknown."""
+        """Return the estimated seconds to the end of the run, None while unknown.
+
+        The estimate uses the times of finished shapes and the running ones.
+        """
         if self.planned is None or not self._spent:
             return None
         mean = sum(self._spent) / len(self._spent)
-        waiting = max(len(self.planned.tasks) - len(self.outcomes) - len(self._lanes), 0)
-        gone = [now - self._since[key] for key in self._lanes]
-        running = sum(max(mean - seconds, seconds / 4) for seconds in gone)  # one that takes longer than the mean is not done at once
-        guess = (waiting * mean + running) / (len(self._lanes) or len(self._places) or 1)
+        waiting = max(len(self.planned.tasks) - len(self.outcomes) - len(self._busy), 0)
+        gone = [now - self._since[key] for key in self._busy]
+        running = sum(max(mean - seconds, seconds / 4) for seconds in gone)  # one beyond the mean still needs some time
+        guess = (waiting * mean + running) / (len(self._busy) or len(self._places) or 1)
         return max(min(guess, self._budget - (now - self._start)), 0.0) if self._budget else guess
 
     def display(self) -> RenderableType:
-        """What the terminal shows below the lines of the shapes that are done."""
+        """Return the display below the lines of the finished shapes."""
         with self._lock:
             now, width, height = time.monotonic(), self._console.width, self._console.height
             if self.planned is None and not self._places:
@@ -161,25 +170,25 @@ class Progress:
             done, total = len(self.outcomes), len(self.planned.tasks) if self.planned else 0
             left = self.left(now)
             kind = "CPUs" if all(place.device.kind == "cpu" for place in self._places.values()) else "GPUs"
-            words = [f"{done} of {total} shapes" if total else f"{done} shapes", f"{len(self._lanes)} of {len(self._places)} {kind} busy"]
+            words = [f"{done} of {total} shapes" if total else f"{done} shapes", f"{len(self._busy)} of {len(self._places)} {kind} busy"]
             if ratio := _weighted(self.outcomes):
                 words.append(f"{ratio:.2f}x torch so far")
             words.append(f"{_clock(now - self._start)} gone" + ("" if left is None else f", about {_clock(left)} left"))
-            lanes = self._rows(width, max(height - 5, 1))
+            rows = self._rows(width, max(height - 5, 1))
         bar = Table.grid()
         bar.add_row(ProgressBar(total=max(total, 1), completed=done, width=min(width, 72)))
-        return Group(bar, Text(" · ".join(words)), lanes)
+        return Group(bar, Text(" · ".join(words)), rows)
 
     def _rows(self, width: int, most: int) -> Table:
-        """What each device is busy with; columns for which a narrow terminal has no room are left out."""
+        """Return each device's activity; a narrow terminal omits columns."""
         shown = (0, 1, 2, 3) if width >= 80 else (0, 1, 3) if width >= 50 else (0, 1)
         table = Table.grid(padding=(0, 2), expand=True)
         for column in shown:
             ratio = (None, 4, 5, None)[column]
             table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio, justify="right" if column == 3 else "left")
         nodes = self._nodes()
-        keys = sorted(self._places, key=lambda key: (key not in self._lanes, key))  # the busy ones first
-        rows = [(_label(self._places[key], nodes), self._lanes.get(key)) for key in keys]
+        keys = sorted(self._places, key=lambda key: (key not in self._busy, key))  # the busy ones first
+        rows = [(_label(self._places[key], nodes), self._busy.get(key)) for key in keys]
         for label, step in rows[:most]:
             cells = (label, *_cells(step))
             table.add_row(*(Text(cells[column], style="dim" if step is None else "") for column in shown))
@@ -189,9 +198,13 @@ class Progress:
 
 
 def summary(report: Report, verbose: bool = False, output: Console | None = None, *, stale: bool = False) -> None:
-    """Print what a run gave: a table of the shapes, what failed and why, ties, gains, where the time went, where everything lies.
+    """Print the result of a run: shapes, failures with reasons, ties, gains, seconds and paths.
 
-    With *stale* the run was one of ``--stale``, which leaves out other shapes for other reasons.
+    Args:
+        report: the result.
+        verbose: list everything.
+        output: the console; by default standard output.
+        stale: the run had ``--stale``, which skips other shapes for other reasons.
     """
     output = output or console()
     if report.outcomes and output.width >= TABLE_WIDTH and (verbose or len(report.outcomes) <= MOST_ROWS):
@@ -210,10 +223,10 @@ def _table(report: Report, width: int) -> Table:
     for heading in shown:
         table.add_column(heading, justify="left" if heading in ("shape", "winner") else "right", overflow="fold")
     for outcome in report.outcomes:
-        winner, reference = outcome.winner, outcome.reference
+        winner, baseline = outcome.winner, outcome.baseline
         cells = {"shape": sizes(outcome.task.shape), "winner": "nothing passed"}
-        if reference is not None and reference.us:
-            cells["torch us"] = f"{reference.us:.2f}"
+        if baseline is not None and baseline.us:
+            cells["torch us"] = f"{baseline.us:.2f}"
         if winner is not None:
             cells |= {"winner": str(winner.solution), "us": f"{winner.us:.2f}", "± %": f"{winner.noise * 100:.1f}"}
             cells["tied"] = str(outcome.tied)
@@ -239,8 +252,8 @@ def _verdict(report: Report, verbose: bool) -> Iterator[str]:
     if timings:
         yield f"solutions: {_counts(timings)}"
     for status in STATUSES:
-        told = [f"{t.solution} on {t.shape}: {_short(t.detail)}" for t in timings if t.status == status and status not in HEALTHY]
-        yield from _listed(f"{status} ({STATUSES[status]})", told, some)
+        examples = [f"{t.solution} on {t.shape}: {_short(t.detail)}" for t in timings if t.status == status and status not in HEALTHY]
+        yield from _listed(f"{status} ({STATUSES[status]})", examples, some)
     for outcome in report.failed:
         yield f"failed: {outcome.task.shape}: {why_failed(outcome)}"
         bad = [timing for timing in outcome.timings if timing.status != "ok"]
@@ -255,7 +268,7 @@ def _verdict(report: Report, verbose: bool) -> Iterator[str]:
 
 
 def _ending(report: Report, stale: bool) -> Iterator[str]:
-    """The last lines: how many of what, and where it lies."""
+    """Yield the last lines: the counts, and the paths."""
     failed = len(report.failed)
     counts = f"{len(report.outcomes) - failed} tuned, {failed} failed"
     why = "--stale: no rows of this device, or of the library's present version" if stale else "tuned already; --all tunes them again"
@@ -270,35 +283,35 @@ def _ending(report: Report, stale: bool) -> Iterator[str]:
         yield f"every trial: {log}"
 
 
-def _listed(heading: str, found: Sequence[str], most: int | None) -> Iterator[str]:
-    """A heading and what belongs below it, at most so many; nothing where there is nothing."""
-    if found:
-        yield f"{heading}: {len(found)}"
-        yield from (f"  {text}" for text in found[:most])
-        if most is not None and len(found) > most:
-            yield f"  ... {len(found) - most} more; -v lists them"
+def _listed(heading: str, lines: Sequence[str], most: int | None) -> Iterator[str]:
+    """Yield a heading and at most so many lines; nothing without lines."""
+    if lines:
+        yield f"{heading}: {len(lines)}"
+        yield from (f"  {text}" for text in lines[:most])
+        if most is not None and len(lines) > most:
+            yield f"  ... {len(lines) - most} more; -v lists them"
 
 
 def _counts(timings: Iterable[Timing]) -> str:
-    """``12 ok, 3 wrong``: statuses in the order of `STATUSES`."""
+    """Return ``12 ok, 3 wrong``: statuses in the order of `STATUSES`."""
     counts = Counter(timing.status for timing in timings)
     return ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
 
 
 def why_failed(outcome: Outcome) -> str:
-    """Why a shape failed: how many solutions ended how, or what kept it from being tried."""
-    told = [_short(outcome.reason), _counts(timing for timing in outcome.timings if timing.status != "ok")]
+    """Return why a shape failed: the statuses of its solutions, or why it was not tried."""
+    reasons = [_short(outcome.reason), _counts(timing for timing in outcome.timings if timing.status != "ok")]
     if right := sorted({timing.solution.libtype for timing in outcome.timings if timing.status == "ok"}):
-        told.append(f"{', '.join(right)} is right, but not among the libtypes asked for")
-    return "; ".join(filter(None, told)) or "no backend offered a solution"
+        reasons.append(f"{', '.join(right)} is right, but not among the libtypes asked for")
+    return "; ".join(filter(None, reasons)) or "no backend offered a solution"
 
 
 def _weighted(outcomes: Iterable[Outcome]) -> float:
-    """Time of all calls with torch over that with the winners; 0 where nothing can be compared."""
+    """Return the time of all calls with torch over that with the winners; 0 without any."""
     before = after = 0.0
     for outcome in outcomes:
-        if outcome.gain and outcome.reference is not None:
-            weight = max(outcome.task.count, 1) * outcome.reference.us
+        if outcome.gain and outcome.baseline is not None:
+            weight = max(outcome.task.count, 1) * outcome.baseline.us
             before, after = before + weight, after + weight / outcome.gain
     return before / after if after else 0.0
 
@@ -312,7 +325,7 @@ def _seconds(outcomes: Iterable[Outcome]) -> str:
 
 
 def _line(outcome: Outcome) -> str:
-    """One line of what became of a shape."""
+    """Return one line about the outcome of a shape."""
     winner = outcome.winner
     if winner is None:
         return f"{outcome.task.shape}: nothing passed ({why_failed(outcome)})"
@@ -321,7 +334,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def _details(outcome: Outcome) -> Iterator[str]:
-    """Every solution's time and status, best first, and where the seconds went."""
+    """Yield each solution's time and status, best first, and the seconds by activity."""
     for timing in sorted(outcome.timings, key=lambda timing: (timing.status != "ok", timing.us)):
         us = f"{timing.us:9.2f} us" if timing.us else " " * 12
         yield f"{us}  {timing.status:16} {timing.solution}  {_short(timing.detail)}".rstrip()
@@ -330,34 +343,34 @@ def _details(outcome: Outcome) -> Iterator[str]:
 
 
 def _short(detail: str) -> str:
-    """A reason on one line."""
+    """Return a reason on one line."""
     return " ".join(detail.split())[:200]
 
 
 def _cells(step: Step | None) -> tuple[str, str, str]:
-    """Shape, activity and best so far of a lane."""
+    """Return shape, activity and best time so far of a device."""
     if step is None:
         return "", "idle", ""
     best = ""
     if step.best is not None:
-        gain = f"  {step.reference_us / step.best[1]:.2f}x" if step.reference_us and step.best[1] else ""
+        gain = f"  {step.baseline_us / step.best[1]:.2f}x" if step.baseline_us and step.best[1] else ""
         best = f"{step.best[1]:.2f} us{gain}"
     solution = f" {step.solution}" if step.solution else f", best {step.best[0]}" if step.best else ""
     return sizes(step.task.shape), f"{_DOING.get(step.activity, step.activity)}{solution}", best
 
 
 def sizes(shape: Shape) -> str:
-    """A shape in short: without its op, with one dtype where they are the same."""
+    """Return a shape without its op, with one dtype if both are equal."""
     return str(shape).removeprefix(f"{shape.op} ").replace(f"{shape.dtype}->{shape.dtype}", shape.dtype)
 
 
 def number_of(count: int, thing: str) -> str:
-    """A count of things, in words."""
+    """Return a count of things as text."""
     return f"{count:,} {thing}" + ("" if count == 1 else "s")
 
 
 def _key(place: Place) -> tuple[str, int]:
-    """What tells two places apart; equal devices with different indices are equal as values."""
+    """Return the identity of a place: devices with different indices are equal as values."""
     return place.node, place.device.index
 
 

@@ -1,4 +1,4 @@
-"""Roofline: how long a shape takes at best, about, and at worst, before anything is measured; rates of devices in one place."""
+"""Roofline: the best, the likely and the worst time of a shape before it is measured."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from tunedgemm.dtype import parse_dtype
 from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 
-#: Device slug -> bytes/s that reading alone reaches, and dense 16-bit FLOP/s of large products, both measured there.
+#: Device slug -> bytes/s of reading alone, and dense 16-bit FLOP/s of large products; both
+#: measured.
 CEILINGS = {"nvidia-h200": (4.65e12, 8.0e14)}
 #: A call's fixed share: launch and ramp, in microseconds.
 LAUNCH_US = 1.5
 #: Kind of device -> bytes/s and FLOP/s that any solution worth having exceeds.
 _SLOW = {"nvidia": (1e11, 1e12), "amd": (1e11, 1e12), "cpu": (2e9, 2e9)}
-#: Kind of device -> bytes/s, FLOP/s and microseconds of launch of a middling call.
+#: Kind of device -> bytes/s, FLOP/s and launch microseconds of a typical call.
 _MIDDLING = {"nvidia": (1.5e12, 3e14, 3.0), "amd": (1.5e12, 3e14, 5.0), "cpu": (1e10, 2e11, 5.0)}
-#: Operations for each byte of memory traffic at which both limits of a device meet, in 16-bit floats: about 206 for an H200
-#: (990 TFLOP/s, 4.8 TB/s), 246 for an MI300X (1307 TFLOP/s, 5.3 TB/s); servers' CPUs are near 20.
+#: Operations per byte of memory traffic at which both limits of a device meet, in 16-bit floats.
+#: About 206 for an H200 (990 TFLOP/s, 4.8 TB/s), 246 for an MI300X (1307 TFLOP/s, 5.3 TB/s); server
+#: CPUs are near 20.
 _BALANCE = {"nvidia": 206, "amd": 246, "cpu": 20}
 
-#: Products a second beside those of 16-bit floats, by what is multiplied; what is not listed counts as 16 bits.
+#: Products a second relative to those of 16-bit floats, by operand dtype; others count as 16 bits.
 _PACE = {"fp4x2": 4.0, "fp8_e4m3fn": 2.0, "fp8_e4m3fnuz": 2.0, "fp8_e5m2": 2.0, "fp8_e5m2fnuz": 2.0, "int8": 2.0, "fp32": 0.5, "fp64": 0.25}
-#: What multiplies two 4-bit floats as such; elsewhere they become fp8 first, which holds each of them exactly.
+#: Devices that multiply two 4-bit floats natively; others convert them to fp8, which is exact.
 _FP4 = ("gfx950", "sm_100", "sm_103", "sm_120")
 
 
 def pace(shape: Shape, device: Device) -> float:
-    """How many times the device's rate of 16-bit products the operands of a shape allow: that of the slower of both.
+    """Return the rate of products of the operands' dtypes relative to 16 bits: the slower of both.
 
-    A CPU has none to speak of: what is narrower is widened there.
+    A CPU has no faster rate: it widens narrow types.
     """
     declared = dict(shape.extra)
     dtypes = {parse_dtype(str(declared.get(name, shape.dtype))) for name in ("q_dtype_a", "q_dtype_w")}
@@ -39,7 +41,7 @@ def pace(shape: Shape, device: Device) -> float:
 
 
 def floor_us(op: Op, shape: Shape, device: Device) -> float:
-    """Microseconds below which no call can be on this device; 0 where its ceilings are not known."""
+    """Return the microseconds that no call on this device can beat; 0 for unknown ceilings."""
     ceilings = CEILINGS.get(device.name)
     if ceilings is None:
         return 0.0
@@ -48,17 +50,20 @@ def floor_us(op: Op, shape: Shape, device: Device) -> float:
 
 
 def patience_s(op: Op, shape: Shape, device: Device) -> float:
-    """Seconds that a slow call of a shape takes: what a deadline has to allow for."""
+    """Return the seconds of a slow call of a shape, which a deadline has to allow."""
     bytes_per_s, flops_per_s = _SLOW[device.kind]
     return op.bytes_moved(shape) / bytes_per_s + op.flops(shape) / flops_per_s
 
 
 def guess_us(op: Op, shape: Shape, device: Device) -> float:
-    """Microseconds that a middling call takes: what samples are sized by."""
+    """Return the microseconds of a typical call, by which samples are sized."""
     bytes_per_s, flops_per_s, launch_us = _MIDDLING[device.kind]
     return launch_us + 1e6 * max(op.bytes_moved(shape) / bytes_per_s, op.flops(shape) / (flops_per_s * pace(shape, device)))
 
 
 def cost(op: Op, shape: Shape, device: Device) -> float:
-    """What a call costs beside calls of other shapes, in bytes of memory traffic or as many operations as take as long."""
+    """Return the cost of a call relative to other shapes, in bytes of memory traffic.
+
+    Operations count as the bytes that take as long.
+    """
     return max(op.bytes_moved(shape), op.flops(shape) / (_BALANCE[device.kind] * pace(shape, device)))

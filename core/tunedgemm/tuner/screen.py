@@ -1,7 +1,7 @@
-"""Stage 3, screen: a rough timing of all, the neighbours of the best, and the few that deserve the accurate phase.
+"""Stage 3, screen: time all solutions roughly, refine the best, keep the few possible winners.
 
-Rough means few rounds of the same samples that the accurate phase takes; never a bare launch, which
-would rank solutions by launch overhead. Most solutions are hopeless, and one round tells.
+Rough means few rounds of the samples of the accurate phase. A bare launch would rank solutions by
+launch overhead. Most solutions are hopeless, and one round shows it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 from tunedgemm.tuner.trial import Sample, Samples
 
-#: Rounds of what the first one left.
+#: Rounds of the solutions that the first round left.
 MORE_ROUNDS = 2
-#: What takes this many times the best of its libtype is hopeless after one round, and a libtype so far behind is not refined.
+#: A solution this many times slower than the best of its libtype is hopeless after one round. A
+#: libtype so far behind the fastest is not refined.
 HOPELESS = 1.35
-#: Solutions of a libtype whose neighbours are tried, and how often at most.
+#: Solutions of a libtype whose neighbours are tried, and most passes of that.
 REFINE_BEST, REFINE_PASSES = 5, 3
 #: A pass of refinement that gains less ends it.
 WORTHWHILE = 0.01
 #: This near the least time that the hardware allows, neighbours have nothing to gain.
 NEAR_FLOOR = 0.03
-#: Finalists are at most so much slower than the best; narrower, down to the first, where the rounds agree.
+#: Finalists are at most this much slower than the best; the first value holds if rounds agree.
 NARROWEST, WIDEST = 0.06, 0.15
-#: Clocks change times by so much at most between two rounds (10 to 20 % on an H200); an anchor that differs more was disturbed.
+#: Clocks change times by at most this between two rounds (10 to 20 % on an H200). An anchor that
+#: differs more was disturbed.
 DRIFT = 1.25
 #: The band is this many times the typical spread of a solution's rounds, beyond `NARROWEST`.
 SPREADS = 3.0
@@ -37,12 +39,12 @@ Neighbours = Callable[[Sequence[Solution]], Sequence[Solution]]
 
 @attrs.frozen
 class Screened:
-    """What screening gave.
+    """Result of the screen.
 
     Attributes:
         survivors: the solutions that go on, the fastest first.
         rough: microseconds of a call, of all that ran.
-        dropped: the timings of those that do not go on.
+        dropped: timings of the others.
     """
 
     survivors: tuple[Solution, ...]
@@ -57,19 +59,20 @@ def screen(
     topk: int,
     neighbours: Neighbours,
     floor_us: float,
-    beside: Solution | None = None,
+    ineligible: Solution | None = None,
 ) -> Screened:
-    """Time roughly, refine, and keep the few that may be the fastest.
+    """Time roughly, refine, and keep the few possible winners.
 
     Args:
-        checked: solutions whose output is right, in their backends' order: best guesses first.
-        topk: survivors of each libtype at most, its first guess besides.
-        neighbours: more checked solutions around some; expensive, for it compiles them.
-        floor_us: least microseconds of one call that the hardware allows; 0 where that is not
-            known.
-        beside: one of *checked* that is not to be chosen: nothing is hopeless because it is faster.
+        shape: the shape.
+        checked: right solutions, in their backends' order: best guesses first.
+        sample: takes the samples.
+        topk: most survivors of each libtype, not counting its first guess.
+        neighbours: returns checked solutions around some; slow, because it compiles them.
+        floor_us: least microseconds of one call that the hardware allows; 0 if unknown.
+        ineligible: one of *checked* that may not win: it makes no other hopeless.
     """
-    state = _Screen(shape, sample, beside)
+    state = _Screen(shape, sample, ineligible)
     state.add(checked)
     _refine(state, neighbours, floor_us)
     kept = state.kept(checked, topk)
@@ -83,34 +86,37 @@ class _Screen:
 
     shape: Shape
     sample: Sample
-    beside: Solution | None = None
+    ineligible: Solution | None = None
     times: dict[Solution, list[float]] = attrs.field(factory=dict)
     failed: list[Timing] = attrs.field(factory=list)
 
     @property
     def rough(self) -> dict[Solution, float]:
-        """Microseconds of each solution: its best round."""
+        """Return the microseconds of each solution: its best round."""
         return {solution: min(times) for solution, times in self.times.items()}
 
     def known(self, solution: Solution) -> bool:
-        """Whether a solution was timed, or failed."""
+        """Return whether a solution was timed, or failed."""
         return solution in self.times or any(timing.solution == solution for timing in self.failed)
 
     def leaders(self, libtype: str) -> list[Solution]:
-        """The solutions of a libtype, the fastest first."""
+        """Return the solutions of a libtype, the fastest first."""
         rough = self.rough
         return sorted((solution for solution in rough if solution.libtype == libtype), key=rough.__getitem__)
 
     def best(self) -> dict[str, float]:
-        """The shortest time of each libtype that may be chosen."""
-        found: dict[str, float] = {}
+        """Return the shortest time of each libtype, without the ineligible solution."""
+        shortest: dict[str, float] = {}
         for solution, us in self.rough.items():
-            if solution != self.beside:
-                found[solution.libtype] = min(us, found.get(solution.libtype, us))
-        return found
+            if solution != self.ineligible:
+                shortest[solution.libtype] = min(us, shortest.get(solution.libtype, us))
+        return shortest
 
     def add(self, fresh: Sequence[Solution]) -> None:
-        """One round of all, more rounds of those with hope; beside the best so far, for what the clock did meanwhile."""
+        """Run one round of all, and more rounds of the promising ones.
+
+        The best so far is the anchor in each round: it shows changes of the clock.
+        """
         rough = self.rough
         anchor = min(rough, key=rough.__getitem__) if rough else None
         self._round(fresh, 1, anchor, rough)
@@ -133,7 +139,7 @@ class _Screen:
                 self.failed.append(answer)
 
     def kept(self, checked: Sequence[Solution], topk: int) -> list[Solution]:
-        """The first guess of each libtype, and its fastest within the band, the fastest of all first."""
+        """Return each libtype's first guess and its fastest within the band, the fastest first."""
         rough, best = self.rough, self.best()
         limit = min(best.values(), default=0.0) * (1 + self._band())
         kept = set()
@@ -149,7 +155,7 @@ class _Screen:
 
 
 def _refine(state: _Screen, neighbours: Neighbours, floor_us: float) -> None:
-    """Try what lies around the best of each libtype while that gains; each solution is asked about once."""
+    """Try the neighbours of each libtype's best while that gains; ask about each solution once."""
     asked: set[Solution] = set()
     gaining = set(state.best())
     for _ in range(REFINE_PASSES):

@@ -1,7 +1,7 @@
-"""Stage 6, select: the fastest right one; what is as fast within noise goes to the incumbent where one is given, then by rank, then to
-a backend's first guess.
+"""Stage 6, select: the fastest right solution; ties go to incumbent, rank, then first guesses.
 
-The lane gives none: whom select chooses meets what serves the shape now in a duel.
+The device tuner passes no incumbent: its winner meets what serves the shape now in a paired
+comparison.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.timing import Timing
 
-#: Differences below this are ties whatever the noise says (AITER's hipb_prefer_ratio, for every backend).
+#: Smaller differences are ties whatever the noise (AITER's hipb_prefer_ratio, for every backend).
 TIE = 0.005
-#: Torch's own call keeps a shape that has no row unless something is faster by this: what decides less than a percent
-#: in one process is not found again in the next.
+#: The baseline keeps a shape without a row unless a solution is faster by this. Smaller differences
+#: in one process are not reproduced in the next.
 DEFAULT_TIE = 0.01
-#: Noise is itself estimated, from about a hundred samples: copies of one kernel tie 95 times in 100 with this factor.
+#: Noise is itself an estimate, from about 100 samples: with this factor, copies of one kernel tie
+#: 95 times in 100.
 UNSURE = 1.5
-#: Noise beyond this is no reason to call a tie.
+#: Larger noise does not widen a tie.
 MAX_NOISE = 0.03
 
 
@@ -35,17 +36,17 @@ def select(
     """Choose the row of the table.
 
     Args:
-        timings: what became of the candidates.
+        timings: timings of the candidates.
         incumbent: the solution that serves the shape now.
-        order: libtype to its place for ties.
+        order: libtype to its rank for ties.
         eligible: the libtypes that may be stored.
         keep: how much slower than the fastest the incumbent may be and still stay.
-        guesses: what its backend would have taken untimed. A device's memory is faster at one time
-            than at another, by 8 % on an H200; what ties in a slow one is told apart in a fast one,
-            and then a guess is the better bet than the luck of a tie.
+        guesses: the backends' choices without tuning. Device memory is faster at some times than at
+            others, by 8 % on an H200. Solutions that tie in a slow moment differ in a fast one, and
+            a guess is then better than chance.
 
     Returns:
-        The winner, None where nothing passed, and how many others tied with it.
+        The winner, or None if no solution passed; and how many others tied with it.
     """
     passed = [timing for timing in timings if timing.ok and timing.solution.libtype in eligible]
     if not passed:
@@ -63,7 +64,7 @@ def select(
 
 
 def margin(fastest: Timing, other: Timing) -> float:
-    """The relative difference up to which two timings count as equal."""
+    """Return the relative difference up to which two timings count as equal."""
     return max(TIE, min(UNSURE * math.hypot(fastest.noise, other.noise), MAX_NOISE))
 
 
@@ -74,17 +75,8 @@ def select_pin(
     order: Mapping[str, int],
     eligible: Sequence[str],
 ) -> Solution | None:
-    """Choose one solution for all M of an (N, K): right for every shape, and the least time over the workload.
-
-    Args:
-        timings: what became of the candidates, by shape.
-        counts: how often the workload ran each shape; 1 where it does not say.
-        incumbent: the solution that is pinned now.
-        order: libtype to its place for ties.
-        eligible: the libtypes that may be stored.
-
-    Returns:
-        None where no solution passed everywhere.
+    """Choose a solution for all M of an (N, K): right for every shape, least time over the
+    workload.
     """
     passed = [
         {timing.solution: timing for timing in group if timing.ok and timing.solution.libtype in eligible} for group in timings.values()
@@ -94,7 +86,7 @@ def select_pin(
     for solution in set.intersection(*map(set, passed)) if passed else ():
         spent = [weight * group[solution].us for weight, group in zip(weights, passed, strict=True)]
         wide = [us * group[solution].noise for us, group in zip(spent, passed, strict=True)]
-        one = passed[0][solution]
-        totals.append(Timing(one.shape, one.solution, "ok", us=sum(spent), noise=math.hypot(*wide) / sum(spent)))
+        first = passed[0][solution]
+        totals.append(Timing(first.shape, first.solution, "ok", us=sum(spent), noise=math.hypot(*wide) / sum(spent)))
     winner, _ = select(sorted(totals, key=lambda total: str(total.solution)), incumbent, order, eligible)
     return None if winner is None else winner.solution

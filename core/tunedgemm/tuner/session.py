@@ -1,7 +1,7 @@
-"""What is done where the device is: candidates of a shape are listed, bound, verified and timed, one call at a time.
+"""Session: lists, binds, verifies and times the candidates of a shape, where the device is.
 
-A session lives in a worker process, or in this one where the caller brings its own registry. It can
-be begun anew at any point: what a call needs and the session does not have, it binds first.
+A session lives in a worker process, or in this process with the caller's registry. It can restart
+at any point: it first binds what a request needs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tunedgemm.ops.op import Op
 from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution, Unsupported
 from tunedgemm.timing import Timing
-from tunedgemm.tuner.candidates import candidates, neighbours, reference, refusals
+from tunedgemm.tuner.candidates import baseline, candidates, neighbours, refusals
 from tunedgemm.tuner.trial import Bench, DeviceFault, Options, Place, Sampler, Samples, failed
 from tunedgemm.tuner.verify import Verifier
 from tunedgemm.tuner.workload import Workload
@@ -32,14 +32,14 @@ from tunedgemm.tuner.workload import Workload
 
 @attrs.define(eq=False)
 class Session:
-    """One device and the shape that is tuned on it.
+    """One device, and the shape that is tuned on it.
 
     Attributes:
         op_name: name of the op.
-        index: which of the present GPUs; -1 is the CPU.
+        index: number of the GPU; -1 is the CPU.
         options: how to tune.
         registry: the backends.
-        bench: where times come from; None measures.
+        bench: the source of times; None measures.
         node: name of the machine, "" for this host's.
     """
 
@@ -56,42 +56,42 @@ class Session:
 
     @property
     def device(self) -> Device:
-        """The device; the first use makes its context."""
+        """Return the device; the first use makes its context."""
         if self.index >= 0:
             torch.cuda.set_device(self.index)
         return device_of(self.index)
 
     def place(self) -> Place:
-        """The device, and the machine it is in."""
+        """Return the device and its node."""
         return Place(self.device, self.node or socket.gethostname())
 
     def versions(self) -> dict[str, str]:
-        """Library versions by libtype."""
-        found = (self.registry.get(libtype) for libtype in self.registry.libtypes)
-        return {backend.libtype: backend.library_version(self.device) for backend in found if isinstance(backend, Backend)}
+        """Return the library versions by libtype."""
+        backends = (self.registry.get(libtype) for libtype in self.registry.libtypes)
+        return {backend.libtype: backend.library_version(self.device) for backend in backends if isinstance(backend, Backend)}
 
     def list(self, shape: Shape) -> tuple[tuple[Solution, ...], Solution | None]:
-        """Every solution that the chosen backends offer, and torch's own call."""
+        """Return every solution that the chosen backends offer, and the baseline."""
         backends = self.registry.select(self.options.libtype)
-        found = candidates(shape, self.device, backends, self.options.candidates)
-        return tuple(dict.fromkeys(found)), reference(shape, self.device, self.registry)
+        solutions = candidates(shape, self.device, backends, self.options.candidates)
+        return tuple(dict.fromkeys(solutions)), baseline(shape, self.device, self.registry)
 
     def refusals(self, shape: Shape) -> str:
-        """Why the chosen backends offer nothing for a shape."""
+        """Return why the chosen backends offer nothing for a shape."""
         return "; ".join(refusals(shape, self.device, self.registry.select(self.options.libtype)))
 
     def neighbours(self, shape: Shape, leaders: Sequence[Solution]) -> tuple[Solution, ...]:
-        """What lies around some solutions."""
+        """Return the solutions around the leaders."""
         pairs = [(self._backend(leader), leader) for leader in leaders]
         return tuple(dict.fromkeys(neighbours(pairs, shape, self.device)))
 
     def open(self, shape: Shape) -> None:
-        """Make the operands of a shape, and forget those of the last."""
+        """Make the operands of a shape, and free those of the last."""
         if shape == self._shape:
             return
         self._shape, self._sampler, self._verifier, self._launchers = None, None, None, {}
         gc.collect()
-        if multiprocessing.parent_process() is not None:  # a worker: what lives between two shapes stays, and is not looked at again
+        if multiprocessing.parent_process() is not None:  # in a worker, objects between two shapes stay alive
             gc.freeze()
         if self.index >= 0:
             torch.cuda.empty_cache()
@@ -108,7 +108,7 @@ class Session:
         self._shape = shape
 
     def bind(self, shape: Shape, solution: Solution) -> Timing | None:
-        """Make a solution ready to run; where that is refused, the Timing that says why."""
+        """Bind a solution to a shape; return the Timing of a refusal."""
         self.open(shape)
         if solution in self._launchers:
             return None
@@ -120,11 +120,11 @@ class Session:
         return Timing(shape, solution, status, detail=answer.reason[:500])
 
     def check_first(self, shape: Shape, solution: Solution) -> Timing:
-        """One call of a solution: whether it is worth a rough timing."""
+        """Verify one call of a solution, before its rough timing."""
         return self._verified(shape, solution, lambda verifier, launcher: verifier.check_first(solution, launcher))
 
     def check(self, shape: Shape, solution: Solution) -> Timing:
-        """Verify a solution; what `Options` restricts to is part of it."""
+        """Verify a solution, with the restrictions of `Options`."""
         timing = self._verified(shape, solution, lambda verifier, launcher: verifier.check(solution, launcher))
         if timing.status == "ok" and self.options.deterministic and not timing.deterministic:
             return attrs.evolve(timing, status="nondeterministic", detail="four calls on the same operands gave different bits")
@@ -135,14 +135,14 @@ class Session:
         return timing
 
     def check_again(self, shape: Shape, solution: Solution) -> Timing:
-        """Verify once more, as it was timed: on the operands used longest ago, and from a graph where it was captured."""
+        """Verify a solution after its timing: on the oldest operands, and from a graph if captured."""
         graphs = self.options.timing == "graph"
         return self._verified(
             shape, solution, lambda verifier, launcher: verifier.check_again(solution, launcher, graphed=launcher.graph_safe and graphs)
         )
 
     def _verified(self, shape: Shape, solution: Solution, ask: Callable[[Verifier, Launcher], Timing]) -> Timing:
-        """What the verifier says of a solution, bound first."""
+        """Bind a solution, then verify it."""
         refusal = self.bind(shape, solution)
         if refusal is not None:
             return refusal
@@ -151,7 +151,7 @@ class Session:
         return timing
 
     def sample(self, shape: Shape, solutions: Sequence[Solution], rounds: int) -> dict[Solution, Samples | Timing]:
-        """Time solutions in interleaved rounds; what fails comes back as its Timing."""
+        """Time solutions in interleaved rounds; a failure is returned as its Timing."""
         answers: dict[Solution, Samples | Timing] = {}
         for solution in solutions:
             refusal = self.bind(shape, solution)
@@ -167,7 +167,7 @@ class Session:
         return answers
 
     def forget(self, shape: Shape, keep: Iterable[Solution]) -> None:
-        """Free what is held for all but some solutions of a shape."""
+        """Free the launchers of a shape but for those of some solutions."""
         if shape == self._shape:
             self._launchers = {solution: launcher for solution, launcher in self._launchers.items() if solution in set(keep)}
             if isinstance(self._sampler, Workload):
@@ -185,7 +185,11 @@ class Session:
         return backend
 
     def _guarded(self, action: Callable[[], Any]) -> Any:
-        """Do something with the device; afterwards its context still works, or DeviceFault says what ended it."""
+        """Run an action on the device, then check its context.
+
+        Raises:
+            DeviceFault: the action broke the context.
+        """
         try:
             answer = action()
         except Exception as error:
@@ -206,7 +210,7 @@ class Session:
 
 
 def bounded(op: Op, options: Options) -> Op:
-    """The op with the tolerance of an element that the options ask for."""
+    """Return the op with the element tolerance of the options."""
     asked = {name: value for name in ("atol", "rtol") if (value := getattr(options, name)) is not None}
     own = op.tolerance
     return attrs.evolve(op, tolerance=lambda shape: attrs.evolve(own(shape), **asked)) if asked else op

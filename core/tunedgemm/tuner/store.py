@@ -1,4 +1,4 @@
-"""Stage 7, store: every trial at once to the trial log, every winner at once to the table; what an interrupted run left is reused."""
+"""Stage 7, store: trials go to the trial log and winners to the table at once; runs resume."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from tunedgemm.tuner.trial import Outcome, Place
 
 _log = logging.getLogger("tunedgemm")
 
-#: columns of a profile, around those of the shape
+#: columns of a profile, before and after those of the shape
 _BEFORE = ("gfx", "cu_num")
 _AFTER = (
     "libtype", "solidx", "splitK", "kernelName",
     "status", "us", "noise", "samples", "err_ratio", "row_error", "tflops", "bw", "detail",
 )  # fmt: skip
 
-#: fields of the winner's timing that an outcome repeats, so that its row can be made of that line alone
+#: fields of the winner's timing that an outcome repeats, so that its row needs that line alone
 _REPEATED = ("us", "noise", "samples", "err_ratio")
 
 
@@ -51,20 +51,21 @@ class Missing(enum.Enum):
     MISSING = enum.auto()
 
 
-#: `Store.done` of a shape that no interrupted run had come to the end of.
+#: `Store.done` of a shape that no interrupted run had finished.
 MISSING: Final = Missing.MISSING
 
 
 @attrs.define(eq=False)
 class Store:
-    """Where a run writes; safe to use from several threads, and beside other runs on the same table.
+    """Writes the results of a run; safe in several threads, and with other runs on the same table.
 
     Attributes:
-        op: what is tuned.
+        op: the op to tune.
         table: the tuned CSV.
         profile: AITER's ``--profile_file``: a CSV of every candidate, or None.
         sort: order the table by its key.
         run: id of this run in the trial log, "" before `open`.
+        trials: the trial log, in the table's folder.
     """
 
     op: Op
@@ -72,6 +73,7 @@ class Store:
     profile: Path | None = None
     sort: bool = True
     run: str = attrs.field(default="", init=False)
+    trials: Path = attrs.field(default=attrs.Factory(lambda self: trials_path(self.table), takes_self=True), init=False)
     _trials: dict[tuple[Device, Shape], dict[Solution, Timing]] = attrs.field(factory=dict, init=False)
     _outcomes: dict[tuple[Device, Shape], Timing | None] = attrs.field(factory=dict, init=False)
     _waiting: list[Row] = attrs.field(factory=list, init=False)
@@ -80,13 +82,8 @@ class Store:
     _alive: filelock.BaseFileLock | None = attrs.field(default=None, init=False)
     _mutex: threading.RLock = attrs.field(factory=threading.RLock, init=False)
 
-    @property
-    def trials(self) -> Path:
-        """The trial log, beside the table."""
-        return trials_path(self.table)
-
     def open(self, identity: Mapping[str, str], resume: bool = True) -> None:
-        """Begin a run: fail before anything is measured where nothing could be kept, and adopt what an interrupted run left.
+        """Begin a run: check that all files can be written, and adopt an interrupted run's results.
 
         Args:
             identity: what must be equal for trials to be reused: options, versions, the shard.
@@ -94,7 +91,7 @@ class Store:
 
         Raises:
             TableError: a folder or file cannot be written, the table cannot be read, or the trial
-                log is none (or is a newer one).
+                log is another file or newer.
         """
         self._check_writable()
         if present(self.table):
@@ -105,8 +102,8 @@ class Store:
             try:
                 with locked(self.trials):
                     alive = self._living()
-                    found = History.read(self.trials)
-                    reusable = found.reusable(self.op.name, identity, alive) if resume else Reusable()
+                    history = History.read(self.trials)
+                    reusable = history.reusable(self.op.name, identity, alive) if resume else Reusable()
                     self._hold()
                     header = line(
                         "run", self.run, op=self.op.name, version=__version__, host=socket.gethostname(), pid=os.getpid(),
@@ -119,10 +116,9 @@ class Store:
                 raise
 
     def use(self, device: Device, versions: Mapping[str, str]) -> None:
-        """Say which version the library of each libtype has on a kind of device; adopted trials of other versions are forgotten.
+        """Set the library versions of a kind of device; forget adopted trials of other versions.
 
-        A shape of which any is forgotten does not count as done, and is gone on with from what is
-        left of its trials.
+        A shape with a forgotten trial does not count as done; its other trials are reused.
         """
         with self._mutex:
             self._versions[device] = dict(versions)
@@ -139,29 +135,29 @@ class Store:
                     )
 
     def known(self, device: Device, shape: Shape) -> tuple[Timing, ...]:
-        """The trials that need not be done again: adopted ones and those that this run has logged."""
+        """Return the final trials of a shape: adopted ones, and those that this run has logged."""
         with self._mutex:
             return tuple(self._trials.get((device, shape), {}).values())
 
     def done(self, device: Device, shape: Shape) -> Timing | Missing | None:
-        """The winner of a shape that was finished; None where nothing had passed, `MISSING` where it was not finished."""
+        """Return the winner of a finished shape, None if nothing passed; `MISSING` if unfinished."""
         with self._mutex:
             return self._outcomes.get((device, shape), MISSING)
 
     def log(self, place: Place, timings: Iterable[Timing]) -> None:
-        """Append final timings to the log, and to the profile where one is asked for; those that are in it are left out.
+        """Append final timings to the log and the profile; skip those already logged.
 
         Raises:
-            TableError: a file cannot be written; what is there stays readable.
+            TableError: a file cannot be written; its earlier lines stay readable.
         """
         with self._mutex:
             self._append(place, timings)
 
     def record(self, outcome: Outcome) -> None:
-        """Log the timings that are not logged yet and the outcome in one write, then fold the winner into the table.
+        """Log an outcome and its remaining timings in one write; put the winner into the table.
 
         Raises:
-            TableError: a file cannot be written; what is there stays readable.
+            TableError: a file cannot be written; its earlier lines stay readable.
         """
         place, winner, shape = outcome.place, outcome.winner, outcome.task.shape
         if place is None:
@@ -181,7 +177,7 @@ class Store:
             self._put()
 
     def pin(self, place: Place, shape: Shape, winner: Timing, libver: str) -> None:
-        """Fold the row for any M (M = 0) of a shape's N and K into the table.
+        """Put the row for any M (M = 0) of a shape's N and K into the table.
 
         Raises:
             TableError: the table cannot be written.
@@ -191,7 +187,7 @@ class Store:
             self._put()
 
     def finish(self) -> None:
-        """End the run: its trials will not be reused. Not for a run that leaves shapes behind (`close` is).
+        """End the run, so that its trials are not reused; for a run with shapes left, use `close`.
 
         Raises:
             TableError: a file cannot be written; the run counts as interrupted.
@@ -206,7 +202,7 @@ class Store:
                 self._release()
 
     def close(self) -> None:
-        """Stop without an end: the next run of the same kind goes on from here. Nothing happens after `finish`.
+        """Stop without an end, so that the next run resumes this one; does nothing after `finish`.
 
         Raises:
             TableError: a winner could not be put into the table; the next run does it.
@@ -232,7 +228,7 @@ class Store:
             self._check_profile(self.profile)
 
     def _check_profile(self, path: Path) -> None:
-        """The profile is added to: no line of it may land in the table, the shapes, or whatever else lies there."""
+        """Check that a profile can be appended to, and is not the table, the log or another file."""
         if path.resolve() in (self.table.resolve(), self.trials.resolve()):
             raise TableError(f"{path}: -o2 names a file that the run keeps something else in; choose another place with -o2")
         if path.is_file() and path.stat().st_size:
@@ -245,7 +241,7 @@ class Store:
         return self.trials.with_name(f"{self.trials.name}.{run}.lock")
 
     def _hold(self) -> None:
-        """Take the lock that says that this run is alive; the kernel gives it back when the process dies, however that happens."""
+        """Take the lock of this run: the kernel releases it when the process dies."""
         path = self._lock_of(self.run)
         self._alive = filelock.FileLock(path, thread_local=False)
         try:
@@ -261,7 +257,10 @@ class Store:
                 self._lock_of(self.run).unlink()
 
     def _living(self) -> set[str]:
-        """The runs that hold their locks; locks of dead runs are cleared away. To be called under the log's lock."""
+        """Return the runs that hold their locks, and remove the locks of dead runs.
+
+        The caller holds the log's lock.
+        """
         alive = set()
         pattern = re.compile(re.escape(self.trials.name) + r"\.([\w-]+)\.lock")
         for path in self.trials.parent.iterdir():
@@ -269,7 +268,7 @@ class Store:
                 lock = filelock.FileLock(path, thread_local=False)
                 try:
                     lock.acquire(timeout=0)
-                except (filelock.Timeout, OSError):  # what another user's process holds cannot even be opened
+                except (filelock.Timeout, OSError):  # another user's lock cannot be opened
                     alive.add(named[1])
                     continue
                 lock.release()
@@ -279,13 +278,13 @@ class Store:
     def _adopt(self, reusable: Reusable) -> None:
         if not reusable.subjects:
             return
-        found = read_rows(self.table, self.op)[0] if present(self.table) else []
-        rows = {row.key: row for row in found}
+        stored = read_rows(self.table, self.op)[0] if present(self.table) else []
+        rows = {row.key: row for row in stored}
         for subject in reusable.subjects:
             where, timings = subject[0].where(), [entry.timing() for entry in subject if entry.kind == "trial"]
             trials = {timing.solution: timing for timing in timings}
-            told = [entry.fields.get("libver") for entry in subject if entry.kind == "trial"]
-            self._libvers[where] = {timing.solution: text for timing, text in zip(timings, told, strict=True) if isinstance(text, str)}
+            libvers = [entry.fields.get("libver") for entry in subject if entry.kind == "trial"]
+            self._libvers[where] = {timing.solution: text for timing, text in zip(timings, libvers, strict=True) if isinstance(text, str)}
             outcome = next((entry for entry in reversed(subject) if entry.kind == "shape"), None)
             if outcome is None:
                 self._trials[where] = trials
@@ -296,7 +295,7 @@ class Store:
                 if outcome.number in reusable.last and _unwritten(outcome, rows.get(row.key), row):
                     self._waiting.append(row)
                 elif row.key not in rows:
-                    continue  # somebody took the row out: the shape is tuned anew
+                    continue  # the user removed the row: the shape is tuned again
             self._trials[where], self._outcomes[where] = trials, winner
         count = sum(map(len, self._trials.values()))
         _log.info("%s: goes on from run %s: %d trials are reused", self.trials, ", ".join(reusable.runs), count)
@@ -322,7 +321,7 @@ class Store:
             self._extend_profile(self.profile, [self._profile_row(place.device, timing) for timing in fresh.values()])
 
     def _put(self) -> None:
-        """Fold the waiting rows into the table; they keep waiting where that fails, or is interrupted."""
+        """Put the waiting rows into the table; a failure or interrupt leaves them waiting."""
         if self._waiting:
             upsert(self.table, self.op, self._waiting, sort=self.sort)
             self._waiting = []
@@ -360,7 +359,7 @@ class Store:
 
 
 def _written(place: Place) -> dict[str, object]:
-    """A place as fields of a line; the GPU's index is -1 for a CPU."""
+    """Return a place as fields of a line; the GPU's index is -1 for a CPU."""
     device = place.device
     return {"node": place.node, "gpu": device.index, "gfx": device.gfx, "cu_num": device.cu_num, "device": device.name}
 
@@ -372,7 +371,7 @@ def _fields_of(timing: Timing) -> dict[str, Any]:
 
 
 def _winner(outcome: Line, trials: Mapping[Solution, Timing]) -> Timing | None:
-    """The timing of the winner of an outcome's line; its trial may be in another run's."""
+    """Return the winner's timing of an outcome's line; its trial may be in another run."""
     if outcome.fields["winner"] is None:
         return None
     solution = Solution.from_dict(outcome.fields["winner"])
@@ -381,7 +380,10 @@ def _winner(outcome: Line, trials: Mapping[Solution, Timing]) -> Timing | None:
 
 
 def _unwritten(outcome: Line, present_row: Row | None, row: Row) -> bool:
-    """Whether the run died between the log and the table: the table has what it had before that run, or nothing."""
+    """Return whether the run died between the log and the table.
+
+    Then the table has the row from before that run, or none.
+    """
     if present_row is None:
         return True
     incumbent = outcome.fields.get("incumbent")

@@ -1,4 +1,4 @@
-"""The values that the stages hand to each other."""
+"""Values that the stages pass to each other."""
 
 from __future__ import annotations
 
@@ -47,43 +47,42 @@ def _a_part(_: object, attribute: attrs.Attribute, value: tuple[int, int]) -> No
 
 @attrs.frozen
 class Options:
-    """How to tune; the CLI's flags of the same names say the same.
+    """How to tune; the CLI has flags of the same names.
 
     Attributes:
-        libtype: ``all`` or a comma list of libtypes, which also decides ties.
+        libtype: ``all`` or a comma list of libtypes, whose order also decides ties.
         errRatio: largest share of elements outside the tolerance.
         atol, rtol: the tolerance of an element, ``|out - ref| <= atol + rtol * |ref|``; None for
-            the op's own.
-        deterministic: only solutions that gave the same bits in repeated runs.
-        batch_invariant: only solutions whose rows have the same bits whatever M; one is pinned for
+            the op's.
+        deterministic: only solutions with equal bits in repeated runs.
+        batch_invariant: only solutions whose rows have the same bits for any M; one is pinned for
             each (N, K), with M = 0.
         cache: ``cold`` rotates the weights through memory, ``hot`` uses one copy.
         timing: ``graph`` replays captured calls, ``eager`` launches them.
-        warmup: rounds that are run and not counted.
-        iters: most rounds that a solution is timed in.
-        candidates: most solutions of each libtype that are tried, its best guesses and their
-            neighbours; 0 is all.
+        warmup: rounds that run and do not count.
+        iters: most rounds of a solution.
+        candidates: most solutions of each libtype, its best guesses and their neighbours; 0 for
+            all.
         topk: solutions of each libtype that reach the accurate phase.
-        seconds: device seconds that the accurate phase may spend on one shape.
-        budget: wall seconds of the whole run, spent first where count times time is largest; 0 is
+        seconds: device seconds of the accurate phase of one shape.
+        budget: wall seconds of the whole run, spent first where count times time is largest; 0 for
             no limit.
         whole: with a budget, all M of one (N, K) come before the next one's.
-        batch: shapes whose kernels are compiled ahead of the one that is timed.
-        timeout: seconds that one compilation, or binding one solution, may take; 0 is no limit.
-        kernel_timeout: seconds that the calls of one solution may take until it counts as hung; 0
-            is no limit.
+        batch: shapes whose kernels compile ahead of the one that is timed.
+        timeout: seconds of one compilation, or of binding one solution; 0 for no limit.
+        kernel_timeout: seconds after which the calls of one solution count as hung; 0 for no limit.
         all: tune shapes that the output table already has, too.
         stale: tune only rows of the output table whose library has another version now.
         resume: reuse the trials of an interrupted run of the same kind.
         shard: (i, n): only the i-th of n parts of the shapes.
         sort: order the output by its key, N before M.
-        jobs: processes that compile ahead; 0 is one for each core.
-        mp: devices of this machine to tune on at once; 0 is all GPUs, or the CPU.
-        device: which devices of this machine: GPU indices as a comma list, or ``cpu``; "" is all
-            GPUs, or the CPU.
-        executor: ``local``, or ``ray``: every GPU of a Ray cluster, or a CPU lane on each of its
-            nodes where it has none.
-        ray_address: the cluster; "" is the one that Ray finds or starts by itself.
+        jobs: processes that compile ahead; 0 for one on each core.
+        mp: devices of this machine to tune on at once; 0 for all GPUs, or the CPU.
+        device: devices of this machine: GPU indices as a comma list, or ``cpu``; "" for all GPUs,
+            or the CPU.
+        executor: ``local``, or ``ray``: every GPU of a Ray cluster, or the CPU of each node without
+            GPUs.
+        ray_address: the cluster; "" for the one that Ray finds or starts.
         profile: a CSV that gets every candidate's result, or None.
     """
 
@@ -124,10 +123,9 @@ class Task:
 
     Attributes:
         shape: the shape.
-        count: how often the workload ran it.
+        count: its runs in the workload.
         incumbent: the solution that its table has now.
-        only: where given, these solutions are timed, without a screen, and no others but torch's
-            own call.
+        only: if given, only these solutions and the baseline are timed, without a screen.
     """
 
     shape: Shape
@@ -136,21 +134,22 @@ class Task:
     only: tuple[Solution, ...] = ()
 
 
-#: Version of what a time is, for trials to be comparable. 2: on a GPU each call follows a kernel that writes its activations.
+#: Version of the meaning of a time, so that trials are comparable. 2: on a GPU each call follows a
+#: kernel that writes its activations.
 MEASURE = "2"
-#: Why a chip's clock is held back where it takes all the power that it may.
+#: The throttling reason of a chip that draws all the power that it may.
 POWER_CAP = "power cap"
 
 
 @attrs.frozen
 class Samples:
-    """Times of one solution, a sample a round.
+    """Times of one solution, one sample a round.
 
     Attributes:
         us: microseconds of one call, a value a round.
-        calls: calls that one sample spans.
-        clock_mhz: SM clock after the rounds, 0 where the driver does not tell.
-        throttled: why the driver held the clock back, "" where it did not or does not tell.
+        calls: calls in one sample.
+        clock_mhz: SM clock after the rounds, 0 if the driver does not report it.
+        throttled: why the driver held the clock back, "" if it did not or does not report it.
     """
 
     us: tuple[float, ...]
@@ -159,17 +158,18 @@ class Samples:
     throttled: str = ""
 
 
-#: Where the device is: (launchers by solution, rounds) -> samples by solution; what raised comes back as the exception.
+#: Runs where the device is: (launchers by solution, rounds) -> samples by solution, or the
+#: exception.
 Sampler = Callable[[Mapping[Solution, Launcher], int], dict[Solution, Samples | Exception]]
 #: Makes the sampler of one shape: `tunedgemm.tuner.workload.Workload`, or a replay.
 Bench = Callable[[Op, Shape, Device], Sampler]
-#: For the stages: (solutions, rounds) -> samples by solution; what failed comes back as the Timing that says how.
+#: For the stages: (solutions, rounds) -> samples by solution, or the Timing of the failure.
 Sample = Callable[[Sequence[Solution], int], Mapping[Solution, Samples | Timing]]
 
 
 @attrs.frozen
 class Place:
-    """Where a lane of the tuner runs: the device, and the node (a host's name, or Ray's node id) that it is in."""
+    """A device, and its node: a host's name, or Ray's node id."""
 
     device: Device
     node: str = ""
@@ -181,12 +181,12 @@ class Place:
 
 @attrs.frozen
 class Planned:
-    """What a run is about to do; told once, from no place, before its first shape.
+    """The plan of a run, emitted once, without a place, before its first shape.
 
     Attributes:
         tasks: the shapes to tune.
         skipped: shapes that the table has already, or that are empty.
-        places: where it runs.
+        places: the devices of the run.
         output: the table.
     """
 
@@ -198,26 +198,26 @@ class Planned:
 
 @attrs.frozen
 class Step:
-    """What a lane is busy with: for people who wait.
+    """Current activity of a device tuner, for the display.
 
     Attributes:
         task: the shape.
         activity: ``list``, ``compile``, ``check``, ``screen``, ``time``.
-        solution: the one at hand, where it is a single one.
+        solution: the current solution, if it is a single one.
         best: the fastest so far, and its microseconds.
-        reference_us: microseconds of torch's own call beside it, 0 where they are not known yet.
+        baseline_us: microseconds of the baseline, 0 while unknown.
     """
 
     task: Task
     activity: str
     solution: Solution | None = None
     best: tuple[Solution, float] | None = None
-    reference_us: float = 0.0
+    baseline_us: float = 0.0
 
 
 @attrs.frozen
 class Trials:
-    """Timings that are final: they are logged at once, and never done again in this run or by one that resumes it."""
+    """Final timings: they are logged at once and not repeated, also not by a run that resumes."""
 
     task: Task
     timings: tuple[Timing, ...]
@@ -225,24 +225,24 @@ class Trials:
 
 @attrs.frozen
 class Outcome:
-    """What tuning one shape gave.
+    """Result of tuning one shape.
 
     Attributes:
         task: the shape.
-        winner: the timing that goes to the table; None where nothing passed.
-        reference: torch's own call, timed beside the others; None where it failed.
+        winner: the timing that goes to the table; None if nothing passed.
+        baseline: the timing of torch's own call; None if it failed.
         timings: every candidate's.
         tied: solutions that were as fast as the winner within noise.
-        seconds: seconds by activity: wall time of compile, check and time, and what the device was
-            timed for (``device``).
-        libver: version of the winner's library, "" where its kernel names carry a revision.
+        seconds: seconds by activity: wall time of compile, check and time, and device time
+            (``device``).
+        libver: version of the winner's library, "" if its kernel names carry a revision.
         place: where it was tuned.
-        reason: why nothing could be tried at all.
+        reason: why nothing could be tried.
     """
 
     task: Task
     winner: Timing | None
-    reference: Timing | None
+    baseline: Timing | None
     timings: tuple[Timing, ...] = ()
     tied: int = 0
     seconds: tuple[tuple[str, float], ...] = ()
@@ -252,24 +252,24 @@ class Outcome:
 
     @property
     def gain(self) -> float:
-        """Times faster than torch's own call; 0 where either is missing."""
-        if self.winner is None or self.reference is None or not self.reference.ok:
+        """Return the winner's speed-up over the baseline; 0 if either is missing."""
+        if self.winner is None or self.baseline is None or not self.baseline.ok:
             return 0.0
-        return self.reference.us / self.winner.us
+        return self.baseline.us / self.winner.us
 
 
-#: What a run tells: what is planned, then what each lane does while it tunes a shape; a shape's outcome is its last.
+#: Events of a run: first its plan, then those of each device tuner; a shape's outcome is its last.
 Event = Planned | Step | Trials | Outcome
 
 
 @attrs.frozen
 class Report:
-    """What a whole run gave.
+    """Result of a run.
 
     Attributes:
-        places: where it ran.
+        places: the devices.
         output: the table.
-        outcomes: a shape each, in the order in which they were done.
+        outcomes: the outcome of each shape, in the order of completion.
         skipped: shapes that the table had already, or that are empty.
         unbegun: shapes that the budget did not suffice for.
         lost: shapes for which no working device was left.
@@ -286,16 +286,16 @@ class Report:
 
     @property
     def failed(self) -> Sequence[Outcome]:
-        """The shapes for which nothing passed."""
+        """Return the outcomes without a winner."""
         return [outcome for outcome in self.outcomes if outcome.winner is None]
 
 
 class DeviceFault(TunedGemmError):
-    """The device's context is lost, and with it the process: an illegal address or the like."""
+    """The device's context is lost, and its process with it: an illegal address or the like."""
 
 
 def failed(shape: Shape, solution: Solution, error: Exception) -> Timing:
-    """The Timing of a solution that raised."""
+    """Return the Timing of a solution that raised."""
     import torch
 
     status = "failed"

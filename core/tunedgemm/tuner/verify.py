@@ -1,8 +1,8 @@
-"""Stage 4, verify: is a solution's output right, whole, the same again, and all that it wrote and kept?
+"""Stage 4, verify: is the output right, complete and repeatable, and are operands unchanged?
 
-Outputs and workspaces are filled with NaN between canaries before the launch, so an element that is
-never written, or a write out of bounds, shows. The reference is computed from the operands as
-given, in float32 or float64.
+Outputs and workspaces are filled with NaN between canaries before the launch. An element that is
+never written shows, and so does a write out of bounds. The reference is computed from the operands
+as given, in float32 or float64.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tunedgemm.timing import Timing
 from tunedgemm.tuner.accuracy import errors, same_bits
 from tunedgemm.tuner.trial import failed
 
-#: Calls in a row whose bits are compared, and which may leave no memory behind.
+#: Consecutive calls whose bits are compared, and which may not leak memory.
 REPEATS = 4
-#: M whose rows are compared for batch invariance: both sides of every tile size that kernels use.
+#: M whose rows are compared for batch invariance: both sides of every kernel tile size.
 INVARIANT_M = (1, 2, 5, 16, 17, 64, 65, 130, 257)
 
 #: operand sets of a check: which one, and whether with other activations at the same addresses
@@ -47,13 +47,19 @@ _ALLOCATIONS = (
 
 @classmethod  # type: ignore[misc]
 def _never_compiled(cls: type) -> bool:
-    """Torch would wrap each mode to keep its compiler out, and import it for that: a second for each new process."""
+    """Return False: torch would wrap each mode for its compiler.
+
+    The import of that costs a second in each new process.
+    """
     del cls
     return False
 
 
 class Poisoned(TorchDispatchMode):
-    """While on, every fresh allocation is a NaN-filled view between canaries (bytes 0xFF for types without NaN)."""
+    """Makes every fresh allocation a NaN-filled view between canaries.
+
+    Types without NaN get bytes 0xFF.
+    """
 
     _should_skip_dynamo = _never_compiled
 
@@ -74,12 +80,12 @@ class Poisoned(TorchDispatchMode):
         return typed.as_strided(fresh.size(), fresh.stride(), _GUARD // fresh.element_size())
 
     def overwritten(self) -> bool:
-        """Whether any canary was touched."""
+        """Return whether a canary was overwritten."""
         return any(bool((end != _CANARY).any()) for buffer in self._buffers for end in (buffer[:_GUARD], buffer[-_GUARD:]))
 
 
 class Traced(TorchDispatchMode):
-    """While on, remembers the storages that operations make, so that those still held afterwards can be counted."""
+    """Records the storages that operations make, to count those that stay alive."""
 
     _should_skip_dynamo = _never_compiled
 
@@ -88,15 +94,15 @@ class Traced(TorchDispatchMode):
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        results = func(*args, **(kwargs or {}))
         given = {storage._cdata for storage in _storages([*args, *(kwargs or {}).values()])}
-        for storage in _storages(made if isinstance(made, tuple | list) else [made]):
+        for storage in _storages(results if isinstance(results, tuple | list) else [results]):
             if storage._cdata not in given:  # neither a view of an argument nor the argument, changed in place
                 self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        return made
+        return results
 
     def held(self) -> int:
-        """Bytes of the storages that are still alive."""
+        """Return the bytes of the storages that are still alive."""
         return sum(size for reference, size in self._made.values() if not reference.expired())
 
 
@@ -124,22 +130,23 @@ class Verifier:
 
     def prepare(self) -> None:
         """Compute the references, which take longer than a kernel."""
-        for place, renewed in (*_SETS, (len(self.operand_sets) - 1, False)):
-            self._reference(place, renewed)
+        for index, renewed in (*_SETS, (len(self.operand_sets) - 1, False)):
+            self._reference(index, renewed)
 
     def check_first(self, solution: Solution, launcher: Launcher) -> Timing:
-        """One call on one set of operands: what is wrong here need not be timed."""
+        """Verify one call on one set of operands: a wrong solution need not be timed."""
         return self._poisoned(solution, launcher, *_SETS[0])
 
     def check(self, solution: Solution, launcher: Launcher) -> Timing:
-        """Everything, on two sets of operands, new activations at old addresses, and repeated calls.
+        """Verify on two sets of operands, new activations at old addresses, and repeated calls.
 
         Returns:
-            A Timing without a time; its status ``ok``, ``wrong``, ``leaks``, or how it failed.
+            A Timing without a time, with status ``ok``, ``wrong``, ``leaks``, or that of the
+            failure.
         """
         worst = Timing(self.shape, solution, "ok")
-        for place, renewed in _SETS:
-            timing = self._poisoned(solution, launcher, place, renewed)
+        for index, renewed in _SETS:
+            timing = self._poisoned(solution, launcher, index, renewed)
             if timing.status != "ok":
                 return timing
             worst = _worse(worst, timing)
@@ -147,11 +154,13 @@ class Verifier:
         return attrs.evolve(_worse(worst, again), deterministic=again.deterministic) if again.status == "ok" else again
 
     def check_again(self, solution: Solution, launcher: Launcher, *, graphed: bool) -> Timing:
-        """Once more, after it ran many times: a kernel may leave something behind that makes later calls wrong.
+        """Verify after many calls: a kernel may leave a state that makes later calls wrong.
 
         Args:
-            graphed: from a graph, too, replayed twice: a counter that only a launch from the host
-                clears shows there.
+            solution: the solution.
+            launcher: its launcher.
+            graphed: also replay a graph twice, which shows a counter that only a host launch
+                clears.
         """
         last = len(self.operand_sets) - 1
         timing = self._poisoned(solution, launcher, last, False)
@@ -162,14 +171,14 @@ class Verifier:
             when = "at first, then not"
         return timing if timing.status == "ok" else attrs.evolve(timing, detail=f"right {when}: {timing.detail}"[:500])
 
-    def _replayed(self, solution: Solution, launcher: Launcher, places: Sequence[int]) -> Timing:
-        """The outputs of a captured call of each of these operand sets, after the second replay."""
+    def _replayed(self, solution: Solution, launcher: Launcher, indices: Sequence[int]) -> Timing:
+        """Verify a captured call of each of these operand sets after its second replay."""
         timing = Timing(self.shape, solution, "ok")
         try:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.no_grad(), torch.cuda.graph(graph):
-                outs = [launcher.call(*self.operand_sets[place]) for place in places]
+                outs = [launcher.call(*self.operand_sets[index]) for index in indices]
             for _ in range(2):
                 for out in outs:
                     out.view(torch.uint8).fill_(0xFF)  # NaN in every floating type
@@ -177,15 +186,15 @@ class Verifier:
             torch.cuda.synchronize()
         except Exception as error:  # a kernel may raise anything
             return failed(self.shape, solution, error)
-        for place, out in zip(places, outs, strict=True):
-            timing = _worse(timing, self._compared(solution, out, place, False))
+        for index, out in zip(indices, outs, strict=True):
+            timing = _worse(timing, self._compared(solution, out, index, False))
         return timing
 
     def batch_invariant(self, bind: Callable[[Shape], Launcher | Unsupported]) -> str:
-        """What speaks against rows whose bits are the same whatever M; "" where nothing does.
+        """Return why the bits of rows depend on M, "" if they do not.
 
         Args:
-            bind: the solution's launcher at another M.
+            bind: returns the solution's launcher at another M.
         """
         sizes = sorted({*INVARIANT_M, self.shape.m})
         largest = attrs.evolve(self.shape, m=sizes[-1])
@@ -197,25 +206,25 @@ class Verifier:
                 return f"it does not run M = {m}: {launcher.reason}"
             with torch.no_grad():
                 out = launcher.call(*self.op.first_rows(largest, operands, m))
-            found = rows_of(out, m)
-            rows = found if rows is None else rows
-            if not same_bits(found, rows[:, :m]):
+            leading = rows_of(out, m)
+            rows = leading if rows is None else rows
+            if not same_bits(leading, rows[:, :m]):
                 return f"the first rows differ between M = {m} and M = {sizes[-1]}"
         return ""
 
-    def _poisoned(self, solution: Solution, launcher: Launcher, place: int, renewed: bool) -> Timing:
+    def _poisoned(self, solution: Solution, launcher: Launcher, index: int, renewed: bool) -> Timing:
         try:
-            with _Renewed(self, place, renewed):
-                out, fault = self._run(launcher.call, self.operand_sets[place])
+            with _Renewed(self, index, renewed):
+                out, fault = self._run(launcher.call, self.operand_sets[index])
         except Exception as error:  # a kernel may raise anything
             return failed(self.shape, solution, error)
         if fault:
             return Timing(self.shape, solution, "wrong", err_ratio=1.0, detail=fault)
-        return self._compared(solution, out, place, renewed)
+        return self._compared(solution, out, index, renewed)
 
-    def _compared(self, solution: Solution, out: torch.Tensor, place: int, renewed: bool) -> Timing:
+    def _compared(self, solution: Solution, out: torch.Tensor, index: int, renewed: bool) -> Timing:
         tolerance = self.op.tolerance(self.shape)
-        exact = self._reference(place, renewed)
+        exact = self._reference(index, renewed)
         ratio, row = errors(out, exact, tolerance)
         if ratio > self.err_ratio or not row <= tolerance.row_error:
             allowed = f"allowed {self.err_ratio:.2%} and {tolerance.row_error:.1e}"
@@ -224,7 +233,9 @@ class Verifier:
         return Timing(self.shape, solution, "ok", err_ratio=ratio, row_error=row)
 
     def _run(self, call: Callable[..., Any], operands: tuple[Any, ...]) -> tuple[Any, str]:
-        """The output and what is wrong with the call beside its numbers; operands that it changed are put back."""
+        """Return the output and the fault of a call apart from its numbers; restore changed
+        operands.
+        """
         present = [operand for operand in operands if operand is not None]
         before = [duplicate(operand) for operand in present]
         with Poisoned() as poisoned, torch.no_grad():
@@ -239,7 +250,7 @@ class Verifier:
         return out, "it changed its operands" if changed else self._misshapen(out, operands)
 
     def _repeated(self, solution: Solution, launcher: Launcher) -> Timing:
-        """Calls in a row on the same operands: all right, the same bits or not, and no memory kept by each."""
+        """Verify consecutive calls on the same operands, compare their bits, and look for leaks."""
         operands = self.operand_sets[0]
         first, deterministic = None, True
         traces: list[Traced] = []
@@ -262,8 +273,8 @@ class Verifier:
             return failed(self.shape, solution, error)
         if worst.status != "ok":
             return attrs.evolve(worst, detail=f"right at first, then not: {worst.detail}")
-        # A cache that fills at the first calls is no leak, nor is a buffer that each call replaces;
-        # what grows at every call is.
+        # A cache that fills at the first calls does not leak, nor does a buffer that each call
+        # replaces. A leak grows at every call.
         grown = min(later - earlier for earlier, later in itertools.pairwise(held))
         if grown >= max(size // 2, 1):
             return Timing(self.shape, solution, "leaks", detail=f"every call keeps {grown} bytes")
@@ -276,14 +287,14 @@ class Verifier:
         got = f"{tuple(out.shape)} {out.dtype} on {out.device}" if isinstance(out, torch.Tensor) else repr(out)[:80]
         return "" if got == wanted else f"it returned {got} instead of {wanted}"
 
-    def _reference(self, place: int, renewed: bool) -> torch.Tensor:
-        if (place, renewed) not in self._references:
-            with _Renewed(self, place, renewed):
-                self._references[place, renewed] = self.op.reference(self.shape, self.operand_sets[place])
-        return self._references[place, renewed]
+    def _reference(self, index: int, renewed: bool) -> torch.Tensor:
+        if (index, renewed) not in self._references:
+            with _Renewed(self, index, renewed):
+                self._references[index, renewed] = self.op.reference(self.shape, self.operand_sets[index])
+        return self._references[index, renewed]
 
     def contents(self, renewed: bool) -> tuple[tuple[int, torch.Tensor], ...]:
-        """Activations by position: copies of those given, or others of the same kind."""
+        """Return activations by position: copies of the given ones, or others of the same kind."""
         if renewed not in self._activations:
             given = self.operand_sets[0]
             source = self.op.make_inputs(self.shape, given[0].device, 11) if renewed else given
@@ -294,10 +305,10 @@ class Verifier:
 
 @attrs.frozen(eq=False)
 class _Renewed:
-    """While entered, the activations have other contents at the same addresses: a memoised result shows."""
+    """Gives the activations other contents at the same addresses, which shows a memoised result."""
 
     verifier: Verifier
-    place: int
+    index: int
     renewed: bool
 
     def __enter__(self) -> None:
@@ -310,15 +321,16 @@ class _Renewed:
         if self.renewed:
             self.verifier.contents(False)
             for position, values in self.verifier.contents(renewed):
-                overwrite(self.verifier.operand_sets[self.place][position], values)
+                overwrite(self.verifier.operand_sets[self.index][position], values)
 
 
 def rows_of(out: torch.Tensor, m: int) -> torch.Tensor:
-    """An output as [batches, M, N]; one batch for an op that has none."""
+    """Return an output as [batches, M, N]; one batch for an op without batches."""
     return out.reshape(out.numel() // max(1, m * out.shape[-1]), m, out.shape[-1])
 
 
-def _worse(one: Timing, other: Timing) -> Timing:
-    if other.status != "ok":
-        return other
-    return attrs.evolve(one, err_ratio=max(one.err_ratio, other.err_ratio), row_error=max(one.row_error, other.row_error))
+def _worse(first: Timing, second: Timing) -> Timing:
+    if second.status != "ok":
+        return second
+    err_ratio, row_error = max(first.err_ratio, second.err_ratio), max(first.row_error, second.row_error)
+    return attrs.evolve(first, err_ratio=err_ratio, row_error=row_error)

@@ -143,7 +143,7 @@ class WorkerClient:
             return _blame(shape, solution, error)
 
     def allowance(self, shape: Shape, samples: int, solutions: int = 1) -> float:
-        """Return the seconds after which so many samples of each solution count as hung; 0 is no limit."""
+        """Return the seconds after which so many samples count as hung; 0 for no limit."""
         kernel_timeout = self.options.kernel_timeout
         slow = _SAMPLE_S + patience_s(self.op, shape, self.place.device)
         return kernel_timeout + solutions * (_FIRST_USE_S + samples * slow) if kernel_timeout else 0.0

@@ -1,8 +1,7 @@
-"""Stage 5's other half, where the device is: the operands of one shape, and interleaved rounds of samples over them.
+"""Stage 5 on the device: the operands of one shape, and interleaved rounds of samples.
 
-Timing one solution after the other is off by up to 10 %, because clocks fall under load: here every
-round runs each solution once, in random order, so that solutions can be compared over the same
-rounds.
+Clocks fall under load, so timing one solution after the other is off by up to 10 %. Here every
+round runs each solution once, in random order. Solutions are compared over the same rounds.
 """
 
 from __future__ import annotations
@@ -26,23 +25,24 @@ from tunedgemm.solution import Solution
 from tunedgemm.tuner.roofline import guess_us
 from tunedgemm.tuner.trial import POWER_CAP, Samples
 
-#: Device time of one sample: long enough that what is around a graph's launch is under 1 % of it.
+#: Device time of one sample: the overhead of a graph's launch is then under 1 %.
 SAMPLE_US = 400.0
 CPU_SAMPLE_US = 10_000.0
-#: Weights are rotated over this many times the last-level cache.
+#: Rotated weights take this many times the last-level cache.
 COLD = 3
 MAX_COPIES = 64
-#: Copies of a weight on a GPU at least, however large it is: with two of 235 MB one kernel took 58.3 or 62.7 us on an H200, depending on
-#: where they lay; with five always 57.6.
+#: Fewest copies of a weight on a GPU. With two of 235 MB, one kernel took 58.3 or 62.7 us on an
+#: H200, depending on their addresses; with five always 57.6.
 FEWEST_COPIES = 5
-#: Seconds without work after which a GPU is brought back to its load clock, and the most that this may take. Power
-#: limits act within tenths of a second.
+#: Idle seconds after which a GPU is brought back to its load clock, and the most that this may
+#: take. Power limits act within tenths of a second.
 IDLE, SATURATION = 0.03, 0.25
-#: Load goes on in steps of these seconds until one is as long as the step before within this share.
+#: The load runs in steps of these seconds, until one takes as long as the last within this share.
 STEP, SETTLED = 0.025, 0.003
-#: Bytes that `touch` writes at most.
+#: Most bytes that `touch` writes.
 _TOUCHED = 16 << 10
-#: NVML's reasons for a lower clock (nvml.h, nvmlClocksEventReason*); idling and clocks that users set are none.
+#: NVML's reasons for a lower clock (nvml.h, nvmlClocksEventReason*), without idling and users'
+#: clocks.
 _THROTTLE = {
     0x4: POWER_CAP, 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake",
 }  # fmt: skip
@@ -54,11 +54,11 @@ _Graph = tuple[torch.cuda.CUDAGraph, torch.cuda.Event, torch.cuda.Event]
 
 
 def touch(x: torch.Tensor) -> None:
-    """Launch a small kernel that writes *x* as it is.
+    """Launch a small kernel that rewrites the start of *x* with the same bits.
 
-    A model's GEMM runs after a kernel that writes its input and cannot begin before that ends. One
-    that follows another GEMM may overlap it, for instance by programmatic dependent launch: at M =
-    8, N = K = 4096 by 1.3 of 11.5 us (H200, skinny).
+    A model's GEMM runs after a kernel that writes its input, and cannot begin before that ends.
+    After another GEMM it may overlap, for instance by programmatic dependent launch: at M = 8, N =
+    K = 4096 by 1.3 of 11.5 us (H200, skinny).
     """
     first = torch.empty(0, dtype=torch.uint8, device=x.device)
     first.set_(x.untyped_storage(), x.storage_offset() * x.itemsize, (min(x.nbytes, _TOUCHED),), (1,))  # whatever its dtype and strides
@@ -66,7 +66,7 @@ def touch(x: torch.Tensor) -> None:
 
 
 def cache_bytes(device: Device) -> int:
-    """Size of the last-level cache in bytes."""
+    """Return the size of the last-level cache in bytes."""
     if device.kind == "cpu":
         return _cpu_cache()
     if device.gfx in ("gfx942", "gfx950"):
@@ -83,7 +83,7 @@ def _cpu_cache() -> int:
 
 
 def clocks(device: Device) -> tuple[int, str]:
-    """The SM clock in MHz and why the driver holds it back; 0 and "" where nothing tells.
+    """Return the SM clock in MHz and the driver's throttling reason, 0 and "" if unknown.
 
     NVIDIA's needs the Python bindings of NVML (``nvidia-ml-py``), AMD's those of AMD SMI; both are
     optional.
@@ -99,7 +99,10 @@ def clocks(device: Device) -> tuple[int, str]:
 
 @functools.lru_cache
 def _nvml(index: int) -> tuple[Any, Any]:
-    """NVML's bindings and its handle of a CUDA device, which `CUDA_VISIBLE_DEVICES` may have renumbered."""
+    """Return NVML's bindings and its handle of a CUDA device.
+
+    `CUDA_VISIBLE_DEVICES` may have renumbered the device.
+    """
     import pynvml  # type: ignore[import-not-found, unused-ignore]
 
     pynvml.nvmlInit()
@@ -132,15 +135,15 @@ class Workload:
         self.op, self.shape, self.device, self._graphed = op, shape, device, timing == "graph"
         guess = guess_us(op, shape, device)
         first = op.make_inputs(shape, device.torch_device, seed)
-        weight_bytes = max(1, sum(operand.nbytes for place, operand in enumerate(first) if place in op.weights and operand is not None))
+        weight_bytes = max(1, sum(operand.nbytes for index, operand in enumerate(first) if index in op.weights and operand is not None))
         size, hot = cache_bytes(device), cache == "hot"
         fewest = 2 if hot or device.kind == "cpu" else FEWEST_COPIES
         copies = 2 if hot else min(max(fewest, -(-COLD * size // weight_bytes)), MAX_COPIES, max(2, self._room() // weight_bytes))
-        #: operand tuples with activations shared and weights different: what is timed, and what outputs are verified on
-        self.copies = [first] + [self._rotated(first, seed + place) for place in range(1, copies)]
+        #: operand tuples with shared activations and different weights, for timing and verification
+        self.copies = [first] + [self._rotated(first, seed + index) for index in range(1, copies)]
         self._used = self.copies[:1] if hot else self.copies
-        # Where the copies do not outgrow the cache, each is used once a sample, after the cache was
-        # read over.
+        # If the copies fit into the cache, a sample uses each once, after the cache was
+        # overwritten.
         small = not hot and copies * weight_bytes < 2 * size
         on_cpu = device.kind == "cpu"
         enough = max(2, round((CPU_SAMPLE_US if on_cpu else SAMPLE_US) / guess))
@@ -158,18 +161,18 @@ class Workload:
         self._worked = float("-inf")  # when the device last had work, by time.perf_counter
 
     def _room(self) -> int:
-        """Bytes that rotated weights may take: a quarter of the device's free memory."""
+        """Return the bytes that rotated weights may take: a quarter of the device's free memory."""
         return torch.cuda.mem_get_info(self.device.torch_device)[0] // 4 if self.device.kind != "cpu" else 512 << 20
 
     def _rotated(self, first: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
         fresh = self.op.make_inputs(self.shape, self.device.torch_device, seed)
-        return tuple(fresh[place] if place in self.op.weights else operand for place, operand in enumerate(first))
+        return tuple(fresh[index] if index in self.op.weights else operand for index, operand in enumerate(first))
 
     def __call__(self, launchers: Mapping[Solution, Launcher], rounds: int) -> dict[Solution, Samples | Exception]:
-        """Time each launcher in *rounds* interleaved rounds; what a launcher raises is its answer.
+        """Time each launcher in *rounds* interleaved rounds; return its exception if it raises.
 
         Raises:
-            Exception: the device's context is lost; what the driver says.
+            Exception: the driver's error if the device's context is lost.
         """
         timers: dict[Solution, Start] = {}
         answers: dict[Solution, Samples | Exception] = {}
@@ -183,7 +186,7 @@ class Workload:
         samples: dict[Solution, list[float]] = {solution: [] for solution in timers}
         touches: list[float] = []
         mhz, throttled = 0, ""
-        for place in range(rounds):
+        for number in range(rounds):
             pending = {}
             touched = self._replay(self._touches) if self._touches else None
             for solution in self._random.sample(list(samples), len(samples)):
@@ -193,7 +196,7 @@ class Workload:
                     pending[solution] = timers[solution]()
                 except Exception as error:
                     self._lost(solution, error, samples, answers)
-            if place == rounds - 1:
+            if number == rounds - 1:
                 mhz, throttled = clocks(self.device)  # while the round still runs
             for solution, finish in pending.items():
                 try:
@@ -209,7 +212,7 @@ class Workload:
         return {**answers, **{solution: Samples(tuple(us), self.calls, mhz, throttled) for solution, us in samples.items()}}
 
     def _settle(self) -> None:
-        """On a CPU, once: shorten the samples where even the fastest call takes longer than was guessed."""
+        """Shorten the samples on a CPU, once, if the fastest call takes longer than the guess."""
         if self.device.kind == "cpu" and self._first_us and not self._settled:
             self.calls = min(self.calls, max(2, round(CPU_SAMPLE_US / min(self._first_us))))
             self._settled = True
@@ -217,7 +220,7 @@ class Workload:
     def _lost(
         self, solution: Solution, error: Exception, samples: dict[Solution, list[float]], answers: dict[Solution, Samples | Exception]
     ) -> None:
-        """Take what raised out of the rounds; raises where that was the end of the device's context."""
+        """Remove a failed solution from the rounds; raise if the device's context is lost."""
         del samples[solution]
         answers[solution] = error
         if self.device.kind != "cpu":
@@ -228,10 +231,10 @@ class Workload:
         self._graphs = {solution: graph for solution, graph in self._graphs.items() if solution in keep}
         self._launched &= set(keep)
         if not self._graphs:
-            self._touches = self._pool = None  # torch lets nobody capture into a pool whose graphs are all gone
+            self._touches = self._pool = None  # torch forbids a capture into a pool without graphs
 
     def _timer(self, solution: Solution, launcher: Launcher) -> Start:
-        """How one sample of a solution is taken; its first calls, alone, are done here."""
+        """Return the function that takes one sample; run the solution's first calls."""
         on_cpu = self.device.kind == "cpu"
         if on_cpu or not self._graphed or not launcher.graph_safe:
             if solution not in self._launched:
@@ -252,8 +255,8 @@ class Workload:
 
     def _calls(self, call: Callable[..., Any]) -> None:
         used = self._used
-        for place in range(self.calls):
-            call(*used[place % len(used)])
+        for number in range(self.calls):
+            call(*used[number % len(used)])
 
     def _eager(self, call: Callable[..., Any]) -> Callable[[], float]:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -277,7 +280,10 @@ class Workload:
             torch.cuda.synchronize(self.device.torch_device)
 
     def _capture(self, call: Callable[..., Any]) -> _Graph:
-        """Capture the calls of one sample, each after a `touch`, between two events that are part of the graph: its launch is not timed."""
+        """Capture the calls of one sample, each after a `touch`, between two events in the graph.
+
+        The launch of the graph is therefore not timed.
+        """
 
         def after_touch(*operands: Any) -> None:
             touch(operands[0])
@@ -311,12 +317,12 @@ class Workload:
         return lambda: self._elapsed(start, end)
 
     def _saturate(self, timers: Mapping[Solution, Start]) -> None:
-        """Where a GPU was idle, load it until its times no longer change, so that the first round meets the clocks of the later ones."""
+        """Load an idle GPU until its times settle, so that all rounds have the same clocks."""
         begun = time.perf_counter()
         if self.device.kind == "cpu" or not timers or begun - self._worked < IDLE:
             return
         load, before = next(iter(timers.values())), 0.0
-        with contextlib.suppress(Exception):  # what raises here raises in the first round again, where it is blamed
+        with contextlib.suppress(Exception):  # an error here comes again in the first round, which reports it
             while (step := time.perf_counter()) < begun + SATURATION:
                 us: list[float] = []
                 while not us or time.perf_counter() < step + STEP:

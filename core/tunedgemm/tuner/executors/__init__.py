@@ -1,4 +1,4 @@
-"""Executors start device tuners on this machine (`local`) or on a cluster (`ray`); `work` keeps them busy."""
+"""Executors start device tuners, here (`local`) or on a cluster (`ray`); `work` keeps them busy."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class WorkerGroup:
     """Device tuners of one kind of device, and the tasks that they share.
 
     A device tuner claims some tasks ahead, so that they compile while another is timed. An idle one
-    takes over tasks that another has claimed and not begun. One device measures the whole of a task.
+    takes over tasks that another has claimed and not begun. One device measures the whole of a
+    task.
 
     Attributes:
         tuners: the device tuners, begun.

@@ -1,4 +1,4 @@
-"""Into a Ray cluster and out again: one that is named, one that runs already, or one that is started and ended here."""
+"""Join and leave a Ray cluster: a named one, a running one, or one started and ended here."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tunedgemm.errors import UserError
 
 _log = logging.getLogger("tunedgemm")
 
-#: Seconds to reach the head of a cluster, and then to be let in; Ray itself goes on trying for minutes.
+#: Seconds to reach the head of a cluster, and then to join; Ray itself keeps trying for minutes.
 _REACH_S, _JOIN_S = 5.0, 60.0
-#: Bytes of the object store of a Ray that is started here: what lanes tell is small.
+#: Bytes of the object store of a Ray that starts here: events are small.
 _STORE_BYTES = 128 * 2**20
 _JOIN = "import ray, sys; ray.init(address=sys.argv[1], logging_level='ERROR', log_to_driver=False)"
 _FORM = "give HOST:PORT of the head node (its port is 6379 unless `ray start` was told another), auto or local"
@@ -29,15 +29,15 @@ _FORM = "give HOST:PORT of the head node (its port is 6379 unless `ray start` wa
 
 @contextlib.contextmanager
 def joined(address: str) -> Iterator[None]:
-    """Be a driver of a cluster; where this process is one already, of that.
+    """Connect to a cluster as a driver; keep an existing connection.
 
     Args:
-        address: HOST:PORT, ``auto``, ``local``, or "" for RAY_ADDRESS, else the cluster that `ray
-            start` began on this machine, else one of this machine alone that lasts as long as the
-            context.
+        address: HOST:PORT, ``auto``, ``local``, or "". The empty one means RAY_ADDRESS, else the
+            cluster that `ray start` began on this machine. Without either, a cluster of this
+            machine alone lasts as long as the context.
 
     Raises:
-        UserError: Ray is not installed, or the cluster cannot be joined; told within seconds.
+        UserError: Ray is not installed, or the cluster cannot be joined within seconds.
     """
     try:
         import ray
@@ -66,7 +66,10 @@ def joined(address: str) -> Iterator[None]:
 
 
 def _latest() -> str:
-    """The cluster that `ray start` began last on this machine, else ``local``; a head that was killed leaves its address behind."""
+    """Return the address of the cluster that `ray start` last began here, else ``local``.
+
+    A killed head leaves its address behind.
+    """
     # the file that ray.init documents for `address`
     file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
     try:
@@ -81,10 +84,10 @@ def _try(address: str) -> None:
     """Join in a child process, which can be given up.
 
     Raises:
-        UserError: that fails, or takes too long.
+        UserError: joining fails, or takes too long.
     """
     if "://" in address:
-        raise UserError(f"--ray-address {address}: a Ray client cannot stream what lanes tell; {_FORM}, and run the tuner on a node of it")
+        raise UserError(f"--ray-address {address}: a Ray client cannot stream events; {_FORM}, and run the tuner on a node of it")
     try:
         _reach(address)
     except ValueError:
@@ -103,8 +106,8 @@ def _reach(address: str) -> None:
     """Connect to HOST:PORT.
 
     Raises:
-        ValueError: it is something else.
-        OSError: nothing listens there.
+        ValueError: the address has another form.
+        OSError: no server listens there.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -113,14 +116,17 @@ def _reach(address: str) -> None:
 
 
 def _line(text: str) -> str:
-    """The last line, where Python puts the error."""
+    """Return the last line, where Python puts the error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:500] if lines else ""
 
 
 @contextlib.contextmanager
 def _silence(loud: bool) -> Iterator[None]:
-    """Keep what raylets say off the standard output: Ray prints that even with log_to_driver off, and has no public switch for it."""
+    """Keep the raylets' log off standard output.
+
+    Ray prints it even with log_to_driver off, and has no public switch for it.
+    """
     module: Any = importlib.import_module("ray._private.worker")
     before = getattr(module, "_worker_logs_enabled", True)
     module._worker_logs_enabled = loud
@@ -132,7 +138,7 @@ def _silence(loud: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; the tuner's way with it stays."""
+    """Keep the tuner's handler of SIGTERM, which Ray replaces."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if threading.current_thread() is threading.main_thread():
@@ -141,10 +147,10 @@ def _signals_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """Settings of a Ray that starts here, where nobody has set them."""
+    """Set variables of a Ray that starts here, unless the user has set them."""
     ours = {
-        "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
-        "RAY_worker_niceness": "0",  # Ray's own 15 has what is timed here wait behind every other process of the machine
+        "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports
+        "RAY_worker_niceness": "0",  # with Ray's 15, timed processes wait for all others
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # actors without GPUs leave CUDA_VISIBLE_DEVICES alone; unset, Ray warns about it
     }
     fresh = {name: value for name, value in ours.items() if name not in os.environ}

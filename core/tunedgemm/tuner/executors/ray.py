@@ -1,4 +1,4 @@
-"""Device tuners on a Ray cluster: an actor for each GPU, or one on each node of a cluster without GPUs.
+"""Device tuners on a Ray cluster: an actor for each GPU, or one on each node without GPUs.
 
 An actor holds a `DeviceTuner` with its worker process and compilers, and streams its events to the
 driver. If an actor or its node is lost, its device is lost, and another device tunes its shape.
