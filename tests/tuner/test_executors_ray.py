@@ -1,4 +1,4 @@
-"""Ray: the tuner on a cluster, whose nodes may be lost; here two nodes on one machine."""
+"""Ray: the tuner on a cluster that may lose nodes; here two nodes on one machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tunedgemm.tuner.executors.ray import RayDeviceTuner, Started, _answer
 from tunedgemm.tuner.trial import Event, Outcome, Place, Step, Task
 from tunedgemm.tuner.worker_client import DeviceLost
 
-FAULTS = {"segfaults": "crashed", "hangs": "hung", "raises": "failed", "nan": "wrong", "aborts_compiler": "compile_failed", "good": "ok"}
+FAULTS = {"segfaults": "crashed", "hangs": "hung", "aborts_compiler": "compile_failed", "good": "ok"}
 SHAPES = [Shape("a16w16", m, n, 128, "fp32") for n in (64, 96, 128) for m in (1, 8)]
 FAST = Options(libtype="torch", iters=9, warmup=1, executor="ray")
 #: Bytes; the least that Ray accepts is a little below.
@@ -69,7 +69,7 @@ class TwoNodes:
         return self
 
     def lose(self) -> None:
-        """End the second node as a power cut does."""
+        """End the second node as a power cut does; the head may count it as alive for some seconds."""
         self.cluster.remove_node(self.second, allow_graceful=False)
         self.second = None
 
@@ -132,36 +132,123 @@ def gone(seconds: float = 60.0) -> bool:
     return not seats()
 
 
-@pytest.mark.slow
-def test_shapes_are_shared_among_the_nodes(cluster: TwoNodes, tmp_path: Path) -> None:
-    """Every shape is tuned once, the trial log names both nodes, and nothing is left running on them."""
-    report = tune(shapes=SHAPES, output=tmp_path / "t.csv", options=cluster.both().options)
+@pytest.fixture
+def connected(cluster: TwoNodes) -> Iterator[TwoNodes]:
+    """The cluster, with this process as a driver of it."""
+    with joined(cluster.address):
+        yield cluster
 
-    lines = kinds(tmp_path / "t.csv")
-    nodes = {node["NodeID"] for node in nodes_of(cluster)}
+
+@pytest.mark.slow
+def test_shapes_are_shared_among_the_nodes(cluster: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every shape is tuned once, the trial log names both nodes, and no process stays on them.
+
+    The nodes find a plugin through the driver's PYTHONPATH. It lists what the driver's environment
+    asks for, whatever the node's says.
+    """
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.setenv("TUNEDGEMM_FAKE_SPACE", "")
+    table = tmp_path / "t.csv"
+
+    report = tune(shapes=SHAPES, output=table, options=attrs.evolve(cluster.both().options, libtype="fake"))
+
+    lines = kinds(table)
+    nodes = {line["node"] for line in lines["trial"]}
     assert len(nodes) == 2
     assert {place.node for place in report.places} == nodes
-    assert {line["node"] for line in lines["trial"]} == nodes
-    assert tuned(tmp_path / "t.csv") == set(SHAPES)
+    assert tuned(table) == set(SHAPES)
     assert sorted(map(str, (outcome.task.shape for outcome in report.outcomes))) == sorted(map(str, SHAPES))
-    assert twice(tmp_path / "t.csv") == {}
+    assert twice(table) == {}
+    fakes = Counter(trial.shape for trial in read_trials(table.with_suffix(".trials.jsonl")) if trial.solution.libtype == "fake")
+    assert fakes == dict.fromkeys(SHAPES, 2)
     assert gone()
 
 
-def nodes_of(cluster: TwoNodes) -> list[dict[str, Any]]:
-    """What the head knows of the nodes that are there."""
-    code = "import ray, sys, json; ray.init(sys.argv[1], logging_level='ERROR'); print(json.dumps([n for n in ray.nodes() if n['Alive']]))"
-    done = subprocess.run([sys.executable, "-c", code, cluster.address], capture_output=True, text=True, check=True, timeout=300)
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+@pytest.mark.slow
+def test_faults_cost_their_solutions_alone(connected: TwoNodes, faulty_plugin: Path, tmp_path: Path) -> None:
+    """On a node as here, the good solution wins, and each fault is the status of one solution."""
+    options = attrs.evolve(connected.options, libtype="faulty", timeout=6, kernel_timeout=3, mp=1)
+
+    tune(shapes=[Shape("a16w16", 8, 64, 128, "fp32")], output=tmp_path / "t.csv", options=options)
+
+    trials = [trial for trial in read_trials(tmp_path / "t.trials.jsonl") if trial.solution.libtype == "faulty"]
+    assert {trial.solution.kernel_name: trial.status for trial in trials} == FAULTS
+    assert len(trials) == len(FAULTS)
+    assert [str(row.solution) for row in read_rows(tmp_path / "t.csv", op_named("a16w16"))[0]] == ["faulty:good"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_the_tuner_leaves_no_actor_behind(cluster: TwoNodes, tmp_path: Path, number: signal.Signals) -> None:
+    """After Ctrl-C and SIGTERM results are kept, and the nodes are idle again."""
+    table, log = tmp_path / "t.csv", tmp_path / "t.trials.jsonl"
+    (tmp_path / "in.csv").write_text("M,N,K,dtype\n" + "".join(f"{m},256,512,fp32\n" for m in range(1, 65)))
+    words = f"tune -i {tmp_path / 'in.csv'} -o {table} --libtype torch --executor ray --mp 1 --ray-address {cluster.address}"
+    process = subprocess.Popen([sys.executable, "-m", "tunedgemm", *words.split()], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 300
+    try:
+        while not (log.exists() and '"trial"' in log.read_text()):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        err = process.communicate(timeout=120)[1].decode()
+    finally:
+        process.kill()
+
+    assert process.returncode == 128 + number, err
+    assert "Traceback" not in err
+    assert kinds(table)["trial"]
+    assert gone()
+
+
+@pytest.mark.slow
+def test_a_shape_is_lost_with_its_actor_unless_its_outcome_arrived(connected: TwoNodes, cpu: Device) -> None:
+    """An actor that dies before a shape's outcome hands the shape back; after it, the shape is done."""
+    import ray
+
+    task = Task(SHAPES[0])
+    outcome = Outcome(task, None, None)
+
+    class Dying:
+        def tune(self, task: Task, *_: Any) -> Iterator[tuple[Event, ...]]:
+            if task.count == 2:
+                yield (outcome,)
+                time.sleep(0.5)  # the outcome arrives
+            os._exit(1)
+
+    same_code = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}
+    for count in (1, 2):
+        events: list[Event] = []
+        actor = ray.remote(Dying).options(num_cpus=0, runtime_env=same_code).remote()
+        tuner = RayDeviceTuner(actor, {}, Place(cpu, "node"), {})
+        with contextlib.nullcontext() if count == 2 else pytest.raises(DeviceLost, match="ActorDied"):
+            tuner.tune(Task(SHAPES[0], count), (), events.append)
+        with pytest.raises(DeviceLost, match="ActorDied"):
+            tuner.tune(Task(SHAPES[1]), (), events.append)
+        assert events == [outcome] * (count - 1)
+
+
+@pytest.mark.slow
+def test_another_tunedgemm_on_a_node_is_left_out(connected: TwoNodes, cpu: Device, caplog: pytest.LogCaptureFixture) -> None:
+    """Two versions of tunedgemm may not understand each other; a plugin that differs is a warning."""
+    import ray
+
+    here = {"tunedgemm": "2", "torch": "2.9", "turbo of fast": "1"}
+    with pytest.raises(DeviceLost, match="tunedgemm 1, other than here"):
+        _answer(ray.put(Started(Place(cpu, "node"), {}, here | {"tunedgemm": "1"})), here)
+    started = _answer(ray.put(Started(Place(cpu, "node"), {"turbo": "7"}, {"tunedgemm": "2", "torch": "2.9"})), here)
+
+    assert started.versions == {"turbo": "7"}
+    assert "turbo of fast not at all" in caplog.text
 
 
 @pytest.mark.slow
 def test_a_node_lost_in_the_middle_of_a_shape_costs_nothing(
-    cluster: TwoNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    connected: TwoNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its shape is done by another node: all are tuned, no solution has two final trials, and the log names the lost node, too."""
-    nodes, lost = cluster.both(), ""
+    """Another node tunes its shape, no solution has two final trials, and the log names the node."""
+    nodes, lost = connected.both(), ""
     second = str(nodes.second.node_id)
 
     def lose(place: Place | None, event: Event) -> None:
@@ -187,119 +274,30 @@ def test_a_node_lost_in_the_middle_of_a_shape_costs_nothing(
 
 
 @pytest.mark.slow
-def test_faults_cost_their_solutions_alone(cluster: TwoNodes, faulty_plugin: Path, tmp_path: Path) -> None:
-    """On a cluster as here: the good one wins, each other has its own status; the plugin is found through the driver's PYTHONPATH."""
-    options = attrs.evolve(cluster.both().options, libtype="faulty", timeout=6, kernel_timeout=3)
+def test_ray_assigns_the_gpus(connected: TwoNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each GPU of a cluster is a device, and one that does not work is a user error with its reason.
 
-    tune(shapes=[Shape("a16w16", 8, 64, 128, "fp32")], output=tmp_path / "t.csv", options=options)
-
-    trials = [trial for trial in read_trials(tmp_path / "t.trials.jsonl") if trial.solution.libtype == "faulty"]
-    assert {trial.solution.kernel_name: trial.status for trial in trials} == FAULTS
-    assert len(trials) == len(FAULTS)
-    assert [str(row.solution) for row in read_rows(tmp_path / "t.csv", op_named("a16w16"))[0]] == ["faulty:good"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("space", ["", "full"])
-def test_options_of_backends_hold_on_the_nodes(cluster: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, space: str) -> None:
-    """A backend lists on each node what the driver's environment asks of it, whatever the node's own says."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)]))
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
-    monkeypatch.setenv("TUNEDGEMM_FAKE_SPACE", space)
-    options = attrs.evolve(cluster.both().options, libtype="fake")
-
-    tune(shapes=SHAPES[:1], output=tmp_path / "t.csv", options=options)
-
-    assert len([trial for trial in read_trials(tmp_path / "t.trials.jsonl") if trial.solution.libtype == "fake"]) == (3 if space else 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_the_tuner_leaves_no_actor_behind(cluster: TwoNodes, tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C and SIGTERM: what was measured is kept, and the nodes are idle again."""
-    table, log = tmp_path / "t.csv", tmp_path / "t.trials.jsonl"
-    (tmp_path / "in.csv").write_text("M,N,K,dtype\n" + "".join(f"{m},256,512,fp32\n" for m in range(1, 65)))
-    words = f"tune -i {tmp_path / 'in.csv'} -o {table} --libtype torch --executor ray --ray-address {cluster.both().address}"
-    process = subprocess.Popen([sys.executable, "-m", "tunedgemm", *words.split()], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 300
-    try:
-        while not (log.exists() and '"trial"' in log.read_text()):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(number)
-        told = process.communicate(timeout=120)[1].decode()
-    finally:
-        process.kill()
-
-    assert process.returncode == 128 + number, told
-    assert "Traceback" not in told
-    assert kinds(table)["trial"]
-    assert gone()
-
-
-@pytest.mark.slow
-def test_an_actor_for_each_gpu_and_what_ray_says_is_not_believed(
-    cluster: TwoNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Where the cluster has GPUs each is a lane; one that does not work is a clear error that names its reason."""
+    Indices of a machine, and more devices than the cluster has, are refused.
+    """
     import torch
 
     if torch.cuda.is_available():
-        pytest.skip("the GPUs that Ray is told of must not be there")
-    node = cluster.add(num_cpus=0, num_gpus=2)
+        pytest.skip("the GPU that Ray is given must not be there")
+    table, options = tmp_path / "t.csv", connected.options
+    with pytest.raises(UserError, match="Ray assigns"):
+        tune(shapes=SHAPES, output=table, options=attrs.evolve(options, device="0"))
+    with pytest.raises(UserError, match=r"--mp 9.*only \d nodes"):
+        tune(shapes=SHAPES, output=table, options=attrs.evolve(options, mp=9))
+    node = connected.add(num_cpus=0, num_gpus=1)
     try:
-        with pytest.raises(UserError, match=r"--mp 3.*only 2 GPUs"):
-            tune(shapes=SHAPES, output=tmp_path / "t.csv", options=attrs.evolve(cluster.options, mp=3))
+        with pytest.raises(UserError, match=r"--mp 2.*only 1 GPUs"):
+            tune(shapes=SHAPES, output=table, options=attrs.evolve(options, mp=2))
         with pytest.raises(UserError, match="no worker can be started"):
-            tune(shapes=SHAPES, output=tmp_path / "t.csv", options=cluster.options)
+            tune(shapes=SHAPES, output=table, options=options)
     finally:
-        cluster.cluster.remove_node(node)
-    assert len([record for record in caplog.records if "left out" in record.getMessage()]) == 2
+        connected.cluster.remove_node(node)
+    assert len([record for record in caplog.records if "left out" in record.getMessage()]) == 1
     assert gone()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("yields", [0, 1])
-def test_a_shape_is_lost_with_its_actor_unless_its_outcome_was_told(cluster: TwoNodes, cpu: Device, yields: int) -> None:
-    """An actor that dies before a shape's outcome hands the shape back; after it, the shape is done and not tuned twice."""
-    import ray
-
-    task = Task(SHAPES[0])
-    outcome = Outcome(task, None, None)
-
-    class Dying:
-        def tune(self, *_: Any) -> Iterator[tuple[Event, ...]]:
-            if yields:
-                yield (outcome,)
-            time.sleep(0.5)  # what was told arrives
-            os._exit(1)
-
-    told: list[Event] = []
-    with joined(cluster.address):
-        lane = RayDeviceTuner(ray.remote(Dying).options(num_cpus=0).remote(), {}, Place(cpu, "node"), {})
-        with contextlib.nullcontext() if yields else pytest.raises(DeviceLost, match="ActorDied"):
-            lane.tune(task, (), told.append)
-        with pytest.raises(DeviceLost, match="ActorDied"):
-            lane.tune(Task(SHAPES[1]), (), told.append)
-
-    assert told == [outcome] * yields
-
-
-@pytest.mark.slow
-def test_another_tunedgemm_on_a_node_is_no_lane_and_other_plugins_are_told(
-    cluster: TwoNodes, cpu: Device, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What two versions say to each other may mean two things; a plugin that differs makes only another search."""
-    import ray
-
-    here = {"tunedgemm": "2", "torch": "2.9", "turbo of fast": "1"}
-    with joined(cluster.address):
-        with pytest.raises(DeviceLost, match="tunedgemm 1, other than here"):
-            _answer(ray.put(Started(Place(cpu, "node"), {}, here | {"tunedgemm": "1"})), here)
-        begun = _answer(ray.put(Started(Place(cpu, "node"), {"turbo": "7"}, {"tunedgemm": "2", "torch": "2.9"})), here)
-
-    assert begun.versions == {"turbo": "7"}
-    assert "turbo of fast not at all" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -344,12 +342,3 @@ def test_what_cannot_travel_is_refused(tmp_path: Path, registry: Callable[[], Re
     """Backends and times of this process alone are no use on other machines."""
     with pytest.raises(UserError, match=words):
         tune(shapes=SHAPES, output=tmp_path / "t.csv", options=FAST, registry=registry(), bench=bench)
-
-
-@pytest.mark.slow
-def test_gpus_are_assigned_by_ray(cluster: TwoNodes, tmp_path: Path) -> None:
-    """Indices of a machine mean nothing on a cluster; more devices than it has are refused."""
-    with pytest.raises(UserError, match="Ray assigns"):
-        tune(shapes=SHAPES, output=tmp_path / "t.csv", options=attrs.evolve(cluster.options, device="0"))
-    with pytest.raises(UserError, match=r"--mp 9.*only \d nodes"):
-        tune(shapes=SHAPES, output=tmp_path / "t.csv", options=attrs.evolve(cluster.options, mp=9))

@@ -1,4 +1,4 @@
-"""Faults: whatever a solution does to its process, the good one wins, and each other has a status of its own."""
+"""Faults: the good solution wins, and each fault is the status of one solution."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def statuses(table: Path) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.timing
 def test_each_fault_costs_its_solution_alone(faulty_plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Hangs, crashes, wrong results, leaks and broken compilers: the run ends with exit code 0 and the good one in the table."""
+    """Hangs, crashes, wrong results, leaks and broken compilers do not fail the run."""
     from faulty_backend import EXPECTED
 
     (tmp_path / "in.csv").write_text("M,N,K,bias,dtype,outdtype\n8,64,128,False,fp32,fp32\n")
@@ -50,29 +50,29 @@ def test_each_fault_costs_its_solution_alone(faulty_plugin: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_only_what_is_asked_for_by_name_costs_solutions_that_vary(
-    faulty_plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other bits at each call, or at another M, disqualify with --deterministic or --batch-invariant, and only then."""
+def test_options_disqualify_solutions_that_vary(faulty_plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--deterministic and --batch-invariant disqualify other bits at each call, or at another M."""
     from faulty_backend import PARTICULAR
 
     monkeypatch.setenv("FAULTY_KINDS", ",".join(["good", *PARTICULAR]))
-    plain, strict = tmp_path / "plain.csv", tmp_path / "strict.csv"
 
-    tune(shapes=[SHAPE], output=plain, options=LIMITS)
-    tune(shapes=[SHAPE], output=strict, options=attrs.evolve(LIMITS, deterministic=True, batch_invariant=True))
+    tune(shapes=[SHAPE], output=tmp_path / "t.csv", options=attrs.evolve(LIMITS, deterministic=True, batch_invariant=True))
 
-    assert set(statuses(plain).values()) <= {"ok", "screened"}
-    assert statuses(strict) == {"good": "ok", **PARTICULAR}
-    assert set(winners(strict)) == {"faulty:good"}
+    assert statuses(tmp_path / "t.csv") == {"good": "ok", **PARTICULAR}
+    assert set(winners(tmp_path / "t.csv")) == {"faulty:good"}
 
 
 @pytest.mark.slow
 def test_a_shape_that_nothing_can_run_fails_and_the_next_is_tuned(
     faulty_plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 1, the reason of each solution, no row; shapes before and after it have theirs."""
-    monkeypatch.setenv("FAULTY_KINDS", "good")
+    """The exit code is 1, each solution has a reason, and the shapes before and after it have rows.
+
+    Without options, solutions that vary are right.
+    """
+    from faulty_backend import PARTICULAR
+
+    monkeypatch.setenv("FAULTY_KINDS", ",".join(["good", *PARTICULAR]))
     (tmp_path / "in.csv").write_text(
         "M,N,K,bias,dtype,outdtype\n8,64,128,False,fp32,fp32\n8,96,128,False,bf16,fp32\n8,128,128,False,fp32,fp32\n"
     )
@@ -84,18 +84,17 @@ def test_a_shape_that_nothing_can_run_fails_and_the_next_is_tuned(
     assert code == 1
     assert [row.shape.n for row in read_rows(table, op_named("a16w16"))[0]] == [64, 128]
     assert "2 tuned, 1 failed" in out
-    assert "of one dtype" in out, "the backend's own reason"
+    assert "of one dtype" in out, "the backend's reason"
+    assert set(statuses(table).values()) <= {"ok", "screened"}
 
 
 @pytest.mark.slow
-def test_where_every_solution_faults_the_shape_fails_and_the_run_ends(
-    faulty_plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing but faults, with as many workers lost in a row as there are solutions: a failed shape, and no endless replacing."""
-    monkeypatch.setenv("FAULTY_KINDS", "segfaults,aborts,segfaults_later")
+def test_a_shape_of_which_every_solution_faults_fails(faulty_plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each solution costs one worker, and the run ends without a row."""
+    monkeypatch.setenv("FAULTY_KINDS", "segfaults,aborts")
 
     report = tune(shapes=[SHAPE], output=tmp_path / "t.csv", options=LIMITS)
 
     assert [outcome.task.shape for outcome in report.failed] == [SHAPE]
-    assert set(statuses(tmp_path / "t.csv").values()) == {"crashed"}
-    assert winners(tmp_path / "t.csv") == [] if (tmp_path / "t.csv").exists() else True
+    assert statuses(tmp_path / "t.csv") == {"segfaults": "crashed", "aborts": "crashed"}
+    assert not (tmp_path / "t.csv").exists() or winners(tmp_path / "t.csv") == []
