@@ -320,7 +320,7 @@ class BackendConformance:
             yield "writes outside its output or workspace"
         if fault := case.fault(first):
             yield fault
-        out = launch(launcher, case.operands)
+        out = case.output(solution, launcher)
         yield from case.faults_of(out, case.operands)
         for form in forms:
             yield from case.faults_of(launch(launcher, form), form)
@@ -360,7 +360,7 @@ class BackendConformance:
 
     def _faults_of_identity(self, case: Case, solution: Solution, launcher: Launcher) -> Iterator[str]:
         """Yield how `run`, and a launcher bound from the identity alone, differ from the bound launcher."""
-        out = launch(launcher, case.operands)
+        out = case.output(solution, launcher)
 
         def same(other: Any) -> bool:
             return same_bits(other, out) if solution.deterministic else not case.fault(other)

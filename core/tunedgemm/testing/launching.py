@@ -74,6 +74,7 @@ class Case:
     op: Op
     launchers: tuple[tuple[Solution, Launcher], ...]
     refusals: tuple[tuple[Solution, object], ...]
+    _outputs: dict[Solution, Any] = attrs.field(factory=dict, init=False)
 
     def drawn(self, seed: int) -> Drawn:
         """Return operands and their reference; the session's cache keeps them, the case does not."""
@@ -83,6 +84,12 @@ class Case:
     def operands(self) -> tuple[Any, ...]:
         """The operands of seed 0."""
         return self.drawn(0).operands
+
+    def output(self, solution: Solution, launcher: Launcher) -> Any:
+        """Return the output of one call on the operands of seed 0, launched at the first call."""
+        if solution not in self._outputs:
+            self._outputs[solution] = launch(launcher, self.operands)
+        return self._outputs[solution]
 
     @property
     def is_default(self) -> bool:
@@ -134,20 +141,18 @@ def launch(launcher: Launcher, operands: Sequence[Any]) -> Any:
 
 
 def foldings(op: Op, shape: Shape, operands: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Yield the operands with a leading dimension of 1, and with the rows in two halves: of x alone, then of all activations.
+    """Yield the operands with the rows in two halves, or below a leading dimension of 1: of x alone, then of all activations.
 
     Forms that the op refuses, or takes as another shape, are left out.
     """
-    heads = [(1, shape.m)] + ([(2, shape.m // 2)] if shape.m % 2 == 0 else [])
-    seen = [[None if operand is None else operand.shape for operand in operands]]
-    for head in heads:
-        for places in ((0,), tuple(place for place in range(len(operands)) if place not in op.weights)):
-            again = tuple(_folded(o, head, shape.m) if place in places else o for place, o in enumerate(operands))
-            sizes = [None if operand is None else operand.shape for operand in again]
-            with contextlib.suppress(OperandError):
-                if sizes not in seen and op.shape_of(*again, otype=torch_dtype(shape.outdtype), **op.fields(shape)) == shape:
-                    yield again
-            seen.append(sizes)
+    head, seen = (2, shape.m // 2) if shape.m % 2 == 0 else (1, shape.m), []
+    for places in ((0,), tuple(place for place in range(len(operands)) if place not in op.weights)):
+        again = tuple(_folded(o, head, shape.m) if place in places else o for place, o in enumerate(operands))
+        sizes = [None if operand is None else operand.shape for operand in again]
+        with contextlib.suppress(OperandError):
+            if sizes not in seen and op.shape_of(*again, otype=torch_dtype(shape.outdtype), **op.fields(shape)) == shape:
+                yield again
+        seen.append(sizes)
 
 
 def _folded(operand: Any, head: tuple[int, int], m: int) -> Any:
