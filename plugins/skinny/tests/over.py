@@ -12,7 +12,8 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, bind_driver, device_of, ops, torch_dtype
 from tunedgemm.testing.conformance import Poisoned
-from tunedgemm_skinny import Skinny, driver, rtc
+from tunedgemm_skinny import Skinny, rtc
+from tunedgemm_skinny import native as driver
 
 CPU = device_of(-1)
 #: What the CPU is taken for, by the kind of device.

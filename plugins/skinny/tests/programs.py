@@ -315,7 +315,7 @@ class Machine:
         assert status or counters is None or not counters.any(), "the counters are not zero again"
         return status
 
-    def refusal(self, program: Any, case: Case) -> tuple[int, str]:
+    def unfit(self, program: Any, case: Case) -> tuple[int, str]:
         """Status and reason of a launch that fails."""
         out = torch.full((case.x.shape[0], case.weight.shape[0]), torch.nan)
         status = self.status(program, case, out)

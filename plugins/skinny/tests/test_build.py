@@ -174,7 +174,7 @@ def test_a_compile_error_names_kernel_architecture_and_first_lines(skinny: Any, 
         with pytest.raises(LaunchError) as error:
             code(build, compiler(skinny))
     told = str(error.value)
-    assert f"skinny {build.kernel.name} for {build.gfx} did not compile by {compiler(skinny).version}: " in told
+    assert f"skinny {build.kernel.name}: {compiler(skinny).version} cannot compile it for {build.gfx}: " in told
     assert f"{build.kernel.name}.cpp(12): error: expected a better kernel" in told
     assert not stored(empty)
     assert code(build, compiler(skinny))

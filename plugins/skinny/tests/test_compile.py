@@ -10,10 +10,10 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape
 from tunedgemm_skinny.build import Build, build_of, options, source
-from tunedgemm_skinny.fit import PIECE, registers, shared_bytes
 from tunedgemm_skinny.limits import ARCHITECTURES, MAX_ROWS, supports, width_of
-from tunedgemm_skinny.names import Kernel, Rows, Tiles, Wgmma
-from tunedgemm_skinny.solutions import choices
+from tunedgemm_skinny.names import KernelConfig, Rows, Tiles, Wgmma
+from tunedgemm_skinny.resources import PIECE, registers, shared_bytes
+from tunedgemm_skinny.space import enumerate_kernels
 
 pytestmark = pytest.mark.sweep
 
@@ -76,7 +76,7 @@ def compiled(compilers: ModuleType, tmp_path_factory: pytest.TempPathFactory) ->
 
 def first(shape: Shape, gfx: str, count: int) -> list[tuple[Any, int]]:
     """The first guesses for a shape, and the first of each family."""
-    found = list(choices(shape, DEVICES[gfx]))
+    found = list(enumerate_kernels(shape, DEVICES[gfx]))
     kinds = {type(kernel): (kernel, splits) for kernel, splits in reversed(found)}
     return list(dict.fromkeys([*found[:count], *kinds.values()]))
 
@@ -236,7 +236,7 @@ def test_the_whole_list(compiled: Any, gfx: str) -> None:
     far = []
     for m in (4, 64):
         shape = Shape("a16w16", m, 7168, 8192)
-        for kernel, splits in choices(shape, DEVICES[gfx]):
+        for kernel, splits in enumerate_kernels(shape, DEVICES[gfx]):
             build = build_of(kernel, splits, shape, gfx)
             code = compiled(build)
             check(code, build)
@@ -278,7 +278,7 @@ def test_groups_of_warps_multiply_in_registers(compiled: Any, dtype: str, m: int
 
 @pytest.mark.parametrize("gfx", ["sm_90", "sm_100"])
 @pytest.mark.parametrize("kernel", [Rows(2, 4, 1, 2), Rows(1, 1, 2, 2, stages=3), Tiles(1, 2, 2, 2, 4, True), Wgmma(1, 2, 1, 1, 4)])
-def test_splits_that_meet_in_a_cluster(compiled: Any, gfx: str, kernel: Kernel) -> None:
+def test_splits_that_meet_in_a_cluster(compiled: Any, gfx: str, kernel: KernelConfig) -> None:
     """A cluster has as many blocks as K has parts, which read each other's shared memory; without one there is none of that."""
     if isinstance(kernel, Wgmma) and not ARCHITECTURES[gfx].wgmma:
         pytest.skip(f"{gfx} has no wgmma")
@@ -296,7 +296,7 @@ def test_splits_that_meet_in_a_cluster(compiled: Any, gfx: str, kernel: Kernel) 
 @pytest.mark.parametrize(
     "kernel", [Rows(2, 4, 1, 2, True), Rows(1, 1, 2, 2, stages=3), Tiles(1, 2, 2, 2, 0, True), Tiles(1, 2, 2, 2, 4), Wgmma(1, 1, 1, 2)]
 )
-def test_what_is_touched_before_the_wait(compiled: Any, gfx: str, kernel: Kernel) -> None:
+def test_what_is_touched_before_the_wait(compiled: Any, gfx: str, kernel: KernelConfig) -> None:
     """From sm_90 on a program prefetches, waits once for the program before it, lets the next begin, and only then loads and stores."""
     if isinstance(kernel, Wgmma) and not ARCHITECTURES[gfx].wgmma:
         pytest.skip(f"{gfx} has no wgmma")

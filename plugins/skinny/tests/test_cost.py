@@ -8,8 +8,8 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape
 from tunedgemm_skinny.cost import FEATURES, cost_of, features, floor_of, weights
-from tunedgemm_skinny.names import Kernel, Rows, Tiles, Wgmma
-from tunedgemm_skinny.solutions import SPLITS, choices
+from tunedgemm_skinny.names import KernelConfig, Rows, Tiles, Wgmma
+from tunedgemm_skinny.space import SPLITS, enumerate_kernels
 
 H200, MI300 = Device("sm_90", 132), Device("gfx942", 304)
 SMALL, LARGE = Shape("a16w16", 1, 256, 7168), Shape("a16w16", 1, 57344, 8192)
@@ -53,13 +53,13 @@ def test_every_family_has_a_finite_weight_for_each_feature() -> None:
 def test_every_listed_kernel_has_a_finite_cost(shape: Shape, gfx: str) -> None:
     """However far a shape is from what was measured."""
     device = Device(gfx, 132)
-    for chosen in choices(shape, device):
+    for chosen in enumerate_kernels(shape, device):
         assert math.isfinite(cost_of(*chosen, shape, device))
         assert len(features(*chosen, shape, device)) == len(FEATURES)
 
 
 @pytest.mark.parametrize("kernel", [Rows(2, 2, 2, 2), Tiles(1, 2, 4, 2, 3, True), Wgmma(1, 1, 1, 2, 4)], ids=lambda kernel: kernel.family)
-def test_bytes_count_not_elements(kernel: Kernel) -> None:
+def test_bytes_count_not_elements(kernel: KernelConfig) -> None:
     """Half the columns of bf16 are as many bytes as all of fp8: what bytes, blocks and steps say is the same."""
     halves = features(kernel, 1, Shape("a16w16", 1, 7168, 4096), H200)
     bytes_ = features(kernel, 1, Shape("a8w8", 1, 7168, 8192, dtype="fp8", scale="row"), H200)

@@ -127,7 +127,7 @@ STUCK = [
 @pytest.mark.parametrize(("body", "reason"), STUCK, ids=[reason for _, reason in STUCK])
 def test_threads_that_do_not_meet(machine: Any, programs: Any, body: str, reason: str) -> None:
     """A collective that not all threads reach fails, and the next launch is right again."""
-    status, told = machine.refusal(programs.Tiny(machine.wave, body), programs.small())
+    status, told = machine.unfit(programs.Tiny(machine.wave, body), programs.small())
     assert status == machine.fake.LAUNCH_FAILED
     assert reason in told
     test_a_barrier_orders_the_threads(machine, programs)
@@ -158,7 +158,7 @@ WILD = {
 def test_wild_accesses(machine: Any, programs: Any, body: str) -> None:
     """Accesses that are not aligned, lie outside the operands or touch what they must not are errors that say so."""
     fake = machine.fake
-    status, told = machine.refusal(programs.Tiny(machine.wave, f"unsigned char *shared = host_shared(); {body}"), programs.small())
+    status, told = machine.unfit(programs.Tiny(machine.wave, f"unsigned char *shared = host_shared(); {body}"), programs.small())
     assert WILD[body] in told
     misaligned = fake.MISALIGNED_ADDRESS if machine.wave == 32 else fake.LAUNCH_FAILED
     assert status in (misaligned if "multiple" in WILD[body] else fake.ILLEGAL_ADDRESS, fake.LAUNCH_FAILED)

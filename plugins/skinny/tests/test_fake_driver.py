@@ -86,7 +86,7 @@ def test_hip_gives_what_there_is_unasked(machine: Any, programs: Any, monkeypatc
     assert driver.call("FuncSetAttribute", machine.loaded(program), fake.DYNAMIC_SHARED, 65536) == 98
     assert (machine.run(program, programs.small()) == 1).all()
     more = attrs.evolve(program, bytes_shared=65537)
-    assert machine.refusal(more, programs.small())[0] == fake.INVALID_VALUE
+    assert machine.unfit(more, programs.small())[0] == fake.INVALID_VALUE
     assert driver.native.hipFuncGetAttribute(ctypes.byref(ctypes.c_int()), 77, machine.loaded(program)) == fake.INVALID_VALUE
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of, ops
 from tunedgemm_skinny import skinny
-from tunedgemm_skinny.fit import refusal
-from tunedgemm_skinny.names import Kernel, Rows, Tiles
+from tunedgemm_skinny.names import KernelConfig, Rows, Tiles
+from tunedgemm_skinny.resources import unfit
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
 SHAPE = Shape("a16w16", 4, 1280, 8192, epilogue="bias")
 #: Kernels, each with a number of splits, one for each way to load and to add up.
-KERNELS: list[tuple[Kernel, int]] = [
+KERNELS: list[tuple[KernelConfig, int]] = [
     (Rows(2, 4, 1, 4), 0), (Rows(2, 2, 2, 2, True), 3), (Tiles(1, 1, 4, 4), 0), (Tiles(1, 2, 2, 4), 4), (Rows(4, 1, 4, 2, stages=4), 0),
     (Tiles(1, 1, 4, 2, stages=4), 2),
 ]  # fmt: skip
@@ -34,9 +34,9 @@ def operands(device: Device, seed: int = 0, shape: Shape = SHAPE) -> tuple[Any, 
     return ops()["a16w16"].make_inputs(shape, device.torch_device, seed)
 
 
-def bound(kernel: Kernel, splits: int, device: Device, shape: Shape = SHAPE) -> Launcher:
+def bound(kernel: KernelConfig, splits: int, device: Device, shape: Shape = SHAPE) -> Launcher:
     """A kernel, bound; skips where the architecture has no such."""
-    if refused := refusal(kernel, splits or 1, shape, device.gfx):
+    if refused := unfit(kernel, splits or 1, shape, device.gfx):
         pytest.skip(refused)
     answer = skinny.bind(Solution("skinny", kernel.name, splits), shape, device)
     assert isinstance(answer, Launcher), answer
@@ -66,7 +66,7 @@ def test_every_enumerated_solution_is_right_and_repeats_its_bits(shape: Shape, d
 
 
 @kernels
-def test_a_captured_launch_reads_new_inputs_at_each_replay(kernel: Kernel, splits: int, device: Device) -> None:
+def test_a_captured_launch_reads_new_inputs_at_each_replay(kernel: KernelConfig, splits: int, device: Device) -> None:
     """Two launches in a graph, replayed with new inputs; a split leaves its counters zero."""
     launcher, given, graph = bound(kernel, splits, device), operands(device), torch.cuda.CUDAGraph()
     launcher.call(*given)
@@ -81,7 +81,7 @@ def test_a_captured_launch_reads_new_inputs_at_each_replay(kernel: Kernel, split
 
 
 @kernels
-def test_two_graphs_of_one_launcher_replay_at_the_same_time(kernel: Kernel, splits: int, device: Device) -> None:
+def test_two_graphs_of_one_launcher_replay_at_the_same_time(kernel: KernelConfig, splits: int, device: Device) -> None:
     """Graphs with pools of their own share no counters and no partial sums."""
     launcher, runs = bound(kernel, splits, device), []
     for seed in range(2):
@@ -100,7 +100,7 @@ def test_two_graphs_of_one_launcher_replay_at_the_same_time(kernel: Kernel, spli
 
 
 @kernels
-def test_threads_with_streams_of_their_own_share_a_launcher(kernel: Kernel, splits: int, device: Device) -> None:
+def test_threads_with_streams_of_their_own_share_a_launcher(kernel: KernelConfig, splits: int, device: Device) -> None:
     """Eight threads call one launcher on eight streams: every answer has the bits of a lone call."""
     launcher, inputs, wrong = bound(kernel, splits, device), [operands(device, seed) for seed in range(8)], []
     alone = [launcher.call(*given) for given in inputs]

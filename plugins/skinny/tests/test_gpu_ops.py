@@ -11,9 +11,9 @@ import torch
 import tunedgemm
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of, ops
 from tunedgemm_skinny import skinny
-from tunedgemm_skinny.fit import refusal
 from tunedgemm_skinny.limits import ARCHITECTURES
-from tunedgemm_skinny.names import Kernel, Rows, Tiles
+from tunedgemm_skinny.names import KernelConfig, Rows, Tiles
+from tunedgemm_skinny.resources import unfit
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
@@ -59,7 +59,7 @@ SHAPES: list[dict[str, Any]] = [
     {**BLOCKS, "op": "a8w8_blockscale_bpreshuffle", "m": 64, "n": 1536, "k": 7168, "layout": "aiter16x16"},
 ]  # fmt: skip
 #: One for each way to load and to add up.
-KERNELS: list[tuple[Kernel, int]] = [
+KERNELS: list[tuple[KernelConfig, int]] = [
     (Tiles(1, 1, 4, 2), 0), (Tiles(2, 2, 2, 1), 3), (Tiles(1, 1, 4, 2, stages=4), 0), (Tiles(1, 2, 2, 1, stages=3), 4),
     (Rows(2, 4, 1, 4), 0),
     (Rows(4, 1, 4, 2, stages=4), 2),
@@ -118,11 +118,11 @@ def test_every_enumerated_solution_is_right_and_repeats_its_bits(fields: dict[st
 @pytest.mark.parametrize(
     "fields", [FP8, INT8, BLOCKS, {**FP8, "op": "batched_a8w8", "extra": {"B": 3}}], ids=lambda fields: f"{fields['op']}-{fields['dtype']}"
 )
-def test_whole_numbers_come_out_bit_by_bit(kernel: Kernel, splits: int, fields: dict[str, Any], device: Device) -> None:
+def test_whole_numbers_come_out_bit_by_bit(kernel: KernelConfig, splits: int, fields: dict[str, Any], device: Device) -> None:
     """Sums of whole numbers, scaled by powers of two, are exact: every wrong, missing or doubled element, and every wrong scale, shows."""
     for m, n, k in ((1, 37, 2048), (8, 130, 2056), (7, 300, 4100)):
         shape = shape_of({**fields, "m": m, "n": n, "k": k, "outdtype": "fp32"}, device)
-        if refusal(kernel, splits or 1, shape, device.gfx):
+        if unfit(kernel, splits or 1, shape, device.gfx):
             continue
         launcher, made = bound(Solution("skinny", kernel.name, splits), shape, device), torch.Generator("cuda").manual_seed(k)
         given = [
@@ -143,7 +143,7 @@ def test_a_nan_marks_its_row_alone(fields: dict[str, Any], device: Device) -> No
     x.view(torch.uint8)[1, 300] = weight.view(torch.uint8)[129, 2047] = 0x80 if "fnuz" in shape.dtype else 0xFF
     x_scale.view(4, -1)[2] = torch.nan
     for kernel, splits in KERNELS:
-        if refusal(kernel, splits or 1, shape, device.gfx):
+        if unfit(kernel, splits or 1, shape, device.gfx):
             continue
         out = bound(Solution("skinny", kernel.name, splits), shape, device).call(x, weight, x_scale, w_scale)
         marked = torch.zeros(4, 130, dtype=torch.bool, device="cuda")
@@ -157,7 +157,7 @@ def test_int8_sums_are_exact(device: Device) -> None:
     x, weight = (torch.full((rows, shape.k), -128, dtype=torch.int8, device="cuda") for rows in (shape.m, shape.n))
     x[:, 7], one = 1, torch.ones(1, device="cuda")
     for kernel, splits in KERNELS:
-        if not refusal(kernel, splits or 1, shape, device.gfx):
+        if not unfit(kernel, splits or 1, shape, device.gfx):
             out = bound(Solution("skinny", kernel.name, splits), shape, device).call(x, weight, one, one)
             assert (out == float((shape.k - 1) * 2**14 - 128)).all(), kernel.name
 

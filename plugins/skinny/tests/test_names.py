@@ -12,12 +12,12 @@ import attrs
 import pytest
 import tunedgemm_skinny
 from tunedgemm.plugin import PluginError
-from tunedgemm_skinny.names import EXAMPLES, FAMILIES, MAX_WARPS, REVISION, Kernel, Rows, Tiles, Wgmma, kernel_of
+from tunedgemm_skinny.names import EXAMPLES, FAMILIES, MAX_WARPS, REVISION, KernelConfig, Rows, Tiles, Wgmma, kernel_of
 
 KERNELS = Path(tunedgemm_skinny.__file__).with_name("kernels")
 
 
-def _every(family: type[Kernel]) -> list[Kernel]:
+def _every(family: type[KernelConfig]) -> list[KernelConfig]:
     ladders = [field.metadata["ladder"] for field in attrs.fields(family)]
     names = [field.name for field in attrs.fields(family)]
     found = [dict(zip(names, values, strict=True)) for values in product(*ladders)]
@@ -29,7 +29,7 @@ def _every(family: type[Kernel]) -> list[Kernel]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_kernel_has_a_name_of_its_own(family: type[Kernel]) -> None:
+def test_every_kernel_has_a_name_of_its_own(family: type[KernelConfig]) -> None:
     """A name alone rebuilds all parameters, and no two kernels share one."""
     kernels = _every(family)
     assert len(kernels) > 200
@@ -59,12 +59,12 @@ def test_names_read_as_they_are_documented() -> None:
         (f"rows_r{REVISION}_n4w2x2u5", "unroll must be one of"),
         (f"rows_r{REVISION}_n4w0x2u4", "warps_n must be one of"),
         (f"rows_r{REVISION}_n4w2x2u4a1", "stages must be one of"),
-        (f"rows_r{REVISION}_n4w16x16u4", "32 warps at most (got 256)"),
-        (f"rows_r{REVISION + 1}_n4w2x2u4", f"is of revision {REVISION + 1}; this version has {REVISION}: tune again"),
-        ("rows_r0_n4w2x2u4", "is of revision 0"),
+        (f"rows_r{REVISION}_n4w16x16u4", "warps of a block must be at most 32 (got 256)"),
+        (f"rows_r{REVISION + 1}_n4w2x2u4", f"revision must be {REVISION} (got {REVISION + 1}); tune again"),
+        ("rows_r0_n4w2x2u4", f"revision must be {REVISION} (got 0)"),
         (f"rows_r{REVISION}_n4w2x2u4_x", "no kernel"),
         (f"tiles_r{REVISION}_n4w2x2u4_c_s", "no kernel"),
-        (f"wgmma_r{REVISION}_n1w4x4u1a4", "32 warps at most (got 64)"),
+        (f"wgmma_r{REVISION}_n1w4x4u1a4", "warps of a block must be at most 32 (got 64)"),
         (f"wgmma_r{REVISION}_n1w1x1u1a4_s", "no kernel"),
         (f"rows_r{REVISION}_n4w2x2u4 ", "no kernel"),
         ("sol2", "names look like rows_r"),

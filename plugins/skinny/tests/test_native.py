@@ -18,13 +18,12 @@ import attrs
 import pytest
 from tunedgemm.plugin import Shape, bind_driver
 from tunedgemm_skinny import native
-from tunedgemm_skinny.driver import CUDA
 from tunedgemm_skinny.names import Rows
-from tunedgemm_skinny.native import Plan, by_ctypes
+from tunedgemm_skinny.native import CUDA, LaunchPlan, by_ctypes
 
 SOURCE = Path(native.__file__).with_name("shim.c")
 HIGH = 1 << 63
-PLAN = Plan(grid=(3, 5, 1), threads=96, shared=1234, n=HIGH - 7, k=HIGH - 9, m=64, splits=5, per_split=HIGH - 11)
+PLAN = LaunchPlan(grid=(3, 5, 1), threads=96, shared=1234, n=HIGH - 7, k=HIGH - 9, m=64, splits=5, per_split=HIGH - 11)
 OVERLAPPING = attrs.evolve(PLAN, overlaps=True)
 ADDRESSES = (HIGH + 1, HIGH + 2, 3, 4, HIGH + 5, 6, 7, HIGH + 8, 9)
 #: Without the scales, the last two.
@@ -90,7 +89,7 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SimpleNamespace(function=SimpleNamespace(driver=bind_driver(CUDA, str(path)), address=HIGH + 99, index=-1), told=told)
 
 
-def launching(way: str, function: Any, plan: Plan = PLAN) -> native.Launch:
+def launching(way: str, function: Any, plan: LaunchPlan = PLAN) -> native.Launch:
     """The launch of a function in one of both ways."""
     if way == "extension" and native._extension is None:
         pytest.skip("the C extension was not built")

@@ -102,7 +102,7 @@ def test_the_version_is_the_librarys_own(fake: ModuleType, interface: Interface,
 @both
 def test_a_library_that_cannot_be_used(interface: Interface, fake: ModuleType, tmp_path: Path) -> None:
     """The error names the file, and what is wrong with it: it is not there, or it is another library."""
-    with pytest.raises(PluginError, match=f"skinny: {tmp_path}/nowhere.so cannot be used: .*No such file"):
+    with pytest.raises(PluginError, match=f"skinny: cannot load {tmp_path}/nowhere.so: .*No such file"):
         bind_functions(interface, str(tmp_path / "nowhere.so"))
     with pytest.raises(PluginError, match=f"undefined symbol: {interface.prefix}CreateProgram"):
         bind_functions(interface, str(fake.build("cuda")))
@@ -111,7 +111,7 @@ def test_a_library_that_cannot_be_used(interface: Interface, fake: ModuleType, t
 def test_where_there_is_none_the_error_says_how_to_get_it() -> None:
     """The first file that was tried, and the package that has it."""
     nobody = attrs.evolve(NVRTC, libraries=("libnobody.so.2", "libnobody.so"), packages=())
-    with pytest.raises(PluginError, match=r"libnobody\.so\.2 cannot be used.*compiled by libnobody: pip install nvidia-cuda-nvrtc"):
+    with pytest.raises(PluginError, match=r"cannot load libnobody\.so\.2.*install libnobody: pip install nvidia-cuda-nvrtc"):
         loaded(nobody)
 
 

@@ -10,10 +10,10 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_skinny import skinny
-from tunedgemm_skinny.fit import grid_of, per_split, refusal, registers, shared_bytes, span_of, vec_of
 from tunedgemm_skinny.limits import ARCHITECTURES
 from tunedgemm_skinny.names import REVISION, Rows, Tiles, Wgmma, kernel_of
-from tunedgemm_skinny.solutions import MOST, spread
+from tunedgemm_skinny.resources import grid_of, per_split, registers, shared_bytes, span_of, unfit, vec_of
+from tunedgemm_skinny.space import MOST, spread
 
 DEVICES = [Device(gfx, 120) for gfx in ARCHITECTURES]
 ROWS = (1, 2, 5, 8, 9, 16, 33, 64)
@@ -50,7 +50,7 @@ def test_what_is_listed_fits(device: Device) -> None:
             assert solution.deterministic
             assert solution.batch_invariant
             assert solution.split_k != 1, "one split has one name"
-            assert not refusal(kernel, splits, shape, device.gfx)
+            assert not unfit(kernel, splits, shape, device.gfx)
             assert shared_bytes(kernel, splits, shape, device.gfx) <= architecture.shared_bytes
             assert registers(kernel, shape, device.gfx) <= architecture.registers
             share, span = per_split(kernel, splits, shape, device.gfx), span_of(kernel, shape, device.gfx)
@@ -163,7 +163,7 @@ def test_neighbours_differ_in_one_parameter_and_fit(device: Device) -> None:
                 changed = [field.name for field in attrs.fields(type(mine)) if getattr(mine, field.name) != getattr(kernel, field.name)]
                 changed += ["splits"] if other.split_k != solution.split_k else []
                 assert len(changed) == 1 or (changed == ["cluster", "splits"] and (solution.split_k, other.split_k) == (0, 2))
-                assert not refusal(kernel, other.split_k or 1, shape, device.gfx)
+                assert not unfit(kernel, other.split_k or 1, shape, device.gfx)
                 moved.update(changed)
     assert moved == {"n_each", "warps_n", "warps_k", "unroll", "x_shared", "splits"} | ({"stages", "cluster"} if device is H200 else set())
 
@@ -192,34 +192,40 @@ def test_no_neighbours_of_what_is_not_ours() -> None:
 @pytest.mark.parametrize(
     ("kernel", "splits", "shape", "gfx", "reason"),
     [
-        (Rows(1, 1, 1, 1), 1, Shape("a16w16", 9, 64, 64), "sm_90", "for M <= 8 (M=9)"),
+        (Rows(1, 1, 1, 1), 1, Shape("a16w16", 9, 64, 64), "sm_90", "M must be at most 8 (got 9)"),
         (Rows(1, 1, 1, 1), 65, Shape("a16w16", 1, 64, 1 << 20), "sm_90", "splitK must be in 0..64 (got 65)"),
-        (Rows(1, 1, 1, 1), 2, Shape("a16w16", 1, 64, 256), "sm_90", "fewer than splitK=2 parts of whole steps of 256"),
-        (Rows(1, 1, 1, 1), 2, Shape("a16w16", 1, 64, 512), "gfx942", "whole steps of 512"),
-        (Tiles(1, 1, 1, 2), 3, Shape("a16w16", 1, 64, 128), "sm_90", "whole steps of 64"),
-        (Tiles(4, 4, 4, 1), 1, Shape("a16w16", 64, 4096, 4096), "sm_90", "266240 bytes of shared memory; sm_90 has 232448"),
-        (Tiles(1, 1, 1, 1, cluster=True), 9, Shape("a16w16", 4, 64, 4096), "sm_90", "needs splitK in 2..8 (got 9)"),
-        (Rows(1, 1, 1, 1, cluster=True), 1, Shape("a16w16", 4, 64, 4096), "sm_90", "needs splitK in 2..8 (got 1)"),
-        (Rows(1, 1, 1, 1, cluster=True), 2, Shape("a16w16", 4, 64, 4096), "sm_80", "needs clusters; sm_80 has none"),
-        (Wgmma(1, 1, 1, 1), 1, Shape("a16w16", 4, 64, 4096), "sm_100", "made of instructions that sm_100 has not"),
-        (Wgmma(1, 1, 1, 1), 1, Shape("a16w16", 4, 64, 4095), "sm_90", "need K in wholes of 2 (K=4095)"),
-        (Wgmma(2, 4, 1, 4, 4), 1, Shape("a16w16", 4, 64, 4096), "sm_90", "bytes of shared memory"),
+        (Rows(1, 1, 1, 1), 2, Shape("a16w16", 1, 64, 256), "sm_90", "a step of 256 of K=256 (got 2)"),
+        (Rows(1, 1, 1, 1), 2, Shape("a16w16", 1, 64, 512), "gfx942", "a step of 512 of K=512 (got 2)"),
+        (Tiles(1, 1, 1, 2), 3, Shape("a16w16", 1, 64, 128), "sm_90", "a step of 64 of K=128 (got 3)"),
+        (
+            Tiles(4, 4, 4, 1),
+            1,
+            Shape("a16w16", 64, 4096, 4096),
+            "sm_90",
+            "shared memory on sm_90 must be at most 232448 bytes (got 266240)",
+        ),
+        (Tiles(1, 1, 1, 1, cluster=True), 9, Shape("a16w16", 4, 64, 4096), "sm_90", "splitK of a cluster must be in 2..8 (got 9)"),
+        (Rows(1, 1, 1, 1, cluster=True), 1, Shape("a16w16", 4, 64, 4096), "sm_90", "splitK of a cluster must be in 2..8 (got 1)"),
+        (Rows(1, 1, 1, 1, cluster=True), 2, Shape("a16w16", 4, 64, 4096), "sm_80", "clusters need sm_90 or later (got sm_80)"),
+        (Wgmma(1, 1, 1, 1), 1, Shape("a16w16", 4, 64, 4096), "sm_100", "wgmma needs sm_90 (got sm_100)"),
+        (Wgmma(1, 1, 1, 1), 1, Shape("a16w16", 4, 64, 4095), "sm_90", "need K in multiples of 2 (got K=4095)"),
+        (Wgmma(2, 4, 1, 4, 4), 1, Shape("a16w16", 4, 64, 4096), "sm_90", "shared memory on sm_90 must be at most"),
         (Rows(1, 1, 1, 1, True), 1, Shape("a16w16", 8, 4096, 16384), "sm_90", "shared memory"),
-        (Rows(1, 1, 1, 1, stages=2), 1, Shape("a16w16", 1, 64, 64), "gfx942", "gfx942 cannot"),
-        (Tiles(1, 1, 1, 1, stages=2), 1, Shape("a16w16", 1, 64, 63), "sm_90", "K in wholes of 2 (K=63)"),
-        (Tiles(1, 1, 1, 1, stages=2), 1, Shape("a8w8", 1, 64, 66, dtype="int8", scale="row"), "sm_90", "K in wholes of 4 (K=66)"),
+        (Rows(1, 1, 1, 1, stages=2), 1, Shape("a16w16", 1, 64, 64), "gfx942", "asynchronous copies need an NVIDIA GPU (got gfx942)"),
+        (Tiles(1, 1, 1, 1, stages=2), 1, Shape("a16w16", 1, 64, 63), "sm_90", "K in multiples of 2 (got K=63)"),
+        (Tiles(1, 1, 1, 1, stages=2), 1, Shape("a8w8", 1, 64, 66, dtype="int8", scale="row"), "sm_90", "K in multiples of 4 (got K=66)"),
         (
             Rows(1, 1, 1, 1),
             1,
             Shape("a8w8_blockscale", 1, 64, 256, dtype="fp8", scale="block"),
             "sm_90",
-            "scales of blocks need products of 128",
+            "sums all of K before scaling (got block scales)",
         ),
     ],
 )
 def test_what_cannot_serve_has_a_reason(kernel: Rows | Tiles, splits: int, shape: Shape, gfx: str, reason: str) -> None:
-    """A refusal names the value that is wrong and the limit."""
-    assert reason in refusal(kernel, splits, shape, gfx)
+    """A unfit names the value that is wrong and the limit."""
+    assert reason in unfit(kernel, splits, shape, gfx)
 
 
 def test_splits_share_k_in_whole_spans() -> None:
