@@ -1,4 +1,4 @@
-"""The scripts that look at the kernels of the plugin skinny from outside: what they choose, ask and make of the answers."""
+"""benchmarks/skinny_sanitize.py and skinny_registers.py: chosen cases, the tool's command, its output."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("tunedgemm_skinny")
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-#: A tool that finds two hazards wherever the case with place 3 is among those of the process, which it does not run.
+#: A tool that reports two hazards if the case with place 3 is in its list; it runs nothing.
 TOOL = """#!/bin/sh
-for told in "$@"; do last=$told; done
+for argument in "$@"; do last=$argument; done
 case ",$last," in
   *,3,*) echo "========= COMPUTE-SANITIZER"
     echo "========= Error: Race reported between Write access at skinny+0x140 and Read access at skinny+0x1a0 [64 hazards]"
@@ -38,7 +38,7 @@ def sanitize(as_module: Callable[[Path], ModuleType]) -> ModuleType:
 
 @pytest.fixture
 def tool(tmp_path: Path) -> Path:
-    """What stands for compute-sanitizer, in a folder as a toolkit has it."""
+    """Write a fake compute-sanitizer, in the folder layout of a toolkit."""
     file = tmp_path / "bin" / "compute-sanitizer"
     file.parent.mkdir()
     file.write_text(TOOL)
@@ -46,30 +46,33 @@ def tool(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.sweep
 def test_the_chosen_cases_have_every_family_split_ring_and_tail(sanitize: ModuleType) -> None:
-    """No two properties of a family that the plugin's list has together are left out, and the list is short."""
+    """A short list of cases has every pair of properties of a family that the plugin lists."""
     cases = sanitize.chosen(sanitize.skinny.OPS, sanitize.H200, 40)
     assert [case.place for case in cases] == list(range(len(cases)))
     assert all(sanitize.exists(case.shape) for case in cases)
     having = set().union(*map(sanitize.properties, cases))
     for op in sanitize.skinny.OPS:
         shapes = list(sanitize.tiny_shapes(op, sanitize.H200))
-        found = [sanitize.Case(shape, each) for shape in shapes[:3] for each in sanitize.listed(shape, sanitize.H200)]
-        assert found and set().union(*map(sanitize.properties, found)) <= having
+        listed = [sanitize.Case(shape, solution) for shape in shapes[:3] for solution in sanitize.listed(shape, sanitize.H200)]
+        assert listed and set().union(*map(sanitize.properties, listed)) <= having
         assert len([case for case in cases if case.shape.op == op]) < 40
 
 
-def test_a_fault_is_told_of_the_case_that_has_it(sanitize: ModuleType, tool: Path, tmp_path: Path) -> None:
-    """Of a list in one process, of which one case is at fault, that one is found, and no other."""
-    cases = sanitize.chosen(("a16w16",), sanitize.H200, 6)
+def test_a_fault_is_traced_to_its_case(sanitize: ModuleType, tool: Path, tmp_path: Path) -> None:
+    """One faulty case of a list is found, and no other."""
+    shape = next(iter(sanitize.tiny_shapes("a16w16", sanitize.H200)))
+    solutions = list(sanitize.skinny.enumerate_solutions(shape, sanitize.H200))[:6]
+    cases = [sanitize.Case(shape, solution, place) for place, solution in enumerate(solutions)]
     under = sanitize.Child(str(tool), "racecheck", tmp_path / "cases")
-    told = dict(sanitize.halved(cases, under.fault))
-    assert [case.place for case, fault in told.items() if fault] == [3]
-    assert told[cases[3]].startswith("2 found: Error: Race reported between Write access")
+    faults = dict(sanitize.halved(cases, under.fault))
+    assert [case.place for case, fault in faults.items() if fault] == [3]
+    assert faults[cases[3]].startswith("2 found: Error: Race reported between Write access")
 
 
-def test_a_child_is_told_what_to_run(sanitize: ModuleType) -> None:
-    """The tool gets its options, then this Python, this script and the cases; it looks at the plugin's kernels alone."""
+def test_the_command_of_a_child(sanitize: ModuleType) -> None:
+    """The tool gets its options, then Python, the script and the cases; it checks the plugin's kernels only."""
     command = sanitize.Child("/x/compute-sanitizer", "memcheck", Path("/x/cases")).command("2,5")
     assert command[:3] == ["/x/compute-sanitizer", "--tool", "memcheck"]
     assert command[-5:] == [sys.executable, str(BENCHMARKS / "skinny_sanitize.py"), "--child", "/x/cases", "2,5"]
@@ -86,13 +89,13 @@ def test_a_child_is_told_what_to_run(sanitize: ModuleType) -> None:
         ("Segmentation fault\n", 139, "no summary, status 139: Segmentation fault"),
     ],
 )
-def test_what_a_run_says(sanitize: ModuleType, output: str, status: int, fault: str) -> None:
-    """A run is clean with a summary of no errors and with status 0 alone; else a line says why it is not."""
+def test_the_fault_of_a_run(sanitize: ModuleType, output: str, status: int, fault: str) -> None:
+    """A run passes with status 0 and a summary of no errors; else a line gives the reason."""
     assert sanitize.fault_of(output, status) == fault
 
 
 def test_where_the_tool_is_found(sanitize: ModuleType, tool: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """On PATH, else below CUDA_HOME; without both the script says where it looked."""
+    """The tool is found on PATH, else below CUDA_HOME."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert sanitize.sanitizer() == str(tool)
@@ -102,15 +105,15 @@ def test_where_the_tool_is_found(sanitize: ModuleType, tool: Path, monkeypatch: 
 
 
 def test_the_control_compiles(sanitize: ModuleType) -> None:
-    """The kernel that is wrong on purpose is one that a GPU would run."""
+    """The faulty control kernel compiles."""
     beside = sanitize.rtc.beside(sanitize.rtc.NVRTC) or pytest.skip("no NVRTC: pip install nvidia-cuda-nvrtc")
-    compiler = sanitize.rtc.bind_functions(sanitize.rtc.NVRTC, beside[0])  # not one that tests of the plugin have loaded
+    compiler = sanitize.rtc.bind_functions(sanitize.rtc.NVRTC, beside[0])  # not a compiler that the plugin's tests have loaded
     assert compiler.compile(sanitize.PLANTED % sanitize.ENTRY, "control.cpp", ["--gpu-architecture=sm_90"]).startswith(b"\x7fELF")
 
 
 @pytest.mark.slow
 def test_registers_of_a_few_kernels(tmp_path: Path) -> None:
-    """Each distinct compile of a small choice has a row with registers that a thread can have."""
+    """Each distinct compile has a row, with registers and shared memory within the limits."""
     from tunedgemm_skinny import rtc
 
     if not rtc.beside(rtc.NVRTC):

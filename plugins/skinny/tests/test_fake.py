@@ -9,6 +9,8 @@ import attrs
 import pytest
 import torch
 
+pytestmark = pytest.mark.sweep
+
 both = pytest.mark.parametrize("machine", [32, 64], indirect=True, ids=["nvidia", "amd"])
 
 
@@ -97,7 +99,7 @@ MMA_64 = """
 
 
 @both
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.cases("dtype", [torch.bfloat16, torch.float16])
 def test_matrix_instructions_are_products(machine: Any, programs: Any, dtype: torch.dtype) -> None:
     """With fragments laid out as the manuals say the instruction adds A B to C, for both dtypes, subnormals and infinity among them."""
     m, body = (8, MMA_32) if machine.wave == 32 else (16, MMA_64)
@@ -124,10 +126,10 @@ STUCK = [
 
 
 @both
-@pytest.mark.parametrize(("body", "reason"), STUCK, ids=[reason for _, reason in STUCK])
+@pytest.mark.cases(("body", "reason"), STUCK)
 def test_threads_that_do_not_meet(machine: Any, programs: Any, body: str, reason: str) -> None:
     """A collective that not all threads reach fails, and the next launch is right again."""
-    status, told = machine.unfit(programs.Tiny(machine.wave, body), programs.small())
+    status, told = machine.refusal(programs.Tiny(machine.wave, body), programs.small())
     assert status == machine.fake.LAUNCH_FAILED
     assert reason in told
     test_a_barrier_orders_the_threads(machine, programs)
@@ -154,11 +156,11 @@ WILD = {
 
 
 @both
-@pytest.mark.parametrize("body", WILD)
+@pytest.mark.cases("body", WILD)
 def test_wild_accesses(machine: Any, programs: Any, body: str) -> None:
     """Accesses that are not aligned, lie outside the operands or touch what they must not are errors that say so."""
     fake = machine.fake
-    status, told = machine.unfit(programs.Tiny(machine.wave, f"unsigned char *shared = host_shared(); {body}"), programs.small())
+    status, told = machine.refusal(programs.Tiny(machine.wave, f"unsigned char *shared = host_shared(); {body}"), programs.small())
     assert WILD[body] in told
     misaligned = fake.MISALIGNED_ADDRESS if machine.wave == 32 else fake.LAUNCH_FAILED
     assert status in (misaligned if "multiple" in WILD[body] else fake.ILLEGAL_ADDRESS, fake.LAUNCH_FAILED)

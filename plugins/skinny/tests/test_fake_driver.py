@@ -11,6 +11,8 @@ import attrs
 import pytest
 import torch
 
+pytestmark = pytest.mark.sweep
+
 both = pytest.mark.parametrize("machine", [32, 64], indirect=True, ids=["nvidia", "amd"])
 nvidia = pytest.mark.parametrize("machine", [32], indirect=True, ids=["nvidia"])
 amd = pytest.mark.parametrize("machine", [64], indirect=True, ids=["amd"])
@@ -29,7 +31,7 @@ BAD_ARGUMENTS = {
 
 
 @both
-@pytest.mark.parametrize("reason", BAD_ARGUMENTS)
+@pytest.mark.cases("reason", BAD_ARGUMENTS)
 def test_arguments_that_do_not_fit_the_program(machine: Any, programs: Any, reason: str) -> None:
     """A launch whose arguments do not fit the program or the grid is refused before it runs."""
     fake, function = (
@@ -86,7 +88,7 @@ def test_hip_gives_what_there_is_unasked(machine: Any, programs: Any, monkeypatc
     assert driver.call("FuncSetAttribute", machine.loaded(program), fake.DYNAMIC_SHARED, 65536) == 98
     assert (machine.run(program, programs.small()) == 1).all()
     more = attrs.evolve(program, bytes_shared=65537)
-    assert machine.unfit(more, programs.small())[0] == fake.INVALID_VALUE
+    assert machine.refusal(more, programs.small())[0] == fake.INVALID_VALUE
     assert driver.native.hipFuncGetAttribute(ctypes.byref(ctypes.c_int()), 77, machine.loaded(program)) == fake.INVALID_VALUE
 
 

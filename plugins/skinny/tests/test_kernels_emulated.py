@@ -1,4 +1,4 @@
-"""The kernels' own source, run by the emulator with warps of 32 and of 64, computes the product whatever it is compiled with."""
+"""The kernels' source in the emulator, with warps of 32 and of 64: products for every set of macros."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ pytestmark = pytest.mark.sweep
 
 both = pytest.mark.parametrize("machine", [32, 64], indirect=True, ids=["nvidia", "amd"])
 nvidia = pytest.mark.parametrize("machine", [32], indirect=True, ids=["nvidia"])
-families = pytest.mark.parametrize("family", ["rows", "tiles"])
+families = pytest.mark.cases("family", ["rows", "tiles"])
 
 
 @attrs.frozen
 class Edited:
-    """A program with another text."""
+    """A program with a changed text."""
 
     program: Any
     text: str
@@ -30,7 +30,7 @@ class Edited:
         return self.text
 
 
-#: What a program of a family is compiled with, other than the least; rows of x by their number of instruction columns in `tiles`.
+#: Macros that differ from the defaults; in `tiles` m counts the instruction's columns.
 ROWS: list[dict[str, Any]] = [
     {},
     {"m": 8, "n_each": 8, "vec": 8},
@@ -53,7 +53,7 @@ TILES: list[dict[str, Any]] = [
     {"m": 2, "n_each": 2, "warps_n": 2, "warps_k": 4, "unroll": 2, "x_shared": True},
     {"m": 3, "n_each": 1, "warps_n": 4, "vec": 1, "x_shared": True, "bias": "fp32", "dtype": "fp16"},
 ]
-#: The weight through a ring of asynchronous copies, which AMD has not.
+#: Programs with a ring of asynchronous copies; AMD has none.
 RINGS: list[tuple[str, dict[str, Any]]] = [
     ("rows", {"m": 3, "n_each": 2, "warps_k": 2, "unroll": 2, "stages": 2}),
     ("rows", {"m": 8, "n_each": 4, "warps_n": 2, "stages": 3, "vec": 2, "bias": "bf16"}),
@@ -69,7 +69,7 @@ RINGS: list[tuple[str, dict[str, Any]]] = [
     ("wgmma", {"m": 32, "warps_n": 2, "unroll": 2, "stages": 4, "vec": 2, "out": "fp16"}),
     ("wgmma", {"m": 64, "warps_k": 4, "stages": 2, "bias": "fp32"}),
 ]
-#: Splits that meet in a cluster.
+#: Programs whose splits meet in a cluster.
 CLUSTERS: list[tuple[str, dict[str, Any]]] = [
     ("rows", {"m": 3, "n_each": 2, "warps_k": 2, "cluster": 2}),
     ("rows", {"m": 1, "n_each": 4, "warps_n": 2, "unroll": 2, "stages": 2, "vec": 2, "cluster": 5, "bias": "bf16"}),
@@ -80,7 +80,7 @@ CLUSTERS: list[tuple[str, dict[str, Any]]] = [
 
 
 def program(programs: Any, wave: int, family: str, **given: Any) -> Any:
-    """A program of few parameters; in the family `tiles` *m* counts the instruction's columns, up to 64 rows."""
+    """Make a program; in the family `tiles` *m* counts the instruction's columns, up to 64 rows."""
     if family == "tiles":
         columns = programs.COLUMNS[wave]
         given["m"] = min(columns * given.get("m", 1), 64)
@@ -88,12 +88,12 @@ def program(programs: Any, wave: int, family: str, **given: Any) -> Any:
 
 
 def rows_of(made: Any, programs: Any) -> list[int]:
-    """Numbers of rows of x that a program serves: its own, and in the family `tiles` the fewest and one in between."""
+    """List values of M that a program serves: the most, and in `tiles` the least and one in between."""
     return [made.m] if made.family == "rows" else [made.m, made.m - programs.COLUMNS[made.wave] + 1, made.m - 3]
 
 
 def wrong(machine: Any, made: Any, case: Any, seed: int) -> bool:
-    """Whether a launch fails or gives other numbers than it should."""
+    """Check whether a launch fails or gives a wrong output."""
     try:
         return machine.fault(made, case, seed) != ""
     except AssertionError:
@@ -101,7 +101,7 @@ def wrong(machine: Any, made: Any, case: Any, seed: int) -> bool:
 
 
 def faults(machine: Any, programs: Any, made: Any) -> list[str]:
-    """What is wrong at the edges: N around a block, K around a turn of the block's warps, splits that share it evenly and not."""
+    """List the faults for N around a block, K around an iteration, and even and ragged splits."""
     ks = sorted(
         {made.vec, made.span - made.vec, made.span, made.span + made.vec, 2 * made.span + 3 * made.vec, 3 * made.cluster * made.span}
     )
@@ -118,46 +118,46 @@ def faults(machine: Any, programs: Any, made: Any) -> list[str]:
 
 
 @both
-@pytest.mark.parametrize("given", ROWS, ids=str)
+@pytest.mark.cases("given", ROWS)
 def test_rows(machine: Any, programs: Any, given: dict[str, Any]) -> None:
-    """The family `rows` gives the rounded sum, bit by bit, at the edges of N, of K and of the splits."""
+    """The family `rows` gives the rounded sum at the edges of N, K and the splits."""
     assert faults(machine, programs, program(programs, machine.wave, "rows", **given)) == []
 
 
 @both
-@pytest.mark.parametrize("given", TILES, ids=str)
+@pytest.mark.cases("given", TILES)
 def test_tiles(machine: Any, programs: Any, given: dict[str, Any]) -> None:
-    """The family `tiles` gives the rounded sum, bit by bit, at the edges of M, of N, of K and of the splits."""
+    """The family `tiles` gives the rounded sum at the edges of M, N, K and the splits."""
     assert faults(machine, programs, program(programs, machine.wave, "tiles", **given)) == []
 
 
 @nvidia
-@pytest.mark.parametrize(("family", "given"), RINGS, ids=str)
+@pytest.mark.cases(("family", "given"), RINGS)
 def test_rings(machine: Any, programs: Any, family: str, given: dict[str, Any]) -> None:
-    """A weight that comes through a ring of asynchronous copies is the same weight."""
+    """A weight through a ring of asynchronous copies gives the rounded sum."""
     assert faults(machine, programs, program(programs, 32, family, **given)) == []
 
 
 @nvidia
-@pytest.mark.parametrize(("family", "given"), CLUSTERS, ids=str)
+@pytest.mark.cases(("family", "given"), CLUSTERS)
 def test_clusters(machine: Any, programs: Any, family: str, given: dict[str, Any]) -> None:
-    """Splits that meet in a cluster give the sum of all, and need neither partial sums nor counters."""
+    """Splits that meet in a cluster give the rounded sum without partials and counters."""
     assert faults(machine, programs, program(programs, 32, family, **given)) == []
 
 
 @both
-@pytest.mark.parametrize(("family", "m"), [*(("rows", m) for m in range(1, 9)), *(("tiles", m) for m in range(1, 65))])
+@pytest.mark.cases(("family", "m"), [*(("rows", m) for m in range(1, 9)), *(("tiles", m) for m in range(1, 65))])
 def test_every_number_of_rows(machine: Any, programs: Any, family: str, m: int) -> None:
-    """Each M from 1 to 64 that a family serves is right, in two splits."""
+    """Every M that a family serves is right, in two splits."""
     columns = programs.COLUMNS[machine.wave]
     made = programs.Program(family, machine.wave, m=m if family == "rows" else programs.up(m, columns), n_each=2, warps_k=2)
     assert machine.fault(made, programs.whole(made, m, 37, 264, splits=2, seed=m)) == ""
 
 
 @both
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.cases("seed", range(24))
 def test_random_programs(machine: Any, programs: Any, seed: int) -> None:
-    """A random program is right for random sizes, splits and orders of threads and blocks."""
+    """Random programs are right for random sizes, splits and orders of threads and blocks."""
     chosen = random.Random(programs.seed_of(seed, machine.wave))
     made = programs.drawn(chosen, machine.wave)
     for _ in range(3):
@@ -169,9 +169,9 @@ def test_random_programs(machine: Any, programs: Any, seed: int) -> None:
 
 @both
 @families
-@pytest.mark.parametrize(("dtype", "out"), [("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "fp16"), ("fp16", "fp32")])
+@pytest.mark.cases(("dtype", "out"), [("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "fp16"), ("fp16", "fp32")])
 def test_normal_numbers(machine: Any, programs: Any, family: str, dtype: str, out: str) -> None:
-    """The error of normal numbers is that of sums in float32 and of one rounding."""
+    """Normal numbers have the error of float32 sums and one rounding."""
     made = program(programs, machine.wave, family, n_each=2, warps_k=4, unroll=2, dtype=dtype, out=out, bias=out)
     case = programs.normal(made, made.m, 50, 3000, splits=2)
     wanted = case.reference()
@@ -182,10 +182,10 @@ def test_normal_numbers(machine: Any, programs: Any, family: str, dtype: str, ou
 
 @both
 @families
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("splits", [1, 3])
-def test_not_finite(machine: Any, programs: Any, family: str, dtype: str, splits: int) -> None:
-    """Infinity and NaN reach exactly the outputs that they take part in, and overflow of the output is infinity."""
+@pytest.mark.cases("dtype", ["bf16", "fp16"])
+@pytest.mark.cases("splits", [1, 3])
+def test_infinities_and_nans(machine: Any, programs: Any, family: str, dtype: str, splits: int) -> None:
+    """Infinities and NaNs reach only their own outputs, and overflow gives infinity."""
     made = program(programs, machine.wave, family, n_each=2, dtype=dtype, out=dtype, **({"m": 4} if family == "rows" else {}))
     case = programs.whole(made, made.m, 21, 520, splits)
     most = torch.finfo(programs.DTYPES[dtype]).max
@@ -204,10 +204,10 @@ def test_not_finite(machine: Any, programs: Any, family: str, dtype: str, splits
 
 
 @both
-@pytest.mark.parametrize("out", ["bf16", "fp16"])
-@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7FC00000, -1, 0x7FC00001])
+@pytest.mark.cases("out", ["bf16", "fp16"])
+@pytest.mark.cases("bits", [0x7FFFFFFF, 0x7FC00000, -1, 0x7FC00001])
 def test_every_nan_stays_one(machine: Any, programs: Any, out: str, bits: int) -> None:
-    """A NaN whose fraction would be rounded away, as that of NVIDIA's arithmetic, is a NaN of the output's dtype."""
+    """A NaN stays a NaN when its fraction is rounded away."""
     made = program(programs, machine.wave, "rows", out=out, bias="fp32")
     bias = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
     assert machine.run(made, attrs.evolve(programs.whole(made, 1, 1, 8), bias=bias)).isnan().all()
@@ -215,9 +215,9 @@ def test_every_nan_stays_one(machine: Any, programs: Any, out: str, bits: int) -
 
 @both
 @families
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.cases("dtype", ["bf16", "fp16"])
 def test_subnormal_numbers(machine: Any, programs: Any, family: str, dtype: str) -> None:
-    """Subnormal inputs count, and outputs that are subnormal are rounded as others are."""
+    """Subnormal inputs count, and subnormal outputs are rounded."""
     made = program(programs, machine.wave, family, dtype=dtype, out=dtype)
     info = torch.finfo(programs.DTYPES[dtype])
     case = programs.whole(made, made.m, 33, 40)
@@ -231,9 +231,9 @@ def test_subnormal_numbers(machine: Any, programs: Any, family: str, dtype: str)
 
 @both
 @families
-@pytest.mark.parametrize("out", ["bf16", "fp16"])
+@pytest.mark.cases("out", ["bf16", "fp16"])
 def test_outputs_round_to_even(machine: Any, programs: Any, family: str, out: str) -> None:
-    """Every sum is rounded once, to the nearest, ties to even, the largest ones to infinity."""
+    """Every sum is rounded once, to nearest even, the largest to infinity."""
     made = program(programs, machine.wave, family, out=out, bias="fp32")
     digits = {"bf16": 8, "fp16": 11}[out]
     bits = torch.arange(64) * 2.0 ** (6 - digits) / 64
@@ -248,8 +248,8 @@ def test_outputs_round_to_even(machine: Any, programs: Any, family: str, out: st
 
 @both
 @families
-def test_splits_are_added_in_their_order(machine: Any, programs: Any, family: str) -> None:
-    """A launch gives the same bits in whatever order blocks and threads run, and a row of x the same whatever the others are."""
+def test_splits_are_added_in_order(machine: Any, programs: Any, family: str) -> None:
+    """Any order of blocks and threads, and any other rows of x, give the same bits."""
     made = program(programs, machine.wave, family, warps_k=4, unroll=2, out="fp32", **({"m": 4} if family == "rows" else {}))
     case = programs.normal(made, made.m, 40, 2048, splits=5)
     first = machine.run(made, case)
@@ -261,7 +261,7 @@ def test_splits_are_added_in_their_order(machine: Any, programs: Any, family: st
 @both
 @families
 def test_the_weight_is_read_once(machine: Any, programs: Any, family: str) -> None:
-    """Where the blocks are full every byte of the weight is loaded once, and every output stored once, with partial sums besides."""
+    """Full blocks load each weight byte once and store each output and partial once."""
     made = program(programs, machine.wave, family, n_each=2, warps_n=2, warps_k=2, bias="bf16")
     case = programs.whole(made, made.m, 2 * made.per_block, 1048, splits=3)
     assert machine.fault(made, case) == ""
@@ -271,7 +271,7 @@ def test_the_weight_is_read_once(machine: Any, programs: Any, family: str) -> No
     assert moved["out"] == (0, 2 * made.m * case.weight.shape[0])
 
 
-#: Programs of which each barrier is needed in one at least.
+#: Programs that together need every barrier.
 BARRIERS: dict[str, list[dict[str, Any]]] = {
     "rows": [{"m": 4, "n_each": 4, "warps_k": 2, "x_shared": True}, {"m": 2, "warps_k": 2, "cluster": 3}],
     "tiles": [
@@ -284,10 +284,10 @@ BARRIERS: dict[str, list[dict[str, Any]]] = {
 
 
 @nvidia
-@pytest.mark.parametrize("family", BARRIERS)
-@pytest.mark.parametrize("barrier", ["    sync_block();", "    sync_cluster();"])
+@pytest.mark.cases("family", BARRIERS)
+@pytest.mark.cases("barrier", ["    sync_block();", "    sync_cluster();"])
 def test_every_barrier_is_needed(machine: Any, programs: Any, family: str, barrier: str) -> None:
-    """Without any one of its barriers a kernel goes wrong in some order of its threads, so the tests above would notice."""
+    """A kernel without any one of its barriers is wrong in some order of its threads."""
     made = [program(programs, 32, family, **given) for given in BARRIERS[family]]
     cases = [programs.whole(each, each.m, 40, 1048, splits=3) for each in made]
     text = made[0].source()

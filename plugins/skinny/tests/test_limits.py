@@ -1,4 +1,4 @@
-"""Static limits: what is taken, and what is refused with which reason."""
+"""Static limits: supported shapes, and the reasons for the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from tunedgemm.plugin import Device, Shape, Unsupported
 from tunedgemm_skinny import Skinny, skinny
 from tunedgemm_skinny.limits import ARCHITECTURES, supports
-from tunedgemm_skinny.names import Rows, Tiles
 
 PLAIN = Shape("a16w16", 4, 48, 64)
 FP8 = Shape("a8w8", 4, 48, 64, dtype="fp8_e4m3fn", outdtype="bf16", scale="row")
@@ -15,7 +14,7 @@ FP4 = Shape("a16w4_blockscale", 4, 48, 64, dtype="fp16", outdtype="bf16", scale=
 BATCH = Shape("batched_bf16", 4, 48, 64, extra={"B": 3})
 H200, MI300 = Device("sm_90", 132, "nvidia-h200"), Device("gfx942", 304, "amd-instinct-mi300x")
 
-#: Refused, and what the reason says.
+#: Unsupported shapes, and a part of the reason.
 REFUSED = [
     (Device("cpu-avx512", 16), PLAIN, "device must be an NVIDIA or AMD GPU (got cpu-avx512)"),
     (Device("gfx906", 60), PLAIN, "architecture must be one of sm_80, "),
@@ -43,20 +42,20 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("gfx", ARCHITECTURES)
-@pytest.mark.parametrize("m", [1, 8, 9, 64])
-def test_taken(gfx: str, m: int) -> None:
-    """Every architecture takes every dtype, with and without bias, up to 64 rows."""
+@pytest.mark.cases("gfx", ARCHITECTURES)
+@pytest.mark.cases("m", [1, 8, 9, 64])
+def test_dtypes_are_supported(gfx: str, m: int) -> None:
+    """Every architecture supports every dtype, with and without bias, up to 64 rows."""
     for dtype in ("bf16", "fp16"):
         for outdtype in ("bf16", "fp16", "fp32"):
             for fields in ({}, {"epilogue": "bias"}, {"epilogue": "bias", "bias_dtype": "fp32"}):
                 assert supports(Shape("a16w16", m, 1, 1, dtype=dtype, outdtype=outdtype, **fields), Device(gfx, 100)) is True
 
 
-@pytest.mark.parametrize("gfx", ARCHITECTURES)
-@pytest.mark.parametrize("m", [1, 64])
-def test_other_ops_are_taken(gfx: str, m: int) -> None:
-    """int8 and batches everywhere, fp8 of its kind where the architecture has one, with every scale of the op."""
+@pytest.mark.cases("gfx", ARCHITECTURES)
+@pytest.mark.cases("m", [1, 64])
+def test_other_ops_are_supported(gfx: str, m: int) -> None:
+    """Every architecture supports int8 and batches, and its own fp8, with every scale of the op."""
     fp8, device = ARCHITECTURES[gfx].fp8, Device(gfx, 100)
     for dtype in ("int8", fp8) if fp8 else ("int8",):
         for scale in ("tensor", "row"):
@@ -66,10 +65,10 @@ def test_other_ops_are_taken(gfx: str, m: int) -> None:
     assert not fp8 or supports(Shape("a8w8_blockscale", m, 1, 1, dtype=fp8, outdtype="fp16", scale="block"), device) is True
 
 
-@pytest.mark.parametrize("gfx", ARCHITECTURES)
-@pytest.mark.parametrize("layout", ["row", "aiter16x16"])
-def test_mxfp4_and_shuffled_weights_are_taken(gfx: str, layout: str) -> None:
-    """Weights of mxfp4 everywhere, beside mxfp4 and bf16; in AITER's order as well as plain, as weights of other dtypes."""
+@pytest.mark.cases("gfx", ARCHITECTURES)
+@pytest.mark.cases("layout", ["row", "aiter16x16"])
+def test_mxfp4_and_shuffled_weights_are_supported(gfx: str, layout: str) -> None:
+    """Every architecture supports mxfp4 weights with both dtypes of x, and AITER's weight orders."""
     fields, device = {"outdtype": "bf16", "scale": "block", "layout": layout}, Device(gfx, 100)
     for op, dtype in (("a4w4_blockscale", "fp4x2"), ("a16w4_blockscale", "bf16")):
         assert supports(Shape(op, 4, 48, 64, dtype=dtype, **fields), device) is True
@@ -77,9 +76,9 @@ def test_mxfp4_and_shuffled_weights_are_taken(gfx: str, layout: str) -> None:
     assert supports(Shape("a8w8_bpreshuffle", 4, 48, 64, dtype="int8", outdtype="bf16", scale="row", layout="aiter32x16"), device) is True
 
 
-@pytest.mark.parametrize(("device", "shape", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])
-def test_refused(device: Device, shape: Shape, reason: str) -> None:
-    """What is not covered is refused with the value that is wrong, nothing is listed for it, and nothing binds."""
+@pytest.mark.cases(("device", "shape", "reason"), REFUSED)
+def test_unsupported_shapes_have_a_reason(device: Device, shape: Shape, reason: str) -> None:
+    """An unsupported shape has a reason with the wrong value, and no solution."""
     answer = supports(shape, device)
     assert isinstance(answer, Unsupported)
     assert reason in answer.reason
@@ -87,8 +86,8 @@ def test_refused(device: Device, shape: Shape, reason: str) -> None:
     assert skinny.heuristic_fallback(shape, device) is None
 
 
-def test_devices_that_are_described_need_no_library() -> None:
-    """For an absent device nothing is loaded to list solutions, and none binds."""
+def test_absent_devices_need_no_library() -> None:
+    """Solutions of an absent device are listed without a library, and none binds."""
 
     def load(_: object) -> object:
         raise AssertionError("it must not be loaded")
@@ -100,13 +99,3 @@ def test_devices_that_are_described_need_no_library() -> None:
     assert isinstance(answer, Unsupported)
     assert "device is not present" in answer.reason
     assert backend.library_version(H200) == ""
-
-
-def test_wider_waves_have_fewer_warps() -> None:
-    """A block of 32 warps is 1024 threads of NVIDIA's and too many of AMD's."""
-    from tunedgemm_skinny.resources import unfit
-
-    for kernel in (Rows(1, 16, 2, 1), Tiles(1, 2, 16, 1)):
-        shape = Shape("a16w16", 4, 4096, 1 << 16)
-        assert not unfit(kernel, 1, shape, "sm_90")
-        assert "must be at most 1024 (got 2048 on gfx942)" in unfit(kernel, 1, shape, "gfx942")
