@@ -1,4 +1,4 @@
-"""benchmarks/skinny_fit.py: its input, and the shipped weights as a fit to the committed timings."""
+"""benchmarks/skinny_fit.py: input files, and the shipped weights as a fit."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_shipped_weights_fit_the_committed_timings(fitting: ModuleType, h200
 
 
 def test_a_shape_left_out_of_the_fit_is_predicted_well(fitting: ModuleType, h200: Device, trials: Any, fitted: Any) -> None:
-    """In bf16 the best of the first 12 predictions is within 5 % of the best in most shapes, and ranks agree.
+    """In bf16 the first 12 predictions have one within 5 % of the best, and ranks agree.
 
     Ranks agree less than for random kernels: an earlier fit had listed most of the timed ones.
     """
@@ -84,7 +84,10 @@ def test_a_shape_does_not_predict_itself(fitting: ModuleType, h200: Device, tria
 
 
 def test_input_files(fitting: ModuleType, h200: Device, tmp_path: Path) -> None:
-    """Lists, trial logs and its own table are read; the last duplicate wins; other devices, failures and names are skipped."""
+    """Lists, trial logs and its own table are read.
+
+    The last duplicate wins; other devices, failures and names are skipped.
+    """
     lists = tmp_path / "log.jsonl"
     lists.write_text(
         "\n".join(

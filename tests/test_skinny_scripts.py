@@ -1,4 +1,4 @@
-"""benchmarks/skinny_sanitize.py and skinny_registers.py: chosen cases, the tool's command, its output."""
+"""benchmarks/skinny_sanitize.py and skinny_registers.py: cases, commands, output."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def test_a_fault_is_traced_to_its_case(sanitize: ModuleType, tool: Path, tmp_pat
 
 
 def test_the_command_of_a_child(sanitize: ModuleType) -> None:
-    """The tool gets its options, then Python, the script and the cases; it checks the plugin's kernels only."""
+    """The tool gets its options, then Python, the script and the cases.
+
+    It checks the plugin's kernels only.
+    """
     command = sanitize.Child("/x/compute-sanitizer", "memcheck", Path("/x/cases")).command("2,5")
     assert command[:3] == ["/x/compute-sanitizer", "--tool", "memcheck"]
     assert command[-5:] == [sys.executable, str(BENCHMARKS / "skinny_sanitize.py"), "--child", "/x/cases", "2,5"]

@@ -1,6 +1,7 @@
 """Shared fixtures of this plugin's tests: fake GPUs, driven by ctypes or by the plugin's backend.
 
-The mark ``cases(names, values)`` runs a test once for each of the values and lists the faults of all.
+The mark ``cases(names, values)`` runs a test once for each of the values and lists the faults of
+all.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _module(stem: str) -> ModuleType:
-    """Load a module of this folder by path: pytest imports tests so that they cannot import siblings."""
+    """Load a module of this folder by path; tests cannot import their siblings."""
     name = f"tunedgemm_skinny_tests_{stem}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
@@ -78,7 +79,7 @@ def _module(stem: str) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Set the session's artifact cache, so that real drivers never load the fake compilers' output."""
+    """Set the session's artifact cache; real drivers must not load fake code."""
     folder = tmp_path_factory.getbasetemp() / "artifacts"
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(folder))
     return folder
@@ -130,7 +131,7 @@ def compilers() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def backends(over: ModuleType, fake: ModuleType) -> dict[str, Any]:
-    """Make the backends over the fakes: the CPU emulates an H200 (``nvidia``) and an MI300X (``amd``)."""
+    """Make the backends over the fakes, with an H200 (``nvidia``) and an MI300X (``amd``)."""
     return {kind: over.backend(fake, kind) for kind in ("nvidia", "amd")}
 
 

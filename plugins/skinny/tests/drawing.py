@@ -107,7 +107,10 @@ def shapes(draw: st.DrawFn, kind: str, room: Room, op: str = "a16w16", dtypes: t
 
 @st.composite
 def solutions(draw: st.DrawFn, skinny: Skinny, shape: Shape, device: Device, split: bool | None = None) -> Solution | None:
-    """Draw a listed solution or a neighbour at most three steps away; None if none has the wanted *split*."""
+    """Draw a listed solution or a neighbour at most three steps away.
+
+    None if none has the wanted *split*.
+    """
 
     def fitting(listed: Any) -> list[Solution]:
         return [solution for solution in listed if split in (None, solution.split_k > 0)]
@@ -170,7 +173,10 @@ def sprinkled(draw: st.DrawFn, shape: Shape, device: Device) -> Case:
 
 @st.composite
 def subnormal(draw: st.DrawFn, shape: Shape, device: Device) -> Case:
-    """Draw a float32 product without bias whose x is all subnormal; flushed to zero, its output would be zero."""
+    """Draw a float32 product without bias whose x is all subnormal.
+
+    Flushed to zero, its output would be zero.
+    """
     plain = attrs.evolve(shape, outdtype="fp32", epilogue="none", bias_dtype="")
     x, *others = _inputs(draw, plain, device)
     least = torch.finfo(x.dtype).smallest_normal
@@ -195,7 +201,7 @@ def fault(case: Case, out: torch.Tensor, wanted: torch.Tensor | None = None) -> 
 
 
 def misplaced(case: Case, out: torch.Tensor) -> str:
-    """Return the fault of an output with infinities and NaNs, which must be where torch has them."""
+    """Return the fault of an output whose infinities and NaNs must match torch's."""
     wanted = case.reference.to(out.dtype)
     for name, where in (("NaNs", torch.isnan), ("infinities", torch.isposinf), ("negative infinities", torch.isneginf)):
         if not torch.equal(where(out), where(wanted)):

@@ -54,7 +54,8 @@ def build(name: str) -> Path:
     """Compile the fake library ``nvrtc``, ``hiprtc``, ``cuda`` or ``hip``, once per process.
 
     Raises:
-        NoCompilerError: ``g++`` was not found or refuses the source; the message ends with its output.
+        NoCompilerError: ``g++`` was not found or refuses the source; the message ends with its
+            output.
     """
     compiler = shutil.which("g++")
     if compiler is None:
@@ -122,7 +123,10 @@ class Compiler:
 
 @attrs.frozen
 class Grid:
-    """Grid of a launch: blocks along N, splits, batch; threads and dynamic shared bytes of a block."""
+    """Grid of a launch: blocks along N, splits, batch.
+
+    Threads and dynamic shared bytes of a block.
+    """
 
     blocks: int
     splits: int

@@ -110,7 +110,7 @@ class Program:
         return [f"-D{name}={value}" for name, value in values.items()]
 
     def shared(self, per_split: int) -> int:
-        """Return the bytes of dynamic shared memory: ring and x during the loop, then the warps' sums."""
+        """Return the bytes of dynamic shared memory: ring and x, then the warps' sums."""
         sums = 4 * self.warps_k * self.m * (self.per_block + (0 if self.family == "rows" else 4))
         if self.family == "wgmma":
             return max(sums, self.stages * (16 // self.piece) * self.span * (self.per_block + self.m))
@@ -170,8 +170,8 @@ class Case:
 def whole(program: Program, m: int, n: int, k: int, splits: int = 1, seed: int = 0) -> Case:
     """Make operands of whole numbers, whose sums are exact in float32, in any order.
 
-    Every wrong, missing or repeated element changes the output. Scales are powers of two; a program for
-    batches gets three products.
+    Every wrong, missing or repeated element changes the output. Scales are powers of two; a program
+    for batches gets three products.
     """
     generator, batch = torch.Generator().manual_seed(seed), (3,) * program.batched
 
@@ -198,7 +198,10 @@ def normal(program: Program, m: int, n: int, k: int, splits: int = 1, seed: int 
 
 
 def split(program: Program, k: int, splits: int) -> int:
-    """Return the elements of K of a split; with block scales whole blocks, or steps of 64 with separate scales."""
+    """Return the elements of K of a split.
+
+    With block scales whole blocks, or steps of 64 with separate scales.
+    """
     steps = BLOCK if program.family == "wgmma" else min(BLOCK, 64 * program.unroll)
     return up(-(-k // splits), steps if program.scale == "block" else program.vec)
 
@@ -264,7 +267,7 @@ def small(m: int = 1, n: int = PER_BLOCK, k: int = 128, splits: int = 1) -> Case
 
 
 def shuffled(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    """Reorder a weight [..., n, k] like AITER: adjacent 16-byte pieces of *rows* rows, then the next ones along K."""
+    """Reorder a weight [..., n, k] like AITER: 16-byte pieces of *rows* rows, then on along K."""
     pieces = weight.contiguous().view(torch.uint8).view(*weight.shape[:-2], weight.shape[-2] // rows, rows, -1, 16)
     return pieces.transpose(-3, -2).contiguous().view(torch.uint8)
 

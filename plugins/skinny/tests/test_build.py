@@ -173,9 +173,9 @@ def test_a_compile_error_names_kernel_architecture_and_first_lines(skinny: Any, 
         failing.setenv("FAKE_RTC_FAIL", "expected a better kernel")
         with pytest.raises(LaunchError) as error:
             code(build, compiler(skinny))
-    told = str(error.value)
-    assert f"skinny {build.kernel.name}: {compiler(skinny).version} cannot compile it for {build.gfx}: " in told
-    assert f"{build.kernel.name}.cpp(12): error: expected a better kernel" in told
+    message = str(error.value)
+    assert f"skinny {build.kernel.name}: {compiler(skinny).version} cannot compile it for {build.gfx}: " in message
+    assert f"{build.kernel.name}.cpp(12): error: expected a better kernel" in message
     assert not stored(empty)
     assert code(build, compiler(skinny))
 
@@ -230,7 +230,10 @@ def test_threads_compile_at_once(backends: dict[str, Any], empty: Path) -> None:
 
 @both
 def test_bind_uses_what_prepare_compiled(skinny: Any, over: ModuleType, empty: Path) -> None:
-    """After prepare, which loads no driver, bind compiles nothing; refused solutions are not compiled."""
+    """After prepare, which loads no driver, bind compiles nothing.
+
+    Refused solutions are not compiled.
+    """
 
     def load(_: object) -> object:
         raise AssertionError("it must not be loaded")

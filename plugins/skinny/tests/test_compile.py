@@ -20,7 +20,8 @@ pytestmark = pytest.mark.sweep
 NVIDIA = {"sm_80": Device("sm_80", 108), "sm_90": Device("sm_90", 132), "sm_100": Device("sm_100", 148)}
 AMD = {"gfx90a": Device("gfx90a", 104), "gfx942": Device("gfx942", 304)}
 DEVICES = NVIDIA | AMD
-#: Matrix instructions of `tiles`: PTX ISA, mma; AMD's ISA guides of CDNA 2 and 3, which spell bf16 differently.
+#: Matrix instructions of `tiles`: PTX ISA, mma; AMD's ISA guides of CDNA 2 and 3, which spell bf16
+#: differently.
 INSTRUCTION = {
     "bf16": {"nvidia": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "amd": "v_mfma_f32_16x16x16_?bf16"},
     "fp16": {"nvidia": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "amd": "v_mfma_f32_16x16x16_?f16"},
@@ -77,8 +78,9 @@ def products(code: Any, build: Build) -> int:
 def check(code: Any, build: Build) -> None:
     """Check the family's matrix instructions, its spills, and the wait for the previous kernel.
 
-    Compilers spill a few registers where that lets more warps run. Narrow loads and many rows of x have
-    more addresses. The bounds are bytes per thread of solutions listed early; more would cost time.
+    Compilers spill a few registers where that lets more warps run. Narrow loads and many rows of x
+    have more addresses. The bounds are bytes per thread of solutions listed early; more would cost
+    time.
     """
     usual = build.vec * width_of(build.dtype) == PIECE and build.rows < MAX_ROWS
     spilled = 48 if usual else 256
@@ -107,7 +109,7 @@ def test_first_solutions(compiled: Any, gfx: str, m: int) -> None:
 @pytest.mark.cases("gfx", ["sm_80", "sm_90", "gfx90a", "gfx942"])
 @pytest.mark.cases("dtypes", [("bf16", "fp32", "bf16"), ("fp16", "fp16", "fp16"), ("fp16", "bf16", "fp32"), ("bf16", "fp16", "")])
 def test_dtypes(compiled: Any, gfx: str, dtypes: tuple[str, str, str]) -> None:
-    """Each dtype of input, output and bias compiles, and `tiles` uses the input dtype's instruction."""
+    """Each dtype compiles, and `tiles` uses the input dtype's instruction."""
     dtype, outdtype, bias = dtypes
     for m in (4, 16):
         shape = Shape("a16w16", m, 4096, 4096, dtype=dtype, outdtype=outdtype, **({"epilogue": "bias", "bias_dtype": bias} if bias else {}))
@@ -172,7 +174,10 @@ PACKED = [
 @pytest.mark.cases("gfx", DEVICES)
 @pytest.mark.cases("fields", PACKED)
 def test_mxfp4_and_shuffled_weights(compiled: Any, gfx: str, fields: dict[str, Any]) -> None:
-    """The first solutions of mxfp4 and shuffled weights compile, with few spills; mxfp4 multiplies as bf16."""
+    """The first solutions of mxfp4 and shuffled weights compile, with few spills.
+
+    Mxfp4 multiplies as bf16.
+    """
     dtype = ARCHITECTURES[gfx].fp8 if fields.get("dtype") == "fp8" else fields.get("dtype", "bf16")
     if not dtype:
         pytest.skip(f"{gfx} has no fp8")
@@ -187,7 +192,10 @@ def test_mxfp4_and_shuffled_weights(compiled: Any, gfx: str, fields: dict[str, A
 
 @pytest.mark.cases("gfx", AMD)
 def test_no_lane_is_masked_at_a_product(compiled: Any, gfx: str) -> None:
-    """No matrix instruction of AMD runs with masked lanes; the branch for large mxfp4 scales could mask some."""
+    """No matrix instruction of AMD runs with masked lanes.
+
+    The branch for large mxfp4 scales could mask some.
+    """
     for op, dtype in (("a4w4_blockscale", "fp4x2"), ("a16w4_blockscale", "bf16")):
         shape = Shape(op, 16, 4096, 4096, dtype=dtype, outdtype="bf16", scale="block")
         masked, products = False, []
@@ -199,7 +207,10 @@ def test_no_lane_is_masked_at_a_product(compiled: Any, gfx: str) -> None:
 
 
 def test_mxfp4_is_widened_once(compiled: Any) -> None:
-    """On NVIDIA two weight values take one multiplication by their scale; scales above 2 have their own loop."""
+    """On NVIDIA two weight values take one multiplication by their scale.
+
+    Scales above 2 have their own loop.
+    """
     shape = Shape("a16w4_blockscale", 8, 4096, 4096, dtype="bf16", outdtype="bf16", scale="block")
     build = build_of(Tiles(1, 1, 4, 1, stages=4), 1, shape, "sm_90")
     code = compiled(build)
@@ -209,7 +220,7 @@ def test_mxfp4_is_widened_once(compiled: Any) -> None:
 
 
 def test_fp8_is_converted_once(compiled: Any) -> None:
-    """On NVIDIA a step converts each piece of the weight and of x once: two instructions per four elements."""
+    """On NVIDIA a step converts each piece once: two instructions per four elements."""
     shape = Shape("a8w8_blockscale", 16, 4096, 4096, dtype="fp8_e4m3fn", outdtype="bf16", scale="block")
     code = compiled(build_of(Tiles(2, 1, 4, 2, stages=4), 1, shape, "sm_90"))
     pieces = 2 * (2 * 2 + 2)  # two steps: rows of two weight tiles, and two tiles of x
@@ -220,7 +231,7 @@ def test_fp8_is_converted_once(compiled: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.cases("gfx", ["sm_90", "gfx942"])
 def test_the_whole_list(compiled: Any, gfx: str) -> None:
-    """Every solution for few and for many rows compiles, and the estimate of its registers is close."""
+    """Every solution compiles, and the estimate of its registers is close."""
     far = []
     for m in (4, 64):
         shape = Shape("a16w16", m, 7168, 8192)
@@ -267,7 +278,10 @@ def test_wgmma_instructions(compiled: Any, dtype: str, m: int) -> None:
 @pytest.mark.cases("gfx", ["sm_90", "sm_100"])
 @pytest.mark.cases("kernel", [Rows(2, 4, 1, 2), Rows(1, 1, 2, 2, stages=3), Tiles(1, 2, 2, 2, 4, True), Wgmma(1, 2, 1, 1, 4)])
 def test_splits_that_meet_in_a_cluster(compiled: Any, gfx: str, kernel: KernelConfig) -> None:
-    """A cluster has a block per split, which read each other's shared memory; other programs use atomics."""
+    """A cluster has a block per split, which read each other's shared memory.
+
+    Other programs use atomics.
+    """
     if isinstance(kernel, Wgmma) and not ARCHITECTURES[gfx].wgmma:
         pytest.skip(f"{gfx} has no wgmma")
     shape = Shape("a16w16", 8, 2112, 7168)
@@ -285,7 +299,7 @@ def test_splits_that_meet_in_a_cluster(compiled: Any, gfx: str, kernel: KernelCo
     "kernel", [Rows(2, 4, 1, 2, True), Rows(1, 1, 2, 2, stages=3), Tiles(1, 2, 2, 2, 0, True), Tiles(1, 2, 2, 2, 4), Wgmma(1, 1, 1, 2)]
 )
 def test_only_prefetches_come_before_the_wait(compiled: Any, gfx: str, kernel: KernelConfig) -> None:
-    """From sm_90 on a program only prefetches before it waits for the previous one and releases the next."""
+    """From sm_90 on a program only prefetches before it waits for the previous one."""
     if isinstance(kernel, Wgmma) and not ARCHITECTURES[gfx].wgmma:
         pytest.skip(f"{gfx} has no wgmma")
     build = build_of(kernel, 3, Shape("a16w16", 8, 2112, 7168, epilogue="bias", bias_dtype="bf16"), gfx)

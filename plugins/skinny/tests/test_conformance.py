@@ -1,4 +1,4 @@
-"""The backend passes the conformance suite over the vendors' libraries on a GPU, and over fake ones anywhere."""
+"""Conformance of the backend, over the vendors' libraries and over fake ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ BATCH = Shape("batched_a8w8", 2, 17, 136, dtype="int8", outdtype="bf16", scale="
 
 
 class TestSkinny(BackendConformance):
-    """Conformance over the vendors' libraries; every shape of the suite on a GPU, elsewhere one of each op."""
+    """Conformance over the vendors' libraries.
+
+    Every shape of the suite on a GPU, elsewhere one of each op.
+    """
 
     libtype = "skinny"
 
@@ -30,7 +33,8 @@ class TestSkinny(BackendConformance):
 class OverFakes(StandInConformance):
     """Conformance on the CPU, which emulates the GPU of the fake libraries.
 
-    The shapes have one launcher each: plain operands with a bias and splits, scaled ones, and bf16 times mxfp4.
+    The shapes have one launcher each: plain operands with a bias and splits, scaled ones, and bf16
+        times mxfp4.
     """
 
     folder = Path(__file__).with_name("installed")
@@ -38,7 +42,10 @@ class OverFakes(StandInConformance):
 
     @pytest.fixture(autouse=True)
     def fakes(self, fake: ModuleType, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Build the fake libraries where child processes find them; compiled programs stay for the session."""
+        """Build the fake libraries where child processes find them.
+
+        Compiled programs stay for the session.
+        """
         for name in ("nvrtc", "hiprtc", "cuda", "hip"):
             monkeypatch.setenv("FAKE_SKINNY_FOLDER", str(fake.build(name).parent))
 

@@ -68,7 +68,7 @@ def test_bytes_count_not_elements(kernel: KernelConfig) -> None:
 
 
 def test_the_floor_is_a_launch_and_the_bytes() -> None:
-    """The floor is 1.5 us and all bytes at 4.2 TB/s on 132 multiprocessors, for all products of a batch."""
+    """The floor is 1.5 us plus all bytes at 4.2 TB/s on 132 multiprocessors."""
     shape = Shape("a16w16", 16, 7168, 8192)
     assert floor_of(shape, H200) == pytest.approx(1.5 + 2 * (7168 * 8192 + 16 * 8192 + 16 * 7168) / 4.224e6)
     batched = Shape("batched_bf16", 16, 7168, 8192, extra={"B": 4})

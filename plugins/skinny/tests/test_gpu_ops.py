@@ -177,7 +177,7 @@ def test_a_call_with_a_slice_is_right(fields: dict[str, Any], device: Device, tm
 
 
 def test_captured_launches_read_new_scales_at_each_replay(device: Device) -> None:
-    """A captured split with block scales reads new operands at each replay and resets its counters."""
+    """A captured split reads new operands at each replay and resets its counters."""
     shape = shape_of({**BLOCKS, "m": 4, "n": 2112, "k": 7168}, device)
     given, graph = operands(shape, device), torch.cuda.CUDAGraph()
     launcher = bound(Solution("skinny", Tiles(1, 1, 2, 2).name, 4), shape, device)

@@ -37,7 +37,10 @@ def test_aiters_classes(sizes: tuple[int, int, int], taken: bool) -> None:
 
 
 def test_other_devices_and_weights_get_none() -> None:
-    """Small weights on NVIDIA, shuffled ones on AMD and CPUs get none; AITER's rule counts compute units."""
+    """Small weights on NVIDIA, shuffled ones on AMD and CPUs get none.
+
+    AITER's rule counts compute units.
+    """
     shape = Shape("a16w16", 1, 256, 4096)
     assert skinny.heuristic_fallback(shape, MI300) is not None
     assert skinny.heuristic_fallback(shape, Device("gfx942", 100)) is None
@@ -66,7 +69,7 @@ def test_other_devices_and_weights_get_none() -> None:
     ],
 )
 def test_hopper_classes(sizes: tuple[int, int, int], taken: bool) -> None:
-    """Shapes at the edges of the measured classes get the first solution, on Hopper and in 16 bits only."""
+    """Shapes of the measured classes get the first solution, on Hopper in 16 bits only."""
     for dtype in ("bf16", "fp16"):
         shape = Shape("a16w16", *sizes, dtype=dtype)
         solution = skinny.heuristic_fallback(shape, H200)
@@ -77,7 +80,7 @@ def test_hopper_classes(sizes: tuple[int, int, int], taken: bool) -> None:
 
 @pytest.mark.cases("m", [1, 64])
 def test_weights_that_torch_rewrites_in_each_call(m: int) -> None:
-    """mxfp4 and shuffled weights get the first solution on NVIDIA, and none on AMD (not measured)."""
+    """mxfp4 and shuffled weights get the first solution on NVIDIA, none on AMD."""
     fields = {"outdtype": "bf16", "scale": "block"}
     for shape in (
         Shape("a16w4_blockscale", m, 2112, 7168, dtype="bf16", **fields),

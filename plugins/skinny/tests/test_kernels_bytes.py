@@ -65,7 +65,7 @@ def program(programs: Any, wave: int, family: str, **given: Any) -> Any:
 
 
 def faults(machine: Any, programs: Any, made: Any) -> list[str]:
-    """List the faults at the edges of M, for N around a block, K around an iteration, and all splits."""
+    """List the faults at the edges of M, of a block, of an iteration and of splits."""
     ks = sorted({made.vec, made.span - made.vec, made.span + made.vec, 2 * made.span + 3 * made.vec, 3 * made.span})
     ms = [made.m] if made.family == "rows" else [made.m, made.m - programs.COLUMNS[made.wave] + 1, made.m - 3]
     found = []
@@ -82,7 +82,7 @@ def faults(machine: Any, programs: Any, made: Any) -> list[str]:
 @dtypes
 @pytest.mark.cases(("family", "given"), PROGRAMS)
 def test_scales_of_tensors_and_rows(machine: Any, programs: Any, dtype: str, family: str, given: dict[str, Any]) -> None:
-    """Both families give the rounded, scaled sum with its bias at the edges of M, N, K and the splits."""
+    """Both families give the rounded, scaled sum with bias at every edge."""
     if dtype not in BYTES[machine.wave]:
         pytest.skip(f"the fake GPU has no {dtype}")
     assert faults(machine, programs, program(programs, machine.wave, family, dtype=dtype, **given)) == []

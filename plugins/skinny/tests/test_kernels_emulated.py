@@ -1,4 +1,4 @@
-"""The kernels' source in the emulator, with warps of 32 and of 64: products for every set of macros."""
+"""The kernels' source in the emulator with 16-bit operands, warps of 32 and of 64."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def program(programs: Any, wave: int, family: str, **given: Any) -> Any:
 
 
 def rows_of(made: Any, programs: Any) -> list[int]:
-    """List values of M that a program serves: the most, and in `tiles` the least and one in between."""
+    """List values of M of a program: the most, in `tiles` the least and one between."""
     return [made.m] if made.family == "rows" else [made.m, made.m - programs.COLUMNS[made.wave] + 1, made.m - 3]
 
 

@@ -37,7 +37,7 @@ RINGS = [
 
 
 def decoded(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Decode bytes [rows, k/2], low half first, and e8m0 scales [rows, k/32], 255 as NaN, to float64 [rows, k]."""
+    """Decode mxfp4 [rows, k/2], low half first, with e8m0 scales [rows, k/32], to float64."""
     codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2).int()
     values = E2M1[codes & 7] * (1 - 2 * (codes >> 3).double())
     factors = torch.exp2(scales.double() - 127).where(scales != 255, torch.nan)
@@ -118,7 +118,7 @@ def program(programs: Any, wave: int, **given: Any) -> Any:
 
 
 def faults(machine: Any, programs: Any, made: Any) -> list[str]:
-    """List the faults at the edges of M, for N around a block and K around an iteration, split or not."""
+    """List the faults at the edges of M, of a block, of an iteration and of splits."""
     found = []
     turn = 2 * made.span  # values of K
     for step, k in enumerate((GROUP, turn - GROUP, turn + 3 * GROUP, 3 * turn)):
@@ -151,7 +151,10 @@ def test_mxfp4_through_a_ring(machine: Any, programs: Any, given: dict[str, Any]
 @both
 @kinds
 def test_every_code_and_scale(machine: Any, programs: Any, wide: bool) -> None:
-    """Each byte has its value with every scale up to 2^125 and with NaN; float32 lacks some beyond."""
+    """Each byte has its value with every scale up to 2^125 and with NaN.
+
+    Float32 lacks some beyond.
+    """
     made = program(programs, machine.wave, m=8, wide=wide, out="fp32")
     weight = torch.arange(256, dtype=torch.uint8).repeat(16).view(256, 16)  # all 256 bytes in 16 rows, each row with its scale
     for begin in range(0, 256, 16):
@@ -168,7 +171,7 @@ def test_every_code_and_scale(machine: Any, programs: Any, wide: bool) -> None:
 
 @both
 def test_the_scale_of_x(machine: Any, programs: Any) -> None:
-    """x of mxfp4 has scales of its own, large ones applied in two factors included."""
+    """x of mxfp4 has separate scales, large ones in two factors included."""
     made = program(programs, machine.wave, m=16, out="fp32")
     case = narrow(programs, made, 16, 17, 96, seed=3)
     for least in (60, 127, 128, 129, 190):

@@ -107,7 +107,7 @@ def test_rings(backends: dict[str, Any], over: ModuleType) -> None:
 @both
 @families
 def test_splits_reset_their_counters(skinny: Any, over: ModuleType, kernel: KernelConfig) -> None:
-    """Partials are added with the bias, counters return to zero, and the launcher states its workspace."""
+    """Split outputs are right, counters return to zero, and the workspace is stated."""
     k, splits = splitting(kernel, skinny)
     shape = Shape("a16w16", 3, 37, k, epilogue="bias")
     launcher, case = over.bound(skinny, kernel.name, shape, splits), over.case(shape)
@@ -138,7 +138,7 @@ def test_any_order_gives_the_same_bits(skinny: Any, over: ModuleType, kernel: Ke
 @both
 @families
 def test_a_row_has_the_same_bits_alone_as_among_others(skinny: Any, over: ModuleType, kernel: KernelConfig) -> None:
-    """A row has the same bits alone as among others, so a solution adds in one order for every M."""
+    """A row has the same bits alone as among others."""
     k, splits = splitting(kernel, skinny)
     wide = Shape("a16w16", 8, 19, k, outdtype="fp32")
     x, weight = over.case(wide).plain
@@ -152,7 +152,7 @@ def test_a_row_has_the_same_bits_alone_as_among_others(skinny: Any, over: Module
 @both
 @families
 def test_eight_threads_share_launchers(skinny: Any, over: ModuleType, kernel: KernelConfig) -> None:
-    """Eight threads with different operands share launchers and get their own results, split or not."""
+    """Eight threads share launchers, and each gets its own results."""
     k, splits = splitting(kernel, skinny)
     shape = Shape("a16w16", 2, 19, k, epilogue="bias")
     launchers = [over.bound(skinny, kernel.name, shape, number) for number in (0, splits)]
@@ -298,7 +298,7 @@ def test_missing_libraries_are_a_reason(skinny: Any, over: ModuleType) -> None:
 
 
 def test_too_few_resources_name_the_kernel(fake: ModuleType, over: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bind raises OutOfResources where the driver grants too few registers or too little shared memory."""
+    """Bind raises OutOfResources for too few registers and too little shared memory."""
     skinny, shape = over.backend(fake, "nvidia"), Shape("a16w16", 8, 64, 4096)
     large = Rows(8, 8, 2, 1, True)
     with monkeypatch.context() as less:

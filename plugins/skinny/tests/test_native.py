@@ -117,7 +117,7 @@ def faults(launch: native.Launch, last_note: Any, addresses: tuple[int, ...] = A
 
 @ways
 def test_every_argument_reaches_its_place(way: str, recorder: Any) -> None:
-    """Every argument reaches the driver, 64-bit addresses and sizes whole, and the status returns."""
+    """Every argument reaches the driver whole, and the status returns."""
     launch = launching(way, recorder.function)
     assert not faults(launch, recorder.note)
     assert not faults(launch, recorder.note, UNSCALED)
@@ -335,7 +335,10 @@ def test_a_code_object_is_loaded_once(skinny: Any, over: ModuleType) -> None:
 
 @both
 def test_a_function_has_its_attributes(skinny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loaded function has its registers, spilled bytes and most threads; larger blocks are refused."""
+    """A loaded function has its registers, spilled bytes and most threads.
+
+    Larger blocks are refused.
+    """
     monkeypatch.setenv("FAKE_REGISTERS", "128")
     monkeypatch.setenv("FAKE_LOCAL_BYTES", "24")
     function = function_of(driver_of(skinny), code_of(skinny, Rows(4, 1, 1, 1)), ENTRY, -1)

@@ -1,4 +1,7 @@
-"""Random small shapes, solutions and operands on the fake GPUs; `test_random_gpu` runs them on a real one."""
+"""Random small shapes, solutions and operands on the fake GPUs.
+
+`test_random_gpu` runs them on a real one.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def served(data: Any, shape: Any, operands: Any, skinny: Skinny, over: ModuleTyp
 @examples(10)
 @hypothesis.given(data=st.data())
 def test_any_solution_of_any_shape_is_right(data: Any, kind: str, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
-    """Listed solutions and their neighbours match the reference; NaNs around the operands do not leak in."""
+    """Listed solutions and their neighbours match the reference.
+
+    NaNs around the operands do not leak in.
+    """
     shape = data.draw(drawing.shapes(kind, drawing.Room(*ROOM)))
     case, solution, out = served(data, shape, drawing.normal, skinny, over, drawing)
     assert not drawing.fault(case, out), f"{shape}: {solution}"
@@ -54,7 +60,7 @@ def test_any_solution_of_any_shape_is_right(data: Any, kind: str, skinny: Skinny
 @examples(8)
 @hypothesis.given(data=st.data())
 def test_any_solution_of_any_op_is_right(data: Any, op: str, skinny: Skinny, over: ModuleType, drawing: ModuleType) -> None:
-    """Solutions of every op match the reference, in every dtype, with every kind of scales, and in batches."""
+    """Solutions of every op match the reference, in every dtype and kind of scales."""
     kind, dtypes = data.draw(st.sampled_from(drawing.KINDS)), drawing.dtypes_of(op, skinny.host.gfx)
     shape = data.draw(drawing.shapes(kind, drawing.Room(*ROOM), op, dtypes))
     case, solution, out = served(data, shape, drawing.normal, skinny, over, drawing)

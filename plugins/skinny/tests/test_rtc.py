@@ -116,7 +116,10 @@ def test_a_missing_compiler_has_a_remedy() -> None:
 
 
 def test_packages_are_searched(fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's major version comes first, then the newest; other folders and libraries are ignored."""
+    """Torch's major version comes first, then the newest.
+
+    Other folders and libraries are ignored.
+    """
     import torch
 
     for name in (

@@ -34,7 +34,7 @@ TIMED = ((1280, 8192), (7168, 8192), (8192, 1024), (8192, 3584))
 
 @pytest.mark.cases("device", DEVICES)
 def test_every_solution_fits(device: Device) -> None:
-    """Solutions are unique, fit shared memory and registers, and leave no warp, block or split idle."""
+    """Solutions are unique, fit the device, and leave no warp, block or split idle."""
     architecture = ARCHITECTURES[device.gfx]
     others = [
         attrs.evolve(shape, dtype=architecture.fp8) if shape.dtype.startswith("fp8") else shape
@@ -61,7 +61,7 @@ def test_every_solution_fits(device: Device) -> None:
 
 
 def test_real_shapes_have_a_few_dozen_solutions_of_every_kind() -> None:
-    """Real shapes have dozens of solutions: every family that serves M, splits, and rings on NVIDIA."""
+    """Real shapes have dozens of solutions: all families, splits, and rings on NVIDIA."""
     for m in ROWS:
         shape = Shape("a16w16", m, 1280, 8192)
         names = [solution.kernel_name for solution in skinny.enumerate_solutions(shape, H200)]
@@ -87,13 +87,16 @@ def test_real_shapes_have_a_few_dozen_solutions_of_every_kind() -> None:
     ],
 )
 def test_the_first_solution_is_of_the_fastest_family(shape: Shape, device: Device, families: str) -> None:
-    """The first solution is of the fastest family measured on an H200; without wgmma it is of tiles."""
+    """The first solution is of the fastest family measured on an H200.
+
+    Without wgmma it is of tiles.
+    """
     first = next(iter(skinny.enumerate_solutions(shape, device)))
     assert kernel_of(first.kernel_name).family in families.split()
 
 
 def test_every_family_is_listed() -> None:
-    """Predictions err, so the list has at least six solutions of each family and ten ways to load."""
+    """The list has at least six solutions of each family and ten ways to load."""
     for m, n, k in ((1, 7168, 8192), (8, 128, 512), (4, 57344, 8192)):
         kernels = [kernel_of(solution.kernel_name) for solution in skinny.enumerate_solutions(Shape("a16w16", m, n, k), H200)]
         assert all(sum(kernel.family == family for kernel in kernels) >= 6 for family in ("rows", "tiles", "wgmma"))
@@ -146,7 +149,7 @@ def test_importing_loads_neither_torch_nor_a_library() -> None:
 
 @pytest.mark.cases("device", [H200, Device("gfx942", 304)])
 def test_neighbours_differ_in_one_parameter_and_fit(device: Device) -> None:
-    """Neighbours fit and differ in one parameter, or in splitK; every parameter moves in some neighbour.
+    """Neighbours fit and differ in one parameter or splitK, and every one moves.
 
     From no split to a cluster of two is one step.
     """

@@ -1,4 +1,4 @@
-"""Backend ``skinny``: GEMM kernels for few rows, one C++ source for NVIDIA and AMD, compiled at run time.
+"""Backend ``skinny``: GEMM kernels for few rows, compiled at run time for NVIDIA and AMD.
 
 Importing this package loads neither torch nor a compiler nor a driver.
 """

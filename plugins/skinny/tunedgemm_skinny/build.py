@@ -1,7 +1,7 @@
 """Compilation: one kernel for one class of shapes, from source to a code object, without a device.
 
-A build depends on M and on the divisors of K, not on N. It depends on the number of splits only where
-they meet in a cluster.
+A build depends on M and on the divisors of K, not on N. It depends on the number of splits only
+where they meet in a cluster.
 """
 
 from __future__ import annotations

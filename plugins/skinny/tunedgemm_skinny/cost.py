@@ -1,17 +1,18 @@
 """Predicted cost of a kernel on a shape; it orders the solutions worth timing.
 
-NVIDIA: the logarithm of a time over its floor is a weighted sum of `features`. These are made of bytes,
-blocks and steps, so one sum serves 8-bit operands and other devices, too. ``fitted.json`` holds the
-weights, a set for each family. ``benchmarks/skinny_fit.py`` fits them to times of one H200 (sm_90) and
-reports their quality.
+NVIDIA: the logarithm of a time over its floor is a weighted sum of `features`. These are made of
+bytes, blocks and steps, so one sum serves 8-bit operands and other devices, too.
+``fitted.json`` holds the weights, a set for each family. ``benchmarks/skinny_fit.py`` fits them
+to times of one H200 (sm_90) and reports their quality.
 
-The fit has 151 shapes of bf16 (M of 1 to 64), 57 of a8w8 and 42 of a8w8_blockscale in fp8. A shape left
-out of the fit loses 1.4 % in the mean after 12 trials, 0.4 % after 24. Other NVIDIA architectures and
-int8 take the same weights, unmeasured. For one row of x, almost only `rows` was timed in bf16.
+The fit has 151 shapes of bf16 (M of 1 to 64), 57 of a8w8 and 42 of a8w8_blockscale in fp8. A shape
+left out of the fit loses 1.4 % in the mean after 12 trials, 0.4 % after 24. Other NVIDIA
+architectures and int8 take the same weights, unmeasured. For one row of x, almost only `rows` was
+timed in bf16.
 
 AMD: nothing was measured. The cost is an estimate in units of reading the weight once, which every
-kernel does. Kernels differ in the share of the memory rate that their loads in flight reach, in how
-evenly blocks and steps divide, and in the final reduction.
+kernel does. Kernels differ in the share of the memory rate that their loads in flight reach, in
+how evenly blocks and steps divide, and in the final reduction.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _PER_US = 32_000
 #: Microseconds: blocks of a split meet; warps of a block add, per doubling; x is copied to shared
 #: memory; a multiprocessor starts a block.
 _MEETING, _ADDING, _COPYING, _STARTING = 1.0, 0.05, 0.4, 0.02
-#: Most resident blocks of a multiprocessor, and bytes of shared memory that NVIDIA reserves per block.
+#: Most resident blocks of a multiprocessor, and bytes of shared memory that NVIDIA reserves per
+#: block.
 _BLOCKS, _KEPT = 32, 1 << 10
 #: Fused multiply-adds and conversions of a multiprocessor while one weight element is read.
 _OPERATIONS = 14
@@ -112,7 +114,10 @@ def features(kernel: KernelConfig, splits: int, shape: Shape, device: Device) ->
 
 
 def _rows(kernel: KernelConfig, shape: Shape) -> float:
-    """Return the rows of x; in `rows` those of bf16 with as much work per byte (int8: dot products of four; fp8: widened)."""
+    """Return the rows of x.
+
+    In `rows` those of bf16 with as much work per byte (int8: dot products of four; fp8: widened).
+    """
     if not isinstance(kernel, Rows) or width_of(shape.dtype) > 1:
         return shape.m
     return shape.m / 2 if shape.dtype == "int8" else 2 * shape.m
@@ -143,12 +148,12 @@ def _resident(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> int:
 
 
 def _work(kernel: KernelConfig, shape: Shape, gfx: str) -> float:
-    """Return the slowdown by products and by reads of x, which each warp repeats for its weight rows."""
+    """Return the slowdown by products and by reads of x, which every warp repeats."""
     m, each, rows = shape.m, kernel.each, x_pieces(shape) * compiled_rows(kernel, shape.m, gfx)
     reading = 1 + (0.01 * rows / each + 0.03 * rows / kernel.per_block if kernel.x_shared else 0.03 * rows / each)
     if isinstance(kernel, Rows):
-        # int8 has dot products of four. Others take an instruction per product and per conversion; fp8
-        # bytes arrive twice as fast.
+        # int8 has dot products of four. Others take an instruction per product and per conversion;
+        # fp8 bytes arrive twice as fast.
         each_element = m / 4 if shape.dtype == "int8" else m + 1 + m / each
         return reading * max(1.0, 2 * each_element / width_of(shape.dtype) / _OPERATIONS)
     return reading * (1.2 if m == 1 else 1.0)  # at M = 1 most of the matrix instruction is padding

@@ -7,8 +7,8 @@ from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_skinny.limits import weight_of
 from tunedgemm_skinny.space import enumerate_solutions
 
-#: AITER's classes of untuned calls (AITER, ``aiter/tuned_gemm.py``): most rows of x, most weight rows
-#: per compute unit, largest K. K must be a multiple of 8.
+#: AITER's classes of untuned calls (AITER, ``aiter/tuned_gemm.py``): most rows of x, most weight
+#: rows per compute unit, largest K. K must be a multiple of 8.
 _GFX = ("gfx90a", "gfx942", "gfx950")
 _CLASSES = ((1, 2, 9216), (4, 1, 9216), (8, 1, 5120), (16, 1, 256))
 _EIGHT = 8
@@ -25,9 +25,10 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
 
     AMD: the shapes for which AITER takes its skinny kernels.
 
-    Hopper: the classes where the first solution beat F.linear in nine shapes of ten. Its cost came from
-    a fit to all other shapes. Measured in bf16 on one H200, 22 November 2026: 24 weights, M of 1, 2, 4,
-    8, 16, 32, 64. Where the first solution was not timed, the next timed one stands for it.
+    Hopper: the classes where the first solution beat F.linear in nine shapes of ten. Its cost came
+        from a fit to all other shapes. Measured in bf16 on one H200, 22 November 2026: 24 weights,
+        M of 1, 2, 4, 8, 16, 32, 64. Where the first solution was not timed, the next timed one
+        stands for it.
 
     | weights | M | wins | median, least speedup |
     |---|---|---|---|
@@ -40,12 +41,13 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     | any | 32 | 2 of 14 | |
     | any | 64 | 4 of 15 | |
 
-    Only the first two rows win often enough. From 72 to 160 MiB it won 24 of 25 for M up to 16, by 1.05
-    in the median and 0.81 at least where no other M of the weight was fitted. That is too little.
+    Only the first two rows win often enough. From 72 to 160 MiB it won 24 of 25 for M up to 16, by
+    1.05 in the median and 0.81 at least where no other M of the weight was fitted. That is too
+    little.
 
-    All NVIDIA devices: weights of mxfp4 and shuffled weights. In each call torch widens
-    the first and reorders the second, with several passes over the weight (mxfp4 on one H200: the
-    first solution is 77 to 131 times as fast).
+    All NVIDIA devices: weights of mxfp4 and shuffled weights. In each call torch widens the first
+        and reorders the second, with several passes over the weight (mxfp4 on one H200: the first
+        solution is 77 to 131 times as fast).
     """
     if device.gfx in _GFX:
         answers = shape.op == "a16w16" and shape.layout == "row" and shape.k % _EIGHT == 0 and _in_aiter_class(shape, device)

@@ -1,4 +1,4 @@
-"""Launchers: bind a solution to a shape, as one driver call with everything but the addresses fixed."""
+"""Launchers: a solution bound to a shape, with all launch arguments but addresses fixed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from tunedgemm_skinny.space import enumerate_kernels
 if TYPE_CHECKING:
     import torch
 
-#: Kernel names of AITER's rows. They only ask for a kernel for few rows, so the first solution serves.
+#: Kernel names of AITER's rows. They only ask for a kernel for few rows, so the first solution
+#: serves.
 ALIASES = ("", "auto", "sol0", "sol1", "sol2")
 
 #: Handles a status other than 0: returns where a second launch may succeed, else raises.
@@ -173,7 +174,8 @@ def _split(
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
         out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
-        # Both names must live until the launch: a graph's allocator could give one the other's memory.
+        # Both names must live until the launch: a graph's allocator could give one the other's
+        # memory.
         scratch, zeros = workspace(nbytes, where), semaphores(count, where)
         partial, counters = scratch.data_ptr(), zeros.data_ptr()
         added = 0 if bias is None else bias.data_ptr()

@@ -135,7 +135,10 @@ def x_pieces(shape: Shape) -> int:
 
 @functools.cache
 def shuffled_rows(layout: str) -> int:
-    """Return the weight rows whose pieces are adjacent; 0 for a plain weight, -1 for an unknown order."""
+    """Return the weight rows whose pieces are adjacent.
+
+    0 for a plain weight, -1 for an unknown order.
+    """
     match = _SHUFFLED.fullmatch(layout)
     return int(match[1]) if match else 0 if layout == "row" else -1
 

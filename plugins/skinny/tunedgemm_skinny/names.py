@@ -1,15 +1,15 @@
 """Solution names and kernel parameters, both ways: a name alone says what to compile.
 
-In ``rows_r1_n4w2x2u4_s``, ``rows`` is the family and ``r1`` the revision of the sources. ``n`` is the
-weight rows of a warp; ``w`` and ``x`` are the warps of a block along N and along K. ``u`` is the steps
-whose loads are in flight together; ``_s`` keeps x in shared memory.
+In ``rows_r1_n4w2x2u4_s``, ``rows`` is the family and ``r1`` the revision of the sources. ``n`` is
+the weight rows of a warp; ``w`` and ``x`` are the warps of a block along N and along K. ``u`` is
+the steps whose loads are in flight together; ``_s`` keeps x in shared memory.
 
-In ``tiles_r1_n1w2x4u2a4_s_c``, ``n`` is the 16-row tiles of a warp. The weight comes through a ring of
-four stages of u steps each (``a``), filled by asynchronous copies; with ``_s`` x does, too. The splits
-of K meet in a cluster of blocks (``_c``).
+In ``tiles_r1_n1w2x4u2a4_s_c``, ``n`` is the 16-row tiles of a warp. The weight comes through a ring
+of four stages of u steps each (``a``), filled by asynchronous copies; with ``_s`` x does, too. The
+splits of K meet in a cluster of blocks (``_c``).
 
-In ``wgmma_r1_n1w2x1u2a4``, ``n`` is the 64-row tiles of a group of four warps; ``w`` and ``x`` count
-such groups. Both operands come through the ring.
+In ``wgmma_r1_n1w2x1u2a4``, ``n`` is the 64-row tiles of a group of four warps; ``w`` and ``x``
+count such groups. Both operands come through the ring.
 
 M is not part of a name: it follows from the shape. The width of a load follows from K.
 """
@@ -73,7 +73,7 @@ class _Block:
 
 @attrs.frozen(cache_hash=True)
 class Rows(_Block):
-    """Products on the vector units: a lane has a piece of K of *n_each* weight rows, for all rows of x.
+    """Products on the vector units; a lane has a piece of *n_each* weight rows.
 
     Attributes:
         n_each: weight rows of a warp.
@@ -119,7 +119,7 @@ class Tiles(_Block):
 
 @attrs.frozen(cache_hash=True)
 class Wgmma(_Block):
-    """Products of Hopper's asynchronous matrix instructions, with both operands in a shared-memory ring.
+    """Products of Hopper's asynchronous matrix instructions, with both operands in a ring.
 
     Attributes:
         n_each: tiles of 64 weight rows of a group of four warps.

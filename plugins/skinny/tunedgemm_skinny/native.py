@@ -1,4 +1,4 @@
-"""Device functions and their launch: CUDA's and HIP's driver through ctypes, launches through the C extension.
+"""Loaded kernel functions of CUDA and HIP, and their launch through the C extension.
 
 Where the extension was not built, ctypes launches, too.
 """
@@ -120,7 +120,8 @@ def function_of(driver: Driver, code: bytes, entry: str, index: int) -> KernelFu
     return KernelFunction(driver, index, int(function.value or 0), *attributes)
 
 
-#: (stream, x, weight, bias, out, partial, counters[, x_scale, w_scale]) as addresses -> driver status.
+#: (stream, x, weight, bias, out, partial, counters[, x_scale, w_scale]) as addresses -> driver
+#: status.
 Launch = Callable[..., int]
 
 #: ``Args`` of ``kernels/portable.h`` after its eight pointers: n, k, m, splits, per_split.

@@ -1,4 +1,4 @@
-"""Resources of a kernel on an architecture: grid, shared memory, registers; does it fit the device."""
+"""Resources of a kernel on an architecture: grid, shared memory, registers; unfit kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tunedgemm_skinny.names import KernelConfig, Rows, Tiles, Wgmma
 
 #: Rows of x of the matrix instructions that take fp8 converted to fp16.
 _HALVES = 8
-#: Most rows of x of the family `rows`: each row of x times each weight row of a warp is an accumulator.
+#: Most rows of x of the family `rows`: each row of x times each weight row of a warp is an
+#: accumulator.
 MAX_ROWS = 8
 #: Bytes along K of each row that a lane loads in one step.
 PIECE = 16
@@ -42,7 +43,7 @@ def piece_of(dtype: str) -> int:
 
 
 def vec_of(shape: Shape) -> int:
-    """Return the elements of one load: at most 16 bytes that divide K, so that every row is aligned to it."""
+    """Return the elements of one load: at most 16 bytes, and a divisor of K for alignment."""
     return math.gcd(depth_of(shape), piece_of(weight_of(shape)))
 
 
@@ -67,8 +68,8 @@ def grid_of(kernel: KernelConfig, splits: int, shape: Shape) -> tuple[int, int, 
 def span_of(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
     """Return the weight elements along K that a warp has in flight.
 
-    They are `unroll` steps of 16 bytes per lane in `rows`, per four lanes in `tiles`, and of 128 bytes
-    in `wgmma`.
+    They are `unroll` steps of 16 bytes per lane in `rows`, per four lanes in `tiles`, and of 128
+    bytes in `wgmma`.
     """
     if isinstance(kernel, Wgmma):
         return kernel.unroll * _WGMMA_STEP // width_of(weight_of(shape))
@@ -77,19 +78,19 @@ def span_of(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
 
 
 def per_split(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> int:
-    """Return the weight elements along K of each split but the last, which alone has a ragged end."""
+    """Return the weight elements along K of each split but the last, in whole spans."""
     span, depth = span_of(kernel, shape, gfx), depth_of(shape)
     return depth if splits == 1 else ceil_div(ceil_div(depth, splits), span) * span
 
 
 def held(kernel: KernelConfig, gfx: str) -> int:
-    """Return the weight rows of a lane: two per 16-row tile where lanes form eight groups of four."""
+    """Return the weight rows of a lane; with 8 columns two per 16-row tile."""
     columns = ARCHITECTURES[gfx].columns
     return kernel.n_each * (1 if isinstance(kernel, Rows) else 16 // columns)
 
 
 def shared_bytes(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> int:
-    """Return the dynamic shared memory of a block: ring and x during the loop, then its warps' sums.
+    """Return the bytes of dynamic shared memory of a block: ring and x, then its warps' sums.
 
     The sums are float32 [warps_k][M][PITCH], with PITCH of ``kernels/portable.h``.
     """
@@ -119,8 +120,8 @@ def partial_bytes(kernel: KernelConfig, splits: int, shape: Shape) -> int:
 def registers(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
     """Estimate the 32-bit registers of a thread: accumulators, loads, x, addresses.
 
-    NVRTC 13.5 for sm_90 takes up to 60 more or fewer. Compilers keep the loads of about four steps in
-    registers, also of those from a ring. For a ring of narrow copies they keep addresses.
+    NVRTC 13.5 for sm_90 takes up to 60 more or fewer. Compilers keep the loads of about four steps
+    in registers, also of those from a ring. For a ring of narrow copies they keep addresses.
     """
     architecture, rows, mine = ARCHITECTURES[gfx], compiled_rows(kernel, shape.m, gfx), held(kernel, gfx)
     if isinstance(kernel, Wgmma):
@@ -137,7 +138,8 @@ def registers(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
     if weight_of(shape) == "fp4x2":  # per row four words of bfloat16, the scales of two steps, and their address
         x = 8 * tiles if x_pieces(shape) == 1 else 0 if kernel.x_shared else 12 * tiles
         return 4 * kernel.n_each * tiles + loads + 10 * mine + x + 2 * (mine + tiles) + 40
-    # Block scales take a register for each row of x of a lane's accumulators, and x of some steps from L1.
+    # Block scales take a register for each row of x of a lane's accumulators, and x of some steps
+    # from L1.
     blocks = (4 if kernel.x_shared else 12 + 4 * max(kernel.unroll - 4, 0)) * tiles if shape.scale == "block" else 0
     widened = 8 * (mine + 1) if shape.dtype.startswith("fp8") and architecture.columns == _HALVES else 0  # fp8 as fp16
     return 4 * kernel.n_each * tiles + loads + widened + blocks + 2 * (mine + tiles) + 32

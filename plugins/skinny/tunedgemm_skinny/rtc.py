@@ -173,7 +173,7 @@ def bind_functions(interface: Interface, path: str) -> Compiler:
 
 @functools.cache
 def loaded(interface: Interface) -> Compiler:
-    """Load the compiler once: a file already in this process, else one next to torch, else the system's.
+    """Load the compiler once: one already loaded, else one next to torch, else the system's.
 
     Raises:
         PluginError: none loads; the message says how to install one.
@@ -186,7 +186,7 @@ def loaded(interface: Interface) -> Compiler:
 
 
 def beside(interface: Interface) -> list[str]:
-    """List the compiler's files in installed packages: torch's major version first, then the newest."""
+    """List the compiler's files in packages: torch's major version, then the newest."""
     stem, torch_version = interface.libraries[-1], _torch_version()
     major = str(torch_version.cuda or torch_version.hip or "").partition(".")[0]
 
@@ -198,7 +198,7 @@ def beside(interface: Interface) -> list[str]:
 
 
 def _torch_version() -> ModuleType:
-    """Return `torch.version` without a load of torch, which takes seconds in each compiling process."""
+    """Return `torch.version` without a load of torch, which takes seconds."""
     if "torch" in sys.modules:
         return sys.modules["torch.version"]
     torch = importlib.util.find_spec("torch")

@@ -34,8 +34,9 @@ _LISTED: dict[str, dict[str, tuple[int, ...]]] = {
 }
 #: Most warps of a block.
 _WARPS = 16
-#: Least and usual warps per multiprocessor, over all blocks; fast kernels on an H200 had so many.
-#: A kernel with fewer than the least is split further, until K is too short. Splits stop at the usual.
+#: Least and usual warps per multiprocessor, over all blocks; fast kernels on an H200 had so many. A
+#: kernel with fewer than the least is split further, until K is too short. Splits stop at the
+#: usual.
 _RESIDENT = {"rows": (8, 32), "tiles": (3, 12), "wgmma": (3, 8)}
 #: K below which kernels without splits are always tried.
 _SHORT = 2048
@@ -49,7 +50,7 @@ _LEAST = 6
 
 
 def enumerate_kernels(shape: Shape, device: Device) -> Iterator[Candidate]:
-    """Yield at most `MOST` distinct kernels that fit, with their splits, in the order of `spread`."""
+    """Yield at most `MOST` kernels that fit, with splits, in the order of `spread`."""
     if not supports(shape, device):
         return
     costs: dict[Candidate, float] = {}
@@ -80,7 +81,7 @@ def enumerate_solutions(libtype: str, shape: Shape, device: Device) -> Iterator[
 
 
 def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
-    """Yield the neighbours of a solution: one parameter, or splitK, moves one step of its ladder."""
+    """Yield the solutions one step of one parameter, or of splitK, away."""
     try:
         kernel = kernel_of(solution.kernel_name)
     except PluginError:
@@ -94,7 +95,10 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
 
 @functools.lru_cache(maxsize=4096)
 def _neighbours(kernel: KernelConfig, splits: int) -> tuple[Candidate, ...]:
-    """Move one parameter, or the splits, one step of its ladder; a cluster of two is one step from no split."""
+    """Move one parameter, or the splits, one step of its ladder.
+
+    A cluster of two is one step from no split.
+    """
     near: list[Candidate] = [(kernel, other) for other in _adjacent(SPLITS, splits)]
     for field in attrs.fields(type(kernel)):
         for step in _adjacent(field.metadata["ladder"], getattr(kernel, field.name)):
@@ -117,7 +121,7 @@ def is_useful(kernel: KernelConfig, splits: int, shape: Shape, device: Device) -
 
 
 def solution_of(libtype: str, kernel: KernelConfig, splits: int) -> Solution:
-    """Return the solution of a kernel. It adds in one order whatever M, so it is batch invariant."""
+    """Return the solution of a kernel. Its order of sums does not depend on M."""
     return Solution(libtype, kernel.name, splits if splits > 1 else 0, batch_invariant=True)
 
 
@@ -128,7 +132,7 @@ def _adjacent(ladder: tuple[int, ...], value: int) -> list[int]:
 
 
 def _search(family: type[KernelConfig], shape: Shape, device: Device) -> dict[Candidate, float]:
-    """Return the costs of the coarse grid, of its best kernels' neighbours, and of their best's neighbours."""
+    """Return the costs of the coarse grid and, twice, of the best kernels' neighbours."""
     costs: dict[Candidate, float] = {}
     tried: set[Candidate] = set()
 
@@ -152,7 +156,7 @@ def _search(family: type[KernelConfig], shape: Shape, device: Device) -> dict[Ca
 
 
 def _coarse(family: type[KernelConfig], shape: Shape, device: Device) -> Iterator[Candidate]:
-    """Yield the coarse grid of a family with the splits that give a multiprocessor its usual warps, and half as many."""
+    """Yield the coarse grid of a family, with splits for the usual warps and for half."""
     least, usual = _RESIDENT[family.family]
     columns = batches_of(shape) / max(device.cu_num, 1)
     clusters = ARCHITECTURES[device.gfx].cluster

@@ -1,8 +1,9 @@
-// Epilogue of every block: reduction over warps along K, then over splits; scales, bias, rounding, output.
+// Epilogue of every block: reduction over warps along K, then over splits; scales, bias, rounding,
+// output.
 //
-// Splits meet in a cluster of CLUSTER blocks, where each block reduces its share of the columns from
-// the shared memory of all. Or they meet in global memory, where the last block to arrive does the
-// fixup. Either way they are added in the order of K, so the bits are the same each time.
+// Splits meet in a cluster of CLUSTER blocks, where each block reduces its share of the columns
+// from the shared memory of all. Or they meet in global memory, where the last block to arrive does
+// the fixup. Either way they are added in the order of K, so the bits are the same each time.
 
 DEVICE float bias_at(const Args &args, long long column) {
 #if BIAS == 0
@@ -35,7 +36,8 @@ DEVICE float scaled(const Args &args, long long row, long long column, Sum sum) 
 #endif
 }
 
-// Position of a thread's sums: a row of x and TOGETHER columns, some of them maybe outside the output.
+// Position of a thread's sums: a row of x and TOGETHER columns, some of them maybe outside the
+// output.
 struct Place {
     long long row, column;
     int offset;  // in a warp's sums

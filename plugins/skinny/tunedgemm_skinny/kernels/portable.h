@@ -1,12 +1,13 @@
-// One set of names for CUDA, HIP and the tests' host. No includes: run-time compilers have no headers.
+// One set of names for CUDA, HIP and the tests' host. No includes: run-time compilers have no
+// headers.
 //
-// A piece is 16 adjacent bytes along K, PIECE elements, as four words: `Bytes16`. Lanes of `rows` and
-// `tiles` load one at a time. A matrix instruction may contract over K in any order that both operands
-// share. So a lane of `tiles` passes a piece to two instructions without a shuffle; NVIDIA converts fp8
-// to fp16, which makes four. An element of mxfp4 is a byte here, two values along K.
+// A piece is 16 adjacent bytes along K, PIECE elements, as four words: `Bytes16`. Lanes of `rows`
+// and `tiles` load one at a time. A matrix instruction may contract over K in any order that both
+// operands share. So a lane of `tiles` passes a piece to two instructions without a shuffle; NVIDIA
+// converts fp8 to fp16, which makes four. An element of mxfp4 is a byte here, two values along K.
 //
-// A shuffled weight has the pieces of SHUFFLED adjacent rows next to each other, then the same rows'
-// next pieces along K. Block scales of x are then transposed.
+// A shuffled weight has the pieces of SHUFFLED adjacent rows next to each other, then the same
+// rows' next pieces along K. Block scales of x are then transposed.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -247,8 +248,9 @@ typedef Sum Sums4 __attribute__((ext_vector_type(4)));
 typedef float Floats2 __attribute__((ext_vector_type(2)));
 typedef short Shorts4 __attribute__((ext_vector_type(4)));
 typedef _Float16 Halves4 __attribute__((ext_vector_type(4)));
-// v_mfma_..._16x16x16, for 8 bits 16x16x32. A[i][k], B[k][j]: i, j = lane % 16, k = 4 (8 bits: 8) * (lane / 16) + element;
-// C[i][j]: i = 4 * (lane / 16) + element, j = lane % 16. CDNA 2 has 16x16x16 for int8, too.
+// v_mfma_..._16x16x16, for 8 bits 16x16x32. A[i][k], B[k][j]: i, j = lane % 16, k = 4 (8 bits: 8) *
+// (lane / 16) + element; C[i][j]: i = 4 * (lane / 16) + element, j = lane % 16. CDNA 2 has 16x16x16
+// for int8, too.
 DEVICE void multiply(Sum *c, const u32 *a, const u32 *b) {
     Sums4 sums = {c[0], c[1], c[2], c[3]};
     const Words2 left = {a[0], a[1]}, right = {b[0], b[1]};
@@ -296,8 +298,9 @@ DEVICE u32 block_y() { return blockIdx.y; }
 DEVICE u32 block_z() { return blockIdx.z; }
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void fence() { __threadfence(); }
-// From sm_90 on a kernel may start before the previous one ends. Until this returns it only prefetches
-// the weight to L2, where later writes of the previous kernel go, too. The next kernel may then start.
+// From sm_90 on a kernel may start before the previous one ends. Until this returns it only
+// prefetches the weight to L2, where later writes of the previous kernel go, too. The next kernel
+// may then start.
 DEVICE void await_earlier() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" : : : "memory");
@@ -314,9 +317,9 @@ DEVICE float as_float(u32 bits) { return __uint_as_float(bits); }
 DEVICE u32 as_bits(float value) { return __float_as_uint(value); }
 DEVICE float multiply_add(float one, float two, float sum) { return __fmaf_rn(one, two, sum); }
 
-// Loads of operands, which are constant during the kernel: x repeatedly, through L1; the weight once,
-// past it. They are volatile, to keep their order in PTX. ptxas may still sink some to their use, to
-// save registers; it cannot sink the copies of a ring.
+// Loads of operands, which are constant during the kernel: x repeatedly, through L1; the weight
+// once, past it. They are volatile, to keep their order in PTX. ptxas may still sink some to their
+// use, to save registers; it cannot sink the copies of a ring.
 template <int BYTES> struct Loads;
 template <> struct Loads<16> {
     static METHOD void cached(u32 *to, const void *from) {
@@ -369,8 +372,8 @@ template <int BYTES> DEVICE void load_fresh(void *to, const void *from) {
         asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(words[0]) : "l"(from) : "memory");
 }
 
-// Copies global to shared memory asynchronously; zeros where not `there`. `await_copies` waits for this
-// thread's copies only; a barrier must follow before other threads read them.
+// Copies global to shared memory asynchronously; zeros where not `there`. `await_copies` waits for
+// this thread's copies only; a barrier must follow before other threads read them.
 template <int BYTES> DEVICE void copy_async(void *shared, const void *from, bool there) {
     const u32 to = (u32)__cvta_generic_to_shared(shared), bytes = there ? BYTES : 0;
     if (BYTES == 16)
@@ -459,8 +462,8 @@ DEVICE void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" : : :
 DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
 DEVICE void await_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory"); }
-// PTX ISA, "Matrix descriptor": 128-byte swizzle, a stride of 1024 bytes per eight rows. An instruction
-// takes two of a step's eight pieces.
+// PTX ISA, "Matrix descriptor": 128-byte swizzle, a stride of 1024 bytes per eight rows. An
+// instruction takes two of a step's eight pieces.
 DEVICE unsigned long long described(const u8 *tile, int part) {
     return 1ull << 62 | 64ull << 32 | 1ull << 16 | (unsigned long long)(((u32)__cvta_generic_to_shared(tile) & 0x3FFFFu) >> 4) + 2u * part;
 }
@@ -481,8 +484,8 @@ DEVICE unsigned long long described(const u8 *tile, int part) {
 #define PRODUCTS_OF(rows) "wgmma.mma_async.sync.aligned.m64n" rows KIND
 #define FOUR(i) REGISTER(sum[i]), REGISTER(sum[i + 1]), REGISTER(sum[i + 2]), REGISTER(sum[i + 3])
 #define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
-// Issues the products of part `part` of a step: 64 weight rows, M rows of x, 32 bytes along K. They are
-// added to the accumulators, or replace them.
+// Issues the products of part `part` of a step: 64 weight rows, M rows of x, 32 bytes along K. They
+// are added to the accumulators, or replace them.
 DEVICE void multiply_group(Sum *sum, const u8 *weight, const u8 *x, int part, bool add) {
     const unsigned long long left = described(weight, part), right = described(x, part);
 #if M == 8
@@ -505,8 +508,8 @@ DEVICE void multiply_group(Sum *sum, const u8 *weight, const u8 *x, int part, bo
 
 #endif  // -----------------------------------------------------------------------------------------------------------------------------
 
-// Loads the piece at `k` of a row; ONCE for the weight. Unless WHOLE, zeros from `end` on. `k` and `end`
-// are multiples of VEC.
+// Loads the piece at `k` of a row; ONCE for the weight. Unless WHOLE, zeros from `end` on. `k` and
+// `end` are multiples of VEC.
 template <bool ONCE, bool WHOLE> DEVICE Bytes16 bytes_at(const Element *row, long long k, long long end) {
     Bytes16 found = {{0u, 0u, 0u, 0u}};
     UNROLLED for (int part = 0; part < PIECE; part += VEC) {
@@ -527,21 +530,21 @@ template <bool ONCE, bool WHOLE> DEVICE Bytes16 bytes_at(const Element *row, lon
 #error "no asynchronous copies"
 #endif
 #if ASYNCHRONOUS
-// Starts the copy of the piece at `k` into the lane's slot, zeros from `end` on. The row's pieces are
-// APART pieces from each other.
+// Starts the copy of the piece at `k` into the lane's slot, zeros from `end` on. The row's pieces
+// are APART pieces from each other.
 template <int APART> DEVICE void begin_bytes(u8 *slot, const Element *row, long long k, long long end) {
     UNROLLED for (int part = 0; part < PIECE; part += VEC) copy_async<LOAD>(slot + part * 16 / PIECE, row + APART * k + part, k + part < end);
 }
 #endif
 
 #if STAGES
-// Streams a lane's COUNT rows through its part of a ring of STAGES stages, and calls
-// `use(weight, k, slot, u)` for each of the UNROLL steps of an iteration, with the lane's `k`.
+// Streams a lane's COUNT rows through its part of a ring of STAGES stages, and calls `use(weight,
+// k, slot, u)` for each of the UNROLL steps of an iteration, with the lane's `k`.
 //
 // The block's iterations cover `begin` to `stop`. A warp starts `offset` later, a lane `skew` later
-// still; a lane's elements end at `end`. Copies of an iteration start STAGES - 1 iterations before its
-// use. `also(slot, k)` starts the copies that all warps of the block share, from the iteration's first
-// `k`; then each iteration has a barrier.
+// still; a lane's elements end at `end`. Copies of an iteration start STAGES - 1 iterations before
+// its use. `also(slot, k)` starts the copies that all warps of the block share, from the
+// iteration's first `k`; then each iteration has a barrier.
 template <int COUNT, typename Also, typename Use>
 DEVICE void through_ring(u8 *ring, const Element *const *rows, long long begin, long long stop, long long offset, long long skew, long long end,
                          Also also, Use use) {
@@ -620,7 +623,8 @@ DEVICE float second_of(u32 word) { return DTYPE == 0 ? as_float(word & 0xFFFF000
 DEVICE bool any_lane(bool mine) { return __any_sync(~0u, mine); }
 DEVICE u32 low_halves(u32 one, u32 two) { return __byte_perm(one, two, 0x5410); }
 DEVICE u32 high_halves(u32 one, u32 two) { return __byte_perm(one, two, 0x7632); }
-// Opaque to the compiler, which would merge it with left shifts; these use another pipeline than right ones.
+// Opaque to the compiler, which would merge it with left shifts; these use another pipeline than
+// right ones.
 DEVICE u32 two_elements_on(u32 word) {
     u32 found;
     asm("shr.u32 %0, %1, 8;" : "=r"(found) : "r"(word));

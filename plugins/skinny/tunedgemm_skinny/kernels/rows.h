@@ -1,9 +1,9 @@
-// Family `rows`, for few rows of x: each warp multiplies N_EACH weight rows with all M rows of x, by
-// fused multiply-adds, for int8 by dot products of four.
+// Family `rows`, for few rows of x: each warp multiplies N_EACH weight rows with all M rows of x,
+// by fused multiply-adds, for int8 by dot products of four.
 //
 // A step is a piece per lane; UNROLL steps are adjacent. The weight comes through a ring of STAGES
-// stages in shared memory, filled by asynchronous copies. With STAGES 0 it comes through registers, with
-// the loads of UNROLL steps at once. x comes from L1, or with X_SHARED from shared memory.
+// stages in shared memory, filled by asynchronous copies. With STAGES 0 it comes through registers,
+// with the loads of UNROLL steps at once. x comes from L1, or with X_SHARED from shared memory.
 
 // Work of a warp: its weight rows and its part of K.
 struct Work {
@@ -55,7 +55,8 @@ template <int STEPS, bool WHOLE> DEVICE void advance(const Work &work, long long
     UNROLLED for (int u = 0; u < STEPS; u++) multiply_step<WHOLE>(work, weight[u], k + u * STEP, sum);
 }
 
-// Reduces the sums of a warp's lanes: each step halves a lane's values while it has several, then adds them.
+// Reduces the sums of a warp's lanes: each step halves a lane's values while it has several, then
+// adds them.
 DEVICE void gather(Sum *values, u32 lane, Sum *to) {
     u32 place = 0, mask = WAVE / 2, others = 0;
     UNROLLED for (int half = N_EACH / 2; half >= 1; half /= 2, mask /= 2) {

@@ -1,12 +1,13 @@
-// Family `tiles`, for up to 64 rows of x: each warp multiplies N_EACH tiles of 16 weight rows with all
-// of x by matrix instructions.
+// Family `tiles`, for up to 64 rows of x: each warp multiplies N_EACH tiles of 16 weight rows with
+// all of x by matrix instructions.
 //
-// The weight is the left operand: the instruction's long side is along N, and x fills its short side. A
-// step is 64 bytes of K, a piece for each of four groups of lanes. Fragments are in memory order.
+// The weight is the left operand: the instruction's long side is along N, and x fills its short
+// side. A step is 64 bytes of K, a piece for each of four groups of lanes. Fragments are in memory
+// order.
 //
-// The weight comes through a ring of STAGES stages in shared memory, filled by asynchronous copies. With
-// STAGES 0 it is loaded directly, UNROLL steps at once. x comes from L1, or with X_SHARED from shared
-// memory: through the ring, or without a ring all x of the split before the first step.
+// The weight comes through a ring of STAGES stages in shared memory, filled by asynchronous copies.
+// With STAGES 0 it is loaded directly, UNROLL steps at once. x comes from L1, or with X_SHARED from
+// shared memory: through the ring, or without a ring all x of the split before the first step.
 
 #define SHORT (M / COLUMNS)  // tiles along the rows of x
 
@@ -50,8 +51,8 @@ struct Work {
 #endif
 };
 
-// Scales of a block of K: the current one, and for few rows of x the next one, to hide its loads. For
-// many rows they would take too many registers.
+// Scales of a block of K: the current one, and for few rows of x the next one, to hide its loads.
+// For many rows they would take too many registers.
 #define SCALES_AHEAD (SHORT <= 2 || FP4)
 struct Scales {
 #if BLOCK_SCALES
@@ -62,8 +63,9 @@ struct Scales {
 };
 
 #if FP4
-// Start of a row's scales; that of piece `piece` is `scale_place` further. With a shuffled weight they
-// have AITER's order: within 32 rows and 8 pieces, scales 4 pieces apart and 16 rows apart are adjacent.
+// Start of a row's scales; that of piece `piece` is `scale_place` further. With a shuffled weight
+// they have AITER's order: within 32 rows and 8 pieces, scales 4 pieces apart and 16 rows apart are
+// adjacent.
 DEVICE const u8 *scales_at(const void *scales, long long row, long long pieces) {
     return (const u8 *)scales + (SHUFFLED ? row / 32 * ((pieces + 7) / 8) * 256 + row % 16 * 4 + row / 16 % 2 : row * pieces);
 }
@@ -121,10 +123,10 @@ DEVICE Factors factors_of(const Bytes16 &piece) {
 }
 
 #if FP4
-// Both factors of eight numbers by an e8m0 scale, each as two equal bfloat16. The three bits of an e2m1,
-// placed at the low exponent bits and the first fraction bit of a bfloat16, are 2^126 times too small.
-// So the first factor is 2^126 times the scale. Scales above 2 exceed bfloat16: then the first factor is
-// the largest, and the second has the rest. A NaN is in the second factor, too.
+// Both factors of eight numbers by an e8m0 scale, each as two equal bfloat16. The three bits of an
+// e2m1, placed at the low exponent bits and the first fraction bit of a bfloat16, are 2^126 times
+// too small. So the first factor is 2^126 times the scale. Scales above 2 exceed bfloat16: then the
+// first factor is the largest, and the second has the rest. A NaN is in the second factor, too.
 DEVICE u32 first_factor(u32 e8m0) { return ((e8m0 < 128 ? e8m0 : 128) + 126) * 0x00800080u; }
 DEVICE u32 second_factor(u32 e8m0) { return e8m0 == 255 ? 0x7FC07FC0u : (e8m0 < 128 ? 127 : e8m0 - 1) * 0x00800080u; }
 
@@ -172,7 +174,8 @@ template <typename Right> DEVICE void multiply_part(const Scales &scales, Sum (*
 }
 
 #if FP4
-// Multiplies one step, as below. Scales above 2 are rare; they take a loop of short code with both factors.
+// Multiplies one step, as below. Scales above 2 are rare; they take a loop of short code with both
+// factors.
 template <typename X> DEVICE void multiply_step(const Bytes16 (*weight)[HELD], const Scales &scales, Sum (*sum)[SHORT][4], X x_of) {
     Bytes16 ws[N_EACH][HELD], xs[SHORT];
     u32 largest = 0;
@@ -205,7 +208,8 @@ template <typename X> DEVICE void multiply_step(const Bytes16 (*weight)[HELD], c
     }
 }
 #else
-// Multiplies one step by all lanes of the warp; `x_of(s, i)` is piece `i` of X_PIECES of tile `s` of x.
+// Multiplies one step by all lanes of the warp; `x_of(s, i)` is piece `i` of X_PIECES of tile `s`
+// of x.
 template <typename X> DEVICE void multiply_step(const Bytes16 (*weight)[HELD], const Scales &scales, Sum (*sum)[SHORT][4], X x_of) {
     Factors factors[N_EACH][HELD];
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int h = 0; h < HELD; h++) factors[t][h] = factors_of(weight[t][h]);
@@ -223,8 +227,8 @@ template <bool WHOLE> DEVICE Bytes16 x_at(const Work &work, int s, long long k, 
     return {{0u, 0u, 0u, 0u}};
 }
 
-// Multiplies STEPS steps from `k` on, through registers; the next ones start at `after`. `ready` waits
-// for the copy of x to shared memory.
+// Multiplies STEPS steps from `k` on, through registers; the next ones start at `after`. `ready`
+// waits for the copy of x to shared memory.
 template <int STEPS, bool WHOLE, typename Ready>
 DEVICE void advance(const Work &work, long long k, long long after, Scales (&scales)[2], Sum (*sum)[SHORT][4], Ready ready) {
     Bytes16 weight[STEPS][N_EACH][HELD];
@@ -245,7 +249,8 @@ DEVICE void advance(const Work &work, long long k, long long after, Scales (&sca
 }
 
 #if X_SHARED && !STAGES
-// Starts the copy of the split's x to shared memory: [steps of K][SHORT] tiles, in the lanes' read order.
+// Starts the copy of the split's x to shared memory: [steps of K][SHORT] tiles, in the lanes' read
+// order.
 DEVICE void begin_x(const Args &args, u8 *shared, long long begin, long long end) {
     const u32 pieces = (u32)((end - begin + STEP - 1) / STEP) * (SHORT * X_PIECES * WAVE);
     for (u32 piece = thread(); piece < pieces; piece += THREADS) {

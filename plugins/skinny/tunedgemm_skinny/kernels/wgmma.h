@@ -1,9 +1,11 @@
-// Family `wgmma`, for up to 64 rows of x: each group of four warps multiplies N_EACH tiles of 64 weight
-// rows with all of x. Hopper's asynchronous matrix instructions read both operands from shared memory.
+// Family `wgmma`, for up to 64 rows of x: each group of four warps multiplies N_EACH tiles of 64
+// weight rows with all of x. Hopper's asynchronous matrix instructions read both operands from
+// shared memory.
 //
 // The weight is the left operand, as in `tiles`. A step is 128 bytes along K of each row, in the
-// 128-byte swizzle of the instruction's descriptors. All threads of a block copy both operands into a
-// ring of STAGES stages. A stage has the UNROLL steps of an iteration for each of the WARPS_K groups.
+// 128-byte swizzle of the instruction's descriptors. All threads of a block copy both operands into
+// a ring of STAGES stages. A stage has the UNROLL steps of an iteration for each of the WARPS_K
+// groups.
 
 #define DEEP (WARPS_K * UNROLL)       // steps of a stage
 #define WEIGHT_BYTES (ROWS * 128)     // per step
@@ -14,7 +16,8 @@
 #define STEPS_AT_ONCE (THREADS > 8 * ROWS ? THREADS / (8 * ROWS) : 1)
 
 #if SCALE == 3
-// Scales of a step, which is a block of K: of a lane's accumulated rows of x, and of a group's tiles.
+// Scales of a step, which is a block of K: of a lane's accumulated rows of x, and of a group's
+// tiles.
 struct Scales {
     float x[M / 8][2], weight[N_EACH];
 
@@ -79,7 +82,8 @@ extern "C" KERNEL void skinny(Args args) {
 
     Sum sum[N_EACH][M / 2];
     UNROLLED for (int t = 0; t < N_EACH; t++) UNROLLED for (int i = 0; i < M / 2; i++) sum[t][i] = 0;
-    // Multiplies a step into the accumulators; FP8 has its own, because the instruction sums less exactly than float32.
+    // Multiplies a step into the accumulators; FP8 has its own, because the instruction sums less
+    // exactly than float32.
     const auto multiply = [&](const u8 *slot, u32 step, Sum (*to)[M / 2]) {
         UNROLLED for (int part = 0; part < 4; part++) UNROLLED for (int t = 0; t < N_EACH; t++)
             multiply_group(to[t], slot + step * WEIGHT_BYTES + (along_n * EACH + 64 * t) * 128, slot + DEEP * WEIGHT_BYTES + step * X_BYTES, part,
