@@ -303,9 +303,9 @@ def test_only_prefetches_come_before_the_wait(compiled: Any, gfx: str, kernel: K
     if isinstance(kernel, Wgmma) and not ARCHITECTURES[gfx].wgmma:
         pytest.skip(f"{gfx} has no wgmma")
     build = build_of(kernel, 3, Shape("a16w16", 8, 2112, 7168, epilogue="bias", bias_dtype="bf16"), gfx)
-    found = re.findall(r"griddepcontrol\.\w+|prefetch\.\S+|(?:ld|st|atom|cp\.async)\.\S*global", compiled(build).text)
-    before = found.index("griddepcontrol.wait") if ARCHITECTURES[gfx].overlaps else 0
-    assert set(found[:before]) == ({"prefetch.global.L2"} if before else set())
-    controls = [word for word in found if word.startswith(("griddepcontrol", "prefetch"))][before:]
+    accesses = re.findall(r"griddepcontrol\.\w+|prefetch\.\S+|(?:ld|st|atom|cp\.async)\.\S*global", compiled(build).text)
+    before = accesses.index("griddepcontrol.wait") if ARCHITECTURES[gfx].overlaps else 0
+    assert set(accesses[:before]) == ({"prefetch.global.L2"} if before else set())
+    controls = [word for word in accesses if word.startswith(("griddepcontrol", "prefetch"))][before:]
     assert controls == (["griddepcontrol.wait", "griddepcontrol.launch_dependents"] if before else [])
-    assert len(found) > before + 4
+    assert len(accesses) > before + 4

@@ -87,34 +87,33 @@ def program(programs: Any, wave: int, family: str, **given: Any) -> Any:
     return programs.Program(family, wave, **given)
 
 
-def rows_of(made: Any, programs: Any) -> list[int]:
+def rows_of(kernel: Any, programs: Any) -> list[int]:
     """List values of M of a program: the most, in `tiles` the least and one between."""
-    return [made.m] if made.family == "rows" else [made.m, made.m - programs.COLUMNS[made.wave] + 1, made.m - 3]
+    return [kernel.m] if kernel.family == "rows" else [kernel.m, kernel.m - programs.COLUMNS[kernel.wave] + 1, kernel.m - 3]
 
 
-def wrong(machine: Any, made: Any, case: Any, seed: int) -> bool:
+def wrong(machine: Any, kernel: Any, case: Any, seed: int) -> bool:
     """Check whether a launch fails or gives a wrong output."""
     try:
-        return machine.fault(made, case, seed) != ""
+        return machine.fault(kernel, case, seed) != ""
     except AssertionError:
         return True
 
 
-def faults(machine: Any, programs: Any, made: Any) -> list[str]:
+def faults(machine: Any, programs: Any, kernel: Any) -> list[str]:
     """List the faults for N around a block, K around an iteration, and even and ragged splits."""
-    ks = sorted(
-        {made.vec, made.span - made.vec, made.span, made.span + made.vec, 2 * made.span + 3 * made.vec, 3 * made.cluster * made.span}
-    )
-    found = []
+    vec, span = kernel.vec, kernel.span
+    ks = sorted({vec, span - vec, span, span + vec, 2 * span + 3 * vec, 3 * kernel.cluster * span})
+    outcomes = []
     for turn, k in enumerate(k for k in ks if k > 0):
-        for n in (1, made.per_block, made.per_block + 1, 2 * made.per_block - 1):
-            m = rows_of(made, programs)[(turn + n) % len(rows_of(made, programs))]
-            for splits in {1, min(1 + (turn + n) % 4, k // made.vec)} if not made.cluster else {made.cluster}:
-                case = programs.whole(made, m, n, k, splits, seed=k + n)
-                if made.cluster and case.splits != made.cluster:  # K is too short for so many
+        for n in (1, kernel.per_block, kernel.per_block + 1, 2 * kernel.per_block - 1):
+            m = rows_of(kernel, programs)[(turn + n) % len(rows_of(kernel, programs))]
+            for splits in {1, min(1 + (turn + n) % 4, k // kernel.vec)} if not kernel.cluster else {kernel.cluster}:
+                case = programs.whole(kernel, m, n, k, splits, seed=k + n)
+                if kernel.cluster and case.splits != kernel.cluster:  # K is too short for so many
                     continue
-                found.append(machine.fault(made, case, seed=n))
-    return [fault for fault in found if fault]
+                outcomes.append(machine.fault(kernel, case, seed=n))
+    return [fault for fault in outcomes if fault]
 
 
 @both
@@ -150,8 +149,8 @@ def test_clusters(machine: Any, programs: Any, family: str, given: dict[str, Any
 def test_every_number_of_rows(machine: Any, programs: Any, family: str, m: int) -> None:
     """Every M that a family serves is right, in two splits."""
     columns = programs.COLUMNS[machine.wave]
-    made = programs.Program(family, machine.wave, m=m if family == "rows" else programs.up(m, columns), n_each=2, warps_k=2)
-    assert machine.fault(made, programs.whole(made, m, 37, 264, splits=2, seed=m)) == ""
+    kernel = programs.Program(family, machine.wave, m=m if family == "rows" else programs.up(m, columns), n_each=2, warps_k=2)
+    assert machine.fault(kernel, programs.whole(kernel, m, 37, 264, splits=2, seed=m)) == ""
 
 
 @both
@@ -159,12 +158,12 @@ def test_every_number_of_rows(machine: Any, programs: Any, family: str, m: int) 
 def test_random_programs(machine: Any, programs: Any, seed: int) -> None:
     """Random programs are right for random sizes, splits and orders of threads and blocks."""
     chosen = random.Random(programs.seed_of(seed, machine.wave))
-    made = programs.drawn(chosen, machine.wave)
+    kernel = programs.drawn(chosen, machine.wave)
     for _ in range(3):
-        m = made.m if made.family == "rows" else chosen.randint(1, made.m)
-        n, k = chosen.randint(1, 2 * made.per_block + 5), made.vec * chosen.randint(1, min(3 * made.span, 4096) // made.vec)
-        case = programs.whole(made, m, n, k, chosen.choice([1, 1, 2, 3, min(16, k // made.vec)]), chosen.randint(0, 999))
-        assert machine.fault(made, case, chosen.randint(0, 999)) == ""
+        m = kernel.m if kernel.family == "rows" else chosen.randint(1, kernel.m)
+        n, k = chosen.randint(1, 2 * kernel.per_block + 5), kernel.vec * chosen.randint(1, min(3 * kernel.span, 4096) // kernel.vec)
+        case = programs.whole(kernel, m, n, k, chosen.choice([1, 1, 2, 3, min(16, k // kernel.vec)]), chosen.randint(0, 999))
+        assert machine.fault(kernel, case, chosen.randint(0, 999)) == ""
 
 
 @both
@@ -172,11 +171,11 @@ def test_random_programs(machine: Any, programs: Any, seed: int) -> None:
 @pytest.mark.cases(("dtype", "out"), [("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "fp16"), ("fp16", "fp32")])
 def test_normal_numbers(machine: Any, programs: Any, family: str, dtype: str, out: str) -> None:
     """Normal numbers have the error of float32 sums and one rounding."""
-    made = program(programs, machine.wave, family, n_each=2, warps_k=4, unroll=2, dtype=dtype, out=out, bias=out)
-    case = programs.normal(made, made.m, 50, 3000, splits=2)
+    kernel = program(programs, machine.wave, family, n_each=2, warps_k=4, unroll=2, dtype=dtype, out=out, bias=out)
+    case = programs.normal(kernel, kernel.m, 50, 3000, splits=2)
     wanted = case.reference()
     rounding = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 0.0}[out]
-    error = (machine.run(made, case).double() - wanted).abs()
+    error = (machine.run(kernel, case).double() - wanted).abs()
     assert (error <= rounding * wanted.abs() + 2.0**-20 * case.size()).all()
 
 
@@ -186,8 +185,8 @@ def test_normal_numbers(machine: Any, programs: Any, family: str, dtype: str, ou
 @pytest.mark.cases("splits", [1, 3])
 def test_infinities_and_nans(machine: Any, programs: Any, family: str, dtype: str, splits: int) -> None:
     """Infinities and NaNs reach only their own outputs, and overflow gives infinity."""
-    made = program(programs, machine.wave, family, n_each=2, dtype=dtype, out=dtype, **({"m": 4} if family == "rows" else {}))
-    case = programs.whole(made, made.m, 21, 520, splits)
+    kernel = program(programs, machine.wave, family, n_each=2, dtype=dtype, out=dtype, **({"m": 4} if family == "rows" else {}))
+    case = programs.whole(kernel, kernel.m, 21, 520, splits)
     most = torch.finfo(programs.DTYPES[dtype]).max
     case.x.abs_().add_(1)
     case.weight.abs_().add_(1)
@@ -197,7 +196,7 @@ def test_infinities_and_nans(machine: Any, programs: Any, family: str, dtype: st
     case.weight[7, 11] = most
     case.x[1, 300] = torch.nan
     case.x[2, 17] = torch.inf
-    out, wanted = machine.run(made, case), case.reference().to(programs.DTYPES[dtype])
+    out, wanted = machine.run(kernel, case), case.reference().to(programs.DTYPES[dtype])
     assert torch.equal(out.isnan(), wanted.isnan())
     assert torch.equal(out.nan_to_num(nan=0.0), wanted.nan_to_num(nan=0.0))
     assert wanted[0, 7] == torch.inf
@@ -208,9 +207,9 @@ def test_infinities_and_nans(machine: Any, programs: Any, family: str, dtype: st
 @pytest.mark.cases("bits", [0x7FFFFFFF, 0x7FC00000, -1, 0x7FC00001])
 def test_every_nan_stays_one(machine: Any, programs: Any, out: str, bits: int) -> None:
     """A NaN stays a NaN when its fraction is rounded away."""
-    made = program(programs, machine.wave, "rows", out=out, bias="fp32")
+    kernel = program(programs, machine.wave, "rows", out=out, bias="fp32")
     bias = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
-    assert machine.run(made, attrs.evolve(programs.whole(made, 1, 1, 8), bias=bias)).isnan().all()
+    assert machine.run(kernel, attrs.evolve(programs.whole(kernel, 1, 1, 8), bias=bias)).isnan().all()
 
 
 @both
@@ -218,15 +217,15 @@ def test_every_nan_stays_one(machine: Any, programs: Any, out: str, bits: int) -
 @pytest.mark.cases("dtype", ["bf16", "fp16"])
 def test_subnormal_numbers(machine: Any, programs: Any, family: str, dtype: str) -> None:
     """Subnormal inputs count, and subnormal outputs are rounded."""
-    made = program(programs, machine.wave, family, dtype=dtype, out=dtype)
+    kernel = program(programs, machine.wave, family, dtype=dtype, out=dtype)
     info = torch.finfo(programs.DTYPES[dtype])
-    case = programs.whole(made, made.m, 33, 40)
+    case = programs.whole(kernel, kernel.m, 33, 40)
     x = (case.x.double() * info.smallest_normal * info.eps).to(programs.DTYPES[dtype])
     weight = (case.weight.double() / 4).to(programs.DTYPES[dtype])
     case = attrs.evolve(case, x=x, weight=weight)
     wanted = case.reference().to(programs.DTYPES[dtype])
     assert ((wanted != 0) & (wanted.abs() < info.smallest_normal)).float().mean() > 0.5
-    assert torch.equal(machine.run(made, case), wanted)
+    assert torch.equal(machine.run(kernel, case), wanted)
 
 
 @both
@@ -234,15 +233,15 @@ def test_subnormal_numbers(machine: Any, programs: Any, family: str, dtype: str)
 @pytest.mark.cases("out", ["bf16", "fp16"])
 def test_outputs_round_to_even(machine: Any, programs: Any, family: str, out: str) -> None:
     """Every sum is rounded once, to nearest even, the largest to infinity."""
-    made = program(programs, machine.wave, family, out=out, bias="fp32")
+    kernel = program(programs, machine.wave, family, out=out, bias="fp32")
     digits = {"bf16": 8, "fp16": 11}[out]
     bits = torch.arange(64) * 2.0 ** (6 - digits) / 64
     values = torch.cat([1 + bits, -1 - bits, (1 + bits) * 2.0**15, torch.tensor([65504.0, 65519.0, 65520.0, 65536.0, 3.39e38, -3.4e38])])
     values = torch.cat(
         [values, (1 + bits) * 2.0**-14, (1 + bits) * 2.0**-15, (1 + bits) * 2.0**-24, bits * 2.0**-24, (1 + bits) * 2.0**-126]
     )
-    x, weight = (torch.zeros(rows, 8, dtype=torch.bfloat16) for rows in (made.m, len(values)))
-    got = machine.run(made, programs.Case(x, weight, values, 8))
+    x, weight = (torch.zeros(rows, 8, dtype=torch.bfloat16) for rows in (kernel.m, len(values)))
+    got = machine.run(kernel, programs.Case(x, weight, values, 8))
     assert torch.equal(got, values.to(programs.DTYPES[out]).expand(got.shape))
 
 
@@ -250,25 +249,25 @@ def test_outputs_round_to_even(machine: Any, programs: Any, family: str, out: st
 @families
 def test_splits_are_added_in_order(machine: Any, programs: Any, family: str) -> None:
     """Any order of blocks and threads, and any other rows of x, give the same bits."""
-    made = program(programs, machine.wave, family, warps_k=4, unroll=2, out="fp32", **({"m": 4} if family == "rows" else {}))
-    case = programs.normal(made, made.m, 40, 2048, splits=5)
-    first = machine.run(made, case)
-    assert all(torch.equal(machine.run(made, case, seed), first) for seed in range(2, 12))
-    others = attrs.evolve(case, x=torch.cat([case.x[:1], torch.randn(made.m - 1, 2048).to(case.x.dtype)]))
-    assert torch.equal(machine.run(made, others)[0], first[0])
+    kernel = program(programs, machine.wave, family, warps_k=4, unroll=2, out="fp32", **({"m": 4} if family == "rows" else {}))
+    case = programs.normal(kernel, kernel.m, 40, 2048, splits=5)
+    first = machine.run(kernel, case)
+    assert all(torch.equal(machine.run(kernel, case, seed), first) for seed in range(2, 12))
+    others = attrs.evolve(case, x=torch.cat([case.x[:1], torch.randn(kernel.m - 1, 2048).to(case.x.dtype)]))
+    assert torch.equal(machine.run(kernel, others)[0], first[0])
 
 
 @both
 @families
 def test_the_weight_is_read_once(machine: Any, programs: Any, family: str) -> None:
     """Full blocks load each weight byte once and store each output and partial once."""
-    made = program(programs, machine.wave, family, n_each=2, warps_n=2, warps_k=2, bias="bf16")
-    case = programs.whole(made, made.m, 2 * made.per_block, 1048, splits=3)
-    assert machine.fault(made, case) == ""
-    moved, sums = machine.driver.moved(), 4 * 3 * made.m * case.weight.shape[0]
+    kernel = program(programs, machine.wave, family, n_each=2, warps_n=2, warps_k=2, bias="bf16")
+    case = programs.whole(kernel, kernel.m, 2 * kernel.per_block, 1048, splits=3)
+    assert machine.fault(kernel, case) == ""
+    moved, sums = machine.driver.moved(), 4 * 3 * kernel.m * case.weight.shape[0]
     assert moved["weight"] == (case.weight.nbytes, 0)
     assert moved["partial"] == (sums, sums)
-    assert moved["out"] == (0, 2 * made.m * case.weight.shape[0])
+    assert moved["out"] == (0, 2 * kernel.m * case.weight.shape[0])
 
 
 #: Programs that together need every barrier.
@@ -288,13 +287,14 @@ BARRIERS: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.cases("barrier", ["    sync_block();", "    sync_cluster();"])
 def test_every_barrier_is_needed(machine: Any, programs: Any, family: str, barrier: str) -> None:
     """A kernel without any one of its barriers is wrong in some order of its threads."""
-    made = [program(programs, 32, family, **given) for given in BARRIERS[family]]
-    cases = [programs.whole(each, each.m, 40, 1048, splits=3) for each in made]
-    text = made[0].source()
-    own = 0 if family == "tiles" else text.index("// The end of every block")  # the others have no barrier of the first part
-    places = [place for place in range(own, len(text)) if text.startswith(barrier, place)]
-    assert places
-    for place in places:
-        broken = text[:place] + text[place + len(barrier) :]
-        found = any(wrong(machine, Edited(each, broken), case, seed) for seed in range(250) for each, case in zip(made, cases, strict=True))
-        assert found, f"nothing shows without: {text[place - 200 : place + 40]}"
+    kernels = [program(programs, 32, family, **given) for given in BARRIERS[family]]
+    cases = [programs.whole(kernel, kernel.m, 40, 1048, splits=3) for kernel in kernels]
+    text = kernels[0].source()
+    own = 0 if family == "tiles" else text.index("DEVICE float bias_at")  # only `tiles` uses the barrier of portable.h
+    offsets = [offset for offset in range(own, len(text)) if text.startswith(barrier, offset)]
+    assert offsets
+    for offset in offsets:
+        broken = text[:offset] + text[offset + len(barrier) :]
+        pairs = list(zip(kernels, cases, strict=True))
+        fails = any(wrong(machine, Edited(kernel, broken), case, seed) for seed in range(250) for kernel, case in pairs)
+        assert fails, f"no fault without: {text[offset - 200 : offset + 40]}"

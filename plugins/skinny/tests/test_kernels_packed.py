@@ -117,17 +117,17 @@ def program(programs: Any, wave: int, **given: Any) -> Any:
     return programs.Program("tiles", wave, dtype="fp4x2", vec=16, scale="block", **{**given, "m": programs.up(given["m"], columns)})
 
 
-def faults(machine: Any, programs: Any, made: Any) -> list[str]:
+def faults(machine: Any, programs: Any, kernel: Any) -> list[str]:
     """List the faults at the edges of M, of a block, of an iteration and of splits."""
-    found = []
-    turn = 2 * made.span  # values of K
+    outcomes = []
+    turn = 2 * kernel.span  # values of K
     for step, k in enumerate((GROUP, turn - GROUP, turn + 3 * GROUP, 3 * turn)):
-        for n in (16, made.per_block + 16) if made.shuffled else (1, made.per_block + 1):
-            for splits in {made.cluster} if made.cluster else {1, 2 + step % 2}:
-                case = narrow(programs, made, made.m - step % 3, n, k, splits=splits, seed=k + n)
-                if case.splits == made.cluster or not made.cluster:  # else K is too short for so many
-                    found.append(machine.fault(made, case, seed=n))
-    return [fault for fault in found if fault]
+        for n in (16, kernel.per_block + 16) if kernel.shuffled else (1, kernel.per_block + 1):
+            for splits in {kernel.cluster} if kernel.cluster else {1, 2 + step % 2}:
+                case = narrow(programs, kernel, kernel.m - step % 3, n, k, splits=splits, seed=k + n)
+                if case.splits == kernel.cluster or not kernel.cluster:  # else K is too short for so many
+                    outcomes.append(machine.fault(kernel, case, seed=n))
+    return [fault for fault in outcomes if fault]
 
 
 @both
@@ -155,7 +155,7 @@ def test_every_code_and_scale(machine: Any, programs: Any, wide: bool) -> None:
 
     Float32 lacks some beyond.
     """
-    made = program(programs, machine.wave, m=8, wide=wide, out="fp32")
+    kernel = program(programs, machine.wave, m=8, wide=wide, out="fp32")
     weight = torch.arange(256, dtype=torch.uint8).repeat(16).view(256, 16)  # all 256 bytes in 16 rows, each row with its scale
     for begin in range(0, 256, 16):
         scales = torch.arange(begin, begin + 16, dtype=torch.uint8)
@@ -165,20 +165,20 @@ def test_every_code_and_scale(machine: Any, programs: Any, wide: bool) -> None:
             x[0, index], packed[0, index // 2] = 1, 2 << 4 * (index % 2)  # 1.0
             one = torch.full((1, 1), 127, dtype=torch.uint8)
             case = Narrow(x if wide else packed, weight, None, GROUP // 2, None if wide else one, w_scale, False)
-            out, wanted = machine.run(made, case), case.reference().float()
+            out, wanted = machine.run(kernel, case), case.reference().float()
             assert torch.equal(out.nan_to_num(7777.0), wanted.nan_to_num(7777.0)), (begin, index)
 
 
 @both
 def test_the_scale_of_x(machine: Any, programs: Any) -> None:
     """x of mxfp4 has separate scales, large ones in two factors included."""
-    made = program(programs, machine.wave, m=16, out="fp32")
-    case = narrow(programs, made, 16, 17, 96, seed=3)
+    kernel = program(programs, machine.wave, m=16, out="fp32")
+    case = narrow(programs, kernel, 16, 17, 96, seed=3)
     for least in (60, 127, 128, 129, 190):
         scaled = attrs.evolve(
             case, x_plain=(case.x_plain.int() - 126 + least).to(torch.uint8), w_plain=(case.w_plain.int() - 64).to(torch.uint8)
         )
-        assert torch.equal(machine.run(made, scaled), scaled.reference().float()), least
+        assert torch.equal(machine.run(kernel, scaled), scaled.reference().float()), least
 
 
 @both
@@ -190,9 +190,9 @@ def test_shuffled_tiles(machine: Any, programs: Any, dtype: str, rows: int, give
     given = {**given, "m": programs.up(given["m"], programs.COLUMNS[machine.wave])}
     dtype = "fp8_e4m3fnuz" if machine.wave == 64 and dtype.startswith("fp8") else dtype
     scale = "none" if dtype == "bf16" else "row"
-    made = programs.Program("tiles", machine.wave, dtype=dtype, scale=scale, vec=8 if dtype == "bf16" else 16, shuffled=rows, **given)
-    for n, k, splits in ((rows, 32, 1), (96, 3 * made.span, 3), (224, made.span + 32, 1)):
-        assert machine.fault(made, programs.whole(made, made.m - 2, n, k, splits, seed=n)) == ""
+    kernel = programs.Program("tiles", machine.wave, dtype=dtype, scale=scale, vec=8 if dtype == "bf16" else 16, shuffled=rows, **given)
+    for n, k, splits in ((rows, 32, 1), (96, 3 * kernel.span, 3), (224, kernel.span + 32, 1)):
+        assert machine.fault(kernel, programs.whole(kernel, kernel.m - 2, n, k, splits, seed=n)) == ""
 
 
 @nvidia
@@ -203,17 +203,17 @@ def test_shuffled_through_a_ring(machine: Any, programs: Any, family: str, dtype
     fp8 = dtype.startswith("fp8")
     for given in ({"stages": 2}, {"stages": 3, "unroll": 2, "warps_n": 2, "warps_k": 2}):
         scale = "block" if fp8 else "none"
-        made = programs.Program(family, 32, m=16, dtype=dtype, scale=scale, vec=16 if fp8 else 8, shuffled=16, **given)
-        for n, k, splits in ((16, 128, 1), (144, 3 * made.span, 2), (made.per_block + 16, made.span + 64, 1)):
-            assert machine.fault(made, programs.whole(made, 13, n, k, splits, seed=n)) == ""
+        kernel = programs.Program(family, 32, m=16, dtype=dtype, scale=scale, vec=16 if fp8 else 8, shuffled=16, **given)
+        for n, k, splits in ((16, 128, 1), (144, 3 * kernel.span, 2), (kernel.per_block + 16, kernel.span + 64, 1)):
+            assert machine.fault(kernel, programs.whole(kernel, 13, n, k, splits, seed=n)) == ""
 
 
 @both
 def test_a_shuffled_weight_is_read_once(machine: Any, programs: Any) -> None:
     """Each byte of a shuffled mxfp4 weight is loaded once, each scale by one lane per step."""
-    made = program(programs, machine.wave, m=8, wide=True, shuffled=16, warps_n=2, warps_k=2)
-    case = narrow(programs, made, 8, 64, 2048, seed=1)
-    machine.run(made, case)
+    kernel = program(programs, machine.wave, m=8, wide=True, shuffled=16, warps_n=2, warps_k=2)
+    case = narrow(programs, kernel, 8, 64, 2048, seed=1)
+    machine.run(kernel, case)
     moved = machine.driver.moved()
     assert moved["weight"][0] == 64 * 1024
     assert moved["w_scale"][0] == 64 * 64

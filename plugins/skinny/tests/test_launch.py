@@ -214,10 +214,10 @@ def test_infinities_and_nans_match_torch(skinny: Any, over: ModuleType, kernel: 
     shape = Shape("a16w16", 4, 21, k, epilogue="bias")
     x, weight, bias = (operand.abs() + 0.5 for operand in over.case(shape).plain)
     x[1, 3], x[2, k - 1], weight[5, 1], weight[20, k - 2], bias[7] = torch.inf, torch.nan, -torch.inf, torch.nan, torch.inf
-    found = over.bound(skinny, kernel.name, shape, splits).call(x, weight, bias).float()
+    out = over.bound(skinny, kernel.name, shape, splits).call(x, weight, bias).float()
     wanted = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
     for kind in (torch.isnan, torch.isposinf, torch.isneginf):
-        assert torch.equal(kind(found), kind(wanted))
+        assert torch.equal(kind(out), kind(wanted))
 
 
 @both
@@ -231,11 +231,11 @@ def test_subnormals(skinny: Any, over: ModuleType, kernel: KernelConfig, dtype: 
     x, weight = torch.zeros(2, 32, dtype=kind), torch.zeros(16, 32, dtype=kind)
     x[0, :4], x[1, :4], weight[:, :4] = tiny / 8, 0.5, torch.tensor([1, 2, 0.5, 4.0], dtype=kind)
     weight[3, :4] = tiny / 4
-    found = over.bound(skinny, kernel.name, shape).call(x, weight)
+    out = over.bound(skinny, kernel.name, shape).call(x, weight)
     wanted = torch.nn.functional.linear(x.double(), weight.double()).to(kind)
-    assert torch.equal(found, wanted)
-    assert 0 < float(found[0, 0]) < tiny
-    assert 0 < float(found[1, 3]) < tiny
+    assert torch.equal(out, wanted)
+    assert 0 < float(out[0, 0]) < tiny
+    assert 0 < float(out[1, 3]) < tiny
 
 
 @both
@@ -246,9 +246,9 @@ def test_large_sums_overflow_once(skinny: Any, over: ModuleType) -> None:
     weight[0, 1::2] = -1
     weight[0, 0] = 2
     for kernel in (Rows(1, 1, 1, 1), Tiles(1, 1, 1, 1)):
-        found = over.bound(skinny, kernel.name, shape).call(x, weight)
-        assert float(found[0, 0]) == 60000
-        assert found[0, 1:].isposinf().all()
+        out = over.bound(skinny, kernel.name, shape).call(x, weight)
+        assert float(out[0, 0]) == 60000
+        assert out[0, 1:].isposinf().all()
 
 
 @both

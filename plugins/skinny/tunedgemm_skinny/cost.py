@@ -149,7 +149,7 @@ def _resident(kernel: KernelConfig, splits: int, shape: Shape, gfx: str) -> int:
 
 def _work(kernel: KernelConfig, shape: Shape, gfx: str) -> float:
     """Return the slowdown by products and by reads of x, which every warp repeats."""
-    m, each, rows = shape.m, kernel.each, x_pieces(shape) * compiled_rows(kernel, shape.m, gfx)
+    m, each, rows = shape.m, kernel.rows_per_warp, x_pieces(shape) * compiled_rows(kernel, shape.m, gfx)
     reading = 1 + (0.01 * rows / each + 0.03 * rows / kernel.per_block if kernel.x_shared else 0.03 * rows / each)
     if isinstance(kernel, Rows):
         # int8 has dot products of four. Others take an instruction per product and per conversion;

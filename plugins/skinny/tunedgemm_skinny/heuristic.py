@@ -26,9 +26,9 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     AMD: the shapes for which AITER takes its skinny kernels.
 
     Hopper: the classes where the first solution beat F.linear in nine shapes of ten. Its cost came
-        from a fit to all other shapes. Measured in bf16 on one H200, 22 November 2026: 24 weights,
-        M of 1, 2, 4, 8, 16, 32, 64. Where the first solution was not timed, the next timed one
-        stands for it.
+    from a fit to all other shapes. Measured in bf16 on one H200, 22 November 2026: 24 weights,
+    M of 1, 2, 4, 8, 16, 32, 64. Where the first solution was not timed, the next timed one
+    stands for it.
 
     | weights | M | wins | median, least speedup |
     |---|---|---|---|
@@ -46,8 +46,8 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
     little.
 
     All NVIDIA devices: weights of mxfp4 and shuffled weights. In each call torch widens the first
-        and reorders the second, with several passes over the weight (mxfp4 on one H200: the first
-        solution is 77 to 131 times as fast).
+    and reorders the second, with several passes over the weight (mxfp4 on one H200: the first
+    solution is 77 to 131 times as fast).
     """
     if device.gfx in _GFX:
         answers = shape.op == "a16w16" and shape.layout == "row" and shape.k % _EIGHT == 0 and _in_aiter_class(shape, device)

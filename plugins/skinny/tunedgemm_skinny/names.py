@@ -55,14 +55,14 @@ class _Block:
         return int(self.warps_n * self.warps_k)
 
     @property
-    def each(self: Any) -> int:
+    def rows_per_warp(self: Any) -> int:
         """Return the weight rows of a warp, or of a group of four in `Wgmma`."""
         return int(self.unit * self.n_each)
 
     @property
     def per_block(self: Any) -> int:
         """Return the weight rows of a block."""
-        return int(self.each * self.warps_n)
+        return int(self.rows_per_warp * self.warps_n)
 
     @property
     def name(self: Any) -> str:

@@ -125,8 +125,8 @@ def registers(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
     """
     architecture, rows, mine = ARCHITECTURES[gfx], compiled_rows(kernel, shape.m, gfx), held(kernel, gfx)
     if isinstance(kernel, Wgmma):
-        made = rows // 2 if shape.dtype.startswith("fp8") else 0
-        return kernel.n_each * (rows // 2 + made + 8) + (rows // 2 if shape.scale == "block" else 0) + 48
+        own_sums = rows // 2 if shape.dtype.startswith("fp8") else 0
+        return kernel.n_each * (rows // 2 + own_sums + 8) + (rows // 2 if shape.scale == "block" else 0) + 48
     parts = piece_of(weight_of(shape)) // vec_of(shape)  # loads per piece
     if kernel.stages:
         loads = 4 * mine * min(kernel.unroll, 4) + (parts - 1) * mine * kernel.unroll

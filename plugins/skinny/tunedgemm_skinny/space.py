@@ -114,7 +114,9 @@ def is_useful(kernel: KernelConfig, splits: int, shape: Shape, device: Device) -
     architecture, span = ARCHITECTURES[device.gfx], span_of(kernel, shape, device.gfx)
     share = per_split(kernel, splits, shape, device.gfx)
     all_work = (
-        (kernel.warps_k - 1) * span < share and (kernel.warps_n - 1) * kernel.each < shape.n and (kernel.unroll == 1 or span <= share)
+        (kernel.warps_k - 1) * span < share
+        and (kernel.warps_n - 1) * kernel.rows_per_warp < shape.n
+        and (kernel.unroll == 1 or span <= share)
     )
     most = min(architecture.registers, architecture.register_file // threads_of(kernel, device.gfx))
     return all_work and registers(kernel, shape, device.gfx) <= most
