@@ -28,7 +28,7 @@ import tunedgemm_ck
 from tunedgemm_ck import tile, xdl
 from tunedgemm_ck.family import Instance
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.stages import parts
+from tunedgemm_ck.stages import split_stages as parts
 
 SOURCES = Path(tunedgemm_ck.__file__).parent / "sources"
 FNUZ, OCP, SHUFFLED = "fp8_e4m3fnuz", "fp8_e4m3fn", "aiter16x16"

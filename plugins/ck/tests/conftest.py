@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape
-from tunedgemm_ck import Templates, toolchain
+from tunedgemm_ck import TemplateBackend, toolchain
 from tunedgemm_ck.build import Target
 from tunedgemm_ck.problem import problem_of
 
@@ -117,12 +117,12 @@ def stand_in() -> ModuleType:
 
 
 @pytest.fixture
-def backend(stand_in: ModuleType) -> Templates:
+def backend(stand_in: ModuleType) -> TemplateBackend:
     """A backend of stand-ins for NVIDIA, for which the CPU stands."""
-    return Templates(stand_in.family("standin", "nvidia"), toolchain.cuda, H200)
+    return TemplateBackend(stand_in.family("standin", "nvidia"), toolchain.cuda, H200)
 
 
 @pytest.fixture
-def target(backend: Templates, stand_in: ModuleType) -> Target:
+def target(backend: TemplateBackend, stand_in: ModuleType) -> Target:
     """One instance for a small product."""
     return Target(backend.family, stand_in.StandIn(64), problem_of(SHAPE, "sm_90"), toolchain.cuda)

@@ -11,15 +11,15 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, op_named
 from tunedgemm_ck.problem import problem_of
-from tunedgemm_ck.stages import parts
+from tunedgemm_ck.stages import split_stages
 from tunedgemm_ck.tile import FAMILY as tile_family
-from tunedgemm_ck.tile import instance as tile
-from tunedgemm_ck.tile.limits import instances as tile_instances
+from tunedgemm_ck.tile import names as tile
+from tunedgemm_ck.tile.space import listed_instances as tile_instances
 from tunedgemm_ck.xdl import FAMILY as xdl_family
-from tunedgemm_ck.xdl import instance as xdl
+from tunedgemm_ck.xdl import names as xdl
 from tunedgemm_ck.xdl.limits import MOST_ELEMENTS
-from tunedgemm_ck.xdl.limits import instances as xdl_instances
-from tunedgemm_ck.xdl.moe import parse_moe
+from tunedgemm_ck.xdl.moe.names import parse_moe
+from tunedgemm_ck.xdl.space import listed_instances as xdl_instances
 
 CONFIGS = Path(__file__).parents[4] / "shared" / "aiter" / "configs"
 
@@ -121,9 +121,9 @@ def test_rows_whose_stages_are_both_ck_s_resolve_and_are_offered() -> None:
             pair = xdl_family.parse(name, "fmoe")
             assert pair.name == name
             assert xdl_family.unfit(pair, int(row["ksplit"]), shape, device) == ""
-            assert (pair, 0) in xdl_family.space(shape, device, True)
-            rows, offered = rows + 1, offered + ((pair, 0) in xdl_family.space(shape, device, False))
-            sources |= {part: xdl_family.render(*part) for part in parts(pair, problem_of(shape, device.gfx))}
+            assert (pair, 0) in xdl_family.enumerate_instances(shape, device, True)
+            rows, offered = rows + 1, offered + ((pair, 0) in xdl_family.enumerate_instances(shape, device, False))
+            sources |= {part: xdl_family.render(*part) for part in split_stages(pair, problem_of(shape, device.gfx))}
     assert rows > 700
     assert offered / rows > 0.9
     assert len(set(sources.values())) == len(sources) > 30

@@ -14,24 +14,24 @@ import attrs
 import pytest
 from tunedgemm.plugin import LaunchError, PluginError, artifact
 from tunedgemm_ck import toolchain
-from tunedgemm_ck.build import MissingError, Object, built, found
-from tunedgemm_ck.native import loaded
+from tunedgemm_ck.build import CompiledObject, MissingError, build_object, find_object
+from tunedgemm_ck.native import load_object
 
 #: One bf16 product of 1 x 1 x 1 is all that a loaded object is asked for here.
 SIZES = (1, 1, 1, 1, 1)
 
 
-def works(made: Object) -> bool:
+def works(made: CompiledObject) -> bool:
     """Whether the bytes are an object that can be loaded."""
-    return loaded(made.code).workspace_bytes(SIZES) == 0
+    return load_object(made.code).workspace_bytes(SIZES) == 0
 
 
 def test_an_instance_is_compiled_once(fakes, target):
     """The second time it comes from the cache, in another process, too."""
-    made = built(target)
+    made = build_object(target)
     assert works(made)
     assert made.toolchain == "CUTLASS 4.2.0, nvcc 13.0.88"
-    assert built(target).code == found(target).code == made.code
+    assert build_object(target).code == find_object(target).code == made.code
     assert len(fakes.compilations) == 1
 
 
@@ -39,7 +39,7 @@ def test_the_source_tells_its_problem_and_is_one_text(target):
     """The first line is JSON; call.h is in it."""
     first, _, rest = target.source.partition("\n")
     told = json.loads(first.removeprefix("// tunedgemm "))
-    assert told == {"instance": "tile64", **target.problem.told()}
+    assert told == {"instance": "tile64", **target.problem.fields()}
     assert "struct TunedGemmCall" in rest
     assert '#include "call.h"' not in rest
 
@@ -54,7 +54,7 @@ def test_a_source_without_the_call_is_refused(target):
 @pytest.mark.parametrize("change", ["instance", "problem", "source", "flags", "compiler", "headers"])
 def test_whatever_matters_makes_another_object(fakes, target, stand_in, monkeypatch, change):
     """Nothing that a compilation depends on is forgotten in its key."""
-    built(target)
+    build_object(target)
     family, other = target.family, target
     if change == "instance":
         other = attrs.evolve(target, instance=stand_in.StandIn(128))
@@ -69,9 +69,9 @@ def test_whatever_matters_makes_another_object(fakes, target, stand_in, monkeypa
         fakes.install("nvcc")
     else:
         fakes.headers("cutlass", (4, 3, 0))
-    built(other)
+    build_object(other)
     assert len(fakes.compilations) == 2
-    built(other)
+    build_object(other)
     assert len(fakes.compilations) == 2
 
 
@@ -80,36 +80,36 @@ def test_what_is_missing_is_not_compiled(fakes, target):
     with pytest.raises(
         MissingError, match=r"is not built: run `tunedgemm ck prebuild TABLE`, or allow it here with TUNEDGEMM_CK_COMPILE=1"
     ):
-        found(target)
+        find_object(target)
     assert fakes.compilations == []
 
 
 def test_a_machine_without_a_compiler_finds_what_another_has_built(fakes, target, monkeypatch, tmp_path):
     """The cache is copied, and neither nvcc nor headers are there."""
-    made = built(target)
+    made = build_object(target)
     shutil.copytree(os.environ["TUNEDGEMM_CACHE"], tmp_path / "copy")
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "copy"))
     monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
-    assert found(target).code == made.code
+    assert find_object(target).code == made.code
     with pytest.raises(PluginError, match="no nvcc"):
-        built(target)
+        build_object(target)
 
 
 def test_without_compiler_and_cache_the_error_says_both(fakes, target, monkeypatch, tmp_path):
     """What is not built, and why it cannot be."""
     monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
     with pytest.raises(MissingError, match=r"standin tile64 for a16w16 bf16->bf16 on sm_90 is not built: no nvcc is there"):
-        found(target)
+        find_object(target)
 
 
 def test_after_an_upgrade_the_old_object_serves_until_there_is_a_new_one(fakes, target, monkeypatch):
     """A serving process goes on with what was built before; the tuner builds anew."""
-    old = built(target)
+    old = build_object(target)
     monkeypatch.setenv("FAKE_CK_VERSION", "13.1.5")
     fakes.install("nvcc")
-    assert found(target).toolchain == old.toolchain
-    assert built(target).toolchain == "CUTLASS 4.2.0, nvcc 13.1.5"
-    assert found(target).toolchain == "CUTLASS 4.2.0, nvcc 13.1.5"
+    assert find_object(target).toolchain == old.toolchain
+    assert build_object(target).toolchain == "CUTLASS 4.2.0, nvcc 13.1.5"
+    assert find_object(target).toolchain == "CUTLASS 4.2.0, nvcc 13.1.5"
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def test_a_compiler_that_fails_is_told_and_tried_again(fakes, target, monkeypatc
     """The error has what the compiler said and no path of a folder that is gone; the next try begins anew."""
     monkeypatch.setenv("FAKE_CK_DOES", does)
     with pytest.raises(LaunchError, match=says):
-        built(target)
+        build_object(target)
     monkeypatch.delenv("FAKE_CK_DOES")
-    assert works(built(target))
+    assert works(build_object(target))
     assert not any(Path(each["folder"]).exists() for each in fakes.compilations), "temporary folders are gone"
 
 
@@ -136,24 +136,24 @@ def test_a_cache_that_cannot_be_written_is_an_error(fakes, target, monkeypatch, 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(PluginError, match=r"the artifact cache cannot be written \(.*Not a directory.*\); set TUNEDGEMM_CACHE"):
-        built(target)
+        build_object(target)
 
 
 def test_a_damaged_object_is_compiled_again(fakes, target, cache):
     """A torn file counts as absent."""
-    built(target)
+    build_object(target)
     for file in cache.rglob("*"):
         if file.is_file() and file.stat().st_size > 1000:
             file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(MissingError):
-        found(target)
-    assert works(built(target))
+        find_object(target)
+    assert works(build_object(target))
 
 
 def test_fresh_compiles_again(fakes, target):
     """As after headers were changed in place."""
-    built(target)
-    built(target, fresh=True)
+    build_object(target)
+    build_object(target, fresh=True)
     assert len(fakes.compilations) == 2
 
 
@@ -163,10 +163,10 @@ import sys
 sys.path[:0] = [sys.argv[1]]
 import stand_in
 from tunedgemm_ck import toolchain
-from tunedgemm_ck.build import Target, built, found
+from tunedgemm_ck.build import Target, build_object, find_object
 from tunedgemm_ck.problem import Problem
 target = Target(stand_in.family("standin", "nvidia"), stand_in.StandIn(64), Problem("a16w16", "sm_90", "bf16", "bf16"), toolchain.cuda)
-print(len({"built": built, "found": found}[sys.argv[2]](target).code))
+print(len({"built": build_object, "found": find_object}[sys.argv[2]](target).code))
 """
 
 
@@ -195,7 +195,7 @@ def test_two_processes_compile_one_instance_once(fakes, target, monkeypatch, tmp
     told = [child.communicate(timeout=120) for child in children]
     assert [child.returncode for child in children] == [0, 0], told
     assert len(fakes.compilations) == 1
-    assert works(found(target))
+    assert works(find_object(target))
 
 
 def test_a_process_killed_while_it_compiles_leaves_no_lock(fakes, target, monkeypatch, tmp_path):
@@ -207,19 +207,19 @@ def test_a_process_killed_while_it_compiles_leaves_no_lock(fakes, target, monkey
     child.kill()
     child.communicate(timeout=120)
     (tmp_path / "go").touch()
-    assert works(built(target))
+    assert works(build_object(target))
 
 
 def test_an_object_is_packed_and_unpacked(target):
     """What is stored is what was made, whatever bytes it has."""
-    made = Object(b"\x7fELF\n\n{}", "x", 1.26)
-    back = Object.unpacked(made.packed())
+    made = CompiledObject(b"\x7fELF\n\n{}", "x", 1.26)
+    back = CompiledObject.unpack(made.pack())
     assert (back.code, back.toolchain, back.seconds) == (made.code, "x", 1.3)
 
 
 def test_the_key_needs_no_compiler(fakes, target):
     """A process that only looks finds the object with the environment of a container that has no toolkit."""
-    size = len(built(target).code)
+    size = len(build_object(target).code)
     child = elsewhere("found", CUDACXX="/nowhere", CUTLASS_INCLUDE="/nowhere", PATH="/nowhere")
     out, error = child.communicate(timeout=120)
     assert out.strip() == str(size), error
@@ -227,7 +227,7 @@ def test_the_key_needs_no_compiler(fakes, target):
 
 def test_artifacts_of_a_build_are_those_of_the_core(fakes, target, cache):
     """Objects lie in the one artifact cache, which TUNEDGEMM_CACHE moves; beside them only locks."""
-    built(target)
+    build_object(target)
     names = {file.parent.name for file in cache.rglob("*") if file.is_file()}
     assert all(len(name) == 2 for name in names - {"locks"})
     assert artifact.__module__ == "tunedgemm.artifact"
@@ -242,6 +242,6 @@ def test_the_finder_is_asked_for_the_problem(target):
         raise PluginError("none")
 
     with pytest.raises(PluginError, match="none"):
-        built(attrs.evolve(target, finder=finder))
+        build_object(attrs.evolve(target, finder=finder))
     assert asked == [target.problem]
     assert toolchain.cuda is not finder

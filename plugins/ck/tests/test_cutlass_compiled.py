@@ -12,8 +12,8 @@ from tunedgemm.plugin import PluginError
 from tunedgemm_ck import toolchain
 from tunedgemm_ck.build import Target
 from tunedgemm_ck.cutlass import FAMILY
-from tunedgemm_ck.cutlass.instance import CutlassInstance, parse
-from tunedgemm_ck.native import loaded
+from tunedgemm_ck.cutlass.names import CutlassInstance, parse
+from tunedgemm_ck.native import load_object
 from tunedgemm_ck.problem import Problem
 
 SCALED = Problem("a8w8", "sm_90", "fp8_e4m3fn", "fp16", "fp32", "row")
@@ -246,4 +246,4 @@ def test_sources_compile_without_spills(name: str, problem: Problem, tmp_path: P
     kinds = dict(line.split()[:0:-1] for line in symbols.splitlines())
     assert {name for name, kind in kinds.items() if kind == "T"} == {"tunedgemm_launch", "tunedgemm_workspace"}
     assert "u" not in kinds.values(), "one for all objects of a process"
-    assert loaded(made.read_bytes()).library, "it loads on a machine without a driver"
+    assert load_object(made.read_bytes()).library, "it loads on a machine without a driver"

@@ -10,8 +10,8 @@ import sys
 import pytest
 from tunedgemm_ck import toolchain
 from tunedgemm_ck.cutlass import FAMILY
-from tunedgemm_ck.cutlass.instance import CutlassInstance, parse
-from tunedgemm_ck.cutlass.spaces import instances
+from tunedgemm_ck.cutlass.names import CutlassInstance, parse
+from tunedgemm_ck.cutlass.space import listed_instances
 from tunedgemm_ck.cutlass.template import render
 from tunedgemm_ck.problem import Problem
 
@@ -26,7 +26,7 @@ WIDE = CutlassInstance(128, 256, 64, (2, 1))
 def test_sources_are_the_same_in_another_process() -> None:
     """The text is the key of what is compiled."""
     code = (
-        "from tunedgemm_ck.cutlass.instance import parse; from tunedgemm_ck.cutlass.template import render; "
+        "from tunedgemm_ck.cutlass.names import parse; from tunedgemm_ck.cutlass.template import render; "
         "from tunedgemm_ck.problem import Problem; "
         f"print(render(parse({WIDE.name!r}, 'a16w16'), Problem('a16w16', 'sm_90', 'bf16', 'bf16')), end='')"
     )
@@ -36,7 +36,9 @@ def test_sources_are_the_same_in_another_process() -> None:
 
 
 @pytest.mark.parametrize(
-    "instance", [*instances("sm_90", "bf16", False, False), *instances("sm_80", "bf16", False, False)], ids=lambda each: each.name
+    "instance",
+    [*listed_instances("sm_90", "bf16", False, False), *listed_instances("sm_80", "bf16", False, False)],
+    ids=lambda each: each.name,
 )
 def test_sources_are_whole(instance: CutlassInstance) -> None:
     """Only call.h and headers of CUTLASS and of C++ are included, and both functions are there."""
@@ -54,8 +56,8 @@ def test_each_instance_and_problem_has_a_source_of_its_own() -> None:
     """No two share what is compiled."""
     problems = [PLAIN, Problem("a16w16", "sm_90", "fp16", "bf16"), Problem("a16w16", "sm_90", "bf16", "fp32"), SCALED, BLOCKS]
     problems += [Problem("a16w16", "sm_90", "bf16", "bf16", "fp32"), Problem("batched_bf16", "sm_90", "bf16", "bf16")]
-    texts = {render(instance, problem) for instance in instances("sm_90", "bf16", False, True) for problem in problems}
-    assert len(texts) == len(instances("sm_90", "bf16", False, True)) * len(problems)
+    texts = {render(instance, problem) for instance in listed_instances("sm_90", "bf16", False, True) for problem in problems}
+    assert len(texts) == len(listed_instances("sm_90", "bf16", False, True)) * len(problems)
 
 
 def test_sources_say_the_problem_and_the_instance() -> None:
@@ -84,6 +86,6 @@ def test_tiles_of_further_columns_are_compiled_with_their_instructions(columns: 
 
 def test_fast_accumulation_is_that_of_fast_instances() -> None:
     """Sums of the others stay as exact as torch's."""
-    every = instances("sm_90", "fp8_e4m3fn", False, True, True)
+    every = listed_instances("sm_90", "fp8_e4m3fn", False, True, True)
     assert all(("FP8FastAccum;" in render(instance, SCALED)) == instance.fast for instance in every)
     assert {instance.schedule for instance in every if instance.fast} == {"cooperative", "pingpong", "plain"}

@@ -18,7 +18,7 @@ from tunedgemm.plugin import (
     op_named,
     plain_weight,
 )
-from tunedgemm_ck import Templates, launch, native, toolchain
+from tunedgemm_ck import TemplateBackend, launch, native, toolchain
 
 CPU = device_of(-1)
 SHAPES = [
@@ -183,21 +183,21 @@ def test_a_status_is_an_error(fakes, allowed, backend, monkeypatch):
     shape = SHAPES[0]
     operands = op_named(shape.op).make_inputs(shape, torch.device("cpu"), 0)
     for status, says in ((700, "standin tile64: CUDA error 700"), (native.UNSUPPORTED, "standin tile64: it refuses the sizes")):
-        monkeypatch.setattr(native.Loaded, "launcher", lambda self, sizes, pointers, status=status: lambda *addresses: status)
+        monkeypatch.setattr(native.LoadedObject, "launcher", lambda self, sizes, pointers, status=status: lambda *addresses: status)
         with pytest.raises(LaunchError, match=says):
             backend.bind(ONE, shape, CPU).call(*operands)
 
 
 def test_sizes_that_the_instance_refuses_do_not_bind(fakes, allowed, backend, monkeypatch):
     """Its workspace function says so before anything is launched."""
-    monkeypatch.setattr(native.Loaded, "workspace_bytes", lambda self, sizes, pointers: -1)
+    monkeypatch.setattr(native.LoadedObject, "workspace_bytes", lambda self, sizes, pointers: -1)
     assert "standin tile64 refuses a16w16 M=5" in str(backend.bind(ONE, SHAPES[0], CPU))
 
 
 def test_a_device_that_cannot_be_asked_is_an_error(fakes, allowed, backend, monkeypatch):
     """Not a refusal of the sizes: 35 is the error of a driver older than CUDA's runtime in the object."""
-    monkeypatch.setattr(native.Loaded, "workspace_bytes", lambda self, sizes, pointers: -1)
-    monkeypatch.setattr(native.Loaded, "runtime_error", lambda self, count, pointers: 35)
+    monkeypatch.setattr(native.LoadedObject, "workspace_bytes", lambda self, sizes, pointers: -1)
+    monkeypatch.setattr(native.LoadedObject, "runtime_error", lambda self, count, pointers: 35)
     with pytest.raises(LaunchError, match="standin tile64: CUDA error 35"):
         backend.bind(ONE, SHAPES[0], CPU)
 
@@ -208,7 +208,7 @@ def test_other_devices_and_ops_are_refused(backend, stand_in):
     assert backend.supports(SHAPES[0], h200)
     assert str(backend.supports(SHAPES[0], mi300)) == "standin is for NVIDIA GPUs, not for gfx942"
     assert (
-        str(Templates(stand_in.family("standin", "amd"), toolchain.hip).supports(SHAPES[0], h200))
+        str(TemplateBackend(stand_in.family("standin", "amd"), toolchain.hip).supports(SHAPES[0], h200))
         == "standin is for AMD GPUs, not for sm_90"
     )
     assert "op a4w4_blockscale is not covered; covered: a16w16" in str(

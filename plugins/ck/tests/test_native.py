@@ -11,8 +11,8 @@ import pytest
 import torch
 from tunedgemm.plugin import LaunchError
 from tunedgemm_ck import native
-from tunedgemm_ck.build import built
-from tunedgemm_ck.native import MOE_POINTERS, POINTERS, loaded
+from tunedgemm_ck.build import build_object
+from tunedgemm_ck.native import MOE_POINTERS, POINTERS, load_object
 
 WAYS = {"extension": native._by_extension, "ctypes": native._by_ctypes}
 #: Writes down what it was told, a struct of WORDS words, and answers with the last of them.
@@ -42,7 +42,7 @@ def spying(words, folder):
     (folder / "spy.c").write_text(SPY)
     made = folder / f"spy{words}.so"
     subprocess.run(["cc", "-shared", "-fPIC", f"-DWORDS={words}", "-o", str(made), str(folder / "spy.c")], check=True)
-    return loaded(made.read_bytes())
+    return load_object(made.read_bytes())
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_an_error_of_the_runtime_is_told_from_a_refusal(fakes, tmp_path, status,
         f"int tunedgemm_launch(void *c, void *s) {{ return {status}; }}\nlong tunedgemm_workspace(void *c) {{ return -1; }}"
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / "x.so"), str(tmp_path / "x.c")], check=True)
-    assert loaded((tmp_path / "x.so").read_bytes()).runtime_error(5) == error
+    assert load_object((tmp_path / "x.so").read_bytes()).runtime_error(5) == error
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -119,13 +119,13 @@ def test_a_call_with_other_arguments_is_an_error(spy, way, wrong):
 
 def test_an_object_is_loaded_once(fakes, target):
     """By its bytes, whatever the file."""
-    code = built(target).code
-    assert loaded(code) is loaded(bytes(bytearray(code)))
+    code = build_object(target).code
+    assert load_object(code) is load_object(bytes(bytearray(code)))
 
 
 def test_objects_beside_each_other_stay_apart(fakes, target, spy):
     """Equal names in several objects, of functions and variables, are several things."""
-    first = loaded(built(target).code)
+    first = load_object(build_object(target).code)
     assert first.workspace_bytes((1, 1, 1, 1, 2)) == 128
     assert spy.workspace_bytes((1, 1, 1, 1, 2)) == 3
 
@@ -135,28 +135,28 @@ def test_bytes_that_are_no_object_are_an_error(code):
     """Also at the second try."""
     for _ in range(2):
         with pytest.raises(LaunchError, match="the compiled object cannot be loaded"):
-            loaded(code)
+            load_object(code)
 
 
 def test_an_object_without_the_functions_is_an_error(fakes, tmp_path):
     """One that another program made."""
     subprocess.run(["cc", "-shared", "-o", str(tmp_path / "x.so"), "-x", "c", "-"], input=b"int x;", check=True)
     with pytest.raises(LaunchError, match="tunedgemm_launch"):
-        loaded((tmp_path / "x.so").read_bytes())
+        load_object((tmp_path / "x.so").read_bytes())
 
 
 def test_an_object_that_was_refused_is_not_taken_for_the_next(fakes, tmp_path, target):
     """What is loaded stays so, and the next object must not get its place."""
     subprocess.run(["cc", "-shared", "-o", str(tmp_path / "y.so"), "-x", "c", "-"], input=b"int y;", check=True)
     with pytest.raises(LaunchError, match="none of this plugin"):
-        loaded((tmp_path / "y.so").read_bytes())
-    assert loaded(built(target).code).workspace_bytes((1, 1, 1, 1, 1)) == 0
+        load_object((tmp_path / "y.so").read_bytes())
+    assert load_object(build_object(target).code).workspace_bytes((1, 1, 1, 1, 1)) == 0
 
 
 def test_threads_load_one_object(fakes, target):
     """Once, also where they come at a time."""
-    code, found = built(target).code, []
-    threads = [threading.Thread(target=lambda: found.append(loaded(code))) for _ in range(8)]
+    code, found = build_object(target).code, []
+    threads = [threading.Thread(target=lambda: found.append(load_object(code))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -168,7 +168,7 @@ def test_without_the_extension_ctypes_launches(fakes, target, monkeypatch):
     """A plugin installed without a C compiler."""
     monkeypatch.setattr(native, "_shim", None)
     x, out = torch.ones(1, 4, dtype=torch.float32).bfloat16(), torch.empty(1, 1, dtype=torch.bfloat16)
-    launch = loaded(built(target).code).launcher((1, 1, 4, 1, 1))
+    launch = load_object(build_object(target).code).launcher((1, 1, 4, 1, 1))
     assert launch(0, x.data_ptr(), x.data_ptr(), 0, 0, 0, out.data_ptr(), 0) == 0
     assert out.item() == 4
 

@@ -57,10 +57,10 @@ def test_without_headers_the_error_says_what_to_install(fakes, monkeypatch, tmp_
 def test_an_old_nvcc_is_refused(fakes, monkeypatch):
     """CUDA 11 knows no sm_90a."""
     monkeypatch.setenv("FAKE_CK_VERSION", "11.8.89")
-    toolchain._told.cache_clear()
+    toolchain._version_of.cache_clear()
     with pytest.raises(PluginError, match=r"is of CUDA 11\.8\.89; sm_90a needs 12\.0"):
         toolchain.cuda(BF16)
-    toolchain._told.cache_clear()
+    toolchain._version_of.cache_clear()
 
 
 @pytest.mark.parametrize("program", ["true", "false"])

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from tunedgemm.plugin import Device, op_named
 from tunedgemm_ck.problem import Problem, problem_of
-from tunedgemm_ck.stages import parts
+from tunedgemm_ck.stages import split_stages
 from tunedgemm_ck.tile import template as tile_template
-from tunedgemm_ck.tile.limits import instances as tile_instances
+from tunedgemm_ck.tile.space import listed_instances as tile_instances
 from tunedgemm_ck.xdl import FAMILY
 from tunedgemm_ck.xdl import template as xdl_template
-from tunedgemm_ck.xdl.instance import FORMS
 from tunedgemm_ck.xdl.limits import ACCEPTS
-from tunedgemm_ck.xdl.limits import instances as xdl_instances
+from tunedgemm_ck.xdl.names import FORMS
+from tunedgemm_ck.xdl.space import listed_instances as xdl_instances
 
 #: Folders of headers that the tests were started with, joined by colons.
 HEADERS = [folder for name in ("CK_INCLUDE", "HIP_INCLUDE") for folder in os.environ.get(name, "").split(":") if folder]
@@ -70,8 +70,8 @@ def test_both_stages_of_fmoe_compile_for_gfx942(kind: str, q_dtype: str, tmp_pat
     sizes = {"token": "16", "model_dim": "7168", "inter_dim": "256", "expert": "256", "topk": "8"}
     words = {"q_type": kind, "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "act_type": "Silu", "use_g1u1": "1"}
     shape = op_named("fmoe").columns.parse(sizes | words)
-    pair, _ = next(iter(FAMILY.space(shape, Device("gfx942", 304), False)))
-    for instance, problem in parts(pair, problem_of(shape, "gfx942")):
+    pair, _ = next(iter(FAMILY.enumerate_instances(shape, Device("gfx942", 304), False)))
+    for instance, problem in split_stages(pair, problem_of(shape, "gfx942")):
         assembly = compile_for("gfx942", FAMILY.render(instance, problem), FAMILY.flags(instance, problem), headers, tmp_path)
         assert assembly.count("v_mfma_") > 0
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from tunedgemm.plugin import Device, Shape, op_named
-from tunedgemm_ck.native import MOE_POINTERS, Loaded, loaded
+from tunedgemm_ck.names import Stages
+from tunedgemm_ck.native import MOE_POINTERS, LoadedObject, load_object
 from tunedgemm_ck.problem import problem_of
-from tunedgemm_ck.stages import Stages, parts, sizes_of
+from tunedgemm_ck.stages import sizes_of, split_stages
 from tunedgemm_ck.xdl import FAMILY
 
 EMULATED = Path(__file__).with_name("emulated")
@@ -38,18 +39,18 @@ def emulated(source: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedObject]:
     """Compiles a stage's source for the CPU."""
     if not shutil.which("c++"):
         pytest.skip("c++ is not here")
     folder = tmp_path_factory.mktemp("stages")
 
     @functools.cache
-    def made(source: str) -> Loaded:
+    def made(source: str) -> LoadedObject:
         (folder / "one.cpp").write_text(emulated(source))
         command = ["c++", "-O1", "-w", "-std=c++20", "-shared", "-fPIC", str(folder / "one.cpp"), "-o", str(folder / "one.so")]
         subprocess.run(command, check=True)
-        return loaded((folder / "one.so").read_bytes())
+        return load_object((folder / "one.so").read_bytes())
 
     return made
 
@@ -75,7 +76,7 @@ def shape_of(sizes: tuple[int, int, int, int, int], kind: str, q_dtype: str, act
     ],
 )
 def test_both_stages_compute_what_the_reference_does(
-    stage: Callable[[str], Loaded],
+    stage: Callable[[str], LoadedObject],
     sizes: tuple[int, int, int, int, int],
     kind: str,
     q_dtype: str,
@@ -91,9 +92,9 @@ def test_both_stages_compute_what_the_reference_does(
     elif routing == "outside":
         ids = torch.where(torch.arange(ids.numel()).reshape(ids.shape) % 3 == 1, torch.tensor(-1, dtype=torch.int32), ids)
     operands = (hidden, w1, w2, weight, ids, *scales)
-    pair = next(iter(FAMILY.space(shape, MI300X, False)))[0]
+    pair = next(iter(FAMILY.enumerate_instances(shape, MI300X, False)))[0]
     assert isinstance(pair, Stages)
-    made = [stage(FAMILY.render(*part)) for part in parts(pair, problem_of(shape, "gfx942"))]
+    made = [stage(FAMILY.render(*part)) for part in split_stages(pair, problem_of(shape, "gfx942"))]
     counts = sizes_of(shape, 0)
     nbytes = max(one.workspace_bytes(counts, MOE_POINTERS) for one in made)
     out = torch.full((shape.m, shape.n), float("nan"), dtype=op.reference(shape, operands).to(hidden.dtype).dtype)

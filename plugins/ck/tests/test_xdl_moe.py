@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, op_named
+from tunedgemm_ck.names import Stages
 from tunedgemm_ck.problem import problem_of
-from tunedgemm_ck.stages import Stages, parts
+from tunedgemm_ck.stages import split_stages
 from tunedgemm_ck.xdl import FAMILY
-from tunedgemm_ck.xdl.moe import parse_moe
-from tunedgemm_ck.xdl.moe_cut import lds, unmade
-from tunedgemm_ck.xdl.moe_limits import instance_of, listed
-from tunedgemm_ck.xdl.moe_listed import DEFAULTS, TILES
+from tunedgemm_ck.xdl.moe.cut import lds, unrenderable
+from tunedgemm_ck.xdl.moe.limits import instance_of
+from tunedgemm_ck.xdl.moe.names import parse_moe
+from tunedgemm_ck.xdl.moe.space import DEFAULTS, TILES, listed_stages
 
 MI300X, MI355X = Device("gfx942", 304), Device("gfx950", 256)
 FNUZ, OCP = "fp8_e4m3fnuz", "fp8_e4m3fn"
@@ -38,13 +39,13 @@ def shape_of(kind: str = "No", q_dtype: str = "bf16", tokens: int = 64, sizes: t
 def test_what_is_offered_fits_is_there_once_and_has_a_name(kind: str, q_dtype: str, tokens: int, full: bool) -> None:
     """Each pair of a space fits the shape, appears once, is read from its name again, and is not claimed to repeat bits."""
     shape = shape_of(kind, q_dtype, tokens)
-    assert FAMILY.refused(shape, MI300X) == ""
-    offered = list(FAMILY.space(shape, MI300X, full))
+    assert FAMILY.unsupported(shape, MI300X) == ""
+    offered = list(FAMILY.enumerate_instances(shape, MI300X, full))
     assert len(set(offered)) == len(offered) > 1
     assert all(FAMILY.unfit(pair, split, shape, MI300X) == "" for pair, split in offered)
     assert all(FAMILY.parse(pair.name, "fmoe") == pair for pair, _ in offered)
     assert not any(FAMILY.deterministic(pair, split) for pair, split in offered)
-    assert set(FAMILY.space(shape, MI300X, False)) <= set(FAMILY.space(shape, MI300X, True))
+    assert set(FAMILY.enumerate_instances(shape, MI300X, False)) <= set(FAMILY.enumerate_instances(shape, MI300X, True))
 
 
 def test_sixteen_tiles_are_there_by_default_and_all_can_be_cut() -> None:
@@ -52,15 +53,15 @@ def test_sixteen_tiles_are_there_by_default_and_all_can_be_cut() -> None:
     assert sum(DEFAULTS.values()) == 16
     for kind, q_dtype in KINDS:
         for stage in (1, 2):
-            stages = listed(shape_of(kind, q_dtype), MI300X, stage)
+            stages = listed_stages(shape_of(kind, q_dtype), MI300X, stage)
             assert len({of.tile for of in stages}) == len(stages) >= 5
-            assert all(unmade(of) == "" and lds(of) <= 64 << 10 for of in stages)
+            assert all(unrenderable(of) == "" and lds(of) <= 64 << 10 for of in stages)
     assert all(len(TILES[key]) >= count for key, count in DEFAULTS.items())
 
 
 def test_few_tokens_are_offered_low_tiles_first_and_many_high_ones() -> None:
     """The first guess for one token has tiles of 16 or 32 rows in both stages; for many tokens some of 64."""
-    few, many = (next(iter(FAMILY.space(shape_of("per_1x128", FNUZ, tokens), MI300X, False)))[0] for tokens in (1, 16384))
+    few, many = (next(iter(FAMILY.enumerate_instances(shape_of("per_1x128", FNUZ, tokens), MI300X, False)))[0] for tokens in (1, 16384))
     assert isinstance(few, Stages)
     assert isinstance(many, Stages)
     assert max(few.first.m, few.second.m) <= 32  # type: ignore[attr-defined]
@@ -88,8 +89,8 @@ def test_few_tokens_are_offered_low_tiles_first_and_many_high_ones() -> None:
 def test_a_shape_that_none_can_serve_is_refused_with_the_reason(device: Device, fields: dict[str, object], reason: str) -> None:
     """Architectures, kinds, dtypes, layouts, activations and sizes that CK lacks are refused by name, and nothing is offered."""
     shape = shape_of(**fields)  # type: ignore[arg-type]
-    assert re.search(reason, FAMILY.refused(shape, device))
-    assert not list(FAMILY.space(shape, device, True))
+    assert re.search(reason, FAMILY.unsupported(shape, device))
+    assert not list(FAMILY.enumerate_instances(shape, device, True))
 
 
 FIRST = "moe_ck2stages_gemm1_256x32x64x128_1x4_MulABScale_v1_Nswizzle0_Quant2_MulRoutedWeight0_silu_F8_F8_B16"
@@ -137,7 +138,7 @@ def test_an_instance_of_another_problem_or_tile_does_not_fit(text: str, changed:
 )
 def test_no_source_is_made_of_what_ck_has_not(text: str, changed: str) -> None:
     """A name that is read but of which no source can be made raises PluginError where a source is asked for, as prebuilding does."""
-    ((_, problem), _) = parts(FAMILY.parse(f"{FIRST}+{SECOND}", "fmoe"), problem_of(shape_of("per_Token", FNUZ), "gfx942"))
+    ((_, problem), _) = split_stages(FAMILY.parse(f"{FIRST}+{SECOND}", "fmoe"), problem_of(shape_of("per_Token", FNUZ), "gfx942"))
     assert FAMILY.render(parse_moe(FIRST), problem)
     with pytest.raises(PluginError, match=r"no source is made of|do not divide"):
         FAMILY.render(parse_moe(FIRST.replace(text, changed)), problem)
@@ -159,8 +160,8 @@ def test_stages_have_an_order_and_k_is_not_cut() -> None:
 def test_neighbours_fit_and_change_one_stage() -> None:
     """Each neighbour of a pair fits the shape and shares one stage with it."""
     shape = shape_of()
-    pair = next(iter(FAMILY.space(shape, MI300X, False)))[0]
-    beside = [other for other, _ in FAMILY.near(pair, 0, shape, MI300X)]
+    pair = next(iter(FAMILY.enumerate_instances(shape, MI300X, False)))[0]
+    beside = [other for other, _ in FAMILY.enumerate_neighbours(pair, 0, shape, MI300X)]
     assert len(set(beside)) == len(beside) > 8
     assert all((other.first == pair.first) != (other.second == pair.second) for other in beside)  # type: ignore[attr-defined]
     assert all(FAMILY.unfit(other, 0, shape, MI300X) == "" for other in beside)
@@ -181,8 +182,8 @@ def test_gfx950_needs_128_elements_of_fp8() -> None:
 def test_a_source_is_the_same_each_time_and_names_what_it_is(kind: str, q_dtype: str) -> None:
     """Each stage's source tells its name, names CK's header in an error, exports both functions, and two tiles differ."""
     shape = shape_of(kind, q_dtype)
-    pairs = [pair for pair, _ in FAMILY.space(shape, MI300X, True)]
-    sources = {of: FAMILY.render(of, problem) for pair in pairs for of, problem in parts(pair, problem_of(shape, "gfx942"))}
+    pairs = [pair for pair, _ in FAMILY.enumerate_instances(shape, MI300X, True)]
+    sources = {of: FAMILY.render(of, problem) for pair in pairs for of, problem in split_stages(pair, problem_of(shape, "gfx942"))}
     assert len(set(sources.values())) == len(sources)
     for of, source in sources.items():
         assert source.splitlines()[0] == f"// {of.name}"
@@ -198,10 +199,10 @@ def test_headers_without_the_stages_are_named(tmp_path: Path) -> None:
     if not shutil.which("c++"):
         pytest.skip("c++ is not here")
     shape = shape_of()
-    pair = next(iter(FAMILY.space(shape, MI300X, False)))[0]
+    pair = next(iter(FAMILY.enumerate_instances(shape, MI300X, False)))[0]
     (tmp_path / "hip").mkdir()
     (tmp_path / "hip" / "hip_runtime.h").write_text("")
-    (tmp_path / "one.cpp").write_text(FAMILY.render(*parts(pair, problem_of(shape, "gfx942"))[0]))
+    (tmp_path / "one.cpp").write_text(FAMILY.render(*split_stages(pair, problem_of(shape, "gfx942"))[0]))
     command = ["c++", "-E", "-std=c++20", f"-I{tmp_path}", f"-I{SOURCES / 'sources'}", str(tmp_path / "one.cpp"), "-o", "/dev/null"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     errors = [line for line in done.stderr.splitlines() if "error" in line]

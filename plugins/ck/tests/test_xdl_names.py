@@ -5,9 +5,9 @@ from __future__ import annotations
 import attrs
 import pytest
 from tunedgemm.plugin import PluginError
-from tunedgemm_ck.xdl.instance import FORMS, parse
-from tunedgemm_ck.xdl.limits import instances
-from tunedgemm_ck.xdl.moe import EXAMPLE, parse_moe
+from tunedgemm_ck.xdl.moe.names import EXAMPLE, parse_moe
+from tunedgemm_ck.xdl.names import FORMS, parse
+from tunedgemm_ck.xdl.space import listed_instances
 
 ROWWISE = "a8w8_rowwise_256x128x64x128_32x32_2x1_8x32x1_8x32x1_1x32x1x8_8x8x1_1x1_intrawave_v3"
 SHUFFLED = "a8w8_bpreshuffle_256x128x128x128_16x16_16x16_8x32x1_8x32x1_1x32x1x8_8x8x1_2x1_intrawave_v3"
@@ -17,7 +17,7 @@ BLOCKSCALE = "a8w8_blockscale_1x128x128_256x16x64x256_16x16_16x16_1x1_16x16x1_16
 @pytest.mark.parametrize("op", sorted(FORMS))
 def test_listed_instances_are_named_once_and_read_again(op: str) -> None:
     """Each listed instance of an op is the one that its own name is parsed to, and no two share a name."""
-    listed = instances(op)
+    listed = listed_instances(op)
     assert [parse(instance.name, op) for instance in listed] == list(listed)
     assert len({instance.name for instance in listed}) == len(listed) >= 8
 

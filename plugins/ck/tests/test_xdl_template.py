@@ -8,8 +8,9 @@ import attrs
 import pytest
 from tunedgemm.plugin import PluginError
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.xdl.instance import FORMS
-from tunedgemm_ck.xdl.limits import ACCEPTS, instances
+from tunedgemm_ck.xdl.limits import ACCEPTS
+from tunedgemm_ck.xdl.names import FORMS
+from tunedgemm_ck.xdl.space import listed_instances
 from tunedgemm_ck.xdl.template import DEVICE_OPS, flags, render
 
 
@@ -23,7 +24,7 @@ def problem_of(op: str, gfx: str = "gfx942", bias_dtype: str = "") -> Problem:
 @pytest.mark.parametrize("op", sorted(FORMS))
 def test_a_source_is_the_same_each_time_and_names_what_it_is(op: str) -> None:
     """A source tells its name, includes call.h and CK's header, exports both functions, and two instances differ."""
-    first, second = instances(op)[:2]
+    first, second = listed_instances(op)[:2]
     source = render(first, problem_of(op))
     assert source == render(attrs.evolve(first), problem_of(op))
     assert source != render(second, problem_of(op))
@@ -38,7 +39,7 @@ def test_a_source_is_the_same_each_time_and_names_what_it_is(op: str) -> None:
 @pytest.mark.parametrize("op", [op for op in sorted(FORMS) if ACCEPTS[op].bias])
 def test_a_bias_is_one_more_operand_of_the_epilogue(op: str) -> None:
     """With a bias its pointer and its type are in the source, without they are not."""
-    instance = instances(op)[0]
+    instance = listed_instances(op)[0]
     assert "call.bias" not in render(instance, problem_of(op))
     biased = render(instance, problem_of(op, bias_dtype="fp16"))
     assert "call.bias" in biased
@@ -47,7 +48,7 @@ def test_a_bias_is_one_more_operand_of_the_epilogue(op: str) -> None:
 
 def test_the_kind_of_fp8_is_a_flag_of_the_architecture() -> None:
     """gfx942 multiplies fp8 without infinities and negative zero, gfx950 the OCP's: the flags say which is meant."""
-    instance = instances("a8w8")[0]
+    instance = listed_instances("a8w8")[0]
     assert "-DCK_USE_OCP_FP8=0" in flags(instance, problem_of("a8w8"))
     assert "-DCK_USE_OCP_FP8=1" in flags(instance, problem_of("a8w8", "gfx950"))
 
@@ -55,4 +56,4 @@ def test_the_kind_of_fp8_is_a_flag_of_the_architecture() -> None:
 def test_an_instance_of_another_op_is_not_rendered() -> None:
     """The instance must be of the problem's op."""
     with pytest.raises(PluginError, match="not of a16w16"):
-        render(instances("a8w8")[0], problem_of("a16w16"))
+        render(listed_instances("a8w8")[0], problem_of("a16w16"))

@@ -25,7 +25,7 @@ from tunedgemm.plugin import LaunchError, PluginError, artifact, cache_folder
 
 from tunedgemm_ck.family import Family, Instance
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.stages import parts
+from tunedgemm_ck.stages import split_stages
 from tunedgemm_ck.toolchain import Finder, Toolchain
 
 #: Switches: a process that serves may compile; AITER's, by which what is there is compiled anew.
@@ -83,7 +83,7 @@ class Target:
         names = re.findall('"(.+)"', includes)
         if text.count(includes) != 1:
             raise PluginError(f"{self.family.libtype} {self.instance.name}: a source includes {', '.join(names)} once")
-        told = json.dumps({"instance": self.instance.name, **self.problem.told()})
+        told = json.dumps({"instance": self.instance.name, **self.problem.fields()})
         return f"// tunedgemm {told}\n" + text.replace(includes, "".join((_SOURCES / name).read_text() for name in names))
 
     @property
@@ -94,11 +94,11 @@ class Target:
 
 def targets_of(family: Family, instance: Instance, problem: Problem, finder: Finder) -> tuple[Target, ...]:
     """What a solution's instance is built from: itself, or its two stages."""
-    return tuple(Target(family, *part, finder) for part in parts(instance, problem))
+    return tuple(Target(family, *part, finder) for part in split_stages(instance, problem))
 
 
 @attrs.frozen(eq=False)
-class Object:
+class CompiledObject:
     """A shared object and what is known of it.
 
     Attributes:
@@ -111,39 +111,39 @@ class Object:
     toolchain: str
     seconds: float
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """One line of JSON, then the code."""
         return json.dumps({"toolchain": self.toolchain, "seconds": round(self.seconds, 1)}).encode() + b"\n" + self.code
 
     @classmethod
-    def unpacked(cls, payload: bytes) -> Object:
+    def unpack(cls, payload: bytes) -> CompiledObject:
         """The inverse of `packed`."""
         head, _, code = payload.partition(b"\n")
         return cls(code, **json.loads(head))
 
 
-def found(target: Target) -> Object:
+def find_object(target: Target) -> CompiledObject:
     """The object of this machine's toolchain, else the one that was built first.
 
     Raises:
         MissingError: there is none, which says what would make one.
     """
-    keys = _Keys(target)
+    keys = _CacheKeys(target)
     try:
         toolchain = target.finder(target.problem)
-        payload = _stored(keys.of(toolchain.identity))
+        payload = _read_artifact(keys.of(toolchain.identity))
         absent = f"run `tunedgemm ck prebuild TABLE`, or allow it here with {COMPILE}=1"
     except PluginError as error:
         payload, absent = None, str(error)
     if payload is None:
-        first = _stored(keys.first)
-        payload = _stored(keys.of(first.decode())) if first else None
+        first = _read_artifact(keys.first)
+        payload = _read_artifact(keys.of(first.decode())) if first else None
     if payload is None:
         raise MissingError(f"{target} is not built: {absent}")
-    return Object.unpacked(payload)
+    return CompiledObject.unpack(payload)
 
 
-def built(target: Target, *, fresh: bool = False) -> Object:
+def build_object(target: Target, *, fresh: bool = False) -> CompiledObject:
     """The object of this machine's toolchain, compiled where it is not stored, by one process at a time.
 
     Args:
@@ -154,27 +154,27 @@ def built(target: Target, *, fresh: bool = False) -> Object:
         LaunchError: it does not compile; the message has the compiler's first errors.
     """
     toolchain = target.finder(target.problem)
-    keys = _Keys(target)
+    keys = _CacheKeys(target)
     key = keys.of(toolchain.identity)
-    payload = None if fresh else _stored(key)
+    payload = None if fresh else _read_artifact(key)
     if payload is None:
-        with _alone(key):
-            payload = artifact(key, lambda: _compiled(target, toolchain).packed(), fresh=fresh, on_disk=True)
+        with _build_lock(key):
+            payload = artifact(key, lambda: _compile(target, toolchain).pack(), fresh=fresh, on_disk=True)
     artifact(keys.first, toolchain.identity.encode, on_disk=True)
-    return Object.unpacked(payload)
+    return CompiledObject.unpack(payload)
 
 
-def kept(target: Target) -> bool:
+def is_built(target: Target) -> bool:
     """Whether some toolchain has built the object."""
-    return _stored(_Keys(target).first) is not None
+    return _read_artifact(_CacheKeys(target).first) is not None
 
 
-def said(variable: str) -> bool:
+def is_switched_on(variable: str) -> bool:
     """Whether a switch of the environment is on."""
     return os.environ.get(variable, "0") not in ("", "0")
 
 
-class _Keys:
+class _CacheKeys:
     """Where the objects of a target are stored."""
 
     def __init__(self, target: Target) -> None:
@@ -194,7 +194,7 @@ class _AbsentError(Exception):
     """An artifact is not there."""
 
 
-def _stored(key: str) -> bytes | None:
+def _read_artifact(key: str) -> bytes | None:
     """An artifact that is there."""
 
     def build() -> bytes:
@@ -207,7 +207,7 @@ def _stored(key: str) -> bytes | None:
 
 
 @contextlib.contextmanager
-def _alone(key: str) -> Iterator[None]:
+def _build_lock(key: str) -> Iterator[None]:
     """A block that one process at a time is in, where the cache's folder can be written; the lock of one that dies is free."""
     folder = cache_folder() / "locks"
     try:
@@ -223,7 +223,7 @@ def _alone(key: str) -> Iterator[None]:
         lock.release()
 
 
-def _compiled(target: Target, toolchain: Toolchain) -> Object:
+def _compile(target: Target, toolchain: Toolchain) -> CompiledObject:
     """Compile, in a folder of its own.
 
     Raises:
@@ -242,14 +242,14 @@ def _compiled(target: Target, toolchain: Toolchain) -> Object:
                 command, capture_output=True, text=True, check=False, cwd=folder, env=environment, stdin=subprocess.DEVNULL
             )
             if done.returncode or not output.is_file():
-                raise LaunchError(f"{target} does not compile: {_told(done, folder)}")
+                raise LaunchError(f"{target} does not compile: {_failure_reason(done, folder)}")
             code = output.read_bytes()
     except OSError as error:
         raise LaunchError(f"{target} cannot be compiled: {error}") from error
-    return Object(code, toolchain.identity, time.monotonic() - started)
+    return CompiledObject(code, toolchain.identity, time.monotonic() - started)
 
 
-def _told(done: subprocess.CompletedProcess[Any], folder: str) -> str:
+def _failure_reason(done: subprocess.CompletedProcess[Any], folder: str) -> str:
     """Why a compiler failed: its first errors, or what killed it."""
     if done.returncode < 0:
         killed = signal.Signals(-done.returncode).name

@@ -23,8 +23,8 @@ from tunedgemm.plugin import (
     shape_of_texts,
 )
 
-from tunedgemm_ck import Templates, ck, cktile, cutlass
-from tunedgemm_ck.build import REBUILD, Object, Target, built, found, said, targets_of
+from tunedgemm_ck import TemplateBackend, ck, cktile, cutlass
+from tunedgemm_ck.build import REBUILD, CompiledObject, Target, build_object, find_object, is_switched_on, targets_of
 from tunedgemm_ck.problem import problem_of
 
 
@@ -55,17 +55,17 @@ def _run(arguments: argparse.Namespace) -> int:
         return _source(arguments)
     if arguments.jobs < 0:
         raise UserError(f"--jobs must be at least 0 (got {arguments.jobs})")
-    rows = _rows(arguments.tables)
-    fresh = arguments.rebuild or said(REBUILD)
+    rows = _load_rows(arguments.tables)
+    fresh = arguments.rebuild or is_switched_on(REBUILD)
     return prebuild(rows, arguments.gfx, arguments.jobs, fresh=fresh, verbose=getattr(arguments, "verbose", False))
 
 
-def _backends() -> dict[str, Templates]:
+def _backends() -> dict[str, TemplateBackend]:
     """The backends that compile templates, by libtype."""
     return {backend.family.libtype: backend for backend in (ck, cktile, cutlass)}
 
 
-def _rows(tables: Sequence[str]) -> list[Row]:
+def _load_rows(tables: Sequence[str]) -> list[Row]:
     """The rows of some files, or of all tables in effect.
 
     Raises:
@@ -84,14 +84,14 @@ def _rows(tables: Sequence[str]) -> list[Row]:
 
 
 @attrs.frozen(eq=False)
-class _Wanted:
+class _Selection:
     """What rows name: targets, and rows that name nothing that can be built."""
 
     targets: tuple[Target, ...]
     refused: tuple[str, ...]
 
 
-def _wanted(rows: Iterable[Row], gfx: str) -> _Wanted:
+def _select(rows: Iterable[Row], gfx: str) -> _Selection:
     """The targets of rows of our backends, each once."""
     backends = _backends()
     targets: dict[tuple[object, ...], Target] = {}
@@ -111,7 +111,7 @@ def _wanted(rows: Iterable[Row], gfx: str) -> _Wanted:
             continue
         for target in targets_of(backend.family, instance, problem_of(row.shape, arch), backend.finder):
             targets[backend.family.libtype, target.instance, target.problem] = target
-    return _Wanted(tuple(targets.values()), tuple(refused))
+    return _Selection(tuple(targets.values()), tuple(refused))
 
 
 def prebuild(rows: Iterable[Row], gfx: str = "", jobs: int = 0, *, fresh: bool = False, verbose: bool = False) -> int:
@@ -126,8 +126,8 @@ def prebuild(rows: Iterable[Row], gfx: str = "", jobs: int = 0, *, fresh: bool =
     Returns:
         0, or 1 where something could not be built.
     """
-    wanted = _wanted(rows, gfx)
-    missing = [target for target in wanted.targets if fresh or not _there(target)]
+    wanted = _select(rows, gfx)
+    missing = [target for target in wanted.targets if fresh or not _is_current(target)]
     for line in wanted.refused:
         print(f"refused: {line}", flush=True)
     there = len(wanted.targets) - len(missing)
@@ -135,7 +135,7 @@ def prebuild(rows: Iterable[Row], gfx: str = "", jobs: int = 0, *, fresh: bool =
         print(f"{there} are there already", flush=True)
     failed = len(wanted.refused)
     with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
-        for done, (target, answer) in enumerate(pool.map(lambda target: (target, _built(target, fresh=fresh)), missing), start=1):
+        for done, (target, answer) in enumerate(pool.map(lambda target: (target, _build(target, fresh=fresh)), missing), start=1):
             failed += isinstance(answer, str)
             told = answer if isinstance(answer, str) else f"{target}: {answer.seconds:.1f} s, {len(answer.code) / 1e6:.1f} MB"
             print(f"[{done}/{len(missing)}] {told}", flush=True)
@@ -143,17 +143,17 @@ def prebuild(rows: Iterable[Row], gfx: str = "", jobs: int = 0, *, fresh: bool =
     return 1 if failed else 0
 
 
-def _there(target: Target) -> bool:
+def _is_current(target: Target) -> bool:
     """Whether this machine's toolchain has built it; without one, whether any has."""
     try:
-        return found(target).toolchain == target.finder(target.problem).identity
+        return find_object(target).toolchain == target.finder(target.problem).identity
     except PluginError:
         return False
 
 
-def _built(target: Target, *, fresh: bool) -> Object | str:
+def _build(target: Target, *, fresh: bool) -> CompiledObject | str:
     try:
-        return built(target, fresh=fresh)
+        return build_object(target, fresh=fresh)
     except TunedGemmError as error:
         return str(error)
 
@@ -168,7 +168,7 @@ def _source(arguments: argparse.Namespace) -> int:
     if arguments.libtype not in backends:
         raise UserError(f"--libtype {arguments.libtype}: there are {', '.join(sorted(backends))}")
     backend, op = backends[arguments.libtype], _op(arguments.op)
-    columns = dict(_pairs(arguments.set))
+    columns = dict(_parse_pairs(arguments.set))
     sizes = {"B": ["1", "1", "4096", "4096"], "token": ["1", "4096", "4096", "8", "2"]}.get(op.columns.key[0], ["1", "4096", "4096"])
     shape = shape_of_texts(op, sizes, columns)
     try:
@@ -186,7 +186,7 @@ def _op(name: str) -> Op:
     return ops()[name]
 
 
-def _pairs(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _parse_pairs(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
     for text in texts:
         column, equals, value = text.partition("=")
         if not equals:
@@ -196,7 +196,7 @@ def _pairs(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def prebuild_at_install() -> int:
     """What ``PREBUILD_KERNELS=1 pip install`` does: build what the tables in effect name."""
-    return prebuild(_rows([]))
+    return prebuild(_load_rows([]))
 
 
 command = Command("ck", "build the kernels that tables name (ck, cktile, cutlass), and show their sources", _add_arguments, _run)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.plugin import Device, Launcher, LaunchError, PluginError, Shape, Solution, Unsupported, on_device, torch_dtype, workspace
 
-from tunedgemm_ck.build import COMPILE, REBUILD, Object, Target, built, found, kept, said, targets_of
+from tunedgemm_ck.build import COMPILE, REBUILD, CompiledObject, Target, build_object, find_object, is_switched_on, targets_of
 from tunedgemm_ck.family import Family
-from tunedgemm_ck.native import MOE_POINTERS, POINTERS, UNSUPPORTED, Launch, loaded
+from tunedgemm_ck.names import resolve
+from tunedgemm_ck.native import MOE_POINTERS, POINTERS, UNSUPPORTED, LaunchCall, load_object
 from tunedgemm_ck.problem import batches_of, problem_of
-from tunedgemm_ck.solutions import enumerate_solutions, resolve
 from tunedgemm_ck.stages import sizes_of
 from tunedgemm_ck.toolchain import Finder
 
@@ -23,32 +23,6 @@ if TYPE_CHECKING:
 #: What was compiled anew in this process: once is enough.
 _rebuilt: set[str] = set()
 _rebuilding = threading.Lock()
-
-
-def obtainable(family: Family, finder: Finder, shape: Shape, device: Device) -> Iterable[Solution]:
-    """The listed solutions whose objects can be had: without a toolchain each of the others would be an error of the tuner's."""
-    problem, listed = problem_of(shape, device.gfx), enumerate_solutions(family, shape, device)
-    try:
-        finder(problem)
-    except PluginError:
-        there: dict[object, bool] = {}  # stages are listed in several pairs
-        return (
-            solution
-            for solution in listed
-            if _kept(targets_of(family, family.parse(solution.kernel_name, shape.op), problem, finder), there)
-        )
-    return listed
-
-
-def _kept(targets: Iterable[Target], there: dict[object, bool]) -> bool:
-    """Whether all have been built; *there* remembers."""
-    for target in targets:
-        key = target.instance, target.problem
-        if key not in there:
-            there[key] = kept(target)
-        if not there[key]:
-            return False
-    return True
 
 
 def prepare(family: Family, finder: Finder, solution: Solution, shape: Shape, device: Device) -> None:
@@ -62,7 +36,7 @@ def prepare(family: Family, finder: Finder, solution: Solution, shape: Shape, de
     except PluginError:  # bind says why
         return
     for target in targets_of(family, instance, problem_of(shape, device.gfx), finder):
-        built(target)
+        build_object(target)
 
 
 def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, device: Device, where: torch.device) -> Launcher | Unsupported:
@@ -77,13 +51,13 @@ def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, devic
     """
     try:
         instance, split = resolve(family, solution, shape, device)
-        made = [_object(target) for target in targets_of(family, instance, problem_of(shape, device.gfx), finder)]
+        made = [_find_or_build(target) for target in targets_of(family, instance, problem_of(shape, device.gfx), finder)]
     except PluginError as error:
         return Unsupported(str(error))
-    codes, routed = [loaded(each.code) for each in made], shape.op == "fmoe"
+    codes, routed = [load_object(each.code) for each in made], shape.op == "fmoe"
     sizes = sizes_of(shape, split) if routed else (shape.m, shape.n, shape.k, batches_of(shape), split)
     pointers = MOE_POINTERS if routed else POINTERS
-    failed = functools.partial(_failed, f"{family.libtype} {instance.name}", device.kind)
+    failed = functools.partial(_raise_failure, f"{family.libtype} {instance.name}", device.kind)
     asked = on_device(lambda: [code.workspace_bytes(sizes, pointers) for code in codes], device.index)()
     if min(asked) < 0:
         # CUTLASS asks the device for its multiprocessors; CK asks for nothing.
@@ -97,22 +71,22 @@ def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, devic
     return Launcher(on_device(call, device.index), workspace_bytes=max(asked))
 
 
-def _object(target: Target) -> Object:
+def _find_or_build(target: Target) -> CompiledObject:
     """The target's object: from the cache, and compiled only where the user has allowed that.
 
     Raises:
         PluginError: it is not there. LaunchError: it does not compile.
     """
-    if said(REBUILD):
+    if is_switched_on(REBUILD):
         with _rebuilding:
             fresh = str(target) not in _rebuilt
-            made = built(target, fresh=fresh)
+            made = build_object(target, fresh=fresh)
             _rebuilt.add(str(target))
         return made
-    return built(target) if said(COMPILE) else found(target)
+    return build_object(target) if is_switched_on(COMPILE) else find_object(target)
 
 
-def _failed(name: str, kind: str, status: int) -> None:
+def _raise_failure(name: str, kind: str, status: int) -> None:
     runtime = {"nvidia": "CUDA", "amd": "HIP"}[kind]
     reason = "it refuses the sizes" if status == UNSUPPORTED else f"{runtime} error {status}"
     raise LaunchError(f"{name}: {reason}")
@@ -125,7 +99,7 @@ def _stream(index: int) -> Callable[[int], int]:
 
 
 def _plain(
-    launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
+    launches: Sequence[LaunchCall], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
 ) -> Callable[..., Any]:
     """A launch of operands without scales."""
     import torch
@@ -146,7 +120,7 @@ def _plain(
 
 
 def _scaled(
-    launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
+    launches: Sequence[LaunchCall], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
 ) -> Callable[..., Any]:
     """A launch of operands with scales."""
     import torch
@@ -167,7 +141,7 @@ def _scaled(
 
 
 def _routed(
-    launches: Sequence[Launch], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
+    launches: Sequence[LaunchCall], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
 ) -> Callable[..., Any]:
     """The launches of fmoe's stages, one after the other on the stream: the workspace has what the second gets from the first."""
     import torch

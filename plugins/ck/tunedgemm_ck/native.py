@@ -14,7 +14,7 @@ import attrs
 from tunedgemm.plugin import LaunchError
 
 #: (stream, then the addresses of the struct, in its order) -> the instance's status
-Launch = Callable[..., int]
+LaunchCall = Callable[..., int]
 #: The sizes of the struct, in its order.
 Sizes = tuple[int, ...]
 
@@ -37,7 +37,7 @@ POINTERS, MOE_POINTERS = 7, 11
 
 
 @attrs.frozen(eq=False)
-class Loaded:
+class LoadedObject:
     """A loaded object.
 
     Attributes:
@@ -52,24 +52,24 @@ class Loaded:
 
     def workspace_bytes(self, sizes: Sizes, pointers: int = POINTERS) -> int:
         """Bytes of scratch memory that a call of these sizes takes; -1 where the instance cannot serve them, or ask the device."""
-        return int(self.workspace(ctypes.byref(_words(pointers, sizes)(*(0,) * pointers, *sizes))))
+        return int(self.workspace(ctypes.byref(_call_struct(pointers, sizes)(*(0,) * pointers, *sizes))))
 
     def runtime_error(self, count: int, pointers: int = POINTERS) -> int:
         """The error of the vendor's runtime on the current device, 0 for none; asked by a call of no sizes, which launches nothing."""
-        status = int(self.launch(ctypes.byref(_words(pointers, (0,) * count)()), None))
+        status = int(self.launch(ctypes.byref(_call_struct(pointers, (0,) * count)()), None))
         return 0 if status == UNSUPPORTED else status
 
-    def launcher(self, sizes: Sizes, pointers: int = POINTERS) -> Launch:
+    def launcher(self, sizes: Sizes, pointers: int = POINTERS) -> LaunchCall:
         """The launch for these sizes; safe to call from several threads, and other threads of the interpreter run meanwhile."""
         return _by_ctypes(self, sizes, pointers) if _shim is None else _by_extension(self, sizes, pointers)
 
 
 #: The objects of this process by the digest of their bytes.
-_loaded: dict[bytes, Loaded] = {}
+_objects: dict[bytes, LoadedObject] = {}
 _lock = threading.Lock()
 
 
-def loaded(code: bytes) -> Loaded:
+def load_object(code: bytes) -> LoadedObject:
     """The object of these bytes, loaded once in a process.
 
     Raises:
@@ -77,12 +77,12 @@ def loaded(code: bytes) -> Loaded:
     """
     digest = hashlib.sha256(code).digest()
     with _lock:
-        if digest not in _loaded:
-            _loaded[digest] = _load(code, digest.hex()[:12])
-        return _loaded[digest]
+        if digest not in _objects:
+            _objects[digest] = _load(code, digest.hex()[:12])
+        return _objects[digest]
 
 
-def _load(code: bytes, name: str) -> Loaded:
+def _load(code: bytes, name: str) -> LoadedObject:
     # A file that has no name, so that neither a cache that is cleared nor a folder mounted noexec matters. The loader takes what it knows
     # by path for the same object: the file stays open, for its number to be no other's, and the dot is in no path of others.
     file = os.memfd_create(f"tunedgemm-{name}")
@@ -99,23 +99,23 @@ def _load(code: bytes, name: str) -> Loaded:
         raise LaunchError(f"the compiled object is none of this plugin: {error}") from error
     launch.argtypes, launch.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int
     workspace.argtypes, workspace.restype = (ctypes.c_void_p,), ctypes.c_int64
-    return Loaded(library, launch, workspace)
+    return LoadedObject(library, launch, workspace)
 
 
-def _words(pointers: int, sizes: Sizes) -> type[ctypes.Array[ctypes.c_uint64]]:
+def _call_struct(pointers: int, sizes: Sizes) -> type[ctypes.Array[ctypes.c_uint64]]:
     """The struct of a call."""
     return ctypes.c_uint64 * (pointers + len(sizes))
 
 
-def _by_extension(of: Loaded, sizes: Sizes, pointers: int = POINTERS) -> Launch:
+def _by_extension(of: LoadedObject, sizes: Sizes, pointers: int = POINTERS) -> LaunchCall:
     """Through `shim.c`."""
     address = ctypes.cast(of.launch, ctypes.c_void_p).value
     return _shim.Launch(address, pointers, sizes, of).launch  # type: ignore[no-any-return]
 
 
-def _by_ctypes(of: Loaded, sizes: Sizes, pointers: int = POINTERS) -> Launch:
+def _by_ctypes(of: LoadedObject, sizes: Sizes, pointers: int = POINTERS) -> LaunchCall:
     """Through ctypes."""
-    call, byref, words = of.launch, ctypes.byref, _words(pointers, sizes)
+    call, byref, words = of.launch, ctypes.byref, _call_struct(pointers, sizes)
 
     def launch(stream: int, *addresses: int) -> int:
         if len(addresses) != pointers:

@@ -38,13 +38,13 @@ class Problem:
     q_type: str = ""
     q_dtype: str = ""
 
-    def told(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """All fields of fmoe, and of other ops those that they have: sources begin with this text, and objects are found by it."""
         fields = attrs.asdict(self)
         return fields if self.q_type else {name: fields[name] for name in _PLAIN}
 
     def __str__(self) -> str:
-        return f"Problem({', '.join(f'{name}={value!r}' for name, value in self.told().items())})"
+        return f"Problem({', '.join(f'{name}={value!r}' for name, value in self.fields().items())})"
 
 
 _PLAIN = ("op", "gfx", "dtype", "outdtype", "bias_dtype", "scale", "layout")

@@ -71,11 +71,11 @@ def cuda(problem: Problem) -> Toolchain:
         PluginError: one of them is not there, or too old.
     """
     del problem
-    compiler = _first(_nvccs(), f"no nvcc is there: install the CUDA toolkit, or name it in {NVCC}")
+    compiler = _first_existing(_nvccs(), f"no nvcc is there: install the CUDA toolkit, or name it in {NVCC}")
     version = _version(compiler)
     if tuple(map(int, version.split(".")[:2])) < OLDEST_NVCC:
         raise PluginError(f"{compiler} is of CUDA {version}; sm_90a needs {OLDEST_NVCC[0]}.{OLDEST_NVCC[1]} or newer: name it in {NVCC}")
-    include = _first(
+    include = _first_existing(
         (folder for folder in _cutlass() if (folder / "cutlass" / "version.h").is_file()),
         f"no headers of CUTLASS are there: pip install 'tunedgemm-ck[cutlass]', or name their folder in {CUTLASS_INCLUDE}",
     )
@@ -103,11 +103,11 @@ def hip(problem: Problem) -> Toolchain:
     rocm = Path(os.environ.get("ROCM_PATH") or "/opt/rocm")
     folder = os.environ.get(FP4_CLANG) if problem.op == "a4w4_blockscale" else ""
     if folder:
-        compiler = _first([Path(folder) / "clang++"], f"{FP4_CLANG} names {folder}, where no clang++ is")
+        compiler = _first_existing([Path(folder) / "clang++"], f"{FP4_CLANG} names {folder}, where no clang++ is")
     else:
-        compiler = _first(_hipccs(rocm), f"no hipcc is there: install ROCm's compiler, set ROCM_PATH, or name it in {HIPCC}")
-    include = _first(
-        (place for place in (_named(CK_INCLUDE), rocm / "include") if place and (place / "ck" / "ck.hpp").is_file()),
+        compiler = _first_existing(_hipccs(rocm), f"no hipcc is there: install ROCm's compiler, set ROCM_PATH, or name it in {HIPCC}")
+    include = _first_existing(
+        (place for place in (_path_from(CK_INCLUDE), rocm / "include") if place and (place / "ck" / "ck.hpp").is_file()),
         f"no headers of Composable Kernel are there: install composablekernel-dev, or name their folder in {CK_INCLUDE}",
     )
     options = ("-x", "hip", "-shared", "-O3", "-std=c++20", *_HIDDEN, "-fno-gpu-rdc")
@@ -128,13 +128,13 @@ def _ck_version(include: Path, rocm: Path) -> str:
 
 def _nvccs() -> Iterator[Path]:
     """Where an nvcc may be: as named, on PATH, of a toolkit, of NVIDIA's wheels."""
-    if named := _named(NVCC):
+    if named := _path_from(NVCC):
         yield named
         return
     if found := shutil.which("nvcc"):
         yield Path(found)
     for variable in ("CUDA_HOME", "CUDA_PATH"):
-        if home := _named(variable):
+        if home := _path_from(variable):
             yield home / "bin" / "nvcc"
     yield Path("/usr/local/cuda/bin/nvcc")
     spec = importlib.util.find_spec("nvidia")
@@ -143,7 +143,7 @@ def _nvccs() -> Iterator[Path]:
 
 
 def _hipccs(rocm: Path) -> Iterator[Path]:
-    if named := _named(HIPCC):
+    if named := _path_from(HIPCC):
         yield named
         return
     yield from (rocm / "bin" / name for name in ("amdclang++", "hipcc"))
@@ -153,7 +153,7 @@ def _hipccs(rocm: Path) -> Iterator[Path]:
 
 def _cutlass() -> Iterator[Path]:
     """Where CUTLASS's headers may be: as named, or in the wheel nvidia-cutlass, which is not imported for it."""
-    if named := _named(CUTLASS_INCLUDE):
+    if named := _path_from(CUTLASS_INCLUDE):
         yield named
         return
     spec = importlib.util.find_spec("cutlass_library")
@@ -161,12 +161,12 @@ def _cutlass() -> Iterator[Path]:
         yield Path(folder) / "source" / "include"
 
 
-def _named(variable: str) -> Path | None:
+def _path_from(variable: str) -> Path | None:
     text = os.environ.get(variable, "")
     return Path(text) if text else None
 
 
-def _first(places: Iterable[Path], missing: str) -> Path:
+def _first_existing(places: Iterable[Path], missing: str) -> Path:
     """The first that is there.
 
     Raises:
@@ -184,11 +184,11 @@ def _version(compiler: Path) -> str:
     Raises:
         PluginError: it does not run, or is no compiler.
     """
-    return _told(str(compiler), compiler.stat().st_mtime_ns)
+    return _version_of(str(compiler), compiler.stat().st_mtime_ns)
 
 
 @functools.cache
-def _told(compiler: str, changed: int) -> str:
+def _version_of(compiler: str, changed: int) -> str:
     """The version; *changed* makes an upgraded compiler another one."""
     del changed
     try:

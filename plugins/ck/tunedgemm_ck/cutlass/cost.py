@@ -12,7 +12,7 @@ import functools
 import attrs
 from tunedgemm.plugin import Device, Shape, dtype_bits
 
-from tunedgemm_ck.cutlass.instance import CutlassInstance
+from tunedgemm_ck.cutlass.names import CutlassInstance
 from tunedgemm_ck.problem import batches_of
 
 
@@ -75,13 +75,13 @@ def cost_of(instance: CutlassInstance, split: int, shape: Shape, device: Device)
     """The guessed microseconds of a launch."""
     rates, units, width = _RATES[device.gfx], units_of(device), dtype_bits(shape.dtype) // 8
     tiles, steps = tiles_of(instance, shape), ceil_div(shape.k, instance.tile_k)
-    step, ends = _step(instance, rates, width, _slower(instance, shape)), _ends(instance, shape, rates)
+    step, ends = _step_time(instance, rates, width, _slowdown(instance, shape)), _epilogue_time(instance, shape, rates)
     extra = _LAUNCH + (_CLEAR if instance.scheduler == "streamk" else 0.0)
     if split > 1:
         each = ceil_div(steps, split) * step + ends
-        taken = ceil_div(tiles * split, units) * each + split * _MEET + _partial(instance, rates)
+        taken = ceil_div(tiles * split, units) * each + split * _MEET + _partial_time(instance, rates)
     elif instance.scheduler == "streamk":
-        taken = max(tiles / units, 8 / steps) * (steps * step + ends) + 2 * (_MEET + _partial(instance, rates))
+        taken = max(tiles / units, 8 / steps) * (steps * step + ends) + 2 * (_MEET + _partial_time(instance, rates))
     else:
         waves = ceil_div(tiles, units)
         hidden = (waves - 1) * ends if instance.schedule == "pingpong" else 0.0
@@ -93,14 +93,14 @@ def cost_of(instance: CutlassInstance, split: int, shape: Shape, device: Device)
     return extra + most + _BESIDE * least
 
 
-def _slower(instance: CutlassInstance, shape: Shape) -> float:
+def _slowdown(instance: CutlassInstance, shape: Shape) -> float:
     """How many times as long a multiplication takes as one whose sums stay where they are."""
     if shape.scale == "block":
         return _SCALING if instance.schedule == "pingpong" else 1.0
     return _MOVING if shape.dtype.startswith("fp8") and not instance.fast else 1.0
 
 
-def _step(instance: CutlassInstance, rates: Rates, width: int, slower: float) -> float:
+def _step_time(instance: CutlassInstance, rates: Rates, width: int, slower: float) -> float:
     """Microseconds of a step along K, multiplied so much slower; the blocks of a cluster load what they share once."""
     cluster_m, cluster_n = instance.cluster
     loaded = (instance.tile_m / cluster_n + instance.tile_n / cluster_m) * instance.tile_k * width
@@ -109,11 +109,11 @@ def _step(instance: CutlassInstance, rates: Rates, width: int, slower: float) ->
     return most + _BESIDE * least
 
 
-def _ends(instance: CutlassInstance, shape: Shape, rates: Rates) -> float:
+def _epilogue_time(instance: CutlassInstance, shape: Shape, rates: Rates) -> float:
     stored = instance.tile_m * instance.tile_n * dtype_bits(shape.outdtype) / 8
     return _TILE + stored / rates.cached
 
 
-def _partial(instance: CutlassInstance, rates: Rates) -> float:
+def _partial_time(instance: CutlassInstance, rates: Rates) -> float:
     """Microseconds of a tile of partial sums, 4 bytes each, to the cache and back."""
     return 2 * 4 * instance.tile_m * instance.tile_n / rates.cached

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tunedgemm.plugin import Device, Shape, dtype_bits
+from tunedgemm.plugin import Device, Shape
 
-from tunedgemm_ck.cutlass.instance import MAX_ACCUMULATORS, CutlassInstance
+from tunedgemm_ck.cutlass.names import CutlassInstance
+from tunedgemm_ck.cutlass.resources import accumulators_of, unfit_shared_memory, width_of
 from tunedgemm_ck.problem import batches_of
 
 #: Op -> dtypes of the operands and kinds of scales.
@@ -20,8 +21,6 @@ OUTPUTS = ("bf16", "fp16", "fp32")
 #: Architecture -> dtypes of operands. The kernels of sm_90 use its own instructions (wgmma), which no later architecture has; those of
 #: sm_80 run on sm_86 and sm_89 too, in the same instructions, which know no fp8.
 ARCHITECTURES = {**dict.fromkeys(("sm_80", "sm_86", "sm_89"), (*_FLOATS, "int8")), "sm_90": (*_FLOATS, *_BYTES)}
-#: Bytes of shared memory that a block may have: CUDA programming guide, technical specifications, "opt-in".
-SHARED = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10}
 
 #: Bytes that addresses and strides of the copy engine (TMA), and of vector loads, are multiples of.
 ALIGNMENT = 16
@@ -36,11 +35,6 @@ MAX_SPLITS = 32
 LEAST_STEPS = 4
 
 
-def width_of(dtype: str) -> int:
-    """Bytes of an element."""
-    return dtype_bits(dtype) // 8
-
-
 def depths_of(dtype: str, gfx: str) -> tuple[int, ...]:
     """Bytes along K that a tile may have.
 
@@ -52,17 +46,12 @@ def depths_of(dtype: str, gfx: str) -> tuple[int, ...]:
     return (128,) if dtype.startswith("fp8") else (128, 256)
 
 
-def accumulators_of(dtype: str, fast: bool = False) -> int:
-    """Accumulators of a thread at most; fp8 has each twice unless it is *fast*, in the tensor core and whole, and spills with more."""
-    return MAX_ACCUMULATORS // 2 if dtype.startswith("fp8") and not fast else MAX_ACCUMULATORS
-
-
 def may_be_fast(shape: Shape) -> bool:
     """Whether sums may stay in the tensor core: those of fp8, where rounding the output to bf16 loses more than they do."""
     return shape.dtype.startswith("fp8") and shape.scale != "block" and shape.outdtype == "bf16"
 
 
-def refused(shape: Shape, device: Device) -> str:
+def unsupported(shape: Shape, device: Device) -> str:
     """Why no instance can serve the shape on the architecture, "" where one can."""
     if device.gfx not in ARCHITECTURES:
         return f"there are kernels for {', '.join(ARCHITECTURES)}, not for {device.gfx}"
@@ -111,7 +100,7 @@ def _sizes(shape: Shape) -> str:
 
 def unfit(instance: CutlassInstance, split: int, shape: Shape, device: Device) -> str:
     """Why the instance in *split* parts of K cannot serve the shape, "" where it can; 0 and 1 are no split."""
-    reason = refused(shape, device)
+    reason = unsupported(shape, device)
     if reason:
         return reason
     if (instance.schedule == "multistage") != (device.gfx != "sm_90"):
@@ -119,12 +108,12 @@ def unfit(instance: CutlassInstance, split: int, shape: Shape, device: Device) -
     columns = shape.m if instance.swap else shape.n
     if instance.scheduler == "single" and columns > instance.tile_n * _MAX_BLOCKS:
         return f"scheduler single has {_MAX_BLOCKS} tiles at most along its columns"
-    return misfit(instance, split, shape, device.gfx)
+    return unfit_parameters(instance, split, shape, device.gfx)
 
 
-def misfit(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str:
+def unfit_parameters(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str:
     """What of an instance does not fit the dtypes, the scales and K of a shape that is not refused, "" where all fits."""
-    return _depth(instance, split, shape, gfx) or _block_scales(instance, shape) or _shared(instance, shape, gfx)
+    return _depth(instance, split, shape, gfx) or _block_scales(instance, shape) or unfit_shared_memory(instance, shape, gfx)
 
 
 def _depth(instance: CutlassInstance, split: int, shape: Shape, gfx: str) -> str:
@@ -153,14 +142,4 @@ def _block_scales(instance: CutlassInstance, shape: Shape) -> str:
     along_weight = instance.tile_m if instance.swap else instance.tile_n
     if instance.tile_k != BLOCK or along_weight != BLOCK:
         return f"with block scales a tile has {BLOCK} of K and {BLOCK} rows of the weight"
-    return ""
-
-
-def _shared(instance: CutlassInstance, shape: Shape, gfx: str) -> str:
-    slot = (instance.tile_m + instance.tile_n) * instance.tile_k * width_of(shape.dtype)
-    slots = instance.stages or 3
-    # On sm_90 the epilogue has up to two buffers of its own, of 32 columns.
-    epilogue = 0 if instance.stages else 2 * min(instance.tile_m, instance.threads // 2) * 32 * width_of(shape.outdtype)
-    if slots * slot + epilogue > SHARED[gfx]:
-        return f"{slots} slots of {slot} bytes and {epilogue} of the epilogue are more shared memory than {gfx} has"
     return ""

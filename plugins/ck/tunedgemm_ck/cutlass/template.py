@@ -6,9 +6,9 @@ import functools
 from pathlib import Path
 
 from tunedgemm_ck.build import MOE_CALL
-from tunedgemm_ck.cutlass.instance import CutlassInstance
+from tunedgemm_ck.cutlass.names import CutlassInstance
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.stages import described
+from tunedgemm_ck.stages import render_constants
 
 _SOURCES = Path(__file__).with_name("sources")
 
@@ -100,7 +100,7 @@ def _grouped(instance: CutlassInstance, problem: Problem) -> str:
     mainloop += "FP8BlockScaledAccum" if problem.q_type == "per_1x128" else ""
     headers = "".join(f'#include "{name}"\n' for name in _HOPPER if "tile_scheduler" not in name)
     return f"""// {instance.name}: {problem}
-{MOE_CALL}{headers}{described(problem)}
+{MOE_CALL}{headers}{render_constants(problem)}
 namespace tunedgemm::instance {{
 using Tile = {_shape(instance.tile_m, instance.tile_n, instance.tile_k)};
 using Cluster = {_shape(*instance.cluster, 1)};

@@ -6,9 +6,10 @@ import functools
 
 from tunedgemm.plugin import Device, Shape
 
-from tunedgemm_ck.tile.instance import PREFIXES, TileInstance, parse
-from tunedgemm_ck.tile.listed import LISTED
-from tunedgemm_ck.xdl.limits import LDS, MOST_SPLIT, SCALED_K, Accepts, none_fits, not_accepted
+from tunedgemm_ck.tile.names import TileInstance
+from tunedgemm_ck.tile.resources import lds
+from tunedgemm_ck.xdl.limits import MOST_SPLIT, SCALED_K, Accepts, not_accepted
+from tunedgemm_ck.xdl.resources import LDS
 
 _FP8 = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 
@@ -19,46 +20,30 @@ ACCEPTS = {
 }
 
 #: The matrix instructions of fp8 with 128 values of K, of which only gfx950 has one of its own (AMD's CDNA 4 ISA guide).
-_DEEPEST = 128
+DEEPEST = 128
 
 #: Elements of fp8 that a thread loads at a time, and of the output that it stores.
 _VECTOR, _STORE = 16, 8
-
-
-@functools.lru_cache(maxsize=64)
-def instances(op: str) -> tuple[TileInstance, ...]:
-    """All instances of an op that are listed, in order."""
-    return tuple(parse(f"{PREFIXES[op]}_{name}", op) for name in LISTED[op])
-
-
-def of_architecture(op: str, gfx: str) -> tuple[TileInstance, ...]:
-    """Those whose matrix instructions an architecture has."""
-    return tuple(instance for instance in instances(op) if instance.warp_tile[2] < _DEEPEST or gfx == "gfx950")
-
-
-def refused(shape: Shape, device: Device) -> str:
-    """Why no instance can serve a shape on a device; "" where one can."""
-    return static(shape, device) or none_fits(misfit(instance, 0, shape, device) for instance in of_architecture(shape.op, device.gfx))
 
 
 def unfit(instance: TileInstance, split: int, shape: Shape, device: Device) -> str:
     """Why an instance with a splitK cannot serve a shape on a device; "" where it can."""
     if instance.op != shape.op:
         return f"{instance.name} is an instance of {instance.op}"
-    return static(shape, device) or misfit(instance, split, shape, device)
+    return unsupported(shape, device) or unfit_sizes(instance, split, shape, device)
 
 
 @functools.lru_cache(maxsize=4096)
-def static(shape: Shape, device: Device) -> str:
+def unsupported(shape: Shape, device: Device) -> str:
     """Why the op has no instance for these dtypes, scales and layouts on this architecture, or for an empty batch; "" otherwise."""
     return not_accepted(shape, device, "cktile", ACCEPTS.get(shape.op))
 
 
 @functools.lru_cache(maxsize=16384)
-def misfit(instance: TileInstance, split: int, shape: Shape, device: Device) -> str:
+def unfit_sizes(instance: TileInstance, split: int, shape: Shape, device: Device) -> str:
     """Why an instance with a splitK cannot serve the sizes of a shape that the op accepts; "" where it can."""
     _, tile_n, tile_k = instance.tile
-    if instance.warp_tile[2] >= _DEEPEST and device.gfx != "gfx950":
+    if instance.warp_tile[2] >= DEEPEST and device.gfx != "gfx950":
         return f"{instance.name} is made of matrix instructions of gfx950"
     if instance.wave_groups != 1 or instance.permute_n:
         return f"{instance.name}: groups of waves and a permuted N are not rendered"
@@ -79,10 +64,3 @@ def misfit(instance: TileInstance, split: int, shape: Shape, device: Device) -> 
         wanted = f"K must be a multiple of {tile_k << split} and the instance not persistent"
         return f"{wanted}, to be cut into {1 << split} parts (got {shape.k})"
     return ""
-
-
-def lds(instance: TileInstance) -> int:
-    """Bytes of LDS of the tiles of block scales: eight waves keep two, a shuffled weight goes to registers at once."""
-    m, n, k = instance.tile
-    rows = m if instance.op == "a8w8_blockscale_bpreshuffle" and not instance.eight_waves else m + n
-    return rows * k

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunedgemm.plugin import PluginError
 
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.tile.instance import TileInstance
+from tunedgemm_ck.tile.names import TileInstance
 
 _TYPES = {"bf16": "ck_tile::bf16_t", "fp16": "ck_tile::half_t"}
 

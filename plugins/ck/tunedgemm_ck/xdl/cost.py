@@ -53,13 +53,13 @@ def clocks(tile: tuple[int, int, int], loaded: float, steps: int, share: float, 
     return rounds * (_START + steps * step)
 
 
-def likely(costs: Mapping[Any, float], full: bool) -> list[Any]:
+def order_by_cost(costs: Mapping[Any, float], full: bool) -> list[Any]:
     """Instances with splits of K, the cheapest first; not *full*, without those that do not suit the shape."""
     ordered = sorted(costs, key=lambda chosen: (costs[chosen], chosen[0].name, chosen[1]))
     return ordered if full else [chosen for chosen in ordered if costs[chosen] <= _FAR * costs[ordered[0]]]
 
 
-def more_parts(blocks: int, most: int, device: Device) -> Iterator[int]:
+def useful_splits(blocks: int, most: int, device: Device) -> Iterator[int]:
     """Logarithms of the parts of K that are worth a try beside the whole: more parts as long as compute units would be idle without."""
     for split in range(1, most + 1):
         if blocks << (split - 1) >= device.cu_num:

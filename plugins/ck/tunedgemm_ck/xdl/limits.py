@@ -9,8 +9,8 @@ import attrs
 from tunedgemm.plugin import Device, Shape, dtype_bits
 
 from tunedgemm_ck.problem import batches_of
-from tunedgemm_ck.xdl.instance import FORMS, WAVE, XdlInstance, parse
-from tunedgemm_ck.xdl.listed import LISTED
+from tunedgemm_ck.xdl.names import FORMS, WAVE, XdlInstance
+from tunedgemm_ck.xdl.resources import LDS, lds
 from tunedgemm_ck.xdl.template import DEVICE_OPS
 
 _FLOATS = ("bf16", "fp16")
@@ -22,9 +22,6 @@ DTYPES = {
     "gfx942": (*_FLOATS, "int8", "fp8_e4m3fnuz"),
     "gfx950": (*_FLOATS, "int8", "fp8_e4m3fn", "fp4x2"),
 }
-
-#: Bytes of LDS that a block may take (the same guides).
-LDS = {"gfx90a": 64 << 10, "gfx942": 64 << 10, "gfx950": 160 << 10}
 
 #: A buffer of CDNA counts its bytes, and CK its elements, in 32 bits, the second with a sign.
 MOST_BYTES, MOST_ELEMENTS = 1 << 32, 1 << 31
@@ -69,17 +66,6 @@ ACCEPTS = {
 }
 
 
-@functools.lru_cache(maxsize=64)
-def instances(op: str) -> tuple[XdlInstance, ...]:
-    """All instances of an op that are listed, in order."""
-    return tuple(parse(f"{FORMS[op].prefix}_{name}", op) for name in LISTED[op])
-
-
-def refused(shape: Shape, device: Device) -> str:
-    """Why no instance can serve a shape on a device; "" where one can."""
-    return static(shape, device) or none_fits(misfit(instance, 0, shape, device) for instance in instances(shape.op))
-
-
 def none_fits(misfits: Iterable[str]) -> str:
     """Why none of some instances fits, as the first of them says; "" where one does."""
     first = ""
@@ -94,11 +80,11 @@ def unfit(instance: XdlInstance, split: int, shape: Shape, device: Device) -> st
     """Why an instance with a splitK cannot serve a shape on a device; "" where it can."""
     if instance.op != shape.op:
         return f"{instance.name} is an instance of {instance.op}"
-    return static(shape, device) or misfit(instance, split, shape, device)
+    return unsupported(shape, device) or unfit_sizes(instance, split, shape, device)
 
 
 @functools.lru_cache(maxsize=4096)
-def static(shape: Shape, device: Device) -> str:
+def unsupported(shape: Shape, device: Device) -> str:
     """Why the op has no instance for these dtypes, scales and layouts on this architecture, or for an empty batch; "" otherwise."""
     return not_accepted(shape, device, "ck", ACCEPTS.get(shape.op))
 
@@ -136,7 +122,7 @@ def _bytes(shape: Shape) -> int:
 
 
 @functools.lru_cache(maxsize=16384)
-def misfit(instance: XdlInstance, split: int, shape: Shape, device: Device) -> str:
+def unfit_sizes(instance: XdlInstance, split: int, shape: Shape, device: Device) -> str:
     """Why an instance with a splitK cannot serve the sizes of a shape that its op accepts, as CK judges; "" where it can."""
     k, deep = shape.k, depth(instance)
     vector, store = max(instance.a_k1, instance.b_k1) * deep // instance.k, max(instance.store[:2])
@@ -195,12 +181,6 @@ def _no_split(split: int, instance: XdlInstance, shape: Shape, device: Device) -
 def depth(instance: XdlInstance) -> int:
     """Elements of K of a block's tile."""
     return instance.k * 2 if instance.op == "a4w4_blockscale" else instance.k
-
-
-def lds(instance: XdlInstance) -> int:
-    """Bytes of LDS of the tiles: a shuffled weight goes to registers at once, pipeline v4 has two tiles of each."""
-    rows = instance.m if "preshuffle" in instance.op or instance.op == "a4w4_blockscale" else instance.m + instance.n
-    return rows * instance.k * FORMS[instance.op].bits // 8 * (2 if instance.pipeline == 4 else 1)
 
 
 def tiles(instance: XdlInstance, shape: Shape) -> int:

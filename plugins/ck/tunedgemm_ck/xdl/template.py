@@ -6,7 +6,7 @@ import attrs
 from tunedgemm.plugin import PluginError
 
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.xdl.instance import XdlInstance
+from tunedgemm_ck.xdl.names import XdlInstance
 
 IMPL = "ck/tensor_operation/gpu/device/impl/"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import attrs
 import tunedgemm_ck
 from tunedgemm.plugin import Device
-from tunedgemm_ck import Templates
+from tunedgemm_ck import TemplateBackend
 
 H200, MI300X = Device("sm_90", 132, "nvidia-h200"), Device("gfx942", 304, "amd-instinct-mi300x")
 
 
-def _over(real: Templates, host: Device) -> Templates:
+def _over(real: TemplateBackend, host: Device) -> TemplateBackend:
     return attrs.evolve(real, family=attrs.evolve(real.family, libtype=f"fake{real.family.libtype}"), host=host)
 
 

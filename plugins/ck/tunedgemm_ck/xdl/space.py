@@ -1,5 +1,6 @@
-"""Instances of Composable Kernel that AITER's tables choose, as data; those of a16w16 are this plugin's own, shaped as batched_bf16's.
+"""Spaces: which instances of Composable Kernel are worth timing for a shape, and the neighbours of one.
 
+Instances of Composable Kernel that AITER's tables choose, as data; those of a16w16 are this plugin's own, shaped as batched_bf16's.
 In the order of how often AITER's tables of August 2026 choose them, where every architecture and band of M (to 16, 32, 64, 128, 256,
 512, 1024, 4096, more) counts alike. Of the rows of an op and architecture, the first 16 (24 of a8w8_bpreshuffle) cover:
 a8w8 92 % of 26 (gfx942) and 89 % of 553 (gfx950); a8w8_bpreshuffle 73 % of 1389 and 93 % of 184; a4w4_blockscale 98 % of 118; all of
@@ -7,6 +8,21 @@ the 13 948 of a8w8_blockscale, the 841 of a8w8_blockscale_bpreshuffle, the 26 of
 """
 
 from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterable, Iterator
+
+import attrs
+from tunedgemm.plugin import Device, PluginError, Shape
+
+from tunedgemm_ck.xdl.cost import cost, order_by_cost, useful_splits
+from tunedgemm_ck.xdl.limits import MOST_SPLIT, depth, none_fits, tiles, unfit_sizes, unsupported
+from tunedgemm_ck.xdl.names import FORMS, XdlInstance, parse
+from tunedgemm_ck.xdl.template import DEVICE_OPS
+
+Candidate = tuple[XdlInstance, int]
 
 #: Op to its instances, without the prefix of their names.
 LISTED: dict[str, tuple[str, ...]] = {
@@ -226,3 +242,79 @@ LISTED: dict[str, tuple[str, ...]] = {
         "256x64x64x128_32x32_1x1_8x32x1_8x32x1_1x32x1x8_8x8x1_1x1_intrawave_v3",
     ),
 }
+
+#: How many of the listed instances of an op are there by default; `listed` tells what they cover.
+DEFAULT = 16
+_DEFAULTS = {"a8w8_bpreshuffle": 24}
+
+#: Pipelines that CK has for a scheduler; with shuffled weights or block scales it has the first and the third, within a wave.
+_PIPELINES = {"intrawave": (1, 2, 3, 4, 5), "interwave": (1, 2)}
+_FEW_PIPELINES = {"intrawave": (1, 3), "interwave": ()}
+_MANY = ("a16w16", "a8w8", "batched_bf16", "batched_a8w8")
+
+#: Neighbours among the listed instances.
+_NEAREST = 4
+
+
+@functools.lru_cache(maxsize=64)
+def listed_instances(op: str) -> tuple[XdlInstance, ...]:
+    """All instances of an op that are listed, in order."""
+    return tuple(parse(f"{FORMS[op].prefix}_{name}", op) for name in LISTED[op])
+
+
+def unserved(shape: Shape, device: Device) -> str:
+    """Why no instance can serve a shape on a device; "" where one can."""
+    return unsupported(shape, device) or none_fits(unfit_sizes(instance, 0, shape, device) for instance in listed_instances(shape.op))
+
+
+def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Candidate]:
+    """Instances with splits of K for a shape that is not refused, best guesses first; with *full* all that fit."""
+    if unsupported(shape, device):
+        return []
+    listed = listed_instances(shape.op)
+    offered = listed if full else listed[: _DEFAULTS.get(shape.op, DEFAULT)]
+    costs: dict[Candidate, float] = {}
+    for instance in offered:
+        for split in splits(instance, shape, device):
+            if not unfit_sizes(instance, split, shape, device):
+                costs[instance, split] = _cost(instance, split, shape, device)
+    return order_by_cost(costs, full)
+
+
+def splits(instance: XdlInstance, shape: Shape, device: Device) -> Iterator[int]:
+    """Logarithms of the parts of K that are worth a try: more parts as long as compute units would be idle without."""
+    yield 0
+    if not DEVICE_OPS[shape.op].split:
+        return
+    yield from useful_splits(tiles(instance, shape), MOST_SPLIT, device)
+
+
+def enumerate_neighbours(instance: XdlInstance, split: int, shape: Shape, device: Device) -> Iterator[Candidate]:
+    """Neighbours of an instance that fit: another number of parts of K, another pipeline, the listed ones of nearly its tile."""
+    if unsupported(shape, device) or instance.op != shape.op:
+        return
+    beside = [(instance, split + step) for step in (-1, 1)] if DEVICE_OPS[shape.op].split else []
+    beside += [(other, split) for other in _other_pipelines(instance)]
+    others = [other for other in listed_instances(shape.op) if other != instance]
+    beside += [(other, split) for other in sorted(others, key=lambda other: (_tile_distance(instance, other), other.name))[:_NEAREST]]
+    for other, parts in dict.fromkeys(beside):
+        if not unfit_sizes(other, parts, shape, device):
+            yield other, parts
+
+
+def _other_pipelines(instance: XdlInstance) -> Iterator[XdlInstance]:
+    """The instance with each other pipeline of its scheduler."""
+    allowed = _PIPELINES if instance.op in _MANY else _FEW_PIPELINES
+    for pipeline in allowed[instance.scheduler]:
+        if pipeline != instance.pipeline:
+            with contextlib.suppress(PluginError):
+                yield attrs.evolve(instance, pipeline=pipeline)
+
+
+def _tile_distance(one: XdlInstance, other: XdlInstance) -> float:
+    """How far two tiles are apart: the sum of the logarithms of the ratios of their sides."""
+    return sum(abs(math.log2(a / b)) for a, b in zip((one.m, one.n, one.k), (other.m, other.n, other.k), strict=True))
+
+
+def _cost(instance: XdlInstance, split: int, shape: Shape, device: Device) -> float:
+    return cost((instance.m, instance.n, depth(instance)), split, shape, device)

@@ -8,12 +8,12 @@ from pathlib import Path
 from tunedgemm.plugin import PluginError
 
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.stages import described
-from tunedgemm_ck.xdl.moe import BLOCK, DTYPES, MoeInstance
-from tunedgemm_ck.xdl.moe_cut import ACTIVATIONS, cut_of, unmade
+from tunedgemm_ck.stages import render_constants
+from tunedgemm_ck.xdl.moe.cut import RENDERED_ACTIVATIONS, cut_of, unrenderable
+from tunedgemm_ck.xdl.moe.names import BLOCK, DTYPE_WORDS, MoeInstance
 from tunedgemm_ck.xdl.template import CK_TYPES, IMPL
 
-_SOURCES = Path(__file__).with_name("sources")
+_SOURCES = Path(__file__).parents[1] / "sources"
 
 #: The first release of ROCm whose CK has the device ops (its headers of November 2025 are what this was written from).
 SINCE = "7.0"
@@ -89,7 +89,7 @@ def render_stage(of: MoeInstance, problem: Problem) -> str:
     Raises:
         PluginError: the instance is of the other stage, or no source is made of it.
     """
-    if reason := unmade(of) or (f"it is named as stage {problem.stage}" if of.stage != problem.stage else ""):
+    if reason := unrenderable(of) or (f"it is named as stage {problem.stage}" if of.stage != problem.stage else ""):
         raise PluginError(f"ck {of.name}: {reason}")
     header = "device_moe_gemm_blockscale.hpp" if of.quant == BLOCK else "device_moe_gemm.hpp"
     head = _HEAD.format(name=of.name, problem=f"{problem.op} on {problem.gfx}", header=IMPL + header, since=SINCE)
@@ -103,7 +103,7 @@ def render_stage(of: MoeInstance, problem: Problem) -> str:
         blocks=_truth(of.quant == BLOCK),
         m=of.m,
     )
-    return head + described(problem) + _source("route.h") + types + _gemm(of) + _source("stages.h")
+    return head + render_constants(problem) + _source("route.h") + types + _gemm(of) + _source("stages.h")
 
 
 def _gemm(of: MoeInstance) -> str:
@@ -128,13 +128,13 @@ def _gemm(of: MoeInstance) -> str:
         store_n=cut.store_n,
         store=cut.store,
         pipeline=of.pipeline,
-        act=ACTIVATIONS[of.act] if of.stage == 1 else 0,
+        act=RENDERED_ACTIVATIONS[of.act] if of.stage == 1 else 0,
         token="" if block else f" {_truth(of.quant != 1)},",
     )
 
 
 def _type(word: str) -> str:
-    dtype = DTYPES[word]
+    dtype = DTYPE_WORDS[word]
     return CK_TYPES["fp8_e4m3fn" if dtype == "fp8" else dtype]
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tunedgemm.plugin import Device, PluginError, Shape
 from tunedgemm_ck.cutlass import FAMILY
 from tunedgemm_ck.cutlass.cost import cost_of, tiles_of
-from tunedgemm_ck.cutlass.instance import CutlassInstance, parse
-from tunedgemm_ck.cutlass.limits import OPS, refused, unfit
-from tunedgemm_ck.cutlass.spaces import instances, near, space
+from tunedgemm_ck.cutlass.limits import OPS, unfit, unsupported
+from tunedgemm_ck.cutlass.names import CutlassInstance, parse
+from tunedgemm_ck.cutlass.space import enumerate_instances, enumerate_neighbours, listed_instances
 
 HOPPER, AMPERE = Device("sm_90", 132), Device("sm_80", 108)
 
@@ -41,12 +41,12 @@ SHAPES = st.builds(
 def test_an_op_has_24_instances_at_most(op: str, dtype: str) -> None:
     """What is compiled for all shapes of an op together stays small."""
     if dtype not in OPS[op][0]:
-        with_other = refused(_shape(op, 16, 128, 128, dtype=dtype), HOPPER)
+        with_other = unsupported(_shape(op, 16, 128, 128, dtype=dtype), HOPPER)
         assert "must be" in with_other
         return
     listed = set()
     for m, n, k in itertools.product((1, 16, 64, 200, 1024, 8192), (256, 1280, 8192), (512, 4096, 18432)):
-        listed |= {instance for instance, _ in space(_shape(op, m, n, k, dtype=dtype), HOPPER, False)}
+        listed |= {instance for instance, _ in enumerate_instances(_shape(op, m, n, k, dtype=dtype), HOPPER, False)}
     assert 16 <= len(listed) <= 24
 
 
@@ -54,18 +54,18 @@ def test_an_op_has_24_instances_at_most(op: str, dtype: str) -> None:
 @settings(max_examples=60, deadline=None)
 def test_every_listed_instance_fits_and_is_listed_once(shape: Shape, device: Device, full: bool) -> None:
     """Lists hold no doubles and nothing that `unfit` refuses, their costs rise, and a shape that is not refused has some."""
-    listed = list(space(shape, device, full))
+    listed = list(enumerate_instances(shape, device, full))
     assert len(set(listed)) == len(listed)
     assert not [chosen for chosen in listed if unfit(*chosen, shape, device)]
     costs = [cost_of(*chosen, shape, device) for chosen in listed]
     assert costs == sorted(costs)
-    assert bool(listed) == (refused(shape, device) == "")
+    assert bool(listed) == (unsupported(shape, device) == "")
 
 
 @pytest.mark.parametrize("op", sorted(OPS))
 def test_few_rows_get_swapped_operands_first(op: str) -> None:
     """A tile of 128 rows would multiply mostly nothing; swapped ones begin at 16."""
-    first, _ = next(iter(space(_shape(op, 8, 4096, 4096), HOPPER, False)))
+    first, _ = next(iter(enumerate_instances(_shape(op, 8, 4096, 4096), HOPPER, False)))
     assert first.swap
     assert first.tile_n == 16
 
@@ -73,17 +73,17 @@ def test_few_rows_get_swapped_operands_first(op: str) -> None:
 @pytest.mark.parametrize("op", sorted(OPS))
 def test_many_rows_get_large_tiles_first(op: str) -> None:
     """A large product is bound by what the tensor cores do; tiles of fewer than 128 x 128 would not keep up with them."""
-    first, split = next(iter(space(_shape(op, 8192, 8192, 8192), HOPPER, False)))
+    first, split = next(iter(enumerate_instances(_shape(op, 8192, 8192, 8192), HOPPER, False)))
     assert first.tile_m * first.tile_n >= 128 * 128
     assert split == 0
 
 
 def test_idle_multiprocessors_bring_splits() -> None:
     """Where a grid leaves most of a device idle, splits of K are listed, and stream-K; where it does not, no splits are."""
-    short = list(space(_shape("a16w16", 64, 1280, 16384), HOPPER, False))
+    short = list(enumerate_instances(_shape("a16w16", 64, 1280, 16384), HOPPER, False))
     assert {split for _, split in short} > {0}
     assert all(tiles_of(instance, _shape("a16w16", 64, 1280, 16384)) * max(split, 1) <= HOPPER.cu_num for instance, split in short if split)
-    assert {split for _, split in space(_shape("a16w16", 8192, 8192, 8192), HOPPER, False)} == {0}
+    assert {split for _, split in enumerate_instances(_shape("a16w16", 8192, 8192, 8192), HOPPER, False)} == {0}
 
 
 def test_a_full_wave_costs_no_more_than_one_tile_beyond_it() -> None:
@@ -98,8 +98,8 @@ def test_a_full_wave_costs_no_more_than_one_tile_beyond_it() -> None:
 @settings(max_examples=30, deadline=None)
 def test_neighbours_fit_and_are_others(shape: Shape) -> None:
     """`near` gives what fits, each once, never the solution itself."""
-    for chosen in list(space(shape, HOPPER, False))[:3]:
-        found = list(near(*chosen, shape, HOPPER))
+    for chosen in list(enumerate_instances(shape, HOPPER, False))[:3]:
+        found = list(enumerate_neighbours(*chosen, shape, HOPPER))
         assert len(set(found)) == len(found)
         assert chosen not in found
         assert not [each for each in found if unfit(*each, shape, HOPPER)]
@@ -109,7 +109,7 @@ def test_neighbours_change_each_parameter() -> None:
     """From the middle of all ladders there is a way along each of them."""
     shape = _shape("a16w16", 2048, 2048, 8192)
     instance = CutlassInstance(128, 128, 64, (2, 1), "cooperative", "streamk")
-    found = list(near(instance, 2, shape, HOPPER))
+    found = list(enumerate_neighbours(instance, 2, shape, HOPPER))
     for field in ("tile_m", "tile_n", "tile_k", "cluster", "schedule", "scheduler", "swap"):
         assert any(getattr(each, field) != getattr(instance, field) for each, _ in found), field
     assert {split for each, split in found if each == instance} == {0, 3}
@@ -139,8 +139,8 @@ def test_neighbours_change_each_parameter() -> None:
 )
 def test_what_is_refused_is_told_why(shape: Shape, gfx: str, reason: str) -> None:
     """The reason says what is asked for and what was given, and nothing is listed."""
-    assert reason in refused(shape, Device(gfx, 100))
-    assert not list(FAMILY.space(shape, Device(gfx, 100), True))
+    assert reason in unsupported(shape, Device(gfx, 100))
+    assert not list(FAMILY.enumerate_instances(shape, Device(gfx, 100), True))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_what_is_refused_is_told_why(shape: Shape, gfx: str, reason: str) -> Non
 def test_an_instance_that_does_not_fit_is_told_why(instance: CutlassInstance, split: int, reason: str) -> None:
     """Also where the shape itself could be served."""
     shape = _shape("a16w16", 256, 256, 4096)
-    assert refused(shape, HOPPER) == ""
+    assert unsupported(shape, HOPPER) == ""
     assert reason in unfit(instance, split, shape, HOPPER)
 
 
@@ -173,19 +173,19 @@ def test_fp8_has_half_the_accumulators() -> None:
     wide = CutlassInstance(128, 256, 128)
     assert unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="int8"), HOPPER) == ""
     assert "more than 64" in unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="fp8_e4m3fn"), HOPPER)
-    assert max(each.accumulators for each in instances("sm_90", "fp8_e4m3fn", False, True)) == 64
+    assert max(each.accumulators for each in listed_instances("sm_90", "fp8_e4m3fn", False, True)) == 64
 
 
 def test_fast_sums_are_for_fp8_and_bf16() -> None:
     """They have all accumulators; where an output is more exact, or scales come with each block of K, they are refused and not listed."""
     fast, product = CutlassInstance(128, 256, 128, fast=True), _shape("a8w8", 4096, 4096, 4096, dtype="fp8_e4m3fn")
     assert unfit(fast, 0, product, HOPPER) == ""
-    assert {each.fast for each, _ in space(product, HOPPER, False)} == {False, True}
-    assert len(instances("sm_90", "fp8_e4m3fn", False, False, True)) == 24
+    assert {each.fast for each, _ in enumerate_instances(product, HOPPER, False)} == {False, True}
+    assert len(listed_instances("sm_90", "fp8_e4m3fn", False, False, True)) == 24
     exact = [attrs.evolve(product, outdtype="fp32"), attrs.evolve(product, dtype="int8"), _shape("a8w8_blockscale", 4096, 4096, 4096)]
     for shape in exact:
         assert "fast sums are for fp8" in unfit(fast, 0, shape, HOPPER)
-        assert not any(each.fast for each, _ in space(shape, HOPPER, True))
+        assert not any(each.fast for each, _ in enumerate_instances(shape, HOPPER, True))
     with pytest.raises(PluginError, match="neither clusters, swapped operands nor fast sums"):
         parse("128x128x32_1x1_multistage_single_w2x2_s3_fast_r1", "a8w8")
 
@@ -197,4 +197,4 @@ def test_block_scales_ask_for_their_tiles() -> None:
     assert "128 rows of the weight" in unfit(CutlassInstance(64, 128, 128, schedule="pingpong", swap=True), 0, shape, HOPPER)
     assert "cooperative or pingpong" in unfit(CutlassInstance(64, 128, 128, schedule="plain", scheduler="single"), 0, shape, HOPPER)
     assert unfit(CutlassInstance(128, 64, 128, swap=True), 0, shape, HOPPER) == ""
-    assert all(instance.tile_k == 128 for instance in instances("sm_90", "fp8_e4m3fn", True, False))
+    assert all(instance.tile_k == 128 for instance in listed_instances("sm_90", "fp8_e4m3fn", True, False))

@@ -8,8 +8,8 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, op_named
 from tunedgemm_ck.xdl import FAMILY
-from tunedgemm_ck.xdl.instance import FORMS, parse
-from tunedgemm_ck.xdl.limits import instances
+from tunedgemm_ck.xdl.names import FORMS, parse
+from tunedgemm_ck.xdl.space import listed_instances
 
 MI300X, MI355X, MI250X = Device("gfx942", 304), Device("gfx950", 256), Device("gfx90a", 104)
 
@@ -29,18 +29,18 @@ def test_what_is_offered_fits_and_is_there_once(op: str, m: int, full: bool) -> 
     """Each pair of a space fits the shape, appears once, is of the op, and is not more than the interface allows."""
     device = MI355X if op == "a4w4_blockscale" else MI300X
     shape = shape_of(op, m, 7168 if op != "a4w4_blockscale" else 3072, 4096, device.gfx)
-    assert FAMILY.refused(shape, device) == ""
-    offered = list(FAMILY.space(shape, device, full))
+    assert FAMILY.unsupported(shape, device) == ""
+    offered = list(FAMILY.enumerate_instances(shape, device, full))
     assert offered
     assert len(set(offered)) == len(offered)
-    assert len({instance for instance, _ in offered}) <= (len(instances(op)) if full else 24)
+    assert len({instance for instance, _ in offered}) <= (len(listed_instances(op)) if full else 24)
     assert all(FAMILY.unfit(instance, split, shape, device) == "" for instance, split in offered)
-    assert set(FAMILY.space(shape, device, False)) <= set(FAMILY.space(shape, device, True))
+    assert set(FAMILY.enumerate_instances(shape, device, False)) <= set(FAMILY.enumerate_instances(shape, device, True))
 
 
 def test_few_rows_are_offered_low_tiles_and_splits_first() -> None:
     """A guess for one row is of 16 or 32 rows; of 8192 rows a large tile; K is split only where compute units would be idle."""
-    few, many = (list(FAMILY.space(shape_of("a8w8", m, 4096, 8192), MI300X, False)) for m in (1, 8192))
+    few, many = (list(FAMILY.enumerate_instances(shape_of("a8w8", m, 4096, 8192), MI300X, False)) for m in (1, 8192))
     assert few[0][0].m <= 32
     assert many[0][0].m * many[0][0].n >= 128 * 128
     assert any(split for _, split in few)
@@ -71,13 +71,13 @@ def test_a_shape_that_none_can_serve_is_refused_with_the_reason(op: str, device:
     """Dtypes, layouts, scales, sizes and architectures that CK lacks are refused by name, and nothing is offered."""
     base = {"dtype": "int8"} if op == "a8w8" else {}
     shape = attrs.evolve(shape_of(op, 64, 7168, 4096, device.gfx), **{**base, **fields})
-    assert re.search(reason, FAMILY.refused(shape, device))
-    assert not list(FAMILY.space(shape, device, True))
+    assert re.search(reason, FAMILY.unsupported(shape, device))
+    assert not list(FAMILY.enumerate_instances(shape, device, True))
 
 
 def test_a_bias_is_not_added_by_each_part_of_k() -> None:
     """A split of K with a bias does not fit: each part would add the bias."""
-    instance = instances("a16w16")[0]
+    instance = listed_instances("a16w16")[0]
     shape = shape_of("a16w16", 16, 4096, 8192)
     biased = attrs.evolve(shape, epilogue="bias", bias_dtype="bf16")
     assert FAMILY.unfit(instance, 1, shape, MI300X) == ""
@@ -107,11 +107,11 @@ def test_a_pipeline_needs_more_tiles_than_it_has_under_way(op: str, name: str, m
 
 def test_a_device_op_without_parts_takes_any_split() -> None:
     """AITER's tables count splits that the launcher of blockscale_bpreshuffle does not know: they fit, and change no bits."""
-    instance = instances("a8w8_blockscale_bpreshuffle")[0]
+    instance = listed_instances("a8w8_blockscale_bpreshuffle")[0]
     shape = shape_of("a8w8_blockscale_bpreshuffle", 16, 4096, 8192)
     assert FAMILY.unfit(instance, 3, shape, MI300X) == ""
     assert FAMILY.deterministic(instance, 3)
-    assert {split for _, split in FAMILY.space(shape, MI300X, True)} == {0}
+    assert {split for _, split in FAMILY.enumerate_instances(shape, MI300X, True)} == {0}
 
 
 @pytest.mark.parametrize("op", sorted(FORMS))
@@ -120,11 +120,11 @@ def test_neighbours_fit_and_differ(op: str) -> None:
     device = MI355X if op == "a4w4_blockscale" else MI300X
     shape = shape_of(op, 256, 3072, 4096, device.gfx)
     fresh = False
-    for instance, split in FAMILY.space(shape, device, True):
-        beside = list(FAMILY.near(instance, split, shape, device))
+    for instance, split in FAMILY.enumerate_instances(shape, device, True):
+        beside = list(FAMILY.enumerate_neighbours(instance, split, shape, device))
         assert (instance, split) not in beside
         assert len(set(beside)) == len(beside) > 0
         assert all(FAMILY.unfit(other, parts, shape, device) == "" for other, parts in beside)
         assert all(parse(other.name, op) == other for other, _ in beside)
-        fresh = fresh or any(other not in instances(op) for other, _ in beside)
+        fresh = fresh or any(other not in listed_instances(op) for other, _ in beside)
     assert fresh or op == "a4w4_blockscale"

@@ -112,7 +112,7 @@ class XdlInstance:
     def __attrs_post_init__(self) -> None:
         if self.op not in FORMS:
             raise PluginError(f"ck has no instances of op {self.op!r}; it has those of {', '.join(FORMS)}")
-        for part, wrong in _wrongs(self):
+        for part, wrong in _faults(self):
             if wrong:
                 raise PluginError(f"ck {self.op}: {part}: {wrong}")
 
@@ -139,7 +139,7 @@ class XdlInstance:
         return "_".join([FORMS[self.op].prefix, *numbers, self.scheduler, f"v{self.pipeline}"])
 
 
-def _wrongs(of: XdlInstance) -> list[tuple[str, str]]:
+def _faults(of: XdlInstance) -> list[tuple[str, str]]:
     """Parts of the name and what is wrong with each, "" where nothing is: CK's own compile-time conditions, as far as a name tells them."""
     words = "x".join(map(str, (of.threads, of.m, of.n, of.k)))
     found = [

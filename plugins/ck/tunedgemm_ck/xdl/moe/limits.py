@@ -8,11 +8,11 @@ import attrs
 from tunedgemm.plugin import Device, Shape
 
 from tunedgemm_ck.family import Instance
-from tunedgemm_ck.stages import Stages
-from tunedgemm_ck.xdl.limits import DTYPES, LDS, none_fits
-from tunedgemm_ck.xdl.moe import BLOCK, MoeInstance
-from tunedgemm_ck.xdl.moe_cut import ACTIVATIONS, EPILOGUES, lds, unmade
-from tunedgemm_ck.xdl.moe_listed import TILES
+from tunedgemm_ck.names import Stages
+from tunedgemm_ck.xdl.limits import DTYPES
+from tunedgemm_ck.xdl.moe.cut import RENDERED_ACTIVATIONS, RENDERED_EPILOGUES, lds, unrenderable
+from tunedgemm_ck.xdl.moe.names import BLOCK, MoeInstance
+from tunedgemm_ck.xdl.resources import LDS
 
 #: Kind of the quantisation to AITER's number in the names.
 QUANTS = {"No": 0, "per_Tensor": 1, "per_Token": 2, "per_1x128": BLOCK}
@@ -27,33 +27,25 @@ ARCHITECTURES = ("gfx942", "gfx950")
 MOST, MOST_ROWS, MOST_TOPK = 1 << 31, 1 << 24, 128
 
 
-def refused(shape: Shape, device: Device) -> str:
-    """Why no pair of instances can serve a shape on a device; "" where one can."""
-    if reason := static(shape, device):
-        return reason
-    both = (none_fits(misfit(instance, shape, device) for instance in listed(shape, device, stage)) for stage in (1, 2))
-    return next(filter(None, both), "")
-
-
 def unfit(instance: Instance, split: int, shape: Shape, device: Device) -> str:
     """Why a pair of instances cannot serve a shape on a device; "" where it can."""
     if not isinstance(instance, Stages):
         return f"{instance.name} is one stage of fmoe, which needs two"
     if split:
         return f"no instance of fmoe cuts K into parts (got splitK {split})"
-    if reason := static(shape, device):
+    if reason := unsupported(shape, device):
         return reason
     for number, stage in enumerate((instance.first, instance.second), 1):
         assert isinstance(stage, MoeInstance)
         if stage.stage != number:
             return f"{stage.name} is of stage {stage.stage}, named as stage {number}"
-        if reason := misfit(stage, shape, device):
+        if reason := unfit_stage(stage, shape, device):
             return f"stage {number}: {reason}"
     return ""
 
 
 @functools.lru_cache(maxsize=4096)
-def static(shape: Shape, device: Device) -> str:
+def unsupported(shape: Shape, device: Device) -> str:
     """Why CK has no stages for these dtypes, scales, layouts and sizes on this architecture; "" otherwise."""
     kind, q_dtype, topk = str(shape["q_type"]), str(shape["q_dtype_w"]), int(shape["topk"])
     pairs, weights = shape.m * topk, int(shape["expert"]) * shape.n * shape.k * 2
@@ -64,7 +56,10 @@ def static(shape: Shape, device: Device) -> str:
         (kind != "per_1x128" or q_dtype.startswith("fp8"), f"blocks of fp8 (got {q_dtype})"),
         (shape.layout == "aiter16x16", f"weights in layout aiter16x16, see shuffle_weight (got {shape.layout})"),
         (bool(shape["g1u1"]), "gated experts (got use_g1u1 0)"),
-        (str(shape["act"]) in ACTIVATIONS, f"{' or '.join(ACTIVATIONS)} (got {shape['act']}, which its headers of 2025 have not)"),
+        (
+            str(shape["act"]) in RENDERED_ACTIVATIONS,
+            f"{' or '.join(RENDERED_ACTIVATIONS)} (got {shape['act']}, which its headers of 2025 have not)",
+        ),
         (shape.m > 0, "at least one token"),
         (pairs < MOST_ROWS and topk < MOST_TOPK, f"less than {MOST_ROWS} pairs of a token and an expert, topk below {MOST_TOPK}"),
         (weights < MOST, f"weights of less than {MOST} elements, those of all experts together (got {weights})"),
@@ -75,9 +70,9 @@ def static(shape: Shape, device: Device) -> str:
 
 
 @functools.lru_cache(maxsize=16384)
-def misfit(of: MoeInstance, shape: Shape, device: Device) -> str:
+def unfit_stage(of: MoeInstance, shape: Shape, device: Device) -> str:
     """Why a stage's instance cannot serve a shape that CK has stages for; "" where it can."""
-    return unmade(of) or _other(of, shape) or _sizes(of, shape, device)
+    return unrenderable(of) or _other(of, shape) or _sizes(of, shape, device)
 
 
 def _other(of: MoeInstance, shape: Shape) -> str:
@@ -103,16 +98,6 @@ def _sizes(of: MoeInstance, shape: Shape, device: Device) -> str:
     return ""
 
 
-def listed(shape: Shape, device: Device, stage: int) -> tuple[MoeInstance, ...]:
-    """All listed instances of a stage for the problem of a shape that CK has stages for, those that AITER's tables choose most first."""
-    return tuple(instance_of(tile, shape, device.gfx, stage) for tile in TILES[kind_of(shape), stage])
-
-
-def kind_of(shape: Shape) -> str:
-    """Kind of the scales, as the lists have it."""
-    return {"per_Tensor": "rows", "per_Token": "rows"}.get(str(shape["q_type"]), str(shape["q_type"]))
-
-
 def instance_of(tile: str, shape: Shape, gfx: str, stage: int) -> MoeInstance:
     """The instance of a tile, as `MoeInstance.tile` writes it, for the problem of a shape."""
     sizes, waves, pipeline = tile.split("_")
@@ -122,7 +107,7 @@ def instance_of(tile: str, shape: Shape, gfx: str, stage: int) -> MoeInstance:
     weighted = bool(shape["doweight_stage1"]) == first
     plain = "TypeCastExpertWeight" if weighted else "TypeCast"
     scaled = "MulABScale" if first else "MulABScaleExpertWeight"
-    epilogue = EPILOGUES[quant][0] if quant == BLOCK else "TypeCast" if gfx == "gfx950" else scaled if quant else plain
+    epilogue = RENDERED_EPILOGUES[quant][0] if quant == BLOCK else "TypeCast" if gfx == "gfx950" else scaled if quant else plain
     return MoeInstance(
         stage=stage,
         threads=threads,

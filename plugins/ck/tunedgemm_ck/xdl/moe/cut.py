@@ -6,14 +6,14 @@ import functools
 
 import attrs
 
-from tunedgemm_ck.xdl.moe import BLOCK, MoeInstance
+from tunedgemm_ck.xdl.moe.names import BLOCK, MoeInstance
 
 #: CK's numbers of the activations that it computes.
-ACTIVATIONS = {"gelu": 0, "silu": 1}
+RENDERED_ACTIVATIONS = {"gelu": 0, "silu": 1}
 
 #: What names may say of the epilogue, by AITER's number of the kind of scales. It is the same for all of a kind: the kernel has multiplied
 #: everything in before. AITER's lists for gfx950 call it by the word of the plain one.
-EPILOGUES = {
+RENDERED_EPILOGUES = {
     0: ("TypeCast", "TypeCastExpertWeight"),
     1: ("MulABScale", "MulABScaleExpertWeight", "TypeCast"),
     2: ("MulABScale", "MulABScaleExpertWeight", "TypeCast"),
@@ -63,23 +63,26 @@ def cut_of(of: MoeInstance) -> Cut:
 
 
 @functools.lru_cache(maxsize=1024)
-def unmade(of: MoeInstance) -> str:
+def unrenderable(of: MoeInstance) -> str:
     """Why no source is made of an instance, whatever the shape; "" where one is."""
-    if of.quant not in EPILOGUES:
-        return f"no source is made of Quant{of.quant}, only of Quant{', Quant'.join(map(str, EPILOGUES))}"
+    if of.quant not in RENDERED_EPILOGUES:
+        return f"no source is made of Quant{of.quant}, only of Quant{', Quant'.join(map(str, RENDERED_EPILOGUES))}"
     checks = (
         (of.dtypes[0] == of.dtypes[1] and of.dtypes[0] in _FACTORS[of.quant], f"{'_'.join(of.dtypes[:2])} with Quant{of.quant}"),
         (of.dtypes[2] in _FACTORS[0], f"results in {of.dtypes[2]}"),
         (of.quant or of.stage == 2 or of.dtypes[0] == of.dtypes[2], f"{'_'.join(of.dtypes)} without scales"),
-        (of.stage == 2 or of.act in ACTIVATIONS, f"{of.act}, which CK's headers of 2025 have not"),
-        (of.epilogue in EPILOGUES[of.quant], f"epilogue {of.epilogue} with Quant{of.quant}, which has {', '.join(EPILOGUES[of.quant])}"),
+        (of.stage == 2 or of.act in RENDERED_ACTIVATIONS, f"{of.act}, which CK's headers of 2025 have not"),
+        (
+            of.epilogue in RENDERED_EPILOGUES[of.quant],
+            f"epilogue {of.epilogue} with Quant{of.quant}, which has {', '.join(RENDERED_EPILOGUES[of.quant])}",
+        ),
         (not of.swizzle, "Nswizzle1, which needs a sort that counts the blocks of each expert"),
         (of.pipeline in (1, 3), f"pipeline v{of.pipeline}; there are v1 and v3"),
     )
-    return next((f"no source is made of {wrong}" for right, wrong in checks if not right), "") or _uncut(of)
+    return next((f"no source is made of {wrong}" for right, wrong in checks if not right), "") or _uncuttable(of)
 
 
-def _uncut(of: MoeInstance) -> str:
+def _uncuttable(of: MoeInstance) -> str:
     """Why no block can be cut as an instance says; "" where one can: CK's own compile-time conditions."""
     cut, words = cut_of(of), of.tile
     if of.m % (16 * of.waves[0]) or of.n % (16 * of.waves[1]):

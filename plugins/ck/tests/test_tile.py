@@ -9,8 +9,9 @@ import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, op_named
 from tunedgemm_ck.problem import Problem
 from tunedgemm_ck.tile import FAMILY
-from tunedgemm_ck.tile.instance import EXAMPLES, PREFIXES, parse
-from tunedgemm_ck.tile.limits import ACCEPTS, instances
+from tunedgemm_ck.tile.limits import ACCEPTS
+from tunedgemm_ck.tile.names import EXAMPLES, PREFIXES, parse
+from tunedgemm_ck.tile.space import listed_instances
 from tunedgemm_ck.tile.template import flags, render
 
 MI300X, MI355X = Device("gfx942", 304), Device("gfx950", 256)
@@ -33,7 +34,7 @@ def problem_of(op: str, gfx: str = "gfx942") -> Problem:
 @pytest.mark.parametrize("op", sorted(PREFIXES))
 def test_listed_instances_are_named_once_and_read_again(op: str) -> None:
     """Each listed instance of an op is the one that its own name is parsed to, and no two share a name."""
-    listed = instances(op)
+    listed = listed_instances(op)
     assert [parse(instance.name, op) for instance in listed] == list(listed)
     assert len({instance.name for instance in listed}) == len(listed) >= 8
 
@@ -67,14 +68,14 @@ def test_a_bad_name_is_refused_by_the_part_that_is_wrong(op: str, name: str, par
 def test_what_is_offered_fits_and_is_there_once(op: str, device: Device, full: bool) -> None:
     """Each pair of a space fits the shape, appears once, and is not more than the interface allows; its neighbours fit, too."""
     shape = shape_of(op, 64, 6144, 8192, device.gfx)
-    assert FAMILY.refused(shape, device) == ""
-    offered = list(FAMILY.space(shape, device, full))
+    assert FAMILY.unsupported(shape, device) == ""
+    offered = list(FAMILY.enumerate_instances(shape, device, full))
     assert offered
     assert len(set(offered)) == len(offered)
-    assert len({instance for instance, _ in offered}) <= (len(instances(op)) if full else 24)
+    assert len({instance for instance, _ in offered}) <= (len(listed_instances(op)) if full else 24)
     assert all(FAMILY.unfit(instance, split, shape, device) == "" for instance, split in offered)
     for instance, split in offered:
-        beside = list(FAMILY.near(instance, split, shape, device))
+        beside = list(FAMILY.enumerate_neighbours(instance, split, shape, device))
         assert (instance, split) not in beside
         assert beside
         assert all(FAMILY.unfit(other, parts, shape, device) == "" for other, parts in beside)
@@ -101,8 +102,8 @@ def test_matrix_instructions_of_gfx950_do_not_fit_gfx942() -> None:
 def test_a_shape_that_none_can_serve_is_refused_with_the_reason(op: str, fields: dict[str, object], reason: str) -> None:
     """What CK Tile lacks is refused by name, and nothing is offered."""
     shape = attrs.evolve(shape_of(op, 64, 4096, 8192, "gfx942"), **fields)
-    assert reason in FAMILY.refused(shape, MI300X)
-    assert not list(FAMILY.space(shape, MI300X, True))
+    assert reason in FAMILY.unsupported(shape, MI300X)
+    assert not list(FAMILY.enumerate_instances(shape, MI300X, True))
 
 
 def test_only_block_scales_split_k() -> None:
@@ -116,7 +117,7 @@ def test_only_block_scales_split_k() -> None:
 @pytest.mark.parametrize("op", sorted(PREFIXES))
 def test_a_source_is_the_same_each_time_and_names_what_it_is(op: str) -> None:
     """A source tells its name, includes call.h, exports both functions, and two instances differ."""
-    first, second = instances(op)[:2]
+    first, second = listed_instances(op)[:2]
     source = render(first, problem_of(op))
     assert source == render(attrs.evolve(first), problem_of(op))
     assert source != render(second, problem_of(op))
@@ -145,7 +146,7 @@ def test_scales_are_transposed_where_the_kernel_reads_them_otherwise(op: str, na
 
 def test_the_kind_of_fp8_is_a_flag_of_the_architecture() -> None:
     """The flags say whether fp8 is the OCP's, and that bfloat16 is rounded."""
-    instance = instances("a8w8_bpreshuffle")[0]
+    instance = listed_instances("a8w8_bpreshuffle")[0]
     assert "-DCK_TILE_USE_OCP_FP8=0" in flags(instance, problem_of("a8w8_bpreshuffle"))
     assert "-DCK_TILE_USE_OCP_FP8=1" in flags(instance, problem_of("a8w8_bpreshuffle", "gfx950"))
     assert "-DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=0" in flags(instance, problem_of("a8w8_bpreshuffle"))

@@ -8,7 +8,7 @@ import re
 import attrs
 from tunedgemm.plugin import PluginError
 
-from tunedgemm_ck.xdl.instance import WAVE
+from tunedgemm_ck.xdl.names import WAVE
 
 #: How a stage's sums become its output: what each word says is multiplied in.
 EPILOGUES = (
@@ -31,7 +31,7 @@ BLOCK = 4
 ACTIVATIONS = ("gelu", "silu", "swiglu")
 
 #: AITER's words for dtypes of operands.
-DTYPES = {"B16": "bf16", "F16": "fp16", "F8": "fp8", "I8": "int8", "I4": "int4", "FP4X2": "fp4x2"}
+DTYPE_WORDS = {"B16": "bf16", "F16": "fp16", "F8": "fp8", "I8": "int8", "I4": "int4", "FP4X2": "fp4x2"}
 
 _PATTERN = (
     r"moe_ck2stages_gemm(?P<stage>[12])_(?P<tile>\d{1,4}x\d{1,4}x\d{1,4}x\d{1,4})_(?P<waves>\dx\d)_(?P<epilogue>[A-Za-z0-9]+)"
@@ -83,7 +83,7 @@ class MoeInstance:
             ("tile", min(sizes) > 0, f"threads, M, N and K must be positive (got {'x'.join(map(str, sizes))})"),
             ("epilogue", self.epilogue in EPILOGUES, f"must be one of {', '.join(EPILOGUES)} (got {self.epilogue!r})"),
             ("activation", self.act in (ACTIVATIONS if self.stage == 1 else ("",)), f"stage {self.stage} has none called {self.act!r}"),
-            ("dtypes", all(dtype in DTYPES for dtype in self.dtypes), f"must be of {', '.join(DTYPES)} (got {', '.join(self.dtypes)})"),
+            ("dtypes", all(dtype in DTYPE_WORDS for dtype in self.dtypes), f"must be {', '.join(DTYPE_WORDS)} (got {', '.join(self.dtypes)})"),
             ("waves", waves_m * waves_n * WAVE == self.threads, f"{waves_m}x{waves_n} waves do not have {self.threads} threads"),
         )
         for part, right, wrong in checks:

@@ -75,7 +75,7 @@ class TileInstance:
     def __attrs_post_init__(self) -> None:
         if self.op not in PREFIXES:
             raise PluginError(f"cktile has no instances of op {self.op!r}; it has those of {', '.join(PREFIXES)}")
-        for part, wrong in _wrongs(self):
+        for part, wrong in _faults(self):
             if wrong:
                 raise PluginError(f"cktile {self.op}: {part}: {wrong}")
 
@@ -95,7 +95,7 @@ class TileInstance:
         return "_".join([_BLOCKSCALE, *sizes, self.scheduler, switches, str(self.blocks)]) + "_aqrm" * self.row_major_scales
 
 
-def _wrongs(of: TileInstance) -> list[tuple[str, str]]:
+def _faults(of: TileInstance) -> list[tuple[str, str]]:
     """Parts of the name and what is wrong with each, "" where nothing is."""
     cut = all(whole > 0 for whole in (*of.tile, *of.warps)) and of.warp_tile in _WARP_TILES
     cut = cut and all(tile % (warps * each) == 0 for tile, warps, each in zip(of.tile, of.warps, of.warp_tile, strict=True))

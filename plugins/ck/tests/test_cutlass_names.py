@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tunedgemm.plugin import PluginError
-from tunedgemm_ck.cutlass.instance import EXAMPLE, REVISION, CutlassInstance, parse
-from tunedgemm_ck.cutlass.spaces import instances
+from tunedgemm_ck.cutlass.names import EXAMPLE, REVISION, CutlassInstance, parse
+from tunedgemm_ck.cutlass.space import listed_instances
 
 SPACES = [("sm_80", "int8", False), ("sm_80", "bf16", False), ("sm_90", "bf16", False), ("sm_90", "int8", False)]
 SPACES += [("sm_90", "fp8_e4m3fn", blocks) for blocks in (False, True)]
@@ -16,7 +16,7 @@ SPACES += [("sm_90", "fp8_e4m3fn", blocks) for blocks in (False, True)]
 @pytest.mark.parametrize(("gfx", "dtype", "blocks"), SPACES)
 def test_every_instance_has_a_name_of_its_own(gfx: str, dtype: str, blocks: bool) -> None:
     """A name alone rebuilds all parameters, and no two instances of the full space share one."""
-    every = instances(gfx, dtype, blocks, True, dtype.startswith("fp8") and not blocks)
+    every = listed_instances(gfx, dtype, blocks, True, dtype.startswith("fp8") and not blocks)
     assert [parse(each.name, "a16w16") for each in every] == list(every)
     assert len({each.name for each in every}) == len(every)
     assert len(every) > (20 if blocks or gfx == "sm_80" else 150)
@@ -60,7 +60,7 @@ def test_other_names_are_refused_with_what_is_unknown(name: str, reason: str) ->
     assert "a8w8" in str(caught.value)
 
 
-@given(st.sampled_from(instances("sm_90", "bf16", False, True)), st.data())
+@given(st.sampled_from(listed_instances("sm_90", "bf16", False, True)), st.data())
 def test_a_name_with_another_character_is_no_other_instances_name(instance: CutlassInstance, data: st.DataObject) -> None:
     """A name with one character changed is refused, or is exactly what the instance found for it is called."""
     place = data.draw(st.integers(0, len(instance.name) - 1))

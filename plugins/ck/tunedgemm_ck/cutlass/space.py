@@ -11,10 +11,11 @@ import attrs
 from tunedgemm.plugin import Device, PluginError, Shape
 
 from tunedgemm_ck.cutlass.cost import ceil_div, cost_of, tiles_of, units_of
-from tunedgemm_ck.cutlass.instance import CLUSTERS, SCHEDULERS, SCHEDULES, STAGES, TILES_K, TILES_M, TILES_N, WARPS, CutlassInstance
-from tunedgemm_ck.cutlass.limits import BLOCK, LEAST_STEPS, MAX_SPLITS, accumulators_of, depths_of, may_be_fast, refused, unfit, width_of
+from tunedgemm_ck.cutlass.limits import BLOCK, LEAST_STEPS, MAX_SPLITS, depths_of, may_be_fast, unfit, unsupported
+from tunedgemm_ck.cutlass.names import CLUSTERS, SCHEDULERS, SCHEDULES, STAGES, TILES_K, TILES_M, TILES_N, WARPS, CutlassInstance
+from tunedgemm_ck.cutlass.resources import accumulators_of, width_of
 
-Chosen = tuple[CutlassInstance, int]
+Candidate = tuple[CutlassInstance, int]
 
 SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 
@@ -129,10 +130,10 @@ WORSE, _LEAST = 3.0, 6
 
 
 @functools.cache
-def instances(gfx: str, dtype: str, blocks: bool, full: bool, fast: bool = False) -> tuple[CutlassInstance, ...]:
+def listed_instances(gfx: str, dtype: str, blocks: bool, full: bool, fast: bool = False) -> tuple[CutlassInstance, ...]:
     """All instances for operands of a dtype, at most 24, where they may be *fast* such ones too; with *full* all that fit registers."""
     if full:
-        return (*every(gfx, dtype, blocks), *(every(gfx, dtype, blocks, fast=True) if fast else ()))
+        return (*enumerate_all(gfx, dtype, blocks), *(enumerate_all(gfx, dtype, blocks, fast=True) if fast else ()))
     width = width_of(dtype)
     if gfx != "sm_90":
         multistage = functools.partial(CutlassInstance, schedule="multistage", scheduler="single")
@@ -142,7 +143,7 @@ def instances(gfx: str, dtype: str, blocks: bool, full: bool, fast: bool = False
     return exact + tuple(CutlassInstance(m, n, k // width, *rest, fast=True) for m, n, k, *rest in (_FAST if fast else ()))
 
 
-def every(gfx: str, dtype: str, blocks: bool, fast: bool = False) -> Iterator[CutlassInstance]:
+def enumerate_all(gfx: str, dtype: str, blocks: bool, fast: bool = False) -> Iterator[CutlassInstance]:
     """All instances for operands of a dtype that parameters and registers allow."""
     hopper, depths, most = gfx == "sm_90", [depth // width_of(dtype) for depth in depths_of(dtype, gfx)], accumulators_of(dtype, fast)
     clusters, swaps = (CLUSTERS, (False, True)) if hopper else (CLUSTERS[:1], (False,))
@@ -160,11 +161,11 @@ def every(gfx: str, dtype: str, blocks: bool, fast: bool = False) -> Iterator[Cu
                         yield made
 
 
-def space(shape: Shape, device: Device, full: bool) -> Iterator[Chosen]:
+def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterator[Candidate]:
     """Instances with numbers of splits that fit the shape, best guesses first; *full* lists all of all instances."""
-    if refused(shape, device):
+    if unsupported(shape, device):
         return
-    listed = instances(device.gfx, shape.dtype, shape.scale == "block", full, device.gfx == "sm_90" and may_be_fast(shape))
+    listed = listed_instances(device.gfx, shape.dtype, shape.scale == "block", full, device.gfx == "sm_90" and may_be_fast(shape))
     fitting = [chosen for instance in listed for chosen in _with_splits(instance, shape, device) if not unfit(*chosen, shape, device)]
     costs = {chosen: cost_of(*chosen, shape, device) for chosen in fitting}
     ordered = sorted(costs, key=lambda chosen: (costs[chosen], chosen[0].name, chosen[1]))
@@ -173,7 +174,7 @@ def space(shape: Shape, device: Device, full: bool) -> Iterator[Chosen]:
             yield chosen
 
 
-def _with_splits(instance: CutlassInstance, shape: Shape, device: Device) -> Iterator[Chosen]:
+def _with_splits(instance: CutlassInstance, shape: Shape, device: Device) -> Iterator[Candidate]:
     """No split, or what stream-K can do: its own cut of an uneven wave, and the one or two numbers of parts that fill one wave best."""
     if instance.scheduler != "streamk":
         yield instance, 0
@@ -186,7 +187,7 @@ def _with_splits(instance: CutlassInstance, shape: Shape, device: Device) -> Ite
         yield instance, split
 
 
-def near(instance: CutlassInstance, split: int, shape: Shape, device: Device) -> Iterator[Chosen]:
+def enumerate_neighbours(instance: CutlassInstance, split: int, shape: Shape, device: Device) -> Iterator[Candidate]:
     """The neighbours that fit."""
     seen = {(instance, split if split > 1 else 0)}
     for chosen in neighbours(instance, split):
@@ -195,27 +196,27 @@ def near(instance: CutlassInstance, split: int, shape: Shape, device: Device) ->
             yield chosen
 
 
-def neighbours(instance: CutlassInstance, split: int) -> list[Chosen]:
+def neighbours(instance: CutlassInstance, split: int) -> list[Candidate]:
     """What differs in one parameter, or the split, one step along its ladder; a scheduler brings its schedule with it."""
     changed: dict[str, tuple[object, ...]] = {
-        "tile_m": _beside(TILES_M, instance.tile_m),
-        "tile_n": _beside(TILES_N, instance.tile_n),
-        "tile_k": _beside(TILES_K, instance.tile_k),
+        "tile_m": _adjacent(TILES_M, instance.tile_m),
+        "tile_n": _adjacent(TILES_N, instance.tile_n),
+        "tile_k": _adjacent(TILES_K, instance.tile_k),
         "cluster": tuple(each for each in CLUSTERS if each != instance.cluster),
         "swap": (not instance.swap,),
         "fast": (not instance.fast,),
         "warps": tuple(each for each in WARPS if each != instance.warps),
-        "stages": _beside(STAGES, instance.stages),
+        "stages": _adjacent(STAGES, instance.stages),
     }
-    found: list[Chosen] = [(instance, each) for each in _beside(SPLITS, split if split > 1 else 0)]
+    found: list[Candidate] = [(instance, each) for each in _adjacent(SPLITS, split if split > 1 else 0)]
     for field, values in changed.items():
         found += _evolved(instance, split, [{field: value} for value in values])
     ways = [{"schedule": schedule, "scheduler": scheduler} for schedule in SCHEDULES for scheduler in SCHEDULERS]
     return found + _evolved(instance, 0, ways)
 
 
-def _evolved(instance: CutlassInstance, split: int, changes: list[dict[str, object]]) -> list[Chosen]:
-    made: list[Chosen] = []
+def _evolved(instance: CutlassInstance, split: int, changes: list[dict[str, object]]) -> list[Candidate]:
+    made: list[Candidate] = []
     for change in changes:
         with contextlib.suppress(PluginError):  # not possible together
             evolve: Callable[..., CutlassInstance] = attrs.evolve
@@ -223,6 +224,6 @@ def _evolved(instance: CutlassInstance, split: int, changes: list[dict[str, obje
     return made
 
 
-def _beside(ladder: tuple[int, ...], value: int) -> tuple[int, ...]:
+def _adjacent(ladder: tuple[int, ...], value: int) -> tuple[int, ...]:
     below, above = [step for step in ladder if step < value], [step for step in ladder if step > value]
     return tuple(below[-1:] + above[:1])

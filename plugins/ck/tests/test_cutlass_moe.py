@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tunedgemm.plugin import Device, PluginError, Shape
-from tunedgemm_ck.cutlass import FAMILY, grouped
-from tunedgemm_ck.cutlass.instance import CutlassInstance
+from tunedgemm_ck.cutlass import FAMILY
+from tunedgemm_ck.cutlass.moe import limits, space
+from tunedgemm_ck.cutlass.names import CutlassInstance
+from tunedgemm_ck.names import Stages
 from tunedgemm_ck.problem import problem_of
-from tunedgemm_ck.stages import Stages, parts
+from tunedgemm_ck.stages import split_stages
 
 HOPPER = Device("sm_90", 132)
 #: Factors of each kind.
-FACTORS = [(kind, q_dtype) for kind, q_dtypes in grouped._DTYPES.items() for q_dtype in q_dtypes]
+FACTORS = [(kind, q_dtype) for kind, q_dtypes in limits._DTYPES.items() for q_dtype in q_dtypes]
 
 
 def _shape(m: int, n: int, k: int, experts: int = 8, topk: int = 2, kind: str = "No", q_dtype: str = "bf16", **fields: Any) -> Shape:
@@ -43,22 +45,22 @@ def test_both_stages_share_24_instances_at_most(factors: tuple[str, str]) -> Non
     """What is compiled for all shapes together stays small, and each of these has 4 to 16 pairs."""
     listed = set()
     for m, (n, k), (experts, topk) in itertools.product((1, 16, 300, 8192), ((7168, 256), (2048, 768)), ((8, 2), (256, 8))):
-        pairs = list(grouped.space(_shape(m, n, k, experts, topk, *factors), HOPPER, False))
+        pairs = list(space.enumerate_instances(_shape(m, n, k, experts, topk, *factors), HOPPER, False))
         assert 4 <= len(pairs) <= 16
         listed |= {stage for stages, _ in pairs for stage in (stages.first, stages.second)}
     assert 6 <= len(listed) <= 24
-    assert listed <= set(grouped.instances(*factors, False))
+    assert listed <= set(space.listed_instances(*factors, False))
 
 
 @given(SHAPES)
 @settings(max_examples=60, deadline=None)
 def test_every_listed_pair_fits_and_is_listed_once(shape: Shape) -> None:
     """No doubles, nothing that `unfit` refuses, rising costs; names rebuild the stages."""
-    listed = list(FAMILY.space(shape, HOPPER, False))
-    assert bool(listed) == (FAMILY.refused(shape, HOPPER) == "")
+    listed = list(FAMILY.enumerate_instances(shape, HOPPER, False))
+    assert bool(listed) == (FAMILY.unsupported(shape, HOPPER) == "")
     assert len(set(listed)) == len(listed)
     assert not [chosen for chosen in listed if FAMILY.unfit(*chosen, shape, HOPPER)]
-    costs = [grouped.cost(stages, shape, HOPPER) for stages, _ in listed]  # type: ignore[arg-type]
+    costs = [space.cost(stages, shape, HOPPER) for stages, _ in listed]  # type: ignore[arg-type]
     assert costs == sorted(costs)
     assert [FAMILY.parse(stages.name, "fmoe") for stages, _ in listed] == [stages for stages, _ in listed]
 
@@ -66,26 +68,26 @@ def test_every_listed_pair_fits_and_is_listed_once(shape: Shape) -> None:
 @pytest.mark.parametrize("factors", FACTORS, ids=str)
 def test_few_rows_an_expert_get_swapped_operands_first_and_many_get_large_tiles(factors: tuple[str, str]) -> None:
     """A token or a few of a decoding batch, spread over many experts; and a long prefill over few."""
-    few, _ = next(iter(grouped.space(_shape(4, 7168, 2048, 256, 8, *factors), HOPPER, False)))
+    few, _ = next(iter(space.enumerate_instances(_shape(4, 7168, 2048, 256, 8, *factors), HOPPER, False)))
     assert all(stage.swap and stage.tile_n == 16 for stage in (few.first, few.second))  # type: ignore[attr-defined]
-    many, _ = next(iter(grouped.space(_shape(16384, 4096, 4096, 8, 2, *factors), HOPPER, False)))
+    many, _ = next(iter(space.enumerate_instances(_shape(16384, 4096, 4096, 8, 2, *factors), HOPPER, False)))
     large = 64 * 128 if factors in {("per_Tensor", "fp8_e4m3fn"), ("per_Token", "fp8_e4m3fn")} else 128 * 128
     assert all(stage.tile_m * stage.tile_n >= large for stage in (many.first, many.second))  # type: ignore[attr-defined]
 
 
 def test_a_stage_is_judged_by_the_experts_that_are_hit() -> None:
     """One token hits topk of them with a row each; many tokens hit all."""
-    one = grouped.stage_of(_shape(1, 7168, 256, 256, 8), 1)
+    one = limits.stage_of(_shape(1, 7168, 256, 256, 8), 1)
     assert (one["B"], one.m, one.n, one.k) == (8, 1, 512, 7168)
-    all_ = grouped.stage_of(_shape(4096, 7168, 256, 256, 8), 2)
+    all_ = limits.stage_of(_shape(4096, 7168, 256, 256, 8), 2)
     assert (all_["B"], all_.m, all_.n, all_.k) == (256, 128, 7168, 256)
 
 
 def test_the_full_space_has_each_instance_in_a_pair() -> None:
     """Of both stages, with the best of the other."""
     shape = _shape(64, 2048, 768)
-    pairs = [stages for stages, _ in grouped.space(shape, HOPPER, True)]
-    fitting = {each for each in grouped.instances("No", "bf16", True) if not grouped._misfit(each, grouped.stage_of(shape, 1))}
+    pairs = [stages for stages, _ in space.enumerate_instances(shape, HOPPER, True)]
+    fitting = {each for each in space.listed_instances("No", "bf16", True) if not limits.unfit_stage(each, limits.stage_of(shape, 1))}
     assert {stages.first for stages in pairs} == {stages.second for stages in pairs} == fitting
     assert len(fitting) > 50
 
@@ -94,8 +96,8 @@ def test_the_full_space_has_each_instance_in_a_pair() -> None:
 @settings(max_examples=20, deadline=None)
 def test_neighbours_change_one_stage(shape: Shape) -> None:
     """Each fits, is another one, and has one stage as it was."""
-    for stages, split in list(FAMILY.space(shape, HOPPER, False))[:2]:
-        found = [near for near, _ in FAMILY.near(stages, split, shape, HOPPER)]
+    for stages, split in list(FAMILY.enumerate_instances(shape, HOPPER, False))[:2]:
+        found = [near for near, _ in FAMILY.enumerate_neighbours(stages, split, shape, HOPPER)]
         assert len(set(found)) == len(found) > 1
         assert stages not in found
         assert not [near for near in found if FAMILY.unfit(near, 0, shape, HOPPER)]
@@ -119,8 +121,8 @@ def test_neighbours_change_one_stage(shape: Shape) -> None:
 )
 def test_what_is_refused_is_told_why(shape: Shape, gfx: str, reason: str) -> None:
     """The reason says what is asked for and what was given, and nothing is listed."""
-    assert reason in FAMILY.refused(shape, Device(gfx, 100))
-    assert not list(FAMILY.space(shape, Device(gfx, 100), True))
+    assert reason in FAMILY.unsupported(shape, Device(gfx, 100))
+    assert not list(FAMILY.enumerate_instances(shape, Device(gfx, 100), True))
 
 
 @pytest.mark.parametrize(
@@ -160,9 +162,9 @@ def test_names_of_other_kernels_are_refused() -> None:
 @pytest.mark.parametrize("factors", FACTORS, ids=str)
 def test_sources_are_whole_and_their_own(factors: tuple[str, str]) -> None:
     """Of each listed instance two, which include the call of fmoe and headers of CUTLASS, and say the problem."""
-    texts, listed = set(), grouped.instances(*factors, False)
+    texts, listed = set(), space.listed_instances(*factors, False)
     for instance in listed:
-        for stage, problem in parts(Stages(instance, instance), problem_of(_shape(4, 128, 64, 8, 2, *factors), "sm_90")):
+        for stage, problem in split_stages(Stages(instance, instance), problem_of(_shape(4, 128, 64, 8, 2, *factors), "sm_90")):
             text = FAMILY.render(stage, problem)
             included = re.findall(r'#include ["<]([^">]+)[">]', text)
             assert included[:3] == ["moe_call.h", "moe.h", "moe_kernels.h"]

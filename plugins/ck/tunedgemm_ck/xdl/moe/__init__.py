@@ -1,0 +1,1 @@
+"""fmoe: a solution is two instances, one a stage."""
