@@ -92,8 +92,14 @@ def cache(tmp_path: Path, kept_cache: str, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path / "cache"
 
 
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which the fake compilers keep what they compile: the same command compiles once a session."""
+    return tmp_path_factory.mktemp("ck-compiled")
+
+
 @pytest.fixture
-def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
+def fakes(tmp_path: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
     """Both toolchains, found by their variables."""
     if not shutil.which("cc") or not shutil.which("c++"):
         pytest.skip("the fake compilers need a compiler of C and C++")
@@ -103,6 +109,7 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
     monkeypatch.setenv(toolchain.CUTLASS_INCLUDE, str(made.headers("cutlass", (4, 2, 0))))
     monkeypatch.setenv(toolchain.CK_INCLUDE, str(made.headers("ck", (1, 2, 0))))
     monkeypatch.setenv("FAKE_CK_LOG", str(made.log))
+    monkeypatch.setenv("FAKE_CK_OBJECTS", str(compiled))
     return made
 
 

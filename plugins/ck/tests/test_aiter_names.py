@@ -57,16 +57,16 @@ def full_rows_of(op: str) -> Iterator[tuple[str, dict[str, str]]]:
                         yield libtype, row
 
 
-@pytest.mark.parametrize("op", sorted(TABLES.values()))
-def test_every_name_of_an_op_is_read_and_written_again(op: str) -> None:
+def test_every_name_of_an_op_is_read_and_written_again() -> None:
     """Each ck and cktile row's name is parsed to an instance whose name is the same text."""
-    seen: Counter[str] = Counter()
-    for libtype, name in rows_of(op):
-        parse = xdl.parse if libtype == "ck" else tile.parse
-        assert parse(name, op).name == name
-        seen[libtype] += 1
-    assert seen["ck"] > 20
-    assert seen["cktile"] > 0 or op not in tile.PREFIXES
+    for op in sorted(TABLES.values()):
+        seen: Counter[str] = Counter()
+        for libtype, name in rows_of(op):
+            parse = xdl.parse if libtype == "ck" else tile.parse
+            assert parse(name, op).name == name
+            seen[libtype] += 1
+        assert seen["ck"] > 20
+        assert seen["cktile"] > 0 or op not in tile.PREFIXES
 
 
 def shape_of(op: str, row: dict[str, str]) -> Shape:
@@ -75,24 +75,24 @@ def shape_of(op: str, row: dict[str, str]) -> Shape:
     return op_named(op).columns.parse({"q_dtype_w": fp8, **row})
 
 
-@pytest.mark.parametrize("op", sorted(TABLES.values()))
-def test_every_row_of_an_op_is_listed_fits_and_is_rendered(op: str) -> None:
+def test_every_row_of_an_op_is_listed_fits_and_is_rendered() -> None:
     """Each row's instance is a listed one and fits the row's shape, device and splitK, but where an operand is beyond 32 bits."""
-    listed = {"ck": set(xdl_instances(op)), "cktile": set(tile_instances(op)) if op in tile.PREFIXES else set()}
-    rendered, beyond = {}, 0
-    for libtype, row in full_rows_of(op):
-        shape, device, family = shape_of(op, row), Device(row["gfx"], int(row["cu_num"])), FAMILIES[libtype]
-        if op.startswith("a8w8_blockscale"):
-            shape = attrs.evolve(shape, dtype="fp8_e4m3fnuz" if device.gfx == "gfx942" else "fp8_e4m3fn")
-        instance = family.parse(row["kernelName"], op)
-        assert instance in listed[libtype]
-        if max(shape.m * shape.n, shape.m * shape.k, shape.n * shape.k) >= MOST_ELEMENTS:
-            beyond += 1
-            continue
-        assert family.unfit(instance, int(row["splitK"]), shape, device) == ""
-        rendered[libtype, instance] = family.render(instance, problem_of(shape, device.gfx))
-    assert len(set(rendered.values())) == len(rendered) > 8
-    assert beyond < 12
+    for op in sorted(TABLES.values()):
+        listed = {"ck": set(xdl_instances(op)), "cktile": set(tile_instances(op)) if op in tile.PREFIXES else set()}
+        rendered, beyond = {}, 0
+        for libtype, row in full_rows_of(op):
+            shape, device, family = shape_of(op, row), Device(row["gfx"], int(row["cu_num"])), FAMILIES[libtype]
+            if op.startswith("a8w8_blockscale"):
+                shape = attrs.evolve(shape, dtype="fp8_e4m3fnuz" if device.gfx == "gfx942" else "fp8_e4m3fn")
+            instance = family.parse(row["kernelName"], op)
+            assert instance in listed[libtype]
+            if max(shape.m * shape.n, shape.m * shape.k, shape.n * shape.k) >= MOST_ELEMENTS:
+                beyond += 1
+                continue
+            assert family.unfit(instance, int(row["splitK"]), shape, device) == ""
+            rendered[libtype, instance] = family.render(instance, problem_of(shape, device.gfx))
+        assert len(set(rendered.values())) == len(rendered) > 8
+        assert beyond < 12
 
 
 def test_every_stage_of_a_mixture_of_experts_is_read_and_written_again() -> None:
@@ -129,16 +129,16 @@ def test_rows_whose_stages_are_both_ck_s_resolve_and_are_offered() -> None:
     assert len(set(sources.values())) == len(sources) > 30
 
 
-@pytest.mark.parametrize("op", sorted(TABLES.values()))
-def test_a_changed_number_of_a_real_name_is_no_other_instance(op: str) -> None:
+def test_a_changed_number_of_a_real_name_is_no_other_instance() -> None:
     """A real name with one number changed either is refused or is written again as changed: no part is read loosely."""
-    for libtype, name in dict.fromkeys(rows_of(op)):
-        parse = xdl.parse if libtype == "ck" else tile.parse
-        for place, sign in enumerate(name):
-            if not sign.isdigit():
-                continue
-            changed = f"{name[:place]}{(int(sign) + 1) % 10}{name[place + 1 :]}"
-            try:
-                assert parse(changed, op).name == changed
-            except PluginError as error:
-                assert libtype in str(error)
+    for op in sorted(TABLES.values()):
+        for libtype, name in dict.fromkeys(rows_of(op)):
+            parse = xdl.parse if libtype == "ck" else tile.parse
+            for place, sign in enumerate(name):
+                if not sign.isdigit():
+                    continue
+                changed = f"{name[:place]}{(int(sign) + 1) % 10}{name[place + 1 :]}"
+                try:
+                    assert parse(changed, op).name == changed
+                except PluginError as error:
+                    assert libtype in str(error)

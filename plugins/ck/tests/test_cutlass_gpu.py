@@ -14,8 +14,9 @@ from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of, ops
 from tunedgemm.testing.conformance import Poisoned
 from tunedgemm_ck import cutlass
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+    pytest.skip("no Hopper GPU found", allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 #: One of each kind of operands and output.
 KINDS = [

@@ -40,16 +40,16 @@ SHAPES = st.builds(
 )
 
 
-@pytest.mark.parametrize("factors", FACTORS, ids=str)
-def test_both_stages_share_24_instances_at_most(factors: tuple[str, str]) -> None:
+def test_both_stages_share_24_instances_at_most() -> None:
     """What is compiled for all shapes together stays small, and each of these has 4 to 16 pairs."""
-    listed = set()
-    for m, (n, k), (experts, topk) in itertools.product((1, 16, 300, 8192), ((7168, 256), (2048, 768)), ((8, 2), (256, 8))):
-        pairs = list(space.enumerate_instances(_shape(m, n, k, experts, topk, *factors), HOPPER, False))
-        assert 4 <= len(pairs) <= 16
-        listed |= {stage for stages, _ in pairs for stage in (stages.first, stages.second)}
-    assert 6 <= len(listed) <= 24
-    assert listed <= set(space.listed_instances(*factors, False))
+    for factors in FACTORS:
+        listed = set()
+        for m, (n, k), (experts, topk) in itertools.product((1, 16, 300, 8192), ((7168, 256), (2048, 768)), ((8, 2), (256, 8))):
+            pairs = list(space.enumerate_instances(_shape(m, n, k, experts, topk, *factors), HOPPER, False))
+            assert 4 <= len(pairs) <= 16
+            listed |= {stage for stages, _ in pairs for stage in (stages.first, stages.second)}
+        assert 6 <= len(listed) <= 24
+        assert listed <= set(space.listed_instances(*factors, False))
 
 
 @given(SHAPES)
@@ -65,14 +65,14 @@ def test_every_listed_pair_fits_and_is_listed_once(shape: Shape) -> None:
     assert [FAMILY.parse(stages.name, "fmoe") for stages, _ in listed] == [stages for stages, _ in listed]
 
 
-@pytest.mark.parametrize("factors", FACTORS, ids=str)
-def test_few_rows_an_expert_get_swapped_operands_first_and_many_get_large_tiles(factors: tuple[str, str]) -> None:
+def test_few_rows_an_expert_get_swapped_operands_first_and_many_get_large_tiles() -> None:
     """A token or a few of a decoding batch, spread over many experts; and a long prefill over few."""
-    few, _ = next(iter(space.enumerate_instances(_shape(4, 7168, 2048, 256, 8, *factors), HOPPER, False)))
-    assert all(stage.swap and stage.tile_n == 16 for stage in (few.first, few.second))  # type: ignore[attr-defined]
-    many, _ = next(iter(space.enumerate_instances(_shape(16384, 4096, 4096, 8, 2, *factors), HOPPER, False)))
-    large = 64 * 128 if factors in {("per_Tensor", "fp8_e4m3fn"), ("per_Token", "fp8_e4m3fn")} else 128 * 128
-    assert all(stage.tile_m * stage.tile_n >= large for stage in (many.first, many.second))  # type: ignore[attr-defined]
+    for factors in FACTORS:
+        few, _ = next(iter(space.enumerate_instances(_shape(4, 7168, 2048, 256, 8, *factors), HOPPER, False)))
+        assert all(stage.swap and stage.tile_n == 16 for stage in (few.first, few.second))  # type: ignore[attr-defined]
+        many, _ = next(iter(space.enumerate_instances(_shape(16384, 4096, 4096, 8, 2, *factors), HOPPER, False)))
+        large = 64 * 128 if factors in {("per_Tensor", "fp8_e4m3fn"), ("per_Token", "fp8_e4m3fn")} else 128 * 128
+        assert all(stage.tile_m * stage.tile_n >= large for stage in (many.first, many.second))  # type: ignore[attr-defined]
 
 
 def test_a_stage_is_judged_by_the_experts_that_are_hit() -> None:
@@ -104,9 +104,9 @@ def test_neighbours_change_one_stage(shape: Shape) -> None:
         assert all((near.first == stages.first) != (near.second == stages.second) for near in found)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("shape", "gfx", "reason"),
-    [
+def test_what_is_refused_is_told_why() -> None:
+    """The reason says what is asked for and what was given, and nothing is listed."""
+    cases = [
         (_shape(0, 128, 64), "sm_90", "an empty batch"),
         (_shape(4, 128, 64), "sm_80", "for sm_90, not for sm_80"),
         (_shape(4, 128, 64), "gfx942", "for sm_90, not for gfx942"),
@@ -117,31 +117,27 @@ def test_neighbours_change_one_stage(shape: Shape) -> None:
         (_shape(4, 128, 72, kind="per_Token", q_dtype="int8"), "sm_90", "multiples of 16 with factors of 1 bytes (got 128 and 72)"),
         (_shape((1 << 31) - 8, 128, 64), "sm_90", "tokens * topk"),
         (_shape(4, 1 << 19, 1 << 19), "sm_90", "an operand or an intermediate may have"),
-    ],
-)
-def test_what_is_refused_is_told_why(shape: Shape, gfx: str, reason: str) -> None:
-    """The reason says what is asked for and what was given, and nothing is listed."""
-    assert reason in FAMILY.unsupported(shape, Device(gfx, 100))
-    assert not list(FAMILY.enumerate_instances(shape, Device(gfx, 100), True))
+    ]
+    for shape, gfx, reason in cases:
+        assert reason in FAMILY.unsupported(shape, Device(gfx, 100))
+        assert not list(FAMILY.enumerate_instances(shape, Device(gfx, 100), True))
 
 
-@pytest.mark.parametrize(
-    ("changed", "split", "reason"),
-    [
+def test_a_pair_that_does_not_fit_is_told_which_stage() -> None:
+    """Whichever it is."""
+    cases = [
         ({"scheduler": "streamk", "schedule": "cooperative"}, 0, "not cooperative with streamk"),
         ({"scheduler": "single", "schedule": "plain"}, 0, "not plain with single"),
         ({"tile_k": 32}, 0, "tile_k must be 64 or 128 of bf16"),
         ({}, 2, "the K of fmoe is not split"),
-    ],
-)
-def test_a_pair_that_does_not_fit_is_told_which_stage(changed: dict[str, Any], split: int, reason: str) -> None:
-    """Whichever it is."""
-    shape, good = _shape(64, 2048, 768), CutlassInstance(128, 128, 64)
-    bad = attrs.evolve(good, **changed)
-    for place, stages in enumerate((Stages(bad, good), Stages(good, bad)), start=1):
-        told = FAMILY.unfit(stages, split, shape, HOPPER)
-        assert reason in told
-        assert split or told.startswith(f"stage {place}: ")
+    ]
+    for changed, split, reason in cases:
+        shape, good = _shape(64, 2048, 768), CutlassInstance(128, 128, 64)
+        bad = attrs.evolve(good, **changed)
+        for place, stages in enumerate((Stages(bad, good), Stages(good, bad)), start=1):
+            told = FAMILY.unfit(stages, split, shape, HOPPER)
+            assert reason in told
+            assert split or told.startswith(f"stage {place}: ")
 
 
 def test_scales_of_blocks_ask_for_their_tiles() -> None:
@@ -159,19 +155,21 @@ def test_names_of_other_kernels_are_refused() -> None:
             FAMILY.parse(name, "fmoe")
 
 
-@pytest.mark.parametrize("factors", FACTORS, ids=str)
-def test_sources_are_whole_and_their_own(factors: tuple[str, str]) -> None:
+def test_sources_are_whole_and_their_own() -> None:
     """Of each listed instance two, which include the call of fmoe and headers of CUTLASS, and say the problem."""
-    texts, listed = set(), space.listed_instances(*factors, False)
-    for instance in listed:
-        for stage, problem in split_stages(Stages(instance, instance), problem_of(_shape(4, 128, 64, 8, 2, *factors), "sm_90")):
-            text = FAMILY.render(stage, problem)
-            included = re.findall(r'#include ["<]([^">]+)[">]', text)
-            assert included[:3] == ["moe_call.h", "moe.h", "moe_kernels.h"]
-            assert all(name.startswith(("cutlass/", "cute/")) or "/" not in name for name in included[3:])
-            assert text.count("TUNED_GEMM_EXPORT int64_t tunedgemm_workspace") == text.count("TUNED_GEMM_EXPORT int tunedgemm_launch") == 1
-            assert f"int stage = {problem.stage};" in text
-            assert ("FP8BlockScaledAccum;" in text) == (factors[0] == "per_1x128")
-            assert "FastAccum" not in text
-            texts.add(text)
-    assert len(texts) == 2 * len(listed)
+    for factors in FACTORS:
+        texts, listed = set(), space.listed_instances(*factors, False)
+        for instance in listed:
+            for stage, problem in split_stages(Stages(instance, instance), problem_of(_shape(4, 128, 64, 8, 2, *factors), "sm_90")):
+                text = FAMILY.render(stage, problem)
+                included = re.findall(r'#include ["<]([^">]+)[">]', text)
+                assert included[:3] == ["moe_call.h", "moe.h", "moe_kernels.h"]
+                assert all(name.startswith(("cutlass/", "cute/")) or "/" not in name for name in included[3:])
+                assert (
+                    text.count("TUNED_GEMM_EXPORT int64_t tunedgemm_workspace") == text.count("TUNED_GEMM_EXPORT int tunedgemm_launch") == 1
+                )
+                assert f"int stage = {problem.stage};" in text
+                assert ("FP8BlockScaledAccum;" in text) == (factors[0] == "per_1x128")
+                assert "FastAccum" not in text
+                texts.add(text)
+        assert len(texts) == 2 * len(listed)

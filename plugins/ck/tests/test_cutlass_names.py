@@ -13,13 +13,13 @@ SPACES = [("sm_80", "int8", False), ("sm_80", "bf16", False), ("sm_90", "bf16", 
 SPACES += [("sm_90", "fp8_e4m3fn", blocks) for blocks in (False, True)]
 
 
-@pytest.mark.parametrize(("gfx", "dtype", "blocks"), SPACES)
-def test_every_instance_has_a_name_of_its_own(gfx: str, dtype: str, blocks: bool) -> None:
+def test_every_instance_has_a_name_of_its_own() -> None:
     """A name alone rebuilds all parameters, and no two instances of the full space share one."""
-    every = listed_instances(gfx, dtype, blocks, True, dtype.startswith("fp8") and not blocks)
-    assert [parse(each.name, "a16w16") for each in every] == list(every)
-    assert len({each.name for each in every}) == len(every)
-    assert len(every) > (20 if blocks or gfx == "sm_80" else 150)
+    for gfx, dtype, blocks in SPACES:
+        every = listed_instances(gfx, dtype, blocks, True, dtype.startswith("fp8") and not blocks)
+        assert [parse(each.name, "a16w16") for each in every] == list(every)
+        assert len({each.name for each in every}) == len(every)
+        assert len(every) > (20 if blocks or gfx == "sm_80" else 150)
 
 
 def test_names_read_as_they_are_documented() -> None:
@@ -32,9 +32,9 @@ def test_names_read_as_they_are_documented() -> None:
     assert ampere.name == "128x64x32_1x1_multistage_single_w2x2_s4_r1"
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
+def test_other_names_are_refused_with_what_is_unknown() -> None:
+    """The message has the name, the op and the reason."""
+    cases = [
         ("128x256x64_2x1_cooperative_streamk", "names look like"),
         ("128x256x64_2x1_cooperative_streamk_r1_x", "names look like"),
         ("128x40x64_1x1_pingpong_persistent_r1", "tile_n must be one of 16, 32, 64, 80, 96, 128, 160, 192, 224, 256 (got 40)"),
@@ -49,15 +49,13 @@ def test_names_read_as_they_are_documented() -> None:
         ("128x128x32_1x1_multistage_single_w2x2_s3_swap_r1", "neither clusters, swapped operands nor fast sums"),
         ("0128x128x64_1x1_pingpong_persistent_r1", "it would be called 128x128x64"),
         ("128x128x64_1x1_pingpong_persistent_w0x0_s0_r1", "it would be called 128x128x64_1x1_pingpong_persistent_r1"),
-    ],
-)
-def test_other_names_are_refused_with_what_is_unknown(name: str, reason: str) -> None:
-    """The message has the name, the op and the reason."""
-    with pytest.raises(PluginError) as caught:
-        parse(name, "a8w8")
-    assert reason in str(caught.value)
-    assert repr(name) in str(caught.value)
-    assert "a8w8" in str(caught.value)
+    ]
+    for name, reason in cases:
+        with pytest.raises(PluginError) as caught:
+            parse(name, "a8w8")
+        assert reason in str(caught.value)
+        assert repr(name) in str(caught.value)
+        assert "a8w8" in str(caught.value)
 
 
 @given(st.sampled_from(listed_instances("sm_90", "bf16", False, True)), st.data())

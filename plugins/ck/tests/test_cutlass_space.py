@@ -36,18 +36,18 @@ SHAPES = st.builds(
 )
 
 
-@pytest.mark.parametrize("op", sorted(OPS))
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "int8", "fp8_e4m3fn"])
-def test_an_op_has_24_instances_at_most(op: str, dtype: str) -> None:
+def test_an_op_has_24_instances_at_most() -> None:
     """What is compiled for all shapes of an op together stays small."""
-    if dtype not in OPS[op][0]:
-        with_other = unsupported(_shape(op, 16, 128, 128, dtype=dtype), HOPPER)
-        assert "must be" in with_other
-        return
-    listed = set()
-    for m, n, k in itertools.product((1, 16, 64, 200, 1024, 8192), (256, 1280, 8192), (512, 4096, 18432)):
-        listed |= {instance for instance, _ in enumerate_instances(_shape(op, m, n, k, dtype=dtype), HOPPER, False)}
-    assert 16 <= len(listed) <= 24
+    for dtype in ["bf16", "fp16", "int8", "fp8_e4m3fn"]:
+        for op in sorted(OPS):
+            if dtype not in OPS[op][0]:
+                with_other = unsupported(_shape(op, 16, 128, 128, dtype=dtype), HOPPER)
+                assert "must be" in with_other
+                return
+            listed = set()
+            for m, n, k in itertools.product((1, 16, 64, 200, 1024, 8192), (256, 1280, 8192), (512, 4096, 18432)):
+                listed |= {instance for instance, _ in enumerate_instances(_shape(op, m, n, k, dtype=dtype), HOPPER, False)}
+            assert 16 <= len(listed) <= 24
 
 
 @given(SHAPES, st.sampled_from((HOPPER, AMPERE)), st.booleans())
@@ -62,20 +62,20 @@ def test_every_listed_instance_fits_and_is_listed_once(shape: Shape, device: Dev
     assert bool(listed) == (unsupported(shape, device) == "")
 
 
-@pytest.mark.parametrize("op", sorted(OPS))
-def test_few_rows_get_swapped_operands_first(op: str) -> None:
+def test_few_rows_get_swapped_operands_first() -> None:
     """A tile of 128 rows would multiply mostly nothing; swapped ones begin at 16."""
-    first, _ = next(iter(enumerate_instances(_shape(op, 8, 4096, 4096), HOPPER, False)))
-    assert first.swap
-    assert first.tile_n == 16
+    for op in sorted(OPS):
+        first, _ = next(iter(enumerate_instances(_shape(op, 8, 4096, 4096), HOPPER, False)))
+        assert first.swap
+        assert first.tile_n == 16
 
 
-@pytest.mark.parametrize("op", sorted(OPS))
-def test_many_rows_get_large_tiles_first(op: str) -> None:
+def test_many_rows_get_large_tiles_first() -> None:
     """A large product is bound by what the tensor cores do; tiles of fewer than 128 x 128 would not keep up with them."""
-    first, split = next(iter(enumerate_instances(_shape(op, 8192, 8192, 8192), HOPPER, False)))
-    assert first.tile_m * first.tile_n >= 128 * 128
-    assert split == 0
+    for op in sorted(OPS):
+        first, split = next(iter(enumerate_instances(_shape(op, 8192, 8192, 8192), HOPPER, False)))
+        assert first.tile_m * first.tile_n >= 128 * 128
+        assert split == 0
 
 
 def test_idle_multiprocessors_bring_splits() -> None:
@@ -115,9 +115,9 @@ def test_neighbours_change_each_parameter() -> None:
     assert {split for each, split in found if each == instance} == {0, 3}
 
 
-@pytest.mark.parametrize(
-    ("shape", "gfx", "reason"),
-    [
+def test_what_is_refused_is_told_why() -> None:
+    """The reason says what is asked for and what was given, and nothing is listed."""
+    cases = [
         (_shape("a16w16", 0, 256, 256), "sm_90", "an empty batch"),
         (_shape("a16w16", 16, 256, 100), "sm_90", "K of 8 (K=100)"),
         (_shape("a8w8", 16, 256, 72), "sm_90", "K of 16 (K=72)"),
@@ -135,30 +135,26 @@ def test_neighbours_change_each_parameter() -> None:
         (Shape("a8w8_bpreshuffle", 16, 256, 64, "int8", scale="row"), "sm_90", "op a8w8_bpreshuffle is not covered"),
         (_shape("a16w16", (1 << 31) - 1, 64, 1024), "sm_90", "an operand may have"),
         (_shape("batched_bf16", 8, 64, 64, extra={"B": 70000}), "sm_90", "65535 products"),
-    ],
-)
-def test_what_is_refused_is_told_why(shape: Shape, gfx: str, reason: str) -> None:
-    """The reason says what is asked for and what was given, and nothing is listed."""
-    assert reason in unsupported(shape, Device(gfx, 100))
-    assert not list(FAMILY.enumerate_instances(shape, Device(gfx, 100), True))
+    ]
+    for shape, gfx, reason in cases:
+        assert reason in unsupported(shape, Device(gfx, 100))
+        assert not list(FAMILY.enumerate_instances(shape, Device(gfx, 100), True))
 
 
-@pytest.mark.parametrize(
-    ("instance", "split", "reason"),
-    [
+def test_an_instance_that_does_not_fit_is_told_why() -> None:
+    """Also where the shape itself could be served."""
+    cases = [
         (CutlassInstance(128, 128, 32), 0, "tile_k must be 64 or 128 of bf16"),
         (CutlassInstance(128, 128, 64), 2, "by the scheduler streamk alone"),
         (CutlassInstance(128, 128, 64, scheduler="streamk"), 33, "splitK must be in 0..32"),
         (CutlassInstance(128, 128, 64, scheduler="streamk"), 32, "fewer than 4 steps"),
         (CutlassInstance(128, 256, 128), 0, "more shared memory"),
         (CutlassInstance(64, 64, 32, schedule="multistage", scheduler="single", warps=(2, 2), stages=3), 0, "is not for sm_90"),
-    ],
-)
-def test_an_instance_that_does_not_fit_is_told_why(instance: CutlassInstance, split: int, reason: str) -> None:
-    """Also where the shape itself could be served."""
-    shape = _shape("a16w16", 256, 256, 4096)
-    assert unsupported(shape, HOPPER) == ""
-    assert reason in unfit(instance, split, shape, HOPPER)
+    ]
+    for instance, split, reason in cases:
+        shape = _shape("a16w16", 256, 256, 4096)
+        assert unsupported(shape, HOPPER) == ""
+        assert reason in unfit(instance, split, shape, HOPPER)
 
 
 def test_a_grid_has_its_limits() -> None:

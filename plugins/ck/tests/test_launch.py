@@ -56,18 +56,18 @@ ROUTED = [
 ]
 
 
-@pytest.mark.parametrize("shape", ROUTED, ids=str)
-def test_two_stages_compute_fmoe(fakes, allowed, backend, shape):
+def test_two_stages_compute_fmoe(fakes, allowed, backend):
     """The second finds what the first left, whatever lay in the workspace before; ids of no expert count for nothing."""
-    op = op_named("fmoe")
-    operands = list(op.make_inputs(shape, torch.device("cpu"), 0))
-    operands[4][0, 0], operands[4][1, 1], operands[4][2] = -1, 5, 7
-    launcher = backend.bind(attrs.evolve(ONE, kernel_name="tile64+tile128"), shape, CPU)
-    assert isinstance(launcher, Launcher), launcher
-    out, wanted = launcher.call(*weights_as_bytes(operands)), op.reference(shape, tuple(operands))
-    assert str(out.dtype).removeprefix("torch.") == {"bf16": "bfloat16", "fp16": "float16"}[shape.outdtype]
-    assert not wanted[2].any()
-    torch.testing.assert_close(out.double(), wanted.double(), rtol=2**-6, atol=2**-5)
+    for shape in ROUTED:
+        op = op_named("fmoe")
+        operands = list(op.make_inputs(shape, torch.device("cpu"), 0))
+        operands[4][0, 0], operands[4][1, 1], operands[4][2] = -1, 5, 7
+        launcher = backend.bind(attrs.evolve(ONE, kernel_name="tile64+tile128"), shape, CPU)
+        assert isinstance(launcher, Launcher), launcher
+        out, wanted = launcher.call(*weights_as_bytes(operands)), op.reference(shape, tuple(operands))
+        assert str(out.dtype).removeprefix("torch.") == {"bf16": "bfloat16", "fp16": "float16"}[shape.outdtype]
+        assert not wanted[2].any()
+        torch.testing.assert_close(out.double(), wanted.double(), rtol=2**-6, atol=2**-5)
 
 
 def weights_as_bytes(operands):
@@ -107,18 +107,18 @@ def test_without_a_toolchain_pairs_of_what_was_built_are_listed(fakes, backend, 
     assert [each.kernel_name for each in backend.enumerate_solutions(shape, h200)] == ["tile64+tile64", "tile64+tile128"]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("split", [1, 2])
-def test_a_bound_solution_computes_its_op(fakes, allowed, backend, shape, split):
+def test_a_bound_solution_computes_its_op(fakes, allowed, backend):
     """Operands, scales, bias, batches and workspace reach the object in their places."""
-    op = op_named(shape.op)
-    operands = op.make_inputs(shape, torch.device("cpu"), 0)
-    launcher = backend.bind(attrs.evolve(ONE, split_k=split), shape, CPU)
-    assert isinstance(launcher, Launcher), launcher
-    assert launcher.workspace_bytes == (0 if split == 1 else 128)
-    out, wanted = launcher.call(*operands), op.reference(shape, operands)
-    assert str(out.dtype).removeprefix("torch.") == {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[shape.outdtype]
-    torch.testing.assert_close(out.double().reshape(wanted.shape), wanted.double(), rtol=2**-7, atol=2**-6)
+    for split in [1, 2]:
+        for shape in SHAPES:
+            op = op_named(shape.op)
+            operands = op.make_inputs(shape, torch.device("cpu"), 0)
+            launcher = backend.bind(attrs.evolve(ONE, split_k=split), shape, CPU)
+            assert isinstance(launcher, Launcher), launcher
+            assert launcher.workspace_bytes == (0 if split == 1 else 128)
+            out, wanted = launcher.call(*operands), op.reference(shape, operands)
+            assert str(out.dtype).removeprefix("torch.") == {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[shape.outdtype]
+            torch.testing.assert_close(out.double().reshape(wanted.shape), wanted.double(), rtol=2**-7, atol=2**-6)
 
 
 def test_leading_dimensions_stay(fakes, allowed, backend):

@@ -31,17 +31,17 @@ def problem_of(op: str, gfx: str = "gfx942") -> Problem:
     return Problem(op, gfx, "fp8_e4m3fn" if gfx == "gfx950" else "fp8_e4m3fnuz", "bf16", "", ACCEPTS[op].scale, ACCEPTS[op].layout)
 
 
-@pytest.mark.parametrize("op", sorted(PREFIXES))
-def test_listed_instances_are_named_once_and_read_again(op: str) -> None:
+def test_listed_instances_are_named_once_and_read_again() -> None:
     """Each listed instance of an op is the one that its own name is parsed to, and no two share a name."""
-    listed = listed_instances(op)
-    assert [parse(instance.name, op) for instance in listed] == list(listed)
-    assert len({instance.name for instance in listed}) == len(listed) >= 8
+    for op in sorted(PREFIXES):
+        listed = listed_instances(op)
+        assert [parse(instance.name, op) for instance in listed] == list(listed)
+        assert len({instance.name for instance in listed}) == len(listed) >= 8
 
 
-@pytest.mark.parametrize(
-    ("op", "name", "part"),
-    [
+def test_a_bad_name_is_refused_by_the_part_that_is_wrong() -> None:
+    """A name that is no instance's raises PluginError, whose text names the part."""
+    cases = [
         ("a8w8_bpreshuffle", BLOCKSCALE, "names look like a8w8_bpreshuffle_cktile"),
         ("a8w8_blockscale", SHUFFLED, "names look like a8w8_blockscale_cktile"),
         ("a8w8_blockscale", BLOCKSCALE + "_v3", "names look like"),
@@ -54,31 +54,29 @@ def test_listed_instances_are_named_once_and_read_again(op: str) -> None:
         ("a8w8_bpreshuffle", SHUFFLED.replace("0x0x8x4x1x0x0", "0x0x8x4x1x2x0"), "switch"),
         ("a8w8_bpreshuffle", SHUFFLED.replace("0x0x8x4x1x0x0", "0x1x8x4x1x0x0"), "sparsity"),
         ("a16w16", SHUFFLED, "no instances of op 'a16w16'"),
-    ],
-)
-def test_a_bad_name_is_refused_by_the_part_that_is_wrong(op: str, name: str, part: str) -> None:
-    """A name that is no instance's raises PluginError, whose text names the part."""
-    with pytest.raises(PluginError, match=part):
-        parse(name, op)
+    ]
+    for op, name, part in cases:
+        with pytest.raises(PluginError, match=part):
+            parse(name, op)
 
 
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("device", [MI300X, MI355X])
-@pytest.mark.parametrize("op", sorted(PREFIXES))
-def test_what_is_offered_fits_and_is_there_once(op: str, device: Device, full: bool) -> None:
+def test_what_is_offered_fits_and_is_there_once() -> None:
     """Each pair of a space fits the shape, appears once, and is not more than the interface allows; its neighbours fit, too."""
-    shape = shape_of(op, 64, 6144, 8192, device.gfx)
-    assert FAMILY.unsupported(shape, device) == ""
-    offered = list(FAMILY.enumerate_instances(shape, device, full))
-    assert offered
-    assert len(set(offered)) == len(offered)
-    assert len({instance for instance, _ in offered}) <= (len(listed_instances(op)) if full else 24)
-    assert all(FAMILY.unfit(instance, split, shape, device) == "" for instance, split in offered)
-    for instance, split in offered:
-        beside = list(FAMILY.enumerate_neighbours(instance, split, shape, device))
-        assert (instance, split) not in beside
-        assert beside
-        assert all(FAMILY.unfit(other, parts, shape, device) == "" for other, parts in beside)
+    for op in sorted(PREFIXES):
+        for device in [MI300X, MI355X]:
+            for full in [False, True]:
+                shape = shape_of(op, 64, 6144, 8192, device.gfx)
+                assert FAMILY.unsupported(shape, device) == ""
+                offered = list(FAMILY.enumerate_instances(shape, device, full))
+                assert offered
+                assert len(set(offered)) == len(offered)
+                assert len({instance for instance, _ in offered}) <= (len(listed_instances(op)) if full else 24)
+                assert all(FAMILY.unfit(instance, split, shape, device) == "" for instance, split in offered)
+                for instance, split in offered:
+                    beside = list(FAMILY.enumerate_neighbours(instance, split, shape, device))
+                    assert (instance, split) not in beside
+                    assert beside
+                    assert all(FAMILY.unfit(other, parts, shape, device) == "" for other, parts in beside)
 
 
 def test_matrix_instructions_of_gfx950_do_not_fit_gfx942() -> None:
@@ -88,22 +86,20 @@ def test_matrix_instructions_of_gfx950_do_not_fit_gfx942() -> None:
     assert FAMILY.unfit(instance, 0, shape_of("a8w8_blockscale", 256, 4096, 4096, "gfx950"), MI355X) == ""
 
 
-@pytest.mark.parametrize(
-    ("op", "fields", "reason"),
-    [
+def test_a_shape_that_none_can_serve_is_refused_with_the_reason() -> None:
+    """What CK Tile lacks is refused by name, and nothing is offered."""
+    cases = [
         ("a8w8_bpreshuffle", {"epilogue": "bias", "bias_dtype": "bf16"}, "no bias"),
         ("a8w8_bpreshuffle", {"dtype": "int8"}, "operands in"),
         ("a8w8_bpreshuffle", {"k": 8190}, "K and N must be multiples"),
         ("a8w8_bpreshuffle", {"n": 4128}, "does not pad"),
         ("a8w8_blockscale", {"k": 8208}, "multiple of 128"),
         ("a8w8_blockscale", {"outdtype": "fp32"}, "output in"),
-    ],
-)
-def test_a_shape_that_none_can_serve_is_refused_with_the_reason(op: str, fields: dict[str, object], reason: str) -> None:
-    """What CK Tile lacks is refused by name, and nothing is offered."""
-    shape = attrs.evolve(shape_of(op, 64, 4096, 8192, "gfx942"), **fields)
-    assert reason in FAMILY.unsupported(shape, MI300X)
-    assert not list(FAMILY.enumerate_instances(shape, MI300X, True))
+    ]
+    for op, fields, reason in cases:
+        shape = attrs.evolve(shape_of(op, 64, 4096, 8192, "gfx942"), **fields)
+        assert reason in FAMILY.unsupported(shape, MI300X)
+        assert not list(FAMILY.enumerate_instances(shape, MI300X, True))
 
 
 def test_only_block_scales_split_k() -> None:
@@ -114,34 +110,32 @@ def test_only_block_scales_split_k() -> None:
     assert (FAMILY.deterministic(scaled, 0), FAMILY.deterministic(scaled, 2)) == (True, False)
 
 
-@pytest.mark.parametrize("op", sorted(PREFIXES))
-def test_a_source_is_the_same_each_time_and_names_what_it_is(op: str) -> None:
+def test_a_source_is_the_same_each_time_and_names_what_it_is() -> None:
     """A source tells its name, includes call.h, exports both functions, and two instances differ."""
-    first, second = listed_instances(op)[:2]
-    source = render(first, problem_of(op))
-    assert source == render(attrs.evolve(first), problem_of(op))
-    assert source != render(second, problem_of(op))
-    assert source.splitlines()[0] == f"// {first.name}"
-    assert '#include "call.h"' in source
-    assert "#if !__has_include(" in source
-    assert all(f"TUNED_GEMM_EXPORT {function}" in source for function in ("int tunedgemm_launch", "int64_t tunedgemm_workspace"))
-    assert not re.search(r"hipMalloc|Synchronize|\{\{[a-z]", source)
-    assert all(source.count(left) == source.count(right) for left, right in ("()", "{}", "[]"))
+    for op in sorted(PREFIXES):
+        first, second = listed_instances(op)[:2]
+        source = render(first, problem_of(op))
+        assert source == render(attrs.evolve(first), problem_of(op))
+        assert source != render(second, problem_of(op))
+        assert source.splitlines()[0] == f"// {first.name}"
+        assert '#include "call.h"' in source
+        assert "#if !__has_include(" in source
+        assert all(f"TUNED_GEMM_EXPORT {function}" in source for function in ("int tunedgemm_launch", "int64_t tunedgemm_workspace"))
+        assert not re.search(r"hipMalloc|Synchronize|\{\{[a-z]", source)
+        assert all(source.count(left) == source.count(right) for left, right in ("()", "{}", "[]"))
 
 
-@pytest.mark.parametrize(
-    ("op", "name", "transposed"),
-    [
+def test_scales_are_transposed_where_the_kernel_reads_them_otherwise() -> None:
+    """The scales of x lie by rows in the one op and by columns in the other; eight waves read columns unless their name says rows."""
+    cases = [
         ("a8w8_blockscale", BLOCKSCALE, "false"),
         ("a8w8_blockscale", EIGHT, "true"),
         ("a8w8_blockscale", EIGHT + "_aqrm", "false"),
         ("a8w8_blockscale_bpreshuffle", BLOCKSCALE, "true"),
         ("a8w8_blockscale_bpreshuffle", EIGHT, "false"),
-    ],
-)
-def test_scales_are_transposed_where_the_kernel_reads_them_otherwise(op: str, name: str, transposed: str) -> None:
-    """The scales of x lie by rows in the one op and by columns in the other; eight waves read columns unless their name says rows."""
-    assert f"constexpr bool transposed = {transposed};" in render(parse(name, op), problem_of(op, "gfx950"))
+    ]
+    for op, name, transposed in cases:
+        assert f"constexpr bool transposed = {transposed};" in render(parse(name, op), problem_of(op, "gfx950"))
 
 
 def test_the_kind_of_fp8_is_a_flag_of_the_architecture() -> None:

@@ -27,14 +27,14 @@ def test_both_are_found_with_their_versions(fakes):
     assert toolchain.hip(BF16).identity == "Composable Kernel 1.2.0, clang 19.1.7"
 
 
-@pytest.mark.parametrize(
-    ("find", "says"),
-    [(toolchain.cuda, "no nvcc is there: install the CUDA toolkit, or name it in CUDACXX"), (toolchain.hip, "no hipcc is there")],
-)
-def test_without_a_compiler_the_error_says_what_to_install(bare, find, says):
+def test_without_a_compiler_the_error_says_what_to_install(bare):
     """A machine without a toolkit."""
-    with pytest.raises(PluginError, match=says):
-        find(BF16)
+    for find, says in [
+        (toolchain.cuda, "no nvcc is there: install the CUDA toolkit, or name it in CUDACXX"),
+        (toolchain.hip, "no hipcc is there"),
+    ]:
+        with pytest.raises(PluginError, match=says):
+            find(BF16)
 
 
 def test_a_named_compiler_that_is_not_there(fakes, monkeypatch, tmp_path):
@@ -63,12 +63,12 @@ def test_an_old_nvcc_is_refused(fakes, monkeypatch):
     toolchain._version_of.cache_clear()
 
 
-@pytest.mark.parametrize("program", ["true", "false"])
-def test_what_is_no_compiler_is_refused(fakes, monkeypatch, program):
+def test_what_is_no_compiler_is_refused(fakes, monkeypatch):
     """Another program, one that fails among them."""
-    monkeypatch.setenv("CUDACXX", str(shutil.which(program)))
-    with pytest.raises(PluginError, match="neither CUDA's nor clang's version"):
-        toolchain.cuda(BF16)
+    for program in ["true", "false"]:
+        monkeypatch.setenv("CUDACXX", str(shutil.which(program)))
+        with pytest.raises(PluginError, match="neither CUDA's nor clang's version"):
+            toolchain.cuda(BF16)
 
 
 def test_a_file_that_does_not_run_is_refused(fakes, monkeypatch, tmp_path):
@@ -99,23 +99,21 @@ def test_fp4_has_a_compiler_of_its_own(fakes, monkeypatch, tmp_path):
         toolchain.hip(FP4)
 
 
-@pytest.mark.parametrize(
-    ("find", "gfx", "wanted"),
-    [
+def test_the_command_names_architecture_flags_headers_and_files(fakes, tmp_path):
+    """Everything that a compilation needs, in an order that compilers take."""
+    cases = [
         (toolchain.cuda, "sm_90", ["-gencode", "arch=compute_90a,code=sm_90a"]),
         (toolchain.cuda, "sm_80", ["-gencode", "arch=compute_80,code=sm_80"]),
         (toolchain.hip, "gfx942", ["--offload-arch=gfx942"]),
-    ],
-)
-def test_the_command_names_architecture_flags_headers_and_files(fakes, tmp_path, find, gfx, wanted):
-    """Everything that a compilation needs, in an order that compilers take."""
-    found = find(BF16)
-    command = found.command(tmp_path / "in", tmp_path / "out.so", gfx, ["-DX=1"])
-    assert command[0] == found.compiler
-    assert command[-3:] == ["-o", str(tmp_path / "out.so"), str(tmp_path / "in")]
-    at = command.index(wanted[0])
-    assert command[at : at + len(wanted)] == wanted
-    assert {"-shared", "-O3", "-DX=1", f"-I{found.includes[0]}"} <= set(command)
+    ]
+    for find, gfx, wanted in cases:
+        found = find(BF16)
+        command = found.command(tmp_path / "in", tmp_path / "out.so", gfx, ["-DX=1"])
+        assert command[0] == found.compiler
+        assert command[-3:] == ["-o", str(tmp_path / "out.so"), str(tmp_path / "in")]
+        at = command.index(wanted[0])
+        assert command[at : at + len(wanted)] == wanted
+        assert {"-shared", "-O3", "-DX=1", f"-I{found.includes[0]}"} <= set(command)
 
 
 def test_objects_export_nothing_but_their_functions(fakes):

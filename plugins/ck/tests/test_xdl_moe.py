@@ -33,19 +33,19 @@ def shape_of(kind: str = "No", q_dtype: str = "bf16", tokens: int = 64, sizes: t
     return op_named("fmoe").columns.parse(row | cells)
 
 
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("tokens", [1, 64, 8192])
-@pytest.mark.parametrize(("kind", "q_dtype"), KINDS)
-def test_what_is_offered_fits_is_there_once_and_has_a_name(kind: str, q_dtype: str, tokens: int, full: bool) -> None:
+def test_what_is_offered_fits_is_there_once_and_has_a_name() -> None:
     """Each pair of a space fits the shape, appears once, is read from its name again, and is not claimed to repeat bits."""
-    shape = shape_of(kind, q_dtype, tokens)
-    assert FAMILY.unsupported(shape, MI300X) == ""
-    offered = list(FAMILY.enumerate_instances(shape, MI300X, full))
-    assert len(set(offered)) == len(offered) > 1
-    assert all(FAMILY.unfit(pair, split, shape, MI300X) == "" for pair, split in offered)
-    assert all(FAMILY.parse(pair.name, "fmoe") == pair for pair, _ in offered)
-    assert not any(FAMILY.deterministic(pair, split) for pair, split in offered)
-    assert set(FAMILY.enumerate_instances(shape, MI300X, False)) <= set(FAMILY.enumerate_instances(shape, MI300X, True))
+    for kind, q_dtype in KINDS:
+        for tokens in [1, 64, 8192]:
+            for full in [False, True]:
+                shape = shape_of(kind, q_dtype, tokens)
+                assert FAMILY.unsupported(shape, MI300X) == ""
+                offered = list(FAMILY.enumerate_instances(shape, MI300X, full))
+                assert len(set(offered)) == len(offered) > 1
+                assert all(FAMILY.unfit(pair, split, shape, MI300X) == "" for pair, split in offered)
+                assert all(FAMILY.parse(pair.name, "fmoe") == pair for pair, _ in offered)
+                assert not any(FAMILY.deterministic(pair, split) for pair, split in offered)
+                assert set(FAMILY.enumerate_instances(shape, MI300X, False)) <= set(FAMILY.enumerate_instances(shape, MI300X, True))
 
 
 def test_sixteen_tiles_are_there_by_default_and_all_can_be_cut() -> None:
@@ -68,9 +68,9 @@ def test_few_tokens_are_offered_low_tiles_first_and_many_high_ones() -> None:
     assert max(many.first.m, many.second.m) == 64  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("device", "fields", "reason"),
-    [
+def test_a_shape_that_none_can_serve_is_refused_with_the_reason() -> None:
+    """Architectures, kinds, dtypes, layouts, activations and sizes that CK lacks are refused by name, and nothing is offered."""
+    cases = [
         (Device("gfx90a", 104), {}, "gfx942 and gfx950"),
         (MI300X, {"kind": "per_1x32", "q_dtype": "fp4x2"}, "per_1x128 .got per_1x32"),
         (MI300X, {"kind": "per_Token", "q_dtype": OCP}, "gfx942 multiplies"),
@@ -84,22 +84,20 @@ def test_few_tokens_are_offered_low_tiles_first_and_many_high_ones() -> None:
         (MI300X, {"tokens": 1 << 18}, "hidden states"),
         (MI300X, {"sizes": (7168, 96)}, "none of the instances fits: inter_dim and model_dim must be multiples of 64 and 64"),
         (MI300X, {"kind": "per_1x128", "q_dtype": FNUZ, "sizes": (7168, 192)}, "multiples of 128"),
-    ],
-)
-def test_a_shape_that_none_can_serve_is_refused_with_the_reason(device: Device, fields: dict[str, object], reason: str) -> None:
-    """Architectures, kinds, dtypes, layouts, activations and sizes that CK lacks are refused by name, and nothing is offered."""
-    shape = shape_of(**fields)  # type: ignore[arg-type]
-    assert re.search(reason, FAMILY.unsupported(shape, device))
-    assert not list(FAMILY.enumerate_instances(shape, device, True))
+    ]
+    for device, fields, reason in cases:
+        shape = shape_of(**fields)  # type: ignore[arg-type]
+        assert re.search(reason, FAMILY.unsupported(shape, device))
+        assert not list(FAMILY.enumerate_instances(shape, device, True))
 
 
 FIRST = "moe_ck2stages_gemm1_256x32x64x128_1x4_MulABScale_v1_Nswizzle0_Quant2_MulRoutedWeight0_silu_F8_F8_B16"
 SECOND = "moe_ck2stages_gemm2_256x32x64x128_1x4_MulABScaleExpertWeight_v1_Nswizzle0_Quant2_MulRoutedWeight1_F8_F8_B16"
 
 
-@pytest.mark.parametrize(
-    ("text", "changed", "reason"),
-    [
+def test_an_instance_of_another_problem_or_tile_does_not_fit() -> None:
+    """A stage's name that says another problem than the shape, or a tile that CK cannot cut or whose weights lie otherwise, is refused."""
+    cases = [
         ("silu", "gelu", "stage 1: it is an instance for .*gelu.*, not for .*silu"),
         ("Quant2", "Quant1", "Quant1 .*, not for Quant2"),
         ("F8_F8_B16+", "I8_I8_B16+", "I8_I8_B16.*, not for .*F8_F8_B16"),
@@ -112,19 +110,17 @@ SECOND = "moe_ck2stages_gemm2_256x32x64x128_1x4_MulABScaleExpertWeight_v1_Nswizz
         ("gemm1_256x32x64x128", "gemm1_256x32x96x128", "waves"),
         ("gemm2_256x32x64x128", "gemm2_256x32x64x64", "stage 2: .*pieces of 8"),
         ("gemm1_256x32x64x128", "gemm1_256x32x64x4096", "131072 bytes of LDS"),
-    ],
-)
-def test_an_instance_of_another_problem_or_tile_does_not_fit(text: str, changed: str, reason: str) -> None:
-    """A stage's name that says another problem than the shape, or a tile that CK cannot cut or whose weights lie otherwise, is refused."""
-    shape, name = shape_of("per_Token", FNUZ, sizes=(4096, 512)), f"{FIRST}+{SECOND}"
-    assert FAMILY.unfit(FAMILY.parse(name, "fmoe"), 0, shape, MI300X) == ""
-    assert text in name
-    assert re.search(reason, FAMILY.unfit(FAMILY.parse(name.replace(text, changed), "fmoe"), 0, shape, MI300X))
+    ]
+    for text, changed, reason in cases:
+        shape, name = shape_of("per_Token", FNUZ, sizes=(4096, 512)), f"{FIRST}+{SECOND}"
+        assert FAMILY.unfit(FAMILY.parse(name, "fmoe"), 0, shape, MI300X) == ""
+        assert text in name
+        assert re.search(reason, FAMILY.unfit(FAMILY.parse(name.replace(text, changed), "fmoe"), 0, shape, MI300X))
 
 
-@pytest.mark.parametrize(
-    ("text", "changed"),
-    [
+def test_no_source_is_made_of_what_ck_has_not() -> None:
+    """A name that is read but of which no source can be made raises PluginError where a source is asked for, as prebuilding does."""
+    cases = [
         ("silu", "swiglu"),
         ("MulABScale_", "MulABScaleWint4_"),
         ("Nswizzle0", "Nswizzle1"),
@@ -134,16 +130,14 @@ def test_an_instance_of_another_problem_or_tile_does_not_fit(text: str, changed:
         ("Quant2", "Quant3"),
         ("Quant2", "Quant0"),
         ("256x32x64x128", "256x48x64x128"),
-    ],
-)
-def test_no_source_is_made_of_what_ck_has_not(text: str, changed: str) -> None:
-    """A name that is read but of which no source can be made raises PluginError where a source is asked for, as prebuilding does."""
-    ((_, problem), _) = split_stages(FAMILY.parse(f"{FIRST}+{SECOND}", "fmoe"), problem_of(shape_of("per_Token", FNUZ), "gfx942"))
-    assert FAMILY.render(parse_moe(FIRST), problem)
-    with pytest.raises(PluginError, match=r"no source is made of|do not divide"):
-        FAMILY.render(parse_moe(FIRST.replace(text, changed)), problem)
-    with pytest.raises(PluginError, match="named as stage 1"):
-        FAMILY.render(parse_moe(SECOND), problem)
+    ]
+    for text, changed in cases:
+        ((_, problem), _) = split_stages(FAMILY.parse(f"{FIRST}+{SECOND}", "fmoe"), problem_of(shape_of("per_Token", FNUZ), "gfx942"))
+        assert FAMILY.render(parse_moe(FIRST), problem)
+        with pytest.raises(PluginError, match=r"no source is made of|do not divide"):
+            FAMILY.render(parse_moe(FIRST.replace(text, changed)), problem)
+        with pytest.raises(PluginError, match="named as stage 1"):
+            FAMILY.render(parse_moe(SECOND), problem)
 
 
 def test_stages_have_an_order_and_k_is_not_cut() -> None:
@@ -178,20 +172,20 @@ def test_gfx950_needs_128_elements_of_fp8() -> None:
         assert bool(reason) == bool(FAMILY.unfit(pair, 0, shape, device))
 
 
-@pytest.mark.parametrize(("kind", "q_dtype"), KINDS)
-def test_a_source_is_the_same_each_time_and_names_what_it_is(kind: str, q_dtype: str) -> None:
+def test_a_source_is_the_same_each_time_and_names_what_it_is() -> None:
     """Each stage's source tells its name, names CK's header in an error, exports both functions, and two tiles differ."""
-    shape = shape_of(kind, q_dtype)
-    pairs = [pair for pair, _ in FAMILY.enumerate_instances(shape, MI300X, True)]
-    sources = {of: FAMILY.render(of, problem) for pair in pairs for of, problem in split_stages(pair, problem_of(shape, "gfx942"))}
-    assert len(set(sources.values())) == len(sources)
-    for of, source in sources.items():
-        assert source.splitlines()[0] == f"// {of.name}"
-        assert parse_moe(of.name) == of
-        assert re.search(r'#error "Composable Kernel\'s .*device_moe_gemm(_blockscale)?.hpp is missing: ROCm 7.0', source)
-        assert all(f"TUNED_GEMM_EXPORT {function}" in source for function in ("int tunedgemm_launch", "int64_t tunedgemm_workspace"))
-        assert not re.search(r"hipMalloc|Synchronize", source)
-        assert all(source.count(left) == source.count(right) for left, right in ("()", "{}", "[]"))
+    for kind, q_dtype in KINDS:
+        shape = shape_of(kind, q_dtype)
+        pairs = [pair for pair, _ in FAMILY.enumerate_instances(shape, MI300X, True)]
+        sources = {of: FAMILY.render(of, problem) for pair in pairs for of, problem in split_stages(pair, problem_of(shape, "gfx942"))}
+        assert len(set(sources.values())) == len(sources)
+        for of, source in sources.items():
+            assert source.splitlines()[0] == f"// {of.name}"
+            assert parse_moe(of.name) == of
+            assert re.search(r'#error "Composable Kernel\'s .*device_moe_gemm(_blockscale)?.hpp is missing: ROCm 7.0', source)
+            assert all(f"TUNED_GEMM_EXPORT {function}" in source for function in ("int tunedgemm_launch", "int64_t tunedgemm_workspace"))
+            assert not re.search(r"hipMalloc|Synchronize", source)
+            assert all(source.count(left) == source.count(right) for left, right in ("()", "{}", "[]"))
 
 
 def test_headers_without_the_stages_are_named(tmp_path: Path) -> None:

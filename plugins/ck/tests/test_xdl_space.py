@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import attrs
-import pytest
 from tunedgemm.plugin import Device, Shape, op_named
 from tunedgemm_ck.xdl import FAMILY
 from tunedgemm_ck.xdl.names import FORMS, parse
@@ -22,20 +21,20 @@ def shape_of(op: str, m: int, n: int, k: int, gfx: str = "gfx942") -> Shape:
     return attrs.evolve(shape, dtype=fp8 if shape.dtype.startswith("fp8") else shape.dtype)
 
 
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("m", [1, 17, 4096])
-@pytest.mark.parametrize("op", sorted(FORMS))
-def test_what_is_offered_fits_and_is_there_once(op: str, m: int, full: bool) -> None:
+def test_what_is_offered_fits_and_is_there_once() -> None:
     """Each pair of a space fits the shape, appears once, is of the op, and is not more than the interface allows."""
-    device = MI355X if op == "a4w4_blockscale" else MI300X
-    shape = shape_of(op, m, 7168 if op != "a4w4_blockscale" else 3072, 4096, device.gfx)
-    assert FAMILY.unsupported(shape, device) == ""
-    offered = list(FAMILY.enumerate_instances(shape, device, full))
-    assert offered
-    assert len(set(offered)) == len(offered)
-    assert len({instance for instance, _ in offered}) <= (len(listed_instances(op)) if full else 24)
-    assert all(FAMILY.unfit(instance, split, shape, device) == "" for instance, split in offered)
-    assert set(FAMILY.enumerate_instances(shape, device, False)) <= set(FAMILY.enumerate_instances(shape, device, True))
+    for op in sorted(FORMS):
+        for m in [1, 17, 4096]:
+            for full in [False, True]:
+                device = MI355X if op == "a4w4_blockscale" else MI300X
+                shape = shape_of(op, m, 7168 if op != "a4w4_blockscale" else 3072, 4096, device.gfx)
+                assert FAMILY.unsupported(shape, device) == ""
+                offered = list(FAMILY.enumerate_instances(shape, device, full))
+                assert offered
+                assert len(set(offered)) == len(offered)
+                assert len({instance for instance, _ in offered}) <= (len(listed_instances(op)) if full else 24)
+                assert all(FAMILY.unfit(instance, split, shape, device) == "" for instance, split in offered)
+                assert set(FAMILY.enumerate_instances(shape, device, False)) <= set(FAMILY.enumerate_instances(shape, device, True))
 
 
 def test_few_rows_are_offered_low_tiles_and_splits_first() -> None:
@@ -47,9 +46,9 @@ def test_few_rows_are_offered_low_tiles_and_splits_first() -> None:
     assert not any(split for _, split in many)
 
 
-@pytest.mark.parametrize(
-    ("op", "device", "fields", "reason"),
-    [
+def test_a_shape_that_none_can_serve_is_refused_with_the_reason() -> None:
+    """Dtypes, layouts, scales, sizes and architectures that CK lacks are refused by name, and nothing is offered."""
+    cases = [
         ("a16w16", Device("gfx1100", 96), {}, "gfx90a, gfx942, gfx950"),
         ("a16w16", MI300X, {"dtype": "fp32"}, "operands in bf16, fp16"),
         ("a16w16", MI300X, {"outdtype": "fp32"}, "output in bf16 or fp16"),
@@ -65,14 +64,12 @@ def test_few_rows_are_offered_low_tiles_and_splits_first() -> None:
         ("a8w8_bpreshuffle", MI300X, {"n": 7172}, "N must be a multiple of|not padded"),
         ("a8w8_blockscale", MI300X, {"k": 4112}, "multiple of 128"),
         ("a4w4_blockscale", MI300X, {}, "on gfx942"),
-    ],
-)
-def test_a_shape_that_none_can_serve_is_refused_with_the_reason(op: str, device: Device, fields: dict[str, object], reason: str) -> None:
-    """Dtypes, layouts, scales, sizes and architectures that CK lacks are refused by name, and nothing is offered."""
-    base = {"dtype": "int8"} if op == "a8w8" else {}
-    shape = attrs.evolve(shape_of(op, 64, 7168, 4096, device.gfx), **{**base, **fields})
-    assert re.search(reason, FAMILY.unsupported(shape, device))
-    assert not list(FAMILY.enumerate_instances(shape, device, True))
+    ]
+    for op, device, fields, reason in cases:
+        base = {"dtype": "int8"} if op == "a8w8" else {}
+        shape = attrs.evolve(shape_of(op, 64, 7168, 4096, device.gfx), **{**base, **fields})
+        assert re.search(reason, FAMILY.unsupported(shape, device))
+        assert not list(FAMILY.enumerate_instances(shape, device, True))
 
 
 def test_a_bias_is_not_added_by_each_part_of_k() -> None:
@@ -88,21 +85,19 @@ def test_a_bias_is_not_added_by_each_part_of_k() -> None:
     assert (FAMILY.deterministic(instance, 0), FAMILY.deterministic(instance, 1)) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("op", "name", "most"),
-    [
+def test_a_pipeline_needs_more_tiles_than_it_has_under_way() -> None:
+    """K of as many tiles as a pipeline has under way does not fit, one tile more does; the same holds for each part of K."""
+    cases = [
         ("a8w8", "a8w8_rowwise_256x16x64x512_16x16_1x1_32x8x1_32x8x1_1x16x1x16_4x4x1_1x1_intrawave_v3", 2),
         ("a8w8", "a8w8_rowwise_64x16x16x64_16x16_1x1_4x16x1_4x16x1_1x16x1x4_4x4x1_1x1_interwave_v2", 4),
         ("a8w8_bpreshuffle", "a8w8_bpreshuffle_128x16x32x512_16x16_16x16_32x4x1_32x4x1_1x16x1x8_4x4x1_1x1_intrawave_v2", 3),
-    ],
-)
-def test_a_pipeline_needs_more_tiles_than_it_has_under_way(op: str, name: str, most: int) -> None:
-    """K of as many tiles as a pipeline has under way does not fit, one tile more does; the same holds for each part of K."""
-    instance = parse(name, op)
-    short, enough = (shape_of(op, 16, 4096, tiles * instance.k) for tiles in (most, most + 1))
-    assert f"more than {most} tiles" in FAMILY.unfit(instance, 0, short, MI300X)
-    assert FAMILY.unfit(instance, 0, enough, MI300X) == ""
-    assert "tiles" in FAMILY.unfit(instance, 1, enough, MI300X)
+    ]
+    for op, name, most in cases:
+        instance = parse(name, op)
+        short, enough = (shape_of(op, 16, 4096, tiles * instance.k) for tiles in (most, most + 1))
+        assert f"more than {most} tiles" in FAMILY.unfit(instance, 0, short, MI300X)
+        assert FAMILY.unfit(instance, 0, enough, MI300X) == ""
+        assert "tiles" in FAMILY.unfit(instance, 1, enough, MI300X)
 
 
 def test_a_device_op_without_parts_takes_any_split() -> None:
@@ -114,17 +109,17 @@ def test_a_device_op_without_parts_takes_any_split() -> None:
     assert {split for _, split in FAMILY.enumerate_instances(shape, MI300X, True)} == {0}
 
 
-@pytest.mark.parametrize("op", sorted(FORMS))
-def test_neighbours_fit_and_differ(op: str) -> None:
+def test_neighbours_fit_and_differ() -> None:
     """The neighbours of each listed instance fit the shape and are not the instance itself; some is no listed one."""
-    device = MI355X if op == "a4w4_blockscale" else MI300X
-    shape = shape_of(op, 256, 3072, 4096, device.gfx)
-    fresh = False
-    for instance, split in FAMILY.enumerate_instances(shape, device, True):
-        beside = list(FAMILY.enumerate_neighbours(instance, split, shape, device))
-        assert (instance, split) not in beside
-        assert len(set(beside)) == len(beside) > 0
-        assert all(FAMILY.unfit(other, parts, shape, device) == "" for other, parts in beside)
-        assert all(parse(other.name, op) == other for other, _ in beside)
-        fresh = fresh or any(other not in listed_instances(op) for other, _ in beside)
-    assert fresh or op == "a4w4_blockscale"
+    for op in sorted(FORMS):
+        device = MI355X if op == "a4w4_blockscale" else MI300X
+        shape = shape_of(op, 256, 3072, 4096, device.gfx)
+        fresh = False
+        for instance, split in FAMILY.enumerate_instances(shape, device, True):
+            beside = list(FAMILY.enumerate_neighbours(instance, split, shape, device))
+            assert (instance, split) not in beside
+            assert len(set(beside)) == len(beside) > 0
+            assert all(FAMILY.unfit(other, parts, shape, device) == "" for other, parts in beside)
+            assert all(parse(other.name, op) == other for other, _ in beside)
+            fresh = fresh or any(other not in listed_instances(op) for other, _ in beside)
+        assert fresh or op == "a4w4_blockscale"

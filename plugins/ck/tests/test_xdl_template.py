@@ -21,29 +21,29 @@ def problem_of(op: str, gfx: str = "gfx942", bias_dtype: str = "") -> Problem:
     return Problem(op, gfx, dtype, "bf16", bias_dtype, accepted.scale, accepted.layout)
 
 
-@pytest.mark.parametrize("op", sorted(FORMS))
-def test_a_source_is_the_same_each_time_and_names_what_it_is(op: str) -> None:
+def test_a_source_is_the_same_each_time_and_names_what_it_is() -> None:
     """A source tells its name, includes call.h and CK's header, exports both functions, and two instances differ."""
-    first, second = listed_instances(op)[:2]
-    source = render(first, problem_of(op))
-    assert source == render(attrs.evolve(first), problem_of(op))
-    assert source != render(second, problem_of(op))
-    assert source.splitlines()[0] == f"// {first.name}"
-    assert '#include "call.h"' in source
-    assert f'__has_include("ck/tensor_operation/gpu/device/impl/{DEVICE_OPS[op].header}' in source
-    assert all(f"TUNED_GEMM_EXPORT {function}" in source for function in ("int tunedgemm_launch", "int64_t tunedgemm_workspace"))
-    assert not re.search(r"hipMalloc|Synchronize|\{\{|\}\}\}\}", source)
-    assert all(source.count(left) == source.count(right) for left, right in ("()", "{}", "[]"))
+    for op in sorted(FORMS):
+        first, second = listed_instances(op)[:2]
+        source = render(first, problem_of(op))
+        assert source == render(attrs.evolve(first), problem_of(op))
+        assert source != render(second, problem_of(op))
+        assert source.splitlines()[0] == f"// {first.name}"
+        assert '#include "call.h"' in source
+        assert f'__has_include("ck/tensor_operation/gpu/device/impl/{DEVICE_OPS[op].header}' in source
+        assert all(f"TUNED_GEMM_EXPORT {function}" in source for function in ("int tunedgemm_launch", "int64_t tunedgemm_workspace"))
+        assert not re.search(r"hipMalloc|Synchronize|\{\{|\}\}\}\}", source)
+        assert all(source.count(left) == source.count(right) for left, right in ("()", "{}", "[]"))
 
 
-@pytest.mark.parametrize("op", [op for op in sorted(FORMS) if ACCEPTS[op].bias])
-def test_a_bias_is_one_more_operand_of_the_epilogue(op: str) -> None:
+def test_a_bias_is_one_more_operand_of_the_epilogue() -> None:
     """With a bias its pointer and its type are in the source, without they are not."""
-    instance = listed_instances(op)[0]
-    assert "call.bias" not in render(instance, problem_of(op))
-    biased = render(instance, problem_of(op, bias_dtype="fp16"))
-    assert "call.bias" in biased
-    assert "ck::half_t" in biased
+    for op in [op for op in sorted(FORMS) if ACCEPTS[op].bias]:
+        instance = listed_instances(op)[0]
+        assert "call.bias" not in render(instance, problem_of(op))
+        biased = render(instance, problem_of(op, bias_dtype="fp16"))
+        assert "call.bias" in biased
+        assert "ck::half_t" in biased
 
 
 def test_the_kind_of_fp8_is_a_flag_of_the_architecture() -> None:

@@ -6,6 +6,7 @@ FAKE_CK_LOG names a file that gets a line of JSON for each compilation. FAKE_CK_
 FAKE_CK_VERSION is the version that it tells.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -90,8 +91,23 @@ def main() -> int:
         compiler, made_of, defined = ["c++", "-std=c++17"], "moe.cpp", routed(problem)
     else:
         compiler, made_of, defined = ["cc", "-std=gnu11"], "instance.c", macros(problem)
-    command = [*compiler, "-O2", "-shared", "-fPIC", "-fvisibility=hidden", *defined, f"-I{HERE}"]
-    return subprocess.run([*command, "-o", str(output), str(HERE / made_of), "-lm"], check=False).returncode
+    command = [*compiler, "-O1", "-shared", "-fPIC", "-fvisibility=hidden", *defined, f"-I{HERE}"]
+    return compile_once([*command, str(HERE / made_of), "-lm"], output)
+
+
+def compile_once(command: list[str], output: Path) -> int:
+    """Compile into *output*, or copy what the same command made before from the folder FAKE_CK_OBJECTS."""
+    folder = os.environ.get("FAKE_CK_OBJECTS", "")
+    if not folder:
+        return subprocess.run([*command, "-o", str(output)], check=False).returncode
+    kept = Path(folder, f"{hashlib.sha256(repr(command).encode()).hexdigest()}.so")
+    if not kept.exists():
+        new = kept.with_suffix(f".{os.getpid()}")
+        if status := subprocess.run([*command, "-o", str(new)], check=False).returncode:
+            return status
+        new.replace(kept)
+    output.write_bytes(kept.read_bytes())
+    return 0
 
 
 sys.exit(main())
