@@ -64,11 +64,11 @@ def test_what_a_table_names_is_built_once(fakes, backends, tmp_path, capsys):
     )
     assert main(["ck", "prebuild", name]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[-1] == "3 instances: 0 were there, 3 built, 0 failed"
+    assert out.splitlines()[-1] == "3 instances: 0 stored, 3 built, 0 failed"
     assert "[3/3] " in out
     assert sorted(each["name"] for each in fakes.compilations) == ["clang++", "nvcc", "nvcc"]
     assert main(["ck", "prebuild", name]) == 0
-    assert capsys.readouterr().out == "3 instances: 3 were there, 0 built, 0 failed\n"
+    assert capsys.readouterr().out == "3 instances: 3 stored, 0 built, 0 failed\n"
     assert len(fakes.compilations) == 3
 
 
@@ -86,11 +86,11 @@ def test_stages_of_fmoe_are_built_once_each(fakes, backends, tmp_path, capsys):
     path = tmp_path / "tuned_fmoe.csv"
     path.write_text("\n".join([ROUTED_HEAD, *rows]) + "\n")
     assert main(["ck", "prebuild", str(path)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "3 instances: 0 were there, 3 built, 0 failed"
+    assert capsys.readouterr().out.splitlines()[-1] == "3 instances: 0 stored, 3 built, 0 failed"
     assert len(fakes.compilations) == 3
     path.write_text("\n".join([ROUTED_HEAD, f"sm_90,132,4,{ROUTED_KEY},tile64,,5.0,cutlass,row"]) + "\n")
     assert main(["ck", "prebuild", str(path)]) == 1
-    assert "tuned_fmoe.csv:2: standin has no kernel 'tile64' for fmoe: two stages are" in capsys.readouterr().out
+    assert "tuned_fmoe.csv:2: standin fmoe: kernel 'tile64' must be the names of two stages" in capsys.readouterr().out
 
 
 def test_the_source_of_a_pair_is_that_of_both_stages(backends, capsys):
@@ -134,16 +134,16 @@ def test_what_cannot_be_built_is_told_and_the_rest_is_built(fakes, backends, tmp
     assert main(["ck", "prebuild", name]) == 1
     out = capsys.readouterr().out
     assert "t.csv:3: no instance 'tile65' of a16w16" in out
-    assert "t.csv:4: the row tells no architecture; say --gfx" in out
-    assert "no hipcc is there" in out
-    assert out.splitlines()[-1] == "2 instances: 0 were there, 1 built, 3 failed"
+    assert "t.csv:4: the row has no gfx; pass --gfx" in out
+    assert "hipcc not found" in out
+    assert out.splitlines()[-1] == "2 instances: 0 stored, 1 built, 3 failed"
 
 
 def test_without_tables_those_in_effect(fakes, backends, tmp_path, monkeypatch, capsys):
     """As dispatch reads them: AITER's variable names this one."""
     monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", table(tmp_path / "t.csv", "sm_90,1,bfloat16,cutlass,tile64"))
     assert main(["ck", "prebuild"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "1 instances: 0 were there, 1 built, 0 failed"
+    assert capsys.readouterr().out.splitlines()[-1] == "1 instances: 0 stored, 1 built, 0 failed"
 
 
 def test_compilers_run_side_by_side(fakes, backends, tmp_path, monkeypatch):
@@ -167,10 +167,10 @@ def test_compilers_run_side_by_side(fakes, backends, tmp_path, monkeypatch):
     [
         (["prebuild", "nowhere.csv"], "nowhere.csv"),
         (["prebuild", "--jobs", "-1"], "--jobs must be at least 0"),
-        (["source", "tile64", "--libtype", "other", "--op", "a16w16", "--gfx", "sm_90"], "--libtype other: there are ck, cutlass"),
-        (["source", "tile64", "--libtype", "ck", "--op", "other", "--gfx", "sm_90"], "--op other: there are a16w16"),
+        (["source", "tile64", "--libtype", "other", "--op", "a16w16", "--gfx", "sm_90"], "--libtype must be one of ck, cutlass (got other)"),
+        (["source", "tile64", "--libtype", "ck", "--op", "other", "--gfx", "sm_90"], "--op must be one of a16w16"),
         (["source", "tile65", "--libtype", "ck", "--op", "a16w16", "--gfx", "sm_90"], "no instance 'tile65'"),
-        (["source", "tile64", "--libtype", "ck", "--op", "a16w16", "--gfx", "sm_90", "--set", "dtype"], "expected COLUMN=TEXT"),
+        (["source", "tile64", "--libtype", "ck", "--op", "a16w16", "--gfx", "sm_90", "--set", "dtype"], "--set must be COLUMN=TEXT"),
     ],
 )
 def test_mistakes_are_one_line(backends, capsys, words, says):

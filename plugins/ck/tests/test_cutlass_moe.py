@@ -108,11 +108,11 @@ def test_what_is_refused_is_told_why() -> None:
     """The reason says what is asked for and what was given, and nothing is listed."""
     cases = [
         (_shape(0, 128, 64), "sm_90", "an empty batch"),
-        (_shape(4, 128, 64), "sm_80", "for sm_90, not for sm_80"),
-        (_shape(4, 128, 64), "gfx942", "for sm_90, not for gfx942"),
-        (_shape(4, 128, 64, kind="per_1x32", q_dtype="fp4x2"), "sm_90", "not per_1x32: sm_90 multiplies no fp4"),
-        (_shape(4, 128, 64, kind="per_Token", q_dtype="fp8_e4m3fnuz"), "sm_90", "must be fp8_e4m3fn or int8, not fp8_e4m3fnuz"),
-        (_shape(4, 128, 64, layout="aiter16x16"), "sm_90", "not in layout aiter16x16"),
+        (_shape(4, 128, 64), "sm_80", "fmoe needs sm_90 (got sm_80)"),
+        (_shape(4, 128, 64), "gfx942", "fmoe needs sm_90 (got gfx942)"),
+        (_shape(4, 128, 64, kind="per_1x32", q_dtype="fp4x2"), "sm_90", "(got per_1x32); sm_90 has no fp4"),
+        (_shape(4, 128, 64, kind="per_Token", q_dtype="fp8_e4m3fnuz"), "sm_90", "must be fp8_e4m3fn or int8 (got fp8_e4m3fnuz)"),
+        (_shape(4, 128, 64, layout="aiter16x16"), "sm_90", "(got layout aiter16x16)"),
         (_shape(4, 132, 64), "sm_90", "multiples of 8 with factors of 2 bytes (got 132 and 64)"),
         (_shape(4, 128, 72, kind="per_Token", q_dtype="int8"), "sm_90", "multiples of 16 with factors of 1 bytes (got 128 and 72)"),
         (_shape((1 << 31) - 8, 128, 64), "sm_90", "tokens * topk"),
@@ -126,10 +126,10 @@ def test_what_is_refused_is_told_why() -> None:
 def test_a_pair_that_does_not_fit_is_told_which_stage() -> None:
     """Whichever it is."""
     cases = [
-        ({"scheduler": "streamk", "schedule": "cooperative"}, 0, "not cooperative with streamk"),
-        ({"scheduler": "single", "schedule": "plain"}, 0, "not plain with single"),
-        ({"tile_k": 32}, 0, "tile_k must be 64 or 128 of bf16"),
-        ({}, 2, "the K of fmoe is not split"),
+        ({"scheduler": "streamk", "schedule": "cooperative"}, 0, "(got cooperative with streamk)"),
+        ({"scheduler": "single", "schedule": "plain"}, 0, "(got plain with single)"),
+        ({"tile_k": 32}, 0, "tile_k must be 64 or 128 for bf16"),
+        ({}, 2, "splitK of fmoe must be 0 or 1"),
     ]
     for changed, split, reason in cases:
         shape, good = _shape(64, 2048, 768), CutlassInstance(128, 128, 64)
@@ -150,7 +150,7 @@ def test_scales_of_blocks_ask_for_their_tiles() -> None:
 def test_names_of_other_kernels_are_refused() -> None:
     """One stage alone, and a stage that is none."""
     good = CutlassInstance(128, 128, 64).name
-    for name, reason in ((good, "two stages are two names"), (f"{good}+other", "no kernel 'other' for fmoe")):
+    for name, reason in ((good, "names of two stages"), (f"{good}+other", "no kernel 'other' for fmoe")):
         with pytest.raises(PluginError, match=reason):
             FAMILY.parse(name, "fmoe")
 

@@ -119,20 +119,20 @@ def test_what_is_refused_is_told_why() -> None:
     """The reason says what is asked for and what was given, and nothing is listed."""
     cases = [
         (_shape("a16w16", 0, 256, 256), "sm_90", "an empty batch"),
-        (_shape("a16w16", 16, 256, 100), "sm_90", "K of 8 (K=100)"),
-        (_shape("a8w8", 16, 256, 72), "sm_90", "K of 16 (K=72)"),
-        (_shape("a16w16", 16, 130, 64), "sm_90", "N of 8 (N=130)"),
-        (_shape("a16w16", 16, 130, 64, outdtype="fp32"), "sm_90", "N of 4 (N=130)"),
-        (_shape("a16w16", 16, 256, 64, dtype="fp32"), "sm_90", "must be bf16 or fp16, not fp32"),
+        (_shape("a16w16", 16, 256, 100), "sm_90", "K of 8 (got K=100)"),
+        (_shape("a8w8", 16, 256, 72), "sm_90", "K of 16 (got K=72)"),
+        (_shape("a16w16", 16, 130, 64), "sm_90", "N of 8 (got N=130)"),
+        (_shape("a16w16", 16, 130, 64, outdtype="fp32"), "sm_90", "N of 4 (got N=130)"),
+        (_shape("a16w16", 16, 256, 64, dtype="fp32"), "sm_90", "must be bf16 or fp16 (got fp32)"),
         (_shape("a16w16", 16, 256, 64, scale="tensor"), "sm_90", "scales of a16w16 must be none"),
-        (_shape("a16w16", 16, 256, 64, layout="aiter16x16"), "sm_90", "not in layout aiter16x16"),
+        (_shape("a16w16", 16, 256, 64, layout="aiter16x16"), "sm_90", "(got layout aiter16x16)"),
         (_shape("a16w16", 16, 256, 64, outdtype="fp64"), "sm_90", "the output must be"),
         (_shape("a8w8", 16, 256, 64, dtype="fp8_e4m3fnuz"), "sm_90", "must be int8 or fp8_e4m3fn"),
-        (_shape("a8w8", 16, 256, 64, dtype="fp8_e4m3fn"), "sm_89", "multiply bf16, fp16, int8, not fp8_e4m3fn"),
-        (_shape("a8w8_blockscale", 16, 256, 256), "sm_80", "multiply bf16, fp16, int8, not fp8_e4m3fn"),
-        (_shape("a16w16", 16, 256, 64), "sm_100", "not for sm_100"),
-        (_shape("a16w16", 16, 256, 64), "gfx942", "not for gfx942"),
-        (Shape("a8w8_bpreshuffle", 16, 256, 64, "int8", scale="row"), "sm_90", "op a8w8_bpreshuffle is not covered"),
+        (_shape("a8w8", 16, 256, 64, dtype="fp8_e4m3fn"), "sm_89", "must be bf16, fp16, int8 (got fp8_e4m3fn)"),
+        (_shape("a8w8_blockscale", 16, 256, 256), "sm_80", "must be bf16, fp16, int8 (got fp8_e4m3fn)"),
+        (_shape("a16w16", 16, 256, 64), "sm_100", "(got sm_100)"),
+        (_shape("a16w16", 16, 256, 64), "gfx942", "(got gfx942)"),
+        (Shape("a8w8_bpreshuffle", 16, 256, 64, "int8", scale="row"), "sm_90", "op a8w8_bpreshuffle is not supported"),
         (_shape("a16w16", (1 << 31) - 1, 64, 1024), "sm_90", "an operand may have"),
         (_shape("batched_bf16", 8, 64, 64, extra={"B": 70000}), "sm_90", "65535 products"),
     ]
@@ -144,12 +144,12 @@ def test_what_is_refused_is_told_why() -> None:
 def test_an_instance_that_does_not_fit_is_told_why() -> None:
     """Also where the shape itself could be served."""
     cases = [
-        (CutlassInstance(128, 128, 32), 0, "tile_k must be 64 or 128 of bf16"),
-        (CutlassInstance(128, 128, 64), 2, "by the scheduler streamk alone"),
+        (CutlassInstance(128, 128, 32), 0, "tile_k must be 64 or 128 for bf16"),
+        (CutlassInstance(128, 128, 64), 2, "splitK needs scheduler streamk"),
         (CutlassInstance(128, 128, 64, scheduler="streamk"), 33, "splitK must be in 0..32"),
         (CutlassInstance(128, 128, 64, scheduler="streamk"), 32, "fewer than 4 steps"),
-        (CutlassInstance(128, 256, 128), 0, "more shared memory"),
-        (CutlassInstance(64, 64, 32, schedule="multistage", scheduler="single", warps=(2, 2), stages=3), 0, "is not for sm_90"),
+        (CutlassInstance(128, 256, 128), 0, "of shared memory"),
+        (CutlassInstance(64, 64, 32, schedule="multistage", scheduler="single", warps=(2, 2), stages=3), 0, "is not supported on sm_90"),
     ]
     for instance, split, reason in cases:
         shape = _shape("a16w16", 256, 256, 4096)
@@ -168,7 +168,7 @@ def test_fp8_has_half_the_accumulators() -> None:
     """A tile that int8 takes would spill, and nothing listed does."""
     wide = CutlassInstance(128, 256, 128)
     assert unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="int8"), HOPPER) == ""
-    assert "more than 64" in unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="fp8_e4m3fn"), HOPPER)
+    assert "exceed 64" in unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="fp8_e4m3fn"), HOPPER)
     assert max(each.accumulators for each in listed_instances("sm_90", "fp8_e4m3fn", False, True)) == 64
 
 
@@ -180,9 +180,9 @@ def test_fast_sums_are_for_fp8_and_bf16() -> None:
     assert len(listed_instances("sm_90", "fp8_e4m3fn", False, False, True)) == 24
     exact = [attrs.evolve(product, outdtype="fp32"), attrs.evolve(product, dtype="int8"), _shape("a8w8_blockscale", 4096, 4096, 4096)]
     for shape in exact:
-        assert "fast sums are for fp8" in unfit(fast, 0, shape, HOPPER)
+        assert "fast sums need fp8" in unfit(fast, 0, shape, HOPPER)
         assert not any(each.fast for each, _ in enumerate_instances(shape, HOPPER, True))
-    with pytest.raises(PluginError, match="neither clusters, swapped operands nor fast sums"):
+    with pytest.raises(PluginError, match="does not support clusters, swapped operands or fast sums"):
         parse("128x128x32_1x1_multistage_single_w2x2_s3_fast_r1", "a8w8")
 
 

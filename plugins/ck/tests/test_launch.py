@@ -134,7 +134,7 @@ def test_a_serving_process_compiles_nothing(fakes, backend):
     shape = SHAPES[0]
     answer = backend.bind(ONE, shape, CPU)
     assert isinstance(answer, Unsupported)
-    assert "is not built: run `tunedgemm ck prebuild TABLE`, or allow it here with TUNEDGEMM_CK_COMPILE=1" in str(answer)
+    assert "is not built: run `tunedgemm ck prebuild TABLE`, or set TUNEDGEMM_CK_COMPILE=1 to compile here" in str(answer)
     assert fakes.compilations == []
     backend.prepare(ONE, shape, CPU)
     assert isinstance(backend.bind(ONE, shape, CPU), Launcher)
@@ -182,7 +182,7 @@ def test_a_status_is_an_error(fakes, allowed, backend, monkeypatch):
     """Of the vendor's runtime, or of an instance that refuses the sizes after all."""
     shape = SHAPES[0]
     operands = op_named(shape.op).make_inputs(shape, torch.device("cpu"), 0)
-    for status, says in ((700, "standin tile64: CUDA error 700"), (native.UNSUPPORTED, "standin tile64: it refuses the sizes")):
+    for status, says in ((700, "standin tile64: CUDA error 700"), (native.UNSUPPORTED, "standin tile64: unsupported sizes")):
         monkeypatch.setattr(native.LoadedObject, "launcher", lambda self, sizes, pointers, status=status: lambda *addresses: status)
         with pytest.raises(LaunchError, match=says):
             backend.bind(ONE, shape, CPU).call(*operands)
@@ -191,7 +191,7 @@ def test_a_status_is_an_error(fakes, allowed, backend, monkeypatch):
 def test_sizes_that_the_instance_refuses_do_not_bind(fakes, allowed, backend, monkeypatch):
     """Its workspace function says so before anything is launched."""
     monkeypatch.setattr(native.LoadedObject, "workspace_bytes", lambda self, sizes, pointers: -1)
-    assert "standin tile64 refuses a16w16 M=5" in str(backend.bind(ONE, SHAPES[0], CPU))
+    assert "standin tile64 does not support a16w16 M=5" in str(backend.bind(ONE, SHAPES[0], CPU))
 
 
 def test_a_device_that_cannot_be_asked_is_an_error(fakes, allowed, backend, monkeypatch):
@@ -206,12 +206,12 @@ def test_other_devices_and_ops_are_refused(backend, stand_in):
     """With reasons that say what would be served."""
     h200, mi300 = Device("sm_90", 132), Device("gfx942", 304)
     assert backend.supports(SHAPES[0], h200)
-    assert str(backend.supports(SHAPES[0], mi300)) == "standin is for NVIDIA GPUs, not for gfx942"
+    assert str(backend.supports(SHAPES[0], mi300)) == "standin supports only NVIDIA GPUs (got gfx942)"
     assert (
         str(TemplateBackend(stand_in.family("standin", "amd"), toolchain.hip).supports(SHAPES[0], h200))
-        == "standin is for AMD GPUs, not for sm_90"
+        == "standin supports only AMD GPUs (got sm_90)"
     )
-    assert "op a4w4_blockscale is not covered; covered: a16w16" in str(
+    assert "op a4w4_blockscale is not supported; supported: a16w16" in str(
         backend.supports(attrs.evolve(SHAPES[0], op="a4w4_blockscale"), h200)
     )
     assert str(backend.supports(attrs.evolve(SHAPES[0], m=0), h200)) == "an empty batch needs no kernel"
@@ -257,7 +257,7 @@ def test_versions_and_details_tell_the_toolchain(fakes, backend, monkeypatch, tm
     assert backend.details(CPU)[0].startswith("toolchain: nvcc 13.0.88 (")
     monkeypatch.setenv("CUDACXX", str(tmp_path / "none"))
     assert backend.library_version(CPU) == "r3"
-    assert backend.details(CPU)[0].startswith("no toolchain: no nvcc is there")
+    assert backend.details(CPU)[0].startswith("no toolchain: nvcc not found")
 
 
 def test_bind_passes_on_what_the_finder_says(fakes, backend):

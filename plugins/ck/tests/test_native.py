@@ -148,7 +148,7 @@ def test_an_object_without_the_functions_is_an_error(fakes, tmp_path):
 def test_an_object_that_was_refused_is_not_taken_for_the_next(fakes, tmp_path, target):
     """What is loaded stays so, and the next object must not get its place."""
     subprocess.run(["cc", "-shared", "-o", str(tmp_path / "y.so"), "-x", "c", "-"], input=b"int y;", check=True)
-    with pytest.raises(LaunchError, match="none of this plugin"):
+    with pytest.raises(LaunchError, match="lacks this plugin's functions"):
         load_object((tmp_path / "y.so").read_bytes())
     assert load_object(build_object(target).code).workspace_bytes((1, 1, 1, 1, 1)) == 0
 

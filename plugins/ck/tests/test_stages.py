@@ -26,7 +26,7 @@ def test_names_are_joined_and_parsed(stand_in):
 def test_other_than_two_names_are_refused():
     """With the name and what is expected."""
     for name in ["", "tile64", "+", "tile64+", "+tile64", "tile64+tile64+tile64"]:
-        with pytest.raises(PluginError, match=r"for fmoe: two stages are two names with a \+ between them"):
+        with pytest.raises(PluginError, match=r"must be the names of two stages joined by \+"):
             parse_stages(name, "standin", lambda stage: stage)
 
 

@@ -49,7 +49,7 @@ def test_a_bad_name_is_refused_by_the_part_that_is_wrong() -> None:
         ("a8w8_blockscale", BLOCKSCALE.replace("intrawave", "outrawave"), "scheduler"),
         ("a8w8_blockscale", BLOCKSCALE.replace("16x16x64", "16x16x48"), "warp tile"),
         ("a8w8_blockscale", BLOCKSCALE.replace("128x128x128", "128x96x128"), "tile"),
-        ("a8w8_blockscale", BLOCKSCALE[:-1] + "5", "blocks of a compute unit"),
+        ("a8w8_blockscale", BLOCKSCALE[:-1] + "5", "blocks per compute unit"),
         ("a8w8_blockscale", BLOCKSCALE + "_aqrm", "row-major scales"),
         ("a8w8_bpreshuffle", SHUFFLED.replace("0x0x8x4x1x0x0", "0x0x8x4x1x2x0"), "switch"),
         ("a8w8_bpreshuffle", SHUFFLED.replace("0x0x8x4x1x0x0", "0x1x8x4x1x0x0"), "sparsity"),
@@ -105,7 +105,7 @@ def test_a_shape_that_none_can_serve_is_refused_with_the_reason() -> None:
 def test_only_block_scales_split_k() -> None:
     """K is split by instances with block scales, and what is added in any order is not claimed to be deterministic."""
     shuffled, scaled = parse(SHUFFLED, "a8w8_bpreshuffle"), parse(BLOCKSCALE, "a8w8_blockscale")
-    assert "not split" in FAMILY.unfit(shuffled, 1, shape_of("a8w8_bpreshuffle", 16, 4096, 8192, "gfx942"), MI300X)
+    assert "splitK must be 0" in FAMILY.unfit(shuffled, 1, shape_of("a8w8_bpreshuffle", 16, 4096, 8192, "gfx942"), MI300X)
     assert FAMILY.unfit(scaled, 2, shape_of("a8w8_blockscale", 16, 4096, 8192, "gfx942"), MI300X) == ""
     assert (FAMILY.deterministic(scaled, 0), FAMILY.deterministic(scaled, 2)) == (True, False)
 

@@ -35,7 +35,7 @@ def test_a_bad_name_is_refused_by_the_part_that_is_wrong() -> None:
     cases = [
         ("a8w8", "", "names look like a8w8_rowwise_"),
         ("a8w8", SHUFFLED, "names look like a8w8_rowwise_"),
-        ("a8w8", ROWWISE.removesuffix("_v3"), "parts where names"),
+        ("a8w8", ROWWISE.removesuffix("_v3"), "parts as in"),
         ("a8w8", ROWWISE.replace("_v3", "_v6"), "pipeline"),
         ("a8w8", ROWWISE.replace("_v3", "_w3"), "pipeline"),
         ("a8w8", ROWWISE.replace("intrawave", "outrawave"), "scheduler"),
@@ -48,7 +48,7 @@ def test_a_bad_name_is_refused_by_the_part_that_is_wrong() -> None:
         ("a8w8", ROWWISE.replace("_1x1_intrawave", "_3x1_intrawave"), "shuffle"),
         ("a8w8_bpreshuffle", SHUFFLED.replace("_2x1_", "_16x1_"), "tile"),
         ("a8w8_blockscale", BLOCKSCALE.replace("1x128x128", "1x128x96"), "scale"),
-        ("a8w8_blockscale", BLOCKSCALE + "_v1", "parts where names"),
+        ("a8w8_blockscale", BLOCKSCALE + "_v1", "parts as in"),
         ("fmoe", ROWWISE, "no instances of op 'fmoe'"),
     ]
     for op, name, part in cases:

@@ -1,4 +1,7 @@
-"""Backends ``ck``, ``cktile`` and ``cutlass``: template kernels, compiled on demand. Importing them loads neither torch nor a compiler."""
+"""Backends ``ck``, ``cktile`` and ``cutlass``: template kernels, compiled on demand.
+
+Importing this package loads neither torch nor a compiler.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ class TemplateBackend:
     """A template library as a backend.
 
     Attributes:
-        family: which.
-        finder: gives the toolchain; called when something is compiled or looked up.
-        host: what to take a CPU for, where the objects compute in host memory.
+        family: the template library.
+        finder: finds the toolchain; called when an object is compiled or looked up.
+        host: the device that a CPU emulates where the objects compute in host memory.
     """
 
     family: Family
@@ -32,11 +35,13 @@ class TemplateBackend:
 
     @property
     def OPS(self) -> tuple[str, ...]:
-        """Names of the ops it covers."""
+        """Return the names of the ops it covers."""
         return self.family.ops
 
     def library_version(self, device: Device) -> str:
-        """The template library's version and the revision of our templates; the revision alone where there is no toolchain."""
+        """Return the library's version and the templates' revision; without a toolchain only the
+        latter.
+        """
         revision = f"r{self.family.revision}"
         try:
             return f"{self.finder(Problem(self.OPS[0], self._limiting_device(device).gfx, '', '')).library} {revision}"
@@ -44,7 +49,7 @@ class TemplateBackend:
             return revision
 
     def details(self, device: Device) -> list[str]:
-        """Lines for ``tunedgemm plugins -v``: the toolchain, or what is missing of it."""
+        """Return lines for ``tunedgemm plugins -v``: the toolchain, or what it lacks."""
         try:
             found = self.finder(Problem(self.OPS[0], self._limiting_device(device).gfx, "", ""))
         except PluginError as error:
@@ -53,17 +58,19 @@ class TemplateBackend:
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
-        """Whether the architecture's static limits allow the shape."""
+        """Return whether the architecture's static limits allow the shape."""
         return limits.supports(self.family, shape, self._limiting_device(device))
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
-        """The instances worth timing for the shape, best guesses first; without a toolchain those that were built elsewhere."""
+        """Return the instances worth timing, best guesses first; without a toolchain only those
+        built.
+        """
         return space.enumerate_available(self.family, self.finder, shape, self._limiting_device(device))
 
     @hookimpl
     def heuristic_fallback(self) -> Solution | None:
-        """None: an untuned call compiles nothing."""
+        """Return None: an untuned call compiles nothing."""
         return None
 
     @hookimpl
@@ -82,14 +89,14 @@ class TemplateBackend:
 
     @hookimpl
     def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
-        """The solution's neighbours, where the full space is asked for."""
+        """Return the solution's neighbours, where the full space is requested."""
         return space.refine(self.family, solution, shape, self._limiting_device(device))
 
     def _is_present(self, device: Device) -> bool:
         return device.index >= 0 or (self.host is not None and device.kind == "cpu")
 
     def _limiting_device(self, device: Device) -> Device:
-        """The device whose limits count."""
+        """Return the device whose limits apply."""
         return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
 
 

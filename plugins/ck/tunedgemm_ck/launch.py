@@ -1,4 +1,4 @@
-"""Launch: a solution bound to a shape becomes one call of its shared object with everything but addresses fixed before."""
+"""Launch: bind a solution to a shape, with everything but addresses fixed before the first call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tunedgemm_ck.toolchain import Finder
 if TYPE_CHECKING:
     import torch
 
-#: What was compiled anew in this process: once is enough.
+#: Objects compiled anew in this process; each is rebuilt once.
 _rebuilt: set[str] = set()
 _rebuilding = threading.Lock()
 
@@ -29,7 +29,8 @@ def prepare(family: Family, finder: Finder, solution: Solution, shape: Shape, de
     """Compile into the artifact cache; needs no device.
 
     Raises:
-        LaunchError: it does not compile. PluginError: there is no toolchain, or the cache cannot be written.
+        LaunchError: compilation failed.
+        PluginError: no toolchain was found, or the cache cannot be written.
     """
     try:
         instance, _ = resolve(family, solution, shape, device)
@@ -40,14 +41,14 @@ def prepare(family: Family, finder: Finder, solution: Solution, shape: Shape, de
 
 
 def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, device: Device, where: torch.device) -> Launcher | Unsupported:
-    """The launcher of a solution for exactly this shape.
+    """Return the launcher of a solution for exactly this shape.
 
     Args:
-        device: whose limits count; its index is -1 where host memory stands for it.
+        device: the device whose limits apply; its index is -1 where host memory emulates it.
         where: the operands' device.
 
     Raises:
-        LaunchError: it does not compile or load, or the device cannot be asked.
+        LaunchError: the object does not compile or load, or the runtime reports an error.
     """
     try:
         instance, split = resolve(family, solution, shape, device)
@@ -60,22 +61,23 @@ def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, devic
     failed = functools.partial(_raise_failure, f"{family.libtype} {instance.name}", device.kind)
     asked = on_device(lambda: [code.workspace_bytes(sizes, pointers) for code in codes], device.index)()
     if min(asked) < 0:
-        # CUTLASS asks the device for its multiprocessors; CK asks for nothing.
+        # CUTLASS queries the device for its multiprocessors; CK queries nothing.
         for code in codes if device.kind == "nvidia" else ():
             if error := on_device(code.runtime_error, device.index)(len(sizes), pointers):
                 failed(error)
-        return Unsupported(f"{family.libtype} {instance.name} refuses {shape}")
-    # The stages of fmoe share one workspace, the larger of what they ask for.
+        return Unsupported(f"{family.libtype} {instance.name} does not support {shape}")
+    # The stages of fmoe share one workspace, of the larger of their sizes.
     make = _routed if routed else _plain if shape.scale == "none" else _scaled
     call = make([code.launcher(sizes, pointers) for code in codes], failed, shape, device.index, where, max(asked))
     return Launcher(on_device(call, device.index), workspace_bytes=max(asked))
 
 
 def _find_or_build(target: Target) -> CompiledObject:
-    """The target's object: from the cache, and compiled only where the user has allowed that.
+    """Return the target's object: from the cache, or compiled where the user has allowed that.
 
     Raises:
-        PluginError: it is not there. LaunchError: it does not compile.
+        PluginError: the object is not stored.
+        LaunchError: compilation failed.
     """
     if is_switched_on(REBUILD):
         with _rebuilding:
@@ -88,7 +90,7 @@ def _find_or_build(target: Target) -> CompiledObject:
 
 def _raise_failure(name: str, kind: str, status: int) -> None:
     runtime = {"nvidia": "CUDA", "amd": "HIP"}[kind]
-    reason = "it refuses the sizes" if status == UNSUPPORTED else f"{runtime} error {status}"
+    reason = "unsupported sizes" if status == UNSUPPORTED else f"{runtime} error {status}"
     raise LaunchError(f"{name}: {reason}")
 
 
@@ -101,7 +103,7 @@ def _stream(index: int) -> Callable[[int], int]:
 def _plain(
     launches: Sequence[LaunchCall], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
 ) -> Callable[..., Any]:
-    """A launch of operands without scales."""
+    """Return the launcher of operands without scales."""
     import torch
 
     (launch,) = launches
@@ -109,7 +111,8 @@ def _plain(
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
         out = empty(plain if x.dim() == 2 else (*x.shape[:-1], n), dtype=dtype, device=where)
-        # In a graph nothing but this name holds it: let go too early, the output of another call could lie there.
+        # In a graph only this name holds the workspace. Released early, another call's output could
+        # reuse its memory.
         scratch = workspace(nbytes, where) if nbytes else None
         added, address = 0 if bias is None else bias.data_ptr(), 0 if scratch is None else scratch.data_ptr()
         if status := launch(stream(index), x.data_ptr(), weight.data_ptr(), 0, 0, added, out.data_ptr(), address):
@@ -122,7 +125,7 @@ def _plain(
 def _scaled(
     launches: Sequence[LaunchCall], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
 ) -> Callable[..., Any]:
-    """A launch of operands with scales."""
+    """Return the launcher of operands with scales."""
     import torch
 
     (launch,) = launches
@@ -143,7 +146,10 @@ def _scaled(
 def _routed(
     launches: Sequence[LaunchCall], failed: Callable[[int], None], shape: Shape, index: int, where: torch.device, nbytes: int
 ) -> Callable[..., Any]:
-    """The launches of fmoe's stages, one after the other on the stream: the workspace has what the second gets from the first."""
+    """Return the launcher of fmoe's stages, which run in order on the stream.
+
+    The second stage reads in the workspace what the first one wrote.
+    """
     import torch
 
     first, second = launches

@@ -1,4 +1,4 @@
-"""Limits: whether a family can serve a shape on a device."""
+"""Limits: does a shape fit a family and a device."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tunedgemm_ck.family import Family
 
 
 def supports(family: Family, shape: Shape, device: Device) -> bool | Unsupported:
-    """True, or why no instance takes the shape on the architecture."""
+    """Return True, or why no instance takes the shape on the architecture."""
     if device.kind != family.kind:
         vendor = {"nvidia": "NVIDIA", "amd": "AMD"}[family.kind]
-        return Unsupported(f"{family.libtype} is for {vendor} GPUs, not for {device.gfx}")
+        return Unsupported(f"{family.libtype} supports only {vendor} GPUs (got {device.gfx})")
     if shape.op not in family.ops:
-        return Unsupported(f"op {shape.op} is not covered; covered: {', '.join(family.ops)}")
+        return Unsupported(f"op {shape.op} is not supported; supported: {', '.join(family.ops)}")
     if shape.m == 0:
         return Unsupported("an empty batch needs no kernel")
     reason = family.unsupported(shape, device)

@@ -1,4 +1,4 @@
-"""Names: solutions to instances, and back."""
+"""Names: from a solution's kernel name and splitK to instances, and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tunedgemm.plugin import Device, PluginError, Shape, Solution
 
 from tunedgemm_ck.family import Candidate, Family, Instance
 
-#: Between the names of both stages, as in a table of fmoe.
+#: Separates the names of both stages, as in a table of fmoe.
 JOIN = "+"
 
 
@@ -18,8 +18,8 @@ class Stages:
     """The instances of fmoe's two stages.
 
     Attributes:
-        first: up to the quantised intermediate.
-        second: from there to the output.
+        first: computes the quantised intermediate.
+        second: computes the output from it.
     """
 
     first: Instance
@@ -27,30 +27,30 @@ class Stages:
 
     @property
     def name(self) -> str:
-        """The text of ``kernelName``: AITER's ``kernelName1`` and ``kernelName2``."""
+        """Return ``kernelName``: AITER's ``kernelName1`` and ``kernelName2``, joined."""
         return f"{self.first.name}{JOIN}{self.second.name}"
 
 
 def parse_stages(name: str, libtype: str, parse: Callable[[str], Instance]) -> Stages:
-    """The stages of a name, each read by *parse*.
+    """Return the stages of a name, each read by *parse*.
 
     Raises:
-        PluginError: these are not two names, or one of them is unknown.
+        PluginError: the name is not two names, or one of them is unknown.
     """
     names = name.split(JOIN)
     if len(names) != 2 or not all(names):
-        raise PluginError(f"{libtype} has no kernel {name!r} for fmoe: two stages are two names with a {JOIN} between them")
+        raise PluginError(f"{libtype} fmoe: kernel {name!r} must be the names of two stages joined by {JOIN}")
     return Stages(*map(parse, names))
 
 
 def solution_of(family: Family, chosen: Candidate) -> Solution:
-    """An instance and its split as a solution."""
+    """Return an instance and its splitK as a solution."""
     instance, split = chosen
     return Solution(family.libtype, instance.name, split_k=split, deterministic=family.deterministic(instance, split))
 
 
 def resolve(family: Family, solution: Solution, shape: Shape, device: Device) -> Candidate:
-    """The instance of a solution and its split.
+    """Return the instance and the splitK of a solution.
 
     Raises:
         PluginError: no instance has that name, or it cannot serve the shape on the device.

@@ -1,4 +1,4 @@
-"""Solutions: the instances of a family as solutions of the core, and back."""
+"""Space: which solutions exist for a shape."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tunedgemm_ck.toolchain import Finder
 SPACE = Option(
     "--ck-space",
     "TUNEDGEMM_CK_SPACE",
-    "the instances of a template library that serve most shapes, or all of them, which takes hours to compile",
+    "list the instances that serve most shapes, or all, which takes hours to compile",
     ("default", "full"),
 )
 
 
 def full_space() -> bool:
-    """Whether all instances are asked for.
+    """Return whether the full space is requested.
 
     Raises:
-        UserError: the variable says something else.
+        UserError: the variable has another value than the option's choices.
     """
     said = SPACE.value().lower()
     if said not in SPACE.choices:
@@ -33,13 +33,16 @@ def full_space() -> bool:
 
 
 def enumerate_solutions(family: Family, shape: Shape, device: Device) -> Iterable[Solution]:
-    """The instances worth timing for the shape, best guesses first."""
+    """Yield the instances worth timing for the shape, best guesses first."""
     for chosen in family.enumerate_instances(shape, device, full_space()):
         yield solution_of(family, chosen)
 
 
 def refine(family: Family, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
-    """The solution's neighbours; only where all instances are asked for, since each of them is a compilation of a minute."""
+    """Yield the solution's neighbours.
+
+    Only the full space has them, since each is a compilation of a minute.
+    """
     if not full_space():
         return
     for chosen in family.enumerate_neighbours(*resolve(family, solution, shape, device), shape, device):
@@ -47,7 +50,10 @@ def refine(family: Family, solution: Solution, shape: Shape, device: Device) -> 
 
 
 def enumerate_available(family: Family, finder: Finder, shape: Shape, device: Device) -> Iterable[Solution]:
-    """The listed solutions whose objects can be had: without a toolchain each of the others would be an error of the tuner's."""
+    """Return the listed solutions whose objects can be had.
+
+    Without a toolchain only stored objects can: each of the others would be an error in the tuner.
+    """
     problem, listed = problem_of(shape, device.gfx), enumerate_solutions(family, shape, device)
     try:
         finder(problem)
@@ -62,7 +68,7 @@ def enumerate_available(family: Family, finder: Finder, shape: Shape, device: De
 
 
 def _all_built(targets: Iterable[Target], there: dict[object, bool]) -> bool:
-    """Whether all have been built; *there* remembers."""
+    """Return whether all targets have been built; *there* caches the answers."""
     for target in targets:
         key = target.instance, target.problem
         if key not in there:

@@ -1,4 +1,7 @@
-"""Stages: a solution of fmoe is two instances, each a shared object of its own: n first and m second ones make n x m solutions."""
+"""Stages: a solution of fmoe is two instances, each compiled into a shared object.
+
+N first and M second instances make N x M solutions.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from tunedgemm_ck.problem import Problem
 
 
 def split_stages(instance: Instance, problem: Problem) -> tuple[tuple[Instance, Problem], ...]:
-    """What is compiled: the instance, or each of its stages for the problem that this stage knows of.
+    """Return what is compiled: the instance, or each of its stages with the problem of that stage.
 
-    Stage 1 knows no output, stage 2 no activation, nor where it is quantised the hidden states, so that one object serves all of them.
+    Stage 1 does not depend on the output, and stage 2 not on the activation. A quantised stage 2
+    does
+    not depend on the hidden states either. One object serves all of them.
     """
     if not isinstance(instance, Stages):
         return ((instance, problem),)
@@ -23,7 +28,7 @@ def split_stages(instance: Instance, problem: Problem) -> tuple[tuple[Instance, 
 
 
 def sizes_of(shape: Shape, split: int) -> tuple[int, ...]:
-    """The sizes of ``TunedGemmMoe``, in its order."""
+    """Return the sizes of ``TunedGemmMoe``, in its order."""
     return (shape.m, shape.n, shape.k, int(shape["expert"]), int(shape["topk"]), split)
 
 
@@ -32,7 +37,7 @@ _TYPES = {"bf16": "bf16", "fp16": "fp16", "int8": "int8", "fp8_e4m3fn": "e4m3fn"
 
 
 def render_constants(problem: Problem) -> str:
-    """The constants of a stage for its source, which follow ``moe.h``."""
+    """Return the constants of a stage for its source; they follow ``moe.h``."""
     return f"""
 namespace tunedgemm::problem {{
 inline constexpr int stage = {problem.stage};

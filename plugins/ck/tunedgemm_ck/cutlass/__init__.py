@@ -1,4 +1,4 @@
-"""CUTLASS: instances of its sm_90 collectives and of its sm_80 kernels, compiled by nvcc for each class of shapes."""
+"""CUTLASS: its sm_90 collectives and sm_80 kernels, compiled by nvcc for each class of shapes."""
 
 from __future__ import annotations
 

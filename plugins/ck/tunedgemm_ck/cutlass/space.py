@@ -1,4 +1,4 @@
-"""Spaces: which instances are worth timing for a shape, best guesses first, and their neighbours."""
+"""Space: which instances are worth timing for a shape, best guesses first, and their neighbours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Candidate = tuple[CutlassInstance, int]
 
 SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 
-#: (tile_m, tile_n, bytes of tile_k, cluster, schedule, scheduler, swap) of sm_90: large tiles for many rows, then swapped ones for few.
+#: (tile_m, tile_n, bytes of tile_k, cluster, schedule, scheduler, swap) of sm_90: large tiles for
+#: many rows, then swapped ones for few.
 _Row = tuple[int, int, int, tuple[int, int], str, str, bool]
 _HOPPER: tuple[_Row, ...] = (
     (128, 256, 128, (2, 1), "cooperative", "persistent", False),
@@ -74,13 +75,13 @@ _FP8: tuple[_Row, ...] = (
     (128, 64, 128, (2, 1), "pingpong", "persistent", True),
     (128, 64, 128, (1, 1), "cooperative", "persistent", True),
 )
-#: Of those the ones that are listed beside fast ones: small tiles, which memory bounds, and a few large ones, whose sums are more exact.
+#: Exact instances listed with fast ones: small tiles, which are memory-bound, and a few large ones.
 _EXACT = tuple(
     row
     for row in _FP8
     if row[-1] or row in ((128, 128, 128, (1, 1), "cooperative", "streamk", False), (128, 64, 128, (1, 2), "pingpong", "persistent", False))
 )
-#: The same for fp8 whose sums stay in the tensor core, in the registers of 16-bit operands.
+#: The same for fp8 whose sums stay in the tensor core, with the registers of 16-bit operands.
 _FAST: tuple[_Row, ...] = (
     (128, 256, 128, (2, 1), "cooperative", "persistent", False),
     (128, 224, 128, (2, 1), "cooperative", "persistent", False),
@@ -91,7 +92,7 @@ _FAST: tuple[_Row, ...] = (
     (128, 128, 128, (1, 1), "cooperative", "streamk", False),
     (64, 256, 128, (1, 2), "pingpong", "persistent", True),
 )
-#: The same with block scales, which ask for 128 of K and for 128 rows of the weight.
+#: The same with block scales, which need 128 of K and 128 rows of the weight.
 _BLOCKS: tuple[_Row, ...] = (
     (128, 128, 128, (1, 1), "cooperative", "persistent", False),
     (128, 128, 128, (2, 1), "cooperative", "persistent", False),
@@ -125,13 +126,19 @@ _MULTISTAGE: tuple[tuple[int, int, int, tuple[int, int], int], ...] = (
     (64, 64, 128, (2, 2), 3),
     (128, 128, 128, (2, 2), 3),
 )
-#: What costs more than so many times the best guess is not listed, except where fewer than `_LEAST` would be.
+#: Multiple of the best predicted cost up to which instances are listed; `_LEAST` are listed at any
+#: cost.
 WORSE, _LEAST = 3.0, 6
 
 
 @functools.cache
 def listed_instances(gfx: str, dtype: str, blocks: bool, full: bool, fast: bool = False) -> tuple[CutlassInstance, ...]:
-    """All instances for operands of a dtype, at most 24, where they may be *fast* such ones too; with *full* all that fit registers."""
+    """Return the instances for operands of a dtype, at most 24.
+
+    Args:
+        fast: include instances whose sums stay in the tensor core.
+        full: return all that fit registers.
+    """
     if full:
         return (*enumerate_all(gfx, dtype, blocks), *(enumerate_all(gfx, dtype, blocks, fast=True) if fast else ()))
     width = width_of(dtype)
@@ -144,7 +151,7 @@ def listed_instances(gfx: str, dtype: str, blocks: bool, full: bool, fast: bool 
 
 
 def enumerate_all(gfx: str, dtype: str, blocks: bool, fast: bool = False) -> Iterator[CutlassInstance]:
-    """All instances for operands of a dtype that parameters and registers allow."""
+    """Yield all instances for operands of a dtype that parameters and registers allow."""
     hopper, depths, most = gfx == "sm_90", [depth // width_of(dtype) for depth in depths_of(dtype, gfx)], accumulators_of(dtype, fast)
     clusters, swaps = (CLUSTERS, (False, True)) if hopper else (CLUSTERS[:1], (False,))
     rings = [((0, 0), 0)] if hopper else list(itertools.product(WARPS[1:], STAGES[1:]))
@@ -162,7 +169,7 @@ def enumerate_all(gfx: str, dtype: str, blocks: bool, fast: bool = False) -> Ite
 
 
 def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterator[Candidate]:
-    """Instances with numbers of splits that fit the shape, best guesses first; *full* lists all of all instances."""
+    """Yield instances with splitK that fit the shape, best guesses first; *full* yields all."""
     if unsupported(shape, device):
         return
     listed = listed_instances(device.gfx, shape.dtype, shape.scale == "block", full, device.gfx == "sm_90" and may_be_fast(shape))
@@ -175,7 +182,7 @@ def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterator[Ca
 
 
 def _with_splits(instance: CutlassInstance, shape: Shape, device: Device) -> Iterator[Candidate]:
-    """No split, or what stream-K can do: its own cut of an uneven wave, and the one or two numbers of parts that fill one wave best."""
+    """Yield the splits worth timing: none, stream-K's, and the one or two that fill a wave best."""
     if instance.scheduler != "streamk":
         yield instance, 0
         return
@@ -188,7 +195,7 @@ def _with_splits(instance: CutlassInstance, shape: Shape, device: Device) -> Ite
 
 
 def enumerate_neighbours(instance: CutlassInstance, split: int, shape: Shape, device: Device) -> Iterator[Candidate]:
-    """The neighbours that fit."""
+    """Yield the neighbours that fit."""
     seen = {(instance, split if split > 1 else 0)}
     for chosen in neighbours(instance, split):
         if chosen not in seen and not unfit(*chosen, shape, device):
@@ -197,7 +204,10 @@ def enumerate_neighbours(instance: CutlassInstance, split: int, shape: Shape, de
 
 
 def neighbours(instance: CutlassInstance, split: int) -> list[Candidate]:
-    """What differs in one parameter, or the split, one step along its ladder; a scheduler brings its schedule with it."""
+    """Return what differs in one parameter, or in splitK, by one step along its ladder.
+
+    A scheduler changes together with its schedule.
+    """
     changed: dict[str, tuple[object, ...]] = {
         "tile_m": _adjacent(TILES_M, instance.tile_m),
         "tile_n": _adjacent(TILES_N, instance.tile_n),

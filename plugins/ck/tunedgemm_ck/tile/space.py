@@ -1,8 +1,10 @@
-"""Spaces: which instances of CK Tile are worth timing for a shape, and the neighbours of one.
+"""Space: which instances of CK Tile are worth timing for a shape, and the neighbours of one.
 
-Instances of CK Tile that AITER's tables choose, as data, and those that AITER builds for gfx942, of which its tables choose one.
-In the order of how often AITER's tables of August 2026 choose them, where every band of M counts alike; those of gfx942 last. Of the
-rows of gfx950, the first 16 cover all 160 with block scales and 67 % of the 123 of a8w8_bpreshuffle.
+The instances are those that AITER's tables choose, and those that AITER builds for gfx942, of which
+its tables choose one. They are in the order of how often AITER's tables of August 2026 choose them,
+every band of M having the same weight; those of gfx942 come last. Of the rows of gfx950, the first
+16
+cover all 160 with block scales and 67 % of the 123 of a8w8_bpreshuffle.
 """
 
 from __future__ import annotations
@@ -108,7 +110,7 @@ LISTED: dict[str, tuple[str, ...]] = {
     ),
 }
 
-#: How many of the listed instances of an op that an architecture has are there by default; `listed` tells what they cover.
+#: Listed instances of an op and architecture in the default space.
 DEFAULT = 16
 
 #: Neighbours among the listed instances.
@@ -117,24 +119,26 @@ _NEAREST = 4
 
 @functools.lru_cache(maxsize=64)
 def listed_instances(op: str) -> tuple[TileInstance, ...]:
-    """All instances of an op that are listed, in order."""
+    """Return all listed instances of an op, in order."""
     return tuple(parse(f"{PREFIXES[op]}_{name}", op) for name in LISTED[op])
 
 
 def of_architecture(op: str, gfx: str) -> tuple[TileInstance, ...]:
-    """Those whose matrix instructions an architecture has."""
+    """Return the listed instances whose matrix instructions an architecture has."""
     return tuple(instance for instance in listed_instances(op) if instance.warp_tile[2] < DEEPEST or gfx == "gfx950")
 
 
 def unserved(shape: Shape, device: Device) -> str:
-    """Why no instance can serve a shape on a device; "" where one can."""
+    """Return why no listed instance can serve a shape on a device, or ""."""
     return unsupported(shape, device) or none_fits(
         unfit_sizes(instance, 0, shape, device) for instance in of_architecture(shape.op, device.gfx)
     )
 
 
 def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Candidate]:
-    """Instances with splits of K for a shape that is not refused, best guesses first; with *full* all that fit."""
+    """Return instances with splitK for a supported shape, best guesses first; *full* lists all that
+    fit.
+    """
     if unsupported(shape, device):
         return []
     offered = of_architecture(shape.op, device.gfx)
@@ -147,7 +151,7 @@ def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Ca
 
 
 def splits(instance: TileInstance, shape: Shape, device: Device) -> Iterator[int]:
-    """Logarithms of the parts of K that are worth a try: more parts as long as compute units would be idle without."""
+    """Yield splitK values worth timing: more parts of K while compute units would be idle."""
     yield 0
     if shape.op == "a8w8_bpreshuffle":
         return
@@ -155,7 +159,10 @@ def splits(instance: TileInstance, shape: Shape, device: Device) -> Iterator[int
 
 
 def enumerate_neighbours(instance: TileInstance, split: int, shape: Shape, device: Device) -> Iterator[Candidate]:
-    """Neighbours of an instance that fit: another number of parts of K or of blocks a unit, the listed ones of nearly its tile."""
+    """Yield the neighbours of an instance that fit.
+
+    They change splitK, the blocks per unit, or the tile to one of the nearest listed ones.
+    """
     if unsupported(shape, device) or instance.op != shape.op:
         return
     beside = [(instance, split + step) for step in (-1, 1)]
@@ -169,5 +176,5 @@ def enumerate_neighbours(instance: TileInstance, split: int, shape: Shape, devic
 
 
 def _tile_distance(one: TileInstance, other: TileInstance) -> float:
-    """How far two tiles are apart: the sum of the logarithms of the ratios of their sides."""
+    """Return the sum of the logarithms of the ratios of two tiles' sides."""
     return sum(abs(math.log2(a / b)) for a, b in zip(one.tile, other.tile, strict=True))

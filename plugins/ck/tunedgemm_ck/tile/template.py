@@ -1,4 +1,7 @@
-"""Sources of instances of CK Tile: one shared object each, which includes CK Tile's headers and exports the functions of ``call.h``."""
+"""Sources of CK Tile's instances: one shared object each.
+
+A source includes CK Tile's headers and exports the functions of ``call.h``.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ constexpr auto scheduler = ck_tile::GemmPipelineScheduler::{scheduler};
 using Tile = ck_tile::TileGemmShape<ck_tile::sequence<{tile}>, ck_tile::sequence<{warps}>, ck_tile::sequence<{warp_tile}>>;
 """
 
-#: What a thrown error becomes: CK Tile throws where a launch fails.
+#: CK Tile throws where a launch fails.
 _CAUGHT = """\
 } catch (...) {
   const hipError_t error = hipGetLastError();
@@ -198,7 +201,7 @@ TUNED_GEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) 
 
 
 def render(instance: TileInstance, problem: Problem) -> str:
-    """The source of the shared object of an instance for a problem; the same in every process.
+    """Return the source of an instance's shared object for a problem, the same in every process.
 
     Raises:
         PluginError: the instance is of another op.
@@ -225,7 +228,7 @@ def render(instance: TileInstance, problem: Problem) -> str:
 
 
 def flags(instance: TileInstance, problem: Problem) -> tuple[str, ...]:
-    """Flags of hipcc beyond those of every shared object: which fp8 ``fp8_t`` is, and that bfloat16 is rounded to the nearest."""
+    """Return hipcc's flags for this library: the kind of fp8, and rounding of bfloat16 to nearest."""
     del instance
     ocp = int(problem.gfx not in ("gfx90a", "gfx942"))
     inlined = ("-mllvm", "-amdgpu-early-inline-all=true", "-mllvm", "-amdgpu-function-calls=false", "-mllvm", "-enable-post-misched=0")
@@ -241,7 +244,7 @@ def _word(switch: bool) -> str:
 
 
 def _flatmm(of: TileInstance) -> str:
-    """What follows the head of a product with a shuffled weight and scales of rows."""
+    """Return the body of a product with a shuffled weight and scales per row."""
     return _FLATMM.format(
         group_num=of.group_num,
         m01=of.m01,
@@ -260,7 +263,7 @@ def _flatmm(of: TileInstance) -> str:
 
 
 def _blockscale(of: TileInstance, problem: Problem) -> str:
-    """What follows the head of a product with block scales."""
+    """Return the body of a product with block scales."""
     shuffled = problem.op == "a8w8_blockscale_bpreshuffle"
     by_columns = of.eight_waves and not of.row_major_scales
     pipeline = "ABQuantGemmPipelineAgBgCrCompV3"

@@ -1,10 +1,12 @@
-"""Spaces: which instances of Composable Kernel are worth timing for a shape, and the neighbours of one.
+"""Space: which instances of Composable Kernel are worth timing for a shape, and their neighbours.
 
-Instances of Composable Kernel that AITER's tables choose, as data; those of a16w16 are this plugin's own, shaped as batched_bf16's.
-In the order of how often AITER's tables of August 2026 choose them, where every architecture and band of M (to 16, 32, 64, 128, 256,
-512, 1024, 4096, more) counts alike. Of the rows of an op and architecture, the first 16 (24 of a8w8_bpreshuffle) cover:
-a8w8 92 % of 26 (gfx942) and 89 % of 553 (gfx950); a8w8_bpreshuffle 73 % of 1389 and 93 % of 184; a4w4_blockscale 98 % of 118; all of
-the 13 948 of a8w8_blockscale, the 841 of a8w8_blockscale_bpreshuffle, the 26 of batched_bf16 and the 26 of batched_a8w8.
+The instances are those that AITER's tables choose; those of a16w16 are this plugin's, shaped like
+batched_bf16's. They are in the order of how often AITER's tables of August 2026 choose them, every
+architecture and band of M (to 16, 32, 64, 128, 256, 512, 1024, 4096, more) having the same weight.
+Of the rows of an op and architecture, the first 16 (24 of a8w8_bpreshuffle) cover:
+a8w8 92 % of 26 (gfx942) and 89 % of 553 (gfx950); a8w8_bpreshuffle 73 % of 1389 and 93 % of 184;
+a4w4_blockscale 98 % of 118; all of the 13 948 of a8w8_blockscale, the 841 of
+a8w8_blockscale_bpreshuffle, the 26 of batched_bf16 and the 26 of batched_a8w8.
 """
 
 from __future__ import annotations
@@ -243,11 +245,12 @@ LISTED: dict[str, tuple[str, ...]] = {
     ),
 }
 
-#: How many of the listed instances of an op are there by default; `listed` tells what they cover.
+#: Listed instances of an op in the default space.
 DEFAULT = 16
 _DEFAULTS = {"a8w8_bpreshuffle": 24}
 
-#: Pipelines that CK has for a scheduler; with shuffled weights or block scales it has the first and the third, within a wave.
+#: CK's pipelines of a scheduler. With shuffled weights or block scales CK has the first and the
+#: third, both intrawave.
 _PIPELINES = {"intrawave": (1, 2, 3, 4, 5), "interwave": (1, 2)}
 _FEW_PIPELINES = {"intrawave": (1, 3), "interwave": ()}
 _MANY = ("a16w16", "a8w8", "batched_bf16", "batched_a8w8")
@@ -258,17 +261,19 @@ _NEAREST = 4
 
 @functools.lru_cache(maxsize=64)
 def listed_instances(op: str) -> tuple[XdlInstance, ...]:
-    """All instances of an op that are listed, in order."""
+    """Return all listed instances of an op, in order."""
     return tuple(parse(f"{FORMS[op].prefix}_{name}", op) for name in LISTED[op])
 
 
 def unserved(shape: Shape, device: Device) -> str:
-    """Why no instance can serve a shape on a device; "" where one can."""
+    """Return why no listed instance can serve a shape on a device, or ""."""
     return unsupported(shape, device) or none_fits(unfit_sizes(instance, 0, shape, device) for instance in listed_instances(shape.op))
 
 
 def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Candidate]:
-    """Instances with splits of K for a shape that is not refused, best guesses first; with *full* all that fit."""
+    """Return instances with splitK for a supported shape, best guesses first; *full* lists all that
+    fit.
+    """
     if unsupported(shape, device):
         return []
     listed = listed_instances(shape.op)
@@ -282,7 +287,7 @@ def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Ca
 
 
 def splits(instance: XdlInstance, shape: Shape, device: Device) -> Iterator[int]:
-    """Logarithms of the parts of K that are worth a try: more parts as long as compute units would be idle without."""
+    """Yield splitK values worth timing: more parts of K while compute units would be idle."""
     yield 0
     if not DEVICE_OPS[shape.op].split:
         return
@@ -290,7 +295,10 @@ def splits(instance: XdlInstance, shape: Shape, device: Device) -> Iterator[int]
 
 
 def enumerate_neighbours(instance: XdlInstance, split: int, shape: Shape, device: Device) -> Iterator[Candidate]:
-    """Neighbours of an instance that fit: another number of parts of K, another pipeline, the listed ones of nearly its tile."""
+    """Yield the neighbours of an instance that fit.
+
+    They change splitK, the pipeline, or the tile to one of the nearest listed ones.
+    """
     if unsupported(shape, device) or instance.op != shape.op:
         return
     beside = [(instance, split + step) for step in (-1, 1)] if DEVICE_OPS[shape.op].split else []
@@ -303,7 +311,7 @@ def enumerate_neighbours(instance: XdlInstance, split: int, shape: Shape, device
 
 
 def _other_pipelines(instance: XdlInstance) -> Iterator[XdlInstance]:
-    """The instance with each other pipeline of its scheduler."""
+    """Yield the instance with each other pipeline of its scheduler."""
     allowed = _PIPELINES if instance.op in _MANY else _FEW_PIPELINES
     for pipeline in allowed[instance.scheduler]:
         if pipeline != instance.pipeline:
@@ -312,7 +320,7 @@ def _other_pipelines(instance: XdlInstance) -> Iterator[XdlInstance]:
 
 
 def _tile_distance(one: XdlInstance, other: XdlInstance) -> float:
-    """How far two tiles are apart: the sum of the logarithms of the ratios of their sides."""
+    """Return the sum of the logarithms of the ratios of two tiles' sides."""
     return sum(abs(math.log2(a / b)) for a, b in zip((one.m, one.n, one.k), (other.m, other.n, other.k), strict=True))
 
 

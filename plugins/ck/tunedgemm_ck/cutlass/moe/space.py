@@ -1,6 +1,7 @@
-"""Grouped: fmoe by CUTLASS's grouped kernels: which shapes, which pairs of instances, best guesses first, and their neighbours.
+"""Space: which pairs of instances are worth timing for fmoe, best guesses first; their neighbours.
 
-Each stage is judged as a batch of products, one for each expert that is hit, of as many rows as come to it on average.
+Each stage is predicted as a batch of products, one for each expert that is hit, with the average
+number of rows per expert.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tunedgemm_ck.names import Stages
 
 Candidate = tuple[Stages, int]
 
-#: (tile_m, tile_n, bytes of tile_k, cluster, schedule, swap): large tiles for many rows an expert, then swapped ones for few.
+#: (tile_m, tile_n, bytes of tile_k, cluster, schedule, swap): large tiles for many rows per expert,
+#: then swapped ones for few.
 _Row = tuple[int, int, int, tuple[int, int], str, bool]
 _WIDE: tuple[_Row, ...] = (
     (128, 256, 128, (1, 1), "cooperative", False),
@@ -55,7 +57,7 @@ _FP8: tuple[_Row, ...] = (
     (128, 16, 128, (1, 1), "cooperative", True),
     (64, 16, 128, (1, 1), "pingpong", True),
 )
-#: The same with scales of blocks, which ask for 128 of K and for 128 rows of the weight.
+#: The same with block scales, which need 128 of K and 128 rows of the weight.
 _BLOCKS: tuple[_Row, ...] = (
     (128, 128, 128, (1, 1), "cooperative", False),
     (128, 128, 128, (2, 1), "cooperative", False),
@@ -69,7 +71,7 @@ _BEST = 4
 
 @functools.cache
 def listed_instances(q_type: str, q_dtype: str, full: bool) -> tuple[CutlassInstance, ...]:
-    """All instances of either stage, at most 24; with *full* all that parameters and registers allow."""
+    """Return the instances of either stage, at most 24; *full* returns all that fit registers."""
     if full:
         found = enumerate_all("sm_90", q_dtype, q_type == "per_1x128")
         return tuple(each for each in found if each.scheduler == "persistent")
@@ -78,13 +80,18 @@ def listed_instances(q_type: str, q_dtype: str, full: bool) -> tuple[CutlassInst
 
 
 def cost(stages: Stages, shape: Shape, device: Device) -> float:
-    """The guessed microseconds of both products."""
+    """Return the predicted microseconds of both products."""
     pairs = ((stages.first, 1), (stages.second, 2))
     return sum(cost_of(instance, 0, stage_of(shape, stage), device) for instance, stage in pairs)  # type: ignore[arg-type]
 
 
 def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterator[Candidate]:
-    """Pairs that fit the shape, best guesses first: of the best of each stage all, with *full* each of all with the best of the other."""
+    """Yield pairs that fit the shape, best guesses first.
+
+    The best of each stage make all their pairs; *full* also pairs every instance with the best of
+    the
+    other stage.
+    """
     if unsupported(shape, device):
         return
     listed = listed_instances(str(shape["q_type"]), str(shape["q_dtype_w"]), full)
@@ -106,7 +113,7 @@ def _ranked(listed: tuple[CutlassInstance, ...], stage: Shape, device: Device) -
 
 
 def enumerate_neighbours(stages: Stages, split: int, shape: Shape, device: Device) -> Iterator[Candidate]:
-    """The neighbours that fit: one parameter of one stage, one step along its ladder."""
+    """Yield the neighbours that fit: one parameter of one stage, one step along its ladder."""
     del split
     seen = {stages}
     for place, instance in enumerate((stages.first, stages.second)):

@@ -1,1 +1,1 @@
-"""fmoe: a solution is two instances, one a stage."""
+"""fmoe by Composable Kernel: a solution is two instances, one per stage."""

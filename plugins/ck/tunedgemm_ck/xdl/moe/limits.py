@@ -1,4 +1,7 @@
-"""Static limits of CK's two stages of a mixture of experts: what an architecture and a shape allow; answers for absent devices too."""
+"""Static limits of CK's two stages of fmoe, for shapes and architectures, as data.
+
+They answer for absent devices too.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +19,29 @@ from tunedgemm_ck.xdl.resources import LDS
 
 #: Kind of the quantisation to AITER's number in the names.
 QUANTS = {"No": 0, "per_Tensor": 1, "per_Token": 2, "per_1x128": BLOCK}
-#: Dtype to AITER's word in the names; both kinds of fp8 are its F8.
+#: Dtype to AITER's word in the names; both kinds of fp8 are F8.
 WORDS = {"bf16": "B16", "fp16": "F16", "fp8_e4m3fn": "F8", "fp8_e4m3fnuz": "F8", "int8": "I8"}
 
-#: Architectures that add bf16 atomically, as stage 2 does.
+#: Architectures with atomic addition of bf16, which stage 2 needs.
 ARCHITECTURES = ("gfx942", "gfx950")
 
-#: CK counts elements in 32 bits with a sign, of all experts' weights together; tokens in 24 bits and a token's experts in 7, for both share
-#: a word. 2^24 rows of 256 threads are more than a grid has.
+#: CK counts the elements of all experts' weights together in 32 signed bits. Tokens have 24 bits
+#: and a token's experts 7, since both share a word. 2^24 rows of 256 threads exceed a grid.
 MOST, MOST_ROWS, MOST_TOPK = 1 << 31, 1 << 24, 128
 
 
 def unfit(instance: Instance, split: int, shape: Shape, device: Device) -> str:
-    """Why a pair of instances cannot serve a shape on a device; "" where it can."""
+    """Return why a pair of instances cannot serve a shape on a device, or ""."""
     if not isinstance(instance, Stages):
-        return f"{instance.name} is one stage of fmoe, which needs two"
+        return f"{instance.name} is only one stage; fmoe needs two"
     if split:
-        return f"no instance of fmoe cuts K into parts (got splitK {split})"
+        return f"splitK of fmoe must be 0 (got {split})"
     if reason := unsupported(shape, device):
         return reason
     for number, stage in enumerate((instance.first, instance.second), 1):
         assert isinstance(stage, MoeInstance)
         if stage.stage != number:
-            return f"{stage.name} is of stage {stage.stage}, named as stage {number}"
+            return f"{stage.name} is of stage {stage.stage}, not {number}"
         if reason := unfit_stage(stage, shape, device):
             return f"stage {number}: {reason}"
     return ""
@@ -46,37 +49,39 @@ def unfit(instance: Instance, split: int, shape: Shape, device: Device) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def unsupported(shape: Shape, device: Device) -> str:
-    """Why CK has no stages for these dtypes, scales, layouts and sizes on this architecture; "" otherwise."""
+    """Return why CK has no stages for a shape's dtypes, scales, layout and sizes on a device, or
+    "".
+    """
     kind, q_dtype, topk = str(shape["q_type"]), str(shape["q_dtype_w"]), int(shape["topk"])
     pairs, weights = shape.m * topk, int(shape["expert"]) * shape.n * shape.k * 2
     checks = (
-        (device.gfx in ARCHITECTURES, f"{' and '.join(ARCHITECTURES)} (got {device.gfx})"),
-        (kind in QUANTS, f"QuantType {', '.join(QUANTS)} (got {kind}, for which no source is made)"),
+        (device.gfx in ARCHITECTURES, f"{' or '.join(ARCHITECTURES)} (got {device.gfx})"),
+        (kind in QUANTS, f"QuantType {', '.join(QUANTS)} (got {kind})"),
         (device.gfx not in DTYPES or q_dtype in DTYPES[device.gfx], f"dtypes that {device.gfx} multiplies (got {q_dtype})"),
         (kind != "per_1x128" or q_dtype.startswith("fp8"), f"blocks of fp8 (got {q_dtype})"),
-        (shape.layout == "aiter16x16", f"weights in layout aiter16x16, see shuffle_weight (got {shape.layout})"),
+        (shape.layout == "aiter16x16", f"weights in layout aiter16x16 (got {shape.layout}; see shuffle_weight)"),
         (bool(shape["g1u1"]), "gated experts (got use_g1u1 0)"),
         (
             str(shape["act"]) in RENDERED_ACTIVATIONS,
-            f"{' or '.join(RENDERED_ACTIVATIONS)} (got {shape['act']}, which its headers of 2025 have not)",
+            f"{' or '.join(RENDERED_ACTIVATIONS)} (got {shape['act']}, which CK's headers of 2025 lack)",
         ),
         (shape.m > 0, "at least one token"),
         (pairs < MOST_ROWS and topk < MOST_TOPK, f"less than {MOST_ROWS} pairs of a token and an expert, topk below {MOST_TOPK}"),
-        (weights < MOST, f"weights of less than {MOST} elements, those of all experts together (got {weights})"),
+        (weights < MOST, f"less than {MOST} elements of all experts' weights (got {weights})"),
         (2 * weights // int(shape["expert"]) < MOST, f"weights of an expert of less than {MOST} bytes"),
         (2 * max(shape.m * shape.n, (pairs + topk) * shape.k) < MOST, f"hidden states and an intermediate of less than {MOST} bytes"),
     )
-    return "; ".join(f"ck takes fmoe with {wanted}" for right, wanted in checks if not right)
+    return "; ".join(f"ck fmoe needs {wanted}" for right, wanted in checks if not right)
 
 
 @functools.lru_cache(maxsize=16384)
 def unfit_stage(of: MoeInstance, shape: Shape, device: Device) -> str:
-    """Why a stage's instance cannot serve a shape that CK has stages for; "" where it can."""
+    """Return why a stage's instance cannot serve a supported shape, or ""."""
     return unrenderable(of) or _other(of, shape) or _sizes(of, shape, device)
 
 
 def _other(of: MoeInstance, shape: Shape) -> str:
-    """What of the name says another problem than the shape; "" where all of it is the shape's."""
+    """Return which part of the name belongs to another problem than the shape's, or ""."""
     wanted = attrs.evolve(instance_of(of.tile, shape, "", of.stage), epilogue=of.epilogue)
     return "" if of == wanted else f"it is an instance for {_described(of)}, not for {_described(wanted)}"
 
@@ -90,16 +95,16 @@ def _sizes(of: MoeInstance, shape: Shape, device: Device) -> str:
     n, k = (shape.k, shape.n) if of.stage == 1 else (shape.n, shape.k)
     names = ("inter_dim", "model_dim") if of.stage == 1 else ("model_dim", "inter_dim")
     if n % of.n or k % of.k:
-        return f"{names[0]} and {names[1]} must be multiples of {of.n} and {of.k}: nothing is padded (got {n} and {k})"
+        return f"{names[0]} and {names[1]} must be multiples of {of.n} and {of.k}: sizes are not padded (got {n} and {k})"
     if device.gfx == "gfx950" and of.dtypes[0] == "F8" and of.k < 128:
         return f"{of.tile}: gfx950 multiplies 128 elements of fp8 at a time"
     if lds(of) > LDS[device.gfx]:
-        return f"{of.tile} takes {lds(of)} bytes of LDS; a block of {device.gfx} has {LDS[device.gfx]}"
+        return f"{of.tile}: {lds(of)} bytes of LDS exceed the {LDS[device.gfx]} of {device.gfx}"
     return ""
 
 
 def instance_of(tile: str, shape: Shape, gfx: str, stage: int) -> MoeInstance:
-    """The instance of a tile, as `MoeInstance.tile` writes it, for the problem of a shape."""
+    """Return the instance of a tile, as `MoeInstance.tile` writes it, for the problem of a shape."""
     sizes, waves, pipeline = tile.split("_")
     threads, m, n, k = map(int, sizes.split("x"))
     quant, first = QUANTS[str(shape["q_type"])], stage == 1

@@ -1,6 +1,6 @@
-"""Spaces of CK's two stages of a mixture of experts: which pairs are worth timing for a shape, and the neighbours of one.
+"""Space: which pairs of CK's two stages of fmoe are worth timing, and the neighbours of one.
 
-Tiles of CK's two stages of a mixture of experts that AITER's tables choose or its lists have, as data.
+The tiles are those that AITER's tables choose or its lists have.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from tunedgemm_ck.xdl.moe.names import MoeInstance
 
 Candidate = tuple[Instance, int]
 
-#: Kind of the scales (``rows`` are per_Token's and per_Tensor's) and stage to tiles: threads, M, N and K, waves along M and N, pipeline.
-#: In the order of how often AITER's tuned_fmoe tables of August 2026 choose them.
+#: Kind of the scales (``rows`` for per_Token and per_Tensor) and stage to tiles: threads, M, N and
+#: K, waves along M and N, pipeline. They are in the order of how often AITER's tuned_fmoe tables of
+#: August 2026 choose them.
 TILES: dict[tuple[str, int], tuple[str, ...]] = {
     ("No", 1): (
         "256x32x64x64_1x4_v1",
@@ -72,12 +73,12 @@ TILES: dict[tuple[str, int], tuple[str, ...]] = {
     ),
 }
 
-#: How many of them are there by default: 16 in all.
+#: Tiles of a kind and stage in the default space: 16 in all.
 DEFAULTS = {("No", 1): 3, ("No", 2): 2, ("rows", 1): 3, ("rows", 2): 4, ("per_1x128", 1): 2, ("per_1x128", 2): 2}
 
 
 def unserved(shape: Shape, device: Device) -> str:
-    """Why no pair of instances can serve a shape on a device; "" where one can."""
+    """Return why no pair of listed instances can serve a shape on a device, or ""."""
     if reason := unsupported(shape, device):
         return reason
     both = (none_fits(unfit_stage(instance, shape, device) for instance in listed_stages(shape, device, stage)) for stage in (1, 2))
@@ -85,14 +86,14 @@ def unserved(shape: Shape, device: Device) -> str:
 
 
 def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Candidate]:
-    """Pairs for a shape that is not refused, best guesses first; with *full* of all listed instances that fit."""
+    """Return pairs for a supported shape, best guesses first; *full* pairs all listed that fit."""
     first, second = ({stage: _cost(stage, shape, device) for stage in _offered(shape, device, number, full)} for number in (1, 2))
     costs = {(Stages(one, two), 0): first[one] + second[two] for one in first for two in second}
     return order_by_cost(costs, full)
 
 
 def enumerate_neighbours(instance: Instance, split: int, shape: Shape, device: Device) -> Iterator[Candidate]:
-    """Pairs of which one stage is another listed one."""
+    """Yield pairs of which one stage is another listed one."""
     if not isinstance(instance, Stages) or split or unsupported(shape, device):
         return
     for other in _offered(shape, device, 1, full=True):
@@ -104,7 +105,7 @@ def enumerate_neighbours(instance: Instance, split: int, shape: Shape, device: D
 
 
 def _offered(shape: Shape, device: Device, stage: int, full: bool) -> list[MoeInstance]:
-    """The listed instances of a stage that fit; without *full* as many of each kind as `DEFAULTS` says."""
+    """Return the listed instances of a stage that fit; without *full* at most `DEFAULTS` of a kind."""
     if unsupported(shape, device):
         return []
     instances = listed_stages(shape, device, stage)
@@ -115,7 +116,7 @@ def _offered(shape: Shape, device: Device, stage: int, full: bool) -> list[MoeIn
 
 
 def _cost(of: MoeInstance, shape: Shape, device: Device) -> float:
-    """Clocks of a stage, with tokens spread evenly over the experts that some are expected to hit."""
+    """Return the clocks of a stage, with tokens spread evenly over the experts expected to be hit."""
     experts, pairs = int(shape["expert"]), shape.m * int(shape["topk"])
     hit = max(experts * (1.0 - (1.0 - 1.0 / experts) ** pairs), 1.0)
     rows = pairs / hit
@@ -126,10 +127,10 @@ def _cost(of: MoeInstance, shape: Shape, device: Device) -> float:
 
 
 def listed_stages(shape: Shape, device: Device, stage: int) -> tuple[MoeInstance, ...]:
-    """All listed instances of a stage for the problem of a shape that CK has stages for, those that AITER's tables choose most first."""
+    """Return all listed instances of a stage for a supported shape, in the order of `TILES`."""
     return tuple(instance_of(tile, shape, device.gfx, stage) for tile in TILES[kind_of(shape), stage])
 
 
 def kind_of(shape: Shape) -> str:
-    """Kind of the scales, as the lists have it."""
+    """Return the kind of the scales, as a key of `TILES`."""
     return {"per_Tensor": "rows", "per_Token": "rows"}.get(str(shape["q_type"]), str(shape["q_type"]))

@@ -1,4 +1,4 @@
-"""Sources of one stage of a mixture of experts: CK's device op for it, then what both stages need around it, which ``sources`` has."""
+"""Sources of one stage of fmoe: CK's device op, and what both stages need around it (``sources``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tunedgemm_ck.xdl.template import CK_TYPES, IMPL
 
 _SOURCES = Path(__file__).parents[1] / "sources"
 
-#: The first release of ROCm whose CK has the device ops (its headers of November 2025 are what this was written from).
+#: The first release of ROCm whose CK has the device ops; the templates follow its headers of
+#: November 2025.
 SINCE = "7.0"
 
 _HEAD = """\
@@ -84,12 +85,12 @@ using Gemm = ck::tensor_operation::device::{name}<
 
 
 def render_stage(of: MoeInstance, problem: Problem) -> str:
-    """The source of the shared object of a stage; the same in every process.
+    """Return the source of a stage's shared object, the same in every process.
 
     Raises:
-        PluginError: the instance is of the other stage, or no source is made of it.
+        PluginError: the instance is of the other stage, or cannot be rendered.
     """
-    if reason := unrenderable(of) or (f"it is named as stage {problem.stage}" if of.stage != problem.stage else ""):
+    if reason := unrenderable(of) or (f"it is of stage {of.stage}, not {problem.stage}" if of.stage != problem.stage else ""):
         raise PluginError(f"ck {of.name}: {reason}")
     header = "device_moe_gemm_blockscale.hpp" if of.quant == BLOCK else "device_moe_gemm.hpp"
     head = _HEAD.format(name=of.name, problem=f"{problem.op} on {problem.gfx}", header=IMPL + header, since=SINCE)
@@ -107,7 +108,7 @@ def render_stage(of: MoeInstance, problem: Problem) -> str:
 
 
 def _gemm(of: MoeInstance) -> str:
-    """The alias of CK's class with all parameters of the instance."""
+    """Return the alias of CK's class with all parameters of the instance."""
     cut, block = cut_of(of), of.quant == BLOCK
     three = "ck::Tuple<float, float, float>"
     return _GEMM.format(
