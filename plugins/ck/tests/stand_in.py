@@ -1,4 +1,6 @@
-"""A template library that is none: instances of one number, whose sources a fake compiler reads the first line of."""
+"""Stand-ins for a template library: instances of one number; a fake compiler reads their first
+line.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from tunedgemm_ck.problem import Problem
 
 @attrs.frozen
 class StandIn:
-    """An instance.
+    """A stand-in for an instance.
 
     Attributes:
         tile: its one parameter.
@@ -59,7 +61,7 @@ def _render(instance: StandIn, problem: Problem) -> str:
 
 
 def family(libtype: str, kind: str) -> Family:
-    """A family of stand-ins for devices of a kind."""
+    """Return a family of stand-ins for devices of a kind."""
     return Family(
         libtype=libtype,
         kind=kind,

@@ -1,4 +1,4 @@
-"""Names of AITER's real tables: every one is read, and written again as it was; runs where a copy of AITER's tables lies beside."""
+"""Check the names in AITER's tables, where a copy of them exists."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tunedgemm_ck.xdl.space import listed_instances as xdl_instances
 
 CONFIGS = Path(__file__).parents[4] / "shared" / "aiter" / "configs"
 
-pytestmark = pytest.mark.skipif(not CONFIGS.is_dir(), reason="AITER's tables are not here")
+pytestmark = pytest.mark.skipif(not CONFIGS.is_dir(), reason="AITER's tables not found")
 
-#: How the name of a table ends to its op; the longest that fits.
+#: The end of a table's name to its op; the longest match applies.
 TABLES = {
     "a8w8_tuned_gemm": "a8w8",
     "a8w8_bpreshuffle_tuned_gemm": "a8w8_bpreshuffle",
@@ -41,12 +41,12 @@ FAMILIES = {family.libtype: family for family in (xdl_family, tile_family)}
 
 
 def rows_of(op: str) -> Iterator[tuple[str, str]]:
-    """libtype and kernel's name of each row of an op that ck or cktile has."""
+    """Yield libtype and kernel name of each row of an op that ck or cktile has."""
     return ((libtype, row["kernelName"]) for libtype, row in full_rows_of(op))
 
 
 def full_rows_of(op: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """libtype and all cells of each row of an op that ck or cktile has."""
+    """Yield libtype and all cells of each row of an op that ck or cktile has."""
     for path in sorted(CONFIGS.rglob("*tuned*.csv")):
         fitting = [table for table in TABLES if table in path.name]
         if fitting and TABLES[max(fitting, key=len)] == op:
@@ -58,7 +58,7 @@ def full_rows_of(op: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def test_every_name_of_an_op_is_read_and_written_again() -> None:
-    """Each ck and cktile row's name is parsed to an instance whose name is the same text."""
+    """Each ck and cktile row's name is parsed to an instance with the same name."""
     for op in sorted(TABLES.values()):
         seen: Counter[str] = Counter()
         for libtype, name in rows_of(op):
@@ -70,13 +70,13 @@ def test_every_name_of_an_op_is_read_and_written_again() -> None:
 
 
 def shape_of(op: str, row: dict[str, str]) -> Shape:
-    """The shape of a row, whose fp8 is that of its architecture where the table does not tell."""
+    """Return the shape of a row; where the table states no fp8, it is the architecture's."""
     fp8 = {"gfx942": "torch.float8_e4m3fnuz", "gfx950": "torch.float8_e4m3fn"}[row["gfx"]]
     return op_named(op).columns.parse({"q_dtype_w": fp8, **row})
 
 
 def test_every_row_of_an_op_is_listed_fits_and_is_rendered() -> None:
-    """Each row's instance is a listed one and fits the row's shape, device and splitK, but where an operand is beyond 32 bits."""
+    """Each row's instance is listed and fits the row, unless an operand exceeds 32 bits."""
     for op in sorted(TABLES.values()):
         listed = {"ck": set(xdl_instances(op)), "cktile": set(tile_instances(op)) if op in tile.PREFIXES else set()}
         rendered, beyond = {}, 0
@@ -96,7 +96,7 @@ def test_every_row_of_an_op_is_listed_fits_and_is_rendered() -> None:
 
 
 def test_every_stage_of_a_mixture_of_experts_is_read_and_written_again() -> None:
-    """Each name of CK's two stages is parsed to a value whose name is the same text."""
+    """Each name of CK's two stages is parsed to a value with the same name."""
     names = set()
     for path in CONFIGS.rglob("*tuned_fmoe*.csv"):
         with path.open(newline="") as file:
@@ -107,8 +107,8 @@ def test_every_stage_of_a_mixture_of_experts_is_read_and_written_again() -> None
     assert [parse_moe(name).name for name in stages] == stages
 
 
-def test_rows_whose_stages_are_both_ck_s_resolve_and_are_offered() -> None:
-    """Each fmoe row of two CK stages is read, written again, fits and is rendered; nine of ten are offered by default, all in full."""
+def test_rows_of_two_ck_stages_resolve_and_are_listed() -> None:
+    """Each fmoe row of two CK stages fits and is rendered; the default space has nine of ten."""
     op, rows, offered, sources = op_named("fmoe"), 0, 0, {}
     for path in sorted(CONFIGS.rglob("*tuned_fmoe*.csv")):
         with path.open(newline="") as file:
@@ -129,8 +129,8 @@ def test_rows_whose_stages_are_both_ck_s_resolve_and_are_offered() -> None:
     assert len(set(sources.values())) == len(sources) > 30
 
 
-def test_a_changed_number_of_a_real_name_is_no_other_instance() -> None:
-    """A real name with one number changed either is refused or is written again as changed: no part is read loosely."""
+def test_a_changed_digit_changes_the_instance() -> None:
+    """A name with one digit changed is refused or is written back as changed."""
     for op in sorted(TABLES.values()):
         for libtype, name in dict.fromkeys(rows_of(op)):
             parse = xdl.parse if libtype == "ck" else tile.parse

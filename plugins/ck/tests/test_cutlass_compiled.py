@@ -1,4 +1,4 @@
-"""Sources with a compiler: that they compile, and where CUTLASS is told that operands, scales and the output lie, without a GPU."""
+"""Check with nvcc that sources compile, and which addresses and layouts CUTLASS gets; needs no GPU."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tunedgemm_ck.problem import Problem
 
 SCALED = Problem("a8w8", "sm_90", "fp8_e4m3fn", "fp16", "fp32", "row")
 BLOCKS = Problem("a8w8_blockscale", "sm_90", "fp8_e4m3fn", "bf16", scale="block")
-#: The folder of the headers that the tests were started with; "" for those of the wheel.
+#: The folder of headers in the environment; "" for those of the wheel.
 INCLUDE = os.environ.get(toolchain.CUTLASS_INCLUDE, "")
-#: Sizes of the call, all different; K has a last block of scales that is not whole.
+#: Sizes of the call, all different; the last block of scales along K is partial.
 M, N, K, BATCHES = 48, 384, 320, 3
 
 _MAIN = """
@@ -72,7 +72,7 @@ int main() {
 """
 
 
-#: The same for a stage of fmoe: what an expert's fill leaves in the object's memory, by distances from where things begin.
+#: The same for a stage of fmoe: offsets that an expert's fill writes into the object's memory.
 _GROUPED = """
 #include <cstdio>
 #include <cstdlib>
@@ -116,7 +116,7 @@ int main() {
 
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """nvcc and CUTLASS's headers; skips where one of them is not there."""
+    """Set up nvcc and CUTLASS's headers; skip where one is missing."""
     monkeypatch.setenv(toolchain.CUTLASS_INCLUDE, INCLUDE)
     try:
         toolchain.cuda(BLOCKS)
@@ -125,7 +125,9 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiled(source: Path, made: Path, target: Target, *options: str, without: tuple[str, ...] = ()) -> str:
-    """What nvcc says to a source with the options of a target; fails where it does not compile."""
+    """Return nvcc's output for a source with the options of a target; fail where it does not
+    compile.
+    """
     command = toolchain.cuda(target.problem).command(source, made, target.problem.gfx, (*target.flags, *options))
     done = subprocess.run([word for word in command if word not in without], capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
@@ -134,7 +136,7 @@ def compiled(source: Path, made: Path, target: Target, *options: str, without: t
 
 
 def _told(instance: CutlassInstance, problem: Problem, batches: int, folder: Path) -> dict[str, str]:
-    """What a program prints that has the source of the instance without its launch, which alone needs code for a GPU."""
+    """Return what a program prints that has the instance's source without its launch."""
     target = Target(FAMILY, instance, problem, toolchain.cuda)
     text = target.source
     text = text[: text.index("// ---- what launch.h asks for")] + "}  // namespace tunedgemm\n"
@@ -142,7 +144,7 @@ def _told(instance: CutlassInstance, problem: Problem, batches: int, folder: Pat
 
 
 def _printed(target: Target, text: str, folder: Path) -> dict[str, str]:
-    """The lines of a program by their first words, with an @ where it has an "at"."""
+    """Return the lines of a program by their first words, with an @ where it has an "at"."""
     source, made = folder / "arguments.cu", folder / "arguments"
     source.write_text(text, "utf-8")
     compiled(source, made, target, without=("-shared", "-O3"))
@@ -157,7 +159,7 @@ def _printed(target: Target, text: str, folder: Path) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("swap", [False, True])
 def test_scales_and_bias_run_along_their_side(swap: bool, tmp_path: Path) -> None:
-    """One value a row of x or of the weight, whichever side of CUTLASS's product that is, and the next product's values behind them."""
+    """Scales and bias have one value per row of x or of the weight, and the right batch stride."""
     problem = Problem("batched_a8w8", "sm_90", "int8", "bf16", "fp32", "row")
     told = _told(CutlassInstance(128, 128, 128, swap=swap), problem, BATCHES, tmp_path)
     assert (int(told["A"]), int(told["B"])) == ((32, 16) if swap else (16, 32))
@@ -174,8 +176,8 @@ def test_scales_and_bias_run_along_their_side(swap: bool, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("swap", [False, True])
-def test_block_scales_lie_row_by_row(swap: bool, tmp_path: Path) -> None:
-    """x_scale [M, ceil(K/128)] and w_scale [ceil(N/128), ceil(K/128)], the last block of K being short."""
+def test_block_scales_are_row_major(swap: bool, tmp_path: Path) -> None:
+    """Block scales are row-major, with a short last block of K."""
     told = _told(CutlassInstance(128, 128, 128, swap=swap), BLOCKS, 1, tmp_path)
     assert (int(told["SFA"]), int(told["SFB"])) == ((64, 48) if swap else (48, 64))
     of_x, of_weight = 7 * 3 + 2, 300 // 128 * 3 + 2
@@ -185,7 +187,7 @@ def test_block_scales_lie_row_by_row(swap: bool, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_scales_of_tensors_are_two_values(tmp_path: Path) -> None:
-    """Both are read by the kernel."""
+    """The kernel reads both scales of tensors from memory."""
     problem = Problem("a8w8", "sm_90", "fp8_e4m3fn", "fp16", scale="tensor")
     told = _told(CutlassInstance(128, 128, 128), problem, 1, tmp_path)
     assert told["scalars"] == "48 64"
@@ -193,15 +195,15 @@ def test_scales_of_tensors_are_two_values(tmp_path: Path) -> None:
 
 
 def _stage(stage: int, q_type: str, q_dtype: str) -> Problem:
-    """A stage of a gated fmoe with bf16 hidden states."""
+    """Return a stage of a gated fmoe with bf16 hidden states."""
     act = {"act": "silu", "gated": True} if stage == 1 else {}
     return Problem("fmoe", "sm_90", "bf16", "bf16", stage=stage, q_type=q_type, q_dtype=q_dtype, **act)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "swap"), [(1, False), (1, True), (2, True)])
-def test_an_expert_gets_its_rows_its_weight_and_their_scales(stage: int, swap: bool, tmp_path: Path) -> None:
-    """Three rows from place 5 on of expert 2, of [places, depth], its weight [wide, depth], sums [places, wide], and scales of blocks."""
+def test_an_expert_gets_its_rows_weight_and_scales(stage: int, swap: bool, tmp_path: Path) -> None:
+    """An expert's product gets its rows, its weight, its sums and their block scales."""
     target = Target(FAMILY, CutlassInstance(128, 128, 128, swap=swap), _stage(stage, "per_1x128", "fp8_e4m3fn"), toolchain.cuda)
     text = target.source
     told = _printed(target, text[: text.index("// A stage of fmoe, over the product in grouped.h")] + _GROUPED, tmp_path)
@@ -233,7 +235,7 @@ def test_an_expert_gets_its_rows_its_weight_and_their_scales(stage: int, swap: b
     ],
 )
 def test_sources_compile_without_spills(name: str, problem: Problem, tmp_path: Path) -> None:
-    """The object exports both functions and keeps the rest to itself, the kernel spills no register, and ptxas serialises no wgmma."""
+    """An object exports two functions, spills no register, and does not serialise wgmma."""
     target = Target(FAMILY, parse(name, problem.op), problem, toolchain.cuda)
     source, made = tmp_path / "kernel.cu", tmp_path / "kernel.so"
     source.write_text(target.source, "utf-8")

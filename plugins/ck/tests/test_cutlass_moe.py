@@ -1,4 +1,4 @@
-"""fmoe by CUTLASS: which shapes, which pairs of instances in which order, what is refused, and the sources of both stages."""
+"""Check fmoe by CUTLASS: limits, pairs of instances and their order, sources of both stages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SHAPES = st.builds(
 
 
 def test_both_stages_share_24_instances_at_most() -> None:
-    """What is compiled for all shapes together stays small, and each of these has 4 to 16 pairs."""
+    """All shapes together need at most 24 instances, and each shape has 4 to 16 pairs."""
     for factors in FACTORS:
         listed = set()
         for m, (n, k), (experts, topk) in itertools.product((1, 16, 300, 8192), ((7168, 256), (2048, 768)), ((8, 2), (256, 8))):
@@ -55,7 +55,7 @@ def test_both_stages_share_24_instances_at_most() -> None:
 @given(SHAPES)
 @settings(max_examples=60, deadline=None)
 def test_every_listed_pair_fits_and_is_listed_once(shape: Shape) -> None:
-    """No doubles, nothing that `unfit` refuses, rising costs; names rebuild the stages."""
+    """Listed pairs are unique, fit, have rising costs, and are rebuilt from their names."""
     listed = list(FAMILY.enumerate_instances(shape, HOPPER, False))
     assert bool(listed) == (FAMILY.unsupported(shape, HOPPER) == "")
     assert len(set(listed)) == len(listed)
@@ -66,7 +66,7 @@ def test_every_listed_pair_fits_and_is_listed_once(shape: Shape) -> None:
 
 
 def test_few_rows_an_expert_get_swapped_operands_first_and_many_get_large_tiles() -> None:
-    """A token or a few of a decoding batch, spread over many experts; and a long prefill over few."""
+    """Few rows per expert get swapped operands first, and many get large tiles."""
     for factors in FACTORS:
         few, _ = next(iter(space.enumerate_instances(_shape(4, 7168, 2048, 256, 8, *factors), HOPPER, False)))
         assert all(stage.swap and stage.tile_n == 16 for stage in (few.first, few.second))  # type: ignore[attr-defined]
@@ -75,8 +75,8 @@ def test_few_rows_an_expert_get_swapped_operands_first_and_many_get_large_tiles(
         assert all(stage.tile_m * stage.tile_n >= large for stage in (many.first, many.second))  # type: ignore[attr-defined]
 
 
-def test_a_stage_is_judged_by_the_experts_that_are_hit() -> None:
-    """One token hits topk of them with a row each; many tokens hit all."""
+def test_a_stage_is_predicted_for_the_experts_that_are_hit() -> None:
+    """One token hits topk experts with a row each; many tokens hit all."""
     one = limits.stage_of(_shape(1, 7168, 256, 256, 8), 1)
     assert (one["B"], one.m, one.n, one.k) == (8, 1, 512, 7168)
     all_ = limits.stage_of(_shape(4096, 7168, 256, 256, 8), 2)
@@ -84,7 +84,7 @@ def test_a_stage_is_judged_by_the_experts_that_are_hit() -> None:
 
 
 def test_the_full_space_has_each_instance_in_a_pair() -> None:
-    """Of both stages, with the best of the other."""
+    """The full space pairs each instance of both stages with the best of the other."""
     shape = _shape(64, 2048, 768)
     pairs = [stages for stages, _ in space.enumerate_instances(shape, HOPPER, True)]
     fitting = {each for each in space.listed_instances("No", "bf16", True) if not limits.unfit_stage(each, limits.stage_of(shape, 1))}
@@ -95,7 +95,7 @@ def test_the_full_space_has_each_instance_in_a_pair() -> None:
 @given(SHAPES)
 @settings(max_examples=20, deadline=None)
 def test_neighbours_change_one_stage(shape: Shape) -> None:
-    """Each fits, is another one, and has one stage as it was."""
+    """Each neighbour fits, differs, and shares one stage."""
     for stages, split in list(FAMILY.enumerate_instances(shape, HOPPER, False))[:2]:
         found = [near for near, _ in FAMILY.enumerate_neighbours(stages, split, shape, HOPPER)]
         assert len(set(found)) == len(found) > 1
@@ -104,8 +104,8 @@ def test_neighbours_change_one_stage(shape: Shape) -> None:
         assert all((near.first == stages.first) != (near.second == stages.second) for near in found)  # type: ignore[attr-defined]
 
 
-def test_what_is_refused_is_told_why() -> None:
-    """The reason says what is asked for and what was given, and nothing is listed."""
+def test_refusals_have_reasons() -> None:
+    """A refused shape has a reason, and nothing is listed for it."""
     cases = [
         (_shape(0, 128, 64), "sm_90", "an empty batch"),
         (_shape(4, 128, 64), "sm_80", "fmoe needs sm_90 (got sm_80)"),
@@ -123,8 +123,8 @@ def test_what_is_refused_is_told_why() -> None:
         assert not list(FAMILY.enumerate_instances(shape, Device(gfx, 100), True))
 
 
-def test_a_pair_that_does_not_fit_is_told_which_stage() -> None:
-    """Whichever it is."""
+def test_the_reason_names_the_unfit_stage() -> None:
+    """The reason for a pair that does not fit names the stage."""
     cases = [
         ({"scheduler": "streamk", "schedule": "cooperative"}, 0, "(got cooperative with streamk)"),
         ({"scheduler": "single", "schedule": "plain"}, 0, "(got plain with single)"),
@@ -140,23 +140,23 @@ def test_a_pair_that_does_not_fit_is_told_which_stage() -> None:
             assert split or told.startswith(f"stage {place}: ")
 
 
-def test_scales_of_blocks_ask_for_their_tiles() -> None:
-    """128 rows of the weight, along whichever side of the tile they lie."""
+def test_block_scales_need_their_tiles() -> None:
+    """Block scales need 128 rows of the weight along either side of the tile."""
     shape, good = _shape(64, 2048, 768, kind="per_1x128", q_dtype="fp8_e4m3fn"), CutlassInstance(128, 16, 128, swap=True)
     assert FAMILY.unfit(Stages(good, good), 0, shape, HOPPER) == ""
     assert "128 rows of the weight" in FAMILY.unfit(Stages(good, attrs.evolve(good, swap=False)), 0, shape, HOPPER)
 
 
 def test_names_of_other_kernels_are_refused() -> None:
-    """One stage alone, and a stage that is none."""
+    """A name of one stage or with an unknown stage is refused."""
     good = CutlassInstance(128, 128, 64).name
     for name, reason in ((good, "names of two stages"), (f"{good}+other", "no kernel 'other' for fmoe")):
         with pytest.raises(PluginError, match=reason):
             FAMILY.parse(name, "fmoe")
 
 
-def test_sources_are_whole_and_their_own() -> None:
-    """Of each listed instance two, which include the call of fmoe and headers of CUTLASS, and say the problem."""
+def test_sources_are_complete_and_distinct() -> None:
+    """Both sources of each listed instance are complete and distinct."""
     for factors in FACTORS:
         texts, listed = set(), space.listed_instances(*factors, False)
         for instance in listed:

@@ -1,4 +1,4 @@
-"""CutlassInstance: names there and back, and what is no instance."""
+"""Check names of CUTLASS's instances in both directions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SPACES = [("sm_80", "int8", False), ("sm_80", "bf16", False), ("sm_90", "bf16", 
 SPACES += [("sm_90", "fp8_e4m3fn", blocks) for blocks in (False, True)]
 
 
-def test_every_instance_has_a_name_of_its_own() -> None:
-    """A name alone rebuilds all parameters, and no two instances of the full space share one."""
+def test_names_are_unique() -> None:
+    """A name rebuilds all parameters, and no two instances of the full space share one."""
     for gfx, dtype, blocks in SPACES:
         every = listed_instances(gfx, dtype, blocks, True, dtype.startswith("fp8") and not blocks)
         assert [parse(each.name, "a16w16") for each in every] == list(every)
@@ -23,7 +23,7 @@ def test_every_instance_has_a_name_of_its_own() -> None:
 
 
 def test_names_read_as_they_are_documented() -> None:
-    """The order of the parts; what an instance has not is left out."""
+    """Names have the documented order of parts and omit absent ones."""
     assert CutlassInstance(128, 256, 64, (2, 1), "cooperative", "streamk").name == EXAMPLE
     assert CutlassInstance(64, 16, 128, schedule="plain", scheduler="single", swap=True).name == "64x16x128_1x1_plain_single_swap_r1"
     fast = CutlassInstance(128, 256, 128, (2, 1), swap=True, fast=True)
@@ -33,7 +33,7 @@ def test_names_read_as_they_are_documented() -> None:
 
 
 def test_other_names_are_refused_with_what_is_unknown() -> None:
-    """The message has the name, the op and the reason."""
+    """The error of an unknown name has the name, the op and the reason."""
     cases = [
         ("128x256x64_2x1_cooperative_streamk", "names look like"),
         ("128x256x64_2x1_cooperative_streamk_r1_x", "names look like"),
@@ -44,11 +44,11 @@ def test_other_names_are_refused_with_what_is_unknown() -> None:
         ("64x128x64_1x1_cooperative_persistent_r1", "needs tile_m of 128 or more"),
         ("128x256x64_1x1_pingpong_persistent_r1", "256 accumulators per thread exceed 128"),
         (f"128x128x64_1x1_pingpong_persistent_r{REVISION + 1}", "tune again"),
-        ("128x128x32_1x1_multistage_single_r1", "multistage has warps and stages"),
-        ("128x128x64_1x1_pingpong_persistent_w2x2_s3_r1", "multistage has warps and stages"),
+        ("128x128x32_1x1_multistage_single_r1", "multistage needs warps and stages"),
+        ("128x128x64_1x1_pingpong_persistent_w2x2_s3_r1", "multistage needs warps and stages"),
         ("128x128x32_1x1_multistage_single_w2x2_s3_swap_r1", "does not support clusters, swapped operands or fast sums"),
-        ("0128x128x64_1x1_pingpong_persistent_r1", "it would be called 128x128x64"),
-        ("128x128x64_1x1_pingpong_persistent_w0x0_s0_r1", "it would be called 128x128x64_1x1_pingpong_persistent_r1"),
+        ("0128x128x64_1x1_pingpong_persistent_r1", "expected 128x128x64"),
+        ("128x128x64_1x1_pingpong_persistent_w0x0_s0_r1", "expected 128x128x64_1x1_pingpong_persistent_r1"),
     ]
     for name, reason in cases:
         with pytest.raises(PluginError) as caught:
@@ -59,8 +59,8 @@ def test_other_names_are_refused_with_what_is_unknown() -> None:
 
 
 @given(st.sampled_from(listed_instances("sm_90", "bf16", False, True)), st.data())
-def test_a_name_with_another_character_is_no_other_instances_name(instance: CutlassInstance, data: st.DataObject) -> None:
-    """A name with one character changed is refused, or is exactly what the instance found for it is called."""
+def test_a_changed_character_changes_the_instance(instance: CutlassInstance, data: st.DataObject) -> None:
+    """A name with one character changed is refused or is the name of its instance."""
     place = data.draw(st.integers(0, len(instance.name) - 1))
     changed = instance.name[:place] + data.draw(st.sampled_from("0124678x_rkn")) + instance.name[place + 1 :]
     try:

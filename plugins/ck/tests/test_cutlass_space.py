@@ -1,4 +1,4 @@
-"""Spaces and limits: what is listed fits, the best guesses are sane, and what is refused is told why."""
+"""Check which instances CUTLASS lists for a shape, in which order, and what is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHAPES = st.builds(
 
 
 def test_an_op_has_24_instances_at_most() -> None:
-    """What is compiled for all shapes of an op together stays small."""
+    """All shapes of an op together need at most 24 instances."""
     for dtype in ["bf16", "fp16", "int8", "fp8_e4m3fn"]:
         for op in sorted(OPS):
             if dtype not in OPS[op][0]:
@@ -53,7 +53,7 @@ def test_an_op_has_24_instances_at_most() -> None:
 @given(SHAPES, st.sampled_from((HOPPER, AMPERE)), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_every_listed_instance_fits_and_is_listed_once(shape: Shape, device: Device, full: bool) -> None:
-    """Lists hold no doubles and nothing that `unfit` refuses, their costs rise, and a shape that is not refused has some."""
+    """Listed instances are unique, fit, and have rising costs; a supported shape has some."""
     listed = list(enumerate_instances(shape, device, full))
     assert len(set(listed)) == len(listed)
     assert not [chosen for chosen in listed if unfit(*chosen, shape, device)]
@@ -63,7 +63,7 @@ def test_every_listed_instance_fits_and_is_listed_once(shape: Shape, device: Dev
 
 
 def test_few_rows_get_swapped_operands_first() -> None:
-    """A tile of 128 rows would multiply mostly nothing; swapped ones begin at 16."""
+    """Few rows get swapped operands first: a tile of 128 rows would be mostly empty."""
     for op in sorted(OPS):
         first, _ = next(iter(enumerate_instances(_shape(op, 8, 4096, 4096), HOPPER, False)))
         assert first.swap
@@ -71,7 +71,7 @@ def test_few_rows_get_swapped_operands_first() -> None:
 
 
 def test_many_rows_get_large_tiles_first() -> None:
-    """A large product is bound by what the tensor cores do; tiles of fewer than 128 x 128 would not keep up with them."""
+    """Many rows get tiles of at least 128 x 128 first, which the tensor cores bound."""
     for op in sorted(OPS):
         first, split = next(iter(enumerate_instances(_shape(op, 8192, 8192, 8192), HOPPER, False)))
         assert first.tile_m * first.tile_n >= 128 * 128
@@ -79,7 +79,7 @@ def test_many_rows_get_large_tiles_first() -> None:
 
 
 def test_idle_multiprocessors_bring_splits() -> None:
-    """Where a grid leaves most of a device idle, splits of K are listed, and stream-K; where it does not, no splits are."""
+    """Splits of K are listed only where a grid leaves multiprocessors idle."""
     short = list(enumerate_instances(_shape("a16w16", 64, 1280, 16384), HOPPER, False))
     assert {split for _, split in short} > {0}
     assert all(tiles_of(instance, _shape("a16w16", 64, 1280, 16384)) * max(split, 1) <= HOPPER.cu_num for instance, split in short if split)
@@ -87,7 +87,7 @@ def test_idle_multiprocessors_bring_splits() -> None:
 
 
 def test_a_full_wave_costs_no_more_than_one_tile_beyond_it() -> None:
-    """One tile more than a wave has makes a second wave."""
+    """One tile beyond a full wave costs a second wave."""
     instance = CutlassInstance(128, 128, 64)
     full, beyond = _shape("a16w16", 128 * 12, 128 * 11, 8192), _shape("a16w16", 128 * 12 + 1, 128 * 11, 8192)
     assert tiles_of(instance, full) == HOPPER.cu_num
@@ -97,7 +97,7 @@ def test_a_full_wave_costs_no_more_than_one_tile_beyond_it() -> None:
 @given(SHAPES)
 @settings(max_examples=30, deadline=None)
 def test_neighbours_fit_and_are_others(shape: Shape) -> None:
-    """`near` gives what fits, each once, never the solution itself."""
+    """Neighbours fit, are unique, and differ from the solution."""
     for chosen in list(enumerate_instances(shape, HOPPER, False))[:3]:
         found = list(enumerate_neighbours(*chosen, shape, HOPPER))
         assert len(set(found)) == len(found)
@@ -106,7 +106,7 @@ def test_neighbours_fit_and_are_others(shape: Shape) -> None:
 
 
 def test_neighbours_change_each_parameter() -> None:
-    """From the middle of all ladders there is a way along each of them."""
+    """From the middle of all ladders, neighbours step along each of them."""
     shape = _shape("a16w16", 2048, 2048, 8192)
     instance = CutlassInstance(128, 128, 64, (2, 1), "cooperative", "streamk")
     found = list(enumerate_neighbours(instance, 2, shape, HOPPER))
@@ -115,8 +115,8 @@ def test_neighbours_change_each_parameter() -> None:
     assert {split for each, split in found if each == instance} == {0, 3}
 
 
-def test_what_is_refused_is_told_why() -> None:
-    """The reason says what is asked for and what was given, and nothing is listed."""
+def test_refusals_have_reasons() -> None:
+    """A refused shape has a reason, and nothing is listed for it."""
     cases = [
         (_shape("a16w16", 0, 256, 256), "sm_90", "an empty batch"),
         (_shape("a16w16", 16, 256, 100), "sm_90", "K of 8 (got K=100)"),
@@ -141,8 +141,8 @@ def test_what_is_refused_is_told_why() -> None:
         assert not list(FAMILY.enumerate_instances(shape, Device(gfx, 100), True))
 
 
-def test_an_instance_that_does_not_fit_is_told_why() -> None:
-    """Also where the shape itself could be served."""
+def test_unfit_instances_have_reasons() -> None:
+    """An instance that does not fit a supported shape has a reason."""
     cases = [
         (CutlassInstance(128, 128, 32), 0, "tile_k must be 64 or 128 for bf16"),
         (CutlassInstance(128, 128, 64), 2, "splitK needs scheduler streamk"),
@@ -158,14 +158,14 @@ def test_an_instance_that_does_not_fit_is_told_why() -> None:
 
 
 def test_a_grid_has_its_limits() -> None:
-    """Blocks that take one tile each are counted by the grid, whose second axis is short; persistent blocks count for themselves."""
+    """The grid's second axis limits blocks of one tile each, but not persistent blocks."""
     shape, plain = _shape("a16w16", 2_000_000, 256, 256), CutlassInstance(64, 16, 128, schedule="plain", scheduler="single", swap=True)
     assert "65535 tiles" in unfit(plain, 0, shape, HOPPER)
     assert unfit(CutlassInstance(64, 16, 128, schedule="pingpong", swap=True), 0, shape, HOPPER) == ""
 
 
 def test_fp8_has_half_the_accumulators() -> None:
-    """A tile that int8 takes would spill, and nothing listed does."""
+    """fp8 tiles have half the accumulators of int8 tiles."""
     wide = CutlassInstance(128, 256, 128)
     assert unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="int8"), HOPPER) == ""
     assert "exceed 64" in unfit(wide, 0, _shape("a8w8", 256, 4096, 4096, dtype="fp8_e4m3fn"), HOPPER)
@@ -173,7 +173,7 @@ def test_fp8_has_half_the_accumulators() -> None:
 
 
 def test_fast_sums_are_for_fp8_and_bf16() -> None:
-    """They have all accumulators; where an output is more exact, or scales come with each block of K, they are refused and not listed."""
+    """Fast sums have all accumulators, and need fp8 with a bf16 output and no block scales."""
     fast, product = CutlassInstance(128, 256, 128, fast=True), _shape("a8w8", 4096, 4096, 4096, dtype="fp8_e4m3fn")
     assert unfit(fast, 0, product, HOPPER) == ""
     assert {each.fast for each, _ in enumerate_instances(product, HOPPER, False)} == {False, True}
@@ -186,8 +186,8 @@ def test_fast_sums_are_for_fp8_and_bf16() -> None:
         parse("128x128x32_1x1_multistage_single_w2x2_s3_fast_r1", "a8w8")
 
 
-def test_block_scales_ask_for_their_tiles() -> None:
-    """One block of the weight's rows, along whichever side of the tile they lie, and no plain schedule."""
+def test_block_scales_need_their_tiles() -> None:
+    """Block scales need one block of the weight's rows per tile, and no plain schedule."""
     shape = _shape("a8w8_blockscale", 256, 4096, 4096)
     assert "128 rows of the weight" in unfit(CutlassInstance(128, 64, 128), 0, shape, HOPPER)
     assert "128 rows of the weight" in unfit(CutlassInstance(64, 128, 128, schedule="pingpong", swap=True), 0, shape, HOPPER)

@@ -1,4 +1,4 @@
-"""Template: sources are the same in every process, say their problem, and compile where there is a compiler."""
+"""Check that CUTLASS's sources are reproducible, complete and distinct."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunedgemm_ck.cutlass.space import listed_instances
 from tunedgemm_ck.cutlass.template import render
 from tunedgemm_ck.problem import Problem
 
-#: The folder of the headers that the tests were started with; "" for those of the wheel.
+#: The folder of headers in the environment; "" for those of the wheel.
 INCLUDE = os.environ.get(toolchain.CUTLASS_INCLUDE, "")
 PLAIN = Problem("a16w16", "sm_90", "bf16", "bf16")
 SCALED = Problem("a8w8", "sm_90", "fp8_e4m3fn", "fp16", "fp32", "row")
@@ -23,7 +23,7 @@ WIDE = CutlassInstance(128, 256, 64, (2, 1))
 
 
 def test_sources_are_the_same_in_another_process() -> None:
-    """The text is the key of what is compiled."""
+    """Another process renders the same text, which is the cache key."""
     code = (
         "from tunedgemm_ck.cutlass.names import parse; from tunedgemm_ck.cutlass.template import render; "
         "from tunedgemm_ck.problem import Problem; "
@@ -35,7 +35,7 @@ def test_sources_are_the_same_in_another_process() -> None:
 
 
 def test_sources_are_whole() -> None:
-    """Only call.h and headers of CUTLASS and of C++ are included, and both functions are there."""
+    """Sources include only call.h, CUTLASS and C++ headers, and have both functions."""
     for instance in [*listed_instances("sm_90", "bf16", False, False), *listed_instances("sm_80", "bf16", False, False)]:
         problem = Problem("a16w16", "sm_80" if instance.warps[0] else "sm_90", "bf16", "bf16")
         text = FAMILY.render(instance, problem)
@@ -47,16 +47,16 @@ def test_sources_are_whole() -> None:
         assert text.count("TUNED_GEMM_EXPORT int tunedgemm_launch") == 1
 
 
-def test_each_instance_and_problem_has_a_source_of_its_own() -> None:
-    """No two share what is compiled."""
+def test_sources_are_distinct() -> None:
+    """No two pairs of instance and problem share a source."""
     problems = [PLAIN, Problem("a16w16", "sm_90", "fp16", "bf16"), Problem("a16w16", "sm_90", "bf16", "fp32"), SCALED, BLOCKS]
     problems += [Problem("a16w16", "sm_90", "bf16", "bf16", "fp32"), Problem("batched_bf16", "sm_90", "bf16", "bf16")]
     texts = {render(instance, problem) for instance in listed_instances("sm_90", "bf16", False, True) for problem in problems}
     assert len(texts) == len(listed_instances("sm_90", "bf16", False, True)) * len(problems)
 
 
-def test_sources_say_the_problem_and_the_instance() -> None:
-    """Types, scales, tile and schedule stand in the text."""
+def test_sources_state_the_problem_and_the_instance() -> None:
+    """Types, scales, tile and schedule are in the source."""
     text = render(parse("128x64x128_1x1_cooperative_streamk_swap_r1", "a8w8"), SCALED)
     for said in (
         "using Input = cutlass::float_e4m3_t;",
@@ -74,13 +74,13 @@ def test_sources_say_the_problem_and_the_instance() -> None:
 
 
 def test_tiles_of_further_columns_are_compiled_with_their_instructions() -> None:
-    """The option costs time of compilation where nothing needs it."""
+    """Only tiles that need extended shapes are compiled with them."""
     for columns, further in [(128, False), (160, True), (192, False), (224, True), (80, True)]:
         assert ("-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED" in FAMILY.flags(CutlassInstance(128, columns, 64), PLAIN)) == further
 
 
 def test_fast_accumulation_is_that_of_fast_instances() -> None:
-    """Sums of the others stay as exact as torch's."""
+    """Only fast instances use fast accumulation."""
     every = listed_instances("sm_90", "fp8_e4m3fn", False, True, True)
     assert all(("FP8FastAccum;" in render(instance, SCALED)) == instance.fast for instance in every)
     assert {instance.schedule for instance in every if instance.fast} == {"cooperative", "pingpong", "plain"}

@@ -1,4 +1,4 @@
-"""moe.h on the host: what a value becomes, against torch, bit for bit; the kernels around it are compiled where there is nvcc."""
+"""Check moe.h on the host against torch, bit for bit."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ extern "C" void NAME_GATED(const float* gate, const float* rest, float* values, 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The arithmetic as a shared object of the host's compiler."""
+    """Compile the arithmetic with the host's compiler."""
     if not shutil.which("c++"):
-        pytest.skip("there is no C++ compiler")
+        pytest.skip("C++ compiler not found")
     folder = tmp_path_factory.mktemp("moe")
     text = f'#include "{SOURCES}/moe_call.h"\n#include "{SOURCES}/moe.h"\nusing namespace tunedgemm::moe;\n'
     text += "".join(_ENCODED.replace("NAME", name) for name in (*FLOATS, *BYTES))
@@ -70,7 +70,7 @@ def _encode(host, name, values):
 
 
 def _values(limit: float) -> torch.Tensor:
-    """Every 2^11th float32 and its neighbours up to a magnitude, both signs, and what lies between any two values of a small type."""
+    """Return a dense sample of float32 up to a magnitude, of both signs, with neighbours."""
     bits = torch.arange(0, 0x7F800000, 1 << 11)
     bits = torch.cat([bits - 1, bits, bits + 1]).clamp(min=0).to(torch.int32)
     found = bits.view(torch.float32)
@@ -79,7 +79,7 @@ def _values(limit: float) -> torch.Tensor:
 
 
 def test_16_bits_are_read_and_written_as_torch_does(host):
-    """Each of the 65536 codes; each float32 of a dense sample, ties, subnormals and infinities among them; NaN stays NaN."""
+    """All 65536 codes decode, and a dense sample of float32 encodes, as in torch."""
     for name, dtype in FLOATS.items():
         codes = torch.arange(1 << 16, dtype=torch.int32)
         found, wanted = torch.empty(1 << 16), codes.to(torch.int16).view(dtype).float()
@@ -91,7 +91,7 @@ def test_16_bits_are_read_and_written_as_torch_does(host):
 
 
 def test_8_bits_are_read_and_written_as_torch_does(host):
-    """Each of the 256 codes; each float32 of a dense sample within the limits."""
+    """All 256 codes decode, and a dense sample of float32 encodes, as in torch."""
     for name, dtype in BYTES.items():
         codes = torch.arange(256, dtype=torch.int32)
         found, wanted = torch.empty(256), codes.to(torch.uint8).view(dtype).float()
@@ -103,7 +103,7 @@ def test_8_bits_are_read_and_written_as_torch_does(host):
 
 
 def test_a_group_is_quantised_as_the_op_says(host):
-    """Largest magnitude / limit, 1 for nothing; divided, saturated, rounded to even: scale and all codes are the formula's in torch."""
+    """Scale and codes of a group are those of the formula in torch."""
     for size in [0.0, 1e-44, 1e-3, 1.0, 3e4, 3e38]:
         for name, dtype in BYTES.items():
             values = torch.randn(4096, generator=torch.Generator().manual_seed(1)).clamp(-1, 1) * size
@@ -119,7 +119,7 @@ def test_a_group_is_quantised_as_the_op_says(host):
 
 
 def test_what_is_not_finite_is_quantised_as_the_op_says(host):
-    """With a scale of its own a group is 0 and its scale not finite; with a given one infinities saturate, and NaN is NaN, or 0 in int8."""
+    """Values that are not finite are quantised as the op specifies, with either kind of scale."""
     for name, dtype in BYTES.items():
         values, codes, scale = (
             torch.tensor([1.0, float("inf"), -float("inf"), float("nan")]),
@@ -137,7 +137,7 @@ def test_what_is_not_finite_is_quantised_as_the_op_says(host):
 
 
 def test_activations_are_those_of_the_op(host):
-    """Within rounding of float32 of torch's in float64, from -30 to 30, where they bend, clamp and vanish."""
+    """Activations are within float32 rounding of torch's in float64."""
     for act in ACTS:
         generator = torch.Generator().manual_seed(2)
         gate = torch.cat([torch.linspace(-30, 30, 4001), torch.randn(4000, generator=generator)])
@@ -175,10 +175,10 @@ Error each(const TunedGemmMoe& call, Stream stream) {
 
 @pytest.mark.slow
 def test_the_kernels_compile_for_nvidia(tmp_path):
-    """Of each kind of scales, without a warning and without spilled registers."""
+    """The kernels of each kind of scales compile without warnings or spills."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
-        pytest.skip("there is no nvcc")
+        pytest.skip("nvcc not found")
     includes = "".join(f'#include "{SOURCES}/{name}"\n' for name in ("moe_call.h", "moe.h", "moe_kernels.h"))
     (tmp_path / "kernels.cu").write_text(f"{includes}using namespace tunedgemm::moe;\n{_KERNELS}")
     command = [nvcc, "-c", "-O3", "-std=c++17", "-arch=sm_90a", "-Xptxas=-v", "-Werror=all-warnings", "-o", "kernels.o", "kernels.cu"]

@@ -1,4 +1,4 @@
-"""Names, spaces, limits and sources of CK Tile's instances."""
+"""Check names, spaces, limits and sources of CK Tile's instances."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ EIGHT = "a8w8_blockscale_cktile_192x256x128_4x2x1_16x16x128_intrawave_0x1x0_2"
 
 
 def shape_of(op: str, m: int, n: int, k: int, gfx: str) -> Shape:
-    """A shape that AITER's row of *op* has, in the fp8 of an architecture."""
+    """Return a shape of AITER's row of *op*, in the fp8 of an architecture."""
     shape = op_named(op).columns.parse({"M": str(m), "N": str(n), "K": str(k), "q_dtype_w": "fp8_e4m3fnuz"})
     return attrs.evolve(shape, dtype="fp8_e4m3fn" if gfx == "gfx950" else "fp8_e4m3fnuz")
 
 
 def problem_of(op: str, gfx: str = "gfx942") -> Problem:
-    """A problem of an op with a bf16 output."""
+    """Return a problem of an op with a bf16 output."""
     return Problem(op, gfx, "fp8_e4m3fn" if gfx == "gfx950" else "fp8_e4m3fnuz", "bf16", "", ACCEPTS[op].scale, ACCEPTS[op].layout)
 
 
 def test_listed_instances_are_named_once_and_read_again() -> None:
-    """Each listed instance of an op is the one that its own name is parsed to, and no two share a name."""
+    """Each listed instance is parsed from its name, and names are unique."""
     for op in sorted(PREFIXES):
         listed = listed_instances(op)
         assert [parse(instance.name, op) for instance in listed] == list(listed)
@@ -40,7 +40,7 @@ def test_listed_instances_are_named_once_and_read_again() -> None:
 
 
 def test_a_bad_name_is_refused_by_the_part_that_is_wrong() -> None:
-    """A name that is no instance's raises PluginError, whose text names the part."""
+    """An invalid name raises PluginError that names the part."""
     cases = [
         ("a8w8_bpreshuffle", BLOCKSCALE, "names look like a8w8_bpreshuffle_cktile"),
         ("a8w8_blockscale", SHUFFLED, "names look like a8w8_blockscale_cktile"),
@@ -60,8 +60,8 @@ def test_a_bad_name_is_refused_by_the_part_that_is_wrong() -> None:
             parse(name, op)
 
 
-def test_what_is_offered_fits_and_is_there_once() -> None:
-    """Each pair of a space fits the shape, appears once, and is not more than the interface allows; its neighbours fit, too."""
+def test_listed_instances_fit_and_are_unique() -> None:
+    """Listed instances and their neighbours fit, and are unique."""
     for op in sorted(PREFIXES):
         for device in [MI300X, MI355X]:
             for full in [False, True]:
@@ -80,14 +80,14 @@ def test_what_is_offered_fits_and_is_there_once() -> None:
 
 
 def test_matrix_instructions_of_gfx950_do_not_fit_gfx942() -> None:
-    """An instance of instructions with 128 values of K is for gfx950 alone."""
+    """Instructions with 128 values of K fit gfx950 only."""
     instance = parse(EIGHT, "a8w8_blockscale")
     assert "gfx950" in FAMILY.unfit(instance, 0, shape_of("a8w8_blockscale", 256, 4096, 4096, "gfx942"), MI300X)
     assert FAMILY.unfit(instance, 0, shape_of("a8w8_blockscale", 256, 4096, 4096, "gfx950"), MI355X) == ""
 
 
-def test_a_shape_that_none_can_serve_is_refused_with_the_reason() -> None:
-    """What CK Tile lacks is refused by name, and nothing is offered."""
+def test_refused_shapes_have_reasons() -> None:
+    """A refused shape has a reason, and nothing is listed for it."""
     cases = [
         ("a8w8_bpreshuffle", {"epilogue": "bias", "bias_dtype": "bf16"}, "no bias"),
         ("a8w8_bpreshuffle", {"dtype": "int8"}, "operands in"),
@@ -103,7 +103,7 @@ def test_a_shape_that_none_can_serve_is_refused_with_the_reason() -> None:
 
 
 def test_only_block_scales_split_k() -> None:
-    """K is split by instances with block scales, and what is added in any order is not claimed to be deterministic."""
+    """Only block scales split K, and split sums do not claim to be deterministic."""
     shuffled, scaled = parse(SHUFFLED, "a8w8_bpreshuffle"), parse(BLOCKSCALE, "a8w8_blockscale")
     assert "splitK must be 0" in FAMILY.unfit(shuffled, 1, shape_of("a8w8_bpreshuffle", 16, 4096, 8192, "gfx942"), MI300X)
     assert FAMILY.unfit(scaled, 2, shape_of("a8w8_blockscale", 16, 4096, 8192, "gfx942"), MI300X) == ""
@@ -111,7 +111,7 @@ def test_only_block_scales_split_k() -> None:
 
 
 def test_a_source_is_the_same_each_time_and_names_what_it_is() -> None:
-    """A source tells its name, includes call.h, exports both functions, and two instances differ."""
+    """Sources are reproducible, complete and distinct."""
     for op in sorted(PREFIXES):
         first, second = listed_instances(op)[:2]
         source = render(first, problem_of(op))
@@ -126,7 +126,7 @@ def test_a_source_is_the_same_each_time_and_names_what_it_is() -> None:
 
 
 def test_scales_are_transposed_where_the_kernel_reads_them_otherwise() -> None:
-    """The scales of x lie by rows in the one op and by columns in the other; eight waves read columns unless their name says rows."""
+    """Scales of x are transposed exactly where their order in memory differs from the kernel's."""
     cases = [
         ("a8w8_blockscale", BLOCKSCALE, "false"),
         ("a8w8_blockscale", EIGHT, "true"),
@@ -139,7 +139,7 @@ def test_scales_are_transposed_where_the_kernel_reads_them_otherwise() -> None:
 
 
 def test_the_kind_of_fp8_is_a_flag_of_the_architecture() -> None:
-    """The flags say whether fp8 is the OCP's, and that bfloat16 is rounded."""
+    """The flags select the architecture's fp8, and rounding of bfloat16."""
     instance = listed_instances("a8w8_bpreshuffle")[0]
     assert "-DCK_TILE_USE_OCP_FP8=0" in flags(instance, problem_of("a8w8_bpreshuffle"))
     assert "-DCK_TILE_USE_OCP_FP8=1" in flags(instance, problem_of("a8w8_bpreshuffle", "gfx950"))

@@ -1,4 +1,6 @@
-"""Sources of CK's and CK Tile's instances compile for gfx942 by clang, with the headers that the environment names."""
+"""Check that CK's and CK Tile's sources compile for gfx942 by clang, with the environment's
+headers.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,15 @@ from tunedgemm_ck.xdl.limits import ACCEPTS
 from tunedgemm_ck.xdl.names import FORMS
 from tunedgemm_ck.xdl.space import listed_instances as xdl_instances
 
-#: Folders of headers that the tests were started with, joined by colons.
+#: Folders of headers in the environment, separated by colons there.
 HEADERS = [folder for name in ("CK_INCLUDE", "HIP_INCLUDE") for folder in os.environ.get(name, "").split(":") if folder]
 SOURCES = Path(__file__).parents[1] / "tunedgemm_ck" / "sources"
 
 
 def headers_of(needed: str) -> tuple[str, ...]:
-    """Folders of CK's and HIP's headers, from CK_INCLUDE and HIP_INCLUDE (several are joined by colons); skips where they are not."""
+    """Return the folders in CK_INCLUDE and HIP_INCLUDE; skip where they lack *needed*."""
     if not shutil.which("clang-19"):
-        pytest.skip("clang-19 is not here")
+        pytest.skip("clang-19 not found")
     if not HEADERS:
         pytest.skip("CK_INCLUDE and HIP_INCLUDE do not name the headers of Composable Kernel and HIP")
     if not any((Path(folder) / needed).is_file() for folder in HEADERS):
@@ -36,7 +38,7 @@ def headers_of(needed: str) -> tuple[str, ...]:
 
 
 def compile_for(gfx: str, source: str, flags: tuple[str, ...], headers: tuple[str, ...], folder: Path) -> str:
-    """The assembly of a source; unlinked, so that no device library is needed."""
+    """Return the assembly of a source, unlinked, so that it needs no device library."""
     path, out = folder / "one.hip", folder / "one.s"
     path.write_text(source)
     resources = subprocess.run(["clang-19", "-print-resource-dir"], check=True, capture_output=True, text=True).stdout.strip()
@@ -51,7 +53,7 @@ def compile_for(gfx: str, source: str, flags: tuple[str, ...], headers: tuple[st
 
 @pytest.mark.slow
 def test_an_instance_of_each_op_of_ck_compiles_for_gfx942(tmp_path: Path) -> None:
-    """The smallest listed instance of each op becomes code with matrix instructions, where CK's and HIP's headers are named."""
+    """The smallest listed instance of each op compiles to matrix instructions."""
     for op in [op for op in sorted(FORMS) if op != "a4w4_blockscale"]:
         accepted = ACCEPTS[op]
         dtype = "fp8_e4m3fnuz" if "fp8_e4m3fnuz" in accepted.dtypes else accepted.dtypes[0]
@@ -64,7 +66,7 @@ def test_an_instance_of_each_op_of_ck_compiles_for_gfx942(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_both_stages_of_fmoe_compile_for_gfx942(tmp_path: Path) -> None:
-    """The first pair of a kind becomes code with matrix instructions, where headers that have the stages are named."""
+    """The first pair of each kind compiles to matrix instructions."""
     for kind, q_dtype in [("No", "bf16"), ("per_Token", "fp8_e4m3fnuz"), ("per_1x128", "fp8_e4m3fnuz")]:
         headers = headers_of("ck/tensor_operation/gpu/device/impl/device_moe_gemm_blockscale.hpp")
         sizes = {"token": "16", "model_dim": "7168", "inter_dim": "256", "expert": "256", "topk": "8"}
@@ -78,7 +80,7 @@ def test_both_stages_of_fmoe_compile_for_gfx942(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_instance_of_ck_tile_compiles_for_gfx942(tmp_path: Path) -> None:
-    """The smallest listed instance of a8w8_bpreshuffle becomes code with matrix instructions, where the headers are named."""
+    """The smallest listed instance of a8w8_bpreshuffle compiles to matrix instructions."""
     problem = Problem("a8w8_bpreshuffle", "gfx942", "fp8_e4m3fnuz", "bf16", scale="row", layout="aiter16x16")
     instances = [instance for instance in tile_instances(problem.op) if instance.warp_tile[2] == 64]
     instance = min(instances, key=lambda instance: instance.tile)

@@ -1,4 +1,4 @@
-"""What surrounds CK's kernels of fmoe, both stages with their real launches, run on the host and compared with the reference."""
+"""Check the code around CK's kernels of fmoe on the host against the reference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _LAUNCH = re.compile(r"([\w:]+(?:<[^<>;]*>)?)<<<(.+?), ([\w:]+), 0, stream>>>\((
 
 
 def emulated(source: str) -> str:
-    """A stage's source in which CK's class is one of plain loops, and a launch of a kernel a call of ``emulate``."""
+    """Return a stage's source with loops in place of CK's class, and launches as calls of
+    ``emulate``.
+    """
     texts = [(EMULATED / "gpu.h").read_text(), *((SOURCES / name).read_text() for name in ("moe_call.h", "moe.h", "moe_kernels.h"))]
     own = source[source.index("namespace tunedgemm::problem {") :]
     said = re.findall(r"constexpr bool first = .*\nconstexpr int tile_m = .*\n", own)
@@ -40,9 +42,9 @@ def emulated(source: str) -> str:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedObject]:
-    """Compiles a stage's source for the CPU."""
+    """Return the compiler of a stage's source for the CPU."""
     if not shutil.which("c++"):
-        pytest.skip("c++ is not here")
+        pytest.skip("c++ not found")
     folder = tmp_path_factory.mktemp("stages")
 
     @functools.cache
@@ -56,7 +58,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedObj
 
 
 def shape_of(sizes: tuple[int, int, int, int, int], kind: str, q_dtype: str, act: str, weighted: str) -> Shape:
-    """A gated shape of (token, model_dim, inter_dim, expert, topk)."""
+    """Return a gated shape of (token, model_dim, inter_dim, expert, topk)."""
     names = ("token", "model_dim", "inter_dim", "expert", "topk")
     words = {"act_type": act, "q_type": kind, "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "doweight_stage1": weighted, "use_g1u1": "1"}
     dtype = q_dtype if kind == "No" else "bf16"
@@ -82,7 +84,7 @@ def test_both_stages_compute_what_the_reference_does(
     act: str,
     weighted: str,
 ) -> None:
-    """Routing, quantisation, padding, CK's operands and the workspace of any content make the reference's output, also at a second call."""
+    """Both stages give the reference's output for every routing, in any workspace, twice."""
     op, shape = op_named("fmoe"), shape_of(sizes, kind, q_dtype, act, weighted)
     hidden, w1, w2, weight, ids, *scales = op.make_inputs(shape, torch.device("cpu"), 0)
     crowded = torch.full_like(ids, sizes[3] - 1)
@@ -99,7 +101,7 @@ def test_both_stages_compute_what_the_reference_does(
 
 
 def computed(objects: list[LoadedObject], shape: Shape, operands: tuple[torch.Tensor, ...]) -> Iterator[torch.Tensor]:
-    """Yield the outputs of two calls that share a workspace, which was full of other bytes."""
+    """Yield the outputs of two calls that share a workspace full of other bytes."""
     counts = sizes_of(shape, 0)
     nbytes = max(stage.workspace_bytes(counts, MOE_POINTERS) for stage in objects)
     out = torch.full((shape.m, shape.n), float("nan"), dtype=operands[0].dtype)

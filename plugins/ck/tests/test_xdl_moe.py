@@ -1,4 +1,4 @@
-"""CK's two stages of a mixture of experts: pairs that are offered fit, what is refused says why, sources are whole."""
+"""Check CK's two stages of fmoe: listed pairs fit, refusals have reasons, sources are complete."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ KINDS = (("No", "bf16"), ("No", "fp16"), ("per_Tensor", FNUZ), ("per_Token", FNU
 
 
 def shape_of(kind: str = "No", q_dtype: str = "bf16", tokens: int = 64, sizes: tuple[int, int] = (7168, 512), **cells: str) -> Shape:
-    """A gated shape of 64 experts with shuffled weights, of which a token has 8."""
+    """Return a gated shape of 64 experts with shuffled weights, 8 per token."""
     dtype = q_dtype if kind == "No" else "bf16"
     row = {"token": str(tokens), "model_dim": str(sizes[0]), "inter_dim": str(sizes[1]), "expert": "64", "topk": "8", "act_type": "Silu"}
     row |= {"dtype": dtype, "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "q_type": kind, "use_g1u1": "1", "doweight_stage1": "0"}
     return op_named("fmoe").columns.parse(row | cells)
 
 
-def test_what_is_offered_fits_is_there_once_and_has_a_name() -> None:
-    """Each pair of a space fits the shape, appears once, is read from its name again, and is not claimed to repeat bits."""
+def test_listed_pairs_fit_and_are_unique() -> None:
+    """Listed pairs fit, are unique and parsed from their names, and do not claim to repeat bits."""
     for kind, q_dtype in KINDS:
         for tokens in [1, 64, 8192]:
             for full in [False, True]:
@@ -48,8 +48,8 @@ def test_what_is_offered_fits_is_there_once_and_has_a_name() -> None:
                 assert set(FAMILY.enumerate_instances(shape, MI300X, False)) <= set(FAMILY.enumerate_instances(shape, MI300X, True))
 
 
-def test_sixteen_tiles_are_there_by_default_and_all_can_be_cut() -> None:
-    """The default lists are 16 tiles in all; every listed tile is one that CK compiles, for gfx942's LDS too."""
+def test_the_default_space_has_sixteen_tiles() -> None:
+    """The default lists have 16 tiles, and every listed tile is one that CK compiles."""
     assert sum(DEFAULTS.values()) == 16
     for kind, q_dtype in KINDS:
         for stage in (1, 2):
@@ -59,8 +59,8 @@ def test_sixteen_tiles_are_there_by_default_and_all_can_be_cut() -> None:
     assert all(len(TILES[key]) >= count for key, count in DEFAULTS.items())
 
 
-def test_few_tokens_are_offered_low_tiles_first_and_many_high_ones() -> None:
-    """The first guess for one token has tiles of 16 or 32 rows in both stages; for many tokens some of 64."""
+def test_few_tokens_get_low_tiles_first() -> None:
+    """One token gets tiles of 16 or 32 rows first, and many tokens tiles of 64."""
     few, many = (next(iter(FAMILY.enumerate_instances(shape_of("per_1x128", FNUZ, tokens), MI300X, False)))[0] for tokens in (1, 16384))
     assert isinstance(few, Stages)
     assert isinstance(many, Stages)
@@ -68,8 +68,8 @@ def test_few_tokens_are_offered_low_tiles_first_and_many_high_ones() -> None:
     assert max(many.first.m, many.second.m) == 64  # type: ignore[attr-defined]
 
 
-def test_a_shape_that_none_can_serve_is_refused_with_the_reason() -> None:
-    """Architectures, kinds, dtypes, layouts, activations and sizes that CK lacks are refused by name, and nothing is offered."""
+def test_refused_shapes_have_reasons() -> None:
+    """A refused shape has a reason, and nothing is listed for it."""
     cases = [
         (Device("gfx90a", 104), {}, "gfx942 or gfx950"),
         (MI300X, {"kind": "per_1x32", "q_dtype": "fp4x2"}, "per_1x128 .got per_1x32"),
@@ -96,7 +96,7 @@ SECOND = "moe_ck2stages_gemm2_256x32x64x128_1x4_MulABScaleExpertWeight_v1_Nswizz
 
 
 def test_an_instance_of_another_problem_or_tile_does_not_fit() -> None:
-    """A stage's name that says another problem than the shape, or a tile that CK cannot cut or whose weights lie otherwise, is refused."""
+    """A stage of another problem, or with an invalid tile, is refused."""
     cases = [
         ("silu", "gelu", "stage 1: it is an instance for .*gelu.*, not for .*silu"),
         ("Quant2", "Quant1", "Quant1 .*, not for Quant2"),
@@ -118,8 +118,8 @@ def test_an_instance_of_another_problem_or_tile_does_not_fit() -> None:
         assert re.search(reason, FAMILY.unfit(FAMILY.parse(name.replace(text, changed), "fmoe"), 0, shape, MI300X))
 
 
-def test_no_source_is_made_of_what_ck_has_not() -> None:
-    """A name that is read but of which no source can be made raises PluginError where a source is asked for, as prebuilding does."""
+def test_unsupported_stages_are_not_rendered() -> None:
+    """Rendering an unsupported stage raises PluginError."""
     cases = [
         ("silu", "swiglu"),
         ("MulABScale_", "MulABScaleWint4_"),
@@ -140,8 +140,8 @@ def test_no_source_is_made_of_what_ck_has_not() -> None:
             FAMILY.render(parse_moe(SECOND), problem)
 
 
-def test_stages_have_an_order_and_k_is_not_cut() -> None:
-    """The second stage is not served first, one stage is no solution, and a splitK is refused."""
+def test_stages_are_ordered_and_k_is_not_split() -> None:
+    """Swapped stages, a single stage, and a splitK are refused."""
     shape = shape_of("per_Token", FNUZ)
     assert "is of stage 2, not 1" in FAMILY.unfit(FAMILY.parse(f"{SECOND}+{FIRST}", "fmoe"), 0, shape, MI300X)
     assert "got 2" in FAMILY.unfit(FAMILY.parse(f"{FIRST}+{SECOND}", "fmoe"), 2, shape, MI300X)
@@ -152,7 +152,7 @@ def test_stages_have_an_order_and_k_is_not_cut() -> None:
 
 
 def test_neighbours_fit_and_change_one_stage() -> None:
-    """Each neighbour of a pair fits the shape and shares one stage with it."""
+    """Each neighbour fits and shares one stage."""
     shape = shape_of()
     pair = next(iter(FAMILY.enumerate_instances(shape, MI300X, False)))[0]
     beside = [other for other, _ in FAMILY.enumerate_neighbours(pair, 0, shape, MI300X)]
@@ -162,7 +162,7 @@ def test_neighbours_fit_and_change_one_stage() -> None:
 
 
 def test_gfx950_needs_128_elements_of_fp8() -> None:
-    """A tile of 64 elements of K fits gfx942 and not gfx950, which multiplies 128 at a time."""
+    """A tile of 64 elements of K fits gfx942 and not gfx950."""
     for fp8, device, reason in ((FNUZ, MI300X, ""), (OCP, MI355X, "128 elements of fp8")):
         shape = shape_of("per_Token", fp8, sizes=(4096, 192))
         pair = Stages(
@@ -173,7 +173,7 @@ def test_gfx950_needs_128_elements_of_fp8() -> None:
 
 
 def test_a_source_is_the_same_each_time_and_names_what_it_is() -> None:
-    """Each stage's source tells its name, names CK's header in an error, exports both functions, and two tiles differ."""
+    """Sources are complete and distinct, and name CK's header in an error."""
     for kind, q_dtype in KINDS:
         shape = shape_of(kind, q_dtype)
         pairs = [pair for pair, _ in FAMILY.enumerate_instances(shape, MI300X, True)]
@@ -189,9 +189,9 @@ def test_a_source_is_the_same_each_time_and_names_what_it_is() -> None:
 
 
 def test_headers_without_the_stages_are_named(tmp_path: Path) -> None:
-    """With a CK that has no device_moe_gemm.hpp the compiler's first error says which release has it."""
+    """The compiler's first error names the release that has the missing header."""
     if not shutil.which("c++"):
-        pytest.skip("c++ is not here")
+        pytest.skip("c++ not found")
     shape = shape_of()
     pair = next(iter(FAMILY.enumerate_instances(shape, MI300X, False)))[0]
     (tmp_path / "hip").mkdir()

@@ -1,4 +1,4 @@
-"""Names of Composable Kernel's instances: written, read, and refused part by part."""
+"""Check names of Composable Kernel's instances in both directions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ BLOCKSCALE = "a8w8_blockscale_1x128x128_256x16x64x256_16x16_16x16_1x1_16x16x1_16
 
 
 def test_listed_instances_are_named_once_and_read_again() -> None:
-    """Each listed instance of an op is the one that its own name is parsed to, and no two share a name."""
+    """Each listed instance is parsed from its name, and names are unique."""
     for op in sorted(FORMS):
         listed = listed_instances(op)
         assert [parse(instance.name, op) for instance in listed] == list(listed)
         assert len({instance.name for instance in listed}) == len(listed) >= 8
 
 
-def test_a_name_says_all_of_an_instance() -> None:
-    """What a name leaves out follows from the rest: elements that lie together, and instructions of a wave."""
+def test_a_name_determines_its_instance() -> None:
+    """What a name omits follows from the rest."""
     rowwise, shuffled = parse(ROWWISE, "a8w8"), parse(SHUFFLED, "a8w8_bpreshuffle")
     assert (rowwise.a_k1, rowwise.b_k1, rowwise.per_wave, rowwise.waves) == (16, 16, (2, 1), (2, 2))
     assert (shuffled.per_wave, shuffled.waves) == ((8, 2), (1, 4))
@@ -31,7 +31,7 @@ def test_a_name_says_all_of_an_instance() -> None:
 
 
 def test_a_bad_name_is_refused_by_the_part_that_is_wrong() -> None:
-    """A name that is no instance's raises PluginError, whose text names the part."""
+    """An invalid name raises PluginError that names the part."""
     cases = [
         ("a8w8", "", "names look like a8w8_rowwise_"),
         ("a8w8", SHUFFLED, "names look like a8w8_rowwise_"),
@@ -57,13 +57,13 @@ def test_a_bad_name_is_refused_by_the_part_that_is_wrong() -> None:
 
 
 def test_an_instance_of_a_block_that_cannot_be_is_refused() -> None:
-    """An instance checks itself however it is made."""
+    """An instance checks itself, however it is constructed."""
     with pytest.raises(PluginError, match="tile"):
         attrs.evolve(parse(ROWWISE, "a8w8"), m=96)
 
 
 def test_stages_of_a_mixture_of_experts_are_read_strictly() -> None:
-    """The name of a stage is written again as it was read; a changed word is refused by its part."""
+    """A stage's name is written back as read; a changed word is refused by its part."""
     cases = [
         ("gemm1", "gemm3", "no kernel"),
         ("silu", "relu", "activation"),

@@ -1,4 +1,4 @@
-"""The routing as CK's kernels read it: the kernel that pads experts to whole blocks, run on the host."""
+"""Check on the host the kernel that pads experts to whole blocks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ extern "C" void padded(const int32_t* order, const int32_t* offset, const float*
 
 @pytest.fixture(scope="module")
 def route(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """``route.h`` as a library of the CPU."""
+    """Compile ``route.h`` for the CPU."""
     if not shutil.which("c++"):
-        pytest.skip("c++ is not here")
+        pytest.skip("c++ not found")
     folder = tmp_path_factory.mktemp("route")
     (folder / "one.cpp").write_text(_DRIVER)
     include = [f"-I{EMULATED}", f"-I{SOURCES}"]
@@ -39,13 +39,13 @@ def route(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def sorted_pairs(ids: list[int], experts: int) -> tuple[list[int], list[int]]:
-    """(order, offset) of a stable sort of pairs by expert, without those of no expert."""
+    """Return (order, offset) of a stable sort of pairs by expert, without ids beyond the experts."""
     order = [pair for expert in range(experts) for pair, chosen in enumerate(ids) if chosen == expert]
     return order, [sum(0 <= chosen < expert for chosen in ids) for expert in range(experts + 1)]
 
 
 def test_experts_are_padded_to_whole_blocks(route: ctypes.CDLL) -> None:
-    """Each pair has a row in a block of its expert, in order, with its weight; the other rows are beyond the tokens."""
+    """Each pair has a row with its weight in a block of its expert; other rows are padding."""
     for chosen in ["any", "one", "none", "outside"]:
         for tokens, topk, experts, tile in [(1, 2, 4, 16), (33, 3, 5, 16), (200, 2, 300, 32), (64, 1, 3, 64), (7, 4, 9, 128)]:
             draw = random.Random(tokens * tile)

@@ -1,4 +1,4 @@
-"""Spaces and limits of Composable Kernel's instances: what is offered fits, and what is refused says why."""
+"""Check spaces and limits of Composable Kernel's instances."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ MI300X, MI355X, MI250X = Device("gfx942", 304), Device("gfx950", 256), Device("g
 
 
 def shape_of(op: str, m: int, n: int, k: int, gfx: str = "gfx942") -> Shape:
-    """A shape that AITER's row of *op* has, in the fp8 of an architecture."""
+    """Return a shape of AITER's row of *op*, in the fp8 of an architecture."""
     row = {"M": str(m), "N": str(n), "K": str(k), "B": "4", "q_dtype_w": "fp8_e4m3fnuz", "bpreshuffle": "False"}
     shape = op_named(op).columns.parse(row)
     fp8 = "fp8_e4m3fn" if gfx == "gfx950" else "fp8_e4m3fnuz"
     return attrs.evolve(shape, dtype=fp8 if shape.dtype.startswith("fp8") else shape.dtype)
 
 
-def test_what_is_offered_fits_and_is_there_once() -> None:
-    """Each pair of a space fits the shape, appears once, is of the op, and is not more than the interface allows."""
+def test_listed_instances_fit_and_are_unique() -> None:
+    """Listed instances fit, are unique, and are at most 24 by default."""
     for op in sorted(FORMS):
         for m in [1, 17, 4096]:
             for full in [False, True]:
@@ -37,8 +37,8 @@ def test_what_is_offered_fits_and_is_there_once() -> None:
                 assert set(FAMILY.enumerate_instances(shape, device, False)) <= set(FAMILY.enumerate_instances(shape, device, True))
 
 
-def test_few_rows_are_offered_low_tiles_and_splits_first() -> None:
-    """A guess for one row is of 16 or 32 rows; of 8192 rows a large tile; K is split only where compute units would be idle."""
+def test_few_rows_get_low_tiles_and_splits_first() -> None:
+    """Few rows get low tiles first, many get large ones, and only idle units bring splits."""
     few, many = (list(FAMILY.enumerate_instances(shape_of("a8w8", m, 4096, 8192), MI300X, False)) for m in (1, 8192))
     assert few[0][0].m <= 32
     assert many[0][0].m * many[0][0].n >= 128 * 128
@@ -46,8 +46,8 @@ def test_few_rows_are_offered_low_tiles_and_splits_first() -> None:
     assert not any(split for _, split in many)
 
 
-def test_a_shape_that_none_can_serve_is_refused_with_the_reason() -> None:
-    """Dtypes, layouts, scales, sizes and architectures that CK lacks are refused by name, and nothing is offered."""
+def test_refused_shapes_have_reasons() -> None:
+    """A refused shape has a reason, and nothing is listed for it."""
     cases = [
         ("a16w16", Device("gfx1100", 96), {}, "gfx90a, gfx942, gfx950"),
         ("a16w16", MI300X, {"dtype": "fp32"}, "operands in bf16, fp16"),
@@ -73,7 +73,7 @@ def test_a_shape_that_none_can_serve_is_refused_with_the_reason() -> None:
 
 
 def test_a_bias_is_not_added_by_each_part_of_k() -> None:
-    """A split of K with a bias does not fit: each part would add the bias."""
+    """A split of K with a bias does not fit."""
     instance = listed_instances("a16w16")[0]
     shape = shape_of("a16w16", 16, 4096, 8192)
     biased = attrs.evolve(shape, epilogue="bias", bias_dtype="bf16")
@@ -85,8 +85,8 @@ def test_a_bias_is_not_added_by_each_part_of_k() -> None:
     assert (FAMILY.deterministic(instance, 0), FAMILY.deterministic(instance, 1)) == (True, False)
 
 
-def test_a_pipeline_needs_more_tiles_than_it_has_under_way() -> None:
-    """K of as many tiles as a pipeline has under way does not fit, one tile more does; the same holds for each part of K."""
+def test_a_pipeline_needs_more_tiles_than_are_in_flight() -> None:
+    """K, and each part of it, needs more tiles than the pipeline has in flight."""
     cases = [
         ("a8w8", "a8w8_rowwise_256x16x64x512_16x16_1x1_32x8x1_32x8x1_1x16x1x16_4x4x1_1x1_intrawave_v3", 2),
         ("a8w8", "a8w8_rowwise_64x16x16x64_16x16_1x1_4x16x1_4x16x1_1x16x1x4_4x4x1_1x1_interwave_v2", 4),
@@ -101,7 +101,7 @@ def test_a_pipeline_needs_more_tiles_than_it_has_under_way() -> None:
 
 
 def test_a_device_op_without_parts_takes_any_split() -> None:
-    """AITER's tables count splits that the launcher of blockscale_bpreshuffle does not know: they fit, and change no bits."""
+    """blockscale_bpreshuffle ignores splitK, which therefore fits and changes no bits."""
     instance = listed_instances("a8w8_blockscale_bpreshuffle")[0]
     shape = shape_of("a8w8_blockscale_bpreshuffle", 16, 4096, 8192)
     assert FAMILY.unfit(instance, 3, shape, MI300X) == ""
@@ -110,7 +110,7 @@ def test_a_device_op_without_parts_takes_any_split() -> None:
 
 
 def test_neighbours_fit_and_differ() -> None:
-    """The neighbours of each listed instance fit the shape and are not the instance itself; some is no listed one."""
+    """Neighbours fit and differ from the instance, and some are not listed."""
     for op in sorted(FORMS):
         device = MI355X if op == "a4w4_blockscale" else MI300X
         shape = shape_of(op, 256, 3072, 4096, device.gfx)

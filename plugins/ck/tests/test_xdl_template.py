@@ -1,4 +1,4 @@
-"""Sources of Composable Kernel's instances: the same each time, whole, and compiled where the headers are."""
+"""Check that CK's sources are reproducible and complete."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tunedgemm_ck.xdl.template import DEVICE_OPS, flags, render
 
 
 def problem_of(op: str, gfx: str = "gfx942", bias_dtype: str = "") -> Problem:
-    """A problem of an op with a bf16 output."""
+    """Return a problem of an op with a bf16 output."""
     accepted = ACCEPTS[op]
     dtype = "fp8_e4m3fnuz" if "fp8_e4m3fnuz" in accepted.dtypes else accepted.dtypes[0]
     return Problem(op, gfx, dtype, "bf16", bias_dtype, accepted.scale, accepted.layout)
 
 
 def test_a_source_is_the_same_each_time_and_names_what_it_is() -> None:
-    """A source tells its name, includes call.h and CK's header, exports both functions, and two instances differ."""
+    """Sources are reproducible, complete and distinct."""
     for op in sorted(FORMS):
         first, second = listed_instances(op)[:2]
         source = render(first, problem_of(op))
@@ -37,7 +37,7 @@ def test_a_source_is_the_same_each_time_and_names_what_it_is() -> None:
 
 
 def test_a_bias_is_one_more_operand_of_the_epilogue() -> None:
-    """With a bias its pointer and its type are in the source, without they are not."""
+    """Only a source with a bias has its pointer and type."""
     for op in [op for op in sorted(FORMS) if ACCEPTS[op].bias]:
         instance = listed_instances(op)[0]
         assert "call.bias" not in render(instance, problem_of(op))
@@ -47,13 +47,13 @@ def test_a_bias_is_one_more_operand_of_the_epilogue() -> None:
 
 
 def test_the_kind_of_fp8_is_a_flag_of_the_architecture() -> None:
-    """gfx942 multiplies fp8 without infinities and negative zero, gfx950 the OCP's: the flags say which is meant."""
+    """The flags select the architecture's fp8."""
     instance = listed_instances("a8w8")[0]
     assert "-DCK_USE_OCP_FP8=0" in flags(instance, problem_of("a8w8"))
     assert "-DCK_USE_OCP_FP8=1" in flags(instance, problem_of("a8w8", "gfx950"))
 
 
 def test_an_instance_of_another_op_is_not_rendered() -> None:
-    """The instance must be of the problem's op."""
+    """Rendering an instance of another op raises."""
     with pytest.raises(PluginError, match="not of a16w16"):
         render(listed_instances("a8w8")[0], problem_of("a16w16"))

@@ -51,10 +51,10 @@ class TemplateBackend:
     def details(self, device: Device) -> list[str]:
         """Return lines for ``tunedgemm plugins -v``: the toolchain, or what it lacks."""
         try:
-            found = self.finder(Problem(self.OPS[0], self._limiting_device(device).gfx, "", ""))
+            tools = self.finder(Problem(self.OPS[0], self._limiting_device(device).gfx, "", ""))
         except PluginError as error:
             return [f"no toolchain: {error}"]
-        return [f"toolchain: {found.version} ({found.compiler}), {found.library} ({found.includes[0]})"]
+        return [f"toolchain: {tools.version} ({tools.compiler}), {tools.library} ({tools.includes[0]})"]
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:

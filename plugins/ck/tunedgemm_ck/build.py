@@ -85,8 +85,8 @@ class Target:
         names = re.findall('"(.+)"', includes)
         if text.count(includes) != 1:
             raise PluginError(f"{self.family.libtype} {self.instance.name}: the source must include {', '.join(names)} once")
-        told = json.dumps({"instance": self.instance.name, **self.problem.fields()})
-        return f"// tunedgemm {told}\n" + text.replace(includes, "".join((_SOURCES / name).read_text() for name in names))
+        header = json.dumps({"instance": self.instance.name, **self.problem.fields()})
+        return f"// tunedgemm {header}\n" + text.replace(includes, "".join((_SOURCES / name).read_text() for name in names))
 
     @property
     def flags(self) -> tuple[str, ...]:

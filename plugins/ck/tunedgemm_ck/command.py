@@ -100,14 +100,14 @@ def _select(rows: Iterable[Row], gfx: str) -> _Selection:
         backend = backends.get(row.solution.libtype)
         if backend is None or row.shape.op not in backend.OPS or (gfx and row.gfx not in ("", gfx)):
             continue
-        place = f"{row.source}:{row.line}"
+        location = f"{row.source}:{row.line}"
         if not (arch := row.gfx or gfx):
-            refused[f"{place}: the row has no gfx; pass --gfx"] = None
+            refused[f"{location}: the row has no gfx; pass --gfx"] = None
             continue
         try:
             instance = backend.family.parse(row.solution.kernel_name, row.shape.op)
         except PluginError as error:
-            refused[f"{place}: {error}"] = None
+            refused[f"{location}: {error}"] = None
             continue
         for target in targets_of(backend.family, instance, problem_of(row.shape, arch), backend.finder):
             targets[backend.family.libtype, target.instance, target.problem] = target
@@ -126,20 +126,20 @@ def prebuild(rows: Iterable[Row], gfx: str = "", jobs: int = 0, *, fresh: bool =
     Returns:
         0, or 1 where a build failed.
     """
-    wanted = _select(rows, gfx)
-    missing = [target for target in wanted.targets if fresh or not _is_current(target)]
-    for line in wanted.refused:
+    selection = _select(rows, gfx)
+    missing = [target for target in selection.targets if fresh or not _is_current(target)]
+    for line in selection.refused:
         print(f"refused: {line}", flush=True)
-    there = len(wanted.targets) - len(missing)
-    if verbose and there:
-        print(f"{there} already stored", flush=True)
-    failed = len(wanted.refused)
+    stored = len(selection.targets) - len(missing)
+    if verbose and stored:
+        print(f"{stored} already stored", flush=True)
+    failed = len(selection.refused)
     with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
         for done, (target, answer) in enumerate(pool.map(lambda target: (target, _build(target, fresh=fresh)), missing), start=1):
             failed += isinstance(answer, str)
-            told = answer if isinstance(answer, str) else f"{target}: {answer.seconds:.1f} s, {len(answer.code) / 1e6:.1f} MB"
-            print(f"[{done}/{len(missing)}] {told}", flush=True)
-    print(f"{len(wanted.targets)} instances: {there} stored, {len(missing) - failed + len(wanted.refused)} built, {failed} failed")
+            line = answer if isinstance(answer, str) else f"{target}: {answer.seconds:.1f} s, {len(answer.code) / 1e6:.1f} MB"
+            print(f"[{done}/{len(missing)}] {line}", flush=True)
+    print(f"{len(selection.targets)} instances: {stored} stored, {len(missing) - failed + len(selection.refused)} built, {failed} failed")
     return 1 if failed else 0
 
 

@@ -52,24 +52,24 @@ def bind(family: Family, finder: Finder, solution: Solution, shape: Shape, devic
     """
     try:
         instance, split = resolve(family, solution, shape, device)
-        made = [_find_or_build(target) for target in targets_of(family, instance, problem_of(shape, device.gfx), finder)]
+        objects = [_find_or_build(target) for target in targets_of(family, instance, problem_of(shape, device.gfx), finder)]
     except PluginError as error:
         return Unsupported(str(error))
-    codes, routed = [load_object(each.code) for each in made], shape.op == "fmoe"
+    loaded_objects, routed = [load_object(compiled.code) for compiled in objects], shape.op == "fmoe"
     sizes = sizes_of(shape, split) if routed else (shape.m, shape.n, shape.k, batches_of(shape), split)
     pointers = MOE_POINTERS if routed else POINTERS
     failed = functools.partial(_raise_failure, f"{family.libtype} {instance.name}", device.kind)
-    asked = on_device(lambda: [code.workspace_bytes(sizes, pointers) for code in codes], device.index)()
-    if min(asked) < 0:
+    workspaces = on_device(lambda: [loaded.workspace_bytes(sizes, pointers) for loaded in loaded_objects], device.index)()
+    if min(workspaces) < 0:
         # CUTLASS queries the device for its multiprocessors; CK queries nothing.
-        for code in codes if device.kind == "nvidia" else ():
-            if error := on_device(code.runtime_error, device.index)(len(sizes), pointers):
+        for loaded in loaded_objects if device.kind == "nvidia" else ():
+            if error := on_device(loaded.runtime_error, device.index)(len(sizes), pointers):
                 failed(error)
         return Unsupported(f"{family.libtype} {instance.name} does not support {shape}")
     # The stages of fmoe share one workspace, of the larger of their sizes.
     make = _routed if routed else _plain if shape.scale == "none" else _scaled
-    call = make([code.launcher(sizes, pointers) for code in codes], failed, shape, device.index, where, max(asked))
-    return Launcher(on_device(call, device.index), workspace_bytes=max(asked))
+    call = make([loaded.launcher(sizes, pointers) for loaded in loaded_objects], failed, shape, device.index, where, max(workspaces))
+    return Launcher(on_device(call, device.index), workspace_bytes=max(workspaces))
 
 
 def _find_or_build(target: Target) -> CompiledObject:
@@ -82,9 +82,9 @@ def _find_or_build(target: Target) -> CompiledObject:
     if is_switched_on(REBUILD):
         with _rebuilding:
             fresh = str(target) not in _rebuilt
-            made = build_object(target, fresh=fresh)
+            compiled = build_object(target, fresh=fresh)
             _rebuilt.add(str(target))
-        return made
+        return compiled
     return build_object(target) if is_switched_on(COMPILE) else find_object(target)
 
 

@@ -43,9 +43,9 @@ def parse_stages(name: str, libtype: str, parse: Callable[[str], Instance]) -> S
     return Stages(*map(parse, names))
 
 
-def solution_of(family: Family, chosen: Candidate) -> Solution:
+def solution_of(family: Family, candidate: Candidate) -> Solution:
     """Return an instance and its splitK as a solution."""
-    instance, split = chosen
+    instance, split = candidate
     return Solution(family.libtype, instance.name, split_k=split, deterministic=family.deterministic(instance, split))
 
 

@@ -26,16 +26,16 @@ def full_space() -> bool:
     Raises:
         UserError: the variable has another value than the option's choices.
     """
-    said = SPACE.value().lower()
-    if said not in SPACE.choices:
-        raise UserError(f"{SPACE.variable} must be {' or '.join(SPACE.choices)} (got {said!r})")
-    return said == "full"
+    value = SPACE.value().lower()
+    if value not in SPACE.choices:
+        raise UserError(f"{SPACE.variable} must be {' or '.join(SPACE.choices)} (got {value!r})")
+    return value == "full"
 
 
 def enumerate_solutions(family: Family, shape: Shape, device: Device) -> Iterable[Solution]:
     """Yield the instances worth timing for the shape, best guesses first."""
-    for chosen in family.enumerate_instances(shape, device, full_space()):
-        yield solution_of(family, chosen)
+    for candidate in family.enumerate_instances(shape, device, full_space()):
+        yield solution_of(family, candidate)
 
 
 def refine(family: Family, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
@@ -45,8 +45,8 @@ def refine(family: Family, solution: Solution, shape: Shape, device: Device) -> 
     """
     if not full_space():
         return
-    for chosen in family.enumerate_neighbours(*resolve(family, solution, shape, device), shape, device):
-        yield solution_of(family, chosen)
+    for candidate in family.enumerate_neighbours(*resolve(family, solution, shape, device), shape, device):
+        yield solution_of(family, candidate)
 
 
 def enumerate_available(family: Family, finder: Finder, shape: Shape, device: Device) -> Iterable[Solution]:
@@ -58,21 +58,21 @@ def enumerate_available(family: Family, finder: Finder, shape: Shape, device: De
     try:
         finder(problem)
     except PluginError:
-        there: dict[object, bool] = {}  # stages are listed in several pairs
+        built: dict[object, bool] = {}  # stages are listed in several pairs
         return (
             solution
             for solution in listed
-            if _all_built(targets_of(family, family.parse(solution.kernel_name, shape.op), problem, finder), there)
+            if _all_built(targets_of(family, family.parse(solution.kernel_name, shape.op), problem, finder), built)
         )
     return listed
 
 
-def _all_built(targets: Iterable[Target], there: dict[object, bool]) -> bool:
-    """Return whether all targets have been built; *there* caches the answers."""
+def _all_built(targets: Iterable[Target], built: dict[object, bool]) -> bool:
+    """Return whether all targets have been built; *built* caches the answers."""
     for target in targets:
         key = target.instance, target.problem
-        if key not in there:
-            there[key] = is_built(target)
-        if not there[key]:
+        if key not in built:
+            built[key] = is_built(target)
+        if not built[key]:
             return False
     return True

@@ -107,7 +107,7 @@ def hip(problem: Problem) -> Toolchain:
     else:
         compiler = _first_existing(_hipccs(rocm), f"hipcc not found; install ROCm's compiler, or set ROCM_PATH or {HIPCC}")
     include = _first_existing(
-        (place for place in (_path_from(CK_INCLUDE), rocm / "include") if place and (place / "ck" / "ck.hpp").is_file()),
+        (folder for folder in (_path_from(CK_INCLUDE), rocm / "include") if folder and (folder / "ck" / "ck.hpp").is_file()),
         f"Composable Kernel headers not found; install composablekernel-dev or set {CK_INCLUDE}",
     )
     options = ("-x", "hip", "-shared", "-O3", "-std=c++20", *_HIDDEN, "-fno-gpu-rdc")
@@ -131,8 +131,8 @@ def _nvccs() -> Iterator[Path]:
     if named := _path_from(NVCC):
         yield named
         return
-    if found := shutil.which("nvcc"):
-        yield Path(found)
+    if path := shutil.which("nvcc"):
+        yield Path(path)
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if home := _path_from(variable):
             yield home / "bin" / "nvcc"
@@ -148,7 +148,7 @@ def _hipccs(rocm: Path) -> Iterator[Path]:
         return
     yield from (rocm / "bin" / name for name in ("amdclang++", "hipcc"))
     yield rocm / "llvm" / "bin" / "clang++"
-    yield from (Path(found) for name in ("amdclang++", "hipcc") if (found := shutil.which(name)))
+    yield from (Path(path) for name in ("amdclang++", "hipcc") if (path := shutil.which(name)))
 
 
 def _cutlass() -> Iterator[Path]:
@@ -169,15 +169,15 @@ def _path_from(variable: str) -> Path | None:
     return Path(text) if text else None
 
 
-def _first_existing(places: Iterable[Path], missing: str) -> Path:
+def _first_existing(paths: Iterable[Path], missing: str) -> Path:
     """Return the first path that exists.
 
     Raises:
         PluginError: none does.
     """
-    for place in places:
-        if place.exists():
-            return place
+    for path in paths:
+        if path.exists():
+            return path
     raise PluginError(missing)
 
 
@@ -199,8 +199,8 @@ def _version_of(compiler: str, changed: int) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PluginError(f"{compiler} does not run: {error}") from error
     # nvcc: "release 13.0, V13.0.88"; clang, and hipcc through it: "clang version 19.1.7"
-    found = re.search(r"V(\d+\.\d+\.\d+)|clang version (\d+\.\d+\.\d+)", done.stdout)
-    if done.returncode or not found:
-        told = (done.stderr or done.stdout).strip().partition("\n")[0]
-        raise PluginError(f"{compiler} --version: not nvcc or clang (got {told[:200] or f'exit code {done.returncode}'})")
-    return found[1] or found[2]
+    match = re.search(r"V(\d+\.\d+\.\d+)|clang version (\d+\.\d+\.\d+)", done.stdout)
+    if done.returncode or not match:
+        output = (done.stderr or done.stdout).strip().partition("\n")[0]
+        raise PluginError(f"{compiler} --version: not nvcc or clang (got {output[:200] or f'exit code {done.returncode}'})")
+    return match[1] or match[2]

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""A fake nvcc or clang++, as FAKE_CK_NAME says: takes their options, and makes of a source what its first line says, by the C compiler.
+"""A fake nvcc or clang++, as FAKE_CK_NAME says.
 
-FAKE_CK_LOG names a file that gets a line of JSON for each compilation. FAKE_CK_DOES is what it does in place of one that works: ``fail``,
-``die`` (by SIGKILL), ``wait`` (until the file FAKE_CK_WAITS is there), ``full`` (as if the disk were), ``empty`` (writes nothing).
-FAKE_CK_VERSION is the version that it tells.
+It takes their options and compiles what a source's first line describes, by the C compiler.
+FAKE_CK_LOG names a file that gets a line of JSON for each compilation.
+FAKE_CK_OBJECTS names a folder that keeps the objects.
+FAKE_CK_DOES selects a failure: ``fail``, ``die`` (by SIGKILL), ``wait`` (until the file
+FAKE_CK_WAITS exists), ``full`` (a full disk), ``empty`` (no output).
+FAKE_CK_VERSION is the version that it prints.
 """
 
 import hashlib
@@ -48,7 +51,7 @@ KINDS = {"No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x128": 
 
 
 def routed(problem: dict[str, Any]) -> list[str]:
-    """The macros of a stage of fmoe."""
+    """Return the macros of a stage of fmoe."""
     defined = {
         "STAGE": problem["stage"],
         "HIDDEN": problem["dtype"],
@@ -96,7 +99,7 @@ def main() -> int:
 
 
 def compile_once(command: list[str], output: Path) -> int:
-    """Compile into *output*, or copy what the same command made before from the folder FAKE_CK_OBJECTS."""
+    """Compile into *output*, or copy what the same command compiled before into FAKE_CK_OBJECTS."""
     folder = os.environ.get("FAKE_CK_OBJECTS", "")
     if not folder:
         return subprocess.run([*command, "-o", str(output)], check=False).returncode

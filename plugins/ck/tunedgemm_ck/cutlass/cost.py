@@ -81,8 +81,8 @@ def cost_of(instance: CutlassInstance, split: int, shape: Shape, device: Device)
     step, ends = _step_time(instance, rates, width, _slowdown(instance, shape)), _epilogue_time(instance, shape, rates)
     extra = _LAUNCH + (_CLEAR if instance.scheduler == "streamk" else 0.0)
     if split > 1:
-        each = ceil_div(steps, split) * step + ends
-        taken = ceil_div(tiles * split, units) * each + split * _MEET + _partial_time(instance, rates)
+        part = ceil_div(steps, split) * step + ends
+        taken = ceil_div(tiles * split, units) * part + split * _MEET + _partial_time(instance, rates)
     elif instance.scheduler == "streamk":
         taken = max(tiles / units, 8 / steps) * (steps * step + ends) + 2 * (_MEET + _partial_time(instance, rates))
     else:

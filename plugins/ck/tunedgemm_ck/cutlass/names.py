@@ -92,7 +92,7 @@ class CutlassInstance:
         if self.accumulators > MAX_ACCUMULATORS:
             raise PluginError(f"cutlass: {self.accumulators} accumulators per thread exceed {MAX_ACCUMULATORS}")
         if (self.schedule == "multistage") != (self.warps != (0, 0)) or (self.schedule == "multistage") != (self.stages > 0):
-            raise PluginError("cutlass: warps and stages belong to schedule multistage only")
+            raise PluginError("cutlass: schedule multistage needs warps and stages, others have none")
         if self.schedule == "multistage":
             self._check_warps()
 
@@ -140,16 +140,16 @@ def parse(name: str, op: str) -> CutlassInstance:
     Raises:
         PluginError: this version has no instance of that name; the message names the unknown part.
     """
-    found = _NAME.fullmatch(name)
-    if not found:
+    match = _NAME.fullmatch(name)
+    if not match:
         raise PluginError(f"cutlass has no kernel {name!r} for {op}; names look like {EXAMPLE}")
-    fields: dict[str, Any] = {key: int(found[key] or 0) for key in ("tile_m", "tile_n", "tile_k", "stages", "revision")}
-    pairs = {key: tuple(map(int, (found[key] or "0x0").split("x"))) for key in ("cluster", "warps")}
+    fields: dict[str, Any] = {key: int(match[key] or 0) for key in ("tile_m", "tile_n", "tile_k", "stages", "revision")}
+    pairs = {key: tuple(map(int, (match[key] or "0x0").split("x"))) for key in ("cluster", "warps")}
     try:
-        said = {"swap": bool(found["swap"]), "fast": bool(found["fast"])}
-        made = CutlassInstance(**fields, **pairs, **said, schedule=found["schedule"], scheduler=found["scheduler"])
+        switches = {"swap": bool(match["swap"]), "fast": bool(match["fast"])}
+        instance = CutlassInstance(**fields, **pairs, **switches, schedule=match["schedule"], scheduler=match["scheduler"])
     except PluginError as error:
         raise PluginError(f"cutlass has no kernel {name!r} for {op}: {error}") from None
-    if made.name != name:
-        raise PluginError(f"cutlass has no kernel {name!r} for {op}; expected {made.name}")
-    return made
+    if instance.name != name:
+        raise PluginError(f"cutlass has no kernel {name!r} for {op}; expected {instance.name}")
+    return instance

@@ -163,9 +163,9 @@ def enumerate_all(gfx: str, dtype: str, blocks: bool, fast: bool = False) -> Ite
                 continue
             for warps, stages in rings:
                 with contextlib.suppress(PluginError):  # too many accumulators, a tile too small for two groups of warps
-                    made = CutlassInstance(m, n, k, cluster, schedule, scheduler, swap, warps, stages, fast)
-                    if made.accumulators <= most:
-                        yield made
+                    instance = CutlassInstance(m, n, k, cluster, schedule, scheduler, swap, warps, stages, fast)
+                    if instance.accumulators <= most:
+                        yield instance
 
 
 def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterator[Candidate]:
@@ -173,12 +173,14 @@ def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterator[Ca
     if unsupported(shape, device):
         return
     listed = listed_instances(device.gfx, shape.dtype, shape.scale == "block", full, device.gfx == "sm_90" and may_be_fast(shape))
-    fitting = [chosen for instance in listed for chosen in _with_splits(instance, shape, device) if not unfit(*chosen, shape, device)]
-    costs = {chosen: cost_of(*chosen, shape, device) for chosen in fitting}
-    ordered = sorted(costs, key=lambda chosen: (costs[chosen], chosen[0].name, chosen[1]))
-    for place, chosen in enumerate(ordered):
-        if full or place < _LEAST or costs[chosen] <= WORSE * costs[ordered[0]]:
-            yield chosen
+    fitting = [
+        candidate for instance in listed for candidate in _with_splits(instance, shape, device) if not unfit(*candidate, shape, device)
+    ]
+    costs = {candidate: cost_of(*candidate, shape, device) for candidate in fitting}
+    ordered = sorted(costs, key=lambda candidate: (costs[candidate], candidate[0].name, candidate[1]))
+    for rank, candidate in enumerate(ordered):
+        if full or rank < _LEAST or costs[candidate] <= WORSE * costs[ordered[0]]:
+            yield candidate
 
 
 def _with_splits(instance: CutlassInstance, shape: Shape, device: Device) -> Iterator[Candidate]:
@@ -190,17 +192,17 @@ def _with_splits(instance: CutlassInstance, shape: Shape, device: Device) -> Ite
     if tiles % units and ceil_div(shape.k, instance.tile_k) > 8:  # CUTLASS cuts no tile of 8 steps or fewer, and no full wave
         yield instance, 0
     most = min(units // tiles, shape.k // (instance.tile_k * LEAST_STEPS), MAX_SPLITS)
-    for split in [each for each in SPLITS if 1 < each <= most][-2:]:
+    for split in [value for value in SPLITS if 1 < value <= most][-2:]:
         yield instance, split
 
 
 def enumerate_neighbours(instance: CutlassInstance, split: int, shape: Shape, device: Device) -> Iterator[Candidate]:
     """Yield the neighbours that fit."""
     seen = {(instance, split if split > 1 else 0)}
-    for chosen in neighbours(instance, split):
-        if chosen not in seen and not unfit(*chosen, shape, device):
-            seen.add(chosen)
-            yield chosen
+    for candidate in neighbours(instance, split):
+        if candidate not in seen and not unfit(*candidate, shape, device):
+            seen.add(candidate)
+            yield candidate
 
 
 def neighbours(instance: CutlassInstance, split: int) -> list[Candidate]:
@@ -218,20 +220,20 @@ def neighbours(instance: CutlassInstance, split: int) -> list[Candidate]:
         "warps": tuple(each for each in WARPS if each != instance.warps),
         "stages": _adjacent(STAGES, instance.stages),
     }
-    found: list[Candidate] = [(instance, each) for each in _adjacent(SPLITS, split if split > 1 else 0)]
+    changed_candidates: list[Candidate] = [(instance, value) for value in _adjacent(SPLITS, split if split > 1 else 0)]
     for field, values in changed.items():
-        found += _evolved(instance, split, [{field: value} for value in values])
+        changed_candidates += _evolved(instance, split, [{field: value} for value in values])
     ways = [{"schedule": schedule, "scheduler": scheduler} for schedule in SCHEDULES for scheduler in SCHEDULERS]
-    return found + _evolved(instance, 0, ways)
+    return changed_candidates + _evolved(instance, 0, ways)
 
 
 def _evolved(instance: CutlassInstance, split: int, changes: list[dict[str, object]]) -> list[Candidate]:
-    made: list[Candidate] = []
+    evolved: list[Candidate] = []
     for change in changes:
         with contextlib.suppress(PluginError):  # not possible together
             evolve: Callable[..., CutlassInstance] = attrs.evolve
-            made.append((evolve(instance, **change), split if split > 1 else 0))
-    return made
+            evolved.append((evolve(instance, **change), split if split > 1 else 0))
+    return evolved
 
 
 def _adjacent(ladder: tuple[int, ...], value: int) -> tuple[int, ...]:

@@ -49,8 +49,8 @@ def render(instance: CutlassInstance, problem: Problem) -> str:
     target, includes = (_multistage, _AMPERE) if instance.schedule == "multistage" else (_hopper, _HOPPER)
     headers = "".join(f'#include "{name}"\n' for name in ("call.h", *includes))
     bodies = ("plain.h", "ampere.h") if instance.schedule == "multistage" else ("plain.h", "cluster.h", "hopper.h")
-    said = f"// {instance.name}: {problem}\n"
-    return said + headers + _problem(problem) + target(instance, problem) + _sources(*bodies, "launch.h")
+    comment = f"// {instance.name}: {problem}\n"
+    return comment + headers + _problem(problem) + target(instance, problem) + _sources(*bodies, "launch.h")
 
 
 def flags(instance: CutlassInstance, problem: Problem) -> tuple[str, ...]:

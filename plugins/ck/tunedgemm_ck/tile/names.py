@@ -105,7 +105,7 @@ class TileInstance:
 def _faults(of: TileInstance) -> list[tuple[str, str]]:
     """Return the parts of the name, each with its fault or ""."""
     cut = all(whole > 0 for whole in (*of.tile, *of.warps)) and of.warp_tile in _WARP_TILES
-    cut = cut and all(tile % (warps * each) == 0 for tile, warps, each in zip(of.tile, of.warps, of.warp_tile, strict=True))
+    cut = cut and all(tile % (warps * wave) == 0 for tile, warps, wave in zip(of.tile, of.warps, of.warp_tile, strict=True))
     texts = ["x".join(map(str, sizes)) for sizes in (of.tile, of.warps, of.warp_tile)]
     return [
         ("warp tile", "" if of.warp_tile in _WARP_TILES else f"must be a matrix instruction (got {texts[2]})"),
@@ -128,10 +128,10 @@ def parse(name: str, op: str) -> TileInstance:
     prefix = PREFIXES.get(op)
     if prefix is None:
         raise PluginError(f"cktile has no instances of op {op!r}; supported: {', '.join(PREFIXES)}")
-    found = re.fullmatch(rf"{prefix}_{_PATTERNS[prefix]}", name)
-    if not found:
+    match = re.fullmatch(rf"{prefix}_{_PATTERNS[prefix]}", name)
+    if not match:
         raise PluginError(f"cktile {op} has no kernel {name!r}: names look like {EXAMPLES[prefix]}")
-    texts = found.groupdict()
+    texts = match.groupdict()
     traits = tuple(map(int, texts["traits"].split("x")))
     tile, warps, warp_tile = (tuple(map(int, texts[sizes].split("x"))) for sizes in ("tile", "warps", "warp_tile"))
     if prefix == _BLOCKSCALE:

@@ -165,16 +165,16 @@ def enumerate_neighbours(instance: TileInstance, split: int, shape: Shape, devic
     """
     if unsupported(shape, device) or instance.op != shape.op:
         return
-    beside = [(instance, split + step) for step in (-1, 1)]
+    candidates = [(instance, split + step) for step in (-1, 1)]
     counts = (instance.blocks - 1, instance.blocks + 1)
-    beside += [(attrs.evolve(instance, blocks=count), split) for count in counts if 1 <= count <= MOST_BLOCKS]
+    candidates += [(attrs.evolve(instance, blocks=count), split) for count in counts if 1 <= count <= MOST_BLOCKS]
     others = [other for other in listed_instances(shape.op) if other.tile != instance.tile]
-    beside += [(other, split) for other in sorted(others, key=lambda other: (_tile_distance(instance, other), other.name))[:_NEAREST]]
-    for other, parts in dict.fromkeys(beside):
+    candidates += [(other, split) for other in sorted(others, key=lambda other: (_tile_distance(instance, other), other.name))[:_NEAREST]]
+    for other, parts in dict.fromkeys(candidates):
         if not unfit_sizes(other, parts, shape, device):
             yield other, parts
 
 
-def _tile_distance(one: TileInstance, other: TileInstance) -> float:
+def _tile_distance(first: TileInstance, second: TileInstance) -> float:
     """Return the sum of the logarithms of the ratios of two tiles' sides."""
-    return sum(abs(math.log2(a / b)) for a, b in zip(one.tile, other.tile, strict=True))
+    return sum(abs(math.log2(a / b)) for a, b in zip(first.tile, second.tile, strict=True))

@@ -42,7 +42,8 @@ using Col = ck_tile::tensor_layout::gemm::ColumnMajor;
 using In = ck_tile::fp8_t;
 using Out = {outdtype};
 using Same = ck_tile::element_wise::PassThrough;
-// What follows whether sums are transposed: older versions want how sums are stored, newer ones how many groups of waves there are.
+// The argument after the transposition of sums: older versions expect how sums are stored, newer
+// ones the number of wave groups.
 struct Once {{
   constexpr operator ck_tile::memory_operation_enum() const {{ return ck_tile::memory_operation_enum::set; }}
   constexpr operator ck_tile::index_t() const {{ return 1; }}
@@ -70,7 +71,8 @@ using Epilogue = ck_tile::CShuffleEpilogue<ck_tile::CShuffleEpilogueProblem<
     {warps_m}, {warps_n}, {warp_tile}, {transpose_c}, Once{{}}>>;
 using Scale = ck_tile::FlatmmScalePointer<1>;  // one a row
 
-// Does act with the kernel and its arguments for these sizes: the number of steps along K is a template parameter.
+// Calls act with the kernel and its arguments for these sizes: the number of steps along K is a
+// template parameter.
 template <typename Act>
 int with_kernel(const TunedGemmCall& call, const Act& act) {{
   using Size = ck_tile::index_t;
@@ -109,7 +111,7 @@ TUNED_GEMM_EXPORT int tunedgemm_launch(const TunedGemmCall* call, void* stream) 
 
 _BLOCKSCALE = """
 constexpr bool eight_waves = {eight_waves};
-// The scales of x lie in the call {given} and the kernel reads them {wanted}.
+// The call has the scales of x {given} and the kernel reads them {wanted}.
 constexpr bool transposed = {transposed};
 using ScaleLayout = {scale_layout};
 using Partitioner = ck_tile::GemmTile1DPartitioner<Tile>;

@@ -151,13 +151,13 @@ def _faults(of: XdlInstance) -> list[tuple[str, str]]:
     They are CK's compile-time conditions, as far as a name determines them.
     """
     words = "x".join(map(str, (of.threads, of.m, of.n, of.k)))
-    found = [
+    faults = [
         ("scheduler", "" if of.scheduler in _SCHEDULERS else f"must be one of {', '.join(_SCHEDULERS)} (got {of.scheduler!r})"),
         ("pipeline", "" if of.pipeline in _PIPELINES else f"must be v1 to v5 (got v{of.pipeline})"),
         ("xdl", "" if of.xdl in ((16, 16), (32, 32)) else f"must be 16x16 or 32x32 (got {of.xdl[0]}x{of.xdl[1]})"),
     ]
-    if any(wrong for _, wrong in found):
-        return found
+    if any(wrong for _, wrong in faults):
+        return faults
     per_m, per_n = of.xdl[0] * of.per_wave[0], of.xdl[1] * of.per_wave[1]
     whole = per_m and per_n and of.m % per_m == 0 and of.n % per_n == 0
     if not whole or math.prod(of.waves) * WAVE != of.threads or of.k <= 0:
@@ -166,24 +166,24 @@ def _faults(of: XdlInstance) -> list[tuple[str, str]]:
         text = "x".join(map(str, cluster))
         fits = k1 > 0 and all(cluster) and cluster[2] == 1 and of.k % (cluster[0] * k1) == 0 and rows % cluster[1] == 0
         if not fits or math.prod(cluster) > of.threads:
-            found.append((part, f"{text} threads that load {k1} elements of K each do not divide {rows} rows of {of.k}"))
+            faults.append((part, f"{text} threads that load {k1} elements of K each do not divide {rows} rows of {of.k}"))
     shuffle_m, shuffle_n = of.shuffle
     tile = (shuffle_m * of.waves[0] * of.xdl[0], shuffle_n * of.waves[1] * of.xdl[1])
     fits = min(of.shuffle) > 0 and of.per_wave[0] % shuffle_m == 0 and of.per_wave[1] % shuffle_n == 0
     if not fits:
-        found.append(("shuffle", f"{shuffle_m}x{shuffle_n} does not divide the {of.per_wave[0]}x{of.per_wave[1]} products of a wave"))
+        faults.append(("shuffle", f"{shuffle_m}x{shuffle_n} does not divide the {of.per_wave[0]}x{of.per_wave[1]} products of a wave"))
     elif not _stores(tile, of.c_cluster, of.store) or math.prod(of.c_cluster) > of.threads:
         text = "x".join(map(str, of.c_cluster))
-        found.append(("c_cluster", f"{text} threads that store {of.store[0]} elements each do not divide {tile[0]}x{tile[1]}"))
+        faults.append(("c_cluster", f"{text} threads that store {of.store[0]} elements each do not divide {tile[0]}x{tile[1]}"))
     if of.scale and (not all(of.scale) or of.m % of.scale[0] or of.k % of.scale[2]):
-        found.append(("scale", f"blocks of {'x'.join(map(str, of.scale))} do not divide the tile {words}"))
-    return found
+        faults.append(("scale", f"blocks of {'x'.join(map(str, of.scale))} do not divide the tile {words}"))
+    return faults
 
 
 def _stores(tile: tuple[int, int], c_cluster: tuple[int, ...], store: tuple[int, ...]) -> bool:
     """Return whether the storing threads divide a tile of sums."""
-    (one, along_m, single, along_n), each = c_cluster, store[0]
-    return one == single == 1 and min(along_m, along_n, each) > 0 and tile[0] % along_m == 0 and tile[1] % (along_n * each) == 0
+    (first, along_m, third, along_n), vector = c_cluster, store[0]
+    return first == third == 1 and min(along_m, along_n, vector) > 0 and tile[0] % along_m == 0 and tile[1] % (along_n * vector) == 0
 
 
 @functools.lru_cache(maxsize=4096)
@@ -217,8 +217,8 @@ def _built(op: str, numbers: dict[str, tuple[int, ...]], scheduler: str, pipelin
     a_cluster, b_cluster = numbers["a_cluster"], numbers["b_cluster"]
     a_k1, b_k1 = numbers.get("k1", (k // a_cluster[0], k // b_cluster[0]))
     store = numbers.get("store") or numbers["store1"]
-    given = (threads, m, n)
-    per_wave = numbers.get("per_wave") or _per_wave(given, numbers["xdl"], numbers["shuffle"], numbers["c_cluster"], store)
+    block = (threads, m, n)
+    per_wave = numbers.get("per_wave") or _per_wave(block, numbers["xdl"], numbers["shuffle"], numbers["c_cluster"], store)
     return XdlInstance(
         op=op,
         threads=threads,
@@ -255,8 +255,8 @@ def _per_wave(
         waves_n, rest = divmod(threads, WAVE * waves_m)
         if rest or not waves_n or m % (waves_m * xdl[0]) or n % (waves_n * xdl[1]):
             continue
-        found = (m // (waves_m * xdl[0]), n // (waves_n * xdl[1]))
+        per_wave = (m // (waves_m * xdl[0]), n // (waves_n * xdl[1]))
         tile = (shuffle[0] * waves_m * xdl[0], shuffle[1] * waves_n * xdl[1])
-        if found[0] % shuffle[0] == 0 and found[1] % shuffle[1] == 0 and _stores(tile, c_cluster, store):
-            return found
+        if per_wave[0] % shuffle[0] == 0 and per_wave[1] % shuffle[1] == 0 and _stores(tile, c_cluster, store):
+            return per_wave
     return 0, 0

@@ -301,11 +301,11 @@ def enumerate_neighbours(instance: XdlInstance, split: int, shape: Shape, device
     """
     if unsupported(shape, device) or instance.op != shape.op:
         return
-    beside = [(instance, split + step) for step in (-1, 1)] if DEVICE_OPS[shape.op].split else []
-    beside += [(other, split) for other in _other_pipelines(instance)]
+    candidates = [(instance, split + step) for step in (-1, 1)] if DEVICE_OPS[shape.op].split else []
+    candidates += [(other, split) for other in _other_pipelines(instance)]
     others = [other for other in listed_instances(shape.op) if other != instance]
-    beside += [(other, split) for other in sorted(others, key=lambda other: (_tile_distance(instance, other), other.name))[:_NEAREST]]
-    for other, parts in dict.fromkeys(beside):
+    candidates += [(other, split) for other in sorted(others, key=lambda other: (_tile_distance(instance, other), other.name))[:_NEAREST]]
+    for other, parts in dict.fromkeys(candidates):
         if not unfit_sizes(other, parts, shape, device):
             yield other, parts
 
@@ -319,9 +319,9 @@ def _other_pipelines(instance: XdlInstance) -> Iterator[XdlInstance]:
                 yield attrs.evolve(instance, pipeline=pipeline)
 
 
-def _tile_distance(one: XdlInstance, other: XdlInstance) -> float:
+def _tile_distance(first: XdlInstance, second: XdlInstance) -> float:
     """Return the sum of the logarithms of the ratios of two tiles' sides."""
-    return sum(abs(math.log2(a / b)) for a, b in zip((one.m, one.n, one.k), (other.m, other.n, other.k), strict=True))
+    return sum(abs(math.log2(a / b)) for a, b in zip((first.m, first.n, first.k), (second.m, second.n, second.k), strict=True))
 
 
 def _cost(instance: XdlInstance, split: int, shape: Shape, device: Device) -> float:

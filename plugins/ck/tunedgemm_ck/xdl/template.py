@@ -105,7 +105,8 @@ using Sum = {sum};
 """
 
 _EPILOGUE = """
-// The sum times the scales, plus the bias, rounded once: CK's own conversion to bfloat16 cuts in its older versions.
+// The sum times the scales, plus the bias, rounded once: older versions of CK's conversion to
+// bfloat16 truncate.
 struct Epilogue {{
   template <typename E, typename C, typename... Ds>
   __host__ __device__ constexpr void operator()(E& e, const C& c, const Ds&... ds) const {{
@@ -135,7 +136,7 @@ _COMBINE = {
 _TAIL = """
 {choice}
 
-// Asks the device for its properties, which takes longer than a launch: once for the same sizes.
+// Queries the device's properties once per set of sizes, since that takes longer than a launch.
 template <typename Op, typename Argument>
 bool supported(const TunedGemmCall& call, const Argument& argument) {{
   thread_local int64_t known[5] = {{-1, -1, -1, -1, -1}};
@@ -207,10 +208,12 @@ def render(instance: XdlInstance, problem: Problem) -> str:
     if instance.op != problem.op:
         raise PluginError(f"ck: {instance.name} is an instance of {instance.op}, not of {problem.op}")
     op = DEVICE_OPS[problem.op]
-    told = f"{problem.op} {problem.dtype} -> {problem.outdtype}, bias {problem.bias_dtype or 'none'}, {problem.layout}, {problem.gfx}"
+    description = (
+        f"{problem.op} {problem.dtype} -> {problem.outdtype}, bias {problem.bias_dtype or 'none'}, {problem.layout}, {problem.gfx}"
+    )
     head = _HEAD.format(
         name=instance.name,
-        problem=told,
+        problem=description,
         header=IMPL + op.header,
         since=op.since,
         dtype=CK_TYPES[problem.dtype],
@@ -251,8 +254,8 @@ def _operands(op: DeviceOp, problem: Problem) -> list[tuple[str, str, str, str]]
 
     The other strides of all of them are 0.
     """
-    found = [("float", "Row", "w_scale", "n"), ("float", "Col", "x_scale", "m")] if op.epilogue else []
-    return [*found, (CK_TYPES[problem.bias_dtype], "Row", "bias", "n")] if problem.bias_dtype else found
+    scales = [("float", "Row", "w_scale", "n"), ("float", "Col", "x_scale", "m")] if op.epilogue else []
+    return [*scales, (CK_TYPES[problem.bias_dtype], "Row", "bias", "n")] if problem.bias_dtype else scales
 
 
 def _sequence(numbers: tuple[int, ...]) -> str:
@@ -282,8 +285,8 @@ using Gemm = ck::tensor_operation::device::{op.name}<
 """
 
 
-def _joined(operands: list[tuple[str, str, str, str]], place: int) -> str:
-    return ", ".join(operand[place] for operand in operands)
+def _joined(operands: list[tuple[str, str, str, str]], index: int) -> str:
+    return ", ".join(operand[index] for operand in operands)
 
 
 def _argument(op: DeviceOp, problem: Problem) -> str:
@@ -315,7 +318,7 @@ auto argument_of(const TunedGemmCall& call) {{
 def _mx(of: XdlInstance) -> str:
     """Return the class and the argument of mxfp4; its sizes count values and its tiles count bytes."""
     return f"""
-// Four e8m0 scales, each of 32 values, lie in a word.
+// A word has four e8m0 scales, each of 32 values.
 using Scales = int32_t;
 
 template <Spec Padding>

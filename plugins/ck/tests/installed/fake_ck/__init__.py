@@ -1,4 +1,7 @@
-"""The plugin's backends over fake compilers, whose objects compute in host memory: the CPU stands for an H200 and for an MI300X."""
+"""The plugin's backends over fake compilers; the CPU emulates an H200 and an MI300X.
+
+The objects compute in host memory.
+"""
 
 from __future__ import annotations
 

@@ -57,10 +57,10 @@ def unfit(stages: Stages, split: int, shape: Shape, device: Device) -> str:
         return reason
     if split > 1:
         return f"splitK of fmoe must be 0 or 1 (got {split})"
-    for place, instance in enumerate((stages.first, stages.second), start=1):
+    for number, instance in enumerate((stages.first, stages.second), start=1):
         assert isinstance(instance, CutlassInstance)
-        if reason := unfit_stage(instance, stage_of(shape, place)):
-            return f"stage {place}: {reason}"
+        if reason := unfit_stage(instance, stage_of(shape, number)):
+            return f"stage {number}: {reason}"
     return ""
 
 
@@ -79,7 +79,7 @@ def stage_of(shape: Shape, stage: int) -> Shape:
     """
     experts, topk, rows = int(shape["expert"]), int(shape["topk"]), shape.k * (2 if shape["g1u1"] else 1)
     hit = max(topk, round(experts * (1 - (1 - topk / experts) ** shape.m)))
-    each = ceil_div(shape.m * topk, hit)
+    expert_rows = ceil_div(shape.m * topk, hit)
     n, k = (rows, shape.n) if stage == 1 else (shape.n, shape.k)
     q_dtype, scale = str(shape["q_dtype_w"]), "block" if shape["q_type"] == "per_1x128" else "none"
-    return Shape("batched_bf16", each, n, k, q_dtype, "bf16", scale=scale, extra={"B": hit})
+    return Shape("batched_bf16", expert_rows, n, k, q_dtype, "bf16", scale=scale, extra={"B": hit})

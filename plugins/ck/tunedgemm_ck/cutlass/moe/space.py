@@ -73,8 +73,8 @@ _BEST = 4
 def listed_instances(q_type: str, q_dtype: str, full: bool) -> tuple[CutlassInstance, ...]:
     """Return the instances of either stage, at most 24; *full* returns all that fit registers."""
     if full:
-        found = enumerate_all("sm_90", q_dtype, q_type == "per_1x128")
-        return tuple(each for each in found if each.scheduler == "persistent")
+        instances = enumerate_all("sm_90", q_dtype, q_type == "per_1x128")
+        return tuple(instance for instance in instances if instance.scheduler == "persistent")
     listed, width = _BLOCKS if q_type == "per_1x128" else _FP8 if q_dtype.startswith("fp8") else _WIDE, width_of(q_dtype)
     return tuple(CutlassInstance(m, n, k // width, cluster, schedule, swap=swap) for m, n, k, cluster, schedule, swap in listed)
 
@@ -99,7 +99,7 @@ def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterator[Ca
     pairs = set(itertools.product(*(some[:_BEST] for some in ranked)))
     if full:
         (first, *_), (second, *_) = ranked
-        pairs |= {(each, second) for each in ranked[0]} | {(first, each) for each in ranked[1]}
+        pairs |= {(instance, second) for instance in ranked[0]} | {(first, instance) for instance in ranked[1]}
     costs = {stages: cost(stages, shape, device) for stages in itertools.starmap(Stages, pairs)}
     ordered = sorted(costs, key=lambda stages: (costs[stages], stages.name))
     for stages in ordered:
@@ -116,10 +116,10 @@ def enumerate_neighbours(stages: Stages, split: int, shape: Shape, device: Devic
     """Yield the neighbours that fit: one parameter of one stage, one step along its ladder."""
     del split
     seen = {stages}
-    for place, instance in enumerate((stages.first, stages.second)):
+    for index, instance in enumerate((stages.first, stages.second)):
         assert isinstance(instance, CutlassInstance)
         for changed, _ in neighbours(instance, 0):
-            found = Stages(stages.first, changed) if place else Stages(changed, stages.second)
-            if found not in seen and not unfit(found, 0, shape, device):
-                seen.add(found)
-                yield found, 0
+            pair = Stages(stages.first, changed) if index else Stages(changed, stages.second)
+            if pair not in seen and not unfit(pair, 0, shape, device):
+                seen.add(pair)
+                yield pair, 0

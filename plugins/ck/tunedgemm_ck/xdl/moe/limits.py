@@ -82,8 +82,8 @@ def unfit_stage(of: MoeInstance, shape: Shape, device: Device) -> str:
 
 def _other(of: MoeInstance, shape: Shape) -> str:
     """Return which part of the name belongs to another problem than the shape's, or ""."""
-    wanted = attrs.evolve(instance_of(of.tile, shape, "", of.stage), epilogue=of.epilogue)
-    return "" if of == wanted else f"it is an instance for {_described(of)}, not for {_described(wanted)}"
+    expected = attrs.evolve(instance_of(of.tile, shape, "", of.stage), epilogue=of.epilogue)
+    return "" if of == expected else f"it is an instance for {_described(of)}, not for {_described(expected)}"
 
 
 def _described(of: MoeInstance) -> str:

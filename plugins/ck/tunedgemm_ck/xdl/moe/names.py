@@ -122,10 +122,10 @@ def parse_moe(name: str) -> MoeInstance:
     Raises:
         PluginError: no stage has that name; the message names the unknown part.
     """
-    found = re.fullmatch(_PATTERN, name)
-    if not found:
+    match = re.fullmatch(_PATTERN, name)
+    if not match:
         raise PluginError(f"ck fmoe has no kernel {name!r}: names look like {EXAMPLE}")
-    texts = found.groupdict()
+    texts = match.groupdict()
     threads, m, n, k = map(int, texts["tile"].split("x"))
     return MoeInstance(
         stage=int(texts["stage"]),

@@ -88,7 +88,7 @@ def unserved(shape: Shape, device: Device) -> str:
 def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Candidate]:
     """Return pairs for a supported shape, best guesses first; *full* pairs all listed that fit."""
     first, second = ({stage: _cost(stage, shape, device) for stage in _offered(shape, device, number, full)} for number in (1, 2))
-    costs = {(Stages(one, two), 0): first[one] + second[two] for one in first for two in second}
+    costs = {(Stages(a, b), 0): first[a] + second[b] for a in first for b in second}
     return order_by_cost(costs, full)
 
 

@@ -57,8 +57,8 @@ using Sum = {sum};
 constexpr bool first = {first}, weighted = {weighted}, scaled = {scaled}, blocks = {blocks};
 constexpr int tile_m = {m};
 
-// CK's kernel has multiplied scales and weights of the routing in: the sum is rounded once. Its own conversion to bfloat16 cuts in older
-// versions.
+// CK's kernel has applied scales and weights of the routing: the sum is rounded once. Older
+// versions of CK's conversion to bfloat16 truncate.
 struct Epilogue {{
   template <typename E, typename C, typename... Ds>
   __host__ __device__ constexpr void operator()(E& e, const C& c, const Ds&...) const {{
