@@ -1,4 +1,4 @@
-"""Share fake compilers with fake headers, an artifact cache per test, and stand-ins for instances."""
+"""Share fake compilers and headers, an artifact cache per test, and stand-ins for instances."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VARIABLES = (
 
 
 def _module(stem: str) -> ModuleType:
-    """Import a module of this folder: pytest imports tests by path, so they cannot import siblings."""
+    """Import a sibling by path, as pytest imports tests."""
     name = f"tunedgemm_ck_tests_{stem}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
@@ -79,7 +79,7 @@ class Fakes:
 
 @pytest.fixture(scope="session")
 def kept_cache() -> str:
-    """Return the artifact cache of the environment, "" for the user's: GPU compilations are kept."""
+    """Return the artifact cache of the environment, "" for the user's, for GPU compilations."""
     return os.environ.get("TUNEDGEMM_CACHE", "")
 
 

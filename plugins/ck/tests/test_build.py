@@ -38,8 +38,8 @@ def test_an_instance_is_compiled_once(fakes, target):
 def test_the_source_states_its_problem(target):
     """The source's first line is JSON, and call.h is inlined."""
     first, _, rest = target.source.partition("\n")
-    told = json.loads(first.removeprefix("// tunedgemm "))
-    assert told == {"instance": "tile64", **target.problem.fields()}
+    header = json.loads(first.removeprefix("// tunedgemm "))
+    assert header == {"instance": "tile64", **target.problem.fields()}
     assert "struct TunedGemmCall" in rest
     assert '#include "call.h"' not in rest
 
@@ -122,7 +122,7 @@ def test_after_an_upgrade_the_old_object_serves_until_there_is_a_new_one(fakes, 
     ],
 )
 def test_a_failed_compilation_is_reported_and_retried(fakes, target, monkeypatch, does, says):
-    """A failed compilation raises the compiler's output without temporary paths; a retry compiles."""
+    """A failed compilation raises the compiler's output without temporary paths, and is retried."""
     monkeypatch.setenv("FAKE_CK_DOES", does)
     with pytest.raises(LaunchError, match=says):
         build_object(target)
@@ -192,8 +192,8 @@ def test_two_processes_compile_one_instance_once(fakes, target, monkeypatch, tmp
     begun(fakes)
     time.sleep(1.0)  # the other has begun as well, mostly
     (tmp_path / "go").touch()
-    told = [child.communicate(timeout=120) for child in children]
-    assert [child.returncode for child in children] == [0, 0], told
+    outputs = [child.communicate(timeout=120) for child in children]
+    assert [child.returncode for child in children] == [0, 0], outputs
     assert len(fakes.compilations) == 1
     assert works(find_object(target))
 

@@ -53,7 +53,7 @@ def main(words: list[str]) -> int:
 
 
 def test_what_a_table_names_is_built_once(fakes, backends, tmp_path, capsys):
-    """Rows of both toolchains are built once per instance and class; other backends' are skipped."""
+    """Rows of both toolchains are built once per instance and class; others are skipped."""
     name = table(
         tmp_path / "bf16_tuned_gemm.csv",
         "sm_90,1,bfloat16,cutlass,tile64",
@@ -98,9 +98,9 @@ def test_the_source_of_a_pair_is_that_of_both_stages(backends, capsys):
     columns = ("act_type=Gelu", "dtype=bf16", "q_dtype_a=int8", "q_dtype_w=int8", "q_type=per_Token", "use_g1u1=0", "doweight_stage1=1")
     words = ["ck", "source", "tile64+tile128", "--libtype", "cutlass", "--op", "fmoe", "--gfx", "sm_90"]
     assert main([*words, *(word for column in (*columns, "layout=row") for word in ("--set", column))]) == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("// tunedgemm {")]
-    assert ['"instance": "tile64"' in told[0], '"stage": 1, "act": "gelu"' in told[0]] == [True, True]
-    assert ['"instance": "tile128"' in told[1], '"stage": 2, "act": ""' in told[1], len(told)] == [True, True, 2]
+    headers = [line for line in capsys.readouterr().out.splitlines() if line.startswith("// tunedgemm {")]
+    assert ['"instance": "tile64"' in headers[0], '"stage": 1, "act": "gelu"' in headers[0]] == [True, True]
+    assert ['"instance": "tile128"' in headers[1], '"stage": 2, "act": ""' in headers[1], len(headers)] == [True, True, 2]
 
 
 @pytest.mark.parametrize("how", ["--rebuild", "AITER_REBUILD"])

@@ -1,4 +1,4 @@
-"""Check that the backends keep the contract: with the vendors' compilers on a GPU, and with fake ones on every machine."""
+"""Check that the backends keep the contract, on a GPU and everywhere with fake compilers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunedgemm.testing.stand_in import StandInConformance
 
 
 def form_of(shape: Shape) -> tuple[str, ...]:
-    """Return what selects a kernel's source, without dtypes: the op, the kind of scales and the layout of the weight."""
+    """Return op, kind of scales and layout of the weight, which select a kernel's source."""
     return (shape.op, shape.scale, shape.layout, str(shape["q_type"]) if shape.op == "fmoe" else "")
 
 
@@ -26,7 +26,9 @@ class OnGpu(BackendConformance):
 
     @classmethod
     def every_shape(cls) -> tuple[Shape, ...]:
-        """Return all shapes on a GPU, elsewhere the first of each op: the tests of the spaces list the others."""
+        """Return all shapes on a GPU, elsewhere the first of each op; the tests of spaces cover
+        others.
+        """
         shapes = super().every_shape()
         return shapes if cls._device().kind != "cpu" else tuple({shape.op: shape for shape in reversed(shapes)}.values())
 
@@ -59,7 +61,7 @@ class TestCkTile(OnGpu):
 
 
 class OverFakes(StandInConformance):
-    """Objects of the fake compilers, with the CPU in the place of the GPU that they are compiled for."""
+    """Objects of the fake compilers; the CPU emulates the GPU that they are compiled for."""
 
     folder = Path(__file__).with_name("installed")
     work = 1 << 22
@@ -71,7 +73,7 @@ class OverFakes(StandInConformance):
 
     @classmethod
     def every_shape(cls) -> tuple[Shape, ...]:
-        """Return the smallest shape of each form that the backend serves; the tests of the limits ask about the others."""
+        """Return the smallest served shape of each form; the tests of the limits cover others."""
         backend, device = cls.backend(), cls._device()
         served = [shape for shape in super().every_shape() if backend.supports(shape, device)]
         served.sort(key=lambda shape: op_named(shape.op).flops(shape), reverse=True)
@@ -103,7 +105,11 @@ class TestFakeCutlass(OverFakes):
 
 
 def moe_shapes() -> Iterator[Shape]:
-    """Yield shapes of fmoe: (tokens, model_dim, inter_dim, expert, topk), activation, kind of the scales, dtype, doweight_stage1."""
+    """Yield shapes of fmoe.
+
+    A case is (tokens, model_dim, inter_dim, expert, topk), activation, kind of the scales, dtype,
+    doweight_stage1.
+    """
     cases = (
         ((9, 128, 128, 4, 2), "Silu", "per_Tensor", "float8_e4m3fnuz", "1"),
         ((5, 256, 128, 8, 3), "Silu", "per_Token", "int8", "1"),
@@ -116,7 +122,10 @@ def moe_shapes() -> Iterator[Shape]:
 
 
 class TestFakeCk(OverFakes):
-    """Composable Kernel's instances by the fake clang, with shapes of fmoe in gfx942's fp8, which the op's examples lack."""
+    """Composable Kernel's instances by the fake clang.
+
+    The op's examples lack fmoe in gfx942's fp8, so this class adds shapes.
+    """
 
     libtype = "fakeck"
 

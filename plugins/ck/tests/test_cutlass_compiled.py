@@ -1,4 +1,4 @@
-"""Check with nvcc that sources compile, and which addresses and layouts CUTLASS gets; needs no GPU."""
+"""Check with nvcc, without a GPU, that sources compile and what CUTLASS gets."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ M, N, K, BATCHES = 48, 384, 320, 3
 _MAIN = """
 #include <cstdio>
 using namespace tunedgemm;
-template <class Vector> auto told(const char* name, const Vector& vector, int) -> decltype(vector.ptr_row, void()) {
+template <class Vector> auto show(const char* name, const Vector& vector, int) -> decltype(vector.ptr_row, void()) {
   std::printf("%s columns %zu %lld\\n", name, size_t(vector.ptr_row), (long long)cute::get<2>(vector.dRow));
 }
-template <class Vector> auto told(const char* name, const Vector& vector, long) -> decltype(vector.ptr_col, void()) {
+template <class Vector> auto show(const char* name, const Vector& vector, long) -> decltype(vector.ptr_col, void()) {
   std::printf("%s rows %zu %lld\\n", name, size_t(vector.ptr_col), (long long)cute::get<2>(vector.dCol));
 }
 template <class Stride> void spot(const char* name, const Stride& stride, int row, int column, int batch) {
@@ -45,9 +45,9 @@ template <class Mainloop> void scales(const Mainloop& mainloop) {
 }
 template <class Thread> void epilogue(const Thread& thread) {
   if constexpr (problem::scale == Scale::row) {
-    told("bias", thread.op_1, 0);
-    told("w_scale", thread.op_0.op_0, 0);
-    told("x_scale", thread.op_0.op_1.op_0, 0);
+    show("bias", thread.op_1, 0);
+    show("w_scale", thread.op_0.op_0, 0);
+    show("x_scale", thread.op_0.op_1.op_0, 0);
   } else if constexpr (problem::scale == Scale::tensor) {
     std::printf("scalars %zu %zu\\n", size_t(thread.op_0.scalar_ptrs[0]), size_t(thread.op_0.scalar_ptrs[1]));
   }
@@ -135,7 +135,7 @@ def compiled(source: Path, made: Path, target: Target, *options: str, without: t
     return said
 
 
-def _told(instance: CutlassInstance, problem: Problem, batches: int, folder: Path) -> dict[str, str]:
+def _read_arguments(instance: CutlassInstance, problem: Problem, batches: int, folder: Path) -> dict[str, str]:
     """Return what a program prints that has the instance's source without its launch."""
     target = Target(FAMILY, instance, problem, toolchain.cuda)
     text = target.source
@@ -161,37 +161,37 @@ def _printed(target: Target, text: str, folder: Path) -> dict[str, str]:
 def test_scales_and_bias_run_along_their_side(swap: bool, tmp_path: Path) -> None:
     """Scales and bias have one value per row of x or of the weight, and the right batch stride."""
     problem = Problem("batched_a8w8", "sm_90", "int8", "bf16", "fp32", "row")
-    told = _told(CutlassInstance(128, 128, 128, swap=swap), problem, BATCHES, tmp_path)
-    assert (int(told["A"]), int(told["B"])) == ((32, 16) if swap else (16, 32))
-    assert told["sizes"] == (f"{N} {M} {K} {BATCHES}" if swap else f"{M} {N} {K} {BATCHES}")
-    assert int(told["A@"]) == 5 * K + 9 + 2 * K * (N if swap else M)
-    assert int(told["B@"]) == 5 * K + 9 + 2 * K * (M if swap else N)
-    assert (int(told["D"]), int(told["D@"])) == (96, 5 * N + 9 + 2 * M * N)
+    printed = _read_arguments(CutlassInstance(128, 128, 128, swap=swap), problem, BATCHES, tmp_path)
+    assert (int(printed["A"]), int(printed["B"])) == ((32, 16) if swap else (16, 32))
+    assert printed["sizes"] == (f"{N} {M} {K} {BATCHES}" if swap else f"{M} {N} {K} {BATCHES}")
+    assert int(printed["A@"]) == 5 * K + 9 + 2 * K * (N if swap else M)
+    assert int(printed["B@"]) == 5 * K + 9 + 2 * K * (M if swap else N)
+    assert (int(printed["D"]), int(printed["D@"])) == (96, 5 * N + 9 + 2 * M * N)
     of_x, of_weight = ("columns", "rows") if swap else ("rows", "columns")
-    assert told["x_scale"] == f"{of_x} 48 {M}"
-    assert told["w_scale"] == f"{of_weight} 64 {N}"
-    assert told["bias"] == f"{of_weight} 80 {N}"
-    assert told["fits"] == "1"
+    assert printed["x_scale"] == f"{of_x} 48 {M}"
+    assert printed["w_scale"] == f"{of_weight} 64 {N}"
+    assert printed["bias"] == f"{of_weight} 80 {N}"
+    assert printed["fits"] == "1"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("swap", [False, True])
 def test_block_scales_are_row_major(swap: bool, tmp_path: Path) -> None:
     """Block scales are row-major, with a short last block of K."""
-    told = _told(CutlassInstance(128, 128, 128, swap=swap), BLOCKS, 1, tmp_path)
-    assert (int(told["SFA"]), int(told["SFB"])) == ((64, 48) if swap else (48, 64))
+    printed = _read_arguments(CutlassInstance(128, 128, 128, swap=swap), BLOCKS, 1, tmp_path)
+    assert (int(printed["SFA"]), int(printed["SFB"])) == ((64, 48) if swap else (48, 64))
     of_x, of_weight = 7 * 3 + 2, 300 // 128 * 3 + 2
-    assert (int(told["SFA@"]), int(told["SFB@"])) == ((of_weight, of_x) if swap else (of_x, of_weight))
-    assert told["fits"] == "1"
+    assert (int(printed["SFA@"]), int(printed["SFB@"])) == ((of_weight, of_x) if swap else (of_x, of_weight))
+    assert printed["fits"] == "1"
 
 
 @pytest.mark.slow
 def test_scales_of_tensors_are_two_values(tmp_path: Path) -> None:
     """The kernel reads both scales of tensors from memory."""
     problem = Problem("a8w8", "sm_90", "fp8_e4m3fn", "fp16", scale="tensor")
-    told = _told(CutlassInstance(128, 128, 128), problem, 1, tmp_path)
-    assert told["scalars"] == "48 64"
-    assert told["swizzles"] == "8 4 1", "only where tiles divide into whole sides, and no tile is added"
+    printed = _read_arguments(CutlassInstance(128, 128, 128), problem, 1, tmp_path)
+    assert printed["scalars"] == "48 64"
+    assert printed["swizzles"] == "8 4 1", "only where tiles divide into whole sides, and no tile is added"
 
 
 def _stage(stage: int, q_type: str, q_dtype: str) -> Problem:
@@ -206,17 +206,17 @@ def test_an_expert_gets_its_rows_weight_and_scales(stage: int, swap: bool, tmp_p
     """An expert's product gets its rows, its weight, its sums and their block scales."""
     target = Target(FAMILY, CutlassInstance(128, 128, 128, swap=swap), _stage(stage, "per_1x128", "fp8_e4m3fn"), toolchain.cuda)
     text = target.source
-    told = _printed(target, text[: text.index("// A stage of fmoe, over the product in grouped.h")] + _GROUPED, tmp_path)
+    printed = _printed(target, text[: text.index("// A stage of fmoe, over the product in grouped.h")] + _GROUPED, tmp_path)
     wide, depth = (384, 320) if stage == 1 else (320, 192)
     deep, high = -(-depth // 128), -(-wide // 128)
-    assert told["sizes"] == (f"{wide} 3 {depth}" if swap else f"3 {wide} {depth}")
-    assert (int(told["rows"]), int(told["weight"]), int(told["sums"])) == (5 * depth, 2 * wide * depth, 5 * wide * 2)
-    assert int(told["A@"]) == int(told["B@"]) == 5 * depth + 9
-    assert int(told["D@"]) == 5 * wide + 9
-    assert (int(told["x_scale"]), int(told["w_scale"])) == (5 * deep, 2 * high * deep)
-    assert (int(told["x_scale@"]), int(told["w_scale@"])) == (2 * deep + 1, 1 * deep + 1)
-    assert told["groups"] == "4 1"
-    assert told["fits"] == "1"
+    assert printed["sizes"] == (f"{wide} 3 {depth}" if swap else f"3 {wide} {depth}")
+    assert (int(printed["rows"]), int(printed["weight"]), int(printed["sums"])) == (5 * depth, 2 * wide * depth, 5 * wide * 2)
+    assert int(printed["A@"]) == int(printed["B@"]) == 5 * depth + 9
+    assert int(printed["D@"]) == 5 * wide + 9
+    assert (int(printed["x_scale"]), int(printed["w_scale"])) == (5 * deep, 2 * high * deep)
+    assert (int(printed["x_scale@"]), int(printed["w_scale@"])) == (2 * deep + 1, 1 * deep + 1)
+    assert printed["groups"] == "4 1"
+    assert printed["fits"] == "1"
 
 
 @pytest.mark.slow

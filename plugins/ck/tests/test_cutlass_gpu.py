@@ -83,7 +83,7 @@ def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("shape", KINDS, ids=str)
 def test_listed_instances_are_right_and_repeat_their_bits(shape: Shape, device: Device) -> None:
-    """Outputs in poisoned memory are right, nothing else is written, and 100 calls repeat the bits."""
+    """Outputs in poisoned memory are right, nothing else is written, and bits repeat."""
     given = operands(shape, device)
     for solution in few(shape, device):
         launcher = bound(solution, shape, device)

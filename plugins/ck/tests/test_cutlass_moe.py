@@ -135,9 +135,9 @@ def test_the_reason_names_the_unfit_stage() -> None:
         shape, good = _shape(64, 2048, 768), CutlassInstance(128, 128, 64)
         bad = attrs.evolve(good, **changed)
         for place, stages in enumerate((Stages(bad, good), Stages(good, bad)), start=1):
-            told = FAMILY.unfit(stages, split, shape, HOPPER)
-            assert reason in told
-            assert split or told.startswith(f"stage {place}: ")
+            answer = FAMILY.unfit(stages, split, shape, HOPPER)
+            assert reason in answer
+            assert split or answer.startswith(f"stage {place}: ")
 
 
 def test_block_scales_need_their_tiles() -> None:

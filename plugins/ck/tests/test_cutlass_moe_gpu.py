@@ -91,7 +91,7 @@ def routings(ids: torch.Tensor, experts: int) -> Iterator[tuple[str, torch.Tenso
     half = ids % 2 * (experts - 1)
     yield "two experts", half
     outside = ids.clone()
-    # Keep a token's first expert: without its largest weight the rest vanishes under the static scale.
+    # Keep a token's first expert: without its largest weight the static scale dominates.
     outside[::2, 1], outside[1::3, -1], outside[-1] = -1, experts, 1 << 30
     yield "ids of no expert", outside
     yield "no pair at all", torch.full_like(ids, -1)
@@ -109,13 +109,13 @@ def test_any_routing_is_right_and_repeats_its_bits(kind: Shape, device: Device) 
                 with Poisoned() as poisoned:
                     out = launcher.call(*given)
                 torch.cuda.synchronize()
-                told = f"{solution}, {m} tokens, {name}"
-                assert not poisoned.overwritten(), told
+                label = f"{solution}, {m} tokens, {name}"
+                assert not poisoned.overwritten(), label
                 if name == "no pair at all":
-                    assert not out.any(), told
+                    assert not out.any(), label
                 else:
-                    assert not wrong(out, shape, given), f"{told}: {wrong(out, shape, given)}"
-                assert all(torch.equal(launcher.call(*given), out) for _ in range(20)), told
+                    assert not wrong(out, shape, given), f"{label}: {wrong(out, shape, given)}"
+                assert all(torch.equal(launcher.call(*given), out) for _ in range(20)), label
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind["q_type"] == "per_Tensor"], ids=str)

@@ -33,7 +33,7 @@ def shape(sizes: tuple[int, int, int, int, int], kind: str = "No", q_dtype: str 
     return Shape("fmoe", m, n, k, extra=extra, **fields)
 
 
-#: Rows longer and shorter than a block's threads process at a time; more pairs than threads, one pair.
+#: Rows longer and shorter than one pass of a block's threads; more pairs than threads, one pair.
 SHAPES = [
     shape((1, 64, 32, 8, 2)),
     shape((150, 32, 16, 5, 3), act="gelu", g1u1=False, doweight_stage1=True),

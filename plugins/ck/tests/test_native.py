@@ -20,18 +20,18 @@ SPY = """
 #include <stdint.h>
 #include <string.h>
 #define EXPORT __attribute__((visibility("default")))
-static uint64_t told[WORDS];
-static void *stream_told;
+static uint64_t recorded[WORDS];
+static void *stream_recorded;
 EXPORT int tunedgemm_launch(const uint64_t *call, void *stream) {
-  memcpy(told, call, sizeof told);
-  stream_told = stream;
+  memcpy(recorded, call, sizeof recorded);
+  stream_recorded = stream;
   return (int)call[WORDS - 1];
 }
 EXPORT int64_t tunedgemm_workspace(const uint64_t *call) {
-  memcpy(told, call, sizeof told);
+  memcpy(recorded, call, sizeof recorded);
   return call[WORDS - 5] ? 3 : -1;
 }
-EXPORT void spy(uint64_t *words, void **stream) { memcpy(words, told, sizeof told); *stream = stream_told; }
+EXPORT void spy(uint64_t *words, void **stream) { memcpy(words, recorded, sizeof recorded); *stream = stream_recorded; }
 """
 #: Addresses and sizes of the structs.
 FORMS = {"plain": (POINTERS, 5), "routed": (MOE_POINTERS, 6)}
@@ -51,7 +51,7 @@ def spy(fakes, tmp_path):
     return spying(12, tmp_path)
 
 
-def told(spy, words=12):
+def recorded(spy, words=12):
     """Return the addresses, sizes and stream of its last call."""
     call, stream = (ctypes.c_uint64 * words)(), ctypes.c_void_p()
     spy.library.spy(ctypes.byref(call), ctypes.byref(stream))
@@ -69,7 +69,7 @@ def test_every_field_reaches_the_object(fakes, tmp_path, way, form):
     given = (*(2**40 + place for place in range(sizes - 1)), 17)
     spy = spying(pointers + sizes, tmp_path)
     assert WAYS[way](spy, given, pointers)(2**62, *addresses) == 17
-    assert told(spy, pointers + sizes) == ([*addresses, *given], 2**62)
+    assert recorded(spy, pointers + sizes) == ([*addresses, *given], 2**62)
 
 
 def test_the_extension_refuses_invalid_structs():
@@ -84,7 +84,7 @@ def test_the_extension_refuses_invalid_structs():
 def test_the_workspace_query_has_no_addresses(spy):
     """The workspace query gets sizes only, and returns -1 for those refused."""
     assert spy.workspace_bytes((5, 6, 7, 8, 9)) == 3
-    assert told(spy)[0] == [0] * 7 + [5, 6, 7, 8, 9]
+    assert recorded(spy)[0] == [0] * 7 + [5, 6, 7, 8, 9]
     assert spy.workspace_bytes((0, 6, 7, 8, 9)) == native.UNSUPPORTED
 
 
@@ -92,7 +92,7 @@ def test_the_runtime_query_has_no_sizes(spy):
     """The runtime query passes zeros, and a refusal of sizes is not an error."""
     spy.launcher((9,) * 5)(2**62, *range(1, 8))
     assert spy.runtime_error(5) == 0
-    assert told(spy) == ([0] * 12, None)
+    assert recorded(spy) == ([0] * 12, None)
 
 
 @pytest.mark.parametrize(("status", "error"), [(native.UNSUPPORTED, 0), (35, 35)])
@@ -110,11 +110,11 @@ def test_a_call_with_other_arguments_is_an_error(spy, way):
     """A call with wrong arguments raises and launches nothing."""
     if way == "extension" and native._shim is None:
         pytest.skip("installed without the C extension")
-    before = told(spy)
+    before = recorded(spy)
     for wrong in ((1,) * 7, (1,) * 9, (1, "x", *(1,) * 6)):
         with pytest.raises((TypeError, ctypes.ArgumentError)):
             WAYS[way](spy, (1, 1, 1, 1, 1))(*wrong)
-    assert told(spy) == before
+    assert recorded(spy) == before
 
 
 def test_an_object_is_loaded_once(fakes, target):

@@ -73,10 +73,10 @@ def test_listed_instances_fit_and_are_unique() -> None:
                 assert len({instance for instance, _ in offered}) <= (len(listed_instances(op)) if full else 24)
                 assert all(FAMILY.unfit(instance, split, shape, device) == "" for instance, split in offered)
                 for instance, split in offered:
-                    beside = list(FAMILY.enumerate_neighbours(instance, split, shape, device))
-                    assert (instance, split) not in beside
-                    assert beside
-                    assert all(FAMILY.unfit(other, parts, shape, device) == "" for other, parts in beside)
+                    neighbours = list(FAMILY.enumerate_neighbours(instance, split, shape, device))
+                    assert (instance, split) not in neighbours
+                    assert neighbours
+                    assert all(FAMILY.unfit(other, parts, shape, device) == "" for other, parts in neighbours)
 
 
 def test_matrix_instructions_of_gfx950_do_not_fit_gfx942() -> None:

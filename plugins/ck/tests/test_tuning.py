@@ -49,8 +49,8 @@ def test_a_shape_is_tuned_and_served(fakes, tmp_path):
         "out = tunedgemm.gemm_a16w16(x, w); torch.testing.assert_close(out.float(), (x @ w.t()).float(), rtol=0.05, atol=0.5)"
     )
     path, table = os.pathsep.join([str(INSTALLED), *sys.path]), str(tmp_path / "t.csv")
-    told = {"PYTHONPATH": path, "AITER_CONFIG_GEMM_BF16": table, "CUDACXX": "/nowhere", "AITER_LOG_TUNED_CONFIG": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | told, timeout=300)
+    environment = {"PYTHONPATH": path, "AITER_CONFIG_GEMM_BF16": table, "CUDACXX": "/nowhere", "AITER_LOG_TUNED_CONFIG": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment, timeout=300)
     assert done.returncode == 0, done.stderr
     assert f"fakecutlass:{rows[0]['kernelName']}" in done.stderr
     assert len(fakes.compilations) == len(sources)
@@ -82,8 +82,8 @@ def test_fmoe_is_tuned_and_served(fakes, tmp_path):
     )
     code = code.replace("HEAD", repr(head)).replace("TEXT", repr(text))
     path, table = os.pathsep.join([str(INSTALLED), *sys.path]), str(tmp_path / "tuned_fmoe.csv")
-    told = {"PYTHONPATH": path, "AITER_CONFIG_FMOE": table, "CUDACXX": "/nowhere", "AITER_LOG_TUNED_CONFIG": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | told, timeout=300)
+    environment = {"PYTHONPATH": path, "AITER_CONFIG_FMOE": table, "CUDACXX": "/nowhere", "AITER_LOG_TUNED_CONFIG": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment, timeout=300)
     assert done.returncode == 0, done.stderr
     assert f"fakecutlass:{row['kernelName1']}+{row['kernelName2']}" in done.stderr
 

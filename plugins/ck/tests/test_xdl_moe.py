@@ -155,10 +155,10 @@ def test_neighbours_fit_and_change_one_stage() -> None:
     """Each neighbour fits and shares one stage."""
     shape = shape_of()
     pair = next(iter(FAMILY.enumerate_instances(shape, MI300X, False)))[0]
-    beside = [other for other, _ in FAMILY.enumerate_neighbours(pair, 0, shape, MI300X)]
-    assert len(set(beside)) == len(beside) > 8
-    assert all((other.first == pair.first) != (other.second == pair.second) for other in beside)  # type: ignore[attr-defined]
-    assert all(FAMILY.unfit(other, 0, shape, MI300X) == "" for other in beside)
+    neighbours = [other for other, _ in FAMILY.enumerate_neighbours(pair, 0, shape, MI300X)]
+    assert len(set(neighbours)) == len(neighbours) > 8
+    assert all((other.first == pair.first) != (other.second == pair.second) for other in neighbours)  # type: ignore[attr-defined]
+    assert all(FAMILY.unfit(other, 0, shape, MI300X) == "" for other in neighbours)
 
 
 def test_gfx950_needs_128_elements_of_fp8() -> None:

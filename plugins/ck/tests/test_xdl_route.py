@@ -39,7 +39,7 @@ def route(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def sorted_pairs(ids: list[int], experts: int) -> tuple[list[int], list[int]]:
-    """Return (order, offset) of a stable sort of pairs by expert, without ids beyond the experts."""
+    """Return (order, offset) of a stable sort of pairs by expert; ids beyond are omitted."""
     order = [pair for expert in range(experts) for pair, chosen in enumerate(ids) if chosen == expert]
     return order, [sum(0 <= chosen < expert for chosen in ids) for expert in range(experts + 1)]
 

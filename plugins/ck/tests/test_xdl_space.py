@@ -116,10 +116,10 @@ def test_neighbours_fit_and_differ() -> None:
         shape = shape_of(op, 256, 3072, 4096, device.gfx)
         fresh = False
         for instance, split in FAMILY.enumerate_instances(shape, device, True):
-            beside = list(FAMILY.enumerate_neighbours(instance, split, shape, device))
-            assert (instance, split) not in beside
-            assert len(set(beside)) == len(beside) > 0
-            assert all(FAMILY.unfit(other, parts, shape, device) == "" for other, parts in beside)
-            assert all(parse(other.name, op) == other for other, _ in beside)
-            fresh = fresh or any(other not in listed_instances(op) for other, _ in beside)
+            neighbours = list(FAMILY.enumerate_neighbours(instance, split, shape, device))
+            assert (instance, split) not in neighbours
+            assert len(set(neighbours)) == len(neighbours) > 0
+            assert all(FAMILY.unfit(other, parts, shape, device) == "" for other, parts in neighbours)
+            assert all(parse(other.name, op) == other for other, _ in neighbours)
+            fresh = fresh or any(other not in listed_instances(op) for other, _ in neighbours)
         assert fresh or op == "a4w4_blockscale"

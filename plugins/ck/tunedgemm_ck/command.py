@@ -144,7 +144,7 @@ def prebuild(rows: Iterable[Row], gfx: str = "", jobs: int = 0, *, fresh: bool =
 
 
 def _is_current(target: Target) -> bool:
-    """Return whether this machine's toolchain has built it; without a toolchain, whether any has."""
+    """Return whether this machine's toolchain, or without one any other, has built it."""
     try:
         return find_object(target).toolchain == target.finder(target.problem).identity
     except PluginError:

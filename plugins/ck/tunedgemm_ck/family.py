@@ -1,4 +1,4 @@
-"""Family: what one template library gives to this plugin, whose other files know none of the three."""
+"""Family: one template library as the rest of this plugin sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Toolchain: a compiler, the headers of a template library, and the command line of a compilation."""
+"""Toolchain: a compiler, the headers of a template library, and a compilation's command line."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def cuda(problem: Problem) -> Toolchain:
 
 
 def _sm(gfx: str) -> tuple[str, ...]:
-    """Return the options for exactly this architecture, on Hopper with its specific instructions."""
+    """Return the options for exactly this architecture; sm_90a on Hopper."""
     number = gfx.removeprefix("sm_")
     number += "a" * (number == "90")
     return ("-gencode", f"arch=compute_{number},code=sm_{number}")

@@ -24,11 +24,11 @@ HERE = Path(__file__).resolve().parent
 
 
 def version(name: str) -> str:
-    told = os.environ.get("FAKE_CK_VERSION", "")
+    number = os.environ.get("FAKE_CK_VERSION", "")
     if name == "nvcc":
-        told = told or "13.0.88"
-        return f"nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release {told.rpartition('.')[0]}, V{told}\n"
-    return f"fake clang version {told or '19.1.7'}\n"
+        number = number or "13.0.88"
+        return f"nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release {number.rpartition('.')[0]}, V{number}\n"
+    return f"fake clang version {number or '19.1.7'}\n"
 
 
 def macros(problem: dict[str, str]) -> list[str]:

@@ -41,7 +41,8 @@ def _parse(name: str, op: str) -> Instance:
 def _deterministic(instance: Instance, split: int) -> bool:
     """Return True: every sum has a fixed order.
 
-    Stream-K adds the parts of K of a tile in order (`hopper.h`, ReductionMode::Deterministic), fmoe a token's pairs.
+    Stream-K adds the parts of K of a tile in order (`hopper.h`, ReductionMode::Deterministic), fmoe
+    a token's pairs.
     """
     del instance, split
     return True

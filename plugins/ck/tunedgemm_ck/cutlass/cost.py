@@ -97,7 +97,7 @@ def cost_of(instance: CutlassInstance, split: int, shape: Shape, device: Device)
 
 
 def _slowdown(instance: CutlassInstance, shape: Shape) -> float:
-    """Return how many times longer a multiplication takes than one with its sum in the tensor core."""
+    """Return the slowdown against multiplications whose sums stay in the tensor core."""
     if shape.scale == "block":
         return _SCALING if instance.schedule == "pingpong" else 1.0
     return _MOVING if shape.dtype.startswith("fp8") and not instance.fast else 1.0

@@ -10,7 +10,7 @@ from tunedgemm_ck.tile.template import flags, render
 
 
 def _deterministic(instance: Instance, split: int) -> bool:
-    """Return whether the output repeats its bits: the parts of K are added atomically, in any order."""
+    """Return whether the output repeats its bits: parts of K are added atomically."""
     del instance
     return split == 0
 

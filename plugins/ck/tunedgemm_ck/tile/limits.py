@@ -38,7 +38,7 @@ def unfit(instance: TileInstance, split: int, shape: Shape, device: Device) -> s
 
 @functools.lru_cache(maxsize=4096)
 def unsupported(shape: Shape, device: Device) -> str:
-    """Return why the op has no instance for a shape's dtypes, scales and layout on a device, or ""."""
+    """Return why the op has no instance for dtypes, scales and layout on a device, or ""."""
     return not_accepted(shape, device, "cktile", ACCEPTS.get(shape.op))
 
 

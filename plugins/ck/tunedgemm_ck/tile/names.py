@@ -1,4 +1,4 @@
-"""TileInstance: the template parameters of a CK Tile GEMM kernel, and its name in AITER's tables."""
+"""TileInstance: the template parameters of a CK Tile GEMM kernel, and its name in AITER."""
 
 from __future__ import annotations
 

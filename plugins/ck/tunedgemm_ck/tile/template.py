@@ -230,7 +230,7 @@ def render(instance: TileInstance, problem: Problem) -> str:
 
 
 def flags(instance: TileInstance, problem: Problem) -> tuple[str, ...]:
-    """Return hipcc's flags for this library: the kind of fp8, and rounding of bfloat16 to nearest."""
+    """Return hipcc's flags for this library: the kind of fp8, and bfloat16's rounding to nearest."""
     del instance
     ocp = int(problem.gfx not in ("gfx90a", "gfx942"))
     inlined = ("-mllvm", "-amdgpu-early-inline-all=true", "-mllvm", "-amdgpu-function-calls=false", "-mllvm", "-enable-post-misched=0")

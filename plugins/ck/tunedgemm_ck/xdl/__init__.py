@@ -50,7 +50,7 @@ def _enumerate_neighbours(instance: Instance, split: int, shape: Shape, device: 
 
 
 def _deterministic(instance: Instance, split: int) -> bool:
-    """Return whether the output repeats its bits: parts of K, and a token's experts, are added atomically."""
+    """Return whether the output repeats its bits: parts of K and experts are added atomically."""
     if isinstance(instance, XdlInstance):
         return split == 0 or not template.DEVICE_OPS[instance.op].split
     return False

@@ -57,7 +57,7 @@ def clocks(tile: tuple[int, int, int], loaded: float, steps: int, share: float, 
 
 
 def order_by_cost(costs: Mapping[Any, float], full: bool) -> list[Any]:
-    """Return instances with splitK, the cheapest first; without *full* omit those far off the best."""
+    """Return instances with splitK, the cheapest first; *full* keeps those far off the best."""
     ordered = sorted(costs, key=lambda candidate: (costs[candidate], candidate[0].name, candidate[1]))
     return ordered if full else [candidate for candidate in ordered if costs[candidate] <= _FAR * costs[ordered[0]]]
 

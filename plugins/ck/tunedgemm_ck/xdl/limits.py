@@ -50,7 +50,7 @@ SHUFFLED_ROWS = 16
 
 @attrs.frozen
 class Accepts:
-    """What an op accepts: dtypes of x, kind of scales, layout of the weight, whether with a bias."""
+    """Inputs that an op accepts: dtypes of x, kind of scales, layout of the weight, bias."""
 
     dtypes: tuple[str, ...]
     scale: str
@@ -89,7 +89,7 @@ def unfit(instance: XdlInstance, split: int, shape: Shape, device: Device) -> st
 
 @functools.lru_cache(maxsize=4096)
 def unsupported(shape: Shape, device: Device) -> str:
-    """Return why the op has no instance for a shape's dtypes, scales and layout on a device, or ""."""
+    """Return why the op has no instance for dtypes, scales and layout on a device, or ""."""
     return not_accepted(shape, device, "ck", ACCEPTS.get(shape.op))
 
 
@@ -127,7 +127,7 @@ def _bytes(shape: Shape) -> int:
 
 @functools.lru_cache(maxsize=16384)
 def unfit_sizes(instance: XdlInstance, split: int, shape: Shape, device: Device) -> str:
-    """Return why an instance cannot serve the sizes of a supported shape by CK's own rules, or ""."""
+    """Return why an instance cannot serve a supported shape's sizes by CK's rules, or ""."""
     k, deep = shape.k, depth(instance)
     vector, store = max(instance.a_k1, instance.b_k1) * deep // instance.k, max(instance.store[:2])
     if k % vector:

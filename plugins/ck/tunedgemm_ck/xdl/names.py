@@ -1,4 +1,4 @@
-"""XdlInstance: the template parameters of a CK device op for matrix cores, and its name in AITER."""
+"""XdlInstance: the template parameters of a CK device op, and its name in AITER."""
 
 from __future__ import annotations
 

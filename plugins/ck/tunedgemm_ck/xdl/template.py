@@ -316,7 +316,7 @@ auto argument_of(const TunedGemmCall& call) {{
 
 
 def _mx(of: XdlInstance) -> str:
-    """Return the class and the argument of mxfp4; its sizes count values and its tiles count bytes."""
+    """Return the class and the argument of mxfp4: sizes count values, tiles count bytes."""
     return f"""
 // A word has four e8m0 scales, each of 32 values.
 using Scales = int32_t;

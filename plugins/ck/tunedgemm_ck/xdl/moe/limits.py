@@ -104,7 +104,7 @@ def _sizes(of: MoeInstance, shape: Shape, device: Device) -> str:
 
 
 def instance_of(tile: str, shape: Shape, gfx: str, stage: int) -> MoeInstance:
-    """Return the instance of a tile, as `MoeInstance.tile` writes it, for the problem of a shape."""
+    """Return the instance of a tile, written as `MoeInstance.tile`, for the problem of a shape."""
     sizes, waves, pipeline = tile.split("_")
     threads, m, n, k = map(int, sizes.split("x"))
     quant, first = QUANTS[str(shape["q_type"])], stage == 1

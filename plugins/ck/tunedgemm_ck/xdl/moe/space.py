@@ -105,7 +105,7 @@ def enumerate_neighbours(instance: Instance, split: int, shape: Shape, device: D
 
 
 def _offered(shape: Shape, device: Device, stage: int, full: bool) -> list[MoeInstance]:
-    """Return the listed instances of a stage that fit; without *full* at most `DEFAULTS` of a kind."""
+    """Return a stage's listed instances that fit; without *full* at most `DEFAULTS` of a kind."""
     if unsupported(shape, device):
         return []
     instances = listed_stages(shape, device, stage)
@@ -116,7 +116,7 @@ def _offered(shape: Shape, device: Device, stage: int, full: bool) -> list[MoeIn
 
 
 def _cost(of: MoeInstance, shape: Shape, device: Device) -> float:
-    """Return the clocks of a stage, with tokens spread evenly over the experts expected to be hit."""
+    """Return the clocks of a stage, with tokens spread evenly over the experts likely hit."""
     experts, pairs = int(shape["expert"]), shape.m * int(shape["topk"])
     hit = max(experts * (1.0 - (1.0 - 1.0 / experts) ** pairs), 1.0)
     rows = pairs / hit

@@ -1,4 +1,4 @@
-"""Sources of one stage of fmoe: CK's device op, and what both stages need around it (``sources``)."""
+"""Sources of one stage of fmoe: CK's device op, and the code around it in ``sources``."""
 
 from __future__ import annotations
 
