@@ -1,4 +1,4 @@
-"""XdlInstance: the template parameters of one of Composable Kernel's device ops for matrix cores, and its name as AITER writes it."""
+"""XdlInstance: the template parameters of a CK device op, and its name in AITER."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tunedgemm.plugin import PluginError
 #: Lanes of a wavefront of CDNA.
 WAVE = 64
 
-#: Kinds of the parts of a name, between its prefix and its scheduler: how many numbers each has.
+#: Parts of a name, between its prefix and its scheduler, to how many numbers each has.
 _PARTS = {
     "scale": 3,  # rows of x, rows of the weight and elements of K that share a scale
     "tile": 4,  # threads, M, N and K of a block
-    "k1": 2,  # elements of K that lie together in shared memory: of x, of the weight
+    "k1": 2,  # elements of K that are adjacent in shared memory: of x, of the weight
     "xdl": 2,  # M and N of the matrix instruction
-    "per_wave": 2,  # instructions that a wave has along M and N
+    "per_wave": 2,  # instructions of a wave along M and N
     "a_cluster": 3,  # threads that load x: along K, M and within k1
     "b_cluster": 3,
     "c_cluster": 4,  # threads that store: along blocks of M, M, blocks of N, N
-    "store": 3,  # elements of the output, and of each operand of the epilogue, that a thread takes at a time
+    "store": 3,  # elements of the output, and of each operand of the epilogue, that a thread stores at a time
     "store1": 1,
-    "shuffle": 2,  # instructions of a wave, along M and N, whose sums pass through shared memory together
+    "shuffle": 2,  # instructions of a wave, along M and N, whose sums share a pass through shared memory
 }
 
 _ROWWISE = ("tile", "xdl", "per_wave", "a_cluster", "b_cluster", "c_cluster", "store", "shuffle")
@@ -37,9 +37,9 @@ class Form:
     """How AITER names the instances of an op.
 
     Attributes:
-        prefix: how each name begins.
-        parts: what follows, in order.
-        bits: of an element of x and the weight; half a byte counts as one packed byte, as in the names.
+        prefix: of each name.
+        parts: the parts that follow, in order.
+        bits: of an element of x and the weight; mxfp4 counts packed bytes, as in the names.
     """
 
     prefix: str
@@ -48,11 +48,12 @@ class Form:
 
     @property
     def example(self) -> str:
-        """What a name looks like, for messages."""
+        """Return the pattern of a name, for messages."""
         return "_".join([self.prefix, *("x".join(["#"] * _PARTS[part]) for part in self.parts), "intrawave_v3"])
 
 
-#: Op to the form of its names. That of a16w16 is this plugin's own, in the style of the others: AITER has no such instances.
+#: Op to the form of its names. AITER has no a16w16 instances; this plugin names them in the style
+#: of the others.
 FORMS = {
     "a16w16": Form("a16w16", _ROWWISE, 16),
     "a8w8": Form("a8w8_rowwise", _ROWWISE, 8),
@@ -70,25 +71,30 @@ _PIPELINES = (1, 2, 3, 4, 5)
 
 @attrs.frozen(cache_hash=True)
 class XdlInstance:
-    """One instance.
+    """Template parameters of one kernel.
 
     Attributes:
         op: the op, whose `Form` the name has.
         threads: of a block.
         m, n, k: of a block's tile; K of a4w4 counts bytes, of two values each.
-        a_k1, b_k1: elements of K that lie together in shared memory, which are also those that a thread loads at a time.
+        a_k1, b_k1: elements of K that are adjacent in shared memory; a thread loads as many at a
+            time.
         xdl: M and N of the matrix instruction.
-        per_wave: instructions that a wave has along M and N.
+        per_wave: instructions of a wave along M and N.
         a_cluster, b_cluster: threads that load, along K / k1, along the rows, and 1.
         c_cluster: threads that store: 1, along M, 1, along N.
-        store: elements that a thread stores at a time, then those of each operand of the epilogue, where the name has them.
-        shuffle: instructions of a wave, along M and N, whose sums pass through shared memory together.
-        scheduler: ``intrawave``, each wave overlaps its own loads and products, or ``interwave``, waves take turns.
-        pipeline: version of CK's pipeline of a block, 1 to 5.
-        scale: rows of x, rows of the weight and elements of K that share a scale; () without block scales.
+        store: elements that a thread stores at a time, then those of each operand of the epilogue,
+            where the name has them.
+        shuffle: instructions of a wave, along M and N, whose sums share a pass through shared
+            memory.
+        scheduler: ``intrawave``, each wave overlaps its loads and products, or ``interwave``, waves
+            alternate.
+        pipeline: version of CK's block pipeline, 1 to 5.
+        scale: rows of x, rows of the weight and elements of K that share a scale; () without block
+            scales.
 
     Raises:
-        PluginError: no block can be cut so; the message names the part.
+        PluginError: the parameters are inconsistent; the message names the part.
     """
 
     op: str
@@ -111,19 +117,19 @@ class XdlInstance:
 
     def __attrs_post_init__(self) -> None:
         if self.op not in FORMS:
-            raise PluginError(f"ck has no instances of op {self.op!r}; it has those of {', '.join(FORMS)}")
-        for part, wrong in _wrongs(self):
+            raise PluginError(f"ck has no instances of op {self.op!r}; supported: {', '.join(FORMS)}")
+        for part, wrong in _faults(self):
             if wrong:
                 raise PluginError(f"ck {self.op}: {part}: {wrong}")
 
     @property
     def waves(self) -> tuple[int, int]:
-        """Waves of a block along M and along N."""
+        """Return the waves of a block along M and along N."""
         return self.m // (self.xdl[0] * self.per_wave[0]), self.n // (self.xdl[1] * self.per_wave[1])
 
     @property
     def parts(self) -> dict[str, tuple[int, ...]]:
-        """The parts of the name and their numbers."""
+        """Return the parts of the name and their numbers."""
         numbers = {
             "scale": self.scale,
             "tile": (self.threads, self.m, self.n, self.k),
@@ -134,21 +140,24 @@ class XdlInstance:
 
     @property
     def name(self) -> str:
-        """The text of ``kernelName``."""
+        """Return ``kernelName``."""
         numbers = ["x".join(map(str, part)) for part in self.parts.values()]
         return "_".join([FORMS[self.op].prefix, *numbers, self.scheduler, f"v{self.pipeline}"])
 
 
-def _wrongs(of: XdlInstance) -> list[tuple[str, str]]:
-    """Parts of the name and what is wrong with each, "" where nothing is: CK's own compile-time conditions, as far as a name tells them."""
+def _faults(of: XdlInstance) -> list[tuple[str, str]]:
+    """Return the parts of the name, each with its fault or "".
+
+    They are CK's compile-time conditions, as far as a name determines them.
+    """
     words = "x".join(map(str, (of.threads, of.m, of.n, of.k)))
-    found = [
+    faults = [
         ("scheduler", "" if of.scheduler in _SCHEDULERS else f"must be one of {', '.join(_SCHEDULERS)} (got {of.scheduler!r})"),
         ("pipeline", "" if of.pipeline in _PIPELINES else f"must be v1 to v5 (got v{of.pipeline})"),
         ("xdl", "" if of.xdl in ((16, 16), (32, 32)) else f"must be 16x16 or 32x32 (got {of.xdl[0]}x{of.xdl[1]})"),
     ]
-    if any(wrong for _, wrong in found):
-        return found
+    if any(wrong for _, wrong in faults):
+        return faults
     per_m, per_n = of.xdl[0] * of.per_wave[0], of.xdl[1] * of.per_wave[1]
     whole = per_m and per_n and of.m % per_m == 0 and of.n % per_n == 0
     if not whole or math.prod(of.waves) * WAVE != of.threads or of.k <= 0:
@@ -157,41 +166,41 @@ def _wrongs(of: XdlInstance) -> list[tuple[str, str]]:
         text = "x".join(map(str, cluster))
         fits = k1 > 0 and all(cluster) and cluster[2] == 1 and of.k % (cluster[0] * k1) == 0 and rows % cluster[1] == 0
         if not fits or math.prod(cluster) > of.threads:
-            found.append((part, f"{text} threads that load {k1} elements of K each do not divide {rows} rows of {of.k}"))
+            faults.append((part, f"{text} threads that load {k1} elements of K each do not divide {rows} rows of {of.k}"))
     shuffle_m, shuffle_n = of.shuffle
     tile = (shuffle_m * of.waves[0] * of.xdl[0], shuffle_n * of.waves[1] * of.xdl[1])
     fits = min(of.shuffle) > 0 and of.per_wave[0] % shuffle_m == 0 and of.per_wave[1] % shuffle_n == 0
     if not fits:
-        found.append(("shuffle", f"{shuffle_m}x{shuffle_n} does not divide the {of.per_wave[0]}x{of.per_wave[1]} products of a wave"))
+        faults.append(("shuffle", f"{shuffle_m}x{shuffle_n} does not divide the {of.per_wave[0]}x{of.per_wave[1]} products of a wave"))
     elif not _stores(tile, of.c_cluster, of.store) or math.prod(of.c_cluster) > of.threads:
         text = "x".join(map(str, of.c_cluster))
-        found.append(("c_cluster", f"{text} threads that store {of.store[0]} elements each do not divide {tile[0]}x{tile[1]}"))
+        faults.append(("c_cluster", f"{text} threads that store {of.store[0]} elements each do not divide {tile[0]}x{tile[1]}"))
     if of.scale and (not all(of.scale) or of.m % of.scale[0] or of.k % of.scale[2]):
-        found.append(("scale", f"blocks of {'x'.join(map(str, of.scale))} do not divide the tile {words}"))
-    return found
+        faults.append(("scale", f"blocks of {'x'.join(map(str, of.scale))} do not divide the tile {words}"))
+    return faults
 
 
 def _stores(tile: tuple[int, int], c_cluster: tuple[int, ...], store: tuple[int, ...]) -> bool:
-    """Whether threads that store divide a tile of sums."""
-    (one, along_m, single, along_n), each = c_cluster, store[0]
-    return one == single == 1 and min(along_m, along_n, each) > 0 and tile[0] % along_m == 0 and tile[1] % (along_n * each) == 0
+    """Return whether the storing threads divide a tile of sums."""
+    (first, along_m, third, along_n), vector = c_cluster, store[0]
+    return first == third == 1 and min(along_m, along_n, vector) > 0 and tile[0] % along_m == 0 and tile[1] % (along_n * vector) == 0
 
 
 @functools.lru_cache(maxsize=4096)
 def parse(name: str, op: str) -> XdlInstance:
-    """The instance of *op* that a table calls *name*; `XdlInstance.name` is its inverse.
+    """Return the instance of *op* with this name; `XdlInstance.name` is the inverse.
 
     Raises:
-        PluginError: this is no name of an instance of the op; the message says which part is not understood.
+        PluginError: the op has no instance of that name; the message names the unknown part.
     """
     form = FORMS.get(op)
     if form is None:
-        raise PluginError(f"ck has no instances of op {op!r}; it has those of {', '.join(FORMS)}")
+        raise PluginError(f"ck has no instances of op {op!r}; supported: {', '.join(FORMS)}")
     if not name.startswith(form.prefix + "_"):
         raise PluginError(f"ck {op} has no kernel {name!r}: names look like {form.example}")
     *texts, scheduler, pipeline = [*name.removeprefix(form.prefix + "_").split("_"), "", ""][:-2] or ["", ""]
     if len(texts) != len(form.parts):
-        raise PluginError(f"ck {op} has no kernel {name!r}: it has {len(texts)} parts where names look like {form.example}")
+        raise PluginError(f"ck {op} has no kernel {name!r}: it must have {len(form.parts)} parts as in {form.example} (got {len(texts)})")
     numbers: dict[str, tuple[int, ...]] = {}
     for part, text in zip(form.parts, texts, strict=True):
         if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4})*", text) or text.count("x") + 1 != _PARTS[part]:
@@ -203,13 +212,13 @@ def parse(name: str, op: str) -> XdlInstance:
 
 
 def _built(op: str, numbers: dict[str, tuple[int, ...]], scheduler: str, pipeline: int) -> XdlInstance:
-    """The instance of a name's parts; what a form leaves out follows from the rest."""
+    """Return the instance of a name's parts; the rest of them imply what a form omits."""
     threads, m, n, k = numbers["tile"]
     a_cluster, b_cluster = numbers["a_cluster"], numbers["b_cluster"]
     a_k1, b_k1 = numbers.get("k1", (k // a_cluster[0], k // b_cluster[0]))
     store = numbers.get("store") or numbers["store1"]
-    given = (threads, m, n)
-    per_wave = numbers.get("per_wave") or _per_wave(given, numbers["xdl"], numbers["shuffle"], numbers["c_cluster"], store)
+    block = (threads, m, n)
+    per_wave = numbers.get("per_wave") or _per_wave(block, numbers["xdl"], numbers["shuffle"], numbers["c_cluster"], store)
     return XdlInstance(
         op=op,
         threads=threads,
@@ -234,17 +243,20 @@ def _built(op: str, numbers: dict[str, tuple[int, ...]], scheduler: str, pipelin
 def _per_wave(
     block: tuple[int, int, int], xdl: tuple[int, ...], shuffle: tuple[int, ...], c_cluster: tuple[int, ...], store: tuple[int, ...]
 ) -> tuple[int, int]:
-    """Instructions of a wave where the name leaves them out: with the fewest waves along M whose sums the threads can store.
+    """Return the instructions of a wave where the name omits them.
 
-    All instances that AITER lists without them are so; (0, 0), which no instance may have, where no number of waves fits.
+    It takes the fewest waves along M whose sums the threads can store; all instances that AITER
+    lists
+    without them follow this rule. Where no number of waves fits, it returns (0, 0), which is
+    invalid.
     """
     threads, m, n = block
     for waves_m in (1, 2, 4, 8, 16):
         waves_n, rest = divmod(threads, WAVE * waves_m)
         if rest or not waves_n or m % (waves_m * xdl[0]) or n % (waves_n * xdl[1]):
             continue
-        found = (m // (waves_m * xdl[0]), n // (waves_n * xdl[1]))
+        per_wave = (m // (waves_m * xdl[0]), n // (waves_n * xdl[1]))
         tile = (shuffle[0] * waves_m * xdl[0], shuffle[1] * waves_n * xdl[1])
-        if found[0] % shuffle[0] == 0 and found[1] % shuffle[1] == 0 and _stores(tile, c_cluster, store):
-            return found
+        if per_wave[0] % shuffle[0] == 0 and per_wave[1] % shuffle[1] == 0 and _stores(tile, c_cluster, store):
+            return per_wave
     return 0, 0

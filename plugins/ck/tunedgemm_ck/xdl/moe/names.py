@@ -1,4 +1,4 @@
-"""MoeInstance: the template parameters of one stage of AITER's fused mixture of experts with Composable Kernel, and its name."""
+"""MoeInstance: the template parameters of one stage of AITER's fused MoE with CK, and its name."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import re
 import attrs
 from tunedgemm.plugin import PluginError
 
-from tunedgemm_ck.xdl.instance import WAVE
+from tunedgemm_ck.xdl.names import WAVE
 
-#: How a stage's sums become its output: what each word says is multiplied in.
+#: Epilogues of a stage; each word names the factors that it applies.
 EPILOGUES = (
     "TypeCast",
     "TypeCastExpertWeight",
@@ -31,7 +31,7 @@ BLOCK = 4
 ACTIVATIONS = ("gelu", "silu", "swiglu")
 
 #: AITER's words for dtypes of operands.
-DTYPES = {"B16": "bf16", "F16": "fp16", "F8": "fp8", "I8": "int8", "I4": "int4", "FP4X2": "fp4x2"}
+DTYPE_WORDS = {"B16": "bf16", "F16": "fp16", "F8": "fp8", "I8": "int8", "I4": "int4", "FP4X2": "fp4x2"}
 
 _PATTERN = (
     r"moe_ck2stages_gemm(?P<stage>[12])_(?P<tile>\d{1,4}x\d{1,4}x\d{1,4}x\d{1,4})_(?P<waves>\dx\d)_(?P<epilogue>[A-Za-z0-9]+)"
@@ -43,7 +43,7 @@ EXAMPLE = "moe_ck2stages_gemm1_256x32x64x128_1x4_MulABScale_v1_Nswizzle0_Quant2_
 
 @attrs.frozen(cache_hash=True)
 class MoeInstance:
-    """One stage.
+    """Template parameters of one stage.
 
     Attributes:
         stage: 1, up to the activation, or 2.
@@ -51,15 +51,15 @@ class MoeInstance:
         m, n, k: of a block's tile.
         waves: of a block along M and N.
         epilogue: of `EPILOGUES`.
-        pipeline: version of CK's pipeline of a block.
+        pipeline: version of CK's block pipeline.
         swizzle: whether blocks run along N first.
         quant: AITER's number of the kind of scales: 0 none, 1 tensor, 2 token, 3 1x32, 4 1x128.
-        weighted: whether this stage multiplies the weights of the routing in.
+        weighted: whether this stage multiplies by the routing's weights.
         act: activation of the first stage, "" of the second.
         dtypes: of the activations, the weight and the output, in AITER's words.
 
     Raises:
-        PluginError: no stage can be so; the message names the part.
+        PluginError: the parameters are inconsistent; the message names the part.
     """
 
     stage: int
@@ -82,9 +82,13 @@ class MoeInstance:
         checks = (
             ("tile", min(sizes) > 0, f"threads, M, N and K must be positive (got {'x'.join(map(str, sizes))})"),
             ("epilogue", self.epilogue in EPILOGUES, f"must be one of {', '.join(EPILOGUES)} (got {self.epilogue!r})"),
-            ("activation", self.act in (ACTIVATIONS if self.stage == 1 else ("",)), f"stage {self.stage} has none called {self.act!r}"),
-            ("dtypes", all(dtype in DTYPES for dtype in self.dtypes), f"must be of {', '.join(DTYPES)} (got {', '.join(self.dtypes)})"),
-            ("waves", waves_m * waves_n * WAVE == self.threads, f"{waves_m}x{waves_n} waves do not have {self.threads} threads"),
+            ("activation", self.act in (ACTIVATIONS if self.stage == 1 else ("",)), f"stage {self.stage} does not have {self.act!r}"),
+            (
+                "dtypes",
+                all(dtype in DTYPE_WORDS for dtype in self.dtypes),
+                f"must be {', '.join(DTYPE_WORDS)} (got {', '.join(self.dtypes)})",
+            ),
+            ("waves", waves_m * waves_n * WAVE == self.threads, f"must have {self.threads} threads (got {waves_m}x{waves_n} waves)"),
         )
         for part, right, wrong in checks:
             if not right:
@@ -92,17 +96,19 @@ class MoeInstance:
 
     @property
     def bytes(self) -> int:
-        """Bytes of an element of the activations; of fp4x2, a pair of values."""
+        """Return the bytes of an element of the activations; of fp4x2, of a pair of values."""
         return 2 if self.dtypes[0] in ("B16", "F16") else 1
 
     @property
     def tile(self) -> str:
-        """Threads, tile, waves and pipeline: what is left of the name for a given problem."""
+        """Return threads, tile, waves and pipeline: the part of the name that no problem
+        determines.
+        """
         return f"{self.threads}x{self.m}x{self.n}x{self.k}_{self.waves[0]}x{self.waves[1]}_v{self.pipeline}"
 
     @property
     def name(self) -> str:
-        """The text of ``kernelName1`` or ``kernelName2``."""
+        """Return ``kernelName1`` or ``kernelName2``."""
         tile, _, pipeline = self.tile.rpartition("_")
         switches = f"Nswizzle{int(self.swizzle)}_Quant{self.quant}_MulRoutedWeight{int(self.weighted)}"
         words = [f"moe_ck2stages_gemm{self.stage}", tile, self.epilogue, pipeline, switches, self.act, *self.dtypes]
@@ -111,15 +117,15 @@ class MoeInstance:
 
 @functools.lru_cache(maxsize=4096)
 def parse_moe(name: str) -> MoeInstance:
-    """The stage that a table calls *name*; `MoeInstance.name` is its inverse.
+    """Return the stage with this name; `MoeInstance.name` is the inverse.
 
     Raises:
-        PluginError: this is no name of such a stage; the message says what is not understood.
+        PluginError: no stage has that name; the message names the unknown part.
     """
-    found = re.fullmatch(_PATTERN, name)
-    if not found:
+    match = re.fullmatch(_PATTERN, name)
+    if not match:
         raise PluginError(f"ck fmoe has no kernel {name!r}: names look like {EXAMPLE}")
-    texts = found.groupdict()
+    texts = match.groupdict()
     threads, m, n, k = map(int, texts["tile"].split("x"))
     return MoeInstance(
         stage=int(texts["stage"]),

@@ -1,12 +1,30 @@
-"""Instances of Composable Kernel that AITER's tables choose, as data; those of a16w16 are this plugin's own, shaped as batched_bf16's.
+"""Space: which instances of Composable Kernel are worth timing for a shape, and their neighbours.
 
-In the order of how often AITER's tables of August 2026 choose them, where every architecture and band of M (to 16, 32, 64, 128, 256,
-512, 1024, 4096, more) counts alike. Of the rows of an op and architecture, the first 16 (24 of a8w8_bpreshuffle) cover:
-a8w8 92 % of 26 (gfx942) and 89 % of 553 (gfx950); a8w8_bpreshuffle 73 % of 1389 and 93 % of 184; a4w4_blockscale 98 % of 118; all of
-the 13 948 of a8w8_blockscale, the 841 of a8w8_blockscale_bpreshuffle, the 26 of batched_bf16 and the 26 of batched_a8w8.
+The instances are those that AITER's tables choose; those of a16w16 are this plugin's, shaped like
+batched_bf16's. They are in the order of how often AITER's tables of August 2026 choose them, every
+architecture and band of M (to 16, 32, 64, 128, 256, 512, 1024, 4096, more) having the same weight.
+Of the rows of an op and architecture, the first 16 (24 of a8w8_bpreshuffle) cover:
+a8w8 92 % of 26 (gfx942) and 89 % of 553 (gfx950); a8w8_bpreshuffle 73 % of 1389 and 93 % of 184;
+a4w4_blockscale 98 % of 118; all of the 13 948 of a8w8_blockscale, the 841 of
+a8w8_blockscale_bpreshuffle, the 26 of batched_bf16 and the 26 of batched_a8w8.
 """
 
 from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterable, Iterator
+
+import attrs
+from tunedgemm.plugin import Device, PluginError, Shape
+
+from tunedgemm_ck.xdl.cost import cost, order_by_cost, useful_splits
+from tunedgemm_ck.xdl.limits import MOST_SPLIT, depth, none_fits, tiles, unfit_sizes, unsupported
+from tunedgemm_ck.xdl.names import FORMS, XdlInstance, parse
+from tunedgemm_ck.xdl.template import DEVICE_OPS
+
+Candidate = tuple[XdlInstance, int]
 
 #: Op to its instances, without the prefix of their names.
 LISTED: dict[str, tuple[str, ...]] = {
@@ -226,3 +244,85 @@ LISTED: dict[str, tuple[str, ...]] = {
         "256x64x64x128_32x32_1x1_8x32x1_8x32x1_1x32x1x8_8x8x1_1x1_intrawave_v3",
     ),
 }
+
+#: Listed instances of an op in the default space.
+DEFAULT = 16
+_DEFAULTS = {"a8w8_bpreshuffle": 24}
+
+#: CK's pipelines of a scheduler. With shuffled weights or block scales CK has the first and the
+#: third, both intrawave.
+_PIPELINES = {"intrawave": (1, 2, 3, 4, 5), "interwave": (1, 2)}
+_FEW_PIPELINES = {"intrawave": (1, 3), "interwave": ()}
+_MANY = ("a16w16", "a8w8", "batched_bf16", "batched_a8w8")
+
+#: Neighbours among the listed instances.
+_NEAREST = 4
+
+
+@functools.lru_cache(maxsize=64)
+def listed_instances(op: str) -> tuple[XdlInstance, ...]:
+    """Return all listed instances of an op, in order."""
+    return tuple(parse(f"{FORMS[op].prefix}_{name}", op) for name in LISTED[op])
+
+
+def unserved(shape: Shape, device: Device) -> str:
+    """Return why no listed instance can serve a shape on a device, or ""."""
+    return unsupported(shape, device) or none_fits(unfit_sizes(instance, 0, shape, device) for instance in listed_instances(shape.op))
+
+
+def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Candidate]:
+    """Return instances with splitK for a supported shape, best guesses first; *full* lists all that
+    fit.
+    """
+    if unsupported(shape, device):
+        return []
+    listed = listed_instances(shape.op)
+    offered = listed if full else listed[: _DEFAULTS.get(shape.op, DEFAULT)]
+    costs: dict[Candidate, float] = {}
+    for instance in offered:
+        for split in splits(instance, shape, device):
+            if not unfit_sizes(instance, split, shape, device):
+                costs[instance, split] = _cost(instance, split, shape, device)
+    return order_by_cost(costs, full)
+
+
+def splits(instance: XdlInstance, shape: Shape, device: Device) -> Iterator[int]:
+    """Yield splitK values worth timing: more parts of K while compute units would be idle."""
+    yield 0
+    if not DEVICE_OPS[shape.op].split:
+        return
+    yield from useful_splits(tiles(instance, shape), MOST_SPLIT, device)
+
+
+def enumerate_neighbours(instance: XdlInstance, split: int, shape: Shape, device: Device) -> Iterator[Candidate]:
+    """Yield the neighbours of an instance that fit.
+
+    They change splitK, the pipeline, or the tile to one of the nearest listed ones.
+    """
+    if unsupported(shape, device) or instance.op != shape.op:
+        return
+    candidates = [(instance, split + step) for step in (-1, 1)] if DEVICE_OPS[shape.op].split else []
+    candidates += [(other, split) for other in _other_pipelines(instance)]
+    others = [other for other in listed_instances(shape.op) if other != instance]
+    candidates += [(other, split) for other in sorted(others, key=lambda other: (_tile_distance(instance, other), other.name))[:_NEAREST]]
+    for other, parts in dict.fromkeys(candidates):
+        if not unfit_sizes(other, parts, shape, device):
+            yield other, parts
+
+
+def _other_pipelines(instance: XdlInstance) -> Iterator[XdlInstance]:
+    """Yield the instance with each other pipeline of its scheduler."""
+    allowed = _PIPELINES if instance.op in _MANY else _FEW_PIPELINES
+    for pipeline in allowed[instance.scheduler]:
+        if pipeline != instance.pipeline:
+            with contextlib.suppress(PluginError):
+                yield attrs.evolve(instance, pipeline=pipeline)
+
+
+def _tile_distance(first: XdlInstance, second: XdlInstance) -> float:
+    """Return the sum of the logarithms of the ratios of two tiles' sides."""
+    return sum(abs(math.log2(a / b)) for a, b in zip((first.m, first.n, first.k), (second.m, second.n, second.k), strict=True))
+
+
+def _cost(instance: XdlInstance, split: int, shape: Shape, device: Device) -> float:
+    return cost((instance.m, instance.n, depth(instance)), split, shape, device)

@@ -1,4 +1,4 @@
-"""fmoe by CUTLASS on a Hopper GPU: every kind of factors, skewed routing, repeated bits, graphs on two streams; else skipped."""
+"""Check fmoe by CUTLASS on a Hopper GPU."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from tunedgemm.testing.launching import Case
 from tunedgemm.tools import op_named
 from tunedgemm_ck import cutlass
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+    pytest.skip("no Hopper GPU found", allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 OP = op_named("fmoe")
 
 
 def _shape(kind: str, q_dtype: str, act: str = "silu", n: int = 512, k: int = 352, **fields: Any) -> Shape:
-    """16 tokens to 4 of 16 experts; *fields* beside those of `Shape` are g1u1 and doweight_stage1."""
+    """Return 16 tokens to 4 of 16 experts; *fields* may also set g1u1 and doweight_stage1."""
     flags = {name: fields.pop(name, default) for name, default in (("g1u1", True), ("doweight_stage1", False))}
     extra = {"expert": 16, "topk": 4, "act": act, "q_dtype_a": q_dtype, "q_dtype_w": q_dtype, "q_type": kind, **flags}
     return Shape("fmoe", 16, n, k, **fields, extra=extra)
@@ -40,13 +41,13 @@ KINDS = [
     _shape("per_1x128", "fp8_e4m3fn", "swiglu", dtype="fp16", outdtype="bf16", k=256),
 ]
 TOKENS = (1, 16, 300)
-#: Pairs of a kind that are tried: a compilation of each stage takes up to two minutes.
+#: Pairs of a kind that are launched: a compilation of each stage takes up to two minutes.
 FEW = 2
 
 
 @pytest.fixture(autouse=True)
 def compiling(monkeypatch: pytest.MonkeyPatch, kept_cache: str) -> None:
-    """What one test compiles serves the next, and compiling is allowed."""
+    """Allow compilation, into a cache that all tests share."""
     if kept_cache:
         monkeypatch.setenv("TUNEDGEMM_CACHE", kept_cache)
     else:
@@ -56,12 +57,12 @@ def compiling(monkeypatch: pytest.MonkeyPatch, kept_cache: str) -> None:
 
 @pytest.fixture(scope="module")
 def device() -> Device:
-    """The first GPU."""
+    """Return the first GPU."""
     return device_of(0)
 
 
 def few(kind: Shape, device: Device) -> list[Solution]:
-    """The best guesses for few tokens, which swap operands, and for many, which do not."""
+    """Return the best guesses for few tokens, which swap operands, and for many, which do not."""
     few_, many = (list(cutlass.enumerate_solutions(attrs.evolve(kind, m=m), device)) for m in (16, 16384))
     assert few_, cutlass.details(device)
     plain = [solution for solution in many if "_swap" not in solution.kernel_name]
@@ -79,19 +80,19 @@ def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
 
 
 def wrong(out: torch.Tensor, shape: Shape, given: tuple[Any, ...]) -> str:
-    """What is wrong with an output by the op's tolerance, "" for a right one."""
+    """Return an output's fault by the op's tolerance, or ""."""
     return Case(shape, None, OP, given, OP.reference(shape, given), (), ()).fault(out)  # type: ignore[arg-type]
 
 
 def routings(ids: torch.Tensor, experts: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """The random routing and awkward ones."""
+    """Yield the random routing and awkward ones."""
     yield "random", ids
     one = torch.full_like(ids, experts - 1)
     yield "all pairs to one expert", one
     half = ids % 2 * (experts - 1)
     yield "two experts", half
     outside = ids.clone()
-    # Not a token's first expert: without its largest weight the rest is nothing beside the static scale of all tokens.
+    # Keep a token's first expert: without its largest weight the static scale dominates.
     outside[::2, 1], outside[1::3, -1], outside[-1] = -1, experts, 1 << 30
     yield "ids of no expert", outside
     yield "no pair at all", torch.full_like(ids, -1)
@@ -99,7 +100,7 @@ def routings(ids: torch.Tensor, experts: int) -> Iterator[tuple[str, torch.Tenso
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_any_routing_is_right_and_repeats_its_bits(kind: Shape, device: Device) -> None:
-    """Of 1, 16 and 300 tokens, into poisoned memory, nothing written beside it; rows of no expert are zero."""
+    """Every routing is right and repeats its bits; tokens without an expert get zeros."""
     for solution in few(kind, device):
         for m in TOKENS:
             shape = attrs.evolve(kind, m=m)
@@ -109,18 +110,18 @@ def test_any_routing_is_right_and_repeats_its_bits(kind: Shape, device: Device) 
                 with Poisoned() as poisoned:
                     out = launcher.call(*given)
                 torch.cuda.synchronize()
-                told = f"{solution}, {m} tokens, {name}"
-                assert not poisoned.overwritten(), told
+                label = f"{solution}, {m} tokens, {name}"
+                assert not poisoned.overwritten(), label
                 if name == "no pair at all":
-                    assert not out.any(), told
+                    assert not out.any(), label
                 else:
-                    assert not wrong(out, shape, given), f"{told}: {wrong(out, shape, given)}"
-                assert all(torch.equal(launcher.call(*given), out) for _ in range(20)), told
+                    assert not wrong(out, shape, given), f"{label}: {wrong(out, shape, given)}"
+                assert all(torch.equal(launcher.call(*given), out) for _ in range(20)), label
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind["q_type"] == "per_Tensor"], ids=str)
 def test_static_scales_are_taken(kind: Shape, device: Device) -> None:
-    """a1_scale and a2_scale, each alone and together."""
+    """a1_scale and a2_scale are applied, each alone and together."""
     one, other = (torch.tensor([value], device=device.torch_device) for value in (0.03, 0.05))
     for solution in few(kind, device)[:1]:
         launcher, given = bound(solution, kind, device), operands(kind, device)
@@ -131,7 +132,7 @@ def test_static_scales_are_taken(kind: Shape, device: Device) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_pairs_of_any_stages_go_together(kind: Shape, device: Device) -> None:
-    """What was compiled for one pair serves as either stage of another."""
+    """A stage compiled for one pair serves in another."""
     solutions = few(kind, device)
     firsts, seconds = zip(*(solution.kernel_name.split("+") for solution in solutions), strict=True)
     given = operands(kind, device)
@@ -143,7 +144,7 @@ def test_pairs_of_any_stages_go_together(kind: Shape, device: Device) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_graphs_on_two_streams_read_new_inputs(kind: Shape, device: Device) -> None:
-    """Captured, replayed side by side with changing hidden states and routing: each replay has the bits of a plain call."""
+    """Each replay on two streams has the bits of a plain call, also with new routing."""
     for solution in few(kind, device):
         launcher, streams, graphs = bound(solution, kind, device), [torch.cuda.Stream() for _ in range(2)], []
         wanted = {seed: launcher.call(*operands(kind, device, seed)).clone() for seed in range(3)}
@@ -167,7 +168,7 @@ def test_graphs_on_two_streams_read_new_inputs(kind: Shape, device: Device) -> N
 
 
 def test_threads_share_a_launcher(device: Device) -> None:
-    """Four threads, each with operands and a stream of its own."""
+    """Four threads with separate operands and streams share a launcher."""
     shape = KINDS[0]
     for solution in few(shape, device):
         launcher, faults = bound(solution, shape, device), []
@@ -186,12 +187,12 @@ def test_threads_share_a_launcher(device: Device) -> None:
 
 @pytest.mark.parametrize("sizes", [(7168, 256, 256, 8, 64), (4096, 1792, 8, 2, 4096), (128, 64, 1024, 8, 131072)], ids=str)
 def test_sizes_of_models_and_beyond_are_right(sizes: tuple[int, int, int, int, int], device: Device) -> None:
-    """Many experts, many rows an expert, and 2^20 pairs over 1024 experts."""
+    """Many experts, many rows per expert, and 2^20 pairs over 1024 experts are right."""
     n, k, experts, topk, m = sizes
     extra = {**dict(KINDS[0].extra), "expert": experts, "topk": topk}
     shape = attrs.evolve(KINDS[0], m=m, n=n, k=k, extra=extra)
     if torch.cuda.mem_get_info()[0] < 16 << 30:
-        pytest.skip("the GPU has too little memory")
+        pytest.skip("too little GPU memory")
     given = operands(shape, device)
     for solution in list(cutlass.enumerate_solutions(shape, device))[:1]:
         out = bound(solution, shape, device).call(*given)

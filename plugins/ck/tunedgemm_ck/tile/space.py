@@ -1,10 +1,27 @@
-"""Instances of CK Tile that AITER's tables choose, as data, and those that AITER builds for gfx942, of which its tables choose one.
+"""Space: which instances of CK Tile are worth timing for a shape, and the neighbours of one.
 
-In the order of how often AITER's tables of August 2026 choose them, where every band of M counts alike; those of gfx942 last. Of the
-rows of gfx950, the first 16 cover all 160 with block scales and 67 % of the 123 of a8w8_bpreshuffle.
+The instances are those that AITER's tables choose, and those that AITER builds for gfx942, of which
+its tables choose one. They are in the order of how often AITER's tables of August 2026 choose them,
+every band of M having the same weight; those of gfx942 come last. Of the rows of gfx950, the first
+16
+cover all 160 with block scales and 67 % of the 123 of a8w8_bpreshuffle.
 """
 
 from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator
+
+import attrs
+from tunedgemm.plugin import Device, Shape
+
+from tunedgemm_ck.tile.limits import DEEPEST, unfit_sizes, unsupported
+from tunedgemm_ck.tile.names import MOST_BLOCKS, PREFIXES, TileInstance, parse
+from tunedgemm_ck.xdl.cost import cost, order_by_cost, useful_splits
+from tunedgemm_ck.xdl.limits import MOST_SPLIT, none_fits
+
+Candidate = tuple[TileInstance, int]
 
 #: Op to its instances, without the prefix of their names.
 LISTED: dict[str, tuple[str, ...]] = {
@@ -92,3 +109,72 @@ LISTED: dict[str, tuple[str, ...]] = {
         "128x128x128_2x2x1_16x16x128_intrawave_0x1x0_2",
     ),
 }
+
+#: Listed instances of an op and architecture in the default space.
+DEFAULT = 16
+
+#: Neighbours among the listed instances.
+_NEAREST = 4
+
+
+@functools.lru_cache(maxsize=64)
+def listed_instances(op: str) -> tuple[TileInstance, ...]:
+    """Return all listed instances of an op, in order."""
+    return tuple(parse(f"{PREFIXES[op]}_{name}", op) for name in LISTED[op])
+
+
+def of_architecture(op: str, gfx: str) -> tuple[TileInstance, ...]:
+    """Return the listed instances whose matrix instructions an architecture has."""
+    return tuple(instance for instance in listed_instances(op) if instance.warp_tile[2] < DEEPEST or gfx == "gfx950")
+
+
+def unserved(shape: Shape, device: Device) -> str:
+    """Return why no listed instance can serve a shape on a device, or ""."""
+    return unsupported(shape, device) or none_fits(
+        unfit_sizes(instance, 0, shape, device) for instance in of_architecture(shape.op, device.gfx)
+    )
+
+
+def enumerate_instances(shape: Shape, device: Device, full: bool) -> Iterable[Candidate]:
+    """Return instances with splitK for a supported shape, best guesses first; *full* lists all that
+    fit.
+    """
+    if unsupported(shape, device):
+        return []
+    offered = of_architecture(shape.op, device.gfx)
+    costs: dict[Candidate, float] = {}
+    for instance in offered if full else offered[:DEFAULT]:
+        for split in splits(instance, shape, device):
+            if not unfit_sizes(instance, split, shape, device):
+                costs[instance, split] = cost(instance.tile, split, shape, device)
+    return order_by_cost(costs, full)
+
+
+def splits(instance: TileInstance, shape: Shape, device: Device) -> Iterator[int]:
+    """Yield splitK values worth timing: more parts of K while compute units would be idle."""
+    yield 0
+    if shape.op == "a8w8_bpreshuffle":
+        return
+    yield from useful_splits(-(-shape.m // instance.tile[0]) * -(-shape.n // instance.tile[1]), MOST_SPLIT, device)
+
+
+def enumerate_neighbours(instance: TileInstance, split: int, shape: Shape, device: Device) -> Iterator[Candidate]:
+    """Yield the neighbours of an instance that fit.
+
+    They change splitK, the blocks per unit, or the tile to one of the nearest listed ones.
+    """
+    if unsupported(shape, device) or instance.op != shape.op:
+        return
+    candidates = [(instance, split + step) for step in (-1, 1)]
+    counts = (instance.blocks - 1, instance.blocks + 1)
+    candidates += [(attrs.evolve(instance, blocks=count), split) for count in counts if 1 <= count <= MOST_BLOCKS]
+    others = [other for other in listed_instances(shape.op) if other.tile != instance.tile]
+    candidates += [(other, split) for other in sorted(others, key=lambda other: (_tile_distance(instance, other), other.name))[:_NEAREST]]
+    for other, parts in dict.fromkeys(candidates):
+        if not unfit_sizes(other, parts, shape, device):
+            yield other, parts
+
+
+def _tile_distance(first: TileInstance, second: TileInstance) -> float:
+    """Return the sum of the logarithms of the ratios of two tiles' sides."""
+    return sum(abs(math.log2(a / b)) for a, b in zip(first.tile, second.tile, strict=True))

@@ -1,4 +1,4 @@
-"""Sources of one stage of a mixture of experts: CK's device op for it, then what both stages need around it, which ``sources`` has."""
+"""Sources of one stage of fmoe: CK's device op, and the code around it in ``sources``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 from tunedgemm.plugin import PluginError
 
 from tunedgemm_ck.problem import Problem
-from tunedgemm_ck.stages import described
-from tunedgemm_ck.xdl.moe import BLOCK, DTYPES, MoeInstance
-from tunedgemm_ck.xdl.moe_cut import ACTIVATIONS, cut_of, unmade
+from tunedgemm_ck.stages import render_constants
+from tunedgemm_ck.xdl.moe.cut import RENDERED_ACTIVATIONS, cut_of, unrenderable
+from tunedgemm_ck.xdl.moe.names import BLOCK, DTYPE_WORDS, MoeInstance
 from tunedgemm_ck.xdl.template import CK_TYPES, IMPL
 
-_SOURCES = Path(__file__).with_name("sources")
+_SOURCES = Path(__file__).parents[1] / "sources"
 
-#: The first release of ROCm whose CK has the device ops (its headers of November 2025 are what this was written from).
+#: The first release of ROCm whose CK has the device ops; the templates follow its headers of
+#: November 2025.
 SINCE = "7.0"
 
 _HEAD = """\
@@ -56,8 +57,8 @@ using Sum = {sum};
 constexpr bool first = {first}, weighted = {weighted}, scaled = {scaled}, blocks = {blocks};
 constexpr int tile_m = {m};
 
-// CK's kernel has multiplied scales and weights of the routing in: the sum is rounded once. Its own conversion to bfloat16 cuts in older
-// versions.
+// CK's kernel has applied scales and weights of the routing: the sum is rounded once. Older
+// versions of CK's conversion to bfloat16 truncate.
 struct Epilogue {{
   template <typename E, typename C, typename... Ds>
   __host__ __device__ constexpr void operator()(E& e, const C& c, const Ds&...) const {{
@@ -84,12 +85,12 @@ using Gemm = ck::tensor_operation::device::{name}<
 
 
 def render_stage(of: MoeInstance, problem: Problem) -> str:
-    """The source of the shared object of a stage; the same in every process.
+    """Return the source of a stage's shared object, the same in every process.
 
     Raises:
-        PluginError: the instance is of the other stage, or no source is made of it.
+        PluginError: the instance is of the other stage, or cannot be rendered.
     """
-    if reason := unmade(of) or (f"it is named as stage {problem.stage}" if of.stage != problem.stage else ""):
+    if reason := unrenderable(of) or (f"it is of stage {of.stage}, not {problem.stage}" if of.stage != problem.stage else ""):
         raise PluginError(f"ck {of.name}: {reason}")
     header = "device_moe_gemm_blockscale.hpp" if of.quant == BLOCK else "device_moe_gemm.hpp"
     head = _HEAD.format(name=of.name, problem=f"{problem.op} on {problem.gfx}", header=IMPL + header, since=SINCE)
@@ -103,11 +104,11 @@ def render_stage(of: MoeInstance, problem: Problem) -> str:
         blocks=_truth(of.quant == BLOCK),
         m=of.m,
     )
-    return head + described(problem) + _source("route.h") + types + _gemm(of) + _source("stages.h")
+    return head + render_constants(problem) + _source("route.h") + types + _gemm(of) + _source("stages.h")
 
 
 def _gemm(of: MoeInstance) -> str:
-    """The alias of CK's class with all parameters of the instance."""
+    """Return the alias of CK's class with all parameters of the instance."""
     cut, block = cut_of(of), of.quant == BLOCK
     three = "ck::Tuple<float, float, float>"
     return _GEMM.format(
@@ -128,13 +129,13 @@ def _gemm(of: MoeInstance) -> str:
         store_n=cut.store_n,
         store=cut.store,
         pipeline=of.pipeline,
-        act=ACTIVATIONS[of.act] if of.stage == 1 else 0,
+        act=RENDERED_ACTIVATIONS[of.act] if of.stage == 1 else 0,
         token="" if block else f" {_truth(of.quant != 1)},",
     )
 
 
 def _type(word: str) -> str:
-    dtype = DTYPES[word]
+    dtype = DTYPE_WORDS[word]
     return CK_TYPES["fp8_e4m3fn" if dtype == "fp8" else dtype]
 
 

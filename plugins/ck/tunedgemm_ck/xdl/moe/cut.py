@@ -1,4 +1,7 @@
-"""What of a stage's name a source can be made of, and how its block is cut among threads: CK's compile-time conditions."""
+"""Which stage names a source can be rendered for, and how a block is cut among threads.
+
+The conditions are CK's compile-time conditions.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ import functools
 
 import attrs
 
-from tunedgemm_ck.xdl.moe import BLOCK, MoeInstance
+from tunedgemm_ck.xdl.moe.names import BLOCK, MoeInstance
 
 #: CK's numbers of the activations that it computes.
-ACTIVATIONS = {"gelu": 0, "silu": 1}
+RENDERED_ACTIVATIONS = {"gelu": 0, "silu": 1}
 
-#: What names may say of the epilogue, by AITER's number of the kind of scales. It is the same for all of a kind: the kernel has multiplied
-#: everything in before. AITER's lists for gfx950 call it by the word of the plain one.
-EPILOGUES = {
+#: Epilogues that names may have, by AITER's number of the kind of scales. The kernel has applied
+#: all factors before, so all of a kind render alike. AITER's lists for gfx950 use the word of the
+#: plain one.
+RENDERED_EPILOGUES = {
     0: ("TypeCast", "TypeCastExpertWeight"),
     1: ("MulABScale", "MulABScaleExpertWeight", "TypeCast"),
     2: ("MulABScale", "MulABScaleExpertWeight", "TypeCast"),
@@ -26,12 +30,14 @@ _FACTORS = {0: ("B16", "F16"), 1: ("F8", "I8"), 2: ("F8", "I8"), BLOCK: ("F8",)}
 
 @attrs.frozen
 class Cut:
-    """How a block's work is cut among its threads; all of it follows from what a name says, as AITER's launchers derive it.
+    """How a block's work is cut among its threads; derived from the name, as in AITER's launchers.
 
     Attributes:
-        k1: elements of K that a thread loads at a time, and that lie together in shared memory and in the shuffled weight.
+        k1: elements of K that a thread loads at a time; they are adjacent in shared memory and in
+            the
+            shuffled weight.
         per_wave: instructions of a wave along M and N.
-        shuffle_m: of them along M, those whose sums pass through shared memory together; along N all do.
+        shuffle_m: those along M whose sums share a pass through shared memory; along N all do.
         store_m, store_n: threads that store, along M and along N.
         store: elements that each stores at a time.
     """
@@ -45,7 +51,7 @@ class Cut:
 
 
 def cut_of(of: MoeInstance) -> Cut:
-    """The cut of an instance; its numbers need not divide each other, see `unmade`."""
+    """Return the cut of an instance; its numbers need not divide each other, see `unrenderable`."""
     along_m, along_n = max(of.m // (16 * of.waves[0]), 1), max(of.n // (16 * of.waves[1]), 1)
     if of.quant == BLOCK:
         wide = 16 if of.stage == 1 else 64
@@ -63,24 +69,27 @@ def cut_of(of: MoeInstance) -> Cut:
 
 
 @functools.lru_cache(maxsize=1024)
-def unmade(of: MoeInstance) -> str:
-    """Why no source is made of an instance, whatever the shape; "" where one is."""
-    if of.quant not in EPILOGUES:
-        return f"no source is made of Quant{of.quant}, only of Quant{', Quant'.join(map(str, EPILOGUES))}"
+def unrenderable(of: MoeInstance) -> str:
+    """Return why no source is rendered for an instance, for any shape, or ""."""
+    if of.quant not in RENDERED_EPILOGUES:
+        return f"not supported: Quant{of.quant}; supported: Quant{', Quant'.join(map(str, RENDERED_EPILOGUES))}"
     checks = (
         (of.dtypes[0] == of.dtypes[1] and of.dtypes[0] in _FACTORS[of.quant], f"{'_'.join(of.dtypes[:2])} with Quant{of.quant}"),
         (of.dtypes[2] in _FACTORS[0], f"results in {of.dtypes[2]}"),
         (of.quant or of.stage == 2 or of.dtypes[0] == of.dtypes[2], f"{'_'.join(of.dtypes)} without scales"),
-        (of.stage == 2 or of.act in ACTIVATIONS, f"{of.act}, which CK's headers of 2025 have not"),
-        (of.epilogue in EPILOGUES[of.quant], f"epilogue {of.epilogue} with Quant{of.quant}, which has {', '.join(EPILOGUES[of.quant])}"),
+        (of.stage == 2 or of.act in RENDERED_ACTIVATIONS, f"{of.act}; CK's headers of 2025 lack it"),
+        (
+            of.epilogue in RENDERED_EPILOGUES[of.quant],
+            f"epilogue {of.epilogue} with Quant{of.quant}, which has {', '.join(RENDERED_EPILOGUES[of.quant])}",
+        ),
         (not of.swizzle, "Nswizzle1, which needs a sort that counts the blocks of each expert"),
-        (of.pipeline in (1, 3), f"pipeline v{of.pipeline}; there are v1 and v3"),
+        (of.pipeline in (1, 3), f"pipeline v{of.pipeline}; supported: v1, v3"),
     )
-    return next((f"no source is made of {wrong}" for right, wrong in checks if not right), "") or _uncut(of)
+    return next((f"not supported: {wrong}" for right, wrong in checks if not right), "") or _uncuttable(of)
 
 
-def _uncut(of: MoeInstance) -> str:
-    """Why no block can be cut as an instance says; "" where one can: CK's own compile-time conditions."""
+def _uncuttable(of: MoeInstance) -> str:
+    """Return why no block can be cut as an instance says, or "": CK's compile-time conditions."""
     cut, words = cut_of(of), of.tile
     if of.m % (16 * of.waves[0]) or of.n % (16 * of.waves[1]):
         return f"{words}: waves of 16x16 products do not divide the tile"
@@ -99,6 +108,9 @@ def _uncut(of: MoeInstance) -> str:
 
 
 def lds(of: MoeInstance) -> int:
-    """Bytes of LDS: the activations' tile or the sums that are stored, whichever is larger; v3 has two of it. Weights go to registers."""
+    """Return the bytes of LDS: the activations' tile or the stored sums, whichever is larger.
+
+    Pipeline v3 has two of it. Weights go to registers.
+    """
     sums = cut_of(of).shuffle_m * of.waves[0] * 16 * of.n * 4
     return max(of.m * of.k * of.bytes, sums) * (2 if of.pipeline == 3 else 1)
