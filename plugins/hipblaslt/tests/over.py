@@ -13,7 +13,7 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, device_of, ops, torch_dtype
 from tunedgemm.testing.conformance import Poisoned
-from tunedgemm_hipblaslt import Lt
+from tunedgemm_hipblaslt import LtBackend
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
 from tunedgemm_hipblaslt.library import bind_functions
 
@@ -34,27 +34,27 @@ ROOM, ODD = 48 << 10, 16
 ROUNDING = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-19}
 
 
-def backend(path: Path, libtype: str, host: Device | None = None, abi: Abi | None = None) -> Lt:
+def backend(path: Path, libtype: str, host: Device | None = None, abi: Abi | None = None) -> LtBackend:
     """The backend of a libtype over the fake library at *path*, with its own handle and descriptors."""
     library = bind_functions(abi or ABIS[libtype], str(path))
-    return Lt(library.abi, load=lambda _: library, host=host or HOSTS[libtype])
+    return LtBackend(library.abi, load=lambda _: library, emulated=host or HOSTS[libtype])
 
 
-def refusal(lt: Lt) -> str:
+def refusal(lt: LtBackend) -> str:
     """Why the fake library refused the last call that it refused."""
     tell = ctypes.CDLL(lt.load(lt.abi).path).fake_last_reason
     tell.restype = ctypes.c_char_p
     return str(tell().decode())
 
 
-def cost(lt: Lt, algo: bytes) -> float:
+def cost(lt: LtBackend, algo: bytes) -> float:
     """Microseconds of an algorithm beyond the product."""
     tell = ctypes.CDLL(lt.load(lt.abi).path).fake_cost_us
     tell.restype = ctypes.c_double
     return float(tell(algo))
 
 
-def calls(lt: Lt, function: str) -> int:
+def calls(lt: LtBackend, function: str) -> int:
     """How often a function of the fake library was called."""
     count = ctypes.CDLL(lt.load(lt.abi).path).fake_calls
     count.restype = ctypes.c_long
@@ -108,14 +108,14 @@ def case(shape: Shape, seed: int = 0, place: Callable[[torch.Tensor], torch.Tens
     return Case(shape, plain, op.reference(shape, operands))
 
 
-def bound(lt: Lt, name: str, shape: Shape, split_k: int = 0) -> Launcher:
+def bound(lt: LtBackend, name: str, shape: Shape, split_k: int = 0) -> Launcher:
     """A solution of that name, bound; fails with the reason where it is refused."""
     answer = lt.bind(Solution(lt.abi.libtype, name, split_k=split_k), shape, CPU)
     assert isinstance(answer, Launcher), f"{shape}: {name}: {answer}"
     return answer
 
 
-def refused(lt: Lt, name: str, shape: Shape, split_k: int = 0) -> str:
+def refused(lt: LtBackend, name: str, shape: Shape, split_k: int = 0) -> str:
     """The reason for which a solution of that name does not bind."""
     answer = lt.bind(Solution(lt.abi.libtype, name, split_k=split_k), shape, CPU)
     assert isinstance(answer, Unsupported), f"{shape}: {name} binds"
@@ -125,7 +125,7 @@ def refused(lt: Lt, name: str, shape: Shape, split_k: int = 0) -> str:
 same = functools.cache(case)
 
 
-def fault(lt: Lt, shape: Shape, name: str = FIRST, split_k: int = 0, operands: Case | None = None) -> str:
+def fault(lt: LtBackend, shape: Shape, name: str = FIRST, split_k: int = 0, operands: Case | None = None) -> str:
     """What is wrong with a solution: why it is refused, at the bind or at the launch, or its output."""
     answer = lt.bind(Solution(lt.abi.libtype, name, split_k=split_k), shape, CPU)
     if not isinstance(answer, Launcher):

@@ -46,7 +46,7 @@ class Configured:
         """As the library makes it, nothing configured."""
         library, content = product.library, ctypes.create_string_buffer(64)
         types = (product.compute, product.scale_type, *(product.layouts[name][0] for name in "abcd"))
-        library.check(library.call("MatmulAlgoInit", library.handle, *types, number, content))
+        library.check(library.call("MatmulAlgoInit", library.library_handle, *types, number, content))
         return cls(product, content.raw)
 
     def put(self, attribute: int, value: int) -> Configured:
@@ -78,7 +78,7 @@ class Configured:
         """Status, bytes of workspace and waves."""
         result = ctypes.create_string_buffer(b"\x55" * 96, 96)
         with self.product.descriptors() as (desc, layouts):
-            status = self.library.call("MatmulAlgoCheck", self.library.handle, desc, *layouts, self.content, result)
+            status = self.library.call("MatmulAlgoCheck", self.library.library_handle, desc, *layouts, self.content, result)
         assert result.raw[:64] == b"\x55" * 64, "the algorithm in the result stays as it was"
         assert int.from_bytes(result.raw[72:76], "little") == status
         return self.library.named(status), int.from_bytes(result.raw[64:72], "little"), ctypes.c_float.from_buffer(result, 76).value
@@ -193,7 +193,7 @@ def test_bad_questions_to_the_heuristic(fake: Any, library: Any) -> None:
     assert library.named(product.heuristic(0)[0]) == "INVALID_VALUE"
     with product.descriptors() as (desc, layouts):
         content, returned = ctypes.create_string_buffer(library.result_bytes), ctypes.c_int(7)
-        status = library.call("MatmulAlgoGetHeuristic", library.handle, desc, *layouts, None, 1, content, ctypes.byref(returned))
+        status = library.call("MatmulAlgoGetHeuristic", library.library_handle, desc, *layouts, None, 1, content, ctypes.byref(returned))
     assert (library.named(status), returned.value) == ("INVALID_VALUE", 0)
     product.layouts["a"][3] = 1
     status, found = product.heuristic()
@@ -332,7 +332,7 @@ def test_ids_are_those_of_the_types(fake: Any, library: Any) -> None:
 
     def ids(compute: int, scale: int, dtype: int, out: int, room: int = 32) -> list[int]:
         found, count = (ctypes.c_int * 32)(), ctypes.c_int()
-        library.call("MatmulAlgoGetIds", library.handle, compute, scale, dtype, dtype, out, out, room, found, ctypes.byref(count))
+        library.call("MatmulAlgoGetIds", library.library_handle, compute, scale, dtype, dtype, out, out, room, found, ctypes.byref(count))
         return found[: count.value]
 
     assert ids(68, 0, 14, 14) == ids(77, 0, 0, 0) == [11, 21, 66, 71]
@@ -341,7 +341,7 @@ def test_ids_are_those_of_the_types(fake: Any, library: Any) -> None:
     assert ids(68, 0, 14, 14, room=2) == [11, 21]
     assert ids(77, 0, 14, 14) == ids(68, 0, 14, 2) == []
     content = ctypes.create_string_buffer(64)
-    init = (library.handle, 68, 0, 28, 28, 14, 14)
+    init = (library.library_handle, 68, 0, 28, 28, 14, 14)
     assert library.named(library.call("MatmulAlgoInit", *init, 11, content)) == "NOT_SUPPORTED"
     assert library.named(library.call("MatmulAlgoInit", *init, 12, content)) == "INVALID_VALUE"
 
@@ -391,8 +391,8 @@ def test_version_and_revision(library: Any, monkeypatch: pytest.MonkeyPatch) -> 
             library.native.cublasLtGetVersion.restype = ctypes.c_size_t
             return library.native.cublasLtGetVersion(), "", ""
         number, text, name = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_char_p()
-        library.check(library.call("GetVersion", library.handle, ctypes.byref(number)))
-        library.check(library.call("GetGitRevision", library.handle, text))
+        library.check(library.call("GetVersion", library.library_handle, ctypes.byref(number)))
+        library.check(library.call("GetGitRevision", library.library_handle, text))
         library.check(library.call("GetArchName", ctypes.byref(name)))
         return number.value, text.value.decode(), (name.value or b"").decode()
 

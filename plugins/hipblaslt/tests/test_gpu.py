@@ -12,10 +12,10 @@ import tunedgemm
 from torch.nn.functional import linear
 from tunedgemm.plugin import Launcher, Shape, Solution, device_of
 from tunedgemm_hipblaslt import cublaslt
-from tunedgemm_hipblaslt.descriptors import asking
-from tunedgemm_hipblaslt.launch import LIKED
-from tunedgemm_hipblaslt.library import loaded
-from tunedgemm_hipblaslt.problem import problem_of
+from tunedgemm_hipblaslt.descriptors import locked_descriptors
+from tunedgemm_hipblaslt.launch import TOP_RESULTS
+from tunedgemm_hipblaslt.library import load_library
+from tunedgemm_hipblaslt.limits import make_problem
 
 pytestmark = [
     pytest.mark.gpu,
@@ -169,6 +169,6 @@ def test_two_devices_in_one_process() -> None:
 def test_a_name_makes_the_same_algorithm_again() -> None:
     """What the library's answers hold is all in their names: made again from them, they are the same bytes."""
     for m in (1, 16, 256, 4096):
-        with asking(loaded(cublaslt.abi), problem_of(Shape("a16w16", m, 7168, 2048)), 0) as described:
-            for answer in described.answers(LIKED, cublaslt.abi.workspace):
-                assert described.initialised(described.configured(answer.algo)) == answer.algo
+        with locked_descriptors(load_library(cublaslt.abi), make_problem(Shape("a16w16", m, 7168, 2048)), 0) as described:
+            for answer in described.heuristic_results(TOP_RESULTS, cublaslt.abi.workspace):
+                assert described.init_algo(described.read_config(answer.algo)) == answer.algo

@@ -55,7 +55,7 @@ def _batched(fp8: str) -> list[Shape]:
 
 
 def _shuffled(fp8: str) -> list[Shape]:
-    fields = {"layout": limits.LAYOUT}
+    fields = {"layout": limits.SHUFFLED_LAYOUT}
     made = [
         Shape("a16w16", 5, 48, 128, dtype=x, outdtype=x, epilogue=bias, **fields) for x in ("bf16", "fp16") for bias in ("none", "bias")
     ]
@@ -81,7 +81,7 @@ CASES = {
     "cublaslt": [*_floats(), *_quantised("fp8_e4m3fn"), *_batched("fp8_e4m3fn"), *BLOCKS, *EDGES],
     "hipblaslt": [*_floats(), *_quantised("fp8_e4m3fnuz"), *_batched("fp8_e4m3fnuz"), *_shuffled("fp8_e4m3fnuz"), *EDGES],
 }
-MODELS = [(abi.libtype, shape) for abi in (CUBLASLT, HIPBLASLT) for op in limits.ops_of(abi) for shape in shapes_of(op)]
+MODELS = [(abi.libtype, shape) for abi in (CUBLASLT, HIPBLASLT) for op in limits.supported_ops(abi) for shape in shapes_of(op)]
 
 
 def several(lt: Any, over: Any, shape: Shape) -> list[Solution]:
@@ -185,8 +185,8 @@ def test_a_bias_after_the_product(lt: Any, over: Any) -> None:
     shape = Shape("a16w16", 5, 48, 64, epilogue="bias")
     case = over.case(shape)
     assert not case.launched(over.bound(lt, f"{over.FIRST}_after", shape))
-    assert launch.problem_of(shape, after=True).bias_dtype == ""
-    assert launch.problem_of(shape).bias_dtype == "bf16"
+    assert launch.make_problem(shape, bias_after=True).bias_dtype == ""
+    assert launch.make_problem(shape).bias_dtype == "bf16"
 
 
 @both
@@ -217,7 +217,7 @@ def test_more_scratch_than_the_limit_is_refused(over: Any, fake_library: Any) ->
         if binds:
             over.bound(lt, SPLIT, shape, split_k=2)
         else:
-            assert over.refused(lt, SPLIT, shape, split_k=2) == "wants 1536 bytes of workspace, more than 1535"
+            assert over.refused(lt, SPLIT, shape, split_k=2) == "workspace: the limit is 1535 bytes (got 1536)"
         assert not over.case(shape).launched(over.bound(lt, over.FIRST, shape))
         assert (SPLIT in [found.kernel_name for found in lt.enumerate_solutions(shape, over.CPU)]) == binds
 
@@ -235,8 +235,8 @@ def test_numbers_that_want_too_much_scratch_are_not_answers(over: Any, fake_libr
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("sol1003_v100100_fake0001", "hipBLASLt 100100 (fake0001), this is 100200 (fake0001)"),
-        ("sol1003_v100200_0a1b2c3d", "hipBLASLt 100200 (0a1b2c3d), this is 100200 (fake0001)"),
+        ("sol1003_v100100_fake0001", "hipBLASLt 100100 (fake0001) (got 100200 (fake0001))"),
+        ("sol1003_v100200_0a1b2c3d", "hipBLASLt 100200 (0a1b2c3d) (got 100200 (fake0001))"),
     ],
 )
 def test_rows_of_other_builds(lt: Any, over: Any, name: str, reason: str) -> None:
@@ -263,12 +263,12 @@ def test_a_number_counts_for_its_shape(lt: Any, over: Any) -> None:
 @pytest.mark.parametrize(
     ("lt", "name", "reason"),
     [
-        ("cublaslt", RIGHT, "a number of hipBLASLt"),
+        ("cublaslt", RIGHT, "an index of hipBLASLt"),
         ("hipblaslt", SPLIT, "a configuration of cuBLASLt"),
-        *(("cublaslt", name, "is none of an Lt library") for name in ("", "native", "id66", "id66_tile18", "heuristic_slow")),
+        *(("cublaslt", name, "not a name of an Lt library") for name in ("", "native", "id66", "id66_tile18", "heuristic_slow")),
         # AITER's rows of libtype hipblaslt name the kernel of rocBLAS's generator
         *(
-            ("hipblaslt", name, "is none of an Lt library")
+            ("hipblaslt", name, "not a name of an Lt library")
             for name in ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT16x16x256", "sol12", "hipb_mm")
         ),
     ],
@@ -340,7 +340,7 @@ def test_absent_and_unsupported(lt: Any, over: Any) -> None:
     """A described device is told to be absent; an unsupported shape keeps the reason of `supports`."""
     heuristic = Solution(lt.abi.libtype, over.FIRST)
     absent = attrs.evolve(over.HOSTS[lt.abi.libtype], index=-1)
-    assert "is described, not present" in lt.bind(heuristic, PLAIN, absent).reason
+    assert "device: not present" in lt.bind(heuristic, PLAIN, absent).reason
     empty = attrs.evolve(PLAIN, m=0)
     assert lt.bind(heuristic, empty, over.CPU) == lt.supports(empty, over.CPU)
 
@@ -349,4 +349,4 @@ def test_absent_and_unsupported(lt: Any, over: Any) -> None:
 def test_a_library_that_knows_no_algorithm(lt: Any, over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any answer the first answer is refused, not guessed."""
     monkeypatch.setenv("FAKE_LT_SOLUTIONS", "0")
-    assert over.refused(lt, over.FIRST, attrs.evolve(PLAIN, n=56)) == "the library knows no algorithm for it"
+    assert over.refused(lt, over.FIRST, attrs.evolve(PLAIN, n=56)) == "hipblaslt: no algorithm for this shape"

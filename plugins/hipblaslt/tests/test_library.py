@@ -19,9 +19,9 @@ import tunedgemm_hipblaslt
 from tunedgemm.plugin import Device, PluginError, Shape, Solution, Unsupported
 from tunedgemm_hipblaslt import descriptors, launch, library
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
-from tunedgemm_hipblaslt.descriptors import Described
-from tunedgemm_hipblaslt.library import StatusError, bind_functions, handle, loaded, revision, version
-from tunedgemm_hipblaslt.problem import problem_of
+from tunedgemm_hipblaslt.descriptors import ProblemDescriptors
+from tunedgemm_hipblaslt.library import StatusError, bind_functions, library_handle, load_library, revision, version
+from tunedgemm_hipblaslt.limits import make_problem
 
 both = pytest.mark.parametrize("abi", [CUBLASLT, HIPBLASLT], ids=lambda abi: abi.libtype)
 SHAPE = Shape("a16w16", 5, 48, 64, epilogue="bias")
@@ -47,7 +47,7 @@ def live(found: Any) -> int:
 @both
 def test_a_library_that_is_not_there(abi: Abi, tmp_path: Path) -> None:
     """The error names the file, and the reason of the loader."""
-    with pytest.raises(PluginError, match=f"{abi.libtype}: {tmp_path}/nowhere.so cannot be used: .*No such file"):
+    with pytest.raises(PluginError, match=f"{abi.libtype}: cannot load the library: {tmp_path}/nowhere.so: .*No such file"):
         bind_functions(abi, str(tmp_path / "nowhere.so"))
 
 
@@ -62,19 +62,19 @@ def test_a_library_of_another_kind(abi: Abi, fake_library: Callable[[str], Path]
 def test_a_library_of_nobody() -> None:
     """Where no name is found the first reason is told, for the newest version of the library; the backend tells it, too."""
     abi = attrs.evolve(HIPBLASLT, libraries=("libnobody.so.2", "libnobody.so.1"))
-    with pytest.raises(PluginError, match=r"libnobody\.so\.2 cannot be used"):
-        loaded(abi)
+    with pytest.raises(PluginError, match=r"cannot load the library: libnobody\.so\.2"):
+        load_library(abi)
 
 
 PROCESS = """
 import ctypes, sys
 import attrs
 from tunedgemm_hipblaslt.abi import CUBLASLT
-from tunedgemm_hipblaslt.library import loaded
+from tunedgemm_hipblaslt.library import load_library
 abi = attrs.evolve(CUBLASLT, libraries=("libcublasLtOfMine.so.13", "libcublasLtOfMine.so"))
 ctypes.CDLL(sys.argv[1])
-assert loaded(abi).path == sys.argv[1]
-assert loaded(abi) is loaded(abi)
+assert load_library(abi).path == sys.argv[1]
+assert load_library(abi) is load_library(abi)
 """
 
 
@@ -105,7 +105,7 @@ def test_version_and_revision(
     monkeypatch.setenv("FAKE_LT_REVISION", text)
     found = copy(abi)
     assert (version(found, -1), revision(found, -1)) == (wanted, text)
-    lt = tunedgemm_hipblaslt.Lt(abi, load=lambda _: found, host=over.HOSTS[abi.libtype])
+    lt = tunedgemm_hipblaslt.LtBackend(abi, load=lambda _: found, emulated=over.HOSTS[abi.libtype])
     assert lt.library_version(over.CPU) == told
     assert lt.library_version(attrs.evolve(over.HOSTS[abi.libtype], index=-1)) == "", "the device is described, not present"
     monkeypatch.setenv("FAKE_LT_VERSION", "1")
@@ -123,22 +123,22 @@ def test_objects_end_with_their_owner(abi: Abi, copy: Callable[[Abi], Any]) -> N
     """A descriptor and its three layouts are destroyed with the object that holds them; one handle is kept."""
     found = copy(abi)
     assert live(found) == 0
-    first, second = (Described(found, problem_of(SHAPE), -1) for _ in range(2))
+    first, second = (ProblemDescriptors(found, make_problem(SHAPE), -1) for _ in range(2))
     assert live(found) == 1 + 2 * 4
-    assert first.answers(8, abi.workspace)
+    assert first.heuristic_results(8, abi.workspace)
     assert live(found) == 1 + 2 * 4, "the preference is gone"
     del first
     assert live(found) == 1 + 4
     del second
     assert live(found) == 1
-    assert handle(found, -1) is handle(found, -1)
+    assert library_handle(found, -1) is library_handle(found, -1)
 
 
 @both
 def test_launchers_leave_nothing(abi: Abi, copy: Callable[[Abi], Any], over: Any) -> None:
     """A launcher has descriptors of its own, which end with it; what is asked for a shape is remembered once."""
     found = copy(abi)
-    lt = tunedgemm_hipblaslt.Lt(abi, load=lambda _: found, host=over.HOSTS[abi.libtype])
+    lt = tunedgemm_hipblaslt.LtBackend(abi, load=lambda _: found, emulated=over.HOSTS[abi.libtype])
     launchers = [over.bound(lt, over.FIRST, SHAPE) for _ in range(3)]
     assert live(found) == 1 + 3 * 4
     launchers[0].call(*over.case(SHAPE).plain)
@@ -151,8 +151,8 @@ def test_launchers_leave_nothing(abi: Abi, copy: Callable[[Abi], Any], over: Any
     assert live(found) == 1
     assert list(lt.enumerate_solutions(SHAPE, over.CPU))
     assert live(found) == 1 + 2 * 4, "with the bias within the product and after it"
-    launch.answers_by_number.cache_clear()
-    descriptors._described.cache_clear()
+    launch.results_by_index.cache_clear()
+    descriptors._shared_descriptors.cache_clear()
     assert live(found) == 1
 
 
@@ -162,7 +162,7 @@ def test_a_refused_attribute_names_function_and_status(abi: Abi, copy: Callable[
     found = copy(abi)
     made = found.create("MatmulPreference")
     with pytest.raises(StatusError, match=f"{abi.prefix}MatmulPreferenceSetAttribute: INVALID_VALUE") as error:
-        made.put({"what": 999}, what=1)
+        made.set_attributes({"what": 999}, what=1)
     assert error.value.code == abi.statuses["INVALID_VALUE"]
     del made, error
     gc.collect()
@@ -177,7 +177,7 @@ def test_described_devices_need_no_library(abi: Abi) -> None:
     def load(_: Abi) -> Any:
         raise AssertionError("it must not be loaded")
 
-    lt = tunedgemm_hipblaslt.Lt(abi, load=load)
+    lt = tunedgemm_hipblaslt.LtBackend(abi, load=load)
     device = Device("sm_90", 132, "nvidia-h200") if abi is CUBLASLT else Device("gfx942", 304, "amd-instinct-mi300x")
     assert list(lt.enumerate_solutions(SHAPE, device)) == [Solution(abi.libtype, "heuristic")]
     assert isinstance(lt.bind(Solution(abi.libtype, "heuristic"), SHAPE, device), Unsupported)
@@ -190,7 +190,7 @@ def test_described_devices_need_no_library(abi: Abi) -> None:
 def test_questions_from_many_threads(abi: Abi, copy: Callable[[Abi], Any], over: Any) -> None:
     """Threads that ask about one shape at once get the same answers."""
     found = copy(abi)
-    lt = tunedgemm_hipblaslt.Lt(abi, load=lambda _: found, host=over.HOSTS[abi.libtype])
+    lt = tunedgemm_hipblaslt.LtBackend(abi, load=lambda _: found, emulated=over.HOSTS[abi.libtype])
     answers: list[Any] = []
 
     def ask() -> None:
@@ -212,4 +212,4 @@ def test_loading_waits_for_a_present_device(abi: Abi) -> None:
     code = "import sys, tunedgemm_hipblaslt; assert 'torch' not in sys.modules; assert 'tunedgemm_hipblaslt.launch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert library.loaded.cache_info().currsize >= 0
+    assert library.load_library.cache_info().currsize >= 0

@@ -17,8 +17,8 @@ import torch
 from tunedgemm.plugin import PluginError, Shape, Solution
 from tunedgemm_hipblaslt import descriptors, launch, library, limits, native
 from tunedgemm_hipblaslt.abi import CUBLASLT, HIPBLASLT, Abi
+from tunedgemm_hipblaslt.limits import Matrix, Problem, make_problem
 from tunedgemm_hipblaslt.names import parse
-from tunedgemm_hipblaslt.problem import Matrix, Problem, problem_of
 
 ABIS = {"cublaslt": CUBLASLT, "hipblaslt": HIPBLASLT}
 TABLES = ("dtypes", "compute", "operation", "layout", "order", "desc", "epilogue", "scale", "preference", "config", "capability")
@@ -50,8 +50,8 @@ SHAPES = {
         Shape("a8w8", 5, 48, 64, dtype="fp8_e4m3fnuz", outdtype="bf16", scale="tensor", **_BIAS),
         Shape("a8w8", 5, 48, 64, dtype="int8", outdtype="bf16", scale="row"),
         Shape("batched_bf16", 5, 48, 64, extra={"B": 3}),
-        Shape("a16w16", 5, 48, 128, layout=limits.LAYOUT),
-        Shape("a8w8_bpreshuffle", 5, 48, 128, dtype="fp8_e4m3fnuz", outdtype="bf16", scale="row", layout=limits.LAYOUT),
+        Shape("a16w16", 5, 48, 128, layout=limits.SHUFFLED_LAYOUT),
+        Shape("a8w8_bpreshuffle", 5, 48, 128, dtype="fp8_e4m3fnuz", outdtype="bf16", scale="row", layout=limits.SHUFFLED_LAYOUT),
     ],
 }
 #: Where searches start: one of each other kind of algorithm.
@@ -134,7 +134,7 @@ def searched(lt: Any, over: Any) -> Iterator[Any]:
         yield [str(solution) for solution in found], over.calls(lt, "MatmulAlgoCheck") - before
         for solution in found:
             name = parse(solution.kernel_name, solution.split_k)
-            answer = launch.algorithm_of(descriptors.Described(lt.load(lt.abi), problem_of(SEARCHED), -1), name, -1)
+            answer = launch.find_algorithm(descriptors.ProblemDescriptors(lt.load(lt.abi), make_problem(SEARCHED), -1), name, -1)
             yield over.cost(lt, answer.algo), answer.workspace
 
 
@@ -162,7 +162,7 @@ def shows(lt: Any, over: Any, wanted: dict[str, list[Any]], soonest: str = "mult
     except Exception:  # a wrong table may raise anything
         return True
     finally:
-        for remembered in (descriptors._described, launch.answers_by_number, library.handle):
+        for remembered in (descriptors._shared_descriptors, launch.results_by_index, library.library_handle):
             remembered.cache_clear()
 
 
@@ -321,10 +321,10 @@ def _of_problem(problem: Problem) -> Iterator[Problem]:
 @pytest.mark.parametrize(("libtype", "shape"), [(libtype, shape) for libtype in ABIS for shape in SHAPES[libtype]], ids=str)
 def test_a_part_of_a_problem(libtype: str, shape: Shape, over: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each size, order, dtype, batch, computation, kind of scale and bias of a problem matters for the numbers."""
-    lt, right, unseen = over.backend(fake_library(libtype), libtype), problem_of(shape), []
+    lt, right, unseen = over.backend(fake_library(libtype), libtype), make_problem(shape), []
     assert over.fault(lt, shape) == ""
     for problem in _of_problem(right):
-        monkeypatch.setattr(launch, "problem_of", lambda shape, problem=problem, **_: problem)
+        monkeypatch.setattr(launch, "make_problem", lambda shape, problem=problem, **_: problem)
         try:
             unseen += [] if over.fault(lt, shape) else [problem]
         except (KeyError, TypeError, ValueError, AssertionError, PluginError):

@@ -10,9 +10,8 @@ import attrs
 import pytest
 from tunedgemm.plugin import Shape, Solution
 from tunedgemm_hipblaslt import onlinefile
-from tunedgemm_hipblaslt.limits import LAYOUT
-from tunedgemm_hipblaslt.onlinefile import FILE, key_of, named_for, read, switched_on
-from tunedgemm_hipblaslt.problem import problem_of
+from tunedgemm_hipblaslt.limits import SHUFFLED_LAYOUT, make_problem
+from tunedgemm_hipblaslt.onlinefile import FILE, find_index, make_key, read, switched_on
 
 #: As AITER writes it (gradlib/csrc/hipbsolgemm.cu, append_hip_tuning_csv): blanks in the header, none in the rows, no quotes.
 HEADER = (
@@ -56,19 +55,19 @@ def write(folder: Path, *lines: str) -> Path:
         (attrs.evolve(PLAIN, outdtype="fp32"), "false,false", ("bf16_r", "f32_r")),
         (attrs.evolve(PLAIN, dtype="fp16", outdtype="fp16"), "false,false", ("f16_r", "f16_r")),
         (attrs.evolve(PLAIN, dtype="fp32", outdtype="fp32"), "false,false", ("f32_r", "f32_r")),
-        (attrs.evolve(PLAIN, layout=LAYOUT), "true,false", ("bf16_r", "bf16_r")),
+        (attrs.evolve(PLAIN, layout=SHUFFLED_LAYOUT), "true,false", ("bf16_r", "bf16_r")),
         (FP8, "false,true", ("f8_e4m3_fnuz_r", "bf16_r")),
         (attrs.evolve(FP8, scale="tensor"), "false,false", ("f8_e4m3_fnuz_r", "bf16_r")),
-        (attrs.evolve(FP8, op="a8w8_bpreshuffle", layout=LAYOUT), "true,true", ("f8_e4m3_fnuz_r", "bf16_r")),
+        (attrs.evolve(FP8, op="a8w8_bpreshuffle", layout=SHUFFLED_LAYOUT), "true,true", ("f8_e4m3_fnuz_r", "bf16_r")),
     ],
     ids=str,
 )
 def test_rows_are_aiters(shape: Shape, start: str, types: tuple[str, str], folders: Path) -> None:
     """A row in AITER's exact format, with the version behind it, names the number for its product and for no other."""
     write(folders / "work", row(1003, VERSION, start=start, types=types))
-    assert named_for(problem_of(shape), VERSION) == 1003
-    assert named_for(problem_of(attrs.evolve(shape, m=6)), VERSION) is None
-    assert named_for(problem_of(attrs.evolve(shape, n=64)), VERSION) is None
+    assert find_index(make_problem(shape), VERSION) == 1003
+    assert find_index(make_problem(attrs.evolve(shape, m=6)), VERSION) is None
+    assert find_index(make_problem(attrs.evolve(shape, n=64)), VERSION) is None
 
 
 @pytest.mark.parametrize(
@@ -82,13 +81,13 @@ def test_rows_are_aiters(shape: Shape, start: str, types: tuple[str, str], folde
 )
 def test_products_that_aiter_does_not_tune(shape: Shape) -> None:
     """int8, batches and the standard fp8 have no key there."""
-    assert key_of(problem_of(shape)) is None
-    assert named_for(problem_of(shape), VERSION) is None
+    assert make_key(make_problem(shape)) is None
+    assert find_index(make_problem(shape), VERSION) is None
 
 
 def test_the_key_has_aiters_columns() -> None:
     """The key's 18 columns are those of the header, in its order."""
-    key = key_of(problem_of(PLAIN))
+    key = make_key(make_problem(PLAIN))
     assert key is not None
     named = dict(zip(HEADER.replace(" ", "").split(","), key, strict=False))
     assert len(key) == 18
@@ -103,11 +102,11 @@ def test_rows_without_a_version_are_counted_and_not_used(folders: Path, caplog: 
     """AITER's own rows hold no version: one warning says how many, where, and what to do; a row of another version is no match."""
     path = write(folders / "work", row(1003), row(1004, m=64), row(1005, "hipblaslt 100100 fake0001"), row(1006) + ",")
     with caplog.at_level(logging.WARNING, logger="tunedgemm"):
-        assert [named_for(problem_of(PLAIN), VERSION) for _ in range(3)] == [None] * 3
+        assert [find_index(make_problem(PLAIN), VERSION) for _ in range(3)] == [None] * 3
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path}: 3 rows name an algorithm by its number without a version of hipBLASLt and are not used; tune those shapes instead"
+        f"{path}: rows without a hipBLASLt version are ignored (got 3); tune those shapes instead"
     ]
-    assert named_for(problem_of(PLAIN), "hipblaslt 100100 fake0001") == 1005
+    assert find_index(make_problem(PLAIN), "hipblaslt 100100 fake0001") == 1005
 
 
 def test_lines_that_hold_something_else(folders: Path) -> None:
@@ -136,23 +135,23 @@ def test_the_header_of_other_versions(folders: Path) -> None:
     for head in ("b" + HEADER, "", "\ufeff" + HEADER):
         path.write_text(f"{head}\n{row(1003, VERSION)}\n")
         onlinefile.read.cache_clear()
-        assert named_for(problem_of(PLAIN), VERSION) == 1003
+        assert find_index(make_problem(PLAIN), VERSION) == 1003
     path.write_bytes(b"\xff\xfe\x00" * 9 + b"\n" + row(1004, VERSION).encode())
     onlinefile.read.cache_clear()
-    assert named_for(problem_of(PLAIN), VERSION) == 1004
+    assert find_index(make_problem(PLAIN), VERSION) == 1004
 
 
 def test_which_file_and_which_row(folders: Path) -> None:
     """The working folder comes before the user folder, product by product."""
     write(folders / "home", row(1001, VERSION), row(1002, VERSION, m=64))
-    assert named_for(problem_of(PLAIN), VERSION) == 1001
+    assert find_index(make_problem(PLAIN), VERSION) == 1001
     write(folders / "work", row(1003, VERSION))
     onlinefile.read.cache_clear()
-    assert named_for(problem_of(PLAIN), VERSION) == 1003
-    assert named_for(problem_of(attrs.evolve(PLAIN, n=64)), VERSION) is None, "the leading dimension of the output is another"
+    assert find_index(make_problem(PLAIN), VERSION) == 1003
+    assert find_index(make_problem(attrs.evolve(PLAIN, n=64)), VERSION) is None, "the leading dimension of the output is another"
     write(folders / "work", row(1003, VERSION), row(1005, VERSION))
     onlinefile.read.cache_clear()
-    assert named_for(problem_of(PLAIN), VERSION) == 1003, "the first of two, as in AITER"
+    assert find_index(make_problem(PLAIN), VERSION) == 1003, "the first of two, as in AITER"
 
 
 @pytest.mark.parametrize(("value", "on"), [("1", True), ("true", True), ("True", True), ("0", False), ("", False), ("yes", False)])
@@ -177,7 +176,7 @@ def test_the_row_is_launched(folders: Path, backends: dict[str, Any], over: Any)
     write(folders / "work", row(1003, VERSION), row(9999, VERSION, start="true,false"))
     answer = lt.heuristic_fallback(PLAIN, over.CPU)
     assert not over.case(PLAIN).launched(over.bound(lt, answer.kernel_name, PLAIN))
-    shuffled = attrs.evolve(PLAIN, layout=LAYOUT)
+    shuffled = attrs.evolve(PLAIN, layout=SHUFFLED_LAYOUT)
     assert "does not list algorithm 9999" in over.refused(lt, lt.heuristic_fallback(shuffled, over.CPU).kernel_name, shuffled)
 
 

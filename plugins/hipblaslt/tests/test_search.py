@@ -8,24 +8,23 @@ import attrs
 import pytest
 from tunedgemm.plugin import Launcher, Shape, Solution
 from tunedgemm_hipblaslt import launch
-from tunedgemm_hipblaslt.descriptors import Capabilities, Described, Found, asking
-from tunedgemm_hipblaslt.names import Algorithm, parse
-from tunedgemm_hipblaslt.problem import problem_of
-from tunedgemm_hipblaslt.search import _idle, around, near_options, near_tiles, neighbours
-from tunedgemm_hipblaslt.tiles import clusters, tiles
+from tunedgemm_hipblaslt.descriptors import Capabilities, HeuristicResult, ProblemDescriptors, locked_descriptors
+from tunedgemm_hipblaslt.limits import make_problem
+from tunedgemm_hipblaslt.names import KernelConfig, clusters, parse, tiles
+from tunedgemm_hipblaslt.space import enumerate_changes, enumerate_neighbours, idle_share, nearest_options, nearest_tiles
 
 nvidia = pytest.mark.parametrize("lt", ["cublaslt"], indirect=True)
 SHAPE = Shape("a16w16", 200, 256, 512)
-HERE = Algorithm(66, tile=20, stages=15)
+HERE = KernelConfig(66, tile=20, stages=15)
 ABLE = Capabilities(tiles=(15, 17, 18, 20, 23, 24), stages=(14, 15, 16, 21), reductions=6, swizzles=1, options=3, split_k=True)
 WIDE = (4096, 4096, 4096)
 
 
-def steps(here: Algorithm, able: Capabilities = ABLE, sizes: tuple[int, int, int] = WIDE) -> dict[tuple[str, ...], set[tuple[int, ...]]]:
+def steps(here: KernelConfig, able: Capabilities = ABLE, sizes: tuple[int, int, int] = WIDE) -> dict[tuple[str, ...], set[tuple[int, ...]]]:
     """The changed attributes -> their values."""
     found: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
-    for other in around(here, able, sizes):
-        names = tuple(field.name for field in attrs.fields(Algorithm) if getattr(here, field.name) != getattr(other, field.name))
+    for other in enumerate_changes(here, able, sizes):
+        names = tuple(field.name for field in attrs.fields(KernelConfig) if getattr(here, field.name) != getattr(other, field.name))
         found.setdefault(names, set()).add(tuple(getattr(other, name) for name in names))
     return found
 
@@ -44,7 +43,7 @@ def test_one_attribute_at_a_time() -> None:
 
 def test_each_neighbour_is_tried_once() -> None:
     """No neighbour comes twice, and none is where the search stands."""
-    found = list(around(HERE, ABLE, WIDE))
+    found = list(enumerate_changes(HERE, ABLE, WIDE))
     assert len(found) == len(set(found))
     assert HERE not in found
 
@@ -53,8 +52,12 @@ def test_parts_of_k() -> None:
     """From some parts: one more, one less, twice, half, three times, none; each part keeps 256 elements of K, and 32 parts are the most."""
     split = attrs.evolve(HERE, split_k=4, reduction=2)
 
-    def parts(here: Algorithm, k: int) -> set[tuple[int, int]]:
-        return {(each.split_k, each.reduction) for each in around(here, ABLE, (4096, 4096, k)) if each.tile == 20 and each.stages == 15}
+    def parts(here: KernelConfig, k: int) -> set[tuple[int, int]]:
+        return {
+            (each.split_k, each.reduction)
+            for each in enumerate_changes(here, ABLE, (4096, 4096, k))
+            if each.tile == 20 and each.stages == 15
+        }
 
     near = {1: {0}, 2: {2, 4}, 3: {2, 4}, 4: {2, 4}, 5: {2, 4}, 8: {2, 4}, 12: {2, 4}}
     assert {each for each in parts(split, 1 << 14) if each != (4, 2)} == {
@@ -76,17 +79,17 @@ def test_what_an_algorithm_cannot_is_not_tried() -> None:
 def test_tiles_nearby() -> None:
     """Sides of at most twice or half, nearest first; larger sides only where the output fills them more than half."""
     possible = list(tiles())
-    near = near_tiles(20, possible, WIDE)
+    near = nearest_tiles(20, possible, WIDE)
     assert near[0] == 20
     assert len(near) == 25
     assert all(64 <= side <= 256 for number in near for side in tiles()[number])
-    small = near_tiles(20, possible, (64, 16, 512))
+    small = nearest_tiles(20, possible, (64, 16, 512))
     assert all(rows <= 128 and columns <= 128 for rows, columns in (tiles()[number] for number in small))
-    assert near_tiles(20, [23], (4096, 128, 512)) == []
-    assert near_tiles(20, [23], (4096, 129, 512)) == [23]
-    assert near_tiles(20, [24], (128, 4096, 512)) == []
-    assert near_tiles(20, [9999], WIDE) == []
-    assert near_tiles(0, [4, 5, 6], WIDE) == [4, 5, 6], "the library's own choice has no sides"
+    assert nearest_tiles(20, [23], (4096, 128, 512)) == []
+    assert nearest_tiles(20, [23], (4096, 129, 512)) == [23]
+    assert nearest_tiles(20, [24], (128, 4096, 512)) == []
+    assert nearest_tiles(20, [9999], WIDE) == []
+    assert nearest_tiles(0, [4, 5, 6], WIDE) == [4, 5, 6], "the library's own choice has no sides"
 
 
 @pytest.mark.parametrize(
@@ -101,20 +104,20 @@ def test_tiles_nearby() -> None:
 )
 def test_options_nearby(option: int, largest: int, wanted: list[int]) -> None:
     """All of few options; of many, none and those a power of two away."""
-    assert sorted(near_options(option, largest)) == wanted
+    assert sorted(nearest_options(option, largest)) == wanted
 
 
 @pytest.mark.parametrize(("waves", "idle"), [(0.0, 0.0), (1.0, 0.0), (0.25, 0.75), (1.5, 0.25), (2.0, 0.0), (3.99, 0.0025)])
 def test_idle(waves: float, idle: float) -> None:
     """The share of all waves that the last leaves unused; nothing where the library does not tell."""
-    assert _idle(waves) == pytest.approx(idle)
+    assert idle_share(waves) == pytest.approx(idle)
 
 
 @nvidia
 def test_neighbours_are_accepted(lt: Any, over: Any) -> None:
     """The library takes every neighbour, within the scratch that there is; each binds, and is right."""
     first = next(iter(lt.enumerate_solutions(SHAPE, over.CPU)))
-    assert parse(first.kernel_name, first.split_k).chosen == attrs.evolve(HERE, split_k=1)
+    assert parse(first.kernel_name, first.split_k).algorithm == attrs.evolve(HERE, split_k=1)
     case, found = over.case(SHAPE), list(lt.refine(first, SHAPE, over.CPU))
     assert len(found) > 8
     assert len(set(found)) == len(found)
@@ -127,9 +130,9 @@ def test_neighbours_are_accepted(lt: Any, over: Any) -> None:
 @nvidia
 def test_scratch_bounds_the_neighbours(lt: Any, over: Any) -> None:
     """Neighbours that want more scratch than given are left out: all that split K."""
-    with asking(lt.load(lt.abi), problem_of(SHAPE), -1) as described:
-        every = [algorithm for algorithm, _ in neighbours(described, HERE, 1 << 30)]
-        without = [algorithm for algorithm, _ in neighbours(described, HERE, 0)]
+    with locked_descriptors(lt.load(lt.abi), make_problem(SHAPE), -1) as described:
+        every = [algorithm for algorithm, _ in enumerate_neighbours(described, HERE, 1 << 30)]
+        without = [algorithm for algorithm, _ in enumerate_neighbours(described, HERE, 0)]
     assert [each for each in every if each.split_k == 1] == without
     assert any(each.split_k > 1 for each in every)
 
@@ -138,10 +141,10 @@ def test_scratch_bounds_the_neighbours(lt: Any, over: Any) -> None:
 @pytest.mark.parametrize(("op", "scale", "most"), [("a8w8", "row", 256), ("a8w8_blockscale", "block", 128)])
 def test_a_tile_has_no_more_rows_than_a_scale(lt: Any, over: Any, op: str, scale: str, most: int) -> None:
     """With scales of blocks tiles of 256 rows are left out, whatever the library accepts."""
-    problem = problem_of(Shape(op, 2048, 2048, 1024, "fp8_e4m3fn", "bf16", scale=scale))
-    with asking(lt.load(lt.abi), problem, -1) as described:
-        start = described.configured(described.answers(1, 1 << 30)[0].algo)
-        taken = {algorithm.tile for algorithm, _ in neighbours(described, attrs.evolve(start, tile=20, split_k=1), 1 << 30)}
+    problem = make_problem(Shape(op, 2048, 2048, 1024, "fp8_e4m3fn", "bf16", scale=scale))
+    with locked_descriptors(lt.load(lt.abi), problem, -1) as described:
+        start = described.read_config(described.heuristic_results(1, 1 << 30)[0].algo)
+        taken = {algorithm.tile for algorithm, _ in enumerate_neighbours(described, attrs.evolve(start, tile=20, split_k=1), 1 << 30)}
     assert max(tiles()[tile][0] for tile in taken) == most
 
 
@@ -149,9 +152,11 @@ def test_a_tile_has_no_more_rows_than_a_scale(lt: Any, over: Any, op: str, scale
 def test_waves_bound_the_neighbours(lt: Any, over: Any) -> None:
     """A neighbour whose last wave is much emptier is left out: 132 tiles fill an H200, 133 do not."""
     shape = Shape("a16w16", 128 * 12, 128 * 11, 64)  # 132 tiles of 128x128
-    with asking(lt.load(lt.abi), problem_of(shape), -1) as described:
-        taken = {algorithm.tile for algorithm, found in neighbours(described, HERE, 0)}
-        waves = {tile: found.waves for tile in ABLE.tiles if isinstance(found := described.check(attrs.evolve(HERE, tile=tile)), Found)}
+    with locked_descriptors(lt.load(lt.abi), make_problem(shape), -1) as described:
+        taken = {algorithm.tile for algorithm, found in enumerate_neighbours(described, HERE, 0)}
+        waves = {
+            tile: found.waves for tile in ABLE.tiles if isinstance(found := described.check(attrs.evolve(HERE, tile=tile)), HeuristicResult)
+        }
     assert waves[20] == pytest.approx(1.0)
     assert waves[23] == pytest.approx(66 / 132)
     assert 23 not in taken
@@ -172,8 +177,10 @@ def test_following_the_best_leads_to_the_fastest(lt: Any, over: Any, shape: Shap
     """From the first answer, the best neighbour of the best neighbour and so on is the fake's cheapest configuration of all."""
 
     def cost(solution: Solution) -> float:
-        found = launch.algorithm_of(Described(lt.load(lt.abi), problem_of(shape), -1), parse(solution.kernel_name, solution.split_k), -1)
-        assert isinstance(found, Found)
+        found = launch.find_algorithm(
+            ProblemDescriptors(lt.load(lt.abi), make_problem(shape), -1), parse(solution.kernel_name, solution.split_k), -1
+        )
+        assert isinstance(found, HeuristicResult)
         return float(over.cost(lt, found.algo))
 
     here, count = next(iter(lt.enumerate_solutions(shape, over.CPU))), 0

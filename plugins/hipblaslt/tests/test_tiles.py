@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tunedgemm_hipblaslt.tiles import clusters, tiles
+from tunedgemm_hipblaslt.names import clusters, tiles
 
 
 def test_tiles_are_the_headers(text: str) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import Device, Launcher, Shape, Solution
-from tunedgemm_hipblaslt import Lt, launch
-from tunedgemm_hipblaslt.descriptors import Described
-from tunedgemm_hipblaslt.limits import LAYOUT
+from tunedgemm_hipblaslt import LtBackend, launch
+from tunedgemm_hipblaslt.descriptors import ProblemDescriptors
+from tunedgemm_hipblaslt.limits import SHUFFLED_LAYOUT, make_problem
 from tunedgemm_hipblaslt.names import parse
-from tunedgemm_hipblaslt.problem import problem_of
-from tunedgemm_hipblaslt.solutions import sums_fast
+from tunedgemm_hipblaslt.space import allows_fast_accum
 
 both = pytest.mark.parametrize("lt", ["cublaslt", "hipblaslt"], indirect=True)
 nvidia = pytest.mark.parametrize("lt", ["cublaslt"], indirect=True)
@@ -29,7 +28,7 @@ GUESSES = [
 ]  # fmt: skip
 
 
-def listed(lt: Lt, over: Any, shape: Shape) -> list[Solution]:
+def listed(lt: LtBackend, over: Any, shape: Shape) -> list[Solution]:
     """The solutions of a shape."""
     return list(lt.enumerate_solutions(shape, over.CPU))
 
@@ -40,7 +39,7 @@ def endings(solutions: list[Solution]) -> list[str]:
 
 
 @nvidia
-def test_the_guesses_come_first(lt: Lt, over: Any) -> None:
+def test_the_guesses_come_first(lt: LtBackend, over: Any) -> None:
     """cuBLASLt's answers within the scratch in their order, then what it answers without any; none twice."""
     found = listed(lt, over, PLAIN)
     named = [("_".join(each.kernel_name.split("_")[:4]), each.split_k) for each in found]
@@ -52,7 +51,7 @@ def test_the_guesses_come_first(lt: Lt, over: Any) -> None:
 
 
 @amd
-def test_all_numbers_are_listed(lt: Lt, over: Any) -> None:
+def test_all_numbers_are_listed(lt: LtBackend, over: Any) -> None:
     """hipBLASLt's own answers first, then all that support the shape, with version and revision, and the number as a hint."""
     found = listed(lt, over, PLAIN)
     numbers = [each.solidx for each in found]
@@ -64,7 +63,7 @@ def test_all_numbers_are_listed(lt: Lt, over: Any) -> None:
 
 
 @both
-def test_stable(lt: Lt, over: Any, fake_library: Any) -> None:
+def test_stable(lt: LtBackend, over: Any, fake_library: Any) -> None:
     """A second call, and another backend over the same library, list the same in the same order."""
     for shape in (PLAIN, BIASED):
         assert listed(lt, over, shape) == listed(lt, over, shape)
@@ -72,7 +71,7 @@ def test_stable(lt: Lt, over: Any, fake_library: Any) -> None:
 
 
 @both
-def test_a_bias_after_the_product(lt: Lt, over: Any) -> None:
+def test_a_bias_after_the_product(lt: LtBackend, over: Any) -> None:
     """The first three answers are offered with the bias after them, too; without a bias none is."""
     assert "after" not in endings(listed(lt, over, PLAIN))
     found = listed(lt, over, BIASED)
@@ -82,14 +81,14 @@ def test_a_bias_after_the_product(lt: Lt, over: Any) -> None:
 
 
 @pytest.mark.parametrize(("lt", "dtype"), [("cublaslt", "fp32"), ("hipblaslt", "fp16")], indirect=["lt"])
-def test_a_bias_that_the_library_does_not_add(lt: Lt, over: Any, dtype: str) -> None:
+def test_a_bias_that_the_library_does_not_add(lt: LtBackend, over: Any, dtype: str) -> None:
     """Then every answer is offered with the bias after it, and none with the bias within."""
     found = listed(lt, over, attrs.evolve(BIASED, bias_dtype=dtype))
     assert [each.kernel_name for each in found] == [f"{each.kernel_name}_after" for each in listed(lt, over, PLAIN)]
 
 
 @nvidia
-def test_fast_sums(lt: Lt, over: Any) -> None:
+def test_fast_sums(lt: LtBackend, over: Any) -> None:
     """fp8 products with a bf16 output are offered summed in fewer bits as well, after those that are not."""
     found = listed(lt, over, FP8)
     plain = [each for each, end in zip(found, endings(found), strict=True) if not end]
@@ -112,18 +111,18 @@ def test_fast_sums(lt: Lt, over: Any) -> None:
     ],
     ids=str,
 )
-def test_where_sums_may_be_fast(shape: Shape, device: str, fast: bool, backends: dict[str, Lt]) -> None:
+def test_where_sums_may_be_fast(shape: Shape, device: str, fast: bool, backends: dict[str, LtBackend]) -> None:
     """Only on Ada and Hopper, only fp8, only into bf16, and not where blocks or batches are scaled; hipBLASLt has none."""
     where = Device(device, 132)
-    assert sums_fast(backends["cublaslt"].load(backends["cublaslt"].abi), shape, where) is fast
-    assert not sums_fast(backends["hipblaslt"].load(backends["hipblaslt"].abi), shape, where)
+    assert allows_fast_accum(backends["cublaslt"].load(backends["cublaslt"].abi), shape, where) is fast
+    assert not allows_fast_accum(backends["hipblaslt"].load(backends["hipblaslt"].abi), shape, where)
 
 
 @nvidia
 @pytest.mark.parametrize("fast", [False, True])
-def test_the_descriptor_says_how_to_sum(lt: Lt, over: Any, fast: bool) -> None:
+def test_the_descriptor_says_how_to_sum(lt: LtBackend, over: Any, fast: bool) -> None:
     """Attribute 25, CUBLASLT_MATMUL_DESC_FAST_ACCUM of one byte, is set for the fast variants alone."""
-    described = Described(lt.load(lt.abi), problem_of(FP8, fast=fast), -1)
+    described = ProblemDescriptors(lt.load(lt.abi), make_problem(FP8, fast_accum=fast), -1)
     value, written = ctypes.c_int8(-1), ctypes.c_size_t()
     ask = ctypes.CDLL(described.library.path).cublasLtMatmulDescGetAttribute
     status = ask(ctypes.c_void_p(described.desc.address), 25, ctypes.byref(value), ctypes.c_size_t(1), ctypes.byref(written))
@@ -133,7 +132,7 @@ def test_the_descriptor_says_how_to_sum(lt: Lt, over: Any, fast: bool) -> None:
 SHAPES = {
     "cublaslt": [PLAIN, BIASED, FP8, attrs.evolve(FP8, epilogue="bias", bias_dtype="bf16"), attrs.evolve(FP8, dtype="int8")],
     "hipblaslt": [
-        PLAIN, BIASED, attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), attrs.evolve(FP8, dtype="int8"), attrs.evolve(PLAIN, layout=LAYOUT),
+        PLAIN, BIASED, attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), attrs.evolve(FP8, dtype="int8"), attrs.evolve(PLAIN, layout=SHUFFLED_LAYOUT),
     ],
 }  # fmt: skip
 
@@ -141,7 +140,7 @@ SHAPES = {
 @pytest.mark.parametrize(
     ("lt", "shape"), [(libtype, shape) for libtype, shapes in SHAPES.items() for shape in shapes], indirect=["lt"], ids=str
 )
-def test_what_is_listed_binds(lt: Lt, over: Any, shape: Shape) -> None:
+def test_what_is_listed_binds(lt: LtBackend, over: Any, shape: Shape) -> None:
     """Every solution that is listed binds, from its identity alone, and its name is read again."""
     found = listed(lt, over, shape)
     assert len(found) > 5
@@ -152,33 +151,33 @@ def test_what_is_listed_binds(lt: Lt, over: Any, shape: Shape) -> None:
 
 
 @both
-def test_an_answer_that_is_a_refusal(lt: Lt, over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_a_refusal(lt: LtBackend, over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer has a status of its own: one that the library itself calls unsupported is not listed, and the others are."""
     shape = attrs.evolve(PLAIN, n=80)
     with_all = listed(lt, over, shape)
     monkeypatch.setenv("FAKE_LT_REFUSED", "0")
-    launch.answers_by_number.cache_clear()
+    launch.results_by_index.cache_clear()
     without = listed(lt, over, shape)
-    launch.answers_by_number.cache_clear()
+    launch.results_by_index.cache_clear()
     assert with_all[0] not in without
     assert set(without) < set(with_all)
     assert with_all[1] in without
 
 
 @amd
-def test_a_shape_without_answers(lt: Lt, over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shape_without_answers(lt: LtBackend, over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that knows no algorithm for a shape lists nothing."""
     monkeypatch.setenv("FAKE_LT_SOLUTIONS", "0")
     assert listed(lt, over, attrs.evolve(BIASED, n=56)) == []
 
 
 @both
-def test_solutions_claim_no_more_than_they_keep(lt: Lt, over: Any) -> None:
+def test_solutions_claim_no_more_than_they_keep(lt: LtBackend, over: Any) -> None:
     """The first answer of an untuned call is offered for shuffled weights on an MI300 alone."""
-    answer = lt.heuristic_fallback(attrs.evolve(PLAIN, layout=LAYOUT), over.CPU)
+    answer = lt.heuristic_fallback(attrs.evolve(PLAIN, layout=SHUFFLED_LAYOUT), over.CPU)
     assert answer == (Solution("hipblaslt", "heuristic") if lt.abi.libtype == "hipblaslt" else None)
     assert lt.heuristic_fallback(PLAIN, over.CPU) is None
-    assert lt.heuristic_fallback(attrs.evolve(PLAIN, layout=LAYOUT), over.MI350) is None
+    assert lt.heuristic_fallback(attrs.evolve(PLAIN, layout=SHUFFLED_LAYOUT), over.MI350) is None
 
 
 def test_what_names_lose_is_listed_as_the_first_answer(over: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
