@@ -1,4 +1,4 @@
-"""The plugin's own backends over the fake libraries, as a distribution that the tuner's processes find; ``FAKE_LT_FOLDER`` holds them."""
+"""Distribution with the backends over the fake libraries in ``FAKE_LT_FOLDER``, for processes that the tests start."""
 
 from __future__ import annotations
 
