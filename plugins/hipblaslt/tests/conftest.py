@@ -1,4 +1,4 @@
-"""Fixtures of this plugin's tests: the fake Lt libraries, by ctypes or under the plugin's backends."""
+"""Fixtures of this plugin: the fake Lt libraries, by ctypes or under its backends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 
 def _import_sibling(stem: str) -> ModuleType:
-    """Import a module next to this file; pytest imports tests by path, so siblings have no name to import."""
+    """Import a module next to this file, which has no name: pytest imports tests by path."""
     name = f"tunedgemm_hipblaslt_tests_{stem}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
@@ -35,13 +35,13 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def fake_library(fake: ModuleType) -> Callable[[str], Path]:
-    """Return a function from libtype to the path of its fake library, compiled at the first call."""
+    """Return a function that compiles a libtype's fake library once and returns its path."""
     return fake.build
 
 
 @pytest.fixture
 def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Return the module that runs the plugin's backends over the fakes, without simulated kernel time."""
+    """Return the module that runs the backends over the fakes, without simulated time."""
     import torch
 
     monkeypatch.setenv("FAKE_LT_COST", "0")

@@ -66,7 +66,7 @@ TYPES = {
     torch.float32: 0, torch.float16: 2, torch.int8: 3, torch.int32: 10, torch.bfloat16: 14, torch.float8_e4m3fn: 28,
     torch.float8_e4m3fnuz: 1000,
 }  # fmt: skip
-#: Attribute -> (number in cuBLASLt, number in hipBLASLt, bytes, bytes in hipBLASLt where they differ).
+#: Attribute -> (number in cuBLASLt, in hipBLASLt, bytes, bytes in hipBLASLt where they differ).
 LAYOUT = {"order": (1, 3, 4), "batch": (5, 0, 4), "stride": (6, 1, 8), "batch_mode": (8, 7, 4)}
 DESC = {
     "pointer_mode": (2, 13, 4), "op_a": (3, 0, 4), "op_b": (4, 1, 4), "epilogue": (7, 2, 4), "bias": (8, 3, 8), "bias_type": (26, 4, 4),
@@ -154,7 +154,7 @@ class Product:
     """
 
     def __init__(self, library: Library, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, *, ops: str = "tn", **desc: int) -> None:
-        """Take row-major tensors [..., cols, rows] of column-major matrices; a third dimension is a batch."""
+        """Take row-major tensors [..., cols, rows] of column-major matrices, batches first."""
         self.library = library
         self.tensors = {"a": a, "b": b, "c": d, "d": d}
         self.layouts = {name: [TYPES[x.dtype], x.shape[-1], x.shape[-2], x.stride(-2)] for name, x in self.tensors.items()}

@@ -35,7 +35,7 @@ ROUNDING = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-19}
 
 
 def make_backend(path: Path, libtype: str, emulated: Device | None = None, abi: Abi | None = None) -> LtBackend:
-    """Return the backend of a libtype over the fake library at *path*, with its own handle and descriptors."""
+    """Return a backend over the fake library at *path*, with separate handle and descriptors."""
     library = bind_functions(abi or ABIS[libtype], str(path))
     return LtBackend(library.abi, load=lambda _: library, emulated=emulated or EMULATED[libtype])
 
@@ -126,7 +126,7 @@ def refusal(lt: LtBackend, name: str, shape: Shape, split_k: int = 0) -> str:
 
 
 def fault(lt: LtBackend, shape: Shape, name: str = FIRST, split_k: int = 0, case: Case | None = None) -> str:
-    """Return what is wrong with a solution, at the bind, at the launch or in its output; "" for nothing."""
+    """Return the fault of a solution at the bind, at the launch or in its output; "" for none."""
     answer = lt.bind(Solution(lt.abi.libtype, name, split_k=split_k), shape, CPU)
     if not isinstance(answer, Launcher):
         return str(answer.reason)

@@ -1,4 +1,4 @@
-"""The plugin's names and numbers match AMD's Python bindings and NVIDIA's headers, where installed."""
+"""Names and numbers match AMD's Python bindings and NVIDIA's headers, where installed."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class TestAmd:
         }
 
     def test_structures(self, bindings: Any) -> None:
-        """Sizes of algorithm and result, and the offsets of workspace, status and waves, are AMD's."""
+        """The sizes of algorithm and result and the result's offsets are AMD's."""
         assert bindings.hipblasLtMatmulAlgo_t.allocate(1).c_sizeof() == HIPBLASLT.algo_bytes
         memory = ctypes.create_string_buffer(HIPBLASLT.result_bytes)
         result = bindings.hipblasLtMatmulHeuristicResult_t.fromObj(ctypes.addressof(memory))
@@ -170,7 +170,7 @@ class TestNvidia:
         }
 
     def test_structures(self, header_text: str, headers: Any, tmp_path: Path) -> None:
-        """Compiled sizes of algorithm and result, and offsets of workspace, status and waves, are equal."""
+        """The compiled sizes of algorithm and result and the result's offsets are equal."""
         compiler = shutil.which("cc") or pytest.skip("no C compiler")
         result = "cublasLtMatmulHeuristicResult_t"
         expressions = [

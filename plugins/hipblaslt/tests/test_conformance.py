@@ -1,4 +1,4 @@
-"""Both backends keep the contract: over the vendors' libraries on a GPU, and over the fakes on every machine."""
+"""Conformance of both backends: on a GPU, and over the fakes on every machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EmulatedConformance(StandInConformance):
 
     @classmethod
     def every_shape(cls) -> tuple[Shape, ...]:
-        """Return one supported shape of each kind; test_launch varies the sizes, and the classes above ask about the rest."""
+        """Return one supported shape of each kind; test_launch varies the sizes."""
         kinds: dict[Shape, Shape] = {}
         for shape in super().every_shape():
             if cls.backend().supports(shape, cls._device()) is True:

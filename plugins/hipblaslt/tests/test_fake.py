@@ -1,4 +1,4 @@
-"""The fake Lt libraries compute like torch, and refuse what the vendors' headers and manuals exclude."""
+"""The fake libraries compute like torch and refuse what headers and manuals exclude."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_scales(fake: Any, library: Any, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("library", "dtype"), [("cublaslt", FN), ("hipblaslt", FNUZ)], indirect=["library"], ids=str)
 def test_block_scales(fake: Any, library: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1x128 scales have the rows innermost; 128x128 scales have K innermost, padded to multiples of four."""
+    """1x128 scales have rows innermost; 128x128 scales have K innermost, padded to fours."""
     monkeypatch.setenv("FAKE_LT_BLOCKSCALES", "1")
     m, n, k, blocks = 132, 272, 5 * 128 + 64, 6
     for modes in ((BLK128, VEC128), (VEC128, VEC128), (VEC128, BLK128)):

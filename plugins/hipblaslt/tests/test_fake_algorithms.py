@@ -122,7 +122,7 @@ def test_attributes_have_their_sizes(fake: Any, library: Any) -> None:
 
 @both
 def test_foreign_algorithms(fake: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An algorithm with a changed byte, of another version or of other types is refused before the product."""
+    """A changed algorithm, or one of another version or other types, is refused."""
     product, workspace = fake.linear(library, BF16), fake.aligned(MIB)
     status, [(algo, _), *_] = product.heuristic()
     library.check(status)
@@ -143,7 +143,7 @@ def test_foreign_algorithms(fake: Any, library: Any, monkeypatch: pytest.MonkeyP
 
 @both
 def test_workspace(fake: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An algorithm writes exactly its workspace; a smaller, missing or misaligned one is refused."""
+    """An algorithm writes its workspace alone; a smaller, missing or misaligned one is refused."""
     product = fake.linear(library, BF16)
     _, found = product.heuristic(100)
     algo, size = next((algo, size) for algo, size in found if size)
@@ -190,7 +190,7 @@ def test_a_shared_workspace_is_detected(fake: Any, library: Any, monkeypatch: py
 
 @both
 def test_faulty_heuristic_calls(fake: Any, library: Any) -> None:
-    """A heuristic call without room, without a preference or with a refused problem returns a status and no result."""
+    """A faulty call of the heuristic returns a status and no result."""
     product = fake.linear(library, BF16)
     assert library.named(product.heuristic(0)[0]) == "INVALID_VALUE"
     with product.descriptors() as (desc, layouts):
@@ -204,7 +204,7 @@ def test_faulty_heuristic_calls(fake: Any, library: Any) -> None:
 
 @amd
 def test_all_solutions_of_hipblaslt(fake: Any, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The heuristic's eight results come first, then all others that support the problem, each once."""
+    """The heuristic's eight results come first, then all others that fit, each once."""
     product = fake.linear(library, BF16)
     hits = [index(algo) for algo, _ in product.heuristic(8)[1]]
     assert hits == [index(algo) for algo, _ in product.heuristic(100)[1]][:8]
@@ -224,7 +224,7 @@ def test_all_solutions_of_hipblaslt(fake: Any, library: Any, monkeypatch: pytest
 
 @amd
 def test_costs_of_hipblaslt(fake: Any, library: Any) -> None:
-    """The heuristic omits the fastest correct solution; a wrong one and a failing one are faster."""
+    """The heuristic omits the fastest correct solution; a wrong and a failing one are faster."""
     product, workspace = fake.linear(library, BF16), fake.aligned(MIB)
     found = product.heuristic(100)[1]
     costs = {index(algo): library.cost(algo) for algo, _ in found}
@@ -275,7 +275,7 @@ def test_the_heuristic_of_cublaslt_stops_at_eight(fake: Any, library: Any) -> No
 @nvidia
 @pytest.mark.parametrize("dtype", [BF16, FN, FP32], ids=str)
 def test_the_winner_of_cublaslt_is_some_steps_away(fake: Any, library: Any, dtype: torch.dtype) -> None:
-    """Single changes in any order lead from the first result to the fastest configuration of all."""
+    """Single changes in any order lead from the first result to the fastest configuration."""
     product = fake.linear(library, dtype)
     here = Configured(product, product.heuristic(1)[1][0][0])
     assert (here.get(ID), here.get(TILE), here.get(STAGES), here.get(SWIZZLE), here.get(OPTION)) == (66, 20, 15, 0, 0)
@@ -302,7 +302,7 @@ def test_the_winner_of_cublaslt_is_some_steps_away(fake: Any, library: Any, dtyp
 
 @nvidia
 def test_rules_of_configurations(fake: Any, library: Any) -> None:
-    """Values beyond an algorithm's capabilities are refused; split K needs a reduction and a workspace."""
+    """Values beyond the capabilities are refused; split K needs a reduction and a workspace."""
     product = fake.linear(library, BF16, m=128, n=256, k=512)
     first = Configured.initial(product, 66).put(TILE, 20).put(STAGES, 15)
     assert first.check() == ("SUCCESS", 0, pytest.approx(2 / 132))

@@ -124,7 +124,7 @@ def find_split(shape: Shape) -> Solution:
 
 
 def test_two_graphs_of_one_solution() -> None:
-    """Graphs with a workspace, replayed on two streams with eager calls between, give the right numbers."""
+    """Graphs with a workspace give the right numbers on two streams with eager calls between."""
     shape = Shape("a16w16", 16, 512, 8192)
     launcher = cublaslt.bind(find_split(shape), shape, device_of(0))
     assert isinstance(launcher, Launcher)

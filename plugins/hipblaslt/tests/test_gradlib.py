@@ -67,7 +67,7 @@ def test_create_and_destroy() -> None:
 
 
 def test_floats() -> None:
-    """The first answer and an index multiply in each float dtype, with and without a bias or a workspace."""
+    """The first answer and each index multiply in each float dtype, with and without a bias."""
     for index, dtype, biased in itertools.product((-1, RIGHT, WITH_WORKSPACE), (BF16, FP16, FP32), (False, True)):
         x, w = draw(M, K, dtype=dtype), draw(N, K, dtype=dtype)
         bias = draw(N, dtype=dtype) if biased else None
@@ -85,7 +85,7 @@ def test_output_dtype_and_scale() -> None:
 
 
 def test_fp8() -> None:
-    """fp8 takes tensor or row scales, plain or shuffled weights, and a bias in the output's dtype."""
+    """fp8 takes tensor or row scales, plain or shuffled weights, and a bias."""
     for out, by_row, shuffled, index in itertools.product((BF16, FP16, FP32), (False, True), (False, True), (-1, RIGHT)):
         x, w, bias = draw(M, K, dtype=FNUZ), draw(N, K, dtype=FNUZ), draw(N, dtype=out)
         a = torch.rand(M, 1) + 0.5 if by_row else torch.tensor([[1.5]])

@@ -14,7 +14,7 @@ SHUFFLED = attrs.evolve(PLAIN, layout=SHUFFLED_LAYOUT)
 
 
 def test_untuned_calls(backends: dict[str, LtBackend], harness: Any) -> None:
-    """Only shuffled weights of a16w16 on an MI300 get hipBLASLt's first answer; other calls are torch's."""
+    """Only shuffled weights of a16w16 on an MI300 get hipBLASLt's first answer."""
     first = Solution("hipblaslt", "heuristic")
     answers = [
         backends[libtype].heuristic_fallback(shape, device)

@@ -94,7 +94,7 @@ CASES = {
 
 
 def sample_solutions(lt: Any, harness: Any, shape: Shape) -> list[Solution]:
-    """Return the library's first answer, and the first listed solution of each kind of suffix and split."""
+    """Return the library's first answer, and a listed solution of each kind."""
     kinds: dict[Any, Solution] = {}
     for solution in lt.enumerate_solutions(shape, harness.CPU):
         if "sol1012" not in solution.kernel_name:  # computes wrong numbers
@@ -156,7 +156,7 @@ def test_forms_of_row_scales(lt: Any, harness: Any, dtype: str) -> None:
 
 @fp8
 def test_scales_of_fp8_in_a16w16(lt: Any, harness: Any, dtype: str) -> None:
-    """x, weight and output take a scale in any float dtype; the output's is applied after the bias."""
+    """x, weight and output take a scale in any float dtype, the output's after the bias."""
     plain = Shape("a16w16", 5, 48, 64, dtype=dtype, outdtype="fp32", scale="tensor")
     for shape in (plain, attrs.evolve(plain, epilogue="bias", bias_dtype="fp32")):
         x, weight, *rest = harness.make_case(attrs.evolve(shape, scale="none")).operands
@@ -227,7 +227,7 @@ def test_indices_of_other_builds(lt: Any, harness: Any) -> None:
 
 @amd
 def test_unlisted_indices(lt: Any, harness: Any) -> None:
-    """An index that the library does not list for the shape is refused, whatever other shapes have."""
+    """An index that the library does not list for exactly this shape is refused."""
     for name in (UNLISTED, "sol1008_v100200_fake0001", "sol1_v100200_fake0001"):
         assert "does not list algorithm" in harness.refusal(lt, name, PLAIN)
     harness.bind(lt, "sol1006_v100200_fake0001", PLAIN)

@@ -188,7 +188,7 @@ def test_shuffled_orders() -> None:
 
 
 def test_values_of_a_problem() -> None:
-    """A short accumulator is off by default, unknown remainders are refused, fp8 and int8 are quantised."""
+    """The short accumulator is opt-in, remainders are checked, and 8-bit dtypes are quantised."""
     assert [make_problem(FN, fast_accum=fast).fast_accum for fast in (False, True)] == [False, True]
     assert not make_problem(FN).fast_accum
     matrix = make_problem(PLAIN).a

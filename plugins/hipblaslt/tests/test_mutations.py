@@ -1,4 +1,4 @@
-"""One change at a time in the plugin's tables, problems and calls: over the fakes each must be detected.
+"""Single changes in tables, problems and calls, each of which the fakes must detect.
 
 A change is detected by a refusal, a wrong number, or another list of solutions.
 """
@@ -26,8 +26,8 @@ ABIS = {"cublaslt": CUBLASLT, "hipblaslt": HIPBLASLT}
 TABLES = ("dtypes", "compute", "operation", "layout", "order", "desc", "epilogue", "scale", "preference", "config", "capability")
 #: Statuses that the fakes return.
 RETURNED = ("INVALID_VALUE", "EXECUTION_FAILED", "NOT_SUPPORTED")
-#: Undetectable changes. B is not transposed by default. The attribute set in its place gets its default
-#: value (0 in cuBLASLt), or is the dtype of a bias, which is set again where there is one.
+#: Undetectable changes. B is not transposed by default. The attribute set in its place gets its
+#: default (0 in cuBLASLt), or is the dtype of a bias, which is set again where there is one.
 EQUIVALENT = {("cublaslt", "desc", "transpose_b"): {2, 5, 26, 31, 32}, ("hipblaslt", "desc", "transpose_b"): {4}}
 
 _BIAS = {"epilogue": "bias"}
@@ -64,7 +64,7 @@ STARTS = {
     ],
     "hipblaslt": [],
 }  # fmt: skip
-#: Shape, name and split of K of a solution with a workspace, and names that fail at the launch and at the bind.
+#: Solution with a workspace, then names that fail at the launch and at the bind.
 SEARCHED = Shape("a16w16", 200, 256, 512)
 WITH_WORKSPACE = {
     "cublaslt": (Shape("a16w16", 4, 48, 512), "id66_tile20_stages15_reduce2_swizzle0_option0_inner0_cluster0", 2),
@@ -116,7 +116,7 @@ def yield_product_faults(lt: Any, harness: Any) -> Iterator[Any]:
 
 
 def yield_answers(lt: Any, harness: Any) -> Iterator[Any]:
-    """Yield the lists, and the errors of a failing launch, foreign names, a missing bias and an odd address."""
+    """Yield the lists, and the errors of failing launches and foreign names."""
     libtype = lt.abi.libtype
     biased, scaled = SHAPES[libtype][0], SHAPES[libtype][4]
     yield [[str(solution) for solution in lt.enumerate_solutions(shape, harness.CPU)] for shape in (biased, scaled)]
@@ -214,7 +214,7 @@ def change_number(abi: Abi, table: str, name: str, number: int) -> Abi:
 
 @both
 def test_numbers_of_the_tables(libtype: str, harness: Any, fake_library: Any) -> None:
-    """Another number of the table, the next, the previous or an unknown one in a number's place is detected."""
+    """Another number of the table, a neighbouring or an unknown one is detected."""
     abi, expected, missed = ABIS[libtype], baseline(harness, libtype, fake_library), []
     names = [(table, name) for table in TABLES for name in getattr(abi, table) if (libtype, name) != ("hipblaslt", "fp8_e4m3fn")]
     for table, name in [*names, *(("statuses", name) for name in RETURNED)]:

@@ -54,7 +54,7 @@ def test_foreign_names_are_refused() -> None:
 
 
 def test_tiles_match_the_header(header_text: str) -> None:
-    """Each tile that NVIDIA's header names has its number and sides; a newer header may name more."""
+    """Each tile in NVIDIA's header has its number and sides; newer headers may have more."""
     enumerators = re.findall(r"CUBLASLT_MATMUL_TILE_(\d+)x(\d+)\s*=\s*(\d+)", header_text)
     header = {int(number): (int(rows), int(columns)) for rows, columns, number in enumerators}
     assert len(header) > 20
@@ -72,7 +72,7 @@ def test_clusters_match_the_header(header_text: str) -> None:
 
 
 def test_tile_and_cluster_numbers() -> None:
-    """Numbers are consecutive, sides are unique and positive, and known kernels of Hopper have their tiles."""
+    """Numbers are consecutive, sides are unique, and kernels of Hopper have their tiles."""
     assert list(tiles()) == list(range(1, 646))
     assert len(set(tiles().values())) == 645
     assert min(min(sides) for sides in tiles().values()) == 1

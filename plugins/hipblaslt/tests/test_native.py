@@ -43,7 +43,7 @@ def launch_shapes(libtype: str) -> list[Shape]:
 @extension
 @both
 def test_both_implementations_give_the_same_bits(lt: Any, harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extension and ctypes give the same output for each kind of shape, with and without a workspace."""
+    """The extension and ctypes give the same bits for each kind of launch."""
     for shape in launch_shapes(lt.abi.libtype):
         case = harness.make_case(shape)
         for name in (harness.FIRST, WITH_WORKSPACE) if lt.abi.libtype == "hipblaslt" else (harness.FIRST,):
@@ -67,7 +67,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @both
 def test_threads_that_share_launchers(lt: Any, harness: Any, implementation: str) -> None:
-    """Threads call two launchers of one shape, each with its own bias and scales, and get their own results."""
+    """Threads that share launchers each get the results of their bias and scales."""
     shape = Shape("a8w8", 5, 48, 512, dtype=FP8[lt.abi.libtype], outdtype="bf16", scale="row", **BIAS)
     split = "id66_tile20_stages15_reduce2_swizzle0_option0_inner0_cluster0", 2
     second = split if lt.abi.libtype == "cublaslt" else (WITH_WORKSPACE, 0)
@@ -93,7 +93,8 @@ def test_a_wrong_status_is_an_error(lt: Any, harness: Any, implementation: str, 
         launcher.call(*case.operands[:2])
     assert "there is none" in harness.fake_reason(lt)
     assert not case.launch_fault(launcher)
-    monkeypatch.setattr(native, "_POINTERS", ("transpose_a", "a_scale", "b_scale"))  # an attribute of 4 bytes, not of a pointer
+    # transpose_a has 4 bytes, a pointer 8.
+    monkeypatch.setattr(native, "_POINTERS", ("transpose_a", "a_scale", "b_scale"))
     with pytest.raises(LaunchError, match="INVALID_VALUE"):
         harness.bind(lt, harness.FIRST, shape).call(*case.operands)
     assert "takes 4 bytes (got 8)" in harness.fake_reason(lt)
@@ -145,7 +146,7 @@ def test_the_extension_passes_every_argument() -> None:
         assert received[2] == (high + 1, high + 2, one, 12, high + 3, 13, high + 4, 0, 11, high + 5, 11, high + 5, algo, 14, 99, 10)
 
 
-#: Text of the extension's source -> mistake. None leaves a pointer unset, which would end the process.
+#: Text of the extension's source -> mistake. No mistake leaves a pointer unset and crashes.
 CHANGES = [
     ("&self->alpha, address[2]", "&self->beta, address[2]"),
     ("&self->beta, address[1]", "&self->alpha, address[1]"),
@@ -212,7 +213,8 @@ def test_each_part_of_the_extension_matters(
 @extension
 def test_other_threads_run_while_a_launch_waits() -> None:
     """A launch that waits, as for a full queue, releases the interpreter."""
-    usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value  # reads the handle as microseconds
+    # usleep reads the handle as microseconds.
+    usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
     launch = native._extension.Launch(usleep, usleep, 500_000, 0, 0, 0, 0, b"", 0, False, (-1, -1, -1), None).launch
     started, finished, turns = threading.Event(), threading.Event(), 0
 

@@ -13,7 +13,7 @@ from tunedgemm_hipblaslt import onlinefile
 from tunedgemm_hipblaslt.limits import SHUFFLED_LAYOUT, make_problem
 from tunedgemm_hipblaslt.onlinefile import FILE, find_index, make_key, read, switched_on
 
-#: AITER's own header (gradlib/csrc/hipbsolgemm.cu, append_hip_tuning_csv): blanks here, none in the rows, no quotes.
+#: AITER's header, with blanks; rows have none (gradlib/csrc/hipbsolgemm.cu, append_hip_tuning_csv).
 HEADER = (
     "preshuffle, use_rowwise, trans_a, trans_b, m, n, k, A_data_type, lda, stride_a, B_data_type, ldb, stride_b, "
     "C_data_type, ldc, stride_c, compute_type, batch_count, algo_index, kernel_name"
@@ -96,7 +96,7 @@ def test_the_key_has_aiters_columns() -> None:
 
 
 def test_rows_without_a_version(folders: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Rows without a version are ignored with one warning that counts them; rows of another version do not match."""
+    """Rows without a version are ignored with one warning; other versions do not match."""
     path = write(
         folders / "work",
         make_row(1003),
@@ -113,7 +113,7 @@ def test_rows_without_a_version(folders: Path, caplog: pytest.LogCaptureFixture)
 
 
 def test_malformed_lines(folders: Path) -> None:
-    """Truncated, empty, commented or otherwise malformed lines are skipped, and the others are read."""
+    """Malformed lines are skipped, and the others are read."""
     complete = make_row(1003, VERSION)
     truncated = [complete[:end] for end in range(0, len(make_row(1003)) - len(KERNEL) - 1, 7)]
     broken = [
@@ -133,7 +133,7 @@ def test_malformed_lines(folders: Path) -> None:
 
 
 def test_other_headers(folders: Path) -> None:
-    """Files with another header, without one or with bytes that are no text are read."""
+    """Files with another header, without one or with binary bytes are read."""
     path = folders / "work" / FILE
     for header in ("b" + HEADER, "", "\ufeff" + HEADER):
         path.write_text(f"{header}\n{make_row(1003, VERSION)}\n")
@@ -145,7 +145,7 @@ def test_other_headers(folders: Path) -> None:
 
 
 def test_precedence(folders: Path) -> None:
-    """The working folder comes before the user folder, and the first of equal rows wins, as in AITER."""
+    """The working folder comes before the user folder, and the first of equal rows wins."""
     write(folders / "home", make_row(1001, VERSION), make_row(1002, VERSION, m=64))
     assert find_index(make_problem(PLAIN), VERSION) == 1001
     write(folders / "work", make_row(1003, VERSION))
@@ -168,7 +168,7 @@ def test_the_switch(folders: Path, backends: dict[str, Any], harness: Any, monke
 
 
 def test_the_row_is_launched(folders: Path, backends: dict[str, Any], harness: Any) -> None:
-    """The index of a row binds and is right; an index that this library does not list is refused."""
+    """The index of a row binds and is right; an unlisted index is refused."""
     lt = backends["hipblaslt"]
     write(folders / "work", make_row(1003, VERSION), make_row(9999, VERSION, start="true,false"))
     answer = lt.heuristic_fallback(PLAIN, harness.CPU)

@@ -1,4 +1,4 @@
-"""Solutions of a shape: order, variants and binding, and the search around a configuration of cuBLASLt."""
+"""Order, variants and binding of solutions, and the search around a configuration."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_heuristic_results_come_first(lt: LtBackend, harness: Any) -> None:
 
 @amd
 def test_all_indices_are_listed(lt: LtBackend, harness: Any) -> None:
-    """hipBLASLt's own results come first, then all that support the shape, with the index as a hint."""
+    """hipBLASLt lists all indices that fit the shape, its best results first."""
     listed = enumerate_listed(lt, harness, PLAIN)
     indices = [solution.solidx for solution in listed]
     assert indices[:8] == list(range(1000, 1008))
@@ -113,7 +113,7 @@ def test_a_bias_that_the_library_does_not_add(lt: LtBackend, harness: Any, dtype
 
 @nvidia
 def test_fast_accumulators(lt: LtBackend, harness: Any) -> None:
-    """fp8 products into bf16 are listed with the short accumulator after those without, and the descriptor asks for it."""
+    """fp8 into bf16 is also listed with the short accumulator, which the descriptor asks for."""
     listed = enumerate_listed(lt, harness, FP8)
     plain = [solution for solution, suffix in zip(listed, suffixes(listed), strict=True) if not suffix]
     fast = [solution for solution, suffix in zip(listed, suffixes(listed), strict=True) if suffix == "fast"]
@@ -129,7 +129,7 @@ def test_fast_accumulators(lt: LtBackend, harness: Any) -> None:
 
 
 def test_where_accumulators_may_be_fast(backends: dict[str, LtBackend]) -> None:
-    """Fast accumulators are for fp8 into bf16 on Ada and Hopper, without block scales or batches; hipBLASLt has none."""
+    """Fast accumulators are for fp8 into bf16 on Ada and Hopper, without blocks or batches."""
     cases = [
         (FP8, "sm_90", True),
         (FP8, "sm_89", True),
@@ -183,7 +183,7 @@ def test_a_shape_without_algorithms(lt: LtBackend, harness: Any, monkeypatch: py
 
 
 def test_answers_that_no_name_reproduces(harness: Any, fake_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where an answer holds more than its name, the library's first answer is listed first, and binds."""
+    """Where an answer holds more than its name, `heuristic` is listed first and binds."""
     lt, shape = harness.make_backend(fake_library("cublaslt"), "cublaslt"), Shape("a16w16", 16, 256, 512)
     assert harness.FIRST not in {solution.kernel_name for solution in enumerate_listed(lt, harness, shape)}
     monkeypatch.setenv("FAKE_LT_ALIGNED", "1")
@@ -215,7 +215,7 @@ def changes(
 
 
 def test_one_attribute_changes() -> None:
-    """A neighbour differs in one attribute, or in the split of K and its reduction, and comes once."""
+    """A neighbour differs in one attribute, or in the split of K with its reduction."""
     assert changes(START) == {
         ("tile",): {(15,), (17,), (18,), (23,), (24,)},
         ("stages",): {(14,), (16,), (21,)},
@@ -230,7 +230,7 @@ def test_one_attribute_changes() -> None:
 
 
 def test_splits_of_k() -> None:
-    """A split changes by one or by a factor up to 3, up to 32 parts of at least 256 elements of K."""
+    """Splits change by one or a factor up to 3, within 32 parts of at least 256 elements."""
     start = attrs.evolve(START, split_k=4, reduction=2)
 
     def splits(config: KernelConfig, k: int) -> set[tuple[int, int]]:
@@ -253,7 +253,7 @@ def test_missing_capabilities() -> None:
 
 
 def test_nearest_tiles() -> None:
-    """Tiles have sides of half to twice the length, nearest first, and longer sides only where the output half fills them."""
+    """Near tiles have sides of half to twice the length, within twice the output's."""
     possible = list(tiles())
     near = nearest_tiles(20, possible, WIDE)
     assert near[0] == 20
@@ -324,7 +324,7 @@ def test_a_tile_has_no_more_rows_than_a_scale(lt: Any, harness: Any) -> None:
 
 @nvidia
 def test_waves_bound_the_neighbours(lt: Any, harness: Any) -> None:
-    """A neighbour whose last wave is much emptier is left out: 132 tiles fill an H200, 66 do not."""
+    """A neighbour whose last wave is much emptier is left out."""
     shape = Shape("a16w16", 128 * 12, 128 * 11, 64)  # 132 tiles of 128x128
     with locked_descriptors(lt.load(lt.abi), make_problem(shape), -1) as descriptors:
         tried = {config.tile for config, _ in enumerate_neighbours(descriptors, START, 0)}
@@ -338,7 +338,7 @@ def test_waves_bound_the_neighbours(lt: Any, harness: Any) -> None:
 
 @nvidia
 def test_the_search_ends_at_the_fastest(lt: Any, harness: Any) -> None:
-    """Following the best neighbour from the first answer ends at the fake's fastest configuration."""
+    """Following the best neighbour ends at the fake's fastest configuration."""
     for shape in (
         SEARCHED,
         attrs.evolve(SEARCHED, dtype="fp32", outdtype="fp32"),
@@ -380,7 +380,7 @@ def test_neighbours_keep_suffixes(lt: Any, harness: Any) -> None:
 
 @nvidia
 def test_a_larger_tile_has_other_stages(lt: Any, harness: Any) -> None:
-    """A tile that does not fit its stages is tried with the nearest others; one that fits keeps them."""
+    """A tile that does not fit its stages is tried with the nearest others."""
     start = Solution(lt.abi.libtype, "id66_tile20_stages21_reduce0_swizzle0_option0_inner0_cluster0", split_k=1)
     neighbours = {solution.kernel_name.split("_reduce")[0] for solution in lt.refine(start, SEARCHED, harness.CPU)}
     assert {"id66_tile23_stages16", "id66_tile17_stages21"} <= neighbours

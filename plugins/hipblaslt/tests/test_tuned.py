@@ -1,4 +1,4 @@
-"""Both libraries from tuning to dispatch: tuner processes, tables, and the fakes as the vendors' libraries."""
+"""Both libraries from tuning to dispatch, with the fakes as the vendors' libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 HERE = Path(__file__).parent
 SHAPES = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n4,48,128,{bias},torch.bfloat16,torch.bfloat16,False,{shuffled}\n"
-#: Solutions of the fake hipBLASLt: the fastest, which its heuristic omits, one with wrong numbers, one whose launch fails.
+#: Solutions of the fake hipBLASLt: the fastest, wrong numbers, failing launch.
 FASTEST, WRONG, FAILS = "sol1022_v100200_fake0001", "sol1012_v100200_fake0001", "sol1017_v100200_fake0001"
 #: Statuses of correct trials.
 CORRECT = ("ok", "screened")
@@ -87,7 +87,7 @@ def cublaslt_folder(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 def test_all_indices_are_tried(hipblaslt_folder: tuple[Path, dict[str, str]]) -> None:
-    """hipBLASLt's full list is tried, faulty solutions are marked, and the row holds index, version and revision."""
+    """hipBLASLt's full list is tried, and the row holds index, version and revision."""
     folder, row = hipblaslt_folder
     name = re.fullmatch(r"sol(\d+)_v100200_fake0001(_after)?", row["kernelName"])
     assert name is not None
@@ -100,7 +100,7 @@ def test_all_indices_are_tried(hipblaslt_folder: tuple[Path, dict[str, str]]) ->
 
 
 def test_hipblaslts_row_is_dispatched(run: Run, hipblaslt_folder: tuple[Path, dict[str, str]]) -> None:
-    """A biased call runs the tuned solution and is right; with another version of the library it runs torch's."""
+    """A biased call runs the tuned solution; with another version of the library it runs torch."""
     folder, row = hipblaslt_folder
     done = run("-c", DISPATCH, str(folder / "tuned.csv"))
     assert done.returncode == 0, done.stderr

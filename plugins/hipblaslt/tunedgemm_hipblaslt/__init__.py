@@ -28,7 +28,7 @@ class LtBackend:
     Attributes:
         abi: the library's names and numbers.
         load: returns the library; called for a present device alone.
-        emulated: the device that a CPU emulates, where *load* returns a library that computes in host memory.
+        emulated: the device that a CPU emulates; *load* then returns a library for host memory.
     """
 
     abi: Abi
@@ -56,7 +56,7 @@ class LtBackend:
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
-        """List the library's algorithms, best first; for absent devices its first answer by name."""
+        """List the library's algorithms, best first; for absent devices its first answer."""
         if not self._is_present(device):
             return (Solution(self.abi.libtype, FIRST),)
         from tunedgemm_hipblaslt import space

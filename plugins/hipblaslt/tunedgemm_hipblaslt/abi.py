@@ -27,8 +27,8 @@ class Abi:
         prefix: prefix of its functions.
         libraries: its file names, newest first.
         algo_bytes: size of ``MatmulAlgo_t``.
-        result_bytes: size of ``MatmulHeuristicResult_t``: the algorithm, workspace (size_t), status (int),
-            waves (float), 4 ints.
+        result_bytes: size of ``MatmulHeuristicResult_t``: the algorithm, workspace (size_t),
+            status (int), waves (float), 4 ints.
         dtypes: by our short name, and ``int32``.
         compute: computation types ``32f`` and ``32i``.
         operation: ``n`` as stored, ``t`` transposed.
@@ -36,7 +36,8 @@ class Abi:
         order: memory orders of shuffled weights, by the bits of an element.
         desc: attributes of a matmul descriptor.
         epilogue: ``bias``; the default has none.
-        scale: modes of scales finer than ``tensor``: ``row``, ``block`` (1x128), ``square`` (128x128).
+        scale: modes of scales finer than ``tensor``: ``row``, ``block`` (1x128),
+            ``square`` (128x128).
         preference: attributes of a search preference.
         config: attributes of an algorithm that can be set; empty where algorithms are opaque.
         capability: attributes of an algorithm that can be read.

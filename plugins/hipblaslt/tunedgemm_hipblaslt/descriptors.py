@@ -21,7 +21,8 @@ from tunedgemm_hipblaslt.names import KernelConfig
 
 #: Guaranteed alignment of operands in bytes. Outputs and workspace have more.
 ALIGNMENT = 16
-#: Placeholder for the bias and scales during a search. The library reads its alignment alone: the least guaranteed.
+#: Address of bias and scales during a search. The library reads its alignment alone, which is the
+#: least guaranteed.
 _PLACEHOLDER = (1 << 20) + ALIGNMENT
 
 #: ``struct`` formats of an algorithm's attributes that are not of 32 bits (cublasLt.h).
@@ -56,7 +57,7 @@ class Capabilities:
 
 
 class ProblemDescriptors:
-    """Descriptor and layouts of a problem on one device, which must be the current one in every call."""
+    """Descriptor and layouts of a problem on one device, which must be current in every call."""
 
     def __init__(self, library: Library, problem: Problem, index: int) -> None:
         abi = library.abi
@@ -184,7 +185,8 @@ def desc_values(abi: Abi, problem: Problem) -> dict[str, int]:
         values |= {"epilogue": abi.epilogue["bias"], "bias_dtype": abi.dtypes[problem.bias_dtype], "bias": _PLACEHOLDER}
     for name, kind in (("a_scale", problem.a_scale), ("b_scale", problem.b_scale)):
         values |= {name: _PLACEHOLDER} if kind else {}
-        if kind not in ("", "tensor"):  # tensor scales are the default mode, and the only one of older libraries
+        # Tensor scales are the default mode, and the only one of older libraries.
+        if kind not in ("", "tensor"):
             values[f"{name}_mode"] = abi.scale[kind]
     if problem.fast_accum:
         values["fast_accum"] = 1
@@ -198,7 +200,7 @@ def _shared_descriptors(library: Library, problem: Problem, index: int) -> tuple
 
 @functools.lru_cache(maxsize=4096)
 def _init_algo(library: Library, handle: OpaqueObject, types: tuple[int, ...], config: KernelConfig) -> bytes:
-    """Return the ``MatmulAlgo_t`` of a configuration; cached, as it depends on types and device alone."""
+    """Return the ``MatmulAlgo_t`` of a configuration, which depends on types and device alone."""
     content = ctypes.create_string_buffer(_init_default_algo(library, handle, types, config.id), library.abi.algo_bytes)
     for name, attribute in library.abi.config.items():
         if name != "id":

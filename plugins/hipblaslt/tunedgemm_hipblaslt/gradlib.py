@@ -1,8 +1,8 @@
 """gradlib's functions: products of hipBLASLt by algorithm index.
 
-Names, arguments and meaning are those of AITER's ``gradlib/csrc/hipbsolgemm.cu``. An index holds for
-the library that listed it. Unlike in AITER, an algorithm is launched only where the library lists it
-for the product.
+Names, arguments and meaning are those of AITER's ``gradlib/csrc/hipbsolgemm.cu``. An index holds
+for the library that listed it. Unlike in AITER, an algorithm is launched only where the library
+lists it for the product.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def hipb_mm(  # noqa: PLR0913, PLR0917 - gradlib's
     bpreshuffle: bool | None = None,
     use_gelu: bool | None = None,
 ) -> torch.Tensor:
-    """Return ``mat1[M, K] @ mat2[K, N] (+ bias[N])`` by an algorithm, or for -1 by the library's first answer.
+    """Return ``mat1[M, K] @ mat2[K, N] (+ bias[N])`` by an algorithm of hipBLASLt.
 
     Args:
         mat1: activations in bf16, fp16, fp32, fp8 or int8.
         mat2: transposed view of a weight [N, K]; of its shuffled bytes with *bpreshuffle*.
-        solution_index: an index from `hipb_findallsols`, or -1.
+        solution_index: an index from `hipb_findallsols`, or -1 for the library's first answer.
         bias: [N], or None.
         out_dtype: dtype of the output; by default that of *mat1*.
         scaleA, scaleB: float32 scales: one value each, or [M, 1] and [1, N].

@@ -1,4 +1,4 @@
-"""Launchers: each call is one call of the library, with everything but addresses fixed at the bind."""
+"""Launchers: one call of the library each, with everything but addresses fixed at the bind."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tunedgemm_hipblaslt.limits import BLOCK, Problem, is_quantised, make_proble
 from tunedgemm_hipblaslt.names import AlgorithmIndex, KernelConfig, SolutionName, parse
 from tunedgemm_hipblaslt.native import LaunchFunction, make_launch
 
-#: Numbers of results to ask for when an index is looked up: first the library's favourites, then all.
+#: Results to ask for when looking up an index: first the library's best, then all.
 TOP_RESULTS, ALL_RESULTS = 32, 1 << 16
-#: The rows of a weight's 128x128 scales are padded to this multiple (cuBLAS manual, 128x128 scaling factors).
+#: Multiple to which rows of 128x128 scales are padded (cuBLAS manual, 128x128 scaling factors).
 _SCALE_PADDING = 4
 
 
@@ -35,7 +35,8 @@ def bind(library: Library, solution: Solution, shape: Shape, device: Device) -> 
         if isinstance(result, HeuristicResult):
             product = _make_product(library, problem, make_launch(descriptors, result), result.workspace, device)
             return Launcher(on_device(_CALLS[shape.op](shape, problem, product), device.index), workspace_bytes=result.workspace)
-    if name.algorithm is None and problem.bias_dtype and not name.bias_after:  # the library adds no bias of this dtype
+    # The library may add no bias of this dtype.
+    if name.algorithm is None and problem.bias_dtype and not name.bias_after:
         return bind(library, attrs.evolve(solution, kernel_name=str(attrs.evolve(name, bias_after=True))), shape, device)
     return result
 
@@ -92,7 +93,7 @@ Product = Callable[[Any, Any, Any, Any, Any, tuple[int, ...]], Any]
 
 
 def _make_product(library: Library, problem: Problem, launch: LaunchFunction, nbytes: int, device: Device) -> Product:
-    """Return the library's product as a function of tensors, the bias in its epilogue or after it."""
+    """Return the library's product of tensors, with the bias in its epilogue or after it."""
     import torch
 
     empty, torch_device, index, dtype = torch.empty, device.torch_device, device.index, torch_dtype(problem.d.dtype)
@@ -117,7 +118,7 @@ def _make_product(library: Library, problem: Problem, launch: LaunchFunction, nb
 
 
 def _plain(shape: Shape, problem: Problem, product: Product) -> Callable[..., Any]:
-    """Return a call of x [..., K], weight [N, K] and an optional bias [N]; a batch is the first dimension."""
+    """Return a call of x [..., K], weight [N, K] and an optional bias [N], batches first."""
     del problem
     n = shape.n
 
@@ -185,9 +186,10 @@ def _scaled_after(shape: Shape, product: Product) -> Callable[..., Any]:
 
 
 def _blocks(shape: Shape, problem: Problem, product: Product) -> Callable[..., Any]:
-    """Return a call of x [..., K], weight [N, K], scales [..., ceil(K/128)] and [ceil(N/128), ceil(K/128)].
+    """Return a call of x [..., K], weight [N, K] and their block scales.
 
-    cuBLASLt takes the scales of x with M innermost. It needs M and the weight's K blocks in multiples of 4.
+    The scales are [..., ceil(K/128)] and [ceil(N/128), ceil(K/128)]. cuBLASLt takes those of x with
+    M innermost. It needs M and the weight's K blocks in multiples of 4.
     """
     import torch
 

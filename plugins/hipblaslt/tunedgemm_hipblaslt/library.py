@@ -95,7 +95,7 @@ class Library:
 
 
 class OpaqueObject:
-    """Handle, layout, descriptor or preference of the library; destroyed with its last reference."""
+    """Handle, layout, descriptor or preference; destroyed with its last reference."""
 
     def __init__(self, library: Library, kind: str, address: int) -> None:
         self.library, self.kind, self.address = library, kind, address

@@ -1,8 +1,8 @@
 """Operand layouts, and the static limits of each library: answered without it and without a device.
 
-Our ``out[M, N] = x[M, K] @ weight[N, K].T``, row-major, is ``D[N, M] = weight.T[N, K] @ x.T[K, M]``,
-column-major. A is the weight, stored [K, N] and transposed. B is x, stored [K, M]. fp8 products exist
-in this form alone.
+Our row-major ``out[M, N] = x[M, K] @ weight[N, K].T`` is the column-major
+``D[N, M] = weight.T[N, K] @ x.T[K, M]``. A is the weight, stored [K, N] and transposed. B is x,
+stored [K, M]. fp8 products exist in this form alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FLOATS = ("bf16", "fp16", "fp32")
 SHUFFLED_LAYOUT = "aiter16x16"
 #: Side of a block with one scale.
 BLOCK = 128
-#: x has a multiple of four rows where its scales are 1x128 (cuBLAS manual, 128-element scaling factors).
+#: Multiple of x's rows for 1x128 scales (cuBLAS manual, 128-element scaling factors).
 _ROWS = 4
 #: Alignment in bytes of the rows of 8-bit operands, and so of K.
 _BYTES = 16
@@ -35,7 +35,7 @@ _AMD_FP8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn", "gfx1200": "fp8_e4
 #: Devices on which hipBLASLt reads AITER's shuffled weights (ROCm 6.4 and later).
 _SHUFFLED = ("gfx942", "gfx950")
 
-#: Work after the library's product: add the ``bias``, or multiply by the ``scales`` and add the bias.
+#: Work after the library's product: add the ``bias``, or apply the ``scales`` and add the bias.
 REMAINDERS = ("", "bias", "scales")
 
 
@@ -48,7 +48,7 @@ class Matrix:
         rows, columns: sizes as stored.
         ld: elements from one column to the next.
         stride: elements from one matrix of a batch to the next.
-        order: ``col``, or ``shuffled8`` or ``shuffled16`` for AITER's shuffled weights of 8 and 16 bits.
+        order: ``col``, or ``shuffled8`` or ``shuffled16`` for AITER's shuffled weights.
     """
 
     dtype: str
@@ -67,8 +67,8 @@ class Problem:
         a, b, d: the weight, the activations and the output.
         batch: matrices in each operand.
         compute: ``32f`` or ``32i``.
-        a_scale, b_scale: granularity of the scales: "" for none, ``tensor``, ``row``, ``block`` (1x128)
-            or ``square`` (128x128).
+        a_scale, b_scale: granularity of the scales: "" for none, ``tensor``, ``row``,
+            ``block`` (1x128) or ``square`` (128x128).
         bias_dtype: dtype of the bias that the library adds; "" for none.
         fast_accum: whether fp8 products may be summed in a shorter accumulator.
         remainder: one of `REMAINDERS`.
@@ -130,7 +130,7 @@ def supported_ops(abi: Abi) -> tuple[str, ...]:
 
 
 def unsupported(shape: Shape, device: Device, abi: Abi) -> str | None:
-    """Return why the library has no product for the shape on the architecture; None where it has one."""
+    """Return why the library has no product for the shape on the device; None where it has."""
     amd = abi.kind == "amd"
     if device.kind != abi.kind:
         return f"{abi.libtype}: needs an {'AMD' if amd else 'NVIDIA'} device (got {device.gfx})"

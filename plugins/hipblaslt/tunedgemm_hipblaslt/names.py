@@ -1,9 +1,10 @@
 """Solution names: the column ``kernelName`` and what it stands for.
 
-cuBLASLt's algorithms are configured: ``id66_tile20_stages36_reduce0_swizzle0_option0_inner0_cluster2``,
-with the column splitK. hipBLASLt's are indexed: ``sol1234_v100200_a1b2c3d4``. An index belongs to one
-build of the library. ``heuristic`` is the library's first answer. The suffix ``fast`` sums fp8 products
-in a shorter accumulator. The suffix ``after`` adds the bias after the product.
+cuBLASLt's algorithms are configured:
+``id66_tile20_stages36_reduce0_swizzle0_option0_inner0_cluster2``, with the column splitK.
+hipBLASLt's are indexed: ``sol1234_v100200_a1b2c3d4``. An index belongs to one build of the library.
+``heuristic`` is the library's first answer. The suffix ``fast`` sums fp8 products in a shorter
+accumulator. The suffix ``after`` adds the bias after the product.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from types import MappingProxyType
 import attrs
 from tunedgemm.plugin import PluginError
 
-#: Attributes of a cuBLASLt algorithm, except splitK: word in a name -> attribute in `abi.Abi.config`.
+#: Attributes of a cuBLASLt algorithm, except splitK: word in a name -> attribute in `Abi.config`.
 CONFIG_WORDS = {
     "id": "id", "tile": "tile", "stages": "stages", "reduce": "reduction", "swizzle": "swizzle", "option": "option", "inner": "inner",
     "cluster": "cluster",
@@ -33,7 +34,7 @@ _FIRST_TILES = (
 )
 #: Sides of the tiles from number 631.
 _LAST_TILES = "256x512 256x1024 512x512 512x1024 4x1 8x1 16x1 24x1 32x1 40x1 48x1 64x1 128x1 192x1 256x1"
-#: Hopper's tiles lie between: one side a multiple of 8, the other of 64, up to these numbers of elements.
+#: Hopper's tiles are between them: one side a multiple of 8, the other of 64, up to these sizes.
 _LARGEST_SIDE, _TALL_ELEMENTS, _WIDE_ELEMENTS = 768, 49152, 65536
 #: Cluster shapes from number 2. Number 0 lets the library choose.
 _CLUSTERS = (

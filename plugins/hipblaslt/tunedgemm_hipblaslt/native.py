@@ -31,8 +31,8 @@ _POINTERS = ("bias", "a_scale", "b_scale")
 def make_launch(descriptors: ProblemDescriptors, result: HeuristicResult) -> LaunchFunction:
     """Return the thread-safe launch of an algorithm on descriptors that it owns.
 
-    The descriptor holds the pointers of bias and scales. Setting them and launching is one step under
-    the launch's lock. Both implementations release the interpreter meanwhile.
+    The descriptor holds the pointers of bias and scales. Setting them and launching is one step
+    under the launch's lock. Both implementations release the interpreter meanwhile.
     """
     library, problem = descriptors.library, descriptors.problem
     present = (problem.bias_dtype, problem.a_scale, problem.b_scale)

@@ -31,7 +31,7 @@ _DTYPES = MappingProxyType({"fp32": "f32_r", "fp16": "f16_r", "bf16": "bf16_r", 
 
 
 def make_key(problem: Problem) -> tuple[str, ...] | None:
-    """Return a problem's key in AITER's columns; None for a problem that AITER does not tune online."""
+    """Return a problem's key in AITER's columns; None where AITER does not tune it online."""
     matrices = (problem.a, problem.b, problem.d)
     if problem.batch > 1 or problem.compute != "32f" or any(matrix.dtype not in _DTYPES for matrix in matrices):
         return None
@@ -61,7 +61,8 @@ def find_index(problem: Problem, libver: str) -> int | None:
 def read(path: Path) -> Mapping[tuple[str, tuple[str, ...]], int]:
     """Read a file once: (library version, key) -> index; empty where the file does not exist.
 
-    Malformed lines and lines without a version are skipped. The first of equal keys wins, as in AITER.
+    Malformed lines and lines without a version are skipped. The first of equal keys wins, as in
+    AITER.
     """
     indices: dict[tuple[str, tuple[str, ...]], int] = {}
     unversioned = 0

@@ -1,8 +1,8 @@
-"""Solutions of a shape: the library's answers, best first, and the neighbours of a good configuration.
+"""Solutions of a shape: the library's answers, best first, and neighbours of the best.
 
 One kind of product has some ten million configurations in cuBLASLt. The library accepts tens of
-thousands of them, and nearly all are slow. The library's answers come first. The search then changes
-one attribute of the best at a time.
+thousands of them, and nearly all are slow. The library's answers come first. The search then
+changes one attribute of the best at a time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _BIAS_AFTER = 3
 
 #: Largest ratio between the sides of neighbouring tiles.
 _SIDE_RATIO = 2.0
-#: Tiles to try, out of the nearest that the library is asked about. Hopper has a tile every 8 elements:
-#: the nearest few differ only in how they fill the last wave.
+#: Tiles to try, out of the nearest that the library is asked about. Hopper has a tile every 8
+#: elements: the nearest few differ only in how they fill the last wave.
 _TILES_TRIED, _TILES_CHECKED = 24, 256
 #: Other stages to try with a tile that does not fit its own.
 _OTHER_STAGES = 3
@@ -47,7 +47,7 @@ _IDLE_INCREASE = 0.35
 
 
 def enumerate_solutions(library: Library, shape: Shape, device: Device) -> Iterator[Solution]:
-    """List the library's algorithms on the present device: all of hipBLASLt, the heuristic's of cuBLASLt.
+    """List the library's algorithms: all of hipBLASLt, the heuristic's of cuBLASLt.
 
     Each is listed with the bias in its epilogue, and the first few also with the bias after the
     product. Where the library adds no bias of that dtype, all are listed with the bias after it.
@@ -80,7 +80,7 @@ def refine(library: Library, solution: Solution, shape: Shape, device: Device) -
 
 
 def allows_fast_accum(library: Library, shape: Shape, device: Device) -> bool:
-    """Return whether the shape's fp8 products may be summed in a shorter accumulator on the device."""
+    """Return whether the device may sum the shape's fp8 products in a shorter accumulator."""
     fp8 = dtype_bits(shape.dtype) == 8 and shape.dtype != "int8"
     available = "fast_accum" in library.abi.desc and device.gfx in _FAST_GFX
     return available and fp8 and shape.outdtype in _FAST_OUTPUTS and shape.scale != "block" and not shape.op.startswith("batched_")
@@ -94,13 +94,13 @@ def make_solution(library: Library, name: SolutionName) -> Solution:
 
 
 def _nearby_problems(shape: Shape, **how: bool) -> list[Problem]:
-    """Return the problems of a shape with its own M, M / 2, 2 M and 4 M: their algorithms may suit it."""
+    """Return the problems of M, M / 2, 2 M and 4 M rows, whose algorithms may suit the shape."""
     rows = dict.fromkeys((shape.m, shape.m // 2, 2 * shape.m, 4 * shape.m))
     return [make_problem(attrs.evolve(shape, m=m), **how) for m in rows if m == shape.m or 0 < m <= _MAX_ROWS]
 
 
 def _list_algorithms(library: Library, problems: Sequence[Problem], index: int) -> list[KernelConfig | AlgorithmIndex | None]:
-    """Return the library's algorithms for the first problem, best first, then the others' that fit it.
+    """Return the algorithms of the first problem, best first, then the others' that fit it.
 
     None stands for the library's first answer where no name reproduces it.
     """
@@ -125,7 +125,7 @@ def _list_algorithms(library: Library, problems: Sequence[Problem], index: int) 
 def enumerate_neighbours(
     descriptors: ProblemDescriptors, config: KernelConfig, workspace: int
 ) -> Iterator[tuple[KernelConfig, HeuristicResult]]:
-    """List accepted configurations one step away, within *workspace* bytes and with reasonably full waves."""
+    """List accepted configurations one step away, within *workspace* bytes and with full waves."""
     start, sizes = descriptors.check(config), descriptors.problem.sizes
     idle = idle_share(start.waves) if isinstance(start, HeuristicResult) else 1.0
     able = _limit_tiles_to_scales(descriptors.capabilities(config.id), descriptors.problem)
@@ -146,7 +146,7 @@ def enumerate_neighbours(
 
 
 def enumerate_changes(config: KernelConfig, able: Capabilities, sizes: tuple[int, int, int]) -> Iterable[KernelConfig]:
-    """List configurations with one attribute changed, without repeats and without asking the library.
+    """List configurations with one attribute changed, without repeats or calls of the library.
 
     Args:
         config: the starting point.
@@ -200,7 +200,7 @@ def idle_share(waves: float) -> float:
 def _limit_tiles_to_scales(able: Capabilities, problem: Problem) -> Capabilities:
     """Drop tiles with more rows than share a scale of the weight.
 
-    cuBLASLt accepts them and scales all of their rows alike: 30 of 30 with 256 rows were wrong on an
+    cuBLASLt accepts them and scales all rows alike: 30 of 30 with 256 rows were wrong on an
     H200 (CUDA 13.0).
     """
     if problem.a_scale != "square":
@@ -212,7 +212,7 @@ def _limit_tiles_to_scales(able: Capabilities, problem: Problem) -> Capabilities
 def _check_with_other_stages(
     descriptors: ProblemDescriptors, config: KernelConfig, able: Capabilities | None
 ) -> tuple[KernelConfig, HeuristicResult | str]:
-    """Check a configuration; where it is refused and *able* is given, check it with the nearest other stages.
+    """Check a configuration; if it is refused and *able* is given, try the nearest other stages.
 
     A larger tile with as many stages may exceed the shared memory.
     """
@@ -250,6 +250,6 @@ def _tile_distance(tile: int, other: int) -> float:
 
 
 def _wasted_octaves(tile: int, waves: float, sizes: tuple[int, int, int]) -> float:
-    """Return the octaves of time lost to the last wave's idle part and to tiles beyond the edges of D."""
+    """Return the octaves of time lost to the last wave and to tiles beyond the edges of D."""
     sides = zip(sizes[:2], tiles().get(tile, sizes[:2]), strict=True)
     return math.log2(math.prod(math.ceil(size / side) * side / size for size, side in sides)) - math.log2(1 - idle_share(waves))

@@ -1,4 +1,4 @@
-"""Distribution with the backends over the fake libraries in ``FAKE_LT_FOLDER``, for processes that the tests start."""
+"""Backends over the fake libraries in ``FAKE_LT_FOLDER``, for processes that tests start."""
 
 from __future__ import annotations
 
