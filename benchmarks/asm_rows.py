@@ -25,7 +25,7 @@ from tunedgemm.row import Row
 from tunedgemm_asm import manifest, packs
 from tunedgemm_asm.abi import ABIS
 from tunedgemm_asm.descriptor import AITER, Descriptor
-from tunedgemm_asm.solutions import resolve
+from tunedgemm_asm.names import resolve
 
 LIBTYPE = "asm"
 ARCHITECTURES = ("gfx942", "gfx950")

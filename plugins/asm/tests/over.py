@@ -28,17 +28,17 @@ def backend(fake: ModuleType, tree: Path, gfx: str) -> Asm:
     library = bind_driver(driver.HIP, str(fake.copy_of()))
     own = tree.with_name(f"{tree.name}-own")
     found = found_in(gfx, tree, *([own] if own.is_dir() else []))
-    return Asm(found=lambda _: found, driver=lambda _: library, host=HOSTS[gfx])
+    return Asm(catalog=lambda _: found, driver=lambda _: library, host=HOSTS[gfx])
 
 
-def found_in(gfx: str, *folders: Path) -> packs.Found:
+def found_in(gfx: str, *folders: Path) -> packs.Catalog:
     """The kernels of the packs in these folders."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("AITER_ASM_DIR", raising=False)
         patch.setenv("TUNEDGEMM_ASM_PACKS", ":".join(map(str, folders)))
         packs.reload()
         try:
-            return packs.found(gfx)
+            return packs.catalog_of(gfx)
         finally:
             packs.reload()
 

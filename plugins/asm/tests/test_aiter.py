@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not TREE or not Path(TREE, "gfx942").is_dir(), r
 FP8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}
 
 
-def product(loaded: packs.Loaded, gfx: str) -> Shape:
+def product(loaded: packs.PackKernel, gfx: str) -> Shape:
     """A small product that the kernel takes."""
     kernel = loaded.kernel
     if kernel.abi == "aiter-bf16gemm":
@@ -37,7 +37,7 @@ def test_every_code_object_loads_and_gets_the_arguments_that_it_declares(
     """The real files pass the checks, the fake finds their kernels and sizes, and what it is told makes the product."""
     monkeypatch.setenv("FAKE_GFX", gfx)
     asm: Any = over.backend(fake, Path(TREE), gfx)
-    found = asm.found(gfx)
+    found = asm.catalog(gfx)
     assert not found.refusals
     wrong, launched = {}, 0
     for name, loaded in found.kernels.items():

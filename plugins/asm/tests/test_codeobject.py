@@ -17,12 +17,13 @@ import attrs
 import pytest
 from tunedgemm_asm import codeobject, descriptor, manifest
 from tunedgemm_asm.abi import ABIS
-from tunedgemm_asm.codeobject import read, refusal
-from tunedgemm_asm.manifest import Kernel, PackError
+from tunedgemm_asm.codeobject import read
+from tunedgemm_asm.manifest import KernelConfig, PackError
+from tunedgemm_asm.resources import unfit
 
 HSA = Path(os.environ.get("AITER_ASM_DIR") or "/nonexistent")
 ABI = ABIS["aiter-bf16gemm"]
-KERNEL = Kernel("k", "k.co", ABI.name, 96, 64, 0, True, True, 64, True, ("bf16", "fp32"))
+KERNEL = KernelConfig("k", "k.co", ABI.name, 96, 64, 0, True, True, 64, True, ("bf16", "fp32"))
 CLANG = shutil.which("clang-19") or shutil.which("clang")
 
 SOURCE = """
@@ -108,7 +109,7 @@ def test_aiters_code_objects_are_what_its_manifests_say() -> None:
         for family, (listed, name) in descriptor.AITER.items():
             for kernel in manifest.read(HSA / gfx / family / listed, ABIS[name]).kernels:
                 code = read((HSA / gfx / family / kernel.file).read_bytes())
-                assert refusal(code, kernel, ABIS[name], gfx) == ""
+                assert unfit(code, kernel, ABIS[name], gfx) is None
                 count += 1
 
     assert count == 110
@@ -136,7 +137,7 @@ def test_an_object_that_contradicts_itself_is_refused(made: Mapping[str, Any], r
     """Header, symbols, descriptor and metadata must agree; what is not stated does not contradict."""
     content = objects.made(["k"], **made)
     if not reason:
-        assert refusal(read(content), KERNEL, ABI, "gfx942") == ""
+        assert unfit(read(content), KERNEL, ABI, "gfx942") is None
         return
     with pytest.raises(PackError) as caught:
         read(content)
@@ -186,7 +187,7 @@ def test_garbled_bytes_never_raise_anything_else(objects: ModuleType) -> None:
         for _ in range(draw.choice((1, 1, 2, 8))):
             garbled[draw.randrange(len(garbled))] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
         try:
-            refusal(read(bytes(garbled)), KERNEL, ABI, "gfx942")
+            unfit(read(bytes(garbled)), KERNEL, ABI, "gfx942")
         except PackError:
             refused += 1
     assert 100 < refused < 1500
@@ -217,13 +218,13 @@ def test_a_kernel_that_is_not_what_was_promised_is_refused(
     made: Mapping[str, Any], kernel: Mapping[str, Any], reason: str, objects: ModuleType
 ) -> None:
     """Another architecture, symbol, size of arguments or workgroup; more than the hardware has; a promise that the code cannot keep."""
-    told = refusal(read(objects.made(["k"], **made)), attrs.evolve(KERNEL, **kernel), ABI, "gfx942")
+    told = unfit(read(objects.made(["k"], **made)), attrs.evolve(KERNEL, **kernel), ABI, "gfx942") or ""
     assert reason in told and bool(reason) == bool(told)
 
 
 def test_a_kernel_for_an_architecture_of_which_nothing_is_known_is_refused(objects: ModuleType) -> None:
     """By that reason, not by a size that it is taken for."""
-    told = refusal(read(objects.made(["k"], "gfx1100")), KERNEL, ABI, "gfx1100")
+    told = unfit(read(objects.made(["k"], "gfx1100")), KERNEL, ABI, "gfx1100")
     assert told == "kernels run on gfx942 and gfx950; what gfx1100 has is not known"
 
 
@@ -231,12 +232,10 @@ def test_a_kernel_for_an_architecture_of_which_nothing_is_known_is_refused(objec
 def test_arguments_that_are_listed_must_be_those_that_are_passed(wrong: str, objects: ModuleType) -> None:
     """Each of our fields where the code object has an argument of its size and kind; padding between them may be listed or not."""
     args = [objects.named(field.name, field.offset, field.bytes, pointer=field.kind == "pointer") for field in ABI.fields]
-    assert refusal(read(objects.made(["k"], args=args)), KERNEL, ABI, "gfx942") == ""
+    assert unfit(read(objects.made(["k"], args=args)), KERNEL, ABI, "gfx942") is None
     if wrong == "missing":
         del args[3]
     else:
         args[3] |= {"moved": {".offset": 52}, "narrow": {".size": 4}, "a number": {".value_kind": "by_value"}}[wrong]
 
-    assert (
-        refusal(read(objects.made(["k"], args=args)), KERNEL, ABI, "gfx942") == "it lists no pointer at 48, where aiter-bf16gemm passes b"
-    )
+    assert unfit(read(objects.made(["k"], args=args)), KERNEL, ABI, "gfx942") == "it lists no pointer at 48, where aiter-bf16gemm passes b"

@@ -48,7 +48,7 @@ def test_list_tells_packs_kernels_and_refusals(write: Write, capsys: pytest.Capt
     """By architecture: each pack with its folder and hash; with -v every kernel; what was refused with its reason."""
     folder = write("mine", {"a": {}, "broken": {"kernarg_bytes": 8}})
     write("other", {"b": {}}, gfx="gfx950")
-    digest = packs.found("gfx942").packs[0].sha256
+    digest = packs.catalog_of("gfx942").packs[0].sha256
 
     code, out, _ = run(capsys, "asm", "list")
     assert code == 0
@@ -59,7 +59,7 @@ def test_list_tells_packs_kernels_and_refusals(write: Write, capsys: pytest.Capt
     assert out[2] == "gfx950: 1 kernels in 1 packs" and not any("broken" in line for line in out), "code is read with -v alone"
     code, out, _ = run(capsys, "asm", "list", "-v", "--gfx", "gfx942")
     assert code == 0 and "gfx950" not in "".join(out)
-    sha256 = packs.found("gfx942").kernels["a"].sha256[:12]
+    sha256 = packs.catalog_of("gfx942").kernels["a"].sha256[:12]
     marks = "96x64, prefetch 3, shuffled weights, splits K, bias, bf16 fp32, 256 VGPRs, 65536 bytes of LDS"
     assert f"    a: {marks}, sha256 {sha256}" in out
     assert out[-1].startswith(f"refused: pack mine ({folder}): broken.co: its arguments take 8 bytes")
@@ -144,10 +144,10 @@ def test_plugins_tells_packs_with_their_hashes(write: Write, capsys: pytest.Capt
     code, out, _ = run(capsys, "plugins", "-v")
 
     assert code == 0
-    digest = packs.found("gfx942").packs[0].sha256
+    digest = packs.catalog_of("gfx942").packs[0].sha256
     assert f"asm: pack mine ({folder}, by TUNEDGEMM_ASM_PACKS): 2 kernels of aiter-bf16gemm, sha256 {digest}" in out
     assert any(line.startswith(f"asm: refused: pack mine ({folder}): broken.co: it is for workgroups of 64") for line in out)
-    assert any(packs.found("gfx942").version in line for line in out), "what goes into a table's column libver"
+    assert any(packs.catalog_of("gfx942").version in line for line in out), "what goes into a table's column libver"
 
 
 def test_details_are_told_by_a_process_that_has_read_no_pack_yet() -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from tunedgemm.plugin import Shape
 from tunedgemm_asm.abi import ABIS
+from tunedgemm_asm.launch import arguments_of
 from tunedgemm_asm.manifest import read
-from tunedgemm_asm.problem import problem_of
 
 pytestmark = pytest.mark.sweep
 
@@ -243,7 +243,7 @@ def check_aiter(gcn, gfx, kernel, out, order, folder):
     abi, splits = ABIS["aiter-bf16gemm"], 3 if kernel.splits else 1
     layout, adds = "aiter16x16" if kernel.shuffled else "row", {"epilogue": "bias", "bias_dtype": "bf16"} if kernel.bias else {}
     shape = Shape("a16w16", kernel.tile_m + 5, 2 * kernel.tile_n, 512, outdtype=out, layout=layout, **adds)
-    problem = problem_of(kernel, splits, shape)
+    problem = arguments_of(kernel, splits, shape)
     draw = np.random.default_rng(kernel.tile_m)
     x, weight, bias = (gcn.numbers.bf16(draw.standard_normal(size)) for size in ((shape.m, shape.k), (shape.n, shape.k), shape.n))
     memory = gcn.Memory()
@@ -323,7 +323,7 @@ def check_scaled(gcn, family, kernel, splits):
     abi = ABIS[kernel.abi]
     op, dtype, scale = {"i8gemm": ("a8w8_bpreshuffle", "int8", "row")}.get(family, ("a8w8_blockscale_bpreshuffle", "fp8_e4m3fnuz", "block"))
     m, n, k = kernel.tile_m + 5, 2 * kernel.tile_n, 512
-    problem = problem_of(kernel, splits, Shape(op, m, n, k, dtype=dtype, outdtype="bf16", scale=scale, layout=abi.layout))
+    problem = arguments_of(kernel, splits, Shape(op, m, n, k, dtype=dtype, outdtype="bf16", scale=scale, layout=abi.layout))
     x, weight, scales, left, right = scaled_operands(gcn, family, m, n, k)
     given = {
         "out": np.zeros((m, n), np.uint16) if problem.zeroed else np.full((m, n), 0x7F7F, np.uint16), "a": x,

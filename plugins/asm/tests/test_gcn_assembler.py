@@ -10,13 +10,13 @@ import sys
 import pytest
 from tunedgemm.plugin import PluginError
 from tunedgemm_asm import codeobject, packs
-from tunedgemm_asm.gcn import assembler, pack
-from tunedgemm_asm.gcn.assembler import assembler_for
+from tunedgemm_asm.gcn import build
+from tunedgemm_asm.gcn.build import assembler_for, build_pack
 from tunedgemm_asm.gcn.frame import ABI
 from tunedgemm_asm.gcn.kernel import stream_of, text_of, vectors
-from tunedgemm_asm.gcn.pack import build, plans
+from tunedgemm_asm.gcn.resources import TARGETS
+from tunedgemm_asm.gcn.space import enumerate_configs
 from tunedgemm_asm.gcn.stream import Op
-from tunedgemm_asm.gcn.targets import TARGETS
 
 pytestmark = pytest.mark.sweep
 
@@ -33,46 +33,48 @@ def able(gfx):
 
 def few(gfx):
     """One kernel of each kind: weight plain or shuffled, K split or not."""
-    return tuple({(plan.shuffled, plan.split): plan for plan in plans(gfx) if plan.tile_m * plan.tile_n <= 64 * 64}.values())
+    return tuple(
+        {(config.shuffled, config.split): config for config in enumerate_configs(gfx) if config.tile_m * config.tile_n <= 64 * 64}.values()
+    )
 
 
 @pytest.fixture(
     scope="module",
-    params=[(gfx, few) for gfx in TARGETS] + [pytest.param((gfx, plans), marks=pytest.mark.slow) for gfx in TARGETS],
-    ids=lambda chosen: f"{chosen[0]}-{'all' if chosen[1] is plans else 'few'}",
+    params=[(gfx, few) for gfx in TARGETS] + [pytest.param((gfx, enumerate_configs), marks=pytest.mark.slow) for gfx in TARGETS],
+    ids=lambda chosen: f"{chosen[0]}-{'all' if chosen[1] is enumerate_configs else 'few'}",
 )
 def built(request, tmp_path_factory):
-    """A pack of kernels of an architecture, one of each kind or all: architecture, folder, plans."""
+    """A pack of kernels of an architecture, one of each kind or all: architecture, folder, configs."""
     gfx, chosen = request.param
     able(gfx)
     folder, made = tmp_path_factory.mktemp(gfx), tuple(chosen(gfx))
-    assert build(gfx, folder, () if chosen is plans else made).names == tuple(plan.name for plan in made)
+    assert build_pack(gfx, folder, () if chosen is enumerate_configs else made).names == tuple(config.name for config in made)
     return gfx, folder, made
 
 
 def test_every_kernel_is_assembled(built):
-    """Each plan's code object is there and promises what the loader checks before a launch."""
+    """Each config's code object is there and promises what the loader checks before a launch."""
     gfx, folder, made = built
-    assert sorted(path.name for path in folder.glob("*.co")) == sorted(f"{plan.name}.co" for plan in made)
-    for plan in made:
-        code = codeobject.read((folder / f"{plan.name}.co").read_bytes())
+    assert sorted(path.name for path in folder.glob("*.co")) == sorted(f"{config.name}.co" for config in made)
+    for config in made:
+        code = codeobject.read((folder / f"{config.name}.co").read_bytes())
         assert code.gfx == gfx
-        assert list(code.kernels) == [plan.name]
+        assert list(code.kernels) == [config.name]
 
 
 def test_registers_and_lds_are_those_of_the_plan(built):
     """The metadata says what the instructions use; nothing is spilled, and LDS is no larger than the architecture's."""
     _, folder, made = built
-    for plan in made:
-        seen = codeobject.read((folder / f"{plan.name}.co").read_bytes()).kernels[plan.name]
-        stream, f = stream_of(plan)
+    for config in made:
+        seen = codeobject.read((folder / f"{config.name}.co").read_bytes()).kernels[config.name]
+        stream, f = stream_of(config)
         used = {unit for item in stream if isinstance(item, Op) for reg in (*item.read, *item.written) for unit in reg.units}
         most = {file: max((index for name, index in used if name == file), default=-1) + 1 for file in "vas"}
         assert most["v"] <= vectors(f) == seen.vgprs - seen.agprs
-        assert most["a"] == seen.agprs == f.sums.count
+        assert most["a"] == seen.agprs == f.accumulators.count
         assert most["s"] <= f.given.taken["s"] <= seen.sgprs
         assert seen.spills == 0
-        assert seen.lds_bytes == plan.lds_bytes <= plan.target.lds_bytes
+        assert seen.lds_bytes == config.lds_bytes <= config.target.lds_bytes
         assert seen.kernarg_bytes == ABI.size
         assert seen.workgroup == 256
         assert seen.wavefront == 64
@@ -83,14 +85,14 @@ def test_the_loader_takes_the_pack(built, monkeypatch):
     gfx, folder, made = built
     monkeypatch.setenv("TUNEDGEMM_ASM_PACKS", str(folder))
     packs.reload()
-    found = packs.found(gfx)
-    assert not found.problems
-    assert {plan.name for plan in made} == set(found.kernels)
-    for plan in made:
-        loaded = found.kernels[plan.name]
-        assert (loaded.kernel.tile_m, loaded.kernel.tile_n, loaded.kernel.shuffled) == (plan.tile_m, plan.tile_n, plan.shuffled)
-        assert (loaded.kernel.splits, loaded.kernel.bias, loaded.kernel.prefetch) == (plan.split, True, plan.prefetch)
-        assert loaded.code() == (folder / f"{plan.name}.co").read_bytes()
+    catalog = packs.catalog_of(gfx)
+    assert not catalog.problems
+    assert {config.name for config in made} == set(catalog.kernels)
+    for config in made:
+        loaded = catalog.kernels[config.name]
+        assert (loaded.kernel.tile_m, loaded.kernel.tile_n, loaded.kernel.shuffled) == (config.tile_m, config.tile_n, config.shuffled)
+        assert (loaded.kernel.splits, loaded.kernel.bias, loaded.kernel.prefetch) == (config.split, True, config.prefetch)
+        assert loaded.code() == (folder / f"{config.name}.co").read_bytes()
 
 
 def disassembler(gfx, path):
@@ -106,11 +108,11 @@ def test_the_code_is_the_text(built):
     """A disassembler reads the mnemonics that the generator wrote, in their order."""
     gfx, folder, made = built
     program = disassembler(gfx, folder / f"{made[0].name}.co")
-    for plan in made:
-        command = [program, "-d", str(folder / f"{plan.name}.co")]
+    for config in made:
+        command = [program, "-d", str(folder / f"{config.name}.co")]
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         read = re.findall(r"^\s+([a-z]+_\w+)", printed, re.MULTILINE)
-        stream, _ = stream_of(plan)
+        stream, _ = stream_of(config)
         wanted = [bare(item.name) for item in stream if isinstance(item, Op)]
         assert [bare(name) for name in read[: len(wanted)]] == wanted
 
@@ -123,22 +125,20 @@ def bare(name):
 def test_another_architecture_refuses_the_text(tmp_path):
     """gfx942 has no product of 32 elements, and no 16 bytes from memory to LDS: assemblers are judges."""
     found = able("gfx942")
-    plan = next(plans("gfx950"))
+    config = next(enumerate_configs("gfx950"))
     with pytest.raises(PluginError):
-        found.assemble({"k.co": text_of(plan).replace("gfx950", "gfx942")}, tmp_path)
+        found.assemble({"k.co": text_of(config).replace("gfx950", "gfx942")}, tmp_path)
 
 
 def test_text_is_the_same_each_time():
     """Packs can be compared by their hashes: no order of a set or of hashes is in them."""
-    program = (
-        "from tunedgemm_asm.gcn.kernel import text_of; from tunedgemm_asm.gcn.pack import plans; print(text_of(next(plans('gfx950'))))"
-    )
+    program = "from tunedgemm_asm.gcn.kernel import text_of; from tunedgemm_asm.gcn.space import enumerate_configs; print(text_of(next(enumerate_configs('gfx950'))))"
     texts = [
         subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
         for seed in ("1", "2")
     ]
     assert texts[0] == texts[1]
-    assert texts[0].decode() == text_of(next(plans("gfx950"))) + "\n"
+    assert texts[0].decode() == text_of(next(enumerate_configs("gfx950"))) + "\n"
 
 
 def script(path, text):
@@ -149,11 +149,11 @@ def script(path, text):
 
 def test_the_named_clang_is_taken_alone(monkeypatch, tmp_path):
     """TUNEDGEMM_ASM_CLANG comes before all others; if it cannot, the message has its words and no other is tried."""
-    monkeypatch.setenv(assembler.CLANG, script(tmp_path / "clang", 'echo "it is broken" >&2; exit 3'))
+    monkeypatch.setenv(build.CLANG, script(tmp_path / "clang", 'echo "it is broken" >&2; exit 3'))
     with pytest.raises(PluginError, match=r"no assembler for gfx942.*it is broken") as told:
         assembler_for("gfx942")
     assert "Triton" not in str(told.value)
-    monkeypatch.setenv(assembler.CLANG, str(tmp_path / "absent"))
+    monkeypatch.setenv(build.CLANG, str(tmp_path / "absent"))
     with pytest.raises(PluginError, match="absent"):
         assembler_for("gfx942")
 
@@ -162,10 +162,10 @@ def test_a_clang_that_does_not_know_the_architecture_is_passed_over(monkeypatch,
     """The next is tried; here it is one that pretends."""
     bad = script(tmp_path / "clang", 'echo "clang version 1"; [ "$1" = --version ] || { echo "invalid target ID" >&2; exit 1; }')
     good = script(tmp_path / "clang-20", 'echo "clang version 20"; while [ $# -gt 1 ]; do shift; done; [ "$1" = --version ] || echo > "$1"')
-    monkeypatch.delenv(assembler.CLANG, raising=False)
+    monkeypatch.delenv(build.CLANG, raising=False)
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(assembler, "_NEWEST", 20)
+    monkeypatch.setattr(build, "_NEWEST", 20)
     found = assembler_for("gfx950")
     assert found.clang in (good, shutil.which("amdclang"))
     assert found.clang != bad
@@ -173,14 +173,14 @@ def test_a_clang_that_does_not_know_the_architecture_is_passed_over(monkeypatch,
 
 def test_where_nobody_can(monkeypatch, tmp_path):
     """The message names the variable and all that were tried; nothing is written."""
-    monkeypatch.setattr(assembler, "_candidates", lambda: iter([script(tmp_path / "clang", "exit 1")]))
+    monkeypatch.setattr(build, "_candidates", lambda: iter([script(tmp_path / "clang", "exit 1")]))
     with pytest.raises(PluginError, match="TUNEDGEMM_ASM_CLANG"):
-        build("gfx942", tmp_path / "pack")
+        build_pack("gfx942", tmp_path / "pack")
     assert not (tmp_path / "pack").exists()
 
 
 def test_unknown_architectures_are_refused(tmp_path):
     """By name, with those that are known."""
     with pytest.raises(PluginError, match="gfx942, gfx950, not for 'gfx1100'"):
-        build("gfx1100", tmp_path)
-    assert not (tmp_path / pack.MANIFEST).exists()
+        build_pack("gfx1100", tmp_path)
+    assert not (tmp_path / build.MANIFEST).exists()

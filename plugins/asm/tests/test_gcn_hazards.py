@@ -3,15 +3,15 @@
 import pytest
 from tunedgemm_asm.gcn.hazards import nop, unmet, with_nops
 from tunedgemm_asm.gcn.kernel import stream_of
-from tunedgemm_asm.gcn.pack import PLANS
 from tunedgemm_asm.gcn.registers import M0, VCC, Reg
+from tunedgemm_asm.gcn.resources import TARGETS
+from tunedgemm_asm.gcn.space import CONFIGS
 from tunedgemm_asm.gcn.stream import Label, Op, branch, op
-from tunedgemm_asm.gcn.targets import TARGETS
 
 pytestmark = pytest.mark.sweep
 
 SOURCE = Reg("s", 4, 4)
-KINDS = list({(plan.gfx, plan.shuffled, plan.split): plan for plan in PLANS}.values())
+KINDS = list({(config.gfx, config.shuffled, config.split): config for config in CONFIGS}.values())
 
 
 def v(index, count=1):
@@ -118,13 +118,13 @@ def test_a_loop_is_followed():
     assert not unmet(made, target)
 
 
-@pytest.mark.parametrize("plan", KINDS, ids=lambda plan: f"{plan.gfx}-{plan.name}")
-def test_no_wait_state_of_a_kernel_can_be_left_out(plan):
+@pytest.mark.parametrize("config", KINDS, ids=lambda config: f"{config.gfx}-{config.name}")
+def test_no_wait_state_of_a_kernel_can_be_left_out(config):
     """Each derived one is needed, and none is missing."""
-    stream, _ = stream_of(plan)
-    assert not unmet(stream, plan.target)
+    stream, _ = stream_of(config)
+    assert not unmet(stream, config.target)
     places = [at for at, item in enumerate(stream) if isinstance(item, Op) and item.name == "s_nop"]
     assert places
     for at in places[:: max(1, len(places) // 10)]:
         fewer = [nop(int(stream[at].of[0]))] if stream[at].of[0] else []
-        assert unmet([*stream[:at], *fewer, *stream[at + 1 :]], plan.target), at
+        assert unmet([*stream[:at], *fewer, *stream[at + 1 :]], config.target), at

@@ -9,12 +9,12 @@ import pytest
 from tunedgemm.plugin import PluginError
 from tunedgemm_asm.gcn.cost import cost
 from tunedgemm_asm.gcn.frame import frame_of
-from tunedgemm_asm.gcn.pack import PLANS, plans
-from tunedgemm_asm.gcn.plan import Plan
+from tunedgemm_asm.gcn.names import KernelConfig
 from tunedgemm_asm.gcn.registers import MOST, Reg, Registers
-from tunedgemm_asm.gcn.targets import REGISTERS, TARGETS
+from tunedgemm_asm.gcn.resources import REGISTERS, TARGETS
+from tunedgemm_asm.gcn.space import CONFIGS, enumerate_configs
 
-GOOD = Plan("gfx942", 64, 128, 2, 2)
+GOOD = KernelConfig("gfx942", 64, 128, 2, 2)
 
 
 def test_names_are_distinct_and_say_what_they_are():
@@ -22,7 +22,7 @@ def test_names_are_distinct_and_say_what_they_are():
     assert GOOD.name == "tunedgemm_bf16_64x128_pf2"
     assert attrs.evolve(GOOD, shuffled=True, waves_m=1, split=True).name == "tunedgemm_bf16_64x128_bshuffle_pf2_splitk"
     for gfx in TARGETS:
-        names = [plan.name for plan in plans(gfx)]
+        names = [config.name for config in enumerate_configs(gfx)]
         assert len(set(names)) == len(names) > 30
 
 
@@ -30,9 +30,9 @@ def test_names_are_distinct_and_say_what_they_are():
 def test_tiles_reach_from_small_to_large(gfx):
     """Both kinds of weight have every tile, from 32 by 64 to 256 by 256; small ones with and without split K."""
     for shuffled in (False, True):
-        tiles = {(plan.tile_m, plan.tile_n) for plan in plans(gfx) if plan.shuffled == shuffled and not plan.split}
+        tiles = {(config.tile_m, config.tile_n) for config in enumerate_configs(gfx) if config.shuffled == shuffled and not config.split}
         assert {(32, 64), (64, 64), (128, 128), (256, 256)} <= tiles
-        split = {(plan.tile_m, plan.tile_n) for plan in plans(gfx) if plan.shuffled == shuffled and plan.split}
+        split = {(config.tile_m, config.tile_n) for config in enumerate_configs(gfx) if config.shuffled == shuffled and config.split}
         assert {(32, 64), (64, 64), (128, 128)} <= split < tiles
 
 
@@ -55,9 +55,9 @@ def test_what_no_kernel_can_be_is_refused(change, word):
 
 
 def test_registers_run_out():
-    """A plan that wants more than a file has is refused, not spilled."""
+    """A config that wants more than a file has is refused, not spilled."""
     with pytest.raises(PluginError, match="registers of file v"):
-        frame_of(Plan("gfx942", 256, 128, 1, 8, shuffled=True))
+        frame_of(KernelConfig("gfx942", 256, 128, 1, 8, shuffled=True))
     given = Registers()
     with pytest.raises(PluginError, match="of which there are 102"):
         given("s", MOST["s"] + 1)
@@ -74,31 +74,31 @@ def test_groups_of_registers_are_aligned():
     assert str(Reg("a", 2, 4)[3]) == "a5"
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.gfx}-{plan.name}")
-def test_a_kernel_fits(plan):
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.gfx}-{config.name}")
+def test_a_kernel_fits(config):
     """Registers, LDS and the registers of its parts, none of which two parts have at once."""
-    f = frame_of(plan)
-    parts = [f.offset_a, f.offset_b, *f.staged, *f.blocks_a, *f.blocks_b, *f.read_a, *f.read_b, f.lane, f.sums, f.arguments]
+    f = frame_of(config)
+    parts = [f.offset_a, f.offset_b, *f.staged, *f.blocks_a, *f.blocks_b, *f.read_a, *f.read_b, f.lane, f.accumulators, f.arguments]
     parts += [f.from_a, f.from_b, f.spare, f.write, f.steps, f.tile, f.part, f.at_m, f.at_n, f.wave_m, f.wave_n, f.kernarg]
     units = [unit for part in parts for unit in part.units]
     assert len(set(units)) == len(units)
-    assert plan.lds_bytes <= plan.target.lds_bytes
+    assert config.lds_bytes <= config.target.lds_bytes
     assert f.given.taken["v"] <= 256
-    assert f.sums.count == 4 * plan.blocks <= 256
+    assert f.accumulators.count == 4 * config.blocks <= 256
 
 
-@pytest.mark.parametrize("plan", [plan for plan in PLANS if not plan.split], ids=lambda plan: f"{plan.gfx}-{plan.name}")
-def test_what_a_step_takes(plan):
+@pytest.mark.parametrize("config", [config for config in CONFIGS if not config.split], ids=lambda config: f"{config.gfx}-{config.name}")
+def test_what_a_step_takes(config):
     """Each element is loaded and multiplied once; nobody waits for the issue of instructions where tiles are large."""
-    taken = cost(plan)
-    assert taken.step["mfma"] * plan.target.depth == plan.blocks * 64
-    loads = plan.loads_a + plan.loads_b + (2 * plan.blocks_n if plan.shuffled else 0)
+    taken = cost(config)
+    assert taken.step["mfma"] * config.target.depth == config.blocks * 64
+    loads = config.loads_a + config.loads_b + (2 * config.blocks_n if config.shuffled else 0)
     assert taken.step["vmem"] == loads
-    operands = 2 * (plan.blocks_m + (0 if plan.shuffled else plan.blocks_n))
-    assert taken.step["lds"] == operands + (0 if plan.target.direct else plan.loads_a + plan.loads_b)
-    assert taken.step["barrier"] == (1 if plan.buffers > 1 else 2)
+    operands = 2 * (config.blocks_m + (0 if config.shuffled else config.blocks_n))
+    assert taken.step["lds"] == operands + (0 if config.target.direct else config.loads_a + config.loads_b)
+    assert taken.step["barrier"] == (1 if config.buffers > 1 else 2)
     assert taken.waves * (taken.vectors + taken.sums) <= REGISTERS
-    if plan.tile_m * plan.tile_n >= 128 * 128:
+    if config.tile_m * config.tile_n >= 128 * 128:
         assert taken.issue_cycles < taken.product_cycles
         assert taken.waves >= 1
 
@@ -114,8 +114,8 @@ def test_what_a_step_takes(plan):
 )
 def test_what_fits_on_a_compute_unit(gfx, name, waves):
     """Registers or LDS, whichever runs out first."""
-    plan = next(plan for plan in PLANS if (plan.gfx, plan.name) == (gfx, f"tunedgemm_bf16_{name}"))
-    assert cost(plan).waves == waves
+    config = next(config for config in CONFIGS if (config.gfx, config.name) == (gfx, f"tunedgemm_bf16_{name}"))
+    assert cost(config).waves == waves
 
 
 @pytest.mark.slow

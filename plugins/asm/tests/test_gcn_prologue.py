@@ -5,11 +5,11 @@ import pytest
 from tunedgemm_asm.gcn import epilogue, prologue, splitk
 from tunedgemm_asm.gcn.frame import frame_of
 from tunedgemm_asm.gcn.hazards import with_nops
-from tunedgemm_asm.gcn.plan import Plan
+from tunedgemm_asm.gcn.names import KernelConfig
 from tunedgemm_asm.gcn.waits import with_waits
 
-PLAIN = Plan("gfx942", 64, 128, 2, 2, split=True)
-SHUFFLED = Plan("gfx950", 64, 128, 1, 2, shuffled=True, split=True)
+PLAIN = KernelConfig("gfx942", 64, 128, 2, 2, split=True)
+SHUFFLED = KernelConfig("gfx950", 64, 128, 1, 2, shuffled=True, split=True)
 #: Bytes of the largest stride with which 31 bits address a tile of 128 rows.
 WIDEST = (1 << 24) - 16
 BASE = 0x7F12_FFFF_FF00
@@ -17,8 +17,8 @@ BASE = 0x7F12_FFFF_FF00
 
 def ran(gcn, f, part, each):
     """The waves that ran a part of a kernel, each with its own values of registers: those of an argument, a list of `Frame`'s, or more."""
-    stream = with_nops(with_waits(part), f.plan.target)
-    bench = gcn.Bench("\n".join(map(str, stream)), gfx=f.plan.gfx, waves=len(each))
+    stream = with_nops(with_waits(part), f.config.target)
+    bench = gcn.Bench("\n".join(map(str, stream)), gfx=f.config.gfx, waves=len(each))
     for wave, values in enumerate(each):
         for reg, value in values:
             bench.give({f"s{reg.index + word}": value >> (32 * word) & 0xFFFFFFFF for word in range(reg.count)}, wave)
@@ -62,10 +62,10 @@ def test_the_most_tiles_there_may_be(gcn, count):
         assert (m, n) == (8 * panel + rest % rows, rest // rows)
 
 
-@pytest.mark.parametrize("plan", [PLAIN, SHUFFLED], ids=lambda plan: plan.name)
-def test_where_operands_begin_and_end(gcn, plan):
+@pytest.mark.parametrize("config", [PLAIN, SHUFFLED], ids=lambda config: config.name)
+def test_where_operands_begin_and_end(gcn, config):
     """Bases have 64 bits, rows beyond 4 GiB among them; the range ends with the step of the last row that exists."""
-    f = frame_of(plan)
+    f = frame_of(config)
     m, n, k, part, at_m, at_n = 64 * 1000 + 3, 128 * 700 + 16, 1 << 22, 1 << 20, 1000, 700
     known = (
         ("m", m),
@@ -82,7 +82,7 @@ def test_where_operands_begin_and_end(gcn, plan):
     assert scalar(bench, f.steps) == part // 64
     assert scalar(bench, f.from_a[0:2]) == BASE + at_m * 64 * WIDEST + 2 * 3 * part
     assert scalar(bench, f.from_a[2]) == 2 * WIDEST + 128
-    within, left = (3 * part * 32, 2048) if plan.shuffled else (3 * part * 2, 15 * 2 * k + 128)
+    within, left = (3 * part * 32, 2048) if config.shuffled else (3 * part * 2, 15 * 2 * k + 128)
     assert scalar(bench, f.from_b[0:2]) == BASE + (1 << 40) + at_n * 128 * 2 * k + within
     assert scalar(bench, f.from_b[2]) == left
 
@@ -109,7 +109,7 @@ def test_no_range_is_longer_than_31_bits(gcn, rows):
 
 def test_parts_lie_side_by_side(gcn):
     """In a workspace of more than 4 GiB, of the most tiles that may meet."""
-    f = frame_of(Plan("gfx942", 128, 128, 2, 2, split=True))
+    f = frame_of(KernelConfig("gfx942", 128, 128, 2, 2, split=True))
     known = ((f.argument("workspace"), BASE), (f.argument("tiles_m"), 32), (f.argument("tiles_n"), 32), (f.tile, 1023), (f.part, 15))
     bench = ran(gcn, f, splitk.describe_part(f, f.from_a, f.part), [known])
     assert scalar(bench, f.from_a[0:2]) == BASE + (15 * 1024 + 1023) * 128 * 128 * 4

@@ -3,8 +3,8 @@
 import attrs
 import pytest
 from tunedgemm_asm.gcn.kernel import stream_of
-from tunedgemm_asm.gcn.pack import PLANS
 from tunedgemm_asm.gcn.registers import M0, Reg
+from tunedgemm_asm.gcn.space import CONFIGS
 from tunedgemm_asm.gcn.stream import Label, Op, branch, op
 from tunedgemm_asm.gcn.waits import MOST, unmet, wait, with_waits
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.sweep
 SOURCE = Reg("s", 4, 4)
 PART = Reg("lds", 0)
 #: One kernel of each kind: where loads go, whether the weight is shuffled, whether K is split.
-KINDS = list({(plan.gfx, plan.shuffled, plan.split): plan for plan in PLANS}.values())
+KINDS = list({(config.gfx, config.shuffled, config.split): config for config in CONFIGS}.values())
 
 
 def v(index, count=1):
@@ -135,10 +135,10 @@ def test_waits_that_stand_there_are_known():
     assert waits([load(8), wait(vmcnt=0), use(8)]) == [("vmcnt(0)", "v_mov_b32_e32")]
 
 
-@pytest.mark.parametrize("plan", KINDS, ids=lambda plan: f"{plan.gfx}-{plan.name}")
-def test_no_wait_of_a_kernel_can_be_left_out_or_shortened(plan):
+@pytest.mark.parametrize("config", KINDS, ids=lambda config: f"{config.gfx}-{config.name}")
+def test_no_wait_of_a_kernel_can_be_left_out_or_shortened(config):
     """Every derived wait is needed, each count of it is the most that is right; and a kernel has none missing."""
-    stream, _ = stream_of(plan)
+    stream, _ = stream_of(config)
     assert not unmet(stream)
     derived = [at for at, item in enumerate(stream) if isinstance(item, Op) and item.name == "s_waitcnt"]
     assert len(derived) > 10

@@ -13,8 +13,9 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm import heuristic
-from tunedgemm_asm.limits import refused
-from tunedgemm_asm.solutions import rank, resolve
+from tunedgemm_asm.cost import rank
+from tunedgemm_asm.limits import unsupported
+from tunedgemm_asm.names import resolve
 
 MI300X = Device("gfx942", 304, "amd-instinct-mi300x")
 both = pytest.mark.parametrize("asm", ["gfx942", "gfx950"], indirect=True)
@@ -39,31 +40,31 @@ def shapes(gfx: str) -> list[Shape]:
 def test_shuffled_weights_get_a_kernel_that_runs(asm: Any) -> None:
     """Whatever is supported gets a guess, and the guess is feasible."""
     gfx, device = asm.host.gfx, asm.host
-    found = asm.found(gfx)
+    found = asm.catalog(gfx)
     for shape in shapes(gfx):
         guess = asm.heuristic_fallback(shape, device)
         assert (guess is not None) is bool(asm.supports(shape, device)), shape
         if guess is not None:
             kernel, splits = resolve(guess, shape, device, found)
-            assert refused(found.kernels[kernel.name], splits, shape) == ""
+            assert unsupported(found.kernels[kernel.name], splits, shape) is None
 
 
 @gfx942
 def test_the_order_of_a_manifest_does_not_decide(asm: Any) -> None:
     """Kernels in any order give the same guess and the same list."""
-    kernels, draw = list(asm.found("gfx942").kernels.items()), random.Random(1)
+    kernels, draw = list(asm.catalog("gfx942").kernels.items()), random.Random(1)
     for shape in shapes("gfx942")[::7]:
         wanted = asm.heuristic_fallback(shape, MI300X), list(asm.enumerate_solutions(shape, MI300X))
         for _ in range(3):
             draw.shuffle(kernels)
-            other = attrs.evolve(asm, found=lambda _: attrs.evolve(asm.found("gfx942"), kernels=dict(kernels)))
+            other = attrs.evolve(asm, catalog=lambda _: attrs.evolve(asm.catalog("gfx942"), kernels=dict(kernels)))
             assert (other.heuristic_fallback(shape, MI300X), list(other.enumerate_solutions(shape, MI300X))) == wanted
 
 
 @gfx942
 def test_what_aiter_compares_decides(asm: Any, fake: ModuleType) -> None:
     """Fewer rounds over the compute units, then fewer idle units, then fewer rows for nothing, then the better tile."""
-    kernels = {name: loaded.kernel for name, loaded in asm.found("gfx942").kernels.items()}
+    kernels = {name: loaded.kernel for name, loaded in asm.catalog("gfx942").kernels.items()}
     small, large = (kernels[fake.bf16(tile, shuffled=True)["knl_name"]] for tile in (32, 128))
     device = attrs.evolve(MI300X, cu_num=64)
     many = attrs.evolve(SHUFFLED, m=128)  # 256 workgroups in 4 rounds or 64 in one
@@ -112,7 +113,7 @@ def test_kernels_of_other_packs_answer_nothing(asm: Any, over: ModuleType, fake:
     fake.write(tmp_path / "mine", "m.csv", fake.ROWS["bf16gemm"], objects, "gfx942", 352)
     (tmp_path / "mine" / "pack.json").write_text(json.dumps({"abi": "aiter-bf16gemm", "gfx": "gfx942", "manifest": "m.csv"}))
     found = over.found_in("gfx942", tmp_path / "mine")
-    theirs = attrs.evolve(asm, found=lambda _: found)
+    theirs = attrs.evolve(asm, catalog=lambda _: found)
     assert theirs.supports(SHUFFLED, MI300X) is True
     assert theirs.heuristic_fallback(SHUFFLED, MI300X) is None
 
@@ -125,7 +126,7 @@ def test_a_kernel_that_must_not_be_launched_is_no_guess(over: ModuleType, fake: 
         assert guess.kernel_name not in seen
         over.bound(broken, guess.kernel_name, SHUFFLED, guess.split_k)
         seen.append(guess.kernel_name)
-        broken.found("gfx942").kernels[guess.kernel_name].path.write_bytes(b"garbage")
+        broken.catalog("gfx942").kernels[guess.kernel_name].path.write_bytes(b"garbage")
     assert len(seen) > 3
 
 
@@ -134,7 +135,7 @@ def test_fp4_has_no_ragged_guess_of_128x512(asm: Any, over: ModuleType, fake: Mo
     """AITER's launcher chooses this tile for whole tiles of N alone; rows may name it, and the tuner tries it."""
     shape = Shape("a4w4_blockscale", 128, 3840, 4096, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
     [name] = [row["knl_name"] for row in fake.ROWS["f4gemm"] if "128x512" in row["knl_name"]]
-    alone = attrs.evolve(asm, found=lambda gfx: attrs.evolve(asm.found(gfx), kernels={name: asm.found(gfx).kernels[name]}))
+    alone = attrs.evolve(asm, catalog=lambda gfx: attrs.evolve(asm.catalog(gfx), kernels={name: asm.catalog(gfx).kernels[name]}))
     assert asm.heuristic_fallback(shape, asm.host).kernel_name != name
     assert alone.heuristic_fallback(shape, asm.host) is None
     assert alone.heuristic_fallback(attrs.evolve(shape, n=4096), asm.host).kernel_name == name

@@ -116,7 +116,7 @@ def test_captured_graphs_have_counters_and_scratch_of_their_own(
 
         return give
 
-    def watched(function: driver.Function, plan: native.Plan) -> native.Launch:
+    def watched(function: driver.KernelFunction, plan: native.LaunchPlan) -> native.Launch:
         plain = native.launch_of(function, plan)
 
         def call(stream: int, *addresses: int) -> int:
@@ -215,8 +215,8 @@ def test_a_code_object_is_checked_before_it_is_loaded(
     assert over.refused(broken, row["knl_name"], PRODUCT) == f"pack aiter-gfx942-bf16gemm ({path.parent}): {path.name}: {reason}"
     assert over.native(broken, fake).fake_loads() == 0
     assert over.fault(broken, fake, PRODUCT, name_of(fake, 64, shuffled=False, prefetch=3), 1) == ""
-    assert any(path.name in problem for problem in broken.found("gfx942").problems)
-    assert isinstance(broken.found("gfx942"), packs.Found)
+    assert any(path.name in problem for problem in broken.catalog("gfx942").problems)
+    assert isinstance(broken.catalog("gfx942"), packs.Catalog)
 
 
 @gfx942

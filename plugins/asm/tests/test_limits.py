@@ -12,9 +12,9 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm import asm as plain
-from tunedgemm_asm import problem
+from tunedgemm_asm import launch
 from tunedgemm_asm.abi import ABIS
-from tunedgemm_asm.limits import RULES, parts_of, refused
+from tunedgemm_asm.limits import RULES, parts_of, unsupported
 
 gfx942 = pytest.mark.parametrize("asm", ["gfx942"], indirect=True)
 gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
@@ -79,8 +79,8 @@ def test_other_devices_have_no_code_objects(gfx: str) -> None:
 )
 def test_what_no_kernel_takes(asm: Any, over: ModuleType, shape: Shape, reason: str) -> None:
     """The reason names the limit and the number."""
-    kernels = {name: loaded for name, loaded in asm.found("gfx950").kernels.items() if not name.startswith("tunedgemm")}
-    theirs = attrs.evolve(asm, found=lambda _: attrs.evolve(asm.found("gfx950"), kernels=kernels))
+    kernels = {name: loaded for name, loaded in asm.catalog("gfx950").kernels.items() if not name.startswith("tunedgemm")}
+    theirs = attrs.evolve(asm, catalog=lambda _: attrs.evolve(asm.catalog("gfx950"), kernels=kernels))
     answer = theirs.supports(shape, MI355X)
     assert not answer
     assert re.search(reason, str(answer)), str(answer)
@@ -98,27 +98,27 @@ def test_an_architecture_has_the_fp8_that_it_multiplies(asm: Any) -> None:
 @gfx950
 def test_parts_of_k(asm: Any, fake: ModuleType) -> None:
     """Kernels that count on semaphores have two parts or more and 1024 tiles at most; others as many as their steps allow."""
-    kernels = asm.found("gfx950").kernels
+    kernels = asm.catalog("gfx950").kernels
     split, whole = (
         kernels[fake.bf16(32, shuffled=False, splits=True)["knl_name"]],
         kernels[fake.bf16(32, shuffled=False, prefetch=3)["knl_name"]],
     )
-    assert "splits K into two parts or more" in refused(split, 1, PRODUCT)
-    assert refused(split, 8, PRODUCT) == ""
-    assert "does not cut K=512 into 9 parts of whole steps of 64" in refused(split, 9, PRODUCT)
-    assert "1 to 16 parts (got 17)" in refused(split, 17, attrs.evolve(PRODUCT, k=4096))
-    assert refused(whole, 1, PRODUCT) == ""
-    assert "does not split K (got 2 parts)" in refused(whole, 2, PRODUCT)
+    assert "splits K into two parts or more" in unsupported(split, 1, PRODUCT)
+    assert unsupported(split, 8, PRODUCT) is None
+    assert "does not cut K=512 into 9 parts of whole steps of 64" in unsupported(split, 9, PRODUCT)
+    assert "1 to 16 parts (got 17)" in unsupported(split, 17, attrs.evolve(PRODUCT, k=4096))
+    assert unsupported(whole, 1, PRODUCT) is None
+    assert "does not split K (got 2 parts)" in unsupported(whole, 2, PRODUCT)
     exactly, over = attrs.evolve(PRODUCT, m=128 * 32, n=8 * 64), attrs.evolve(PRODUCT, m=128 * 32 + 1, n=8 * 64)
-    assert refused(split, 2, exactly) == ""
-    assert "1032 tiles that meet over parts of K; there are 1024 counters" in refused(split, 2, over)
-    assert refused(whole, 1, over) == ""
+    assert unsupported(split, 2, exactly) is None
+    assert "1032 tiles that meet over parts of K; there are 1024 counters" in unsupported(split, 2, over)
+    assert unsupported(whole, 1, over) is None
     int8 = kernels[fake.ROWS["i8gemm"][0]["knl_name"]]
-    assert [splits for splits in range(1, 9) if not refused(int8, splits, attrs.evolve(INT8, k=768))] == [1, 2, 3, 6]
+    assert [splits for splits in range(1, 9) if not unsupported(int8, splits, attrs.evolve(INT8, k=768))] == [1, 2, 3, 6]
     fp4 = kernels[fake.ROWS["f4gemm"][1]["knl_name"]]
-    assert [splits for splits in range(1, 17) if not refused(fp4, splits, FP4)] == [1, 2, 4, 8, 16]
+    assert [splits for splits in range(1, 17) if not unsupported(fp4, splits, FP4)] == [1, 2, 4, 8, 16]
     own = kernels["tunedgemm_bf16_64x64_pf2_splitk"]
-    assert [splits for splits in range(1, 9) if not refused(own, splits, attrs.evolve(PRODUCT, k=320))] == [2, 3, 5]
+    assert [splits for splits in range(1, 9) if not unsupported(own, splits, attrs.evolve(PRODUCT, k=320))] == [2, 3, 5]
     assert parts_of(own.kernel, 4, attrs.evolve(PRODUCT, k=320)) == 3
 
 
@@ -132,17 +132,17 @@ def test_fp4_has_large_outputs(asm: Any) -> None:
 @gfx950
 def test_ours_take_ragged_columns_and_large_operands(asm: Any) -> None:
     """N in wholes of 4, of 16 for shuffled weights; operands beyond 4 GiB, whose tiles alone are addressed with 32 bits."""
-    kernels = asm.found("gfx950").kernels
+    kernels = asm.catalog("gfx950").kernels
     plain_weight, shuffled = kernels["tunedgemm_bf16_64x64_pf2"], kernels["tunedgemm_bf16_64x64_bshuffle_pf2"]
-    assert refused(plain_weight, 1, attrs.evolve(PRODUCT, n=100)) == ""
+    assert unsupported(plain_weight, 1, attrs.evolve(PRODUCT, n=100)) is None
     biased = attrs.evolve(PRODUCT, outdtype="fp32", epilogue="bias")
-    assert "adds a bias in fp32, not bf16" in refused(plain_weight, 1, biased)
-    assert refused(plain_weight, 1, attrs.evolve(biased, bias_dtype="fp32")) == ""
-    assert "N % 4 = 0 (N=102)" in refused(plain_weight, 1, attrs.evolve(PRODUCT, n=102))
-    assert "N % 16 = 0 (N=100)" in refused(shuffled, 1, attrs.evolve(PRODUCT, n=100, layout="aiter16x16"))
-    assert refused(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 23)) == ""
-    assert "would address 2147483648 bytes of x at a time" in refused(plain_weight, 1, attrs.evolve(PRODUCT, k=1 << 24))
-    assert "has 4194304 tiles along an axis of its grid" in refused(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 20, n=1 << 14))
+    assert "adds a bias in fp32, not bf16" in unsupported(plain_weight, 1, biased)
+    assert unsupported(plain_weight, 1, attrs.evolve(biased, bias_dtype="fp32")) is None
+    assert "N % 4 = 0 (N=102)" in unsupported(plain_weight, 1, attrs.evolve(PRODUCT, n=102))
+    assert "N % 16 = 0 (N=100)" in unsupported(shuffled, 1, attrs.evolve(PRODUCT, n=100, layout="aiter16x16"))
+    assert unsupported(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 23)) is None
+    assert "would address 2147483648 bytes of x at a time" in unsupported(plain_weight, 1, attrs.evolve(PRODUCT, k=1 << 24))
+    assert "has 4194304 tiles along an axis of its grid" in unsupported(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 20, n=1 << 14))
 
 
 def test_packs_are_looked_for_where_they_can_be_used() -> None:
@@ -151,7 +151,7 @@ def test_packs_are_looked_for_where_they_can_be_used() -> None:
     def never(gfx: str) -> Any:
         raise AssertionError(gfx)
 
-    elsewhere = attrs.evolve(plain, found=never)
+    elsewhere = attrs.evolve(plain, catalog=never)
     b200 = Device("sm_100", 148, "nvidia-b200")
     assert not elsewhere.supports(PRODUCT, b200)
     assert elsewhere.library_version(b200) == ""
@@ -173,7 +173,7 @@ def test_a_packs_descriptor_may_narrow_its_layout(
     fake.write(tmp_path / "narrow", "m.csv", fake.OWN, objects, "gfx950", 96)
     (tmp_path / "narrow" / "pack.json").write_text(json.dumps(said))
     found = over.found_in("gfx950", tmp_path / "narrow")
-    narrow = attrs.evolve(asm, found=lambda _: found)
+    narrow = attrs.evolve(asm, catalog=lambda _: found)
     assert not narrow.supports(PRODUCT, MI355X)
     wide = attrs.evolve(PRODUCT, outdtype="fp32")
     assert narrow.supports(wide, MI355X) is True
@@ -182,13 +182,13 @@ def test_a_packs_descriptor_may_narrow_its_layout(
     own = found.kernels["tunedgemm_bf16_32x32_pf2"]
     for operand, shape, dtype in (("weight", wide, "bf16"), ("bias", biased, "fp32")):
         without = Named(own, {**own.dtypes, operand: ()})
-        assert refused(without, 1, shape) == f"{own.kernel.name} is for {operand} in no dtype by its pack narrow, not {dtype}"
-    assert refused(Named(own, {**own.dtypes, "bias": ()}), 1, wide) == ""
+        assert unsupported(without, 1, shape) == f"{own.kernel.name} is for {operand} in no dtype by its pack narrow, not {dtype}"
+    assert unsupported(Named(own, {**own.dtypes, "bias": ()}), 1, wide) is None
 
 
 def test_every_layout_of_arguments_has_its_limits_and_its_maker() -> None:
     """A layout that the packs may name is known to all tables that say something of one, and the other way round."""
-    assert set(RULES) == set(problem._MAKERS) == set(ABIS)
+    assert set(RULES) == set(launch._MAKERS) == set(ABIS)
 
 
 @gfx950
@@ -198,7 +198,7 @@ def test_a_reason_is_told_once_with_one_kernel_as_an_example(asm: Any) -> None:
     assert told.startswith("no kernel of a16w16 takes it: ")
     reasons = [reason.split(" ", 1) for reason in told.removeprefix("no kernel of a16w16 takes it: ").split("; ")]
     assert sorted(text for _, text in reasons) == ["needs K % 64 = 0 (K=96)", "reads weights of layout aiter16x16, not row"]
-    assert all(name in asm.found("gfx950").kernels for name, _ in reasons)
+    assert all(name in asm.catalog("gfx950").kernels for name, _ in reasons)
 
 
 class Named:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tunedgemm_asm import manifest
 from tunedgemm_asm.abi import ABIS
-from tunedgemm_asm.manifest import Kernel, PackError, inside, parse
+from tunedgemm_asm.manifest import KernelConfig, PackError, inside, parse
 
 BF16, I8, F4 = ABIS["aiter-bf16gemm"], ABIS["aiter-i8gemm"], ABIS["aiter-f4gemm"]
 HEAD = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"
@@ -21,7 +21,7 @@ def test_the_columns_of_bf16_kernels() -> None:
     """Every column has its field."""
     listed = parse(HEAD + GOOD, "m.csv", BF16)
 
-    assert listed.kernels == (Kernel("good", "good.co", "aiter-bf16gemm", 96, 64, 3, True, True, 64, True, ("bf16", "fp32")),)
+    assert listed.kernels == (KernelConfig("good", "good.co", "aiter-bf16gemm", 96, 64, 3, True, True, 64, True, ("bf16", "fp32")),)
     assert not listed.refused and not listed.remarks
 
 
@@ -31,7 +31,7 @@ def test_the_columns_of_bf16_kernels() -> None:
 def test_the_columns_of_other_kernels(header: str) -> None:
     """Columns in another order and spelling; what they do not say is the layout's."""
     (kernel,) = parse(f"{header}\n128,512,1,1,k,k.co\n", "m.csv", F4).kernels
-    assert kernel == Kernel("k", "k.co", "aiter-f4gemm", 128, 512, 0, True, True, 256, False, ("bf16",))
+    assert kernel == KernelConfig("k", "k.co", "aiter-f4gemm", 128, 512, 0, True, True, 256, False, ("bf16",))
     (kernel,) = parse(f"{header}\n128,256,0,1,k,k.co\n", "m.csv", I8).kernels
     assert (kernel.sub_k, kernel.splits, kernel.bias) == (128, False, True)
 

@@ -1,4 +1,4 @@
-"""One thing changed at a time in what kernels are told: over the fake each change must show, as a refusal or as wrong numbers."""
+"""One thing changed at a time in what kernels are told: over the fake each change must show, as a unsupported_config or as wrong numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import PluginError, Shape
-from tunedgemm_asm import launch, limits, native, problem
+from tunedgemm_asm import launch, limits, native
 from tunedgemm_asm.abi import ABIS, Abi, Field
 
 #: Product, family and index of its kernel in `fake.ROWS`, splitK; all fields of each layout are in use in one of them.
@@ -72,10 +72,10 @@ def faults(asm: Any, over: ModuleType, fake: ModuleType, abi: str) -> list[str]:
 
 def with_abi(asm: Any, abi: Any) -> Any:
     """The backend whose kernels of that layout are launched with another one."""
-    found = asm.found("gfx950")
+    found = asm.catalog("gfx950")
     kernels = {name: Other(loaded, abi) if loaded.abi.name == abi.name else loaded for name, loaded in found.kernels.items()}
     other = attrs.evolve(found, kernels=kernels)
-    return attrs.evolve(asm, found=lambda _: other)
+    return attrs.evolve(asm, catalog=lambda _: other)
 
 
 class Other:
@@ -121,7 +121,7 @@ class Moved:
 def moved(abi: Abi, asm: Any, fake: ModuleType) -> Iterator[tuple[str, Moved]]:
     """The layout with each field that a launch sets moved by its slot, up and down."""
     for case in CASES[abi.name]:
-        told = problem.problem_of(asm.found("gfx950").kernels[name_of(fake, case)].kernel, case[2], case[0])
+        told = launch.arguments_of(asm.catalog("gfx950").kernels[name_of(fake, case)].kernel, case[2], case[0])
         used = (*told.addresses, *told.values)
         for name in used:
             by = 16 if abi.name.startswith("aiter") else abi.field(name).bytes
@@ -157,7 +157,7 @@ def test_every_value_matters(
     backends: dict[str, Any], over: ModuleType, fake: ModuleType, abi: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each argument one more, a half or nothing; each axis of the grid one more or less; each address left out or exchanged."""
-    asm, unseen, plain = backends["gfx950"], [], problem.problem_of
+    asm, unseen, plain = backends["gfx950"], [], launch.arguments_of
 
     def seen_with(label: str, name: str, other: Any) -> None:
         with monkeypatch.context() as patch:
@@ -166,15 +166,17 @@ def test_every_value_matters(
                 unseen.append(label)
 
     def seen(label: str, change: Any) -> None:
-        seen_with(label, "problem_of", lambda *told: change(plain(*told)))
+        seen_with(label, "arguments_of", lambda *told: change(plain(*told)))
 
-    kernel = asm.found("gfx950").kernels[name_of(fake, CASES[abi][0])].kernel
+    kernel = asm.catalog("gfx950").kernels[name_of(fake, CASES[abi][0])].kernel
     first = plain(kernel, 2, CASES[abi][0][0])
     for name in first.values:
         if name == "beta":
             continue  # there is no C that it would be multiplied by
         for label, amend in (("+1", lambda value: value + 1), ("half", lambda value: type(value)(value / 2)), ("0", lambda _: 0)):
-            values = [plain(asm.found("gfx950").kernels[name_of(fake, case)].kernel, case[2], case[0]).values[name] for case in CASES[abi]]
+            values = [
+                plain(asm.catalog("gfx950").kernels[name_of(fake, case)].kernel, case[2], case[0]).values[name] for case in CASES[abi]
+            ]
             if any(amend(value) != value for value in values):
                 seen(
                     f"{name} {label}",
@@ -209,8 +211,8 @@ def exchanged(names: tuple[str, ...], one: str, other: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("abi", ["aiter-i8gemm", "aiter-fp8gemm-blockscale", "aiter-f4gemm"])
 def test_zeros_are_needed(backends: dict[str, Any], over: ModuleType, fake: ModuleType, abi: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them parts of K are added to whatever is there."""
-    plain = problem.problem_of
-    monkeypatch.setattr(launch, "problem_of", lambda *told: attrs.evolve(plain(*told), zeroed=False))
+    plain = launch.arguments_of
+    monkeypatch.setattr(launch, "arguments_of", lambda *told: attrs.evolve(plain(*told), zeroed=False))
     assert "numbers are wrong" in faults(backends["gfx950"], over, fake, abi)[0]
 
 
@@ -218,7 +220,7 @@ def test_the_units_of_the_launch_matter(
     backends: dict[str, Any], over: ModuleType, fake: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads of a workgroup, and the bytes of the buffer."""
-    asm, plain = backends["gfx950"], native.Plan
+    asm, plain = backends["gfx950"], native.LaunchPlan
     for change in (
         lambda grid, threads, arguments, slots: plain(grid, 128, arguments, slots),
         lambda grid, threads, arguments, slots: plain(grid, threads, arguments[:344], slots),
@@ -226,6 +228,6 @@ def test_the_units_of_the_launch_matter(
         lambda grid, threads, arguments, slots: plain(grid, threads, arguments, slots, 16),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(launch, "Plan", change)
+            patch.setattr(launch, "LaunchPlan", change)
             assert faults(asm, over, fake, "aiter-bf16gemm") != []
     assert limits.COUNTERS == 1024

@@ -22,12 +22,12 @@ import pytest
 from tunedgemm.plugin import PluginError, bind_driver
 from tunedgemm_asm import native
 from tunedgemm_asm.driver import HIP
-from tunedgemm_asm.native import Plan, by_ctypes
+from tunedgemm_asm.native import LaunchPlan, by_ctypes
 
 SOURCE = Path(native.__file__).with_name("shim.c")
 HIGH = 1 << 63
 ARGUMENTS = bytes(range(1, 256)) + bytes(97)
-PLAN = Plan(grid=(3, 5, 7), threads=96, arguments=ARGUMENTS, slots=(0x20, 0x00, 0x150, 0x30), shared=1234)
+PLAN = LaunchPlan(grid=(3, 5, 7), threads=96, arguments=ARGUMENTS, slots=(0x20, 0x00, 0x150, 0x30), shared=1234)
 ADDRESSES = (HIGH + 1, HIGH + 2, 3, HIGH + 4, 5)
 extension = pytest.mark.skipif(native._extension is None, reason="the C extension was not built")
 ways = pytest.mark.parametrize("way", ["extension", "ctypes"])
@@ -81,7 +81,7 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SimpleNamespace(function=SimpleNamespace(driver=bind_driver(HIP, str(path)), address=HIGH + 99), told=told)
 
 
-def launching(way: str, function: Any, plan: Plan = PLAN) -> native.Launch:
+def launching(way: str, function: Any, plan: LaunchPlan = PLAN) -> native.Launch:
     """The launch of a function in one of both ways."""
     if way == "extension" and native._extension is None:
         pytest.skip("the C extension was not built")
@@ -165,7 +165,7 @@ def test_threads_share_a_launch(way: str, recorder: Any) -> None:
 def test_a_plan_checks_where_addresses_go(arguments: bytes, slots: tuple[int, ...], reason: str) -> None:
     """Addresses lie inside the arguments and apart."""
     with pytest.raises(PluginError, match=reason):
-        Plan((1, 1, 1), 256, arguments, slots)
+        LaunchPlan((1, 1, 1), 256, arguments, slots)
 
 
 @extension

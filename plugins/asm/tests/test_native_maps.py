@@ -19,7 +19,7 @@ import pytest
 from tunedgemm.plugin import LaunchError, PluginError, bind_driver
 from tunedgemm_asm import native
 from tunedgemm_asm.driver import CUDA
-from tunedgemm_asm.native import Map, Plan
+from tunedgemm_asm.native import LaunchPlan, Map
 from tunedgemm_asm.ptx.tensormap import Operand
 
 SOURCE = Path(native.__file__).with_name("shim.c")
@@ -28,7 +28,7 @@ ways = pytest.mark.parametrize("way", ["extension", "ctypes"])
 #: A row-wise operand, one in columns, and an output of 64 bytes in a row of its box.
 X, WEIGHT, OUT = Operand("bf16", 37, 200, 64), Operand("fp8_e4m3fn", 73, 384, 96, columns=True), Operand("fp16", 37, 72, 64, 64)
 ARGUMENTS = bytes(range(1, 251)) + bytes(250)
-PLAN = Plan((3, 1, 1), 96, ARGUMENTS, (264, 256), 1234, (Map(128, 2, X), Map(0, 3, WEIGHT), Map(320, 0, OUT)))
+PLAN = LaunchPlan((3, 1, 1), 96, ARGUMENTS, (264, 256), 1234, (Map(128, 2, X), Map(0, 3, WEIGHT), Map(320, 0, OUT)))
 #: An address of which the driver makes no descriptor, and its status.
 REFUSED, STATUS = 0xDEAD0, 77
 
@@ -89,7 +89,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SimpleNamespace(function=function, arguments=lambda: bytes(loaded.told().contents), count=loaded.count)
 
 
-def launching(way: str, function: Any, plan: Plan = PLAN) -> native.Launch:
+def launching(way: str, function: Any, plan: LaunchPlan = PLAN) -> native.Launch:
     """The launch of a function in one of both ways."""
     if way == "extension" and native._extension is None:
         pytest.skip("the C extension was not built")
@@ -103,7 +103,7 @@ def wanted(operand: Operand, address: int) -> bytes:
     return bytes(told).ljust(128, b"\xee")
 
 
-def filled(addresses: tuple[int, ...], plan: Plan = PLAN) -> bytes:
+def filled(addresses: tuple[int, ...], plan: LaunchPlan = PLAN) -> bytes:
     """The arguments of a launch with these addresses."""
     buffer = bytearray(plan.arguments)
     for slot, address in zip(plan.slots, addresses, strict=False):

@@ -40,18 +40,18 @@ def write(objects: ModuleType, tmp_path: Path) -> Write:
 
 
 @pytest.fixture
-def from_folders(monkeypatch: pytest.MonkeyPatch) -> Callable[..., packs.Found]:
+def from_folders(monkeypatch: pytest.MonkeyPatch) -> Callable[..., packs.Catalog]:
     """What is found for an architecture with these folders in the environment."""
 
-    def found(*folders: Path | str, gfx: str = "gfx942") -> packs.Found:
+    def found(*folders: Path | str, gfx: str = "gfx942") -> packs.Catalog:
         monkeypatch.setenv(sources.VARIABLE, os.pathsep.join(map(str, folders)))
         packs.reload()
-        return packs.found(gfx)
+        return packs.catalog_of(gfx)
 
     return found
 
 
-def test_a_pack_gives_its_kernels(write: Write, from_folders: Callable[..., packs.Found]) -> None:
+def test_a_pack_gives_its_kernels(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
     """By name, with file, bytes, hash and metadata; nothing is refused."""
     folder = write("mine", "a", "b")
     found = from_folders(folder)
@@ -62,10 +62,10 @@ def test_a_pack_gives_its_kernels(write: Write, from_folders: Callable[..., pack
     assert (loaded.code(), loaded.sha256) == (content, hashlib.sha256(content).hexdigest())
     assert loaded.metadata().kernarg_bytes == 352 and loaded.abi.name == "aiter-bf16gemm"
     assert loaded.dtypes["out"] == ("bf16", "fp32") and not loaded.of_aiter
-    assert found.missing("a") == "" and packs.found("gfx942") is found
+    assert found.missing("a") == "" and packs.catalog_of("gfx942") is found
 
 
-def test_a_pack_is_for_its_architecture_alone(write: Write, from_folders: Callable[..., packs.Found]) -> None:
+def test_a_pack_is_for_its_architecture_alone(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
     """A name found only under another architecture is a miss that says so."""
     folders = write("old", "a", "both"), write("new", "b", "both", gfx="gfx950")
     found = from_folders(*folders)
@@ -73,11 +73,11 @@ def test_a_pack_is_for_its_architecture_alone(write: Write, from_folders: Callab
     assert list(found.kernels) == ["a", "both"]
     assert found.missing("b") == "the packs have b for gfx950, not for gfx942"
     assert found.missing("c") == "no pack for gfx942 has a kernel c"
-    assert packs.found("gfx90a").missing("a") == "the packs have a for gfx942, not for gfx90a"
+    assert packs.catalog_of("gfx90a").missing("a") == "the packs have a for gfx942, not for gfx90a"
     assert from_folders(gfx="gfx90a").missing("a") == "there is no pack for gfx90a"
 
 
-def test_a_folder_of_packs_is_looked_through(write: Write, from_folders: Callable[..., packs.Found], tmp_path: Path) -> None:
+def test_a_folder_of_packs_is_looked_through(write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
     """Packs for several architectures below one folder; hidden folders and caches are passed over."""
     write("all/gfx942", "a")
     write("all/gfx950", "b", gfx="gfx950")
@@ -86,10 +86,10 @@ def test_a_folder_of_packs_is_looked_through(write: Write, from_folders: Callabl
     found = from_folders(tmp_path / "all")
 
     assert (list(found.kernels), found.problems) == (["a"], ())
-    assert list(packs.found("gfx950").kernels) == ["b"]
+    assert list(packs.catalog_of("gfx950").kernels) == ["b"]
 
 
-def test_of_two_packs_with_one_name_the_earlier_has_it(write: Write, from_folders: Callable[..., packs.Found]) -> None:
+def test_of_two_packs_with_one_name_the_earlier_has_it(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
     """The later is told once, whatever it repeats; its other kernels are used."""
     first, second = write("first", "a", "b"), write("second", "a", "b", "c")
     found = from_folders(first, second)
@@ -100,7 +100,7 @@ def test_of_two_packs_with_one_name_the_earlier_has_it(write: Write, from_folder
 
 
 def test_a_pack_that_cannot_be_used_does_not_hide_a_later_one(
-    write: Write, from_folders: Callable[..., packs.Found], objects: ModuleType
+    write: Write, from_folders: Callable[..., packs.Catalog], objects: ModuleType
 ) -> None:
     """Of one name the first whose code object passes has it; where none does, the first, with its reason."""
     first, second, third = write("first", "a", "b"), write("second", "a", "b"), write("third", "b")
@@ -115,7 +115,7 @@ def test_a_pack_that_cannot_be_used_does_not_hide_a_later_one(
 
 
 @pytest.mark.parametrize("kind", ["a link to itself", "no such user", "a long path", "no permission", "a long name"])
-def test_a_place_that_cannot_be_looked_at_costs_itself_alone(kind: str, write: Write, from_folders: Callable[..., packs.Found]) -> None:
+def test_a_place_that_cannot_be_looked_at_costs_itself_alone(kind: str, write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
     """It is a problem with its reason; packs and kernels beside it are used."""
     good, bad = write("good", "g"), write("bad", "a", "b")
     place, reason = str(bad), ""
@@ -145,7 +145,7 @@ def test_a_place_that_cannot_be_looked_at_costs_itself_alone(kind: str, write: W
     assert set(found.kernels) == ({"b", "g"} if kind == "a link to itself" else {"g"})
 
 
-def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.Found], tmp_path: Path) -> None:
+def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
     """A folder named and absent, or empty; parts that are blank are nothing."""
     (tmp_path / "empty").mkdir()
     found = from_folders(tmp_path / "absent", "", " ", tmp_path / "empty")
@@ -176,7 +176,7 @@ def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.F
     ],
 )
 def test_a_bad_descriptor_costs_its_pack_alone(
-    said: Mapping[str, Any], reason: str, write: Write, from_folders: Callable[..., packs.Found]
+    said: Mapping[str, Any], reason: str, write: Write, from_folders: Callable[..., packs.Catalog]
 ) -> None:
     """It is refused with folder and reason; the pack beside it is used."""
     bad, good = write("bad", "a", said=said), write("good", "b")
@@ -188,7 +188,7 @@ def test_a_bad_descriptor_costs_its_pack_alone(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (descriptor.MAX_BYTES + 1)])
-def test_a_descriptor_that_is_no_json_object_is_refused(content: bytes, write: Write, from_folders: Callable[..., packs.Found]) -> None:
+def test_a_descriptor_that_is_no_json_object_is_refused(content: bytes, write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
     """Nothing, half of it, a list, no text, too deep, too large."""
     folder = write("bad", "a")
     (folder / "pack.json").write_bytes(content)
@@ -196,7 +196,7 @@ def test_a_descriptor_that_is_no_json_object_is_refused(content: bytes, write: W
     assert f"pack {folder}: pack.json: " in problem
 
 
-def test_a_kernel_without_its_file_costs_itself_alone(write: Write, from_folders: Callable[..., packs.Found]) -> None:
+def test_a_kernel_without_its_file_costs_itself_alone(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
     """Told when packs are listed, before anything is launched."""
     folder = write("mine", "a", "b")
     (folder / "a.co").unlink()
@@ -207,7 +207,7 @@ def test_a_kernel_without_its_file_costs_itself_alone(write: Write, from_folders
     assert found.missing("a") == found.problems[0].replace(": a: ", ": ")
 
 
-def test_a_path_that_leads_out_is_refused(write: Write, from_folders: Callable[..., packs.Found], tmp_path: Path) -> None:
+def test_a_path_that_leads_out_is_refused(write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
     """By its text, or through a link."""
     folder = write("mine", "a", "b")
     (tmp_path / "outside.co").write_bytes((folder / "a.co").read_bytes())
@@ -223,7 +223,7 @@ def test_a_path_that_leads_out_is_refused(write: Write, from_folders: Callable[.
 
 @pytest.mark.parametrize("name", ["m.csv", "pack.json"])
 def test_what_describes_a_pack_lies_in_its_folder(
-    name: str, write: Write, from_folders: Callable[..., packs.Found], tmp_path: Path
+    name: str, write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path
 ) -> None:
     """A link to a file outside is refused, and a pipe, which would never end, is no file."""
     folder = write("mine", "a")
@@ -249,7 +249,7 @@ def test_what_describes_a_pack_lies_in_its_folder(
     ],
 )
 def test_a_bad_code_object_is_refused_before_any_launch(
-    made: Mapping[str, Any], reason: str, write: Write, from_folders: Callable[..., packs.Found], objects: ModuleType
+    made: Mapping[str, Any], reason: str, write: Write, from_folders: Callable[..., packs.Catalog], objects: ModuleType
 ) -> None:
     """Its bytes are never given out; pack, file and reason are told each time, and stay among the problems."""
     folder = write("mine", "a", "b")
@@ -268,7 +268,7 @@ def test_a_bad_code_object_is_refused_before_any_launch(
 
 @pytest.mark.parametrize("kind", ["truncated", "another architecture", "another symbol", "gone"])
 def test_a_file_that_was_exchanged_is_refused(
-    kind: str, write: Write, from_folders: Callable[..., packs.Found], objects: ModuleType
+    kind: str, write: Write, from_folders: Callable[..., packs.Catalog], objects: ModuleType
 ) -> None:
     """The kinds of a lying manifest: each is refused by name."""
     folder = write("mine", "a")
@@ -290,7 +290,7 @@ def test_a_file_that_was_exchanged_is_refused(
         found.kernels["a"].checked()
 
 
-def test_what_runs_is_what_was_hashed(write: Write, from_folders: Callable[..., packs.Found], tmp_path: Path) -> None:
+def test_what_runs_is_what_was_hashed(write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
     """A file with other bytes than when the packs were listed is refused, and one that leads out by then."""
     folder = write("mine", "a", "b")
     found = from_folders(folder)
@@ -304,7 +304,7 @@ def test_what_runs_is_what_was_hashed(write: Write, from_folders: Callable[..., 
     assert from_folders(folder).missing("a") == "", "it is listed again"
 
 
-def test_a_file_that_cannot_be_read_is_tried_again(write: Write, from_folders: Callable[..., packs.Found]) -> None:
+def test_a_file_that_cannot_be_read_is_tried_again(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
     """It is told, its pack's hash is not that of an empty file, and once it can be read it is used."""
     folder = write("mine", "a")
     found = from_folders(folder)
@@ -320,7 +320,7 @@ def test_a_file_that_cannot_be_read_is_tried_again(write: Write, from_folders: C
     assert len({away, there, from_folders(folder).version}) == 3
 
 
-def test_a_hash_that_is_promised_is_checked(write: Write, from_folders: Callable[..., packs.Found], objects: ModuleType) -> None:
+def test_a_hash_that_is_promised_is_checked(write: Write, from_folders: Callable[..., packs.Catalog], objects: ModuleType) -> None:
     """A file of other bytes is refused; with the right ones it is used."""
     content = objects.made(["a"])
     right = write("right", "a", said={"sha256": {"a.co": hashlib.sha256(content).hexdigest()}})
@@ -331,7 +331,7 @@ def test_a_hash_that_is_promised_is_checked(write: Write, from_folders: Callable
         from_folders(wrong).kernels["a"].code()
 
 
-def test_dtypes_of_a_descriptor_narrow_those_of_the_layout(write: Write, from_folders: Callable[..., packs.Found]) -> None:
+def test_dtypes_of_a_descriptor_narrow_those_of_the_layout(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
     """Of the pack, and of each of its kernels; one that writes nothing of them is refused."""
     folder = write("mine", "a", said={"dtypes": {"out": "fp32", "x": ["bf16"]}})
     found = from_folders(folder)
@@ -341,7 +341,7 @@ def test_dtypes_of_a_descriptor_narrow_those_of_the_layout(write: Write, from_fo
     assert "it writes bf16, its pack fp32" in from_folders(folder).missing("a")
 
 
-def test_the_version_follows_every_byte(write: Write, from_folders: Callable[..., packs.Found]) -> None:
+def test_the_version_follows_every_byte(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
     """Of code objects, manifest and descriptor; without kernels it is empty."""
     folder = write("mine", "a", "b")
     first = from_folders(folder).version
@@ -359,7 +359,7 @@ def test_the_version_follows_every_byte(write: Write, from_folders: Callable[...
 
 
 def test_aiters_own_tree_needs_no_descriptor(
-    objects: ModuleType, tmp_path: Path, from_folders: Callable[..., packs.Found], monkeypatch: pytest.MonkeyPatch
+    objects: ModuleType, tmp_path: Path, from_folders: Callable[..., packs.Catalog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its own variable, as a folder that the user names, or one architecture of it; fp8 is that of the architecture."""
     for gfx in ("gfx942", "gfx950"):
@@ -380,7 +380,9 @@ def test_aiters_own_tree_needs_no_descriptor(
     assert kinds["gfx950"].pack.source == "AITER_ASM_DIR" and kinds["gfx950"].pack.name == "aiter-gfx950-fp8gemm_blockscale"
 
 
-def test_what_the_plugin_ships_comes_last(write: Write, from_folders: Callable[..., packs.Found], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_plugin_ships_comes_last(
+    write: Write, from_folders: Callable[..., packs.Catalog], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A folder ``packs`` beside its modules; a kernel that the user has too is the user's."""
     shipped, named = write("plugin/packs/gfx942", "a", "b"), write("mine", "b")
     monkeypatch.setattr(sources, "__file__", str(shipped.parents[1] / "sources.py"))
@@ -393,7 +395,7 @@ def test_what_the_plugin_ships_comes_last(write: Write, from_folders: Callable[.
 PROGRAM = """
 import sys
 from tunedgemm_asm import packs
-found = packs.found("gfx942")
+found = packs.catalog_of("gfx942")
 print(sorted((name, loaded.pack.source) for name, loaded in found.kernels.items()))
 print([problem for problem in found.problems])
 print([name for name in ("example_pack", "bad_pack", "aiter_meta", "torch", "elftools") if name in sys.modules])
@@ -440,7 +442,7 @@ def test_a_folder_with_aiters_name_is_not_aiter(write: Write, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(not HSA.is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")
-def test_aiters_real_tree_is_found_whole(from_folders: Callable[..., packs.Found]) -> None:
+def test_aiters_real_tree_is_found_whole(from_folders: Callable[..., packs.Catalog]) -> None:
     """37 kernels for gfx942 and 73 for gfx950, all of which pass every check."""
     for gfx, count in (("gfx942", 37), ("gfx950", 73)):
         found = from_folders(HSA, gfx=gfx)

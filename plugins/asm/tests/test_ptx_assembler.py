@@ -1,4 +1,4 @@
-"""Assembling: ptxas takes what is listed, without spills, within the plan's registers, and without products that wait for each other."""
+"""Assembling: ptxas takes what is listed, without spills, within the config's registers, and without products that wait for each other."""
 
 from __future__ import annotations
 
@@ -9,70 +9,79 @@ from pathlib import Path
 import attrs
 import pytest
 from tunedgemm.plugin import Device, LaunchError, Shape
-from tunedgemm_asm.ptx import assembler
+from tunedgemm_asm.ptx import build
 from tunedgemm_asm.ptx.kernel import text_of
-from tunedgemm_asm.ptx.plan import COLUMNS, Plan, Variant
-from tunedgemm_asm.ptx.problem import problem_of, refusal
-from tunedgemm_asm.ptx.solutions import TURNS, choices, plans
+from tunedgemm_asm.ptx.launch import arguments_of
+from tunedgemm_asm.ptx.limits import unsupported
+from tunedgemm_asm.ptx.names import COLUMNS, KernelConfig, Variant
+from tunedgemm_asm.ptx.space import TURNS, enumerate_candidates, enumerate_configs
 
 pytestmark = pytest.mark.sweep
 
-needs_ptxas = pytest.mark.skipif(assembler.ptxas() is None, reason="there is no ptxas: it comes with Triton and with CUDA's toolkit")
+needs_ptxas = pytest.mark.skipif(build.ptxas() is None, reason="there is no ptxas: it comes with Triton and with CUDA's toolkit")
 H200 = Device("sm_90", 132, "nvidia-h200")
 VARIANTS = [
-    Variant(Plan(128, 256, 4), "bf16", "bf16", "bf16"),
-    Variant(Plan(128, 160, 5, cluster=2), "fp16", "fp32", "fp16", split=True),
-    Variant(Plan(256, 192, 3), "fp16", "fp16", "fp32", together=1),
-    Variant(Plan(16, 128, 12, swapped=True), "bf16", "bf16", "bf16", split=True),
-    Variant(Plan(128, 128, 5, promoted=True), "fp8_e4m3fn", "bf16", "fp32", scale="row"),
-    Variant(Plan(128, 256, 4), "fp8_e4m3fn", "fp16", "fp16", True, scale="row"),
-    Variant(Plan(64, 256, 4, swapped=True, promoted=True), "fp8_e4m3fn", "fp32", split=True, scale="block"),
-    Variant(Plan(128, 192, 5, promoted=True), "fp8_e4m3fn", "bf16", together=2, scale="block"),
-    Variant(Plan(128, 256, 4, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block"),
-    Variant(Plan(128, 224, 5, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block"),
-    Variant(Plan(128, 112, 5, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block"),
-    Variant(Plan(256, 128, 4, promoted=True), "fp8_e4m3fn", "fp32", "fp32", True, 1, "row"),
-    Variant(Plan(256, 192, 3), "int8", "fp32", "fp32", True, 1, "row"),
-    Variant(Plan(128, 256, 3, swapped=True), "int8", "bf16", "bf16", scale="tensor"),
-    Variant(Plan(128, 200, 4, turns=True), "bf16", "fp32", "bf16", True, 1),
-    Variant(Plan(192, 128, 5, cluster=2, turns=True), "fp16", "fp16", "fp32", True, 2),
-    Variant(Plan(96, 128, 7, swapped=True, turns=True), "bf16", "bf16", "bf16", True),
-    Variant(Plan(128, 256, 4, panels=2), "bf16", "bf16", "bf16"),
-    Variant(Plan(256, 192, 3, panels=3), "fp16", "fp16", "fp32", True),
-    Variant(Plan(128, 224, 4, cluster=2, promoted=True, panels=6), "fp8_e4m3fn", "bf16", split=True, scale="block"),
-    Variant(Plan(256, 192, 3, panels=3), "int8", "bf16", "bf16", True, scale="row"),
-    Variant(Plan(128, 256, 4, promoted=True, panels=2), "fp8_e4m3fn", "bf16", "fp32", scale="row"),
-    Variant(Plan(256, 112, 3, panels=14), "int8", "fp16", "fp16", True, scale="row"),
-    Variant(Plan(64, 96, 4, 1), "bf16", "fp32"),
-    Variant(Plan(128, 160, 6, turns=True), "bf16", "bf16", columns=True),
-    Variant(Plan(16, 128, 12, swapped=True), "bf16", "bf16", "bf16", split=True, columns=True),
-    Variant(Plan(128, 192, 4, cluster=2, panels=3), "fp16", "fp16", "fp32", True, columns=True),
-    Variant(Plan(128, 128, 5, promoted=True), "fp8_e4m3fn", "bf16", "fp32", scale="row", columns=True),
-    Variant(Plan(128, 256, 4, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block", columns=True, transposed=True),
-    Variant(Plan(128, 224, 5, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block", columns=True, transposed=True),
-    Variant(Plan(64, 256, 4, swapped=True, promoted=True), "fp8_e4m3fn", "fp32", split=True, scale="block", columns=True, transposed=True),
+    Variant(KernelConfig(128, 256, 4), "bf16", "bf16", "bf16"),
+    Variant(KernelConfig(128, 160, 5, cluster=2), "fp16", "fp32", "fp16", split=True),
+    Variant(KernelConfig(256, 192, 3), "fp16", "fp16", "fp32", together=1),
+    Variant(KernelConfig(16, 128, 12, swapped=True), "bf16", "bf16", "bf16", split=True),
+    Variant(KernelConfig(128, 128, 5, promoted=True), "fp8_e4m3fn", "bf16", "fp32", scale="row"),
+    Variant(KernelConfig(128, 256, 4), "fp8_e4m3fn", "fp16", "fp16", True, scale="row"),
+    Variant(KernelConfig(64, 256, 4, swapped=True, promoted=True), "fp8_e4m3fn", "fp32", split=True, scale="block"),
+    Variant(KernelConfig(128, 192, 5, promoted=True), "fp8_e4m3fn", "bf16", together=2, scale="block"),
+    Variant(KernelConfig(128, 256, 4, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block"),
+    Variant(KernelConfig(128, 224, 5, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block"),
+    Variant(KernelConfig(128, 112, 5, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block"),
+    Variant(KernelConfig(256, 128, 4, promoted=True), "fp8_e4m3fn", "fp32", "fp32", True, 1, "row"),
+    Variant(KernelConfig(256, 192, 3), "int8", "fp32", "fp32", True, 1, "row"),
+    Variant(KernelConfig(128, 256, 3, swapped=True), "int8", "bf16", "bf16", scale="tensor"),
+    Variant(KernelConfig(128, 200, 4, turns=True), "bf16", "fp32", "bf16", True, 1),
+    Variant(KernelConfig(192, 128, 5, cluster=2, turns=True), "fp16", "fp16", "fp32", True, 2),
+    Variant(KernelConfig(96, 128, 7, swapped=True, turns=True), "bf16", "bf16", "bf16", True),
+    Variant(KernelConfig(128, 256, 4, panels=2), "bf16", "bf16", "bf16"),
+    Variant(KernelConfig(256, 192, 3, panels=3), "fp16", "fp16", "fp32", True),
+    Variant(KernelConfig(128, 224, 4, cluster=2, promoted=True, panels=6), "fp8_e4m3fn", "bf16", split=True, scale="block"),
+    Variant(KernelConfig(256, 192, 3, panels=3), "int8", "bf16", "bf16", True, scale="row"),
+    Variant(KernelConfig(128, 256, 4, promoted=True, panels=2), "fp8_e4m3fn", "bf16", "fp32", scale="row"),
+    Variant(KernelConfig(256, 112, 3, panels=14), "int8", "fp16", "fp16", True, scale="row"),
+    Variant(KernelConfig(64, 96, 4, 1), "bf16", "fp32"),
+    Variant(KernelConfig(128, 160, 6, turns=True), "bf16", "bf16", columns=True),
+    Variant(KernelConfig(16, 128, 12, swapped=True), "bf16", "bf16", "bf16", split=True, columns=True),
+    Variant(KernelConfig(128, 192, 4, cluster=2, panels=3), "fp16", "fp16", "fp32", True, columns=True),
+    Variant(KernelConfig(128, 128, 5, promoted=True), "fp8_e4m3fn", "bf16", "fp32", scale="row", columns=True),
+    Variant(KernelConfig(128, 256, 4, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block", columns=True, transposed=True),
+    Variant(KernelConfig(128, 224, 5, promoted=True), "fp8_e4m3fn", "bf16", split=True, scale="block", columns=True, transposed=True),
+    Variant(
+        KernelConfig(64, 256, 4, swapped=True, promoted=True),
+        "fp8_e4m3fn",
+        "fp32",
+        split=True,
+        scale="block",
+        columns=True,
+        transposed=True,
+    ),
 ]
 
 #: The same that share steps along K evenly.
-VARIANTS += [attrs.evolve(each, plan=attrs.evolve(each.plan, stream=True), split=True) for each in VARIANTS]
+VARIANTS += [attrs.evolve(each, config=attrs.evolve(each.config, stream=True), split=True) for each in VARIANTS]
 
 
 def faults(variant: Variant) -> str:
     """What ptxas has against a kernel."""
-    found = assembler.ptxas()
+    found = build.ptxas()
     assert found is not None
     try:
-        _, said = assembler.assembled(text_of(variant), found[0])
+        _, said = build.assembled(text_of(variant), found[0])
     except LaunchError as error:
         return str(error)
     stack, stores, loads = map(int, re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", said))
     used = int(re.findall(r"Used (\d+) registers", said)[0])
-    wrong = stack or stores or loads or used > variant.plan.entry_registers or "(C75" in said
-    return f"{variant.plan.name}: {' '.join(said.split())}" if wrong else ""
+    wrong = stack or stores or loads or used > variant.config.entry_registers or "(C75" in said
+    return f"{variant.config.name}: {' '.join(said.split())}" if wrong else ""
 
 
 @needs_ptxas
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.plan.name)
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.config.name)
 def test_ptxas_takes_every_part(variant: Variant) -> None:
     """Bias, every output, splits, clusters, swapped operands, rows of an odd number: no spill, no wait, setmaxnreg not ignored."""
     assert faults(variant) == ""
@@ -81,10 +90,10 @@ def test_ptxas_takes_every_part(variant: Variant) -> None:
 @needs_ptxas
 @pytest.mark.parametrize("m", [1, 40, 4096])
 def test_ptxas_takes_what_is_listed(m: int) -> None:
-    """The first twelve of a list; of everything that may be listed each fifth plan, with all parts."""
+    """The first twelve of a list; of everything that may be listed each fifth config, with all parts."""
     shape = Shape("a16w16", m, 7168, 8192, epilogue="bias")
-    first = [problem_of(plan, splits, shape, 132).variant for plan, splits in choices(shape, H200)[:12]]
-    others = [Variant(plan, "bf16", "bf16", "bf16", True) for plan in list(plans(shape))[m % 5 :: 5]]
+    first = [arguments_of(config, splits, shape, 132).variant for config, splits in enumerate_candidates(shape, H200)[:12]]
+    others = [Variant(config, "bf16", "bf16", "bf16", True) for config in list(enumerate_configs(shape))[m % 5 :: 5]]
     assert [fault for variant in dict.fromkeys([*first, *others]) if (fault := faults(variant))] == []
 
 
@@ -100,16 +109,17 @@ def test_ptxas_takes_what_is_listed(m: int) -> None:
     ],
 )
 def test_ptxas_takes_what_is_listed_of_eight_bits(op: str, dtype: str, scale: str, m: int) -> None:
-    """The first eight of a list; of everything that may be listed each ninth plan, with all parts."""
+    """The first eight of a list; of everything that may be listed each ninth config, with all parts."""
     bias = "" if scale == "block" else "bf16"
     columns = op.endswith("_bpreshuffle")
     layout = {"columns": columns, "transposed": columns}
     shape = Shape(op, m, 7168, 8192, dtype, "bf16", "bias" if bias else "none", bias, scale, COLUMNS if columns else "row")
     first = [
-        Variant(plan, dtype, "bf16", bias, splits > 1 or plan.stream, scale=scale, **layout) for plan, splits in choices(shape, H200)[:8]
+        Variant(config, dtype, "bf16", bias, splits > 1 or config.stream, scale=scale, **layout)
+        for config, splits in enumerate_candidates(shape, H200)[:8]
     ]
-    listed = [plan for plan in plans(shape) if not refusal(plan, 2, shape)]
-    others = [Variant(plan, dtype, "bf16", bias, True, scale=scale, **layout) for plan in listed[m % 9 :: 9]]
+    listed = [config for config in enumerate_configs(shape) if not unsupported(config, 2, shape)]
+    others = [Variant(config, dtype, "bf16", bias, True, scale=scale, **layout) for config in listed[m % 9 :: 9]]
     assert [fault for variant in dict.fromkeys([*first, *others]) if (fault := faults(variant))] == []
 
 
@@ -117,14 +127,18 @@ def test_ptxas_takes_what_is_listed_of_eight_bits(op: str, dtype: str, scale: st
 @pytest.mark.parametrize(("tile_m", "tile_n"), [(tile_a, tile_b) for (tile_a, _), ladder in TURNS.items() for tile_b in ladder])
 def test_ptxas_takes_consumers_that_take_turns(tile_m: int, tile_n: int) -> None:
     """Every tile that is listed, with one consumer's sums of all of it: 16-bit operands plain and with all parts, and both of 8 bits."""
-    (plan,) = (plan for plan in plans(Shape("a16w16", 4096, 7168, 8192)) if plan.turns and (plan.tile_m, plan.tile_n) == (tile_m, tile_n))
+    (config,) = (
+        config
+        for config in enumerate_configs(Shape("a16w16", 4096, 7168, 8192))
+        if config.turns and (config.tile_m, config.tile_n) == (tile_m, tile_n)
+    )
     variants = [
-        Variant(plan, "bf16", "bf16"),
-        Variant(plan, "bf16", "bf16", together=1),
-        Variant(attrs.evolve(plan, cluster=2), "bf16", "bf16", "bf16", True),
-        Variant(plan, "fp16", "fp32", "fp16", together=1),
-        Variant(plan, "fp8_e4m3fn", "bf16", "bf16", scale="row"),
-        Variant(plan, "int8", "fp32", "fp32", True, 1, "row"),
+        Variant(config, "bf16", "bf16"),
+        Variant(config, "bf16", "bf16", together=1),
+        Variant(attrs.evolve(config, cluster=2), "bf16", "bf16", "bf16", True),
+        Variant(config, "fp16", "fp32", "fp16", together=1),
+        Variant(config, "fp8_e4m3fn", "bf16", "bf16", scale="row"),
+        Variant(config, "int8", "fp32", "fp32", True, 1, "row"),
     ]
     assert [fault for variant in variants if (fault := faults(variant))] == []
 
@@ -138,7 +152,7 @@ def test_ptxas_takes_every_plan_with_panels(dtype: str, scale: str, bias: str) -
     """All tiles whose outputs the copy engine stores, with all parts."""
     op = {"none": "a16w16", "block": "a8w8_blockscale"}.get(scale, "a8w8")
     shape = Shape(op, 4096, 7168, 8192, dtype, "bf16", "bias" if bias else "none", bias, scale=scale)
-    storing = [Variant(plan, dtype, "bf16", bias, True, scale=scale) for plan in plans(shape) if plan.panels]
+    storing = [Variant(config, dtype, "bf16", bias, True, scale=scale) for config in enumerate_configs(shape) if config.panels]
     assert len(storing) >= 10
     assert [fault for variant in storing if (fault := faults(variant))] == []
 
@@ -146,18 +160,18 @@ def test_ptxas_takes_every_plan_with_panels(dtype: str, scale: str, bias: str) -
 @needs_ptxas
 def test_what_does_not_assemble_is_an_error() -> None:
     """An instruction that does not exist, and products that wait for each other because their sums start by a flag."""
-    found, text = assembler.ptxas(), text_of(VARIANTS[0])
+    found, text = build.ptxas(), text_of(VARIANTS[0])
     assert found is not None
     with pytest.raises(LaunchError, match=r"ptxas: .*error"):
-        assembler.assembled(text.replace("wgmma.fence.sync.aligned", "wgmma.fences"), found[0])
+        build.assembled(text.replace("wgmma.fence.sync.aligned", "wgmma.fences"), found[0])
     # A flag that the first product of a tile ignores what the sums were, in place of zeros.
     flagged = re.sub(r"    mov\.f32 %f\d+, 0f00000000;\n", "", text)
     flagged = re.sub(r"(wgmma\.mma_async.*\}, %d\d+, %d\d+), 1,(.*)", r"\1, %p0,\2", flagged)
     flagged = re.sub(r"(wgmma\.mma_async.*\n)", r"\1    setp.eq.u32 %p0, 0, 0;\n", flagged, count=1)
     with pytest.raises(LaunchError, match="instructions are serialized"):
-        assembler.assembled(flagged, found[0])
+        build.assembled(flagged, found[0])
     with pytest.raises(LaunchError, match="nowhere"):
-        assembler.assembled(text, Path("/nowhere/ptxas"))
+        build.assembled(text, Path("/nowhere/ptxas"))
 
 
 @needs_ptxas
@@ -165,12 +179,12 @@ def test_code_is_assembled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """The second time it comes from the artifact cache; without an assembler the text is what the driver gets."""
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path))
     variant = VARIANTS[-1]
-    first = assembler.code(variant)
+    first = build.code(variant)
     assert first[:4] == b"\x7fELF"
-    monkeypatch.setattr(assembler, "assembled", lambda *_: pytest.fail("assembled again"))
-    assert assembler.code(variant) == first
-    monkeypatch.setattr(assembler, "ptxas", lambda: None)
-    assert assembler.code(variant) == text_of(variant).encode() + b"\0"
+    monkeypatch.setattr(build, "assembled", lambda *_: pytest.fail("assembled again"))
+    assert build.code(variant) == first
+    monkeypatch.setattr(build, "ptxas", lambda: None)
+    assert build.code(variant) == text_of(variant).encode() + b"\0"
 
 
 def test_an_assembler_that_does_not_run_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,9 +198,9 @@ def test_an_assembler_that_does_not_run_is_passed_over(tmp_path: Path, monkeypat
     works.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
-    monkeypatch.setattr(assembler, "_in_triton", lambda: iter(()))
-    assembler.ptxas.cache_clear()
+    monkeypatch.setattr(build, "_in_triton", lambda: iter(()))
+    build.ptxas.cache_clear()
     try:
-        assert assembler.ptxas() == (works, "99.1, V99.1.7")
+        assert build.ptxas() == (works, "99.1, V99.1.7")
     finally:
-        assembler.ptxas.cache_clear()
+        build.ptxas.cache_clear()

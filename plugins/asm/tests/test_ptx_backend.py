@@ -15,11 +15,11 @@ import torch
 from tunedgemm.plugin import Device, Launcher, LaunchError, Shape, Solution, Unsupported, ops
 from tunedgemm_asm import Asm, asm, native
 from tunedgemm_asm.driver import CUDA
-from tunedgemm_asm.ptx import assembler
+from tunedgemm_asm.ptx import build
 from tunedgemm_asm.ptx import launch as ptx_launch
 from tunedgemm_asm.ptx.cost import cost
-from tunedgemm_asm.ptx.plan import Plan, plan_of
-from tunedgemm_asm.ptx.solutions import MOST, choices, refine
+from tunedgemm_asm.ptx.names import KernelConfig, config_of
+from tunedgemm_asm.ptx.space import MOST, enumerate_candidates, refine
 from tunedgemm_asm.ptx.tensormap import Operand, Pool
 
 H200 = Device("sm_90", 132, "nvidia-h200")
@@ -38,7 +38,7 @@ def cuda(ptx: ModuleType) -> Any:
 @pytest.fixture
 def backend(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> Asm:
     """The backend over it, on a CPU that stands for a Hopper GPU with three SMs; the fake loads text."""
-    monkeypatch.setattr(assembler, "ptxas", lambda: None)
+    monkeypatch.setattr(build, "ptxas", lambda: None)
     library = cuda.driver()
     return Asm(driver=lambda interface: library, host=Device("sm_90", 3, "small"))
 
@@ -58,25 +58,25 @@ def check(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> None:
 
 @pytest.mark.parametrize("extension", [True, False], ids=["extension", "ctypes"])
 @pytest.mark.parametrize(
-    ("plan", "splits", "shape"),
+    ("config", "splits", "shape"),
     [
-        (Plan(64, 32, 3, 1), 1, SMALL),
-        (Plan(128, 32, 3), 2, attrs.evolve(SMALL, outdtype="fp32", bias_dtype="fp32")),
-        (Plan(40, 64, 3, 1, swapped=True), 4, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
-        (Plan(64, 16, 3, 1, 2), 1, attrs.evolve(SMALL, m=70, epilogue="none", bias_dtype="")),
-        (Plan(64, 16, 3, turns=True), 2, attrs.evolve(SMALL, m=70)),
-        (Plan(64, 32, 3, 1, promoted=True), 1, ROWS),
-        (Plan(40, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, scale="tensor", outdtype="fp16", bias_dtype="fp32")),
-        (Plan(48, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, dtype="int8")),
-        (Plan(64, 96, 3, 1, promoted=True), 1, BLOCKS),
-        (Plan(40, 64, 3, 1, swapped=True, promoted=True), 2, BLOCKS),
-        (Plan(64, 64, 3, 1, panels=1), 1, SMALL),
-        (Plan(128, 32, 3, panels=1), 2, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
-        (Plan(64, 16, 3, 1, panels=1, promoted=True), 1, ROWS),
-        (Plan(64, 96, 3, 1, panels=2, promoted=True), 2, BLOCKS),
-        (Plan(64, 32, 3, 1, stream=True), 1, SMALL),
-        (Plan(64, 32, 3, turns=True, stream=True), 1, attrs.evolve(SMALL, m=100)),
-        (Plan(64, 96, 3, 1, promoted=True, stream=True), 1, BLOCKS),
+        (KernelConfig(64, 32, 3, 1), 1, SMALL),
+        (KernelConfig(128, 32, 3), 2, attrs.evolve(SMALL, outdtype="fp32", bias_dtype="fp32")),
+        (KernelConfig(40, 64, 3, 1, swapped=True), 4, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
+        (KernelConfig(64, 16, 3, 1, 2), 1, attrs.evolve(SMALL, m=70, epilogue="none", bias_dtype="")),
+        (KernelConfig(64, 16, 3, turns=True), 2, attrs.evolve(SMALL, m=70)),
+        (KernelConfig(64, 32, 3, 1, promoted=True), 1, ROWS),
+        (KernelConfig(40, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, scale="tensor", outdtype="fp16", bias_dtype="fp32")),
+        (KernelConfig(48, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, dtype="int8")),
+        (KernelConfig(64, 96, 3, 1, promoted=True), 1, BLOCKS),
+        (KernelConfig(40, 64, 3, 1, swapped=True, promoted=True), 2, BLOCKS),
+        (KernelConfig(64, 64, 3, 1, panels=1), 1, SMALL),
+        (KernelConfig(128, 32, 3, panels=1), 2, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
+        (KernelConfig(64, 16, 3, 1, panels=1, promoted=True), 1, ROWS),
+        (KernelConfig(64, 96, 3, 1, panels=2, promoted=True), 2, BLOCKS),
+        (KernelConfig(64, 32, 3, 1, stream=True), 1, SMALL),
+        (KernelConfig(64, 32, 3, turns=True, stream=True), 1, attrs.evolve(SMALL, m=100)),
+        (KernelConfig(64, 96, 3, 1, promoted=True, stream=True), 1, BLOCKS),
     ],
     ids=[
         "plain",
@@ -99,14 +99,14 @@ def check(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> None:
     ],
 )
 def test_a_solution_computes_its_product(
-    backend: Asm, cuda: Any, plan: Plan, splits: int, shape: Shape, extension: bool, monkeypatch: pytest.MonkeyPatch
+    backend: Asm, cuda: Any, config: KernelConfig, splits: int, shape: Shape, extension: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By name and parts of K alone, through either way of launching, twice with the same bits."""
     if not extension:
         monkeypatch.setattr(native, "_extension", None)
     elif native._extension is None:
         pytest.skip("the C extension was not built")
-    launcher = backend.bind(Solution("asm", plan.name, splits), shape, CPU)
+    launcher = backend.bind(Solution("asm", config.name, splits), shape, CPU)
     assert isinstance(launcher, Launcher), launcher
     given = operands(shape)
     first = launcher.call(*given)
@@ -114,12 +114,12 @@ def test_a_solution_computes_its_product(
     assert torch.equal(first, launcher.call(*given))
     assert cuda.faults == []
     check(first, given, shape)
-    assert (launcher.workspace_bytes > 0) == (splits > 1 or plan.stream)
+    assert (launcher.workspace_bytes > 0) == (splits > 1 or config.stream)
 
 
 def test_leading_dimensions_are_kept(backend: Asm) -> None:
     """x of three dimensions gives an output of three."""
-    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), attrs.evolve(SMALL, m=36), CPU)
+    launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), attrs.evolve(SMALL, m=36), CPU)
     x, weight, bias = operands(attrs.evolve(SMALL, m=36))
     out = launcher.call(x.view(4, 9, 200), weight, bias)
     assert out.shape == (4, 9, 72)
@@ -128,7 +128,7 @@ def test_leading_dimensions_are_kept(backend: Asm) -> None:
 
 def test_descriptors_are_made_once_for_an_address(backend: Asm, cuda: Any, ptx: ModuleType) -> None:
     """A second call with the same operands makes none, other operands their own; a full pool starts anew."""
-    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), SMALL, CPU)
+    launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, CPU)
     given, others = operands(SMALL), operands(SMALL, 1)
     launcher.call(*given)
     launcher.call(*given)
@@ -136,7 +136,7 @@ def test_descriptors_are_made_once_for_an_address(backend: Asm, cuda: Any, ptx: 
     check(launcher.call(*others), others, SMALL)
     check(launcher.call(others[0], *given[1:]), (others[0], *given[1:]), SMALL)
     assert cuda.descriptors == 4
-    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1, panels=1).name, 1), SMALL, CPU)
+    launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1, panels=1).name, 1), SMALL, CPU)
     first = launcher.call(*given)
     assert cuda.descriptors == 7
     launcher.call(*given)  # the first output is held, so this one lies elsewhere
@@ -152,7 +152,7 @@ def test_descriptors_are_made_once_for_an_address(backend: Asm, cuda: Any, ptx: 
 
 def test_a_launch_that_fails_says_so(backend: Asm, cuda: Any) -> None:
     """The kernel's name, the driver's function and its words."""
-    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), SMALL, CPU)
+    launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, CPU)
     cuda.failing = 719
     with pytest.raises(LaunchError, match="asm ptx_64x32_s3_c1_x1_g8_r1: cuLaunchKernel: fake status 719"):
         launcher.call(*operands(SMALL))
@@ -169,7 +169,7 @@ def test_an_operand_that_no_descriptor_is_made_of_says_so(
         monkeypatch.setattr(native, "_extension", None)
     elif native._extension is None:
         pytest.skip("the C extension was not built")
-    launcher = backend.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), SMALL, CPU)
+    launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, CPU)
     x, *others = operands(SMALL)
     moved = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
     with pytest.raises(LaunchError, match="cuTensorMapEncodeTiled: fake status 1"):
@@ -194,10 +194,10 @@ def test_an_operand_that_no_descriptor_is_made_of_says_so(
 def test_what_no_kernel_takes_is_refused(shape: Shape, reason: str) -> None:
     """By supports and by bind, with the reason; nothing is listed, prepared or refined."""
     assert reason in str(asm.supports(shape, H200))
-    assert reason in str(asm.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), shape, H200))
+    assert reason in str(asm.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), shape, H200))
     assert list(asm.enumerate_solutions(shape, H200)) == []
-    asm.prepare(Solution("asm", Plan(64, 32, 3, 1).name, 1), shape, H200)
-    assert list(asm.refine(Solution("asm", Plan(64, 32, 3, 1).name, 1), shape, H200)) == []
+    asm.prepare(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), shape, H200)
+    assert list(asm.refine(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), shape, H200)) == []
 
 
 def test_names_and_parts_that_do_not_fit_are_refused(backend: Asm) -> None:
@@ -205,13 +205,13 @@ def test_names_and_parts_that_do_not_fit_are_refused(backend: Asm) -> None:
     for name, splits, reason in (
         ("tunedgemm_bf16_64x64_pf2", 1, "names no kernel"),
         ("ptx_64x32_s3_c1_x1_g8_r7", 1, "revision 7"),
-        (Plan(64, 32, 3, 1).name, 9, "into 9 parts"),
+        (KernelConfig(64, 32, 3, 1).name, 9, "into 9 parts"),
     ):
         answer = backend.bind(Solution("asm", name, splits), SMALL, CPU)
         assert isinstance(answer, Unsupported) and reason in str(answer)
-    assert "described, not present" in str(asm.bind(Solution("asm", Plan(64, 32, 3, 1).name, 1), SMALL, H200))
+    assert "described, not present" in str(asm.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, H200))
     assert "names no kernel" in asm.lacks(Solution("asm", "any"), H200)
-    assert asm.lacks(Solution("asm", Plan(64, 32, 3, 1).name), H200) == ""
+    assert asm.lacks(Solution("asm", KernelConfig(64, 32, 3, 1).name), H200) == ""
 
 
 #: Every candidate's time of tunings on an H200: day, and a shape of the op.
@@ -247,7 +247,7 @@ def test_the_list_of_a_shape(shape: Shape) -> None:
     listed = list(asm.enumerate_solutions(shape, H200))
     assert 0 < len(listed) <= MOST
     assert len(set(listed)) == len(listed)
-    assert [(plan_of(each.kernel_name), each.split_k) for each in listed] == choices(shape, H200)
+    assert [(config_of(each.kernel_name), each.split_k) for each in listed] == enumerate_candidates(shape, H200)
     assert listed == list(asm.enumerate_solutions(shape, H200))
     for near in refine("asm", listed[0], shape, H200):
         assert asm.lacks(near, H200) == "" and near != listed[0]
@@ -274,12 +274,12 @@ def test_what_shows_of_promotion() -> None:
     """By the model: all of it where one consumer is alone, a share where others multiply, more where scales go by block."""
     like, blocks = attrs.evolve(EIGHT_BITS[4], n=128, m=64), attrs.evolve(EIGHT_BITS[-2], n=128, m=64)
 
-    def shown(plan: Plan) -> float:
+    def shown(config: KernelConfig) -> float:
         """Microseconds that promotion costs a shape of one tile."""
-        return cost(attrs.evolve(plan, promoted=True), 1, like, 132) - cost(plan, 1, like, 132)
+        return cost(attrs.evolve(config, promoted=True), 1, like, 132) - cost(config, 1, like, 132)
 
-    shared = Plan(128, 128, 6)
-    assert shown(Plan(64, 128, 6, 1)) > 2 * shown(shared) > 0
+    shared = KernelConfig(128, 128, 6)
+    assert shown(KernelConfig(64, 128, 6, 1)) > 2 * shown(shared) > 0
     promoted = attrs.evolve(shared, promoted=True)
     assert cost(promoted, 1, blocks, 132) - cost(promoted, 1, like, 132) > shown(shared)
 
@@ -287,10 +287,13 @@ def test_what_shows_of_promotion() -> None:
 def test_sums_of_fp8_are_added_in_float32() -> None:
     """Plans that do are listed of every shape; others, which come first, only for bf16 without scales by block; none for integers."""
     shapes = [*EIGHT_BITS, attrs.evolve(EIGHT_BITS[0], outdtype="fp32"), attrs.evolve(EIGHT_BITS[0], outdtype="fp16")]
-    found = [{plan.promoted for plan, _ in choices(shape, H200)} for shape in shapes]
+    found = [{config.promoted for config, _ in enumerate_candidates(shape, H200)} for shape in shapes]
     assert found == [*[{True, False}] * 6, *[{False}] * 6, *[{True}] * 8]
-    assert not any(choices(shape, H200)[0][0].promoted for shape in EIGHT_BITS[:6])
-    near = {plan_of(each.kernel_name).promoted for each in refine("asm", Solution("asm", Plan(64, 96, 4, 1).name, 1), EIGHT_BITS[4], H200)}
+    assert not any(enumerate_candidates(shape, H200)[0][0].promoted for shape in EIGHT_BITS[:6])
+    near = {
+        config_of(each.kernel_name).promoted
+        for each in refine("asm", Solution("asm", KernelConfig(64, 96, 4, 1).name, 1), EIGHT_BITS[4], H200)
+    }
     assert near == {True, False}
 
 
@@ -301,17 +304,17 @@ import os, sys
 os.environ["TUNEDGEMM_CACHE"] = {str(tmp_path)!r}
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm import asm
-asm.prepare(Solution("asm", {Plan(64, 32, 3, 1).name!r}, 1), Shape("a16w16", 37, 72, 200), Device("sm_90", 132, "nvidia-h200"))
+asm.prepare(Solution("asm", {KernelConfig(64, 32, 3, 1).name!r}, 1), Shape("a16w16", 37, 72, 200), Device("sm_90", 132, "nvidia-h200"))
 assert "torch" not in sys.modules and "triton" not in sys.modules, "loaded"
 """
     subprocess.run([sys.executable, "-c", program], check=True)
-    if assembler.ptxas() is not None:
+    if build.ptxas() is not None:
         assert [path.stat().st_size > 1000 for path in tmp_path.rglob("*") if path.is_file()] == [True]
 
 
 def test_what_assembles_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """`tunedgemm plugins -v` names the assembler, or the driver in its place."""
-    monkeypatch.setattr(assembler, "ptxas", lambda: None)
+    monkeypatch.setattr(build, "ptxas", lambda: None)
     assert list(asm.details(H200)) == ["generated PTX of revision 1, assembled by the driver, when it loads them: there is no ptxas"]
     assert "revision 1" in ptx_launch.details()[0]
     assert CUDA.kind == "nvidia"

@@ -12,11 +12,12 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, Unsupported, op_named, ops
 from tunedgemm_asm import Asm, asm, native
-from tunedgemm_asm.ptx import assembler
+from tunedgemm_asm.ptx import build
 from tunedgemm_asm.ptx.kernel import text_of
-from tunedgemm_asm.ptx.plan import COLUMNS, Plan, plan_of
-from tunedgemm_asm.ptx.problem import problem_of, refusal
-from tunedgemm_asm.ptx.solutions import choices, refine
+from tunedgemm_asm.ptx.launch import arguments_of
+from tunedgemm_asm.ptx.limits import unsupported
+from tunedgemm_asm.ptx.names import COLUMNS, KernelConfig, config_of
+from tunedgemm_asm.ptx.space import enumerate_candidates, refine
 from tunedgemm_asm.ptx.tensormap import Operand, described
 
 pytestmark = pytest.mark.sweep
@@ -33,43 +34,43 @@ def of(op: str, sizes: tuple[int, int, int], dtype: str = "bf16", **fields: Any)
 
 BIASED: dict[str, Any] = {"epilogue": "bias", "bias_dtype": "bf16"}
 BY_ROW, BY_BLOCK, FP8 = "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle", "fp8_e4m3fn"
-#: Plan, shape, parts of K, multiprocessors: tails in M and N, blocks with several tiles.
+#: KernelConfig, shape, parts of K, multiprocessors: tails in M and N, blocks with several tiles.
 CASES = [
-    (Plan(128, 160, 3), of("a16w16", (150, 200, 192)), 1, 2),
-    (Plan(64, 40, 3, 1), of("a16w16", (70, 74, 128), **BIASED), 1, 2),
-    (Plan(64, 32, 3, 1, group=2), of("a16w16", (150, 73, 448), "fp16", outdtype="fp32"), 4, 2),
-    (Plan(16, 128, 4, swapped=True), of("a16w16", (13, 300, 320), **BIASED), 1, 2),
-    (Plan(8, 128, 4, swapped=True), of("a16w16", (5, 301, 512)), 3, 2),
-    (Plan(64, 32, 3, 1, 2, 2), of("a16w16", (150, 73, 320), outdtype="fp32"), 1, 4),
-    (Plan(16, 128, 3, 2, 2, 2, swapped=True), of("a16w16", (20, 400, 320)), 3, 5),
-    (Plan(64, 16, 3, turns=True), of("a16w16", (200, 40, 192)), 2, 2),
-    (Plan(128, 32, 3, panels=1), of("a16w16", (150, 72, 192)), 1, 2),
-    (Plan(128, 128, 3, promoted=True), of(BY_ROW, (150, 200, 256), FP8, **BIASED), 1, 2),
-    (Plan(24, 64, 4, 1, swapped=True), of(BY_ROW, (47, 101, 256), FP8, scale="tensor"), 1, 2),
-    (Plan(64, 48, 3, 1, 2), of(BY_ROW, (150, 73, 640), "int8", outdtype="fp32"), 3, 4),
-    (Plan(64, 192, 3, 1, promoted=True), of(BY_BLOCK, (70, 400, 384), FP8), 2, 3),
-    (Plan(64, 176, 3, 1, promoted=True), of(BY_BLOCK, (70, 1300, 128), FP8), 1, 2),
-    (Plan(128, 1 << 5, 3, 2, 2, 2, promoted=True), of(BY_BLOCK, (300, 165, 640), FP8), 3, 5),
-    (Plan(8, 64, 4, 1, swapped=True, promoted=True), of(BY_BLOCK, (1, 201, 640), FP8), 3, 2),
-    (Plan(24, 128, 4, swapped=True, promoted=True), of(BY_BLOCK, (47, 333, 256), FP8, outdtype="fp32"), 1, 2),
+    (KernelConfig(128, 160, 3), of("a16w16", (150, 200, 192)), 1, 2),
+    (KernelConfig(64, 40, 3, 1), of("a16w16", (70, 74, 128), **BIASED), 1, 2),
+    (KernelConfig(64, 32, 3, 1, group=2), of("a16w16", (150, 73, 448), "fp16", outdtype="fp32"), 4, 2),
+    (KernelConfig(16, 128, 4, swapped=True), of("a16w16", (13, 300, 320), **BIASED), 1, 2),
+    (KernelConfig(8, 128, 4, swapped=True), of("a16w16", (5, 301, 512)), 3, 2),
+    (KernelConfig(64, 32, 3, 1, 2, 2), of("a16w16", (150, 73, 320), outdtype="fp32"), 1, 4),
+    (KernelConfig(16, 128, 3, 2, 2, 2, swapped=True), of("a16w16", (20, 400, 320)), 3, 5),
+    (KernelConfig(64, 16, 3, turns=True), of("a16w16", (200, 40, 192)), 2, 2),
+    (KernelConfig(128, 32, 3, panels=1), of("a16w16", (150, 72, 192)), 1, 2),
+    (KernelConfig(128, 128, 3, promoted=True), of(BY_ROW, (150, 200, 256), FP8, **BIASED), 1, 2),
+    (KernelConfig(24, 64, 4, 1, swapped=True), of(BY_ROW, (47, 101, 256), FP8, scale="tensor"), 1, 2),
+    (KernelConfig(64, 48, 3, 1, 2), of(BY_ROW, (150, 73, 640), "int8", outdtype="fp32"), 3, 4),
+    (KernelConfig(64, 192, 3, 1, promoted=True), of(BY_BLOCK, (70, 400, 384), FP8), 2, 3),
+    (KernelConfig(64, 176, 3, 1, promoted=True), of(BY_BLOCK, (70, 1300, 128), FP8), 1, 2),
+    (KernelConfig(128, 1 << 5, 3, 2, 2, 2, promoted=True), of(BY_BLOCK, (300, 165, 640), FP8), 3, 5),
+    (KernelConfig(8, 64, 4, 1, swapped=True, promoted=True), of(BY_BLOCK, (1, 201, 640), FP8), 3, 2),
+    (KernelConfig(24, 128, 4, swapped=True, promoted=True), of(BY_BLOCK, (47, 333, 256), FP8, outdtype="fp32"), 1, 2),
 ]
-SMALL = (Plan(64, 16, 2, 1), of("a16w16", (100, 24, 384)), 1)
-BLOCKS = (Plan(64, 96, 2, 1, promoted=True), of(BY_BLOCK, (100, 200, 384), FP8), 1)
+SMALL = (KernelConfig(64, 16, 2, 1), of("a16w16", (100, 24, 384)), 1)
+BLOCKS = (KernelConfig(64, 96, 2, 1, promoted=True), of(BY_BLOCK, (100, 200, 384), FP8), 1)
 
 
-@pytest.mark.parametrize(("plan", "shape", "splits", "multiprocessors"), CASES, ids=lambda value: getattr(value, "name", None))
-def test_products_are_exact(ptx: ModuleType, plan: Plan, shape: Shape, splits: int, multiprocessors: int) -> None:
+@pytest.mark.parametrize(("config", "shape", "splits", "multiprocessors"), CASES, ids=lambda value: getattr(value, "name", None))
+def test_products_are_exact(ptx: ModuleType, config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
     """Of weights as `shuffle_weight` gives them, of which no byte outside is read."""
-    out, wanted = ptx.Bench(shape, plan, splits, multiprocessors).output()
+    out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
     np.testing.assert_array_equal(out, wanted)
 
 
 @pytest.mark.parametrize("case", [SMALL, BLOCKS], ids=["16 bits", "blocks"])
-def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[Plan, Shape, int]) -> None:
+def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, Shape, int]) -> None:
     """Copies, products and warp groups in four other orders, with K in two parts: the same bits."""
-    plan, shape, _ = case
+    config, shape, _ = case
     for seed in range(1, 5):
-        out, wanted = ptx.Bench(shape, plan, 2, 2, seed).output()
+        out, wanted = ptx.Bench(shape, config, 2, 2, seed).output()
         np.testing.assert_array_equal(out, wanted)
 
 
@@ -94,12 +95,14 @@ def test_the_emulator_finds_mistakes(ptx: ModuleType, mistake: str) -> None:
     assert ptx.mistake_shows(*MISTAKES[mistake])
 
 
-@pytest.mark.parametrize("case", [SMALL, BLOCKS, (Plan(16, 128, 4, swapped=True), *SMALL[1:])], ids=["16 bits", "blocks", "swapped"])
-def test_only_what_loads_the_weight_differs(case: tuple[Plan, Shape, int]) -> None:
+@pytest.mark.parametrize(
+    "case", [SMALL, BLOCKS, (KernelConfig(16, 128, 4, swapped=True), *SMALL[1:])], ids=["16 bits", "blocks", "swapped"]
+)
+def test_only_what_loads_the_weight_differs(case: tuple[KernelConfig, Shape, int]) -> None:
     """The text for a plain weight has one load of columns less, and nothing of another instruction but scales that lie otherwise."""
-    plan, shape, splits = case
+    config, shape, splits = case
     plain = attrs.evolve(shape, op=shape.op.removesuffix("_bpreshuffle"), layout="row")
-    texts = [text_of(problem_of(plan, splits, each, 132).variant) for each in (plain, shape)]
+    texts = [text_of(arguments_of(config, splits, each, 132).variant) for each in (plain, shape)]
     assert [len(re.findall(r"bulk\.tensor\.3d", text)) for text in texts] == [0, 1]
     assert [len(re.findall(r"bulk\.tensor\.[23]d\.shared", text)) for text in texts] == [2, 2]
     assert COLUMNS in texts[1].splitlines()[0] and COLUMNS not in texts[0]
@@ -118,28 +121,28 @@ def test_a_descriptor_tells_the_columns(ptx: ModuleType, dtype: str, kind: int, 
 
 @pytest.mark.parametrize("extension", [True, False], ids=["extension", "ctypes"])
 @pytest.mark.parametrize(
-    ("plan", "splits", "shape"),
+    ("config", "splits", "shape"),
     [
-        (Plan(64, 32, 3, 1), 1, of("a16w16", (37, 73, 192), **BIASED)),
-        (Plan(40, 64, 3, 1, swapped=True), 2, of("a16w16", (37, 72, 256), "fp16", outdtype="fp16")),
-        (Plan(64, 32, 3, 1, promoted=True), 1, of(BY_ROW, (37, 72, 256), FP8, **BIASED)),
-        (Plan(64, 96, 3, 1, promoted=True), 2, of(BY_BLOCK, (37, 136, 256), FP8)),
+        (KernelConfig(64, 32, 3, 1), 1, of("a16w16", (37, 73, 192), **BIASED)),
+        (KernelConfig(40, 64, 3, 1, swapped=True), 2, of("a16w16", (37, 72, 256), "fp16", outdtype="fp16")),
+        (KernelConfig(64, 32, 3, 1, promoted=True), 1, of(BY_ROW, (37, 72, 256), FP8, **BIASED)),
+        (KernelConfig(64, 96, 3, 1, promoted=True), 2, of(BY_BLOCK, (37, 136, 256), FP8)),
     ],
     ids=["plain", "swapped split", "rows", "blocks"],
 )
 def test_a_solution_computes_its_product(
-    ptx: ModuleType, plan: Plan, splits: int, shape: Shape, extension: bool, monkeypatch: pytest.MonkeyPatch
+    ptx: ModuleType, config: KernelConfig, splits: int, shape: Shape, extension: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bound by the backend, with the operands that the op makes, through either way of launching."""
     if not extension:
         monkeypatch.setattr(native, "_extension", None)
     elif native._extension is None:
         pytest.skip("the C extension was not built")
-    monkeypatch.setattr(assembler, "ptxas", lambda: None)
+    monkeypatch.setattr(build, "ptxas", lambda: None)
     cuda = ptx.Cuda()
     library = cuda.driver()
     backend = Asm(driver=lambda interface: library, host=Device("sm_90", 3, "small"))
-    launcher = backend.bind(Solution("asm", plan.name, splits), shape, CPU)
+    launcher = backend.bind(Solution("asm", config.name, splits), shape, CPU)
     assert isinstance(launcher, Launcher), launcher
     op = op_named(shape.op)
     given = tuple(each for each in op.make_inputs(shape, torch.device("cpu"), 0) if each is not None)
@@ -185,15 +188,15 @@ def test_other_sizes_and_layouts_are_refused(shape: Shape, reason: str) -> None:
     ids=str,
 )
 def test_lists_are_those_of_plain_weights(shape: Shape) -> None:
-    """The same plans in the same order; an untuned call gets one of them, too: torch would put the weight in order in each call."""
+    """The same configs in the same order; an untuned call gets one of them, too: torch would put the weight in order in each call."""
     plain = attrs.evolve(shape, op=shape.op.removesuffix("_bpreshuffle"), layout="row")
-    assert choices(shape, H200) == choices(plain, H200) != []
+    assert enumerate_candidates(shape, H200) == enumerate_candidates(plain, H200) != []
     first = next(iter(asm.enumerate_solutions(shape, H200)))
     assert list(refine("asm", first, shape, H200)) == list(refine("asm", first, plain, H200))
     untuned = asm.heuristic_fallback(shape, H200)
     assert untuned is not None
-    plan = plan_of(untuned.kernel_name)
-    assert (refusal(plan, 1, shape), untuned.split_k, plan.promoted) == ("", 1, shape.dtype == FP8)
+    config = config_of(untuned.kernel_name)
+    assert (unsupported(config, 1, shape), untuned.split_k, config.promoted) == (None, 1, shape.dtype == FP8)
 
 
 @pytest.mark.parametrize("op", ["a16w16", BY_ROW, BY_BLOCK])

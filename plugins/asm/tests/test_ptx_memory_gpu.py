@@ -14,8 +14,8 @@ import attrs
 import pytest
 import torch
 from tunedgemm.plugin import Shape, Solution
-from tunedgemm_asm.ptx.plan import Plan
-from tunedgemm_asm.ptx.problem import refusal
+from tunedgemm_asm.ptx.limits import unsupported
+from tunedgemm_asm.ptx.names import KernelConfig
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
@@ -28,10 +28,10 @@ import pickle, re, sys, torch
 from pathlib import Path
 from tunedgemm.plugin import device_of, ops, plain_weight
 from tunedgemm_asm import asm
-from tunedgemm_asm.ptx import assembler
+from tunedgemm_asm.ptx import build
 if len(sys.argv) > 2:
-    plain = assembler.text_of
-    assembler.text_of = lambda variant: re.sub(r"setp\\.lt\\.u32 (%p\\d+), (%r\\d+), %r0;", r"setp.ge.u32 \\1, \\2, 0;", plain(variant))
+    plain = build.text_of
+    build.text_of = lambda variant: re.sub(r"setp\\.lt\\.u32 (%p\\d+), (%r\\d+), %r0;", r"setp.ge.u32 \\1, \\2, 0;", plain(variant))
 for solution, shape in pickle.loads(Path(sys.argv[1]).read_bytes()):
     made = ops()[shape.op].make_inputs(shape, torch.device("cuda", 0), 0)
     asm.bind(solution, shape, device_of(0)).call(*(plain_weight(each) for each in made if each is not None))
@@ -39,19 +39,19 @@ for solution, shape in pickle.loads(Path(sys.argv[1]).read_bytes()):
 """
 
 
-def tails(plan: Plan) -> dict[str, int]:
-    """Sizes of a product with all the tails that a plan can have."""
-    return SEVERAL_TAILS if plan.turns else TAILS | {"n": 104} if plan.panels else TAILS
+def tails(config: KernelConfig) -> dict[str, int]:
+    """Sizes of a product with all the tails that a config can have."""
+    return SEVERAL_TAILS if config.turns else TAILS | {"n": 104} if config.panels else TAILS
 
 
 def fitting(name: str, kinds: dict[str, Any]) -> list[tuple[Solution, Shape]]:
     """What runs of one list: of plain weights with all tails, else as listed."""
     found = []
-    for shape, plan, *rest in kinds.values():
-        tailed = attrs.evolve(shape, **tails(plan)) if name == "plain" else shape
+    for shape, config, *rest in kinds.values():
+        tailed = attrs.evolve(shape, **tails(config)) if name == "plain" else shape
         splits = rest[0] if rest else 1
-        if not refusal(plan, splits, tailed):
-            found.append((Solution("asm", plan.name, splits), tailed))
+        if not unsupported(config, splits, tailed):
+            found.append((Solution("asm", config.name, splits), tailed))
     return found
 
 

@@ -9,12 +9,12 @@ import attrs
 import numpy as np
 import pytest
 from tunedgemm.plugin import Device, PluginError, Shape, Solution
-from tunedgemm_asm.ptx.arguments import MAP_OUT, abi_of, declaration
+from tunedgemm_asm.ptx.abi import MAP_OUT, abi_of, declaration
 from tunedgemm_asm.ptx.cost import cost
 from tunedgemm_asm.ptx.kernel import text_of
-from tunedgemm_asm.ptx.plan import Plan, Variant, plan_of
-from tunedgemm_asm.ptx.problem import refusal
-from tunedgemm_asm.ptx.solutions import choices, refine, with_panels
+from tunedgemm_asm.ptx.limits import unsupported
+from tunedgemm_asm.ptx.names import KernelConfig, Variant, config_of
+from tunedgemm_asm.ptx.space import enumerate_candidates, refine, with_panels
 
 pytestmark = pytest.mark.sweep
 
@@ -27,51 +27,53 @@ def of(scale: str, sizes: tuple[int, int, int], dtype: str = "fp8_e4m3fn", outdt
     return Shape(op, *sizes, dtype, outdtype, "bias" if bias else "none", bias, scale=scale)
 
 
-#: Plan, shape, parts of K, multiprocessors: each has tails in M, N and K, most blocks several tiles.
+#: KernelConfig, shape, parts of K, multiprocessors: each has tails in M, N and K, most blocks several tiles.
 CASES = [
-    (Plan(128, 256, 3, panels=2), of("none", (300, 520, 136), "bf16"), 1, 2),
-    (Plan(128, 64, 3, panels=1), of("none", (300, 200, 136), "bf16", bias="bf16"), 1, 2),
-    (Plan(128, 192, 3, panels=3), of("none", (150, 200, 136), "fp16", "fp16", "fp32"), 1, 2),
-    (Plan(128, 160, 3, panels=5), of("none", (150, 328, 136), "fp16", "bf16", "fp16"), 1, 2),
-    (Plan(128, 224, 3, panels=3), of("none", (150, 456, 136), "bf16", "fp16", "bf16"), 1, 2),
-    (Plan(128, 112, 3, panels=6), of("none", (150, 240, 136), "bf16"), 1, 2),
-    (Plan(128, 16, 3, panels=1), of("none", (150, 40, 136), "bf16", bias="bf16"), 1, 2),
-    (Plan(256, 128, 3, panels=3), of("none", (300, 136, 200), "bf16", bias="fp32"), 1, 1),
-    (Plan(256, 96, 3, panels=5), of("none", (600, 104, 136), "fp16", "fp16"), 1, 1),
-    (Plan(64, 80, 3, 1, panels=4), of("none", (200, 168, 136), "bf16"), 1, 2),
-    (Plan(128, 64, 3, 1, panels=2), of("none", (5, 8, 136), "bf16"), 1, 2),
-    (Plan(64, 64, 3, 1, panels=1), of("none", (70, 104, 456), "bf16", bias="bf16"), 3, 2),
-    (Plan(128, 96, 3, 2, 2, 2, panels=2), of("none", (300, 200, 136), "bf16"), 1, 4),
-    (Plan(64, 64, 3, 1, 2, 2, panels=1), of("none", (150, 200, 328), "fp16", "fp16", "bf16"), 3, 5),
-    (Plan(128, 128, 3, panels=2, promoted=True), of("row", (150, 200, 272), bias="bf16"), 1, 2),
-    (Plan(128, 224, 3, panels=6, promoted=True), of("row", (150, 456, 272), outdtype="fp16"), 1, 2),
-    (Plan(128, 160, 3, panels=4), of("row", (150, 328, 272), bias="fp32"), 1, 2),
-    (Plan(256, 64, 2, panels=2, promoted=True), of("tensor", (300, 136, 272), outdtype="fp16", bias="fp16"), 2, 2),
-    (Plan(128, 96, 3, panels=3), of("row", (150, 200, 272), "int8", bias="bf16"), 1, 2),
-    (Plan(128, 256, 3, panels=2, promoted=True), of("block", (150, 520, 272)), 1, 2),
-    (Plan(128, 160, 3, panels=3, promoted=True), of("block", (150, 504, 144)), 1, 2),
-    (Plan(256, 128, 2, panels=4, promoted=True), of("block", (300, 264, 272), outdtype="fp16"), 2, 2),
-    (Plan(128, 48, 3, 2, 2, 2, panels=3, promoted=True), of("block", (300, 168, 528)), 3, 5),
+    (KernelConfig(128, 256, 3, panels=2), of("none", (300, 520, 136), "bf16"), 1, 2),
+    (KernelConfig(128, 64, 3, panels=1), of("none", (300, 200, 136), "bf16", bias="bf16"), 1, 2),
+    (KernelConfig(128, 192, 3, panels=3), of("none", (150, 200, 136), "fp16", "fp16", "fp32"), 1, 2),
+    (KernelConfig(128, 160, 3, panels=5), of("none", (150, 328, 136), "fp16", "bf16", "fp16"), 1, 2),
+    (KernelConfig(128, 224, 3, panels=3), of("none", (150, 456, 136), "bf16", "fp16", "bf16"), 1, 2),
+    (KernelConfig(128, 112, 3, panels=6), of("none", (150, 240, 136), "bf16"), 1, 2),
+    (KernelConfig(128, 16, 3, panels=1), of("none", (150, 40, 136), "bf16", bias="bf16"), 1, 2),
+    (KernelConfig(256, 128, 3, panels=3), of("none", (300, 136, 200), "bf16", bias="fp32"), 1, 1),
+    (KernelConfig(256, 96, 3, panels=5), of("none", (600, 104, 136), "fp16", "fp16"), 1, 1),
+    (KernelConfig(64, 80, 3, 1, panels=4), of("none", (200, 168, 136), "bf16"), 1, 2),
+    (KernelConfig(128, 64, 3, 1, panels=2), of("none", (5, 8, 136), "bf16"), 1, 2),
+    (KernelConfig(64, 64, 3, 1, panels=1), of("none", (70, 104, 456), "bf16", bias="bf16"), 3, 2),
+    (KernelConfig(128, 96, 3, 2, 2, 2, panels=2), of("none", (300, 200, 136), "bf16"), 1, 4),
+    (KernelConfig(64, 64, 3, 1, 2, 2, panels=1), of("none", (150, 200, 328), "fp16", "fp16", "bf16"), 3, 5),
+    (KernelConfig(128, 128, 3, panels=2, promoted=True), of("row", (150, 200, 272), bias="bf16"), 1, 2),
+    (KernelConfig(128, 224, 3, panels=6, promoted=True), of("row", (150, 456, 272), outdtype="fp16"), 1, 2),
+    (KernelConfig(128, 160, 3, panels=4), of("row", (150, 328, 272), bias="fp32"), 1, 2),
+    (KernelConfig(256, 64, 2, panels=2, promoted=True), of("tensor", (300, 136, 272), outdtype="fp16", bias="fp16"), 2, 2),
+    (KernelConfig(128, 96, 3, panels=3), of("row", (150, 200, 272), "int8", bias="bf16"), 1, 2),
+    (KernelConfig(128, 256, 3, panels=2, promoted=True), of("block", (150, 520, 272)), 1, 2),
+    (KernelConfig(128, 160, 3, panels=3, promoted=True), of("block", (150, 504, 144)), 1, 2),
+    (KernelConfig(256, 128, 2, panels=4, promoted=True), of("block", (300, 264, 272), outdtype="fp16"), 2, 2),
+    (KernelConfig(128, 48, 3, 2, 2, 2, panels=3, promoted=True), of("block", (300, 168, 528)), 3, 5),
 ]
 #: One place for two panels, three for three of 32 and of 16 columns; several tiles a block.
-TURNS = (Plan(64, 128, 2, 1, panels=1), of("none", (130, 136, 136), "bf16"), 1)
-NARROW = (Plan(64, 96, 2, 1, panels=3), of("none", (130, 200, 136), "bf16"), 1)
-FINEST = (Plan(64, 48, 2, 1, panels=3), of("none", (130, 104, 136), "bf16"), 1)
+TURNS = (KernelConfig(64, 128, 2, 1, panels=1), of("none", (130, 136, 136), "bf16"), 1)
+NARROW = (KernelConfig(64, 96, 2, 1, panels=3), of("none", (130, 200, 136), "bf16"), 1)
+FINEST = (KernelConfig(64, 48, 2, 1, panels=3), of("none", (130, 104, 136), "bf16"), 1)
 
 
-@pytest.mark.parametrize(("plan", "shape", "splits", "multiprocessors"), CASES, ids=lambda value: getattr(value, "name", None))
-def test_products_are_exact(ptx: ModuleType, plan: Plan, shape: Shape, splits: int, multiprocessors: int) -> None:
+@pytest.mark.parametrize(("config", "shape", "splits", "multiprocessors"), CASES, ids=lambda value: getattr(value, "name", None))
+def test_products_are_exact(ptx: ModuleType, config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
     """Every element within the output is written, with the right bits, none beyond; no place, fence or barrier is misused."""
-    out, wanted = ptx.Bench(shape, plan, splits, multiprocessors).output()
+    out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
     np.testing.assert_array_equal(out, wanted)
 
 
-@pytest.mark.parametrize("case", [TURNS, NARROW, (Plan(128, 128, 2, 2, 2, panels=1), *TURNS[1:])], ids=["turns", "narrow", "cluster"])
-def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[Plan, Shape, int]) -> None:
+@pytest.mark.parametrize(
+    "case", [TURNS, NARROW, (KernelConfig(128, 128, 2, 2, 2, panels=1), *TURNS[1:])], ids=["turns", "narrow", "cluster"]
+)
+def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, Shape, int]) -> None:
     """What the copy engine reads and writes in seven other orders: no deadlock, no place overwritten while it is read, the same bits."""
-    plan, shape, splits = case
+    config, shape, splits = case
     for seed in range(1, 8):
-        out, wanted = ptx.Bench(shape, plan, splits, 2, seed).output()
+        out, wanted = ptx.Bench(shape, config, splits, 2, seed).output()
         np.testing.assert_array_equal(out, wanted)
 
 
@@ -141,12 +143,12 @@ def test_what_the_engine_reads_is_known_to_be_written(ptx: ModuleType) -> None:
 
 def test_names_and_memory() -> None:
     """Places stand in the name as `_b`, and their bytes in shared memory, computed by hand: 64 rows of 64, 32 or 16 columns."""
-    wide, odd = Plan(128, 256, 4, panels=2), Plan(128, 224, 4, promoted=True, panels=6)
+    wide, odd = KernelConfig(128, 256, 4, panels=2), KernelConfig(128, 224, 4, promoted=True, panels=6)
     assert (wide.name, odd.name) == ("ptx_128x256_s4_c2_x1_g8_b2_r1", "ptx_128x224_s4_c2_x1_g8_p_b6_r1")
-    assert [plan_of(plan.name) for plan in (wide, odd)] == [wide, odd]
+    assert [config_of(config.name) for config in (wide, odd)] == [wide, odd]
     assert (wide.panel_columns, wide.panel_bytes, wide.all_panels, wide.shared_bytes) == (64, 8192, 4, 4 * (49152 + 16) + 4 * 8192 + 8)
     assert (odd.panel_columns, odd.panel_bytes, odd.all_panels, odd.shared_bytes) == (32, 4096, 7, 4 * (45056 + 16) + 12 * 4096 + 8)
-    assert (Plan(256, 112, 3, panels=1).panel_bytes, Plan(256, 112, 3, panels=1).all_panels) == (2048, 14)
+    assert (KernelConfig(256, 112, 3, panels=1).panel_bytes, KernelConfig(256, 112, 3, panels=1).all_panels) == (2048, 14)
 
 
 @pytest.mark.parametrize(
@@ -163,19 +165,19 @@ def test_names_and_memory() -> None:
 def test_what_cannot_be_is_refused(name: str, reason: str) -> None:
     """Names of kernels whose panels no SM holds, or that no kernel has, say what is wrong."""
     with pytest.raises(PluginError, match=re.escape(reason)):
-        plan_of(name)
+        config_of(name)
 
 
 def test_outputs_that_threads_have_to_store() -> None:
-    """Of 32 bits, or with rows at no multiple of 16 bytes: such a plan is refused, and none is listed."""
-    plan, shape = Plan(128, 160, 4, panels=5), Shape("a16w16", 4096, 7168, 8192)
-    assert refusal(plan, 1, shape) == ""
+    """Of 32 bits, or with rows at no multiple of 16 bytes: such a config is refused, and none is listed."""
+    config, shape = KernelConfig(128, 160, 4, panels=5), Shape("a16w16", 4096, 7168, 8192)
+    assert unsupported(config, 1, shape) is None
     for other in (attrs.evolve(shape, outdtype="fp32"), attrs.evolve(shape, n=7172)):
-        assert "stores outputs of 16 bits, rows at multiples of 16 bytes" in refusal(plan, 1, other)
-        assert not any(each.panels for each, _ in choices(other, H200))
+        assert "stores outputs of 16 bits, rows at multiples of 16 bytes" in unsupported(config, 1, other)
+        assert not any(each.panels for each, _ in enumerate_candidates(other, H200))
     for changes in ({"outdtype": "fp32"}, {"together": 2}):
         with pytest.raises(PluginError, match="the copy engine stores outputs of 16 bits"):
-            Variant(**{"plan": plan, "dtype": "bf16", "outdtype": "bf16", **changes})
+            Variant(**{"config": config, "dtype": "bf16", "outdtype": "bf16", **changes})
 
 
 def test_arguments_of_plans_without_panels_stay() -> None:
@@ -184,33 +186,33 @@ def test_arguments_of_plans_without_panels_stay() -> None:
     assert [declaration(scale)[-5:] for scale in ("none", "row")] == ["[328]", "[344]"]
     assert [declaration(scale, True)[-5:] for scale in ("none", "row")] == ["[512]", "[512]"]
     assert abi_of("row", True).fields == abi_of("row").fields
-    assert "bulk_group" not in text_of(Variant(Plan(128, 160, 5), "bf16", "bf16"))
+    assert "bulk_group" not in text_of(Variant(KernelConfig(128, 160, 5), "bf16", "bf16"))
 
 
 @pytest.mark.parametrize("scale", ["none", "row", "block"])
 def test_plans_with_panels_are_listed_beside_others(scale: str) -> None:
     """Of many rows of x eight at most, of few none; neighbours store the same way but for one, which stores the other way."""
     like = of(scale, (4096, 7168, 8192), "bf16" if scale == "none" else "fp8_e4m3fn")
-    listed = choices(like, H200)
-    assert 0 < sum(plan.panels > 0 for plan, _ in listed) <= 8 and len(listed) <= 64
-    assert not any(plan.panels for plan, _ in choices(attrs.evolve(like, m=64), H200))
-    for plan, splits in listed[:12]:
-        near = [plan_of(each.kernel_name) for each in refine("asm", Solution("asm", plan.name, splits), like, H200)]
-        assert sum((each.panels > 0) != (plan.panels > 0) for each in near) <= 1
-        assert plan.consumers == 1 or plan.turns or any((each.panels > 0) != (plan.panels > 0) for each in near)
+    listed = enumerate_candidates(like, H200)
+    assert 0 < sum(config.panels > 0 for config, _ in listed) <= 8 and len(listed) <= 64
+    assert not any(config.panels for config, _ in enumerate_candidates(attrs.evolve(like, m=64), H200))
+    for config, splits in listed[:12]:
+        near = [config_of(each.kernel_name) for each in refine("asm", Solution("asm", config.name, splits), like, H200)]
+        assert sum((each.panels > 0) != (config.panels > 0) for each in near) <= 1
+        assert config.consumers == 1 or config.turns or any((each.panels > 0) != (config.panels > 0) for each in near)
 
 
 def test_what_the_model_expects() -> None:
     """Of 128x256 as long an epilogue as without panels, and 560 cycles for each of two turns, in each of 7 rounds; computed by hand."""
-    shape, direct = Shape("a16w16", 4096, 7168, 8192), Plan(128, 256, 4)
-    loss = cost(Plan(128, 256, 4, panels=2), 1, shape, 132) - cost(direct, 1, shape, 132)
+    shape, direct = Shape("a16w16", 4096, 7168, 8192), KernelConfig(128, 256, 4)
+    loss = cost(KernelConfig(128, 256, 4, panels=2), 1, shape, 132) - cost(direct, 1, shape, 132)
     assert loss == pytest.approx(7 * 2 * 560 / 1375, rel=1e-3)
 
 
 def test_loads_of_columns_stay_where_registers_are_few() -> None:
     """ptxas may move those of the read-only path to the front alone where all fit beside the sums; others are loaded a panel ahead."""
-    crowded = Variant(Plan(128, 256, 4, panels=2), "fp8_e4m3fn", "bf16", "bf16", scale="row")
-    texts = [text_of(attrs.evolve(crowded, **changes)) for changes in ({}, {"bias": ""}, {"plan": Plan(128, 256, 4)})]
+    crowded = Variant(KernelConfig(128, 256, 4, panels=2), "fp8_e4m3fn", "bf16", "bf16", scale="row")
+    texts = [text_of(attrs.evolve(crowded, **changes)) for changes in ({}, {"bias": ""}, {"config": KernelConfig(128, 256, 4)})]
     assert ["ld.global.v2.f32" in text for text in texts] == [True, False, False]
     body = texts[0][texts[0].index("wait_group.read") :]
     counts = [part.count("ld.global.v2.f32") for part in body.split("fence.proxy.async")]
@@ -219,8 +221,8 @@ def test_loads_of_columns_stay_where_registers_are_few() -> None:
 
 def test_where_places_come_from() -> None:
     """Beside the stages where half of the panels fit, else in the place of a stage; not where three stages would not be left."""
-    assert with_panels(Plan(128, 256, 4)) == [Plan(128, 256, 4, panels=2)]
-    assert with_panels(Plan(128, 224, 5)) == [Plan(128, 224, 4, panels=6)]
-    assert with_panels(Plan(256, 192, 3)) == [Plan(256, 192, 3, panels=3)]
-    assert with_panels(Plan(128, 256, 3)) == [Plan(128, 256, 3, panels=4)]
-    assert with_panels(Plan(128, 72, 4)) == with_panels(Plan(16, 128, 4, swapped=True)) == []
+    assert with_panels(KernelConfig(128, 256, 4)) == [KernelConfig(128, 256, 4, panels=2)]
+    assert with_panels(KernelConfig(128, 224, 5)) == [KernelConfig(128, 224, 4, panels=6)]
+    assert with_panels(KernelConfig(256, 192, 3)) == [KernelConfig(256, 192, 3, panels=3)]
+    assert with_panels(KernelConfig(128, 256, 3)) == [KernelConfig(128, 256, 3, panels=4)]
+    assert with_panels(KernelConfig(128, 72, 4)) == with_panels(KernelConfig(16, 128, 4, swapped=True)) == []

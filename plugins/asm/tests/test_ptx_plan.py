@@ -8,27 +8,33 @@ import attrs
 import pytest
 from tunedgemm.plugin import PluginError, Shape
 from tunedgemm_asm.ptx import matrix
-from tunedgemm_asm.ptx.arguments import ABI, SCALED, argument, declaration
+from tunedgemm_asm.ptx.abi import ABI, SCALED, argument, declaration
 from tunedgemm_asm.ptx.kernel import text_of
+from tunedgemm_asm.ptx.launch import arguments_of
+from tunedgemm_asm.ptx.limits import unsupported
+from tunedgemm_asm.ptx.names import KernelConfig, Variant, config_of
 from tunedgemm_asm.ptx.order import place_of
-from tunedgemm_asm.ptx.plan import Plan, Variant, plan_of
-from tunedgemm_asm.ptx.problem import problem_of, refusal
 
-PLAN = Plan(128, 160, 5)
+CONFIG = KernelConfig(128, 160, 5)
 SHAPE = Shape("a16w16", 4096, 7168, 8192)
 
 
 def test_names_round_trip() -> None:
-    """Every field of a plan is in its name, and comes back from it."""
-    plans = [PLAN, Plan(64, 256, 4, 1, 2, 3), Plan(16, 128, 8, 2, 1, 4, swapped=True), Plan(16, 128, 8, swapped=True, promoted=True)]
-    plans += [Plan(128, 192, 5, turns=True), Plan(16, 64, 8, swapped=True, turns=True)]
-    assert PLAN.name == "ptx_128x160_s5_c2_x1_g8_r1"
-    assert plans[2].name == "ptx_16x128_s8_c2_x1_g4_swap_r1"
-    assert plans[3].name == "ptx_16x128_s8_c2_x1_g8_swap_p_r1"
-    assert [plan.name for plan in plans[4:6]] == ["ptx_128x192_s5_c2_x1_g8_t_r1", "ptx_16x64_s8_c2_x1_g8_swap_t_r1"]
-    plans += [Plan(128, 192, 5, turns=True, stream=True), Plan(128, 256, 4, promoted=True, panels=2, stream=True)]
-    assert [plan.name for plan in plans[6:]] == ["ptx_128x192_s5_c2_x1_g8_t_k_r1", "ptx_128x256_s4_c2_x1_g8_p_k_b2_r1"]
-    assert [plan_of(plan.name) for plan in plans] == plans
+    """Every field of a config is in its name, and comes back from it."""
+    configs = [
+        CONFIG,
+        KernelConfig(64, 256, 4, 1, 2, 3),
+        KernelConfig(16, 128, 8, 2, 1, 4, swapped=True),
+        KernelConfig(16, 128, 8, swapped=True, promoted=True),
+    ]
+    configs += [KernelConfig(128, 192, 5, turns=True), KernelConfig(16, 64, 8, swapped=True, turns=True)]
+    assert CONFIG.name == "ptx_128x160_s5_c2_x1_g8_r1"
+    assert configs[2].name == "ptx_16x128_s8_c2_x1_g4_swap_r1"
+    assert configs[3].name == "ptx_16x128_s8_c2_x1_g8_swap_p_r1"
+    assert [config.name for config in configs[4:6]] == ["ptx_128x192_s5_c2_x1_g8_t_r1", "ptx_16x64_s8_c2_x1_g8_swap_t_r1"]
+    configs += [KernelConfig(128, 192, 5, turns=True, stream=True), KernelConfig(128, 256, 4, promoted=True, panels=2, stream=True)]
+    assert [config.name for config in configs[6:]] == ["ptx_128x192_s5_c2_x1_g8_t_k_r1", "ptx_128x256_s4_c2_x1_g8_p_k_b2_r1"]
+    assert [config_of(config.name) for config in configs] == configs
 
 
 @pytest.mark.parametrize(
@@ -58,36 +64,38 @@ def test_names_round_trip() -> None:
 def test_what_cannot_be_is_refused(name: str, reason: str) -> None:
     """Names of nobody, other revisions, and kernels that no SM holds say what is wrong."""
     with pytest.raises(PluginError, match=re.escape(reason)):
-        plan_of(name)
+        config_of(name)
 
 
 def test_what_a_plan_takes() -> None:
     """Shared memory, registers and blocks of an SM, computed by hand."""
-    assert PLAN.stage_bytes == (128 + 160) * 128 == 36864
-    assert PLAN.shared_bytes == 5 * (36864 + 16) + 8 == 184408
-    assert (PLAN.threads, PLAN.sums, PLAN.blocks, PLAN.resident) == (384, 80, 1, 1)
-    wide = Plan(256, 128, 4)
-    assert (wide.rows, wide.blocks, wide.sums, wide.entry_registers) == (128, 2, 128, 168)
-    promoted = Plan(128, 256, 4, promoted=True)
-    assert (promoted.sums, promoted.portion, promoted.portions) == (128, 128, [(0, 0), (0, 128)])
-    assert Plan(256, 128, 4, promoted=True).portions == [(0, 0), (1, 0)]
-    turns = Plan(128, 192, 5, turns=True)
-    assert (turns.sharing, turns.rows, turns.blocks, turns.sums, turns.threads, turns.resident) == (1, 128, 2, 192, 384, 1)
+    assert CONFIG.stage_bytes == (128 + 160) * 128 == 36864
+    assert CONFIG.shared_bytes == 5 * (36864 + 16) + 8 == 184408
+    assert (CONFIG.threads, CONFIG.accumulators, CONFIG.blocks, CONFIG.resident) == (384, 80, 1, 1)
+    wide = KernelConfig(256, 128, 4)
+    assert (wide.rows, wide.blocks, wide.accumulators, wide.entry_registers) == (128, 2, 128, 168)
+    promoted = KernelConfig(128, 256, 4, promoted=True)
+    assert (promoted.accumulators, promoted.portion, promoted.portions) == (128, 128, [(0, 0), (0, 128)])
+    assert KernelConfig(256, 128, 4, promoted=True).portions == [(0, 0), (1, 0)]
+    turns = KernelConfig(128, 192, 5, turns=True)
+    assert (turns.sharing, turns.rows, turns.blocks, turns.accumulators, turns.threads, turns.resident) == (1, 128, 2, 192, 384, 1)
     assert turns.shared_bytes == 5 * (320 * 128 + 16) + 8 + 16
-    few = Plan(64, 128, 4, 1)
-    assert (few.threads, few.sums, few.entry_registers, few.resident) == (256, 64, 128, 2)
+    few = KernelConfig(64, 128, 4, 1)
+    assert (few.threads, few.accumulators, few.entry_registers, few.resident) == (256, 64, 128, 2)
 
 
 @pytest.mark.parametrize(
-    "plan", [PLAN, Plan(64, 128, 4, 1), Plan(64, 256, 4, 1), Plan(256, 192, 3), Plan(128, 192, 5, turns=True)], ids=lambda plan: plan.name
+    "config",
+    [CONFIG, KernelConfig(64, 128, 4, 1), KernelConfig(64, 256, 4, 1), KernelConfig(256, 192, 3), KernelConfig(128, 192, 5, turns=True)],
+    ids=lambda config: config.name,
 )
-def test_registers_that_are_taken_were_given_back(plan: Plan) -> None:
+def test_registers_that_are_taken_were_given_back(config: KernelConfig) -> None:
     """setmaxnreg waits for registers: all threads together never want more than at entry; counts are multiples of 8 from 24 to 256."""
-    assert plan.producer_registers + plan.consumers * plan.consumer_registers <= (1 + plan.consumers) * plan.entry_registers
-    assert plan.entry_registers * plan.threads <= 65536
-    for count in (plan.producer_registers, plan.consumer_registers):
+    assert config.producer_registers + config.consumers * config.consumer_registers <= (1 + config.consumers) * config.entry_registers
+    assert config.entry_registers * config.threads <= 65536
+    for count in (config.producer_registers, config.consumer_registers):
         assert count % 8 == 0 and 24 <= count <= 256
-    assert plan.producer_registers <= plan.entry_registers <= plan.consumer_registers
+    assert config.producer_registers <= config.entry_registers <= config.consumer_registers
 
 
 def test_matrix_descriptors() -> None:
@@ -97,18 +105,18 @@ def test_matrix_descriptors() -> None:
     assert matrix.descriptor((1 << 18) + 0x400) == matrix.descriptor(0x400)
     assert matrix.ALONG_K == 2  # 16 elements of 2 bytes
     assert matrix.ALONG_ROWS == 512  # 64 rows of 128 bytes
-    assert matrix.instruction(Variant(PLAN, "fp16", "fp32")) == "wgmma.mma_async.sync.aligned.m64n160k16.f32.f16.f16"
+    assert matrix.instruction(Variant(CONFIG, "fp16", "fp32")) == "wgmma.mma_async.sync.aligned.m64n160k16.f32.f16.f16"
 
 
 def test_matrix_instructions_of_eight_bits() -> None:
     """PTX ISA, "wgmma.mma_async": 32 elements deep, no transposes; of integers no signs and, beyond 32 rows, no odd multiples of 8."""
-    fp8, int8 = (Variant(PLAN, dtype, "bf16", scale="row") for dtype in ("fp8_e4m3fn", "int8"))
+    fp8, int8 = (Variant(CONFIG, dtype, "bf16", scale="row") for dtype in ("fp8_e4m3fn", "int8"))
     assert matrix.instruction(fp8) == "wgmma.mma_async.sync.aligned.m64n160k32.f32.e4m3.e4m3"
     assert matrix.instruction(int8) == "wgmma.mma_async.sync.aligned.m64n160k32.s32.s8.s8"
     assert (matrix.flags(fp8), matrix.flags(int8, "%p1")) == ((1, 1, 1), ("%p1",))
     assert [rows for rows in range(8, 80, 8) if matrix.multiplies(rows, "int8")] == [8, 16, 24, 32, 48, 64]
     assert all(matrix.multiplies(rows, "fp8_e4m3fn") for rows in range(8, 264, 8))
-    assert (fp8.step, Variant(PLAN, "bf16", "bf16").step) == (128, 64)
+    assert (fp8.step, Variant(CONFIG, "bf16", "bf16").step) == (128, 64)
 
 
 def test_arguments_lie_where_ptx_puts_them() -> None:
@@ -130,21 +138,21 @@ def test_every_tile_is_computed_once(units_a: int, tiles_b: int, group: int) -> 
 
 def test_a_problem_in_numbers() -> None:
     """Tiles, parts, grid and scratch memory of a product, computed by hand."""
-    problem = problem_of(PLAN, 3, attrs.evolve(SHAPE, m=300, n=1000, k=1000), 132)
-    assert dict(problem.values) == {
+    arguments = arguments_of(CONFIG, 3, attrs.evolve(SHAPE, m=300, n=1000, k=1000), 132)
+    assert dict(arguments.values) == {
         "rows_a": 300, "rows_b": 1000, "stride": 1000, "units_a": 3, "tiles_b": 7, "tiles": 21, "items": 63,
         "steps": 16, "part": 6, "splits": 3,
     }  # fmt: skip
-    assert problem.grid == 63
-    assert (problem.counters, problem.workspace) == (42, 42 * 3 * 80 * 128 * 4)
-    assert problem_of(Plan(128, 128, 4, cluster=2), 1, SHAPE, 131).grid == 130
-    turns = problem_of(attrs.evolve(PLAN, turns=True), 3, attrs.evolve(SHAPE, m=300, n=1000, k=1000), 132)
-    assert dict(turns.values) == dict(problem.values)
-    assert (turns.grid, turns.counters, turns.workspace) == (63, 21, problem.workspace)
+    assert arguments.grid == 63
+    assert (arguments.counters, arguments.workspace) == (42, 42 * 3 * 80 * 128 * 4)
+    assert arguments_of(KernelConfig(128, 128, 4, cluster=2), 1, SHAPE, 131).grid == 130
+    turns = arguments_of(attrs.evolve(CONFIG, turns=True), 3, attrs.evolve(SHAPE, m=300, n=1000, k=1000), 132)
+    assert dict(turns.values) == dict(arguments.values)
+    assert (turns.grid, turns.counters, turns.workspace) == (63, 21, arguments.workspace)
     eight = Shape("a8w8_blockscale", 300, 1000, 1040, "fp8_e4m3fn", "bf16", scale="block")
-    scaled = problem_of(Plan(128, 160, 5, promoted=True), 3, eight, 132)
-    assert (scaled.values["steps"], scaled.values["part"], scaled.variant.scale, scaled.workspace) == (9, 3, "block", problem.workspace)
-    swapped = problem_of(Plan(16, 128, 8, swapped=True), 1, attrs.evolve(SHAPE, m=9), 132)
+    scaled = arguments_of(KernelConfig(128, 160, 5, promoted=True), 3, eight, 132)
+    assert (scaled.values["steps"], scaled.values["part"], scaled.variant.scale, scaled.workspace) == (9, 3, "block", arguments.workspace)
+    swapped = arguments_of(KernelConfig(16, 128, 8, swapped=True), 1, attrs.evolve(SHAPE, m=9), 132)
     assert (swapped.values["rows_a"], swapped.values["rows_b"], swapped.values["stride"], swapped.grid) == (7168, 9, 7168, 56)
 
 
@@ -154,12 +162,12 @@ def test_a_problem_in_numbers() -> None:
 )
 def test_empty_parts_of_k_are_refused(splits: int, k: int, reason: str) -> None:
     """A part without a step would have a producer and consumers of different minds; so every part has one."""
-    assert reason in refusal(PLAN, splits, attrs.evolve(SHAPE, k=k))
+    assert reason in unsupported(CONFIG, splits, attrs.evolve(SHAPE, k=k))
 
 
 def test_a_text_says_what_it_is() -> None:
     """Version, architecture, threads, registers, and a cluster where there is one."""
-    text = text_of(Variant(Plan(128, 128, 4, cluster=2), "bf16", "bf16"))
+    text = text_of(Variant(KernelConfig(128, 128, 4, cluster=2), "bf16", "bf16"))
     for part in (
         ".version 8.0",
         ".target sm_90a",
@@ -169,6 +177,6 @@ def test_a_text_says_what_it_is() -> None:
         "multicast::cluster",
     ):
         assert part in text
-    plain = text_of(Variant(PLAN, "bf16", "bf16"))
+    plain = text_of(Variant(CONFIG, "bf16", "bf16"))
     assert "cluster, 1, 1" not in plain and "multicast" not in plain and "barrier.cluster" not in plain
-    assert plain == text_of(Variant(PLAN, "bf16", "bf16"))
+    assert plain == text_of(Variant(CONFIG, "bf16", "bf16"))

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tunedgemm.plugin import Device, Launcher, Shape, Solution, device_of, ops
 from tunedgemm_asm import asm
-from tunedgemm_asm.ptx.plan import Plan
-from tunedgemm_asm.ptx.problem import refusal
-from tunedgemm_asm.ptx.solutions import choices, refine
+from tunedgemm_asm.ptx.limits import unsupported
+from tunedgemm_asm.ptx.names import KernelConfig
+from tunedgemm_asm.ptx.space import enumerate_candidates, refine
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
@@ -24,25 +24,25 @@ ROWS = Shape("a8w8", 1371, 2900, 4112, "fp8_e4m3fn", "bf16", "bias", scale="row"
 INT8 = attrs.evolve(ROWS, dtype="int8", outdtype="fp32")
 BLOCKS = Shape("a8w8_blockscale", 1371, 2900, 4112, "fp8_e4m3fn", "bf16", scale="block")
 FEW_ROWS = {"m": 13, "n": 7100}
-#: A shape and a plan of each kind.
+#: A shape and a config of each kind.
 KINDS = {
-    "plain": (SHAPE, Plan(128, 128, 6, stream=True)),
-    "floats": (FLOATS, Plan(128, 160, 5, stream=True)),
-    "wide tile": (SHAPE, Plan(128, 256, 4, stream=True)),
-    "high tile": (SHAPE, Plan(256, 192, 3, stream=True)),
-    "two blocks an SM": (SHAPE, Plan(64, 96, 4, 1, stream=True)),
-    "cluster": (SHAPE, Plan(128, 128, 4, cluster=2, stream=True)),
-    "swapped": (attrs.evolve(SHAPE, **FEW_ROWS), Plan(16, 64, 8, 1, swapped=True, stream=True)),
-    "turns": (SHAPE, Plan(128, 128, 6, turns=True, stream=True)),
-    "turns, wide tile": (FLOATS, Plan(128, 192, 5, turns=True, stream=True)),
-    "turns cluster": (SHAPE, Plan(128, 176, 5, cluster=2, turns=True, stream=True)),
-    "panels": (attrs.evolve(SHAPE, n=2904), Plan(128, 256, 4, panels=2, stream=True)),
-    "rows": (ROWS, Plan(128, 192, 5, promoted=True, stream=True)),
-    "rows, fast": (ROWS, Plan(128, 256, 4, stream=True)),
-    "int8": (INT8, Plan(128, 192, 5, turns=True, stream=True)),
-    "blocks": (BLOCKS, Plan(128, 192, 5, promoted=True, stream=True)),
-    "blocks cluster": (attrs.evolve(BLOCKS, n=2904), Plan(128, 224, 4, cluster=2, promoted=True, panels=6, stream=True)),
-    "blocks swapped": (attrs.evolve(BLOCKS, **FEW_ROWS), Plan(16, 128, 8, swapped=True, promoted=True, stream=True)),
+    "plain": (SHAPE, KernelConfig(128, 128, 6, stream=True)),
+    "floats": (FLOATS, KernelConfig(128, 160, 5, stream=True)),
+    "wide tile": (SHAPE, KernelConfig(128, 256, 4, stream=True)),
+    "high tile": (SHAPE, KernelConfig(256, 192, 3, stream=True)),
+    "two blocks an SM": (SHAPE, KernelConfig(64, 96, 4, 1, stream=True)),
+    "cluster": (SHAPE, KernelConfig(128, 128, 4, cluster=2, stream=True)),
+    "swapped": (attrs.evolve(SHAPE, **FEW_ROWS), KernelConfig(16, 64, 8, 1, swapped=True, stream=True)),
+    "turns": (SHAPE, KernelConfig(128, 128, 6, turns=True, stream=True)),
+    "turns, wide tile": (FLOATS, KernelConfig(128, 192, 5, turns=True, stream=True)),
+    "turns cluster": (SHAPE, KernelConfig(128, 176, 5, cluster=2, turns=True, stream=True)),
+    "panels": (attrs.evolve(SHAPE, n=2904), KernelConfig(128, 256, 4, panels=2, stream=True)),
+    "rows": (ROWS, KernelConfig(128, 192, 5, promoted=True, stream=True)),
+    "rows, fast": (ROWS, KernelConfig(128, 256, 4, stream=True)),
+    "int8": (INT8, KernelConfig(128, 192, 5, turns=True, stream=True)),
+    "blocks": (BLOCKS, KernelConfig(128, 192, 5, promoted=True, stream=True)),
+    "blocks cluster": (attrs.evolve(BLOCKS, n=2904), KernelConfig(128, 224, 4, cluster=2, promoted=True, panels=6, stream=True)),
+    "blocks swapped": (attrs.evolve(BLOCKS, **FEW_ROWS), KernelConfig(16, 128, 8, swapped=True, promoted=True, stream=True)),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 #: Rows of x and of the weight in tiles of 128 by 128, by the rounds of them on 132 SMs.
@@ -77,9 +77,9 @@ def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
     return tuple(each for each in ops()[shape.op].make_inputs(shape, device.torch_device, seed) if each is not None)
 
 
-def bound(plan: Plan, shape: Shape, device: Device) -> Launcher:
-    """A plan, bound."""
-    answer = asm.bind(Solution("asm", plan.name, 1), shape, device)
+def bound(config: KernelConfig, shape: Shape, device: Device) -> Launcher:
+    """A config, bound."""
+    answer = asm.bind(Solution("asm", config.name, 1), shape, device)
     assert isinstance(answer, Launcher), answer
     return answer
 
@@ -96,13 +96,13 @@ def fault(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> str:
 @pytest.mark.parametrize("grid", GRIDS)
 def test_each_kind_computes_its_product(kind: str, grid: str, device: Device, nan_first: None) -> None:
     """Fewer tiles than SMs, whole rounds and others, with all tails."""
-    (like, plan), (high, wide) = KINDS[kind], GRIDS[grid]
-    shape = attrs.evolve(like, n=128 * wide - 20) if plan.swapped else attrs.evolve(like, m=128 * high - 37, n=128 * wide - 20)
-    shape = attrs.evolve(shape, n=shape.n // 8 * 8) if plan.panels else shape
-    if reason := refusal(plan, 1, shape):
+    (like, config), (high, wide) = KINDS[kind], GRIDS[grid]
+    shape = attrs.evolve(like, n=128 * wide - 20) if config.swapped else attrs.evolve(like, m=128 * high - 37, n=128 * wide - 20)
+    shape = attrs.evolve(shape, n=shape.n // 8 * 8) if config.panels else shape
+    if reason := unsupported(config, 1, shape):
         pytest.skip(reason)
     given = operands(shape, device)
-    assert fault(bound(plan, shape, device).call(*given), given, shape) == ""
+    assert fault(bound(config, shape, device).call(*given), given, shape) == ""
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -112,7 +112,7 @@ def test_random_products(seed: int, device: Device, nan_first: None) -> None:
     m, n = (chance.choice((chance.randint(1, 300), chance.randint(1, 4000))) for _ in range(2))
     like = (SHAPE, FLOATS, ROWS, INT8, BLOCKS)[seed % 5]
     shape = attrs.evolve(like, m=m, n=n, k=16 * chance.choice((chance.randint(1, 60), chance.randint(60, 600))))
-    listed = [Solution("asm", plan.name, splits) for plan, splits in choices(shape, device)]
+    listed = [Solution("asm", config.name, splits) for config, splits in enumerate_candidates(shape, device)]
     near = [each for solution in listed[:16] for each in refine("asm", solution, shape, device)]
     found = [each for each in listed + near if "_k_" in each.kernel_name]
     if not found:
@@ -130,9 +130,9 @@ def test_random_products(seed: int, device: Device, nan_first: None) -> None:
 @pytest.mark.parametrize("multiprocessors", [1, 7, 100, 264, 1000])
 def test_blocks_that_fit_and_more(kind: str, multiprocessors: int, device: Device, nan_first: None) -> None:
     """A grid for fewer multiprocessors than there are, and for many more, of which some wait for others to end."""
-    shape, plan = KINDS[kind]
+    shape, config = KINDS[kind]
     given = operands(shape, device)
-    launcher = bound(plan, shape, attrs.evolve(device, cu_num=multiprocessors))
+    launcher = bound(config, shape, attrs.evolve(device, cu_num=multiprocessors))
     first = launcher.call(*given)
     assert fault(first, given, shape) == ""
     assert all(torch.equal(first, launcher.call(*given)) for _ in range(50))
@@ -141,8 +141,8 @@ def test_blocks_that_fit_and_more(kind: str, multiprocessors: int, device: Devic
 @kinds
 def test_a_thousand_calls_have_the_same_bits(kind: str, device: Device) -> None:
     """Whatever the order in which blocks come."""
-    shape, plan = KINDS[kind]
-    launcher, given = bound(plan, shape, device), operands(shape, device)
+    shape, config = KINDS[kind]
+    launcher, given = bound(config, shape, device), operands(shape, device)
     first = launcher.call(*given)
     assert fault(first, given, shape) == ""
     different = torch.zeros((), dtype=torch.int64, device=device.torch_device)
@@ -154,8 +154,8 @@ def test_a_thousand_calls_have_the_same_bits(kind: str, device: Device) -> None:
 @kinds
 def test_a_graph_reads_new_inputs(kind: str, device: Device) -> None:
     """Two launches in a graph, replayed with new inputs: counters are left as they were."""
-    (shape, plan), graph = KINDS[kind], torch.cuda.CUDAGraph()
-    launcher, given = bound(plan, shape, device), operands(shape, device)
+    (shape, config), graph = KINDS[kind], torch.cuda.CUDAGraph()
+    launcher, given = bound(config, shape, device), operands(shape, device)
     launcher.call(*given)
     with torch.cuda.graph(graph):
         first, second = launcher.call(*given), launcher.call(*given)
@@ -173,8 +173,8 @@ def test_graphs_on_two_streams_have_the_same_bits(pair: tuple[str, str], device:
     chance, replays, kept = random.Random(0), [], []
     copied = torch.zeros(1 << 28, dtype=torch.uint8, device=device.torch_device)
     for kind in pair:
-        shape, plan = KINDS[kind]
-        launcher, given = bound(plan, shape, device), operands(shape, device)
+        shape, config = KINDS[kind]
+        launcher, given = bound(config, shape, device), operands(shape, device)
         first, different = launcher.call(*given).clone(), torch.zeros((), dtype=torch.int64, device=device.torch_device)
         assert fault(first, given, shape) == ""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device.torch_device)

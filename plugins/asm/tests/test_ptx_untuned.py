@@ -10,8 +10,8 @@ import attrs
 import pytest
 from tunedgemm.plugin import Device, Shape, Solution
 from tunedgemm_asm import asm
-from tunedgemm_asm.ptx.plan import plan_of
-from tunedgemm_asm.ptx.problem import refusal
+from tunedgemm_asm.ptx.limits import unsupported
+from tunedgemm_asm.ptx.names import config_of
 
 H200 = Device("sm_90", 132, "nvidia-h200")
 PROFILE = Path(__file__).parents[3] / "benchmarks/results/h200-2026-11-23/asm/a8w8-profile.csv"
@@ -49,8 +49,8 @@ def test_it_takes_the_call_with_sums_as_exact_as_torchs(m: int, weight: tuple[in
     shape = attrs.evolve(LIKE, m=m, n=weight[0], k=weight[1], outdtype="fp16")
     solution = asm.heuristic_fallback(shape, H200)
     assert isinstance(solution, Solution)
-    plan = plan_of(solution.kernel_name)
-    assert (plan.promoted, plan.cluster, solution.split_k, refusal(plan, 1, shape)) == (True, 1, 1, "")
+    config = config_of(solution.kernel_name)
+    assert (config.promoted, config.cluster, solution.split_k, unsupported(config, 1, shape)) == (True, 1, 1, None)
     assert asm.heuristic_fallback(shape, H200) == solution
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import PluginError, Shape, Solution
-from tunedgemm_asm.solutions import auto_splits, resolve
+from tunedgemm_asm.names import auto_splits, resolve
 
 both = pytest.mark.parametrize("asm", ["gfx942", "gfx950"], indirect=True)
 gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
@@ -60,14 +60,14 @@ def test_split_k_is_written_as_aiter_does(asm: Any, over: ModuleType) -> None:
 def test_the_best_guess_comes_first(asm: Any, over: ModuleType) -> None:
     """What fills the compute units stands before what does not."""
     listed = list(asm.enumerate_solutions(attrs.evolve(PRODUCT, m=16, n=4096, k=8192), over.CPU))
-    kernel, splits = resolve(listed[0], attrs.evolve(PRODUCT, m=16, n=4096, k=8192), asm.host, asm.found("gfx950"))
+    kernel, splits = resolve(listed[0], attrs.evolve(PRODUCT, m=16, n=4096, k=8192), asm.host, asm.catalog("gfx950"))
     assert -(-16 // kernel.tile_m) * (4096 // kernel.tile_n) * splits == 256
 
 
 @gfx950
 def test_rows_without_a_split_mean_what_aiters_launcher_does(asm: Any, fake: ModuleType) -> None:
     """Of bf16 it fills the compute units, 2 at least; a number that is too large for K is lowered; others are taken as they are."""
-    found, device = asm.found("gfx950"), asm.host
+    found, device = asm.catalog("gfx950"), asm.host
     split, whole = fake.bf16(32, shuffled=False, splits=True)["knl_name"], fake.bf16(32, shuffled=False, prefetch=3)["knl_name"]
 
     def splits(name: str, shape: Shape, written: int) -> int:
@@ -122,7 +122,7 @@ def test_every_row_of_aiters_manifests_runs(asm: Any, fake: ModuleType, objects:
         attrs.evolve(shapes(gfx)[7], m=130, k=256),
         attrs.evolve(FP4, m=40, n=144, k=512),
     ):
-        for name, loaded in theirs.found(gfx).kernels.items():
+        for name, loaded in theirs.catalog(gfx).kernels.items():
             if shape.op not in loaded.abi.ops or loaded.kernel.shuffled != (shape.layout != "row"):
                 continue
             tried.add(name)

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tunedgemm_asm.abi import Abi
-from tunedgemm_asm.gcn.targets import REGISTERS, TARGETS
-from tunedgemm_asm.manifest import Kernel, PackError
+from tunedgemm_asm.manifest import PackError
 
 if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile
@@ -224,47 +222,3 @@ def _number(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
         raise PackError(f"its metadata has {str(value)[:40]!r} where a number belongs")
     return value
-
-
-def refusal(code: CodeObject, kernel: Kernel, abi: Abi, gfx: str) -> str:
-    """Why a kernel of this code object must not be launched on *gfx* with the arguments of *abi*; "" where it may be."""
-    if code.gfx != gfx:
-        return f"it is for {code.gfx}, not {gfx}"
-    if gfx not in TARGETS:
-        return f"kernels run on {' and '.join(TARGETS)}; what {gfx} has is not known"
-    if kernel.name not in code.kernels:
-        return f"it has no kernel {kernel.name}; it has {', '.join(code.kernels) or 'none'}"
-    seen = code.kernels[kernel.name]
-    return _arguments(seen, abi) or _resources(seen, abi, gfx) or _promises(seen, kernel, abi)
-
-
-def _arguments(seen: Metadata, abi: Abi) -> str:
-    if seen.kernarg_bytes not in abi.sizes:
-        return f"its arguments take {seen.kernarg_bytes} bytes, those of {abi.name} {' or '.join(map(str, abi.sizes))}"
-    listed = {arg.offset: arg for arg in seen.args}
-    for field in abi.fields if listed else ():
-        arg = listed.get(field.offset)
-        if field.offset < seen.kernarg_bytes and (arg is None or arg.bytes != field.bytes or arg.pointer != (field.kind == "pointer")):
-            return f"it lists no {field.kind} at {field.offset}, where {abi.name} passes {field.name}"
-    return ""
-
-
-def _resources(seen: Metadata, abi: Abi, gfx: str) -> str:
-    if seen.workgroup < abi.threads or (seen.required and seen.required != (abi.threads, 1, 1)):
-        return f"it is for workgroups of {seen.required or seen.workgroup} threads, {abi.name} launches {abi.threads}"
-    if seen.workgroup > MAX_THREADS:
-        return f"a workgroup has {MAX_THREADS} threads at most, its {seen.workgroup}"
-    if seen.lds_bytes > TARGETS[gfx].lds_bytes:
-        return f"{gfx} has {TARGETS[gfx].lds_bytes} bytes of LDS, it takes {seen.lds_bytes}"
-    if seen.wavefront != WAVE or seen.vgprs > REGISTERS:
-        return f"it has waves of {seen.wavefront} threads with {seen.vgprs} registers; {gfx} has {WAVE} with {REGISTERS} at most"
-    return ""
-
-
-def _promises(seen: Metadata, kernel: Kernel, abi: Abi) -> str:
-    """What the manifest promises and the code cannot keep; the sums of a tile are kept in registers."""
-    if kernel.splits and any(abi.field(name).offset >= seen.kernarg_bytes for name in abi.for_splits):
-        return f"the manifest says that it splits K, and it does not ask for {' and '.join(abi.for_splits)}"
-    if kernel.tile_m * kernel.tile_n > abi.threads * REGISTERS:
-        return f"the manifest's tile of {kernel.tile_m}x{kernel.tile_n} has more values than a workgroup has registers"
-    return ""

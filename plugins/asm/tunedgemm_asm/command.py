@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import attrs
 from tunedgemm.plugin import Command, PluginError, UserError
 
-from tunedgemm_asm import judge, packs
+from tunedgemm_asm import packs
 from tunedgemm_asm.manifest import PackError
+from tunedgemm_asm.packs import Pack
 from tunedgemm_asm.sources import is_folder
 
 
@@ -43,10 +45,10 @@ def _list(arguments: argparse.Namespace) -> int:
     wanted = [arguments.gfx] if arguments.gfx else sorted({pack.gfx for pack in every})
     lines: list[str] = []
     for gfx in wanted:
-        found = packs.found(gfx)
-        lines += [f"{gfx}: {len(found.kernels)} kernels in {len(found.packs)} packs", *map(_indented, packs.described_packs(found))]
-        lines += [f"    {line}" for loaded in found.kernels.values() if arguments.verbose for line in _kernel(loaded)]
-    problems = dict.fromkeys(problem for gfx in wanted or ["gfx942"] for problem in packs.found(gfx).problems)
+        catalog = packs.catalog_of(gfx)
+        lines += [f"{gfx}: {len(catalog.kernels)} kernels in {len(catalog.packs)} packs", *map(_indented, packs.described_packs(catalog))]
+        lines += [f"    {line}" for pack_kernel in catalog.kernels.values() if arguments.verbose for line in _kernel(pack_kernel)]
+    problems = dict.fromkeys(problem for gfx in wanted or ["gfx942"] for problem in packs.catalog_of(gfx).problems)
     lines += [f"refused: {problem}" for problem in problems]
     print("\n".join(lines or [packs.NONE]))
     return 0
@@ -56,8 +58,8 @@ def _indented(line: str) -> str:
     return f"  {line}"
 
 
-def _kernel(loaded: packs.Loaded) -> Iterator[str]:
-    kernel = loaded.kernel
+def _kernel(pack_kernel: packs.PackKernel) -> Iterator[str]:
+    kernel = pack_kernel.kernel
     marks = [
         f"{kernel.tile_m}x{kernel.tile_n}",
         f"prefetch {kernel.prefetch}" if kernel.prefetch else "",
@@ -67,7 +69,7 @@ def _kernel(loaded: packs.Loaded) -> Iterator[str]:
         " ".join(kernel.outputs),
     ]
     try:
-        seen, sha256 = loaded.metadata(), loaded.sha256
+        seen, sha256 = pack_kernel.metadata(), pack_kernel.sha256
     except PackError:
         return  # told among what was refused
     marks += [f"{seen.vgprs} VGPRs", f"{seen.lds_bytes} bytes of LDS", f"sha256 {sha256[:12]}"]
@@ -79,25 +81,25 @@ def _check(arguments: argparse.Namespace) -> int:
     for folder in arguments.folders:
         if not is_folder(folder):
             raise UserError(f"there is no folder {folder}")
-    for verdict in judge.verdicts(arguments.folders):
+    for verdict in verdicts(arguments.folders):
         faults += verdict.faults
         print("\n".join([*verdict.faults, *_verdict(verdict, arguments.verbose)]))
     return 1 if faults else 0
 
 
-def _verdict(verdict: judge.Verdict, verbose: bool) -> Sequence[str]:
+def _verdict(verdict: Verdict, verbose: bool) -> Sequence[str]:
     lines = [f"note: {note}" for note in verdict.notes]
     for pack in verdict.packs:
         lines.append(f"{packs.line_of(pack)}")
-        lines += [f"  {line}" for loaded in pack.loaded if verbose for line in _kernel(loaded)]
+        lines += [f"  {line}" for pack_kernel in pack.pack_kernels if verbose for line in _kernel(pack_kernel)]
     return lines if verdict.faults else [*lines, f"{verdict.folder}: no fault"]
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from tunedgemm_asm.gcn.pack import build
+    from tunedgemm_asm.gcn.build import build_pack
 
     try:
-        built = build(arguments.gfx, arguments.output)
+        built = build_pack(arguments.gfx, arguments.output)
     except (PluginError, OSError) as error:
         raise UserError(f"asm build: {error}") from error
     print(f"{arguments.output}: {len(built.names)} kernels for {arguments.gfx}, assembled by {built.assembler}")
@@ -105,3 +107,69 @@ def _build(arguments: argparse.Namespace) -> int:
 
 
 command = Command("asm", "list, check or build packs of code objects", _add_arguments, _run)
+
+
+@attrs.frozen
+class Verdict:
+    """What was found in one folder.
+
+    Attributes:
+        folder: which.
+        packs: in it and below.
+        faults: what must be mended.
+        notes: what is no fault.
+    """
+
+    folder: Path
+    packs: tuple[Pack, ...]
+    faults: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def verdicts(folders: Iterable[Path]) -> Iterator[Verdict]:
+    """The judgement of each folder; a kernel of one architecture that two of them give is a fault of the later."""
+    owners: dict[tuple[str, str], Pack] = {}
+    for folder in folders:
+        found, problems = packs.in_folder(folder)
+        faults, notes = list(problems), []
+        for pack in found:
+            where = f"pack {pack.name} ({pack.folder})"
+            faults += [f"{where}: {name}: {reason}" for name, reason in pack.refused.items()]
+            faults += [f"{where}: {remark}" for remark in pack.remarks]
+            faults += [f"{where}: {reason}" for reason in _of_hashes(pack)]
+            faults += _of_code(pack)
+            faults += [f"{where}: {reason}" for reason in _given(pack, owners)]
+            notes += [f"{where}: {note}" for note in _notes(pack)]
+        yield Verdict(folder, found, tuple(faults), tuple(notes))
+
+
+def _of_code(pack: Pack) -> Iterator[str]:
+    yield from filter(None, (pack_kernel.unfit() for pack_kernel in pack.pack_kernels))
+
+
+def _of_hashes(pack: Pack) -> Iterator[str]:
+    files = {kernel.file for kernel in pack.kernels}
+    for file in pack.descriptor.sha256:
+        if file not in files:
+            yield f"the descriptor has a sha256 of {file}, which no usable kernel is in"
+    if pack.descriptor.sha256:
+        yield from (f"the descriptor has no sha256 of {file}" for file in sorted(files - set(pack.descriptor.sha256)))
+
+
+def _given(pack: Pack, owners: dict[tuple[str, str], Pack]) -> Iterator[str]:
+    for kernel in pack.kernels:
+        owner = owners.setdefault((pack.gfx, kernel.name), pack)
+        if owner is not pack:
+            yield f"{kernel.name} is given by {owner.name} ({owner.folder}) already"
+
+
+def _notes(pack: Pack) -> Iterator[str]:
+    listed = {kernel.file for kernel in pack.kernels}
+    spare = [path.name for path in sorted(pack.folder.rglob("*.co")) if path.relative_to(pack.folder).as_posix() not in listed]
+    if spare:
+        yield f"no usable kernel is in {', '.join(spare[:5])}{f' and {len(spare) - 5} more' if len(spare) > 5 else ''}"
+    if not pack.kernels:
+        yield "it has no kernel"
+    for pack_kernel in pack.pack_kernels:
+        if not pack_kernel.fault and pack_kernel.checked().metadata.spills:
+            yield f"{pack_kernel.kernel.name} keeps {pack_kernel.checked().metadata.spills} registers in memory"

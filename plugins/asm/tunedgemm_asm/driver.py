@@ -47,7 +47,7 @@ ENDS = {"amd": 3, "nvidia": 0}
 
 
 @attrs.frozen(eq=False)
-class Function:
+class KernelFunction:
     """A kernel that is loaded on a device.
 
     Attributes:
@@ -60,7 +60,7 @@ class Function:
 
 
 @functools.cache
-def function_of(driver: Driver, code: bytes, entry: str, index: int) -> Function:
+def function_of(driver: Driver, code: bytes, entry: str, index: int) -> KernelFunction:
     """The kernel *entry* of a code object on the device with this index, -1 for host memory; loaded once.
 
     It stays loaded: a captured graph may hold it when nothing else does.
@@ -71,7 +71,7 @@ def function_of(driver: Driver, code: bytes, entry: str, index: int) -> Function
     function = ctypes.c_void_p()
     with device_context(index):
         driver.call("function", function, _module(driver, code, index), entry.encode(), index=index)
-    return Function(driver, int(function.value or 0))
+    return KernelFunction(driver, int(function.value or 0))
 
 
 @functools.cache

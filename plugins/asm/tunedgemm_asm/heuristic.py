@@ -5,9 +5,10 @@ from __future__ import annotations
 import attrs
 from tunedgemm.plugin import Device, Shape, Solution
 
-from tunedgemm_asm.limits import Kernels, elsewhere, refused
-from tunedgemm_asm.manifest import Kernel
-from tunedgemm_asm.solutions import Chosen, auto_splits, rank, solution_of
+from tunedgemm_asm.cost import rank
+from tunedgemm_asm.limits import Kernels, unsupported, unsupported_device
+from tunedgemm_asm.manifest import KernelConfig
+from tunedgemm_asm.names import Candidate, auto_splits, solution_of
 
 
 @attrs.frozen
@@ -45,25 +46,25 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device, kernels: Kern
     return solution_of(libtype, *chosen) if chosen else None
 
 
-def guess(shape: Shape, device: Device, kernels: Kernels) -> Chosen | None:
+def guess(shape: Shape, device: Device, kernels: Kernels) -> Candidate | None:
     """The best kernel by `rank`, each with the parts of K that AITER's launcher gives it; None where none fits.
 
     It is one of AITER's, which run in production: kernels of other packs are chosen by tuning alone. Its code object was read and may run.
     """
-    if elsewhere(shape, device):
+    if unsupported_device(shape, device):
         return None
     fitting = []
-    for loaded in kernels.values():
-        if loaded.of_aiter and shape.op in loaded.abi.ops and not _ragged(loaded.kernel, shape):
-            splits = auto_splits(loaded.kernel, shape, device)
-            if not refused(loaded, splits, shape):
-                fitting.append((rank(loaded.kernel, splits, shape, device), loaded, splits))
-    for _, loaded, splits in sorted(fitting, key=lambda each: each[0]):
-        if not loaded.refused():
-            return loaded.kernel, splits
+    for pack_kernel in kernels.values():
+        if pack_kernel.of_aiter and shape.op in pack_kernel.abi.ops and not _ragged(pack_kernel.kernel, shape):
+            splits = auto_splits(pack_kernel.kernel, shape, device)
+            if not unsupported(pack_kernel, splits, shape):
+                fitting.append((rank(pack_kernel.kernel, splits, shape, device), pack_kernel, splits))
+    for _, pack_kernel, splits in sorted(fitting, key=lambda each: each[0]):
+        if not pack_kernel.unfit():
+            return pack_kernel.kernel, splits
     return None
 
 
-def _ragged(kernel: Kernel, shape: Shape) -> bool:
+def _ragged(kernel: KernelConfig, shape: Shape) -> bool:
     """Whether the kernel would have a tail in N that AITER's launcher does not trust it with."""
     return (kernel.abi, kernel.tile_m, kernel.tile_n) == _WHOLE and shape.n % kernel.tile_n != 0

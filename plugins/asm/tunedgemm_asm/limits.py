@@ -9,13 +9,13 @@ import attrs
 from tunedgemm.plugin import Device, Shape, Unsupported, dtype_bits
 
 from tunedgemm_asm.abi import ABIS, FP8
-from tunedgemm_asm.manifest import Kernel
+from tunedgemm_asm.manifest import KernelConfig
 
 if TYPE_CHECKING:
-    from tunedgemm_asm.packs import Loaded
+    from tunedgemm_asm.packs import PackKernel
 
 #: The kernels for an architecture, by name.
-Kernels = Mapping[str, "Loaded"]
+Kernels = Mapping[str, "PackKernel"]
 
 #: Counters of a split-K launch: AITER's launchers have 16 x 64, one for each tile of the output.
 COUNTERS = 1024
@@ -78,12 +78,12 @@ def ceil_div(size: int, step: int) -> int:
 
 def supports(shape: Shape, device: Device, kernels: Kernels) -> bool | Unsupported:
     """True, or why none of the *kernels*, those of the device's architecture, takes the shape."""
-    if reason := elsewhere(shape, device):
+    if reason := unsupported_device(shape, device):
         return Unsupported(reason)
     reasons: dict[str, str] = {}
-    for name, loaded in kernels.items():
-        if shape.op in loaded.abi.ops:
-            if not (reason := _operands(loaded.kernel, shape) or _dtypes(loaded, shape) or _sizes(loaded.kernel, shape)):
+    for name, pack_kernel in kernels.items():
+        if shape.op in pack_kernel.abi.ops:
+            if not (reason := _operands(pack_kernel.kernel, shape) or _dtypes(pack_kernel, shape) or _sizes(pack_kernel.kernel, shape)):
                 return True
             reasons.setdefault(reason, name)  # one kernel stands for all that refuse it so
     if not reasons:
@@ -92,7 +92,7 @@ def supports(shape: Shape, device: Device, kernels: Kernels) -> bool | Unsupport
     return Unsupported(f"no kernel of {shape.op} takes it: {told}")
 
 
-def elsewhere(shape: Shape, device: Device) -> str:
+def unsupported_device(shape: Shape, device: Device) -> str | None:
     """Why no kernel at all takes the shape on the device, whichever packs there are, or an empty text."""
     if device.gfx not in FP8:
         return f"code objects are for {' and '.join(FP8)}, generated PTX for sm_90, not for {device.gfx}"
@@ -102,7 +102,7 @@ def elsewhere(shape: Shape, device: Device) -> str:
         return "an empty batch needs no kernel"
     if shape.dtype.startswith("fp8") and shape.dtype != (wanted := FP8[device.gfx]):
         return f"{device.gfx} multiplies {wanted}, not {shape.dtype}"
-    return ""
+    return None
 
 
 def _missing(op: str, gfx: str) -> str:
@@ -110,31 +110,31 @@ def _missing(op: str, gfx: str) -> str:
     return f"no pack has kernels of {op} for {gfx}: install AITER,{built} and name folders of packs in TUNEDGEMM_ASM_PACKS"
 
 
-def refused(loaded: Loaded, splits: int, shape: Shape) -> str:
-    """Why the kernel of a pack cannot serve the shape with so many parts of K, or an empty text."""
-    return refusal(loaded.kernel, splits, shape) or _named(loaded.kernel, _dtypes(loaded, shape))
+def unsupported(pack_kernel: PackKernel, splits: int, shape: Shape) -> str | None:
+    """Return why a pack's kernel cannot serve a shape with this many splits, or None."""
+    return unsupported_config(pack_kernel.kernel, splits, shape) or _named(pack_kernel.kernel, _dtypes(pack_kernel, shape))
 
 
-def refusal(kernel: Kernel, splits: int, shape: Shape) -> str:
-    """The same for a kernel of any pack."""
+def unsupported_config(kernel: KernelConfig, splits: int, shape: Shape) -> str | None:
+    """Return why a kernel of any pack cannot serve a shape with this many splits, or None."""
     return _named(kernel, _operands(kernel, shape) or _sizes(kernel, shape) or _splits(kernel, splits, shape))
 
 
-def _named(kernel: Kernel, reason: str) -> str:
-    """The reason with the kernel's name, as whose predicate it is written."""
-    return f"{kernel.name} {reason}" if reason else ""
+def _named(kernel: KernelConfig, reason: str) -> str | None:
+    """Return the reason with the kernel's name as its subject, or None."""
+    return f"{kernel.name} {reason}" if reason else None
 
 
-def _dtypes(loaded: Loaded, shape: Shape) -> str:
+def _dtypes(pack_kernel: PackKernel, shape: Shape) -> str:
     """Why the pack's descriptor, which may have fewer dtypes than its layout of arguments, leaves the shape out."""
     operands = {"x": shape.dtype, "weight": shape.dtype, "out": shape.outdtype} | ({"bias": shape.bias_dtype} if shape.bias else {})
     for operand, dtype in operands.items():
-        if dtype not in (said := loaded.dtypes[operand]):
-            return f"is for {operand} in {' or '.join(said) or 'no dtype'} by its pack {loaded.pack.name}, not {dtype}"
+        if dtype not in (said := pack_kernel.dtypes[operand]):
+            return f"is for {operand} in {' or '.join(said) or 'no dtype'} by its pack {pack_kernel.pack.name}, not {dtype}"
     return ""
 
 
-def _operands(kernel: Kernel, shape: Shape) -> str:
+def _operands(kernel: KernelConfig, shape: Shape) -> str:
     abi, rules = ABIS[kernel.abi], RULES[kernel.abi]
     if shape.op not in abi.ops:
         return f"computes {' and '.join(abi.ops)}, not {shape.op}"
@@ -153,7 +153,7 @@ def _operands(kernel: Kernel, shape: Shape) -> str:
     return _bias(kernel, shape)
 
 
-def _bias(kernel: Kernel, shape: Shape) -> str:
+def _bias(kernel: KernelConfig, shape: Shape) -> str:
     if not shape.bias:
         return ""
     abi = ABIS[kernel.abi]
@@ -164,7 +164,7 @@ def _bias(kernel: Kernel, shape: Shape) -> str:
     return "" if shape.bias_dtype in wanted else f"adds a bias in {' or '.join(wanted)}, not {shape.bias_dtype}"
 
 
-def _sizes(kernel: Kernel, shape: Shape) -> str:
+def _sizes(kernel: KernelConfig, shape: Shape) -> str:
     abi, rules = ABIS[kernel.abi], RULES[kernel.abi]
     step = max(abi.sub_k, kernel.sub_k)
     if shape.k % step:
@@ -175,7 +175,7 @@ def _sizes(kernel: Kernel, shape: Shape) -> str:
     return _bytes(kernel, shape)
 
 
-def _bytes(kernel: Kernel, shape: Shape) -> str:
+def _bytes(kernel: KernelConfig, shape: Shape) -> str:
     """Why what the kernel addresses, or its grid, is too large."""
     rules = RULES[kernel.abi]
     x, out = dtype_bits(shape.dtype) // (2 if shape.dtype == "fp4x2" else 1), dtype_bits(shape.outdtype)
@@ -192,7 +192,7 @@ def _bytes(kernel: Kernel, shape: Shape) -> str:
     return ""
 
 
-def _splits(kernel: Kernel, splits: int, shape: Shape) -> str:
+def _splits(kernel: KernelConfig, splits: int, shape: Shape) -> str:
     rules = RULES[kernel.abi]
     if not 1 <= splits <= rules.splits:
         return f"cuts K into 1 to {rules.splits} parts (got {splits})"
@@ -209,12 +209,12 @@ def _splits(kernel: Kernel, splits: int, shape: Shape) -> str:
     return "" if fits else f"does not cut K={shape.k} into {splits} parts of whole steps of {kernel.sub_k}"
 
 
-def part_of(kernel: Kernel, splits: int, shape: Shape) -> int:
+def part_of(kernel: KernelConfig, splits: int, shape: Shape) -> int:
     """Elements along K of each part but the last: whole steps."""
     return ceil_div(ceil_div(shape.k, splits), kernel.sub_k) * kernel.sub_k
 
 
-def parts_of(kernel: Kernel, splits: int, shape: Shape) -> int:
+def parts_of(kernel: KernelConfig, splits: int, shape: Shape) -> int:
     """Parts that have work where K is cut into so many; of kernels that count steps, as many as there are steps at most."""
     if RULES[kernel.abi].parts == "counted":
         return min(splits, shape.k // kernel.sub_k)

@@ -40,7 +40,7 @@ class UnreadableError(PackError):
 
 
 @attrs.frozen
-class Kernel:
+class KernelConfig:
     """One kernel, as its manifest describes it.
 
     Attributes:
@@ -79,7 +79,7 @@ class Manifest:
         remarks: what is odd and does no harm.
     """
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelConfig, ...]
     refused: Mapping[str, str]
     remarks: tuple[str, ...] = ()
 
@@ -128,7 +128,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _kernels(lines: Iterable[tuple[int, str]], header: list[str], name: str, abi: Abi, remarks: tuple[str, ...]) -> Manifest:
-    kernels: list[Kernel] = []
+    kernels: list[KernelConfig] = []
     refused: dict[str, str] = {}
     places: dict[str, list[int]] = {}
     for line, text in lines:
@@ -156,7 +156,7 @@ def _check_width(cells: list[str], header: list[str]) -> None:
         raise PackError(f"it has {len(cells)} cells, the header {len(header)}")
 
 
-def _kernel(row: Mapping[str, str], abi: Abi) -> Kernel:
+def _kernel(row: Mapping[str, str], abi: Abi) -> KernelConfig:
     if not _SYMBOL.fullmatch(row["knl_name"]):
         raise PackError(f"column knl_name: {row['knl_name'][:80]!r} is no symbol")
     if _number(row, "tn", 1) != 1:
@@ -165,7 +165,7 @@ def _kernel(row: Mapping[str, str], abi: Abi) -> Kernel:
     outputs = tuple(row.get("outputs", "").split()) or allowed
     if not set(outputs) <= set(allowed):
         raise PackError(f"column outputs: {row['outputs']!r}; {abi.name} has {' '.join(allowed)}")
-    return Kernel(
+    return KernelConfig(
         name=row["knl_name"],
         file=inside(row["co_name"], "column co_name"),
         abi=abi.name,

@@ -12,8 +12,8 @@ from typing import Any
 import attrs
 from tunedgemm.plugin import PluginError
 
-from tunedgemm_asm.driver import ENDS, Function
-from tunedgemm_asm.ptx.arguments import MAP_BYTES
+from tunedgemm_asm.driver import ENDS, KernelFunction
+from tunedgemm_asm.ptx.abi import MAP_BYTES
 from tunedgemm_asm.ptx.tensormap import Operand, Pool
 
 #: Bytes of arguments at most, addresses and descriptors among them; ``shim.c`` has the same numbers.
@@ -64,7 +64,7 @@ def _slots(_: object, attribute: attrs.Attribute[tuple[int, ...]], slots: tuple[
 
 
 @attrs.frozen
-class Plan:
+class LaunchPlan:
     """How a kernel is launched for a shape: everything but addresses.
 
     Attributes:
@@ -105,12 +105,12 @@ class Plan:
         return len({*range(len(self.slots)), *(each.source for each in self.maps)})
 
 
-def launch_of(function: Function, plan: Plan) -> Launch:
+def launch_of(function: KernelFunction, plan: LaunchPlan) -> Launch:
     """The launch of a function; safe to call from several threads, and other threads of the interpreter run meanwhile."""
     return by_ctypes(function, plan) if _extension is None else by_extension(function, plan)
 
 
-def by_extension(function: Function, plan: Plan) -> Launch:
+def by_extension(function: KernelFunction, plan: LaunchPlan) -> Launch:
     """Through `shim.c`."""
     driver = function.driver
     made = _extension.Launch(
@@ -129,7 +129,7 @@ def by_extension(function: Function, plan: Plan) -> Launch:
     return made.launch  # type: ignore[no-any-return]
 
 
-def by_ctypes(function: Function, plan: Plan) -> Launch:
+def by_ctypes(function: KernelFunction, plan: LaunchPlan) -> Launch:
     """Through ctypes."""
     call, address, (x, y, z), threads, shared = function.driver.functions["launch"], function.address, plan.grid, plan.threads, plan.shared
     arguments, slots, end, pack = plan.arguments, plan.slots, ENDS[function.driver.interface.kind], struct.Struct("<Q").pack_into

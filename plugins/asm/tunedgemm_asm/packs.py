@@ -1,6 +1,6 @@
 """Packs: folders with a descriptor, a manifest and code objects; which of their kernels may be launched on an architecture.
 
-`found` reads descriptors and manifests, `Loaded` a code object when its kernel is first wanted, and those of a name that several packs
+`found` reads descriptors and manifests, `PackKernel` a code object when its kernel is first wanted, and those of a name that several packs
 have at once. What is wrong with one pack costs that pack, what is wrong with one kernel that kernel; both are remembered with their
 reason.
 """
@@ -16,11 +16,11 @@ from types import MappingProxyType
 
 import attrs
 
-from tunedgemm_asm import codeobject, descriptor, manifest
+from tunedgemm_asm import codeobject, descriptor, manifest, resources
 from tunedgemm_asm.abi import ABIS, Abi
 from tunedgemm_asm.codeobject import Metadata
 from tunedgemm_asm.descriptor import Descriptor
-from tunedgemm_asm.manifest import Kernel, PackError, UnreadableError, content_of, place_of
+from tunedgemm_asm.manifest import KernelConfig, PackError, UnreadableError, content_of, place_of
 from tunedgemm_asm.sources import sources
 
 #: Bytes of a code object at most; AITER's largest has 150 KiB.
@@ -46,7 +46,7 @@ class Pack:
     descriptor: Descriptor
     folder: Path
     source: str
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelConfig, ...]
     refused: Mapping[str, str] = attrs.field(factory=dict)
     remarks: tuple[str, ...] = ()
     hashes: dict[str, str] = attrs.field(factory=dict, repr=False)
@@ -67,9 +67,9 @@ class Pack:
         return ABIS[self.descriptor.abi]
 
     @functools.cached_property
-    def loaded(self) -> tuple[Loaded, ...]:
+    def pack_kernels(self) -> tuple[PackKernel, ...]:
         """Its kernels, each with its file."""
-        return tuple(Loaded(self, kernel, self.folder / kernel.file) for kernel in self.kernels)
+        return tuple(PackKernel(self, kernel, self.folder / kernel.file) for kernel in self.kernels)
 
     def content(self, file: str) -> bytes:
         """The bytes of one of its files, the same each time: *sha256* is of what is used.
@@ -111,11 +111,11 @@ class Checked:
 
 
 @attrs.frozen(eq=False)
-class Loaded:
+class PackKernel:
     """A kernel of a pack. Its code object is read and checked when it is first wanted, once where it can be read."""
 
     pack: Pack
-    kernel: Kernel
+    kernel: KernelConfig
     path: Path
     _checked: list[Checked | PackError] = attrs.field(factory=list, init=False, repr=False)
 
@@ -162,13 +162,13 @@ class Loaded:
         """Of the code object's bytes; raises as `checked`."""
         return self.checked().sha256
 
-    def refused(self) -> str:
+    def unfit(self) -> str | None:
         """Why it must not be launched, for which its code object is read; "" where it may be."""
         try:
             self.checked()
         except PackError as error:
             return str(error)
-        return ""
+        return None
 
     @property
     def fault(self) -> str:
@@ -176,24 +176,24 @@ class Loaded:
         return str(self._checked[0]) if self._checked and isinstance(self._checked[0], PackError) else ""
 
 
-def _check(loaded: Loaded) -> Checked:
-    file = loaded.kernel.file
-    content = loaded.pack.content(file)
+def _check(pack_kernel: PackKernel) -> Checked:
+    file = pack_kernel.kernel.file
+    content = pack_kernel.pack.content(file)
     try:
         code = codeobject.read(content)
     except PackError as error:
         raise PackError(f"{file}: {error}") from error
-    promised = loaded.pack.descriptor.sha256.get(file, code.sha256)
+    promised = pack_kernel.pack.descriptor.sha256.get(file, code.sha256)
     if promised != code.sha256:
         raise PackError(f"{file}: its sha256 is {code.sha256}, the descriptor says {promised}")
-    reason = codeobject.refusal(code, loaded.kernel, loaded.abi, loaded.pack.gfx)
+    reason = resources.unfit(code, pack_kernel.kernel, pack_kernel.abi, pack_kernel.pack.gfx)
     if reason:
         raise PackError(f"{file}: {reason}")
-    return Checked(content, code.sha256, code.kernels[loaded.kernel.name])
+    return Checked(content, code.sha256, code.kernels[pack_kernel.kernel.name])
 
 
 @attrs.frozen(eq=False)
-class Found:
+class Catalog:
     """What there is for one architecture.
 
     Attributes:
@@ -206,14 +206,14 @@ class Found:
 
     gfx: str
     packs: tuple[Pack, ...]
-    kernels: Mapping[str, Loaded]
+    kernels: Mapping[str, PackKernel]
     refusals: tuple[str, ...]
     elsewhere: Mapping[str, tuple[str, ...]]
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Everything that was refused up to now, with its reason."""
-        return self.refusals + tuple(loaded.fault for loaded in self.kernels.values() if loaded.fault)
+        return self.refusals + tuple(pack_kernel.fault for pack_kernel in self.kernels.values() if pack_kernel.fault)
 
     @property
     def version(self) -> str:
@@ -225,7 +225,7 @@ class Found:
     def missing(self, name: str) -> str:
         """Why no kernel of this name can be launched here; "" where one may be. Its code object is read for it."""
         if name in self.kernels:
-            return self.kernels[name].refused()
+            return self.kernels[name].unfit() or ""
         for pack in self.packs:
             if name in pack.refused:
                 return f"pack {pack.name} ({pack.folder}): {pack.refused[name]}"
@@ -256,7 +256,7 @@ def described(said: Descriptor, folder: Path, source: str) -> Pack:
     return Pack(said, folder, source, tuple(kernels), MappingProxyType(refused), listed.remarks, hashes)
 
 
-def _unusable(kernel: Kernel, said: Descriptor, folder: Path) -> str:
+def _unusable(kernel: KernelConfig, said: Descriptor, folder: Path) -> str:
     """What can be told of a kernel without reading its code object."""
     try:
         place_of(folder, kernel.file)
@@ -302,27 +302,27 @@ def installed() -> tuple[tuple[Pack, ...], tuple[str, ...]]:
 
 
 @functools.cache
-def found(gfx: str) -> Found:
+def catalog_of(gfx: str) -> Catalog:
     """The kernels for an architecture, from all sources; read once, until `reload`."""
     return gathered(gfx, *installed())
 
 
-def gathered(gfx: str, packs: Sequence[Pack], problems: Sequence[str] = ()) -> Found:
+def gathered(gfx: str, packs: Sequence[Pack], problems: Sequence[str] = ()) -> Catalog:
     """The kernels for an architecture of these packs, and what is wrong with any of them."""
     mine = tuple(pack for pack in packs if pack.gfx == gfx)
-    kernels: dict[str, Loaded] = {}
+    kernels: dict[str, PackKernel] = {}
     refusals = list(problems)
     for pack in mine:
         refusals += [f"pack {pack.name} ({pack.folder}): {name}: {reason}" for name, reason in pack.refused.items()]
         refusals += [f"pack {pack.name} ({pack.folder}): {remark}" for remark in pack.remarks]
         taken = []
-        for loaded in pack.loaded:
-            name = loaded.kernel.name
-            earlier = kernels.setdefault(name, loaded)
-            if earlier is not loaded and (fault := earlier.refused()) and not loaded.refused():
-                kernels[name] = loaded
+        for pack_kernel in pack.pack_kernels:
+            name = pack_kernel.kernel.name
+            earlier = kernels.setdefault(name, pack_kernel)
+            if earlier is not pack_kernel and (fault := earlier.unfit()) and not pack_kernel.unfit():
+                kernels[name] = pack_kernel
                 refusals.append(fault)
-            elif earlier is not loaded:
+            elif earlier is not pack_kernel:
                 taken.append(name)
         if taken:
             owners = sorted({kernels[name].pack.name for name in taken})
@@ -332,7 +332,7 @@ def gathered(gfx: str, packs: Sequence[Pack], problems: Sequence[str] = ()) -> F
     for pack in packs:
         for kernel in pack.kernels if pack.gfx != gfx else ():
             elsewhere[kernel.name] = tuple(dict.fromkeys((*elsewhere.get(kernel.name, ()), pack.gfx)))
-    return Found(gfx, mine, MappingProxyType(kernels), tuple(refusals), MappingProxyType(elsewhere))
+    return Catalog(gfx, mine, MappingProxyType(kernels), tuple(refusals), MappingProxyType(elsewhere))
 
 
 def line_of(pack: Pack) -> str:
@@ -341,22 +341,22 @@ def line_of(pack: Pack) -> str:
     return f"pack {pack.name} ({pack.folder}{source}): {len(pack.kernels)} kernels of {pack.abi.name}, sha256 {pack.sha256}"
 
 
-def described_packs(found: Found) -> tuple[str, ...]:
+def described_packs(catalog: Catalog) -> tuple[str, ...]:
     """A line for each pack of an architecture."""
-    return tuple(line_of(pack) for pack in found.packs)
+    return tuple(line_of(pack) for pack in catalog.packs)
 
 
-def lines(found: Found) -> tuple[str, ...]:
+def lines(catalog: Catalog) -> tuple[str, ...]:
     """What there is for an architecture, and what was refused with its reason; code objects are checked for it."""
-    if not found.packs and not found.problems:
-        others = sorted({gfx for every in found.elsewhere.values() for gfx in every})
-        return (f"no pack for {found.gfx}; there are some for {', '.join(others)}" if others else NONE,)
-    for loaded in found.kernels.values():
-        loaded.refused()  # told among the problems
-    return (*described_packs(found), *(f"refused: {problem}" for problem in found.problems))
+    if not catalog.packs and not catalog.problems:
+        others = sorted({gfx for every in catalog.elsewhere.values() for gfx in every})
+        return (f"no pack for {catalog.gfx}; there are some for {', '.join(others)}" if others else NONE,)
+    for pack_kernel in catalog.kernels.values():
+        pack_kernel.unfit()  # told among the problems
+    return (*described_packs(catalog), *(f"refused: {problem}" for problem in catalog.problems))
 
 
 def reload() -> None:
     """Forget what was read: the environment or the folders have changed."""
     installed.cache_clear()
-    found.cache_clear()
+    catalog_of.cache_clear()

@@ -10,7 +10,7 @@ import attrs
 from tunedgemm.plugin import Driver
 from tunedgemm_asm.abi import Abi
 from tunedgemm_asm.driver import CUDA
-from tunedgemm_asm.ptx.arguments import MAP_BYTES, MAPS, abi_of
+from tunedgemm_asm.ptx.abi import MAP_BYTES, MAPS, abi_of
 
 from .formats import BYTES
 from .launch import Launch, run

@@ -8,9 +8,9 @@ import attrs
 
 from tunedgemm_asm.gcn.kernel import stream_of, vectors
 from tunedgemm_asm.gcn.loop import LOOP
-from tunedgemm_asm.gcn.plan import STEP_BYTES, Plan
+from tunedgemm_asm.gcn.names import STEP_BYTES, KernelConfig
+from tunedgemm_asm.gcn.resources import REGISTER_GRANULE, REGISTERS, WAVES
 from tunedgemm_asm.gcn.stream import Label, Op
-from tunedgemm_asm.gcn.targets import REGISTER_GRANULE, REGISTERS, WAVES
 
 #: Cycles in which a wave's next instruction can be issued.
 _ISSUE = 4
@@ -28,7 +28,7 @@ class Cost:
         step: instructions of a wave in a step along K, by unit.
     """
 
-    plan: Plan
+    plan: KernelConfig
     vectors: int
     sums: int
     scalars: int
@@ -54,15 +54,17 @@ class Cost:
     @property
     def lds_cycles(self) -> int:
         """Cycles of LDS for a step of the workgroup: what is read by its waves, and what is written."""
-        plan = self.plan
-        rows = plan.tile_m * plan.waves_n + (0 if plan.shuffled else plan.tile_n * plan.waves_m)
-        return rows * STEP_BYTES // (4 * plan.target.lds_banks) + plan.buffer_bytes // _LDS_WRITES
+        config = self.plan
+        rows = config.tile_m * config.waves_n + (0 if config.shuffled else config.tile_n * config.waves_m)
+        return rows * STEP_BYTES // (4 * config.target.lds_banks) + config.buffer_bytes // _LDS_WRITES
 
 
-def cost(plan: Plan) -> Cost:
+def cost(config: KernelConfig) -> Cost:
     """What a kernel takes."""
-    stream, f = stream_of(plan)
+    stream, f = stream_of(config)
     first = next(at for at, item in enumerate(stream) if item == LOOP)
     last = next(at for at, item in enumerate(stream) if isinstance(item, Op) and item.name == "s_branch" and at > first)
     counted = Counter(item.unit for item in stream[first : last + 1] if not isinstance(item, Label))
-    return Cost(plan, vectors(f), f.sums.count, f.given.taken["s"], {unit: count / plan.unrolled for unit, count in counted.items()})
+    return Cost(
+        config, vectors(f), f.accumulators.count, f.given.taken["s"], {unit: count / config.unrolled for unit, count in counted.items()}
+    )

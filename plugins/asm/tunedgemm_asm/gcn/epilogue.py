@@ -9,7 +9,7 @@ from __future__ import annotations
 import attrs
 
 from tunedgemm_asm.gcn.frame import Frame
-from tunedgemm_asm.gcn.plan import SIDE
+from tunedgemm_asm.gcn.names import SIDE
 from tunedgemm_asm.gcn.prologue import RAW, describe, rows_left
 from tunedgemm_asm.gcn.registers import VCC, Reg
 from tunedgemm_asm.gcn.stream import Item, Label, Op, branch, op
@@ -65,8 +65,8 @@ def output(f: Frame, bits: int) -> Output:
     given = attrs.evolve(f.given, taken={**f.given.taken, "v": 1})
     made = Output(
         f=f, bits=bits, to=f.from_a, bias=f.from_b,
-        rows=given("v", f.plan.blocks_m, align=1), column=given("v"), columns_left=f.steps,
-        added=given("v", 4 * f.plan.blocks_n), nowhere=given("v"),
+        rows=given("v", f.config.blocks_m, align=1), column=given("v"), columns_left=f.steps,
+        added=given("v", 4 * f.config.blocks_n), nowhere=given("v"),
         values=tuple(given("v", 4) for _ in range(4)), spare=given("v", 4), scalars=f.spare[4:8],
     )  # fmt: skip
     f.given.taken["v"] = max(f.given.taken["v"], given.taken["v"])
@@ -95,22 +95,22 @@ def store_as(o: Output) -> list[Op]:
 
 def place_rows(o: Output) -> list[Op]:
     """Offsets of a lane's rows in the tile, and its first column."""
-    f, plan, v, s = o.f, o.f.plan, o.spare, o.f.spare
+    f, config, v, s = o.f, o.f.config, o.spare, o.f.spare
     stride = f.argument("stride_out")
     shift = o.bytes.bit_length() - 1
     ops = [
         op("v_and_b32_e32", v[0], SIDE - 1, f.lane),
-        op("s_mul_i32", s[0], f.wave_m, plan.blocks_m * SIDE),
+        op("s_mul_i32", s[0], f.wave_m, config.blocks_m * SIDE),
         op("v_add_u32_e32", v[0], s[0], v[0], note="row"),
         op("v_lshrrev_b32_e32", v[1], 4, f.lane),
         op("v_lshlrev_b32_e32", v[1], 2, v[1]),
-        op("s_mul_i32", s[1], f.wave_n, plan.blocks_n * SIDE),
+        op("s_mul_i32", s[1], f.wave_n, config.blocks_n * SIDE),
         op("v_add_u32_e32", o.column, s[1], v[1], note="first column"),
         op("v_mul_lo_u32", o.rows[0], v[0], stride),
         op("v_lshl_add_u32", o.rows[0], o.column, shift, o.rows[0]),
         op("s_lshl_b32", s[0], stride, SIDE.bit_length() - 1),
     ]
-    ops += [op("v_add_u32_e32", o.rows[one], s[0], o.rows[one - 1]) for one in range(1, plan.blocks_m)]
+    ops += [op("v_add_u32_e32", o.rows[one], s[0], o.rows[one - 1]) for one in range(1, config.blocks_m)]
     return [*ops, op("v_mov_b32_e32", o.nowhere, NOWHERE)]
 
 
@@ -119,11 +119,11 @@ def describe_output(o: Output) -> list[Op]:
 
     The output's ends behind the last row that exists. The columns that do not are no matter of the buffer: see `store_products`.
     """
-    f, plan, s = o.f, o.f.plan, o.f.spare
+    f, config, s = o.f, o.f.config, o.f.spare
     shift = o.bytes.bit_length() - 1
     return [
-        *describe(f, o.to, f.argument("out"), f.at_m, plan.tile_m, f.argument("stride_out")),
-        op("s_mul_i32", s[0], f.at_n, plan.tile_n),
+        *describe(f, o.to, f.argument("out"), f.at_m, config.tile_m, f.argument("stride_out")),
+        op("s_mul_i32", s[0], f.at_n, config.tile_n),
         op("s_lshl_b32", s[0], s[0], shift, note="bytes before the first column"),
         op("s_add_u32", o.to[0], o.to[0], s[0]),
         op("s_addc_u32", o.to[1], o.to[1], 0),
@@ -131,11 +131,11 @@ def describe_output(o: Output) -> list[Op]:
         op("s_add_u32", o.bias[0], f.argument("bias")[0], s[0]),
         op("s_addc_u32", o.bias[1], f.argument("bias")[1], 0),
         op("s_and_b32", o.bias[1], o.bias[1], 0xFFFF),
-        *rows_left(f, o.columns_left, f.at_n, plan.tile_n, "n"),
+        *rows_left(f, o.columns_left, f.at_n, config.tile_n, "n"),
         op("s_lshl_b32", s[1], o.columns_left, shift),
         op("s_mul_i32", o.bias[2], s[1], f.argument("add_bias")),
         op("s_mov_b32", o.bias[3], RAW),
-        *rows_left(f, s[0], f.at_m, plan.tile_m, "m"),
+        *rows_left(f, s[0], f.at_m, config.tile_m, "m"),
         op("s_sub_u32", s[0], s[0], 1),
         op("s_mul_i32", s[0], s[0], f.argument("stride_out")),
         op("s_add_u32", o.to[2], s[0], s[1]),
@@ -166,14 +166,14 @@ def load_bias(o: Output) -> list[Op]:
 
 def store_products(o: Output) -> list[Op]:
     """Results with the bias, to where they belong; columns that do not exist go nowhere."""
-    f, plan = o.f, o.f.plan
+    f, config = o.f, o.f.config
     ops = round_constants(o)
     for n, added in enumerate(o.added.fours()):
         ops.append(op("v_sub_u32_e32", o.spare[0], o.columns_left, o.column))
         ops.append(op("v_cmp_lt_i32_e32", VCC, n * SIDE, o.spare[0], note="columns of the products that exist"))
-        for m in range(plan.blocks_m):
+        for m in range(config.blocks_m):
             values = o.values[m % len(o.values)]
-            total = f.sum(m, n)
+            total = f.accumulators_of(m, n)
             ops += [op("v_accvgpr_read_b32", values[one], total[one]) for one in range(4)]
             ops += [op("v_add_f32_e32", values[one], values[one], added[one]) for one in range(4)]
             stored = values if o.bits == 32 else values[0:2]
@@ -188,7 +188,7 @@ def store_products(o: Output) -> list[Op]:
 
 def round_constants(o: Output) -> list[Op]:
     """What `rounded` takes from scalars."""
-    if o.bits == 32 or o.f.plan.target.packs:
+    if o.bits == 32 or o.f.config.target.packs:
         return []
     constants = (_ROUND, _UPPER)
     return [op("s_mov_b32", o.scalars[one], constant) for one, constant in enumerate(constants)] + [
@@ -199,7 +199,7 @@ def round_constants(o: Output) -> list[Op]:
 def rounded(o: Output, values: Reg) -> list[Op]:
     """Four fp32 values to bf16, to nearest, ties to even, in the first two registers."""
     pairs = ((0, 1), (2, 3))
-    if o.f.plan.target.packs:
+    if o.f.config.target.packs:
         return [op("v_cvt_pk_bf16_f32", values[first // 2], values[first], values[second]) for first, second in pairs]
     ops = []
     mask, odd = o.scalars[2:4], o.spare[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from tunedgemm_asm.abi import ABIS
-from tunedgemm_asm.gcn.plan import HALVES, Plan
+from tunedgemm_asm.gcn.names import HALVES, KernelConfig
 from tunedgemm_asm.gcn.registers import Reg, Registers
 
 ABI = ABIS["tunedgemm-bf16"]
@@ -16,7 +16,7 @@ class Frame:
     """What the parts of a kernel share.
 
     Attributes:
-        plan: what the kernel is.
+        config: what the kernel is.
         given: gives out registers that no part has.
         kernarg, tile, part: what the hardware starts a wave with: address of the arguments; number of the workgroup along x, which
             becomes the tile's; and along z, which is the part of K.
@@ -33,10 +33,10 @@ class Frame:
         blocks_a, blocks_b: operands of the products, by half of a step, or for a shuffled weight by set and half.
         write: address in LDS to which a lane writes; or of a wave, where loads end there.
         read_a, read_b: addresses in LDS from which a lane reads, by buffer and half.
-        sums: accumulators, four of each product.
+        accumulators: accumulators, four of each product.
     """
 
-    plan: Plan
+    config: KernelConfig
     given: Registers
     kernarg: Reg
     tile: Reg
@@ -61,7 +61,7 @@ class Frame:
     write: Reg
     read_a: tuple[Reg, ...]
     read_b: tuple[Reg, ...]
-    sums: Reg
+    accumulators: Reg
 
     def argument(self, name: str) -> Reg:
         """The scalars that hold an argument."""
@@ -83,42 +83,42 @@ class Frame:
         """Vector registers for what is done before the loop: those of the first operands."""
         return self.blocks_a[0]
 
-    def sum(self, m: int, n: int) -> Reg:
+    def accumulators_of(self, m: int, n: int) -> Reg:
         """The accumulators of a product."""
-        first = 4 * (m * self.plan.blocks_n + n)
-        return self.sums[first : first + 4]
+        first = 4 * (m * self.config.blocks_n + n)
+        return self.accumulators[first : first + 4]
 
     def lds(self, step: int) -> Reg:
         """The part of LDS that holds a step."""
-        return Reg("lds", step % self.plan.buffers)
+        return Reg("lds", step % self.config.buffers)
 
 
-def frame_of(plan: Plan) -> Frame:
+def frame_of(config: KernelConfig) -> Frame:
     """Registers for a kernel.
 
     Raises:
         PluginError: it would need more than there are.
     """
     given = Registers()
-    direct = plan.target.direct
-    sets_b = plan.sets * HALVES if plan.shuffled else HALVES
+    direct = config.target.direct
+    sets_b = config.sets * HALVES if config.shuffled else HALVES
     kernarg, tile, part = given("s", 2), given("s"), given("s")
     left = given("s")
     return Frame(
-        plan=plan, given=given, kernarg=kernarg, tile=tile, part=part,
+        config=config, given=given, kernarg=kernarg, tile=tile, part=part,
         lane=given("v"),
         arguments=given("s", ABI.size // 4, align=8),
         at_m=given("s"), at_n=given("s"), wave_m=given("s"), wave_n=given("s"),
         from_a=given("s", 4), from_b=given("s", 4),
-        steps=given("s"), left_a=left, left_b=given("s") if plan.shuffled else left,
+        steps=given("s"), left_a=left, left_b=given("s") if config.shuffled else left,
         spare=given("s", 8),
-        offset_a=given("v", plan.loads_a, align=1),
-        offset_b=given("v", plan.blocks_n if plan.shuffled else plan.loads_b, align=1),
-        staged=() if direct else tuple(given("v", 4 * (plan.loads_a + plan.loads_b)) for _ in range(plan.prefetch)),
-        blocks_a=tuple(given("v", 4 * plan.blocks_m) for _ in range(HALVES)),
-        blocks_b=tuple(given("v", 4 * plan.blocks_n) for _ in range(sets_b)),
+        offset_a=given("v", config.loads_a, align=1),
+        offset_b=given("v", config.blocks_n if config.shuffled else config.loads_b, align=1),
+        staged=() if direct else tuple(given("v", 4 * (config.loads_a + config.loads_b)) for _ in range(config.prefetch)),
+        blocks_a=tuple(given("v", 4 * config.blocks_m) for _ in range(HALVES)),
+        blocks_b=tuple(given("v", 4 * config.blocks_n) for _ in range(sets_b)),
         write=given("s" if direct else "v"),
-        read_a=tuple(given("v", HALVES, align=1) for _ in range(plan.buffers)),
-        read_b=() if plan.shuffled else tuple(given("v", HALVES, align=1) for _ in range(plan.buffers)),
-        sums=given("a", 4 * plan.blocks),
+        read_a=tuple(given("v", HALVES, align=1) for _ in range(config.buffers)),
+        read_b=() if config.shuffled else tuple(given("v", HALVES, align=1) for _ in range(config.buffers)),
+        accumulators=given("a", 4 * config.blocks),
     )  # fmt: skip

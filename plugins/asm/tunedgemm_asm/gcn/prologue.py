@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunedgemm_asm.gcn.frame import ABI, Frame
-from tunedgemm_asm.gcn.plan import HALVES, PACK, ROWS, SIDE, STEP, STEP_BYTES, Plan
+from tunedgemm_asm.gcn.names import HALVES, PACK, ROWS, SIDE, STEP, STEP_BYTES, KernelConfig
 from tunedgemm_asm.gcn.registers import Reg
 from tunedgemm_asm.gcn.stream import Op, op
 
@@ -88,7 +88,7 @@ def share_of_k(f: Frame) -> list[Op]:
         op("s_min_u32", f.steps, f.steps, f.argument("k_part")),
         op("s_lshr_b32", f.steps, f.steps, STEP.bit_length() - 1, note="steps"),
         op("s_mov_b32", f.left_a, f.steps),
-        *([op("s_mov_b32", f.left_b, f.steps)] if f.plan.shuffled else []),
+        *([op("s_mov_b32", f.left_b, f.steps)] if f.config.shuffled else []),
     ]
 
 
@@ -119,9 +119,9 @@ def describe_operand(f: Frame, name: str) -> list[Op]:
 
     It ends with the step's bytes of the last row that exists: loads from rows beyond it give zeros.
     """
-    plan, s = f.plan, f.spare
-    shuffled = name == "b" and plan.shuffled
-    to, index, tile, size = (f.from_a, f.at_m, plan.tile_m, "m") if name == "a" else (f.from_b, f.at_n, plan.tile_n, "n")
+    config, s = f.config, f.spare
+    shuffled = name == "b" and config.shuffled
+    to, index, tile, size = (f.from_a, f.at_m, config.tile_m, "m") if name == "a" else (f.from_b, f.at_n, config.tile_n, "n")
     stride = f.argument(f"stride_{name}")
     return [
         *describe(f, to, f.argument(name), index, tile, stride),
@@ -134,13 +134,13 @@ def describe_operand(f: Frame, name: str) -> list[Op]:
         op("s_sub_u32", s[0], s[0], 1),
         op("s_mul_i32", s[0], s[0], stride),
         *([op("s_lshl_b32", s[0], s[0], 4)] if shuffled else []),
-        op("s_add_u32", to[2], s[0], step_bytes(plan, name)),
+        op("s_add_u32", to[2], s[0], step_bytes(config, name)),
     ]
 
 
-def step_bytes(plan: Plan, name: str) -> int:
+def step_bytes(config: KernelConfig, name: str) -> int:
     """From a step to the next: of a row, or of a block of 16 rows of a shuffled weight."""
-    return STEP_BYTES * (SIDE if name == "b" and plan.shuffled else 1)
+    return STEP_BYTES * (SIDE if name == "b" and config.shuffled else 1)
 
 
 def place_waves(f: Frame) -> list[Op]:
@@ -149,8 +149,8 @@ def place_waves(f: Frame) -> list[Op]:
     return [
         op("v_lshrrev_b32_e32", v, 6, f.lane),
         op("v_readfirstlane_b32", f.wave, v),
-        op("s_and_b32", f.wave_m, f.wave, f.plan.waves_m - 1),
-        op("s_lshr_b32", f.wave_n, f.wave, f.plan.waves_m.bit_length() - 1),
+        op("s_and_b32", f.wave_m, f.wave, f.config.waves_m - 1),
+        op("s_lshr_b32", f.wave_n, f.wave, f.config.waves_m.bit_length() - 1),
     ]
 
 
@@ -160,7 +160,7 @@ def place_loads(f: Frame) -> list[Op]:
     Eight lanes load the 128 bytes of a row. A row's 8 packs of 16 bytes stand in LDS in the order that XOR with the row's number modulo 8
     gives, so that the lanes that LDS serves at once, which read 8 different rows or write one, meet 32 different banks.
     """
-    plan = f.plan
+    config = f.config
     row, pack, mixed = f.loose[0], f.loose[1], f.loose[2]
     ops = [
         op("v_lshrrev_b32_e32", row, 3, f.lane, note="row"),
@@ -168,7 +168,7 @@ def place_loads(f: Frame) -> list[Op]:
         op("v_and_b32_e32", mixed, PACK - 1, row),
         op("v_xor_b32_e32", mixed, mixed, pack),
     ]
-    if plan.target.direct:
+    if config.target.direct:
         ops += [
             op("v_mov_b32_e32", pack, mixed),
             op("s_lshl_b32", f.write, f.wave, 10, note="a wave's 8 rows in LDS"),
@@ -178,7 +178,7 @@ def place_loads(f: Frame) -> list[Op]:
             op("v_lshlrev_b32_e32", f.write, 7, row),
             op("v_lshl_add_u32", f.write, mixed, 4, f.write),
         ]
-    for name, offsets, loads in (("a", f.offset_a, plan.loads_a), ("b", f.offset_b, plan.loads_b)):
+    for name, offsets, loads in (("a", f.offset_a, config.loads_a), ("b", f.offset_b, config.loads_b)):
         if not loads:
             continue
         stride = f.argument(f"stride_{name}")
@@ -193,15 +193,15 @@ def place_loads(f: Frame) -> list[Op]:
 
 def place_shuffled(f: Frame) -> list[Op]:
     """Where each lane loads a shuffled weight from: 16 bytes a lane, 1 KiB a wave, are the operand of 16 rows by 32 elements."""
-    plan, s = f.plan, f.spare
+    config, s = f.config, f.spare
     ops = [
-        op("s_mul_i32", s[0], f.wave_n, plan.blocks_n),
+        op("s_mul_i32", s[0], f.wave_n, config.blocks_n),
         op("s_lshl_b32", s[1], f.argument("stride_b"), 4, note="bytes of a block of 16 rows"),
         op("s_mul_i32", s[0], s[0], s[1]),
         op("v_lshlrev_b32_e32", f.offset_b[0], 4, f.lane),
         op("v_add_u32_e32", f.offset_b[0], s[0], f.offset_b[0]),
     ]
-    return ops + [op("v_add_u32_e32", f.offset_b[one], s[1], f.offset_b[one - 1]) for one in range(1, plan.blocks_n)]
+    return ops + [op("v_add_u32_e32", f.offset_b[one], s[1], f.offset_b[one - 1]) for one in range(1, config.blocks_n)]
 
 
 def narrow_lane(f: Frame) -> list[Op]:
@@ -211,7 +211,7 @@ def narrow_lane(f: Frame) -> list[Op]:
 
 def place_reads(f: Frame) -> list[Op]:
     """Where in LDS each lane finds its 16 bytes of 16 rows by 32 elements: row lane % 16, pack lane / 16 of the half."""
-    plan = f.plan
+    config = f.config
     row, pack = f.loose[0], f.loose[1]
     ops = [
         op("v_and_b32_e32", row, SIDE - 1, f.lane),
@@ -222,17 +222,17 @@ def place_reads(f: Frame) -> list[Op]:
         op("v_lshlrev_b32_e32", pack, 4, pack),
         op("v_xor_b32_e32", row, row, pack, note="pack XOR row % 8"),
     ]
-    for reads, wave, blocks, first in ((f.read_a, f.wave_m, plan.blocks_m, 0), (f.read_b, f.wave_n, plan.blocks_n, plan.tile_m)):
+    for reads, wave, blocks, first in ((f.read_a, f.wave_m, config.blocks_m, 0), (f.read_b, f.wave_n, config.blocks_n, config.tile_m)):
         for buffer, addresses in enumerate(reads):
             ops += [
                 op("s_mul_i32", f.spare[0], wave, blocks * SIDE * STEP_BYTES),
-                op("s_add_u32", f.spare[0], f.spare[0], buffer * plan.buffer_bytes + first * STEP_BYTES),
+                op("s_add_u32", f.spare[0], f.spare[0], buffer * config.buffer_bytes + first * STEP_BYTES),
                 op("v_add_u32_e32", addresses[0], f.spare[0], row),
                 op("v_xor_b32_e32", addresses[1], WIDE * (PACK // HALVES), addresses[0], note="the other half"),
             ]
     return ops
 
 
-def clear_sums(f: Frame) -> list[Op]:
+def clear_accumulators(f: Frame) -> list[Op]:
     """Accumulators to zero."""
-    return [op("v_accvgpr_write_b32", f.sums[one], 0) for one in range(f.sums.count)]
+    return [op("v_accvgpr_write_b32", f.accumulators[one], 0) for one in range(f.accumulators.count)]

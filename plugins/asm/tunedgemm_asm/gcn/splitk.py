@@ -1,6 +1,6 @@
 """Several workgroups for the K of one tile.
 
-Each writes its sums into the workspace and counts itself at the tile's semaphore; the last to come adds all parts, in their order: so the
+Each writes its accumulators into the workspace and counts itself at the tile's semaphore; the last to come adds all parts, in their order: so the
 result does not depend on who was last. The count is an increment that wraps at the number of parts, which leaves the semaphore at zero.
 
 Workgroups of a tile may run on different chiplets, whose L2 caches do not see each other's lines. Stores and loads of parts therefore have
@@ -31,29 +31,29 @@ def share_tile(f: Frame) -> list[Item]:
 
 def describe_part(f: Frame, to: Reg, part: Reg | int) -> list[Op]:
     """A buffer of the tile's part in the workspace, which holds all tiles of a part side by side."""
-    plan, s = f.plan, f.spare
+    config, s = f.config, f.spare
     workspace = f.argument("workspace")
     return [
         op("s_mul_i32", s[0], f.argument("tiles_m"), f.argument("tiles_n")),
         op("s_mul_i32", s[0], s[0], part),
         op("s_add_u32", s[0], s[0], f.tile),
-        op("s_mul_hi_u32", s[1], s[0], plan.tile_m * plan.tile_n * 4),
-        op("s_mul_i32", s[0], s[0], plan.tile_m * plan.tile_n * 4),
+        op("s_mul_hi_u32", s[1], s[0], config.tile_m * config.tile_n * 4),
+        op("s_mul_i32", s[0], s[0], config.tile_m * config.tile_n * 4),
         op("s_add_u32", to[0], workspace[0], s[0]),
         op("s_addc_u32", to[1], workspace[1], s[1]),
         op("s_and_b32", to[1], to[1], 0xFFFF),
-        op("s_mov_b32", to[2], plan.tile_m * plan.tile_n * 4),
+        op("s_mov_b32", to[2], config.tile_m * config.tile_n * 4),
         op("s_mov_b32", to[3], RAW),
     ]
 
 
 def place_lane(f: Frame, offset: Reg) -> list[Op]:
-    """Where in a part a lane's sums begin: those of a wave lie together, product by product."""
-    plan, s = f.plan, f.spare
+    """Where in a part a lane's accumulators begin: those of a wave lie together, product by product."""
+    config, s = f.config, f.spare
     return [
-        op("s_mul_i32", s[0], f.wave_n, plan.waves_m),
+        op("s_mul_i32", s[0], f.wave_n, config.waves_m),
         op("s_add_u32", s[0], s[0], f.wave_m),
-        op("s_mul_i32", s[0], s[0], plan.blocks * _BLOCK),
+        op("s_mul_i32", s[0], s[0], config.blocks * _BLOCK),
         op("v_lshlrev_b32_e32", offset, 4, f.lane),
         op("v_add_u32_e32", offset, s[0], offset),
     ]
@@ -70,11 +70,11 @@ def _each_block(offset: Reg, first: int, count: int) -> list[tuple[int, str, lis
 
 
 def store_part(f: Frame) -> list[Op]:
-    """This workgroup's sums into the workspace, straight from the accumulators."""
+    """This workgroup's accumulators into the workspace, straight from the accumulators."""
     offset, ops = f.loose[0], []
     ops += [*describe_part(f, f.from_a, f.part), *place_lane(f, offset)]
-    for block, mods, moved in _each_block(offset, 0, f.plan.blocks):
-        ops += [*moved, op("buffer_store_dwordx4", (), f.sums.fours()[block], offset, f.from_a, 0, mods=mods)]
+    for block, mods, moved in _each_block(offset, 0, f.config.blocks):
+        ops += [*moved, op("buffer_store_dwordx4", (), f.accumulators.fours()[block], offset, f.from_a, 0, mods=mods)]
     return ops
 
 
@@ -110,28 +110,28 @@ def count(f: Frame) -> list[Item]:
 
 
 def add_parts(f: Frame) -> list[Item]:
-    """The sums of all parts: the first into the accumulators, then one after the other added to them."""
-    plan, part, left = f.plan, f.part, f.steps
+    """The accumulators of all parts: the first into the accumulators, then one after the other added to them."""
+    config, part, left = f.config, f.part, f.steps
     free = f.given.taken["v"] // 4 - 1
-    at_once = max(1, min(_AT_ONCE, plan.blocks, free - 1))
+    at_once = max(1, min(_AT_ONCE, config.blocks, free - 1))
     offset, room = Reg("v", 1), [Reg("v", 4 + 4 * one, 4) for one in range(at_once)]
     spare = Reg("v", 2)
     f.given.taken["v"] = max(f.given.taken["v"], 4 + 4 * at_once)
-    sums = f.sums.fours()
+    accumulators = f.accumulators.fours()
     ops: list[Item] = [op("s_mov_b32", part, 0), *describe_part(f, f.from_a, part), *place_lane(f, offset)]
-    for block, mods, moved in _each_block(offset, 0, plan.blocks):
-        ops += [*moved, op("buffer_load_dwordx4", sums[block], offset, f.from_a, 0, mods=mods)]
+    for block, mods, moved in _each_block(offset, 0, config.blocks):
+        ops += [*moved, op("buffer_load_dwordx4", accumulators[block], offset, f.from_a, 0, mods=mods)]
     ops += [op("s_sub_u32", left, f.argument("splits"), 1), _ADD, op("s_add_u32", part, part, 1)]
     ops += [*describe_part(f, f.from_a, part), *place_lane(f, offset)]
-    for first in range(0, plan.blocks, at_once):
-        group = range(first, min(first + at_once, plan.blocks))
+    for first in range(0, config.blocks, at_once):
+        group = range(first, min(first + at_once, config.blocks))
         for block, mods, moved in _each_block(offset, first, len(group)):
             ops += [*moved, op("buffer_load_dwordx4", room[block - first], offset, f.from_a, 0, mods=mods)]
         for block in group:
             for one in range(4):
                 ops += [
-                    op("v_accvgpr_read_b32", spare, sums[block][one]),
+                    op("v_accvgpr_read_b32", spare, accumulators[block][one]),
                     op("v_add_f32_e32", spare, spare, room[block - first][one]),
-                    op("v_accvgpr_write_b32", sums[block][one], spare),
+                    op("v_accvgpr_write_b32", accumulators[block][one], spare),
                 ]
     return [*ops, op("s_sub_u32", left, left, 1), op("s_cmp_lg_u32", (), left, 0), branch("s_cbranch_scc1", _ADD)]

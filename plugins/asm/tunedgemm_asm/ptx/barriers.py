@@ -15,7 +15,8 @@ from __future__ import annotations
 import attrs
 
 from tunedgemm_asm.ptx.frame import Frame
-from tunedgemm_asm.ptx.plan import BARRIER_BYTES, GROUP_THREADS
+from tunedgemm_asm.ptx.names import GROUP_THREADS
+from tunedgemm_asm.ptx.resources import BARRIER_BYTES
 
 #: Warps of a warp group.
 _WARPS = GROUP_THREADS // 32
@@ -31,20 +32,20 @@ class Ring:
 
 def start_barriers(f: Frame) -> None:
     """One thread sets all barriers up, then everybody goes on: in a cluster its other blocks, too."""
-    t, plan = f.text, f.plan
+    t, config = f.text, f.config
     other = t.to("pred", "setp.ne.u32", f.thread, 0)
     ready = t.label("READY")
     t.op("bra", ready, when=other)
-    for stage in range(plan.stages):
+    for stage in range(config.stages):
         t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.full + stage * BARRIER_BYTES}]", 1)
-        t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.empty + stage * BARRIER_BYTES}]", _WARPS * plan.sharing * plan.cluster)
-    for number in range(plan.consumers * plan.turns):
+        t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.empty + stage * BARRIER_BYTES}]", _WARPS * config.sharing * config.cluster)
+    for number in range(config.consumers * config.turns):
         t.op("mbarrier.init.shared::cta.b64", f"[{f.shared}+{f.turns + number * BARRIER_BYTES}]", _WARPS)
     t.op("fence.mbarrier_init.release.cluster")  # also for the copy engine's arrivals
     t.op("fence.proxy.async.shared::cta")
     t.place(ready)
     t.op("bar.sync", 0)
-    if plan.cluster > 1:
+    if config.cluster > 1:
         meet_cluster(f, "relaxed")
 
 
@@ -73,14 +74,14 @@ def next_stage(f: Frame, ring: Ring) -> None:
     """The stage after; behind the last the first, in the other phase."""
     t = f.text
     t.op("add.u32", ring.stage, ring.stage, 1)
-    last = t.to("pred", "setp.eq.u32", ring.stage, f.plan.stages)
+    last = t.to("pred", "setp.eq.u32", ring.stage, f.config.stages)
     t.op("selp.b32", ring.stage, 0, ring.stage, last)
     t.op("xor.b32", ring.parity, ring.parity, 1, when=last)
 
 
 def skip_stages(f: Frame, ring: Ring, count: str) -> None:
     """So many stages on: the phase is another where an odd number of rounds ends."""
-    t, stages = f.text, f.plan.stages
+    t, stages = f.text, f.config.stages
     behind = t.to("b32", "add.u32", ring.stage, count)
     rounds = t.to("b32", "div.u32", behind, stages)
     whole = t.to("b32", "mul.lo.u32", rounds, stages)
@@ -105,14 +106,14 @@ def wait(f: Frame, barrier: str, offset: int, parity: str) -> None:
 
 def announce(f: Frame, barrier: str) -> None:
     """The producer's arrival at a full barrier, with the bytes that the copy engine is to bring."""
-    f.text.op("mbarrier.arrive.expect_tx.shared::cta.b64", "_", f"[{barrier}+{f.full}]", f.plan.stage_bytes)
+    f.text.op("mbarrier.arrive.expect_tx.shared::cta.b64", "_", f"[{barrier}+{f.full}]", f.config.stage_bytes)
 
 
 def release(f: Frame, stage: str, arriving: str) -> None:
     """A warp's arrival at the empty barriers of a stage, by lanes for which *arriving* is true: one for each block of the cluster."""
     t = f.text
     barrier = barrier_of(f, stage)
-    if f.plan.cluster == 1:
+    if f.config.cluster == 1:
         t.op("mbarrier.arrive.release.cta.shared::cta.b64", "_", f"[{barrier}+{f.empty}]", when=arriving)
         return
     theirs = t.to("b32", "mapa.shared::cluster.u32", barrier, f.lane)

@@ -1,11 +1,12 @@
-"""What the parts of one kernel share: its plan, its text, and registers that have a meaning throughout."""
+"""What the parts of one kernel share: its config, its text, and registers that have a meaning throughout."""
 
 from __future__ import annotations
 
 import attrs
 
-from tunedgemm_asm.ptx.arguments import ABI, PARAMETER, argument
-from tunedgemm_asm.ptx.plan import BARRIER_BYTES, MOST_CONSUMERS, WORD_BYTES, Plan, Variant
+from tunedgemm_asm.ptx.abi import ABI, PARAMETER, argument
+from tunedgemm_asm.ptx.names import KernelConfig, Variant
+from tunedgemm_asm.ptx.resources import BARRIER_BYTES, MOST_CONSUMERS, WORD_BYTES
 from tunedgemm_asm.ptx.text import Text
 
 
@@ -34,29 +35,29 @@ class Frame:
     end: str
 
     @property
-    def plan(self) -> Plan:
-        """Its plan."""
-        return self.variant.plan
+    def config(self) -> KernelConfig:
+        """Its config."""
+        return self.variant.config
 
     @property
     def panels(self) -> int:
         """Offset in shared memory of the panels of the first consumer, which follow the stages; a multiple of 1024."""
-        return self.plan.stages * self.plan.stage_bytes
+        return self.config.stages * self.config.stage_bytes
 
     @property
     def full(self) -> int:
         """Offset of the barriers that say that a stage is full; those that say that it is empty follow."""
-        return self.panels + self.plan.consumers * self.plan.panels * self.plan.panel_bytes
+        return self.panels + self.config.consumers * self.config.panels * self.config.panel_bytes
 
     @property
     def empty(self) -> int:
         """Offset of the others."""
-        return self.full + self.plan.stages * BARRIER_BYTES
+        return self.full + self.config.stages * BARRIER_BYTES
 
     @property
     def words(self) -> int:
         """Offset of the words behind the barriers."""
-        return self.empty + self.plan.stages * BARRIER_BYTES
+        return self.empty + self.config.stages * BARRIER_BYTES
 
     @property
     def turns(self) -> int:
@@ -74,7 +75,7 @@ def open_frame(variant: Variant) -> Frame:
     own = t.to("b32", "shr.u32", thread, 7)
     # Through a shuffle, so that ptxas sees that all lanes agree: what follows from it may lie in uniform registers.
     group = t.to("b32", "shfl.sync.idx.b32", own, 0, 31, -1)
-    rank = t.to("b32", "mov.u32", "%cluster_ctarank") if variant.plan.cluster > 1 else "0"
+    rank = t.to("b32", "mov.u32", "%cluster_ctarank") if variant.config.cluster > 1 else "0"
     return Frame(variant, t, arguments, shared, thread, lane, group, rank, t.label("END"))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from tunedgemm.plugin import (
     Device,
     Driver,
@@ -22,13 +23,14 @@ from tunedgemm.plugin import (
 )
 
 from tunedgemm_asm import driver
-from tunedgemm_asm.native import Launch, Map, Plan, launch_of
-from tunedgemm_asm.ptx import assembler
-from tunedgemm_asm.ptx.arguments import MAP_OUT, MAPS, SCALES, abi_of
+from tunedgemm_asm.native import Launch, LaunchPlan, Map, launch_of
+from tunedgemm_asm.ptx import build
+from tunedgemm_asm.ptx.abi import MAP_OUT, MAPS, SCALES, abi_of
 from tunedgemm_asm.ptx.kernel import ENTRY
-from tunedgemm_asm.ptx.plan import REVISION, SIDE
-from tunedgemm_asm.ptx.problem import Problem, problem_of
-from tunedgemm_asm.ptx.solutions import resolve, supports
+from tunedgemm_asm.ptx.limits import TRANSPOSED, part_of, rows_of, shared_evenly, slots_of, steps_of, supports, units_of, unsupported
+from tunedgemm_asm.ptx.names import COLUMNS, REVISION, SIDE, KernelConfig, Variant
+from tunedgemm_asm.ptx.space import resolve
+from tunedgemm_asm.ptx.splitk import slot_bytes
 from tunedgemm_asm.ptx.tensormap import Operand
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 def details() -> list[str]:
     """What assembles here."""
-    found = assembler.ptxas()
+    found = build.ptxas()
     by = f"ptxas {found[1]} ({found[0]})" if found else "the driver, when it loads them: there is no ptxas"
     return [f"generated PTX of revision {REVISION}, assembled by {by}"]
 
@@ -51,10 +53,10 @@ def prepare(solution: Solution, shape: Shape, device: Device) -> None:
     if not supports(shape, device):
         return
     try:
-        problem = _problem(solution, shape, device)
+        arguments = _arguments(solution, shape, device)
     except PluginError:  # bind says why
         return
-    assembler.code(problem.variant)
+    build.code(arguments.variant)
 
 
 def bind(
@@ -71,51 +73,51 @@ def bind(
         LaunchError: it does not assemble or load.
     """
     try:
-        problem = _problem(solution, shape, device)
+        arguments = _arguments(solution, shape, device)
         library = drivers(driver.INTERFACES[device.kind])
     except PluginError as error:
         return Unsupported(str(error))
-    plan = problem.variant.plan
+    config = arguments.variant.config
     try:
-        function = driver.function_of(library, assembler.code(problem.variant), ENTRY, device.index)
+        function = driver.function_of(library, build.code(arguments.variant), ENTRY, device.index)
         with device_context(device.index):
-            library.call("set", function.address, driver.DYNAMIC_SHARED, plan.shared_bytes, index=device.index)
+            library.call("set", function.address, driver.DYNAMIC_SHARED, config.shared_bytes, index=device.index)
     except LaunchError as error:
-        raise LaunchError(f"asm {plan.name} on {device.gfx}: {error}") from error
-    launch = launch_of(function, _launched(problem, shape, device.index))
-    call = _call(launch, _failing(function, plan.name, device.index), problem, shape, device.index, where)
-    return Launcher(on_device(call, device.index), workspace_bytes=problem.workspace)
+        raise LaunchError(f"asm {config.name} on {device.gfx}: {error}") from error
+    launch = launch_of(function, _launched(arguments, shape, device.index))
+    call = _call(launch, _failing(function, config.name, device.index), arguments, shape, device.index, where)
+    return Launcher(on_device(call, device.index), workspace_bytes=arguments.workspace)
 
 
-def _problem(solution: Solution, shape: Shape, device: Device) -> Problem:
-    plan, splits = resolve(solution, shape)
-    return problem_of(plan, splits, shape, max(1, device.cu_num))
+def _arguments(solution: Solution, shape: Shape, device: Device) -> LaunchArguments:
+    config, splits = resolve(solution, shape)
+    return arguments_of(config, splits, shape, max(1, device.cu_num))
 
 
-def _launched(problem: Problem, shape: Shape, index: int) -> Plan:
+def _launched(arguments: LaunchArguments, shape: Shape, index: int) -> LaunchPlan:
     """How the kernel is launched: it gets the addresses of the output, scales, bias, workspace and counters, those that there are, then of
     x and of the weight, which descriptors alone have.
     """
-    plan, abi = problem.variant.plan, abi_of(shape.scale, problem.variant.plan.panels > 0)
+    config, abi = arguments.variant.config, abi_of(shape.scale, arguments.variant.config.panels > 0)
     names = ["out", *(SCALES if shape.scale != "none" else ()), *["bias"] * shape.bias]
-    names += ["workspace", "counters"] if problem.variant.split else []
-    places = list(MAPS.values())[:: -1 if plan.swapped else 1]
-    told = zip((*places, MAP_OUT), (len(names), len(names) + 1, 0), _operands(problem, shape), strict=False)
+    names += ["workspace", "counters"] if arguments.variant.split else []
+    places = list(MAPS.values())[:: -1 if config.swapped else 1]
+    told = zip((*places, MAP_OUT), (len(names), len(names) + 1, 0), _operands(arguments, shape), strict=False)
     slots, maps = tuple(abi.field(name).offset for name in names), tuple(Map(*each) for each in told)
-    return Plan((problem.grid, 1, 1), plan.threads, abi.pack(problem.values), slots, plan.shared_bytes, maps, index)
+    return LaunchPlan((arguments.grid, 1, 1), config.threads, abi.pack(arguments.values), slots, config.shared_bytes, maps, index)
 
 
-def _operands(problem: Problem, shape: Shape) -> tuple[Operand, ...]:
+def _operands(arguments: LaunchArguments, shape: Shape) -> tuple[Operand, ...]:
     """What descriptors are of: x and the weight, and an output that the copy engine stores."""
-    plan = problem.variant.plan
-    boxes = (plan.box_b, plan.tile_a) if plan.swapped else (plan.tile_a, plan.box_b)
+    config = arguments.variant.config
+    boxes = (config.box_b, config.tile_a) if config.swapped else (config.tile_a, config.box_b)
     x = Operand(shape.dtype, shape.m, shape.k, boxes[0])
-    weight = Operand(shape.dtype, shape.n, shape.k, boxes[1], columns=problem.variant.columns)
-    out = [Operand(shape.outdtype, shape.m, shape.n, SIDE, 2 * plan.panel_columns)] if plan.panels else []
+    weight = Operand(shape.dtype, shape.n, shape.k, boxes[1], columns=arguments.variant.columns)
+    out = [Operand(shape.outdtype, shape.m, shape.n, SIDE, 2 * config.panel_columns)] if config.panels else []
     return x, weight, *out
 
 
-def _failing(function: driver.Function, name: str, index: int) -> Callable[[int], None]:
+def _failing(function: driver.KernelFunction, name: str, index: int) -> Callable[[int], None]:
     """What is done about a status, of a descriptor where it is negative: it returns where a second try is worthwhile, else it raises."""
 
     def failed(status: int) -> None:
@@ -128,7 +130,7 @@ def _failing(function: driver.Function, name: str, index: int) -> Callable[[int]
 
 
 def _call(
-    launch: Launch, failed: Callable[[int], None], problem: Problem, shape: Shape, index: int, where: torch.device
+    launch: Launch, failed: Callable[[int], None], arguments: LaunchArguments, shape: Shape, index: int, where: torch.device
 ) -> Callable[..., Any]:
     """The call of operands; the plain product, of which nothing but the output is allocated, without anything in between."""
     import torch
@@ -156,7 +158,7 @@ def _call(
             failed(status)
         return out
 
-    nbytes, counters = problem.workspace, problem.counters
+    nbytes, counters = arguments.workspace, arguments.counters
 
     def prepared(x: Any, weight: Any, *others: Any) -> Any:
         out = empty(m, n, dtype=dtype, device=where) if x.dim() == 2 else empty(*x.shape[:-1], n, dtype=dtype, device=where)
@@ -170,3 +172,59 @@ def _call(
     if nbytes:
         return prepared
     return call if shape.scale == "none" else scaled
+
+
+@attrs.frozen
+class LaunchArguments:
+    """A shape as a kernel is told it.
+
+    Attributes:
+        variant: the kernel.
+        values: the arguments that are no addresses.
+        grid: thread blocks.
+        workspace: bytes of scratch memory, for parts of K.
+        counters: counters that are zero before and after.
+    """
+
+    variant: Variant
+    values: Mapping[str, int] = attrs.field(hash=False)
+    grid: int
+    workspace: int = 0
+    counters: int = 0
+
+
+def _variant(config: KernelConfig, split: bool, shape: Shape) -> Variant:
+    """The config for a shape's dtypes, scales and layout."""
+    together = next(count for count in (8, 2, 1) if shape.n % count == 0)
+    return Variant(
+        config, shape.dtype, shape.outdtype, shape.bias_dtype if shape.bias else "", split, together, shape.scale,
+        columns=shape.layout == COLUMNS, transposed=shape.op in TRANSPOSED,
+    )  # fmt: skip
+
+
+def arguments_of(config: KernelConfig, splits: int, shape: Shape, multiprocessors: int) -> LaunchArguments:
+    """What a kernel is told of a shape on so many multiprocessors.
+
+    Raises:
+        PluginError: it does not take the shape so.
+    """
+    if reason := unsupported(config, splits, shape):
+        raise PluginError(reason)
+    (rows_a, rows_b), (units_a, tiles_b) = rows_of(config, shape), units_of(config, shape)
+    tiles, steps = units_a * tiles_b, steps_of(shape)
+    values = {"rows_a": rows_a, "rows_b": rows_b, "stride": shape.n, "units_a": units_a, "tiles_b": tiles_b, "tiles": tiles}
+    if config.stream:
+        found = shared_evenly(config, shape, multiprocessors)
+        clusters, slots, parts = found.clusters, found.tiles * config.cluster * config.sharing, found.parts
+        values |= {"items": found.tiles, "steps": steps, "part": found.length, "splits": parts}
+    else:
+        clusters = max(1, min(tiles * splits, multiprocessors * config.resident // config.cluster))
+        slots, parts = slots_of(config, shape) if splits > 1 else 0, splits
+        values |= {"items": tiles * splits, "steps": steps, "part": part_of(splits, shape), "splits": splits}
+    return LaunchArguments(
+        variant=_variant(config, config.stream or splits > 1, shape),
+        values=values,
+        grid=clusters * config.cluster,
+        workspace=slots * parts * slot_bytes(config.accumulators),
+        counters=slots,
+    )

@@ -8,7 +8,7 @@ the base offset is 0.
 
 from __future__ import annotations
 
-from tunedgemm_asm.ptx.plan import SIDE, STEP_BYTES, STEP_K, UNIT_B, Variant
+from tunedgemm_asm.ptx.names import SIDE, STEP_BYTES, STEP_K, UNIT_B, Variant
 
 #: Bytes of one unit of an address in a descriptor, and bits of it.
 UNIT, ADDRESS_BITS = 16, 14
@@ -24,9 +24,9 @@ def descriptor(address: int) -> int:
     return CONSTANT | (address // UNIT) & ((1 << ADDRESS_BITS) - 1)
 
 
-#: Kind of the elements, elements along K, and kind of the sums; PTX ISA, "wgmma.mma_async".
+#: Kind of the elements, elements along K, and kind of the accumulators; PTX ISA, "wgmma.mma_async".
 _KINDS = {"bf16": ("bf16", 16, "f32"), "fp16": ("f16", 16, "f32"), "fp8_e4m3fn": ("e4m3", 32, "f32"), "int8": ("s8", 32, "s32")}
-#: What stands behind the flag of the sums: signs of both operands, and whether they are transposed, which 16 bits can be alone.
+#: What stands behind the flag of the accumulators: signs of both operands, and whether they are transposed, which 16 bits can be alone.
 _FLAGS = {"bf16": (1, 1, 0, 0), "fp16": (1, 1, 0, 0), "fp8_e4m3fn": (1, 1), "int8": ()}
 #: Beyond so many rows of b of 8-bit integers every second multiple of 8 alone is an instruction.
 _EVERY_INT8 = 32
@@ -34,12 +34,12 @@ _EVERY_INT8 = 32
 
 def instruction(variant: Variant) -> str:
     """64 rows of a by all rows of b in a tile, or a portion of them, 32 bytes deep."""
-    kind, deep, sums = _KINDS[variant.dtype]
-    return f"wgmma.mma_async.sync.aligned.m64n{variant.plan.portion}k{deep}.{sums}.{kind}.{kind}"
+    kind, deep, accumulators = _KINDS[variant.dtype]
+    return f"wgmma.mma_async.sync.aligned.m64n{variant.config.portion}k{deep}.{accumulators}.{kind}.{kind}"
 
 
 def flags(variant: Variant, adding: object = 1) -> tuple[object, ...]:
-    """What stands behind the descriptors; *adding* is a predicate where products do not always add to the sums."""
+    """What stands behind the descriptors; *adding* is a predicate where products do not always add to the accumulators."""
     return (adding, *_FLAGS[variant.dtype])
 
 

@@ -81,21 +81,21 @@ def place_of(tile: int, units_a: int, tiles_b: int, group: int) -> tuple[int, in
 
 def place_tile(f: Frame, tile: str, along: tuple[str, str], part: str = "") -> Place:
     """Where a tile lies, of which the steps *along* K are given by the first and their number."""
-    t, told, plan, (first, steps) = f.text, f.arguments, f.plan, along
-    tiles = t.to("b32", "mul.lo.u32", told["tiles_b"], plan.group)
+    t, told, config, (first, steps) = f.text, f.arguments, f.config, along
+    tiles = t.to("b32", "mul.lo.u32", told["tiles_b"], config.group)
     number = t.to("b32", "div.u32", tile, tiles)
     inside = t.to("b32", "rem.u32", tile, tiles)
-    begin = t.to("b32", "mul.lo.u32", number, plan.group)
+    begin = t.to("b32", "mul.lo.u32", number, config.group)
     left_a = t.to("b32", "sub.u32", told["units_a"], begin)
-    size = t.to("b32", "min.u32", left_a, plan.group)
+    size = t.to("b32", "min.u32", left_a, config.group)
     at_b = t.to("b32", "div.u32", inside, size)
     over = t.to("b32", "rem.u32", inside, size)
     at_a = t.to("b32", "add.u32", begin, over)
-    if plan.cluster > 1:
-        at_a = t.to("b32", "mad.lo.u32", at_a, plan.cluster, f.rank)
-        tile = t.to("b32", "mad.lo.u32", tile, plan.cluster, f.rank)
-    row_a = t.to("b32", "mul.lo.u32", at_a, plan.tile_a)
-    row_b = t.to("b32", "mul.lo.u32", at_b, plan.tile_b)
+    if config.cluster > 1:
+        at_a = t.to("b32", "mad.lo.u32", at_a, config.cluster, f.rank)
+        tile = t.to("b32", "mad.lo.u32", tile, config.cluster, f.rank)
+    row_a = t.to("b32", "mul.lo.u32", at_a, config.tile_a)
+    row_b = t.to("b32", "mul.lo.u32", at_b, config.tile_b)
     return Place(row_a, row_b, first, steps, tile, part)
 
 
@@ -109,7 +109,7 @@ def _steps_of_part(f: Frame, part: str) -> tuple[str, str]:
 
 def cluster_of(f: Frame) -> tuple[str, str]:
     """The number of the block's cluster, and how many there are."""
-    t, cluster = f.text, f.plan.cluster
+    t, cluster = f.text, f.config.cluster
     number, count = t.to("b32", "mov.u32", "%ctaid.x"), t.to("b32", "mov.u32", "%nctaid.x")
     if cluster > 1:
         number, count = (t.to("b32", "shr.u32", each, cluster.bit_length() - 1) for each in (number, count))

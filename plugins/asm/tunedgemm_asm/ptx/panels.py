@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import attrs
 
-from tunedgemm_asm.ptx.arguments import MAP_OUT
+from tunedgemm_asm.ptx.abi import MAP_OUT
 from tunedgemm_asm.ptx.barriers import meet_consumer
 from tunedgemm_asm.ptx.frame import Frame, map_of
-from tunedgemm_asm.ptx.plan import BESIDE_SUMS, GROUP_THREADS, SIDE
+from tunedgemm_asm.ptx.names import GROUP_THREADS, SIDE
+from tunedgemm_asm.ptx.resources import OTHER_REGISTERS
 
 _STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
 _BANKS, _UNIT = 128, 16  # bytes
@@ -45,9 +46,9 @@ class Panels:
     @classmethod
     def of(cls, f: Frame, begin: tuple[str, str]) -> Panels:
         """All of a tile, whose places nobody reads any more."""
-        t, plan = f.text, f.plan
-        width = 2 * plan.panel_columns
-        area = t.to("b32", "mad.lo.u32", f.group, plan.panels * plan.panel_bytes, f.shared)
+        t, config = f.text, f.config
+        width = 2 * config.panel_columns
+        area = t.to("b32", "mad.lo.u32", f.group, config.panels * config.panel_bytes, f.shared)
         # Lanes 0 to 15 give the rows of the left 8 columns, 16 to 31 those of the right.
         row = t.to("b32", "and.b32", f.lane, 15)
         row = t.to("b32", "mad.lo.u32", t.to("b32", "bfe.u32", f.thread, 5, 2), 16, row)
@@ -65,10 +66,10 @@ class Panels:
 
         Half of the places are written at a time, then given to the copy engine as one group, while it reads those of the group before.
         """
-        plan, half = f.plan, -(-f.plan.panels // 2)
-        group, last = number // half, min((number // half + 1) * half, plan.all_panels) - 1
-        if number % half == 0 and last >= plan.panels:
-            self._free(f, group - 1 - (last - plan.panels) // half)
+        config, half = f.config, -(-f.config.panels // 2)
+        group, last = number // half, min((number // half + 1) * half, config.all_panels) - 1
+        if number % half == 0 and last >= config.panels:
+            self._free(f, group - 1 - (last - config.panels) // half)
         for at, place in enumerate(self.places):
             four = ", ".join(packed[_REGISTERS * at : _REGISTERS * (at + 1)])
             f.text.op("stmatrix.sync.aligned.m8n8.x4.shared.b16", f"[{place}+{_offset(f, number)}]", f"{{{four}}}")
@@ -81,10 +82,10 @@ class Panels:
 
     def _give(self, f: Frame, number: int) -> None:
         """A panel to the copy engine."""
-        t, plan = f.text, f.plan
-        across, block = divmod(number, plan.blocks)
+        t, config = f.text, f.config
+        across, block = divmod(number, config.blocks)
         row = t.to("b32", "add.u32", self.begin[0], block * SIDE)
-        column = t.to("b32", "add.u32", self.begin[1], across * plan.panel_columns)
+        column = t.to("b32", "add.u32", self.begin[1], across * config.panel_columns)
         t.op(_STORE, f"[{self.map}, {{{column}, {row}}}]", f"[{self.area}+{_offset(f, number)}]", when=self.issuing)
 
     def _free(self, f: Frame, others: int) -> None:
@@ -94,13 +95,13 @@ class Panels:
 
 
 def column_load(f: Frame) -> str:
-    """How scales and bias of columns are loaded: by the read-only path, unless with panels all of them would not fit beside the sums.
+    """How scales and bias of columns are loaded: by the read-only path, unless with panels all of them would not fit beside the accumulators.
 
     ptxas moves loads by that path to the front, across the fences between panels; others it does not.
     """
-    plan, kinds = f.plan, (f.variant.scale == "row") + bool(f.variant.bias)
-    crowded = plan.sums + kinds * plan.tile_b // 4 + BESIDE_SUMS > plan.consumer_registers
-    return "ld.global" if plan.panels and crowded else "ld.global.nc"
+    config, kinds = f.config, (f.variant.scale == "row") + bool(f.variant.bias)
+    crowded = config.accumulators + kinds * config.tile_b // 4 + OTHER_REGISTERS > config.consumer_registers
+    return "ld.global" if config.panels and crowded else "ld.global.nc"
 
 
 def await_reads(f: Frame) -> None:
@@ -110,7 +111,7 @@ def await_reads(f: Frame) -> None:
 
 def _offset(f: Frame, number: int) -> int:
     """Of the place of a panel: places are used in turn; the first consumer's number is 1."""
-    return f.panels + (number % f.plan.panels - f.plan.panels) * f.plan.panel_bytes
+    return f.panels + (number % f.config.panels - f.config.panels) * f.config.panel_bytes
 
 
 def _issuing(f: Frame) -> str:

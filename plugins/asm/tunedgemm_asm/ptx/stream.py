@@ -92,4 +92,4 @@ class Ranges:
 
 def start_items(f: Frame) -> Items | Ranges:
     """What a block computes one after the other, at the first."""
-    return Ranges.of(f) if f.plan.stream else Items(*cluster_of(f))
+    return Ranges.of(f) if f.config.stream else Items(*cluster_of(f))

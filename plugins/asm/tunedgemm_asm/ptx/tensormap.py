@@ -11,8 +11,8 @@ import ctypes
 import attrs
 from tunedgemm.plugin import Driver
 
-from tunedgemm_asm.ptx.arguments import MAP_BYTES
-from tunedgemm_asm.ptx.plan import ELEMENT_BYTES, STEP_BYTES
+from tunedgemm_asm.ptx.abi import MAP_BYTES
+from tunedgemm_asm.ptx.names import ELEMENT_BYTES, STEP_BYTES
 
 #: Bytes of whose multiples rows start.
 ALIGNED = 16

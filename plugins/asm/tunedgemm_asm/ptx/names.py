@@ -8,12 +8,26 @@ import re
 import attrs
 from tunedgemm.plugin import PluginError
 
+from tunedgemm_asm.ptx.resources import (
+    BARRIER_BYTES,
+    ENTRY_REGISTERS,
+    FEW_ACCUMULATORS,
+    FEW_REGISTERS,
+    MOST_CONSUMERS,
+    REGISTERS,
+    SM_REGISTERS,
+    SM_SHARED,
+    SYSTEM_SHARED,
+    WORD_BYTES,
+    unfit,
+)
+
 #: Elements of 16 bits along K of a stage: 128 bytes, the widest swizzle of the copy engine; and of one matrix instruction.
 STEP, STEP_K = 64, 16
 STEP_BYTES = 2 * STEP
 #: Matrix instructions along K of a stage: each takes 32 bytes of a row, whatever its elements.
 DEEP = STEP // STEP_K
-#: Rows of b beyond which a consumer that adds up the sums of stages multiplies half of them at a time: a thread holds both kinds of sums.
+#: Rows of b beyond which a consumer that adds up the accumulators of stages multiplies half of them at a time: a thread holds both kinds of accumulators.
 MOST_PORTION = 192
 #: The layout of a weight whose columns of `STEP_BYTES` are runs of memory: [steps, N, 128 bytes].
 COLUMNS = f"columns{STEP_BYTES}"
@@ -25,32 +39,18 @@ SCALE_BLOCK = 128
 SIDE, MOST_B, UNIT_B = 64, 256, 8
 #: Threads of a warp group, which a matrix instruction needs whole.
 GROUP_THREADS = 128
-#: Bytes of shared memory that a thread block may have, those of an SM, and what the system keeps for each block (CUDA C++ Programming
-#: Guide, "Compute Capability 9.x").
-BLOCK_SHARED, SM_SHARED, SYSTEM_SHARED = 227 << 10, 228 << 10, 1 << 10
-SM_REGISTERS = 1 << 16
-#: Registers of a thread at entry, and consumers -> those of a producer's after it gave some back, and of a consumer's after it took
-#: them: never more in all threads than at entry, because setmaxnreg waits for them. A single consumer with few sums leaves room for a
-#: second block on the SM.
-ENTRY_REGISTERS, FEW_REGISTERS, FEW_SUMS = 168, 128, 96
-REGISTERS = {1: (24, 232), 2: (24, 240)}
-#: Registers of a consumer beside its sums: descriptors, addresses, coordinates; 26 to 50 are what ptxas takes.
-BESIDE_SUMS = 40
-#: Bytes of a barrier, and bytes behind the barriers of stages: for each consumer a word that tells who adds the parts of K, and where
-#: consumers take turns a barrier.
-BARRIER_BYTES, WORD_BYTES, MOST_CONSUMERS = 8, 4, 2
 #: Elements of 16 bits that are stored at once at most: 16 bytes.
 LINE = 8
 #: Columns of a panel at most, in whose rows of 128 bytes the copy engine swizzles, and at least: what one `stmatrix` of a warp stores.
 PANEL_COLUMNS, LEAST_COLUMNS = 64, 16
-#: Goes up where the text for the same plan changes what it computes or how quickly.
+#: Goes up where the text for the same config changes what it computes or how quickly.
 REVISION = 1
 
 _NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?(_p)?(_t)?(_k)?(?:_b(\d+))?_r(\d+)")
 
 
 @attrs.frozen
-class Plan:
+class KernelConfig:
     """One kernel: out[M, N] = x[M, K] @ weight[N, K].T, a tile of it at a time by each thread block.
 
     A matrix instruction multiplies 64 rows of one operand, called a, by 8 to 256 of the other, b. a is x, b the weight; for few rows of
@@ -65,7 +65,7 @@ class Plan:
         cluster: thread blocks side by side along a that share what is loaded of b, each loading a part for all of them.
         group: tiles along a that are computed before the next along b, so that what they load stays in L2.
         swapped: whether a is the weight.
-        promoted: whether the sums of each stage are added to others in float32: `wgmma` keeps about 14 bits of sums of fp8 products.
+        promoted: whether the accumulators of each stage are added to others in float32: `wgmma` keeps about 14 bits of accumulators of fp8 products.
         turns: whether consumers have a tile each, in turns.
         panels: places in shared memory for 64 rows of outputs that each consumer has, from which the copy engine stores; without one its
             threads store.
@@ -96,16 +96,14 @@ class Plan:
             raise PluginError(f"{self.name}: {self.tile_b} rows; a multiple of {UNIT_B * self.cluster}, {MOST_B} at most, can be loaded")
         if self.portion % UNIT_B:
             raise PluginError(f"{self.name}: half of {self.tile_b} rows is no multiple of {UNIT_B}")
-        if (held := self.sums + self.promoted * self.portion // 2) + BESIDE_SUMS > self.consumer_registers:
-            raise PluginError(f"{self.name}: {held} sums and {BESIDE_SUMS} others, a thread has {self.consumer_registers} registers")
         if self.panels and self.turns:
             raise PluginError(f"{self.name}: of consumers that take turns one stores while the other multiplies, without panels")
         if self.panels and (self.swapped or self.tile_b % LEAST_COLUMNS):
             raise PluginError(f"{self.name}: panels are of rows of x, and of a multiple of {LEAST_COLUMNS} rows of the weight")
         if not 0 <= self.panels <= self.all_panels:
             raise PluginError(f"{self.name}: {self.panels} panels, a consumer's share of a tile has {self.all_panels}")
-        if self.shared_bytes > BLOCK_SHARED:
-            raise PluginError(f"{self.name}: {self.shared_bytes} bytes of shared memory, a block has {BLOCK_SHARED}")
+        if reason := unfit(self):
+            raise PluginError(f"{self.name}: {reason}")
 
     @property
     def name(self) -> str:
@@ -146,12 +144,12 @@ class Plan:
         return self.rows // SIDE
 
     @property
-    def sums(self) -> int:
+    def accumulators(self) -> int:
         """Accumulators of a thread."""
-        return self.blocks * self.sums_of_block
+        return self.blocks * self.accumulators_per_block
 
     @property
-    def sums_of_block(self) -> int:
+    def accumulators_per_block(self) -> int:
         """Accumulators of a thread for one matrix instruction: 64 rows over 128 threads."""
         return self.tile_b // 2
 
@@ -162,7 +160,7 @@ class Plan:
 
     @property
     def portions(self) -> list[tuple[int, int]]:
-        """What a consumer multiplies of a stage before it adds the sums up: block of 64 rows of a, and first row of b."""
+        """What a consumer multiplies of a stage before it adds the accumulators up: block of 64 rows of a, and first row of b."""
         return [(block, first) for block in range(self.blocks) for first in range(0, self.tile_b, self.portion)]
 
     @property
@@ -200,7 +198,7 @@ class Plan:
     @property
     def entry_registers(self) -> int:
         """Registers of a thread when the kernel starts."""
-        return FEW_REGISTERS if self.consumers == 1 and self.sums <= FEW_SUMS else ENTRY_REGISTERS
+        return FEW_REGISTERS if self.consumers == 1 and self.accumulators <= FEW_ACCUMULATORS else ENTRY_REGISTERS
 
     @property
     def producer_registers(self) -> int:
@@ -218,8 +216,8 @@ class Plan:
         return min(SM_SHARED // (self.shared_bytes + SYSTEM_SHARED), SM_REGISTERS // (self.entry_registers * self.threads))
 
 
-def plan_of(name: str) -> Plan:
-    """The plan of a name.
+def config_of(name: str) -> KernelConfig:
+    """The config of a name.
 
     Raises:
         PluginError: it is none of this revision.
@@ -230,18 +228,18 @@ def plan_of(name: str) -> Plan:
     if int(revision) != REVISION:
         raise PluginError(f"{name} is of revision {revision}, this is {REVISION}: tune again")
     flags = {"swapped": bool(swapped), "promoted": bool(promoted), "turns": bool(turns), "stream": bool(stream)}
-    plan = Plan(*map(int, sizes), **flags, panels=int(panels or 0))
-    if plan.name != name:
-        raise PluginError(f"{name} is not how {plan.name} is written")
-    return plan
+    config = KernelConfig(*map(int, sizes), **flags, panels=int(panels or 0))
+    if config.name != name:
+        raise PluginError(f"{name} is not how {config.name} is written")
+    return config
 
 
 @attrs.frozen
 class Variant:
-    """A plan for the dtypes of a shape: one text.
+    """A config for the dtypes of a shape: one text.
 
     Attributes:
-        plan: of the kernel.
+        config: of the kernel.
         dtype: of the operands, one of `ELEMENT_BYTES`.
         outdtype: of the output; ``fp32``, too.
         bias: dtype of the bias; empty without one.
@@ -252,7 +250,7 @@ class Variant:
         transposed: whether the scales of x by block lie block of K by block of K, not row by row.
     """
 
-    plan: Plan
+    config: KernelConfig
     dtype: str = attrs.field(validator=attrs.validators.in_(ELEMENT_BYTES))
     outdtype: str = attrs.field(validator=attrs.validators.in_(("bf16", "fp16", "fp32")))
     bias: str = attrs.field(default="", validator=attrs.validators.in_(("", "bf16", "fp16", "fp32")))
@@ -263,10 +261,10 @@ class Variant:
     transposed: bool = False
 
     def __attrs_post_init__(self) -> None:
-        if self.plan.stream and not self.split:
-            raise PluginError(f"{self.plan.name}: thread blocks share the K of tiles")
-        if self.plan.panels and (self.outdtype == "fp32" or self.together != LINE):
-            raise PluginError(f"{self.plan.name}: the copy engine stores outputs of 16 bits, in rows of a multiple of {LINE}")
+        if self.config.stream and not self.split:
+            raise PluginError(f"{self.config.name}: thread blocks share the K of tiles")
+        if self.config.panels and (self.outdtype == "fp32" or self.together != LINE):
+            raise PluginError(f"{self.config.name}: the copy engine stores outputs of 16 bits, in rows of a multiple of {LINE}")
 
     @property
     def step(self) -> int:
@@ -274,11 +272,20 @@ class Variant:
         return step_of(self.dtype)
 
     @property
-    def sum_kind(self) -> str:
-        """Kind of the registers of sums: int8 products have sums of 32 bits."""
+    def accumulator_kind(self) -> str:
+        """Kind of the registers of accumulators: int8 products have accumulators of 32 bits."""
         return "b32" if self.dtype == "int8" else "f32"
 
 
 def step_of(dtype: str) -> int:
     """Elements along K of a stage."""
     return STEP_BYTES // ELEMENT_BYTES[dtype]
+
+
+def unknown(name: str) -> str:
+    """Why no config has this name, or an empty text."""
+    try:
+        config_of(name)
+    except PluginError as error:
+        return str(error)
+    return ""

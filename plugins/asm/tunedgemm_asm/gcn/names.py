@@ -7,7 +7,7 @@ import math
 import attrs
 from tunedgemm.plugin import PluginError
 
-from tunedgemm_asm.gcn.targets import THREADS, Target, target_of
+from tunedgemm_asm.gcn.resources import THREADS, Target, target_of
 
 #: Rows and columns of a matrix instruction; elements of bf16 in 16 bytes, the widest load; elements along K of a step, 128 bytes: a line
 #: of the caches, and what 8 lanes load.
@@ -21,7 +21,7 @@ _DOUBLED = 128
 
 
 @attrs.frozen
-class Plan:
+class KernelConfig:
     """One kernel: out[M, N] = x[M, K] @ weight[N, K].T, a tile of it for each workgroup of four waves.
 
     Attributes:

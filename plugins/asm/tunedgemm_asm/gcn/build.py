@@ -6,19 +6,24 @@ later), the LLVM inside Triton.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import PluginError
 
-from tunedgemm_asm.gcn.targets import target_of
+from tunedgemm_asm.gcn.frame import ABI
+from tunedgemm_asm.gcn.kernel import text_of
+from tunedgemm_asm.gcn.names import STEP, KernelConfig
+from tunedgemm_asm.gcn.resources import target_of
+from tunedgemm_asm.gcn.space import enumerate_configs
 
 CLANG = "TUNEDGEMM_ASM_CLANG"
 #: Seconds of one run: Triton's is of all kernels of a pack, each of which takes less than one.
@@ -123,3 +128,43 @@ def _candidates() -> Iterator[str]:
 
 def _triton() -> str:
     return "Triton " + _run([sys.executable, "-c", "import triton; print(triton.__version__)"], "", "Triton").strip()
+
+
+MANIFEST = "manifest.csv"
+
+
+@attrs.frozen
+class Built:
+    """A pack that was written: its kernels' names, and who assembled them."""
+
+    names: tuple[str, ...]
+    assembler: str
+
+
+def build_pack(gfx: str, folder: Path, chosen: Sequence[KernelConfig] = ()) -> Built:
+    """Writes manifest, descriptor and code objects of kernels for an architecture.
+
+    Args:
+        gfx: the architecture.
+        folder: where to; made if it is not there.
+        chosen: the kernels; all if none are named.
+
+    Raises:
+        PluginError: none are generated for it, or no assembler knows it.
+    """
+    made = tuple(chosen) or tuple(enumerate_configs(gfx))
+    assembler = assembler_for(gfx)
+    folder.mkdir(parents=True, exist_ok=True)
+    assembler.assemble({f"{config.name}.co": text_of(config) for config in made}, folder)
+    rows = [
+        {"knl_name": config.name, "co_name": f"{config.name}.co", "tn": 1, "tileM": config.tile_m, "tileN": config.tile_n, "pf": config.prefetch,
+         "bPreshuffle": int(config.shuffled), "splitK": int(config.split), "subK": STEP, "bias": 1}
+        for config in made
+    ]  # fmt: skip
+    with (folder / MANIFEST).open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    described = {"name": f"tunedgemm-{gfx}", "abi": ABI.name, "gfx": gfx, "manifest": MANIFEST}
+    (folder / "pack.json").write_text(json.dumps(described, indent=2) + "\n")
+    return Built(tuple(config.name for config in made), assembler.name)

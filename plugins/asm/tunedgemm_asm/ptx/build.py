@@ -14,7 +14,7 @@ from pathlib import Path
 from tunedgemm.plugin import LaunchError, artifact
 
 from tunedgemm_asm.ptx.kernel import TARGET, text_of
-from tunedgemm_asm.ptx.plan import Variant
+from tunedgemm_asm.ptx.names import Variant
 
 #: Where ptxas lies below the folder of a toolkit, and of Triton.
 _IN_TOOLKIT, _IN_TRITON = Path("bin") / "ptxas", Path("backends") / "nvidia" / "bin" / "ptxas"
