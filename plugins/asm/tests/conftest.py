@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +38,24 @@ def no_other_packs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     packs.reload()
     yield
     packs.reload()
+
+
+@pytest.fixture(scope="session")
+def failing() -> Callable[..., list[str]]:
+    """Return a function that runs a check on every case and lists the cases that fail."""
+
+    def failing(check: Callable[..., None], cases: Iterable[tuple[Any, ...]]) -> list[str]:
+        faults = []
+        for case in cases:
+            try:
+                check(*case)
+            except pytest.skip.Exception:
+                continue
+            except (Exception, pytest.fail.Exception) as error:
+                faults.append(f"{case}: {type(error).__name__}: {str(error)[:1000]}")
+        return faults
+
+    return failing
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
 import struct
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tunedgemm.plugin import PluginError
@@ -59,61 +61,72 @@ def fields_of(text: str) -> list[tuple[str, int, str]]:
     return [(part[1], int(part[0], 0), kinds[part[2]] if len(part) > 2 else "u32") for part in parts]
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_every_field_lies_where_the_launchers_put_it(name: str) -> None:
+def test_every_field_lies_where_the_launchers_put_it(failing: Any) -> None:
     """Names, offsets and kinds in order, and the size of what is passed; there is no further layout."""
-    text, size = LAYOUTS[name]
 
-    assert [(field.name, field.offset, field.kind) for field in ABIS[name].fields] == fields_of(text)
-    assert ABIS[name].size == size
-    assert set(LAYOUTS) == set(ABIS)
+    def check(name: str) -> None:
+        text, size = LAYOUTS[name]
+
+        assert [(field.name, field.offset, field.kind) for field in ABIS[name].fields] == fields_of(text)
+        assert ABIS[name].size == size
+        assert set(LAYOUTS) == set(ABIS)
+
+    assert not failing(check, itertools.product(LAYOUTS))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_packed_value_lies_in_its_bytes_alone(name: str) -> None:
+def test_a_packed_value_lies_in_its_bytes_alone(failing: Any) -> None:
     """One field at a time: its little-endian bytes at its offset, zeros everywhere else."""
-    abi = ABIS[name]
-    for field in abi.fields:
-        value = {"pointer": 0x7F01_2345_6789_ABC0, "u32": 0x89AB_CDEF, "f32": 1.5}[field.kind]
-        expected = bytearray(abi.size)
-        written = struct.pack({"pointer": "<Q", "u32": "<I", "f32": "<f"}[field.kind], value)
-        expected[field.offset : field.offset + len(written)] = written
 
-        assert abi.pack({field.name: value}) == bytes(expected)
-    assert abi.pack({}) == bytes(abi.size)
+    def check(name: str) -> None:
+        abi = ABIS[name]
+        for field in abi.fields:
+            value = {"pointer": 0x7F01_2345_6789_ABC0, "u32": 0x89AB_CDEF, "f32": 1.5}[field.kind]
+            expected = bytearray(abi.size)
+            written = struct.pack({"pointer": "<Q", "u32": "<I", "f32": "<f"}[field.kind], value)
+            expected[field.offset : field.offset + len(written)] = written
+
+            assert abi.pack({field.name: value}) == bytes(expected)
+        assert abi.pack({}) == bytes(abi.size)
+
+    assert not failing(check, itertools.product(LAYOUTS))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"k": 1 << 32}, "k=4294967296 does not fit its field of 32 bits"),
-        ({"m": -1}, "m=-1 does not fit"),
-        ({"a": 1 << 64}, "does not fit its field of 64 bits"),
-        ({"depth": 1}, "has no field 'depth'; it has out, c, a, b, alpha"),
-    ],
-)
-def test_what_does_not_fit_is_never_cut_off(values: dict[str, int], message: str) -> None:
+def test_what_does_not_fit_is_never_cut_off(failing: Any) -> None:
     """A stride or an address that wrapped around would be read by a kernel."""
-    with pytest.raises(PluginError, match="aiter-bf16gemm") as caught:
-        ABIS["aiter-bf16gemm"].pack(values)
-    assert message in str(caught.value)
+
+    def check(values: dict[str, int], message: str) -> None:
+        with pytest.raises(PluginError, match="aiter-bf16gemm") as caught:
+            ABIS["aiter-bf16gemm"].pack(values)
+        assert message in str(caught.value)
+
+    assert not failing(
+        check,
+        [
+            ({"k": 1 << 32}, "k=4294967296 does not fit its field of 32 bits"),
+            ({"m": -1}, "m=-1 does not fit"),
+            ({"a": 1 << 64}, "does not fit its field of 64 bits"),
+            ({"depth": 1}, "has no field 'depth'; it has out, c, a, b, alpha"),
+        ],
+    )
 
 
-@pytest.mark.parametrize(
-    ("fields", "sizes"),
-    [
-        ((Field("a", 0, "pointer"), Field("b", 4, "u32")), (16,)),
-        ((Field("a", 8, "u32"), Field("b", 0, "pointer")), (16,)),
-        ((Field("a", 4, "pointer"),), (16,)),
-        ((Field("a", 0, "pointer"), Field("b", 8, "pointer")), (12,)),
-        ((Field("a", 0, "pointer"),), (16, 8)),
-    ],
-    ids=["overlap", "disorder", "alignment", "too small", "sizes"],
-)
-def test_a_layout_that_cannot_be_is_refused(fields: tuple[Field, ...], sizes: tuple[int, ...]) -> None:
+def test_a_layout_that_cannot_be_is_refused(failing: Any) -> None:
     """Fields that overlap, are out of order or not aligned, or lie beyond the buffer."""
-    with pytest.raises(PluginError, match="abi wrong"):
-        Abi("wrong", ("a16w16",), {}, fields, sizes, 64, "aiter16x16")
+
+    def check(fields: tuple[Field, ...], sizes: tuple[int, ...]) -> None:
+        with pytest.raises(PluginError, match="abi wrong"):
+            Abi("wrong", ("a16w16",), {}, fields, sizes, 64, "aiter16x16")
+
+    assert not failing(
+        check,
+        [
+            ((Field("a", 0, "pointer"), Field("b", 4, "u32")), (16,)),
+            ((Field("a", 8, "u32"), Field("b", 0, "pointer")), (16,)),
+            ((Field("a", 4, "pointer"),), (16,)),
+            ((Field("a", 0, "pointer"), Field("b", 8, "pointer")), (12,)),
+            ((Field("a", 0, "pointer"),), (16, 8)),
+        ],
+    )
 
 
 @pytest.mark.skipif(not HSA.is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")

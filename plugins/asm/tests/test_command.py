@@ -83,9 +83,19 @@ def test_check_passes_a_good_pack(write: Write, capsys: pytest.CaptureFixture[st
     assert any(line.startswith("  a: 96x64") for line in out)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "fault"),
-    [
+def test_check_names_every_fault(write: Write, capsys: pytest.CaptureFixture[str], failing: Any, tmp_path: Path) -> None:
+    """`asm check` exits with 1 and names the pack, the file or kernel, and the reason."""
+
+    def check(spoil: Callable[[Path], Any], fault: str) -> None:
+        folder = write(f"mine{len(list(tmp_path.iterdir()))}", {"a": {}, "b": {}})
+        assert run(capsys, "asm", "check", folder)[0] == 0
+        spoil(folder)
+        code, out, _ = run(capsys, "asm", "check", folder)
+        assert any(fault in line and str(folder) in line for line in out), out
+        assert code == (0 if fault == "it has no kernel" else 1)
+        assert (f"{folder}: no fault" in out) == (code == 0)
+
+    cases: list[tuple[Callable[[Path], Any], str]] = [
         (lambda folder: (folder / "a.co").write_bytes((folder / "a.co").read_bytes()[:900]), "a.co: cut off"),
         (lambda folder: (folder / "a.co").write_bytes(b"MZ"), "a.co: not an ELF file"),
         (lambda folder: (folder / "a.co").unlink(), "a: there is no file a.co"),
@@ -103,18 +113,8 @@ def test_check_passes_a_good_pack(write: Write, capsys: pytest.CaptureFixture[st
             lambda folder: edit(folder / "pack.json", "}", ', "sha256": {"c.co": "' + "0" * 64 + '"}}'),
             "sha256 of c.co, which no usable kernel",
         ),
-    ],
-)
-def test_check_names_every_fault(spoil: Callable[[Path], Any], fault: str, write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 1, the pack, the file or kernel and the reason; what serves calls would lose that pack or kernel alone."""
-    folder = write("mine", {"a": {}, "b": {}})
-    assert run(capsys, "asm", "check", folder)[0] == 0
-    spoil(folder)
-    code, out, _ = run(capsys, "asm", "check", folder)
-
-    assert any(fault in line and str(folder) in line for line in out), out
-    assert code == (0 if fault == "it has no kernel" else 1)
-    assert (f"{folder}: no fault" in out) == (code == 0)
+    ]
+    assert not failing(check, cases)
 
 
 def edit(path: Path, old: str, new: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -63,22 +65,24 @@ def _between(first, second, states):
     return "\n ".join([first, *nops, second])
 
 
-@pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
-@pytest.mark.parametrize("name", WAIT_STATES)
-def test_wait_states_are_those_of_the_tables(gcn, name, gfx):
+def test_wait_states_are_those_of_the_tables(gcn, failing):
     """With the table's number of wait states a pair runs, with one less it is a fault."""
-    first, second, *states = WAIT_STATES[name]
-    needed = states[gfx == "gfx950"]
 
-    def run(text):
-        memory = gcn.Memory()
-        gcn.Bench(text, gfx=gfx, memory=memory, lds=1024).give(_registers(gcn, memory)).run()
+    def check(gfx, name):
+        first, second, *states = WAIT_STATES[name]
+        needed = states[gfx == "gfx950"]
 
-    run(_between(first, second, needed))
-    if needed:
-        with pytest.raises(gcn.Fault, match=f"{needed} wait states are needed|wants one wait state") as caught:
-            run(_between(first, second, needed - 1))
-        assert caught.value.rule == "wait states"
+        def run(text):
+            memory = gcn.Memory()
+            gcn.Bench(text, gfx=gfx, memory=memory, lds=1024).give(_registers(gcn, memory)).run()
+
+        run(_between(first, second, needed))
+        if needed:
+            with pytest.raises(gcn.Fault, match=f"{needed} wait states are needed|wants one wait state") as caught:
+                run(_between(first, second, needed - 1))
+            assert caught.value.rule == "wait states"
+
+    assert not failing(check, itertools.product(["gfx942", "gfx950"], WAIT_STATES))
 
 
 def test_exchanges_of_lanes_wait_for_a_vector_on_gfx950(gcn):
@@ -101,24 +105,27 @@ PENDING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "wait", "first", "second"), PENDING)
-def test_a_load_is_there_when_it_was_waited_for(gcn, text, wait, first, second):
+def test_a_load_is_there_when_it_was_waited_for(gcn, failing):
     """Loads arrive in order, with the wait that covers them; reading or overwriting sooner is a fault that names the load."""
-    for register, ready in ((1, first), (2, second)):
-        for use in (
-            f"v_mov_b32_e32 v9, v{register}",
-            f"v_mov_b32_e32 v{register}, 0",
-            f"buffer_load_dword v{register}, v0, s[4:7], 0 offen",
-        ):
-            memory = gcn.Memory()
-            registers = _registers(gcn, memory) | {"v0": 0}
-            bench = gcn.Bench(f"ds_write_b32 v0, v0\n {text} s_waitcnt {wait}\n {use}", lds=64, memory=memory).give(registers)
-            if ready:
-                bench.run()
-                continue
-            with pytest.raises(gcn.Fault, match=f"(reads|overwrites) a register of line .* v{register}, v0") as caught:
-                bench.run()
-            assert caught.value.rule == "pending"
+
+    def check(text, wait, first, second):
+        for register, ready in ((1, first), (2, second)):
+            for use in (
+                f"v_mov_b32_e32 v9, v{register}",
+                f"v_mov_b32_e32 v{register}, 0",
+                f"buffer_load_dword v{register}, v0, s[4:7], 0 offen",
+            ):
+                memory = gcn.Memory()
+                registers = _registers(gcn, memory) | {"v0": 0}
+                bench = gcn.Bench(f"ds_write_b32 v0, v0\n {text} s_waitcnt {wait}\n {use}", lds=64, memory=memory).give(registers)
+                if ready:
+                    bench.run()
+                    continue
+                with pytest.raises(gcn.Fault, match=f"(reads|overwrites) a register of line .* v{register}, v0") as caught:
+                    bench.run()
+                assert caught.value.rule == "pending"
+
+    assert not failing(check, PENDING)
 
 
 def test_scalar_loads_come_in_no_order(gcn):
@@ -148,17 +155,20 @@ UNDEFINED = {
 }
 
 
-@pytest.mark.parametrize("what", UNDEFINED)
-def test_what_was_never_written_is_not_used(gcn, what):
+def test_what_was_never_written_is_not_used(gcn, failing):
     """A read of an undefined register, of undefined LDS or of undefined memory is a fault."""
-    memory = gcn.Memory()
-    registers = _registers(gcn, memory) | {"v0": 4 * LANE}
-    nothing = memory.place("nothing", 1024)
-    registers |= {"s20": nothing & 0xFFFFFFFF, "s21": nothing >> 32}
-    del registers["vcc"]
-    with pytest.raises(gcn.Fault) as caught:
-        gcn.Bench(UNDEFINED[what], lds=256, memory=memory).give(registers).run()
-    assert caught.value.rule == "undefined"
+
+    def check(what):
+        memory = gcn.Memory()
+        registers = _registers(gcn, memory) | {"v0": 4 * LANE}
+        nothing = memory.place("nothing", 1024)
+        registers |= {"s20": nothing & 0xFFFFFFFF, "s21": nothing >> 32}
+        del registers["vcc"]
+        with pytest.raises(gcn.Fault) as caught:
+            gcn.Bench(UNDEFINED[what], lds=256, memory=memory).give(registers).run()
+        assert caught.value.rule == "undefined"
+
+    assert not failing(check, itertools.product(UNDEFINED))
 
 
 def test_addresses_stay_in_what_was_allocated(gcn):
@@ -190,18 +200,21 @@ EXCHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", EXCHANGES)
-def test_waves_exchange_through_lds_behind_a_wait_and_a_barrier(gcn, name):
+def test_waves_exchange_through_lds_behind_a_wait_and_a_barrier(gcn, failing):
     """The writer waits, all meet at a barrier, readers wait before the next barrier, then the bytes may be written again."""
-    text, message = EXCHANGES[name]
-    bench = gcn.Bench(text, waves=2, lds=512)
-    for wave in (0, 1):
-        bench.give({"v0": 256 * wave + 4 * LANE, "v1": LANE + 100 * wave, "v2": 256 * (1 - wave) + 4 * LANE}, wave)
-    if not message:
-        assert bench.run().vector("v3", wave=0).tolist() == [100 + lane for lane in range(64)]
-        return
-    with pytest.raises(gcn.Fault, match=message):
-        bench.run()
+
+    def check(name):
+        text, message = EXCHANGES[name]
+        bench = gcn.Bench(text, waves=2, lds=512)
+        for wave in (0, 1):
+            bench.give({"v0": 256 * wave + 4 * LANE, "v1": LANE + 100 * wave, "v2": 256 * (1 - wave) + 4 * LANE}, wave)
+        if not message:
+            assert bench.run().vector("v3", wave=0).tolist() == [100 + lane for lane in range(64)]
+            return
+        with pytest.raises(gcn.Fault, match=message):
+            bench.run()
+
+    assert not failing(check, itertools.product(EXCHANGES))
 
 
 def test_a_copy_to_lds_is_waited_for_as_memory(gcn):
@@ -264,24 +277,26 @@ HANDOVERS = {
 }
 
 
-@pytest.mark.parametrize("order", ["up", "down"])
-@pytest.mark.parametrize("name", HANDOVERS)
-def test_workgroups_hand_over_through_memory_that_is_made_visible(gcn, name, order):
+def test_workgroups_hand_over_through_memory_that_is_made_visible(gcn, failing):
     """The last of two workgroups reads what a wave of the other wrote: each publishes before all meet and one counts."""
-    store, publish, refresh, load, message = HANDOVERS[name]
-    text = HANDOVER.format(store=store, publish=publish, refresh=refresh, load=load)
-    memory = gcn.Memory()
-    data, counter = memory.place("data", 1024), memory.place("counter", np.zeros(1, np.uint32))
-    run = lambda: gcn.launch(  # noqa: E731
-        gcn.kernels_of(text)["handover"], (2,), (128,), gcn.arguments(("Q", data), ("Q", counter)), memory, gcn.Rules(order=order)
-    )
-    if not message:
-        run()
-        assert memory.read("counter", np.uint32).tolist() == [0]
-        assert set(memory.read("data", np.uint32)) == {7}
-    else:
-        with pytest.raises(gcn.Fault, match=message):
+
+    def check(order, name):
+        store, publish, refresh, load, message = HANDOVERS[name]
+        text = HANDOVER.format(store=store, publish=publish, refresh=refresh, load=load)
+        memory = gcn.Memory()
+        data, counter = memory.place("data", 1024), memory.place("counter", np.zeros(1, np.uint32))
+        run = lambda: gcn.launch(  # noqa: E731
+            gcn.kernels_of(text)["handover"], (2,), (128,), gcn.arguments(("Q", data), ("Q", counter)), memory, gcn.Rules(order=order)
+        )
+        if not message:
             run()
+            assert memory.read("counter", np.uint32).tolist() == [0]
+            assert set(memory.read("data", np.uint32)) == {7}
+        else:
+            with pytest.raises(gcn.Fault, match=message):
+                run()
+
+    assert not failing(check, itertools.product(["up", "down"], HANDOVERS))
 
 
 def test_workgroups_that_do_not_count_are_not_ordered(gcn):
@@ -319,12 +334,15 @@ STRANGE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "rule"), STRANGE)
-def test_what_is_not_known_is_refused_before_it_runs(gcn, text, rule):
+def test_what_is_not_known_is_refused_before_it_runs(gcn, failing):
     """No instruction, operand or modifier is guessed at or passed over."""
-    with pytest.raises(gcn.Fault) as caught:
-        gcn.Bench(text)
-    assert caught.value.rule == rule
+
+    def check(text, rule):
+        with pytest.raises(gcn.Fault) as caught:
+            gcn.Bench(text)
+        assert caught.value.rule == rule
+
+    assert not failing(check, STRANGE)
 
 
 def test_registers_beyond_the_descriptor_are_refused(gcn):

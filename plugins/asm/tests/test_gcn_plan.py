@@ -1,5 +1,6 @@
 """Plans of generated kernels, their registers, and what they are predicted to take."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -26,32 +27,40 @@ def test_names_are_distinct_and_say_what_they_are():
         assert len(set(names)) == len(names) > 30
 
 
-@pytest.mark.parametrize("gfx", TARGETS)
-def test_tiles_reach_from_small_to_large(gfx):
+def test_tiles_reach_from_small_to_large(failing):
     """Both kinds of weight have every tile, from 32 by 64 to 256 by 256; small ones with and without split K."""
-    for shuffled in (False, True):
-        tiles = {(config.tile_m, config.tile_n) for config in enumerate_configs(gfx) if config.shuffled == shuffled and not config.split}
-        assert {(32, 64), (64, 64), (128, 128), (256, 256)} <= tiles
-        split = {(config.tile_m, config.tile_n) for config in enumerate_configs(gfx) if config.shuffled == shuffled and config.split}
-        assert {(32, 64), (64, 64), (128, 128)} <= split < tiles
+
+    def check(gfx):
+        for shuffled in (False, True):
+            tiles = {
+                (config.tile_m, config.tile_n) for config in enumerate_configs(gfx) if config.shuffled == shuffled and not config.split
+            }
+            assert {(32, 64), (64, 64), (128, 128), (256, 256)} <= tiles
+            split = {(config.tile_m, config.tile_n) for config in enumerate_configs(gfx) if config.shuffled == shuffled and config.split}
+            assert {(32, 64), (64, 64), (128, 128)} <= split < tiles
+
+    assert not failing(check, itertools.product(TARGETS))
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"gfx": "gfx90a"}, "gfx90a"),
-        ({"tile_m": 80, "waves_m": 1}, "32 rows"),
-        ({"tile_n": 80}, "share a tile"),
-        ({"tile_m": 48}, "share a tile"),
-        ({"waves_m": 3}, "share a tile"),
-        ({"prefetch": 0}, "prefetch 0"),
-        ({"tile_m": 512, "tile_n": 256}, "98304 bytes of LDS"),
-    ],
-)
-def test_what_no_kernel_can_be_is_refused(change, word):
+def test_what_no_kernel_can_be_is_refused(failing):
     """With the reason."""
-    with pytest.raises(PluginError, match=word):
-        attrs.evolve(GOOD, **change)
+
+    def check(change, word):
+        with pytest.raises(PluginError, match=word):
+            attrs.evolve(GOOD, **change)
+
+    assert not failing(
+        check,
+        [
+            ({"gfx": "gfx90a"}, "gfx90a"),
+            ({"tile_m": 80, "waves_m": 1}, "32 rows"),
+            ({"tile_n": 80}, "share a tile"),
+            ({"tile_m": 48}, "share a tile"),
+            ({"waves_m": 3}, "share a tile"),
+            ({"prefetch": 0}, "prefetch 0"),
+            ({"tile_m": 512, "tile_n": 256}, "98304 bytes of LDS"),
+        ],
+    )
 
 
 def test_registers_run_out():
@@ -74,48 +83,58 @@ def test_groups_of_registers_are_aligned():
     assert str(Reg("a", 2, 4)[3]) == "a5"
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.gfx}-{config.name}")
-def test_a_kernel_fits(config):
+def test_a_kernel_fits(failing):
     """Registers, LDS and the registers of its parts, none of which two parts have at once."""
-    f = frame_of(config)
-    parts = [f.offset_a, f.offset_b, *f.staged, *f.blocks_a, *f.blocks_b, *f.read_a, *f.read_b, f.lane, f.accumulators, f.arguments]
-    parts += [f.from_a, f.from_b, f.spare, f.write, f.steps, f.tile, f.part, f.at_m, f.at_n, f.wave_m, f.wave_n, f.kernarg]
-    units = [unit for part in parts for unit in part.units]
-    assert len(set(units)) == len(units)
-    assert config.lds_bytes <= config.target.lds_bytes
-    assert f.given.taken["v"] <= 256
-    assert f.accumulators.count == 4 * config.blocks <= 256
+
+    def check(config):
+        f = frame_of(config)
+        parts = [f.offset_a, f.offset_b, *f.staged, *f.blocks_a, *f.blocks_b, *f.read_a, *f.read_b, f.lane, f.accumulators, f.arguments]
+        parts += [f.from_a, f.from_b, f.spare, f.write, f.steps, f.tile, f.part, f.at_m, f.at_n, f.wave_m, f.wave_n, f.kernarg]
+        units = [unit for part in parts for unit in part.units]
+        assert len(set(units)) == len(units)
+        assert config.lds_bytes <= config.target.lds_bytes
+        assert f.given.taken["v"] <= 256
+        assert f.accumulators.count == 4 * config.blocks <= 256
+
+    assert not failing(check, itertools.product(CONFIGS))
 
 
-@pytest.mark.parametrize("config", [config for config in CONFIGS if not config.split], ids=lambda config: f"{config.gfx}-{config.name}")
-def test_what_a_step_takes(config):
+@pytest.mark.sweep
+def test_what_a_step_takes(failing):
     """Each element is loaded and multiplied once; nobody waits for the issue of instructions where tiles are large."""
-    taken = cost(config)
-    assert taken.step["mfma"] * config.target.depth == config.blocks * 64
-    loads = config.loads_a + config.loads_b + (2 * config.blocks_n if config.shuffled else 0)
-    assert taken.step["vmem"] == loads
-    operands = 2 * (config.blocks_m + (0 if config.shuffled else config.blocks_n))
-    assert taken.step["lds"] == operands + (0 if config.target.direct else config.loads_a + config.loads_b)
-    assert taken.step["barrier"] == (1 if config.buffers > 1 else 2)
-    assert taken.waves * (taken.vectors + taken.sums) <= REGISTERS
-    if config.tile_m * config.tile_n >= 128 * 128:
-        assert taken.issue_cycles < taken.product_cycles
-        assert taken.waves >= 1
+
+    def check(config):
+        taken = cost(config)
+        assert taken.step["mfma"] * config.target.depth == config.blocks * 64
+        loads = config.loads_a + config.loads_b + (2 * config.blocks_n if config.shuffled else 0)
+        assert taken.step["vmem"] == loads
+        operands = 2 * (config.blocks_m + (0 if config.shuffled else config.blocks_n))
+        assert taken.step["lds"] == operands + (0 if config.target.direct else config.loads_a + config.loads_b)
+        assert taken.step["barrier"] == (1 if config.buffers > 1 else 2)
+        assert taken.waves * (taken.vectors + taken.sums) <= REGISTERS
+        if config.tile_m * config.tile_n >= 128 * 128:
+            assert taken.issue_cycles < taken.product_cycles
+            assert taken.waves >= 1
+
+    assert not failing(check, itertools.product([config for config in CONFIGS if not config.split]))
 
 
-@pytest.mark.parametrize(
-    ("gfx", "name", "waves"),
-    [
-        ("gfx942", "64x128_bshuffle_pf3", 3),  # 148 registers of 512; LDS has room for four
-        ("gfx942", "64x128_pf2", 2),  # 24 KiB of 64; registers have room for three
-        ("gfx950", "96x64_pf3", 2),  # 80 KiB of 160; registers have room for five
-        ("gfx950", "96x128_pf3", 1),  # 112 KiB of 160; registers have room for four
-    ],
-)
-def test_what_fits_on_a_compute_unit(gfx, name, waves):
+def test_what_fits_on_a_compute_unit(failing):
     """Registers or LDS, whichever runs out first."""
-    config = next(config for config in CONFIGS if (config.gfx, config.name) == (gfx, f"tunedgemm_bf16_{name}"))
-    assert cost(config).waves == waves
+
+    def check(gfx, name, waves):
+        config = next(config for config in CONFIGS if (config.gfx, config.name) == (gfx, f"tunedgemm_bf16_{name}"))
+        assert cost(config).waves == waves
+
+    assert not failing(
+        check,
+        [
+            ("gfx942", "64x128_bshuffle_pf3", 3),  # 148 registers of 512; LDS has room for four
+            ("gfx942", "64x128_pf2", 2),  # 24 KiB of 64; registers have room for three
+            ("gfx950", "96x64_pf3", 2),  # 80 KiB of 160; registers have room for five
+            ("gfx950", "96x128_pf3", 1),  # 112 KiB of 160; registers have room for four
+        ],
+    )
 
 
 @pytest.mark.slow

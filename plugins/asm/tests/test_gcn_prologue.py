@@ -1,5 +1,7 @@
 """Scalars of generated kernels, run on the emulator alone: which tile a workgroup has, and where its operands begin and end."""
 
+import itertools
+
 import numpy as np
 import pytest
 from tunedgemm_asm.gcn import epilogue, prologue, splitk
@@ -38,28 +40,34 @@ def tiles(gcn, tiles_m, tiles_n, numbers):
     return [tuple(scalar(bench, reg, wave) for reg in (f.tile, f.at_m, f.at_n)) for wave in range(len(numbers))]
 
 
-@pytest.mark.parametrize("count", [(1, 1), (1, 7), (7, 1), (3, 3), (8, 2), (9, 3), (17, 5), (11, 13)])
-def test_every_tile_has_one_workgroup(gcn, count):
+def test_every_tile_has_one_workgroup(gcn, failing):
     """Whatever their number, also where chiplets and panels do not divide it."""
-    tiles_m, tiles_n = count
-    found = tiles(gcn, tiles_m, tiles_n, range(tiles_m * tiles_n))
-    assert sorted(tile for tile, _, _ in found) == list(range(tiles_m * tiles_n))
-    assert sorted((m, n) for _, m, n in found) == [(m, n) for m in range(tiles_m) for n in range(tiles_n)]
+
+    def check(count):
+        tiles_m, tiles_n = count
+        found = tiles(gcn, tiles_m, tiles_n, range(tiles_m * tiles_n))
+        assert sorted(tile for tile, _, _ in found) == list(range(tiles_m * tiles_n))
+        assert sorted((m, n) for _, m, n in found) == [(m, n) for m in range(tiles_m) for n in range(tiles_n)]
+
+    assert not failing(check, itertools.product([(1, 1), (1, 7), (7, 1), (3, 3), (8, 2), (9, 3), (17, 5), (11, 13)]))
 
 
-@pytest.mark.parametrize("count", [(1, (1 << 22) - 1), ((1 << 22) - 1, 1), (2047, 2049), (8, (1 << 19) - 1)])
-def test_the_most_tiles_there_may_be(gcn, count):
+def test_the_most_tiles_there_may_be(gcn, failing):
     """Divisions are exact up to the limit of `limits.MAX_TILES`: each workgroup has the tile that integers say."""
-    tiles_m, tiles_n = count
-    total = tiles_m * tiles_n
-    drawn = np.random.default_rng(total).integers(0, total, 24)
-    numbers = [0, 1, total // 2, total - 2, total - 1, *(int(one) for one in drawn)]
-    for number, (tile, m, n) in zip(numbers, tiles(gcn, tiles_m, tiles_n, numbers), strict=True):
-        chiplet, turn = number % 8, number // 8
-        assert tile == total // 8 * chiplet + min(total % 8, chiplet) + turn
-        panel, rest = divmod(tile, 8 * tiles_n)
-        rows = min(8, tiles_m - 8 * panel)
-        assert (m, n) == (8 * panel + rest % rows, rest // rows)
+
+    def check(count):
+        tiles_m, tiles_n = count
+        total = tiles_m * tiles_n
+        drawn = np.random.default_rng(total).integers(0, total, 24)
+        numbers = [0, 1, total // 2, total - 2, total - 1, *(int(one) for one in drawn)]
+        for number, (tile, m, n) in zip(numbers, tiles(gcn, tiles_m, tiles_n, numbers), strict=True):
+            chiplet, turn = number % 8, number // 8
+            assert tile == total // 8 * chiplet + min(total % 8, chiplet) + turn
+            panel, rest = divmod(tile, 8 * tiles_n)
+            rows = min(8, tiles_m - 8 * panel)
+            assert (m, n) == (8 * panel + rest % rows, rest // rows)
+
+    assert not failing(check, itertools.product([(1, (1 << 22) - 1), ((1 << 22) - 1, 1), (2047, 2049), (8, (1 << 19) - 1)]))
 
 
 @pytest.mark.parametrize("config", [PLAIN, SHUFFLED], ids=lambda config: config.name)
@@ -87,24 +95,27 @@ def test_where_operands_begin_and_end(gcn, config):
     assert scalar(bench, f.from_b[2]) == left
 
 
-@pytest.mark.parametrize("rows", [1, 64, 65, 127])
-def test_no_range_is_longer_than_31_bits(gcn, rows):
+def test_no_range_is_longer_than_31_bits(gcn, failing):
     """What must not be stored is at 2**31 (`epilogue.NOWHERE`), so a tile's range ends before it, with whole rows or few."""
-    f = frame_of(PLAIN)
-    n, stride = 128 * 4 + 4, WIDEST
-    o = epilogue.output(f, 32)
-    known = (("m", rows), ("n", n), ("stride_out", stride), ("out", BASE), ("bias", BASE + (1 << 32)), ("add_bias", 1))
-    each = []
-    for at_n in (0, 4):
-        values = ((f.argument(name), value) for name, value in known)
-        each.append([*values, (f.at_m, (rows - 1) // 64), (f.at_n, at_n)])
-    bench = ran(gcn, f, epilogue.describe_output(o), each)
-    first, last = (rows - 1) // 64 * 64, (rows - 1) % 64
-    for wave, (at_n, columns) in enumerate(((0, 128), (4, 4))):
-        assert scalar(bench, o.to[0:2], wave) == BASE + first * stride + at_n * 512
-        assert scalar(bench, o.to[2], wave) == last * stride + 4 * columns < epilogue.NOWHERE
-        assert scalar(bench, o.bias[0:2], wave) == BASE + (1 << 32) + at_n * 512
-        assert scalar(bench, o.bias[2], wave) == 4 * columns
+
+    def check(rows):
+        f = frame_of(PLAIN)
+        n, stride = 128 * 4 + 4, WIDEST
+        o = epilogue.output(f, 32)
+        known = (("m", rows), ("n", n), ("stride_out", stride), ("out", BASE), ("bias", BASE + (1 << 32)), ("add_bias", 1))
+        each = []
+        for at_n in (0, 4):
+            values = ((f.argument(name), value) for name, value in known)
+            each.append([*values, (f.at_m, (rows - 1) // 64), (f.at_n, at_n)])
+        bench = ran(gcn, f, epilogue.describe_output(o), each)
+        first, last = (rows - 1) // 64 * 64, (rows - 1) % 64
+        for wave, (at_n, columns) in enumerate(((0, 128), (4, 4))):
+            assert scalar(bench, o.to[0:2], wave) == BASE + first * stride + at_n * 512
+            assert scalar(bench, o.to[2], wave) == last * stride + 4 * columns < epilogue.NOWHERE
+            assert scalar(bench, o.bias[0:2], wave) == BASE + (1 << 32) + at_n * 512
+            assert scalar(bench, o.bias[2], wave) == 4 * columns
+
+    assert not failing(check, itertools.product([1, 64, 65, 127]))
 
 
 def test_parts_lie_side_by_side(gcn):

@@ -1,5 +1,7 @@
 """Waits that the generator derives: long enough, and no longer."""
 
+import itertools
+
 import attrs
 import pytest
 from tunedgemm_asm.gcn.kernel import stream_of
@@ -135,20 +137,23 @@ def test_waits_that_stand_there_are_known():
     assert waits([load(8), wait(vmcnt=0), use(8)]) == [("vmcnt(0)", "v_mov_b32_e32")]
 
 
-@pytest.mark.parametrize("config", KINDS, ids=lambda config: f"{config.gfx}-{config.name}")
-def test_no_wait_of_a_kernel_can_be_left_out_or_shortened(config):
+def test_no_wait_of_a_kernel_can_be_left_out_or_shortened(failing):
     """Every derived wait is needed, each count of it is the most that is right; and a kernel has none missing."""
-    stream, _ = stream_of(config)
-    assert not unmet(stream)
-    derived = [at for at, item in enumerate(stream) if isinstance(item, Op) and item.name == "s_waitcnt"]
-    assert len(derived) > 10
-    for at in derived[:: max(1, len(derived) // 12)]:
-        behind = [item.name for item in stream[at + 1 : at + 3] if isinstance(item, Op)]
-        if stream[at].mods == "vmcnt(0)" and behind in (["s_barrier", behind[-1]], ["s_waitcnt", "s_barrier"]):
-            continue  # the one that publishes stores, which nothing in the stream uses
-        for longer in longer_waits(stream[at]):
-            changed = [*stream[:at], *([longer] if longer.mods else []), *stream[at + 1 :]]
-            assert unmet(changed), f"{at}: {stream[at].mods} could be {longer.mods!r}"
+
+    def check(config):
+        stream, _ = stream_of(config)
+        assert not unmet(stream)
+        derived = [at for at, item in enumerate(stream) if isinstance(item, Op) and item.name == "s_waitcnt"]
+        assert len(derived) > 10
+        for at in derived[:: max(1, len(derived) // 12)]:
+            behind = [item.name for item in stream[at + 1 : at + 3] if isinstance(item, Op)]
+            if stream[at].mods == "vmcnt(0)" and behind in (["s_barrier", behind[-1]], ["s_waitcnt", "s_barrier"]):
+                continue  # the one that publishes stores, which nothing in the stream uses
+            for longer in longer_waits(stream[at]):
+                changed = [*stream[:at], *([longer] if longer.mods else []), *stream[at + 1 :]]
+                assert unmet(changed), f"{at}: {stream[at].mods} could be {longer.mods!r}"
+
+    assert not failing(check, itertools.product(KINDS))
 
 
 def longer_waits(item):

@@ -155,9 +155,18 @@ def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.C
     assert found.kernels == {}
 
 
-@pytest.mark.parametrize(
-    ("said", "reason"),
-    [
+def test_a_bad_descriptor_costs_its_pack_alone(write: Write, from_folders: Callable[..., packs.Catalog], failing: Any) -> None:
+    """A bad descriptor is refused with folder and reason, and other packs are used."""
+    good = write("good", "b")
+
+    def check(said: Mapping[str, Any], reason: str) -> None:
+        bad = write(f"bad{len(list(good.parent.iterdir()))}", "a", said=said)
+        catalog = from_folders(bad, good)
+        (problem,) = catalog.problems
+        assert str(bad) in problem and reason in problem
+        assert list(catalog.kernels) == ["b"]
+
+    cases: list[tuple[Mapping[str, Any], str]] = [
         ({"abi": None}, "pack.json: abi must be text"),
         ({"abi": "mine"}, "abi 'mine' is not known; known: aiter-bf16gemm, "),
         ({"gfx": "gfx942:xnack+"}, "gfx 'gfx942:xnack+' is no architecture"),
@@ -173,27 +182,17 @@ def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.C
         ({"dtypes": {"out": [{}]}}, "dtypes: out"),
         ({"sha256": {"a.co": "12"}}, "sha256 must be an object of files and 64 hexadecimal digits"),
         ({"sha256": {"../a.co": "0" * 64}}, "sha256: '../a.co' leads out"),
-    ],
-)
-def test_a_bad_descriptor_costs_its_pack_alone(
-    said: Mapping[str, Any], reason: str, write: Write, from_folders: Callable[..., packs.Catalog]
-) -> None:
-    """It is refused with folder and reason; the pack beside it is used."""
-    bad, good = write("bad", "a", said=said), write("good", "b")
-    found = from_folders(bad, good)
-
-    (problem,) = found.problems
-    assert str(bad) in problem and reason in problem
-    assert list(found.kernels) == ["b"]
+    ]
+    assert not failing(check, cases)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (descriptor.MAX_BYTES + 1)])
-def test_a_descriptor_that_is_no_json_object_is_refused(content: bytes, write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
-    """Nothing, half of it, a list, no text, too deep, too large."""
+def test_a_descriptor_that_is_no_json_object_is_refused(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
+    """A descriptor that is empty, cut off, a list, no text, too deep or too large is refused."""
     folder = write("bad", "a")
-    (folder / "pack.json").write_bytes(content)
-    (problem,) = from_folders(folder).problems
-    assert f"pack {folder}: pack.json: " in problem
+    for content in (b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (descriptor.MAX_BYTES + 1)):
+        (folder / "pack.json").write_bytes(content)
+        (problem,) = from_folders(folder).problems
+        assert f"pack {folder}: pack.json: " in problem
 
 
 def test_a_kernel_without_its_file_costs_itself_alone(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -81,10 +83,13 @@ def faults(variant: Variant) -> str:
 
 
 @needs_ptxas
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.config.name)
-def test_ptxas_takes_every_part(variant: Variant) -> None:
+def test_ptxas_takes_every_part(failing: Any) -> None:
     """Bias, every output, splits, clusters, swapped operands, rows of an odd number: no spill, no wait, setmaxnreg not ignored."""
-    assert faults(variant) == ""
+
+    def check(variant: Variant) -> None:
+        assert faults(variant) == ""
+
+    assert not failing(check, itertools.product(VARIANTS))
 
 
 @needs_ptxas
@@ -98,49 +103,58 @@ def test_ptxas_takes_what_is_listed(m: int) -> None:
 
 
 @needs_ptxas
-@pytest.mark.parametrize("m", [1, 40, 127, 4096])
-@pytest.mark.parametrize(
-    ("op", "dtype", "scale"),
-    [
-        ("a8w8", "fp8_e4m3fn", "row"),
-        ("a8w8", "int8", "row"),
-        ("a8w8_blockscale", "fp8_e4m3fn", "block"),
-        ("a8w8_blockscale_bpreshuffle", "fp8_e4m3fn", "block"),
-    ],
-)
-def test_ptxas_takes_what_is_listed_of_eight_bits(op: str, dtype: str, scale: str, m: int) -> None:
+def test_ptxas_takes_what_is_listed_of_eight_bits(failing: Any) -> None:
     """The first eight of a list; of everything that may be listed each ninth config, with all parts."""
-    bias = "" if scale == "block" else "bf16"
-    columns = op.endswith("_bpreshuffle")
-    layout = {"columns": columns, "transposed": columns}
-    shape = Shape(op, m, 7168, 8192, dtype, "bf16", "bias" if bias else "none", bias, scale, COLUMNS if columns else "row")
-    first = [
-        Variant(config, dtype, "bf16", bias, splits > 1 or config.stream, scale=scale, **layout)
-        for config, splits in enumerate_candidates(shape, H200)[:8]
-    ]
-    listed = [config for config in enumerate_configs(shape) if not unsupported(config, 2, shape)]
-    others = [Variant(config, dtype, "bf16", bias, True, scale=scale, **layout) for config in listed[m % 9 :: 9]]
-    assert [fault for variant in dict.fromkeys([*first, *others]) if (fault := faults(variant))] == []
+
+    def check(m: int, op: str, dtype: str, scale: str) -> None:
+        bias = "" if scale == "block" else "bf16"
+        columns = op.endswith("_bpreshuffle")
+        layout = {"columns": columns, "transposed": columns}
+        shape = Shape(op, m, 7168, 8192, dtype, "bf16", "bias" if bias else "none", bias, scale, COLUMNS if columns else "row")
+        first = [
+            Variant(config, dtype, "bf16", bias, splits > 1 or config.stream, scale=scale, **layout)
+            for config, splits in enumerate_candidates(shape, H200)[:8]
+        ]
+        listed = [config for config in enumerate_configs(shape) if not unsupported(config, 2, shape)]
+        others = [Variant(config, dtype, "bf16", bias, True, scale=scale, **layout) for config in listed[m % 9 :: 9]]
+        assert [fault for variant in dict.fromkeys([*first, *others]) if (fault := faults(variant))] == []
+
+    assert not failing(
+        check,
+        [
+            (case0, *case1)
+            for case0 in [1, 40, 127, 4096]
+            for case1 in [
+                ("a8w8", "fp8_e4m3fn", "row"),
+                ("a8w8", "int8", "row"),
+                ("a8w8_blockscale", "fp8_e4m3fn", "block"),
+                ("a8w8_blockscale_bpreshuffle", "fp8_e4m3fn", "block"),
+            ]
+        ],
+    )
 
 
 @needs_ptxas
-@pytest.mark.parametrize(("tile_m", "tile_n"), [(tile_a, tile_b) for (tile_a, _), ladder in TURNS.items() for tile_b in ladder])
-def test_ptxas_takes_consumers_that_take_turns(tile_m: int, tile_n: int) -> None:
+def test_ptxas_takes_consumers_that_take_turns(failing: Any) -> None:
     """Every tile that is listed, with one consumer's sums of all of it: 16-bit operands plain and with all parts, and both of 8 bits."""
-    (config,) = (
-        config
-        for config in enumerate_configs(Shape("a16w16", 4096, 7168, 8192))
-        if config.turns and (config.tile_m, config.tile_n) == (tile_m, tile_n)
-    )
-    variants = [
-        Variant(config, "bf16", "bf16"),
-        Variant(config, "bf16", "bf16", together=1),
-        Variant(attrs.evolve(config, cluster=2), "bf16", "bf16", "bf16", True),
-        Variant(config, "fp16", "fp32", "fp16", together=1),
-        Variant(config, "fp8_e4m3fn", "bf16", "bf16", scale="row"),
-        Variant(config, "int8", "fp32", "fp32", True, 1, "row"),
-    ]
-    assert [fault for variant in variants if (fault := faults(variant))] == []
+
+    def check(tile_m: int, tile_n: int) -> None:
+        (config,) = (
+            config
+            for config in enumerate_configs(Shape("a16w16", 4096, 7168, 8192))
+            if config.turns and (config.tile_m, config.tile_n) == (tile_m, tile_n)
+        )
+        variants = [
+            Variant(config, "bf16", "bf16"),
+            Variant(config, "bf16", "bf16", together=1),
+            Variant(attrs.evolve(config, cluster=2), "bf16", "bf16", "bf16", True),
+            Variant(config, "fp16", "fp32", "fp16", together=1),
+            Variant(config, "fp8_e4m3fn", "bf16", "bf16", scale="row"),
+            Variant(config, "int8", "fp32", "fp32", True, 1, "row"),
+        ]
+        assert [fault for variant in variants if (fault := faults(variant))] == []
+
+    assert not failing(check, [(tile_a, tile_b) for (tile_a, _), ladder in TURNS.items() for tile_b in ladder])
 
 
 @needs_ptxas

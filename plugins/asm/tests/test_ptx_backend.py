@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -56,65 +57,62 @@ def check(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> None:
     assert error.max().item() < op.tolerance(shape).row_error
 
 
-@pytest.mark.parametrize("extension", [True, False], ids=["extension", "ctypes"])
-@pytest.mark.parametrize(
-    ("config", "splits", "shape"),
-    [
-        (KernelConfig(64, 32, 3, 1), 1, SMALL),
-        (KernelConfig(128, 32, 3), 2, attrs.evolve(SMALL, outdtype="fp32", bias_dtype="fp32")),
-        (KernelConfig(40, 64, 3, 1, swapped=True), 4, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
-        (KernelConfig(64, 16, 3, 1, 2), 1, attrs.evolve(SMALL, m=70, epilogue="none", bias_dtype="")),
-        (KernelConfig(64, 16, 3, turns=True), 2, attrs.evolve(SMALL, m=70)),
-        (KernelConfig(64, 32, 3, 1, promoted=True), 1, ROWS),
-        (KernelConfig(40, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, scale="tensor", outdtype="fp16", bias_dtype="fp32")),
-        (KernelConfig(48, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, dtype="int8")),
-        (KernelConfig(64, 96, 3, 1, promoted=True), 1, BLOCKS),
-        (KernelConfig(40, 64, 3, 1, swapped=True, promoted=True), 2, BLOCKS),
-        (KernelConfig(64, 64, 3, 1, panels=1), 1, SMALL),
-        (KernelConfig(128, 32, 3, panels=1), 2, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
-        (KernelConfig(64, 16, 3, 1, panels=1, promoted=True), 1, ROWS),
-        (KernelConfig(64, 96, 3, 1, panels=2, promoted=True), 2, BLOCKS),
-        (KernelConfig(64, 32, 3, 1, stream=True), 1, SMALL),
-        (KernelConfig(64, 32, 3, turns=True, stream=True), 1, attrs.evolve(SMALL, m=100)),
-        (KernelConfig(64, 96, 3, 1, promoted=True, stream=True), 1, BLOCKS),
-    ],
-    ids=[
-        "plain",
-        "split",
-        "swapped",
-        "cluster",
-        "turns",
-        "scaled rows",
-        "scaled tensors",
-        "int8",
-        "scaled blocks",
-        "swapped blocks",
-        "panels",
-        "panels split",
-        "panels of rows",
-        "panels of blocks",
-        "stream",
-        "stream of turns",
-        "stream of blocks",
-    ],
-)
-def test_a_solution_computes_its_product(
-    backend: Asm, cuda: Any, config: KernelConfig, splits: int, shape: Shape, extension: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By name and parts of K alone, through either way of launching, twice with the same bits."""
-    if not extension:
-        monkeypatch.setattr(native, "_extension", None)
-    elif native._extension is None:
-        pytest.skip("the C extension was not built")
+#: A kernel of each kind: its configuration, splits and a shape.
+SOLUTIONS = {
+    "plain": (KernelConfig(64, 32, 3, 1), 1, SMALL),
+    "split": (KernelConfig(128, 32, 3), 2, attrs.evolve(SMALL, outdtype="fp32", bias_dtype="fp32")),
+    "swapped": (KernelConfig(40, 64, 3, 1, swapped=True), 4, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
+    "cluster": (KernelConfig(64, 16, 3, 1, 2), 1, attrs.evolve(SMALL, m=70, epilogue="none", bias_dtype="")),
+    "turns": (KernelConfig(64, 16, 3, turns=True), 2, attrs.evolve(SMALL, m=70)),
+    "scaled rows": (KernelConfig(64, 32, 3, 1, promoted=True), 1, ROWS),
+    "scaled tensors": (KernelConfig(40, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, scale="tensor", outdtype="fp16", bias_dtype="fp32")),
+    "int8": (KernelConfig(48, 64, 3, 1, swapped=True), 2, attrs.evolve(ROWS, dtype="int8")),
+    "scaled blocks": (KernelConfig(64, 96, 3, 1, promoted=True), 1, BLOCKS),
+    "swapped blocks": (KernelConfig(40, 64, 3, 1, swapped=True, promoted=True), 2, BLOCKS),
+    "panels": (KernelConfig(64, 64, 3, 1, panels=1), 1, SMALL),
+    "panels split": (KernelConfig(128, 32, 3, panels=1), 2, attrs.evolve(SMALL, dtype="fp16", outdtype="fp16", bias_dtype="fp16")),
+    "panels of rows": (KernelConfig(64, 16, 3, 1, panels=1, promoted=True), 1, ROWS),
+    "panels of blocks": (KernelConfig(64, 96, 3, 1, panels=2, promoted=True), 2, BLOCKS),
+    "stream": (KernelConfig(64, 32, 3, 1, stream=True), 1, SMALL),
+    "stream of turns": (KernelConfig(64, 32, 3, turns=True, stream=True), 1, attrs.evolve(SMALL, m=100)),
+    "stream of blocks": (KernelConfig(64, 96, 3, 1, promoted=True, stream=True), 1, BLOCKS),
+}
+#: Those that run without `sweep`: each way to pass operands once.
+QUICK = ("plain", "swapped", "scaled tensors", "scaled blocks", "panels", "stream")
+
+
+def check_solution(backend: Asm, cuda: Any, name: str) -> None:
+    """Check that a kernel bound by its name computes its product, twice with the same bits."""
+    config, splits, shape = SOLUTIONS[name]
     launcher = backend.bind(Solution("asm", config.name, splits), shape, CPU)
     assert isinstance(launcher, Launcher), launcher
     given = operands(shape)
+    cuda.seed = 0
     first = launcher.call(*given)
     cuda.seed = 1
     assert torch.equal(first, launcher.call(*given))
     assert cuda.faults == []
     check(first, given, shape)
     assert (launcher.workspace_bytes > 0) == (splits > 1 or config.stream)
+
+
+def test_a_solution_computes_its_product(backend: Asm, cuda: Any, failing: Any) -> None:
+    """A solution's name and splits are enough to launch its kernel through the C extension."""
+    assert not failing(lambda name: check_solution(backend, cuda, name), itertools.product(QUICK))
+
+
+def test_ctypes_launches_the_same(backend: Asm, cuda: Any, failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the C extension ctypes launches the kernel."""
+    monkeypatch.setattr(native, "_extension", None)
+    assert not failing(lambda name: check_solution(backend, cuda, name), [("plain",), ("swapped",)])
+
+
+@pytest.mark.sweep
+def test_every_kind_of_solution_computes_its_product(backend: Asm, cuda: Any, failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kind of kernel computes its product, through the C extension and through ctypes."""
+    assert not failing(lambda name: check_solution(backend, cuda, name), itertools.product(SOLUTIONS))
+    monkeypatch.setattr(native, "_extension", None)
+    assert not failing(lambda name: check_solution(backend, cuda, name), itertools.product(SOLUTIONS))
 
 
 def test_leading_dimensions_are_kept(backend: Asm) -> None:
@@ -177,27 +175,30 @@ def test_an_operand_that_no_descriptor_is_made_of_says_so(
     check(launcher.call(x, *others), (x, *others), SMALL)
 
 
-@pytest.mark.parametrize(
-    ("shape", "reason"),
-    [
-        (attrs.evolve(SMALL, m=0), "an empty batch needs no kernel"),
-        (attrs.evolve(SMALL, k=201), r"K % 8 = 0 (K=201)"),
-        (attrs.evolve(ROWS, k=264), r"K % 16 = 0 (K=264)"),
-        (attrs.evolve(BLOCKS, m=0), "an empty batch needs no kernel"),
-        (attrs.evolve(BLOCKS, dtype="fp8_e4m3fnuz"), "operands may be fp8_e4m3fn, not fp8_e4m3fnuz"),
-        (attrs.evolve(BLOCKS, m=1 << 30, k=1 << 12), "x has 34359738368 scales; there are 4294967295 at most"),
-        (attrs.evolve(SMALL, dtype="fp32", outdtype="fp32"), "operands may be bf16 or fp16, not fp32"),
-        (attrs.evolve(SMALL, layout="aiter16x16"), "row or columns128, not scale none and layout aiter16x16"),
-        (Shape("a4w4_blockscale", 40, 256, 768, "fp4x2", "bf16", scale="block"), "op a4w4_blockscale is not covered"),
-    ],
-)
-def test_what_no_kernel_takes_is_refused(shape: Shape, reason: str) -> None:
+def test_what_no_kernel_takes_is_refused(failing: Any) -> None:
     """By supports and by bind, with the reason; nothing is listed, prepared or refined."""
-    assert reason in str(asm.supports(shape, H200))
-    assert reason in str(asm.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), shape, H200))
-    assert list(asm.enumerate_solutions(shape, H200)) == []
-    asm.prepare(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), shape, H200)
-    assert list(asm.refine(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), shape, H200)) == []
+
+    def check(shape: Shape, reason: str) -> None:
+        assert reason in str(asm.supports(shape, H200))
+        assert reason in str(asm.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), shape, H200))
+        assert list(asm.enumerate_solutions(shape, H200)) == []
+        asm.prepare(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), shape, H200)
+        assert list(asm.refine(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), shape, H200)) == []
+
+    assert not failing(
+        check,
+        [
+            (attrs.evolve(SMALL, m=0), "an empty batch needs no kernel"),
+            (attrs.evolve(SMALL, k=201), r"K % 8 = 0 (K=201)"),
+            (attrs.evolve(ROWS, k=264), r"K % 16 = 0 (K=264)"),
+            (attrs.evolve(BLOCKS, m=0), "an empty batch needs no kernel"),
+            (attrs.evolve(BLOCKS, dtype="fp8_e4m3fnuz"), "operands may be fp8_e4m3fn, not fp8_e4m3fnuz"),
+            (attrs.evolve(BLOCKS, m=1 << 30, k=1 << 12), "x has 34359738368 scales; there are 4294967295 at most"),
+            (attrs.evolve(SMALL, dtype="fp32", outdtype="fp32"), "operands may be bf16 or fp16, not fp32"),
+            (attrs.evolve(SMALL, layout="aiter16x16"), "row or columns128, not scale none and layout aiter16x16"),
+            (Shape("a4w4_blockscale", 40, 256, 768, "fp4x2", "bf16", scale="block"), "op a4w4_blockscale is not covered"),
+        ],
+    )
 
 
 def test_names_and_parts_that_do_not_fit_are_refused(backend: Asm) -> None:
@@ -241,16 +242,19 @@ EIGHT_BITS = [
 ]
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, *EIGHT_BITS], ids=str)
-def test_the_list_of_a_shape(shape: Shape) -> None:
+def test_the_list_of_a_shape(failing: Any) -> None:
     """At most 64 solutions, each once, each of which fits its shape and is found again by its name."""
-    listed = list(asm.enumerate_solutions(shape, H200))
-    assert 0 < len(listed) <= MOST
-    assert len(set(listed)) == len(listed)
-    assert [(config_of(each.kernel_name), each.split_k) for each in listed] == enumerate_candidates(shape, H200)
-    assert listed == list(asm.enumerate_solutions(shape, H200))
-    for near in refine("asm", listed[0], shape, H200):
-        assert asm.lacks(near, H200) == "" and near != listed[0]
+
+    def check(shape: Shape) -> None:
+        listed = list(asm.enumerate_solutions(shape, H200))
+        assert 0 < len(listed) <= MOST
+        assert len(set(listed)) == len(listed)
+        assert [(config_of(each.kernel_name), each.split_k) for each in listed] == enumerate_candidates(shape, H200)
+        assert listed == list(asm.enumerate_solutions(shape, H200))
+        for near in refine("asm", listed[0], shape, H200):
+            assert asm.lacks(near, H200) == "" and near != listed[0]
+
+    assert not failing(check, itertools.product([*SHAPES, *EIGHT_BITS]))
 
 
 @pytest.mark.parametrize(("day", "like"), PROFILES, ids=str)

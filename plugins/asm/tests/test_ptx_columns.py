@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from types import ModuleType
 from typing import Any
@@ -58,11 +59,14 @@ SMALL = (KernelConfig(64, 16, 2, 1), of("a16w16", (100, 24, 384)), 1)
 BLOCKS = (KernelConfig(64, 96, 2, 1, promoted=True), of(BY_BLOCK, (100, 200, 384), FP8), 1)
 
 
-@pytest.mark.parametrize(("config", "shape", "splits", "multiprocessors"), CASES, ids=lambda value: getattr(value, "name", None))
-def test_products_are_exact(ptx: ModuleType, config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
+def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
     """Of weights as `shuffle_weight` gives them, of which no byte outside is read."""
-    out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
-    np.testing.assert_array_equal(out, wanted)
+
+    def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
+        out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
+        np.testing.assert_array_equal(out, wanted)
+
+    assert not failing(check, CASES)
 
 
 @pytest.mark.parametrize("case", [SMALL, BLOCKS], ids=["16 bits", "blocks"])
@@ -89,10 +93,13 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_emulator_finds_mistakes(ptx: ModuleType, mistake: str) -> None:
+def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
     """A kernel that takes columns for rows, or one for another, breaks a rule or computes something else."""
-    assert ptx.mistake_shows(*MISTAKES[mistake])
+
+    def check(mistake: str) -> None:
+        assert ptx.mistake_shows(*MISTAKES[mistake])
+
+    assert not failing(check, itertools.product(MISTAKES))
 
 
 @pytest.mark.parametrize(
@@ -108,95 +115,102 @@ def test_only_what_loads_the_weight_differs(case: tuple[KernelConfig, Shape, int
     assert COLUMNS in texts[1].splitlines()[0] and COLUMNS not in texts[0]
 
 
-@pytest.mark.parametrize(("dtype", "kind", "wide"), [("bf16", 9, 64), ("fp16", 6, 64), ("fp8_e4m3fn", 0, 128), ("int8", 0, 128)], ids=str)
-def test_a_descriptor_tells_the_columns(ptx: ModuleType, dtype: str, kind: int, wide: int) -> None:
+def test_a_descriptor_tells_the_columns(ptx: ModuleType, failing: Any) -> None:
     """Three dimensions: 128 bytes, rows, columns; boxes of one column are runs of memory; what the driver is told, and what it makes."""
-    operand = Operand(dtype, 37, 3 * wide, 24, columns=True)
-    assert operand.type == kind
-    assert operand.dimensions == ((wide, 37, 3), (128, 128 * 37), (wide, 24, 1))
-    cuda = ptx.Cuda()
-    assert described(cuda.driver(), operand, 1 << 20, -1) == ptx.described(1 << 20, 37, 3 * wide, 24, 128 // wide, columns=3)
-    assert Operand(dtype, 37, 3 * wide, 24).dimensions == ((3 * wide, 37), (384,), (wide, 24))
+
+    def check(dtype: str, kind: int, wide: int) -> None:
+        operand = Operand(dtype, 37, 3 * wide, 24, columns=True)
+        assert operand.type == kind
+        assert operand.dimensions == ((wide, 37, 3), (128, 128 * 37), (wide, 24, 1))
+        cuda = ptx.Cuda()
+        assert described(cuda.driver(), operand, 1 << 20, -1) == ptx.described(1 << 20, 37, 3 * wide, 24, 128 // wide, columns=3)
+        assert Operand(dtype, 37, 3 * wide, 24).dimensions == ((3 * wide, 37), (384,), (wide, 24))
+
+    assert not failing(check, [("bf16", 9, 64), ("fp16", 6, 64), ("fp8_e4m3fn", 0, 128), ("int8", 0, 128)])
 
 
 @pytest.mark.parametrize("extension", [True, False], ids=["extension", "ctypes"])
-@pytest.mark.parametrize(
-    ("config", "splits", "shape"),
-    [
-        (KernelConfig(64, 32, 3, 1), 1, of("a16w16", (37, 73, 192), **BIASED)),
-        (KernelConfig(40, 64, 3, 1, swapped=True), 2, of("a16w16", (37, 72, 256), "fp16", outdtype="fp16")),
-        (KernelConfig(64, 32, 3, 1, promoted=True), 1, of(BY_ROW, (37, 72, 256), FP8, **BIASED)),
-        (KernelConfig(64, 96, 3, 1, promoted=True), 2, of(BY_BLOCK, (37, 136, 256), FP8)),
-    ],
-    ids=["plain", "swapped split", "rows", "blocks"],
-)
-def test_a_solution_computes_its_product(
-    ptx: ModuleType, config: KernelConfig, splits: int, shape: Shape, extension: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bound by the backend, with the operands that the op makes, through either way of launching."""
+def test_a_solution_computes_its_product(ptx: ModuleType, extension: bool, failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend launches kernels with the operands that the op makes, through the C extension and through ctypes."""
     if not extension:
         monkeypatch.setattr(native, "_extension", None)
     elif native._extension is None:
         pytest.skip("the C extension was not built")
     monkeypatch.setattr(build, "ptxas", lambda: None)
-    cuda = ptx.Cuda()
-    library = cuda.driver()
-    backend = Asm(driver=lambda interface: library, host=Device("sm_90", 3, "small"))
-    launcher = backend.bind(Solution("asm", config.name, splits), shape, CPU)
-    assert isinstance(launcher, Launcher), launcher
-    op = op_named(shape.op)
-    given = tuple(each for each in op.make_inputs(shape, torch.device("cpu"), 0) if each is not None)
-    x, weight, *others = given
-    out = launcher.call(x, weight.plain, *others)
-    assert cuda.faults == []
-    wanted = op.reference(shape, given).double()
-    error = (out.double() - wanted).norm(dim=1) / wanted.norm(dim=1)
-    assert error.max().item() < op.tolerance(shape).row_error
+
+    def check(config: KernelConfig, splits: int, shape: Shape) -> None:
+        cuda = ptx.Cuda()
+        library = cuda.driver()
+        backend = Asm(driver=lambda interface: library, host=Device("sm_90", 3, "small"))
+        launcher = backend.bind(Solution("asm", config.name, splits), shape, CPU)
+        assert isinstance(launcher, Launcher), launcher
+        op = op_named(shape.op)
+        given = tuple(each for each in op.make_inputs(shape, torch.device("cpu"), 0) if each is not None)
+        x, weight, *others = given
+        out = launcher.call(x, weight.plain, *others)
+        assert cuda.faults == []
+        wanted = op.reference(shape, given).double()
+        error = (out.double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+        assert error.max().item() < op.tolerance(shape).row_error
+
+    cases = [
+        (KernelConfig(64, 32, 3, 1), 1, of("a16w16", (37, 73, 192), **BIASED)),
+        (KernelConfig(40, 64, 3, 1, swapped=True), 2, of("a16w16", (37, 72, 256), "fp16", outdtype="fp16")),
+        (KernelConfig(64, 32, 3, 1, promoted=True), 1, of(BY_ROW, (37, 72, 256), FP8, **BIASED)),
+        (KernelConfig(64, 96, 3, 1, promoted=True), 2, of(BY_BLOCK, (37, 136, 256), FP8)),
+    ]
+    assert not failing(check, cases)
 
 
-@pytest.mark.parametrize(
-    ("shape", "reason"),
-    [
-        (of("a16w16", (37, 72, 200)), "weights of layout columns128 have whole columns: K % 64 = 0 (K=200)"),
-        (of(BY_ROW, (37, 72, 192), FP8), "K % 128 = 0 (K=192)"),
-        (of(BY_ROW, (37, 96, 256), FP8, layout="aiter16x16"), "weights of layout columns128, not scale row and layout aiter16x16"),
-        (of("a16w16", (37, 96, 256), layout="aiter16x16"), "weights of layout row or columns128, not scale none and layout aiter16x16"),
-        (
-            Shape("a8w8", 37, 96, 256, FP8, "bf16", scale="row", layout=COLUMNS),
-            "weights of layout row, not scale row and layout columns128",
-        ),
-    ],
-    ids=str,
-)
-def test_other_sizes_and_layouts_are_refused(shape: Shape, reason: str) -> None:
+def test_other_sizes_and_layouts_are_refused(failing: Any) -> None:
     """By name, before anything is listed."""
-    answer = asm.supports(shape, H200)
-    assert isinstance(answer, Unsupported) and reason in str(answer)
-    assert list(asm.enumerate_solutions(shape, H200)) == []
-    assert asm.heuristic_fallback(shape, H200) is None
+
+    def check(shape: Shape, reason: str) -> None:
+        answer = asm.supports(shape, H200)
+        assert isinstance(answer, Unsupported) and reason in str(answer)
+        assert list(asm.enumerate_solutions(shape, H200)) == []
+        assert asm.heuristic_fallback(shape, H200) is None
+
+    assert not failing(
+        check,
+        [
+            (of("a16w16", (37, 72, 200)), "weights of layout columns128 have whole columns: K % 64 = 0 (K=200)"),
+            (of(BY_ROW, (37, 72, 192), FP8), "K % 128 = 0 (K=192)"),
+            (of(BY_ROW, (37, 96, 256), FP8, layout="aiter16x16"), "weights of layout columns128, not scale row and layout aiter16x16"),
+            (of("a16w16", (37, 96, 256), layout="aiter16x16"), "weights of layout row or columns128, not scale none and layout aiter16x16"),
+            (
+                Shape("a8w8", 37, 96, 256, FP8, "bf16", scale="row", layout=COLUMNS),
+                "weights of layout row, not scale row and layout columns128",
+            ),
+        ],
+    )
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        of("a16w16", (64, 2112, 7168)),
-        of("a16w16", (1, 1280, 8192)),
-        of(BY_ROW, (256, 2112, 7168), FP8),
-        of(BY_ROW, (33, 8, 128), "int8"),
-        of(BY_BLOCK, (1024, 7168, 2048), FP8),
-    ],
-    ids=str,
-)
-def test_lists_are_those_of_plain_weights(shape: Shape) -> None:
+def test_lists_are_those_of_plain_weights(failing: Any) -> None:
     """The same configs in the same order; an untuned call gets one of them, too: torch would put the weight in order in each call."""
-    plain = attrs.evolve(shape, op=shape.op.removesuffix("_bpreshuffle"), layout="row")
-    assert enumerate_candidates(shape, H200) == enumerate_candidates(plain, H200) != []
-    first = next(iter(asm.enumerate_solutions(shape, H200)))
-    assert list(refine("asm", first, shape, H200)) == list(refine("asm", first, plain, H200))
-    untuned = asm.heuristic_fallback(shape, H200)
-    assert untuned is not None
-    config = config_of(untuned.kernel_name)
-    assert (unsupported(config, 1, shape), untuned.split_k, config.promoted) == (None, 1, shape.dtype == FP8)
+
+    def check(shape: Shape) -> None:
+        plain = attrs.evolve(shape, op=shape.op.removesuffix("_bpreshuffle"), layout="row")
+        assert enumerate_candidates(shape, H200) == enumerate_candidates(plain, H200) != []
+        first = next(iter(asm.enumerate_solutions(shape, H200)))
+        assert list(refine("asm", first, shape, H200)) == list(refine("asm", first, plain, H200))
+        untuned = asm.heuristic_fallback(shape, H200)
+        assert untuned is not None
+        config = config_of(untuned.kernel_name)
+        assert (unsupported(config, 1, shape), untuned.split_k, config.promoted) == (None, 1, shape.dtype == FP8)
+
+    assert not failing(
+        check,
+        itertools.product(
+            [
+                of("a16w16", (64, 2112, 7168)),
+                of("a16w16", (1, 1280, 8192)),
+                of(BY_ROW, (256, 2112, 7168), FP8),
+                of(BY_ROW, (33, 8, 128), "int8"),
+                of(BY_BLOCK, (1024, 7168, 2048), FP8),
+            ]
+        ),
+    )
 
 
 @pytest.mark.parametrize("op", ["a16w16", BY_ROW, BY_BLOCK])

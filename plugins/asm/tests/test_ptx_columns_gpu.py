@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import attrs
@@ -64,34 +65,39 @@ def bound(config: KernelConfig, splits: int, shape: Shape, device: Device) -> La
     return answer
 
 
-@kinds
-@pytest.mark.parametrize("sizes", [(128, 128, 1024), (300, 456, 1024), (37, 104, 640), (2048, 1544, 2048)], ids=str)
-def test_the_bits_are_those_of_a_plain_weight(kind: str, sizes: tuple[int, int, int], device: Device) -> None:
+def test_the_bits_are_those_of_a_plain_weight(device: Device, failing: Any) -> None:
     """The same config adds in the same order, wherever the weight lies; without tails, and with all."""
-    like, config, splits = KINDS[kind]
-    shape = attrs.evolve(like, m=sizes[0], n=sizes[1], k=sizes[2])
-    out = bound(config, splits, shape, device).call(*operands(shape, device))
-    wanted = bound(config, splits, plain_of(shape), device).call(*operands(plain_of(shape), device))
-    assert wanted.float().abs().max() > 0
-    assert torch.equal(out, wanted)
+
+    def check(kind: str, sizes: tuple[int, int, int]) -> None:
+        like, config, splits = KINDS[kind]
+        shape = attrs.evolve(like, m=sizes[0], n=sizes[1], k=sizes[2])
+        out = bound(config, splits, shape, device).call(*operands(shape, device))
+        wanted = bound(config, splits, plain_of(shape), device).call(*operands(plain_of(shape), device))
+        assert wanted.float().abs().max() > 0
+        assert torch.equal(out, wanted)
+
+    assert not failing(check, itertools.product(KINDS, [(128, 128, 1024), (300, 456, 1024), (37, 104, 640), (2048, 1544, 2048)]))
 
 
-@kinds
-def test_a_graph_reads_new_inputs(kind: str, device: Device) -> None:
+def test_a_graph_reads_new_inputs(device: Device, failing: Any) -> None:
     """Launches in a graph, replayed with other x, have the bits of a plain weight."""
-    shape, config, splits = KINDS[kind]
-    launcher, given, graph = bound(config, splits, shape, device), operands(shape, device), torch.cuda.CUDAGraph()
-    launcher.call(*given)
-    with torch.cuda.graph(graph):
-        first, second = launcher.call(*given), launcher.call(*given)
-    for seed in range(1, 4):
-        given[0].copy_(operands(shape, device, seed)[0])
-        graph.replay()
-        torch.cuda.synchronize()
-        plain = operands(plain_of(shape), device)
-        plain[0].copy_(given[0])
-        assert torch.equal(first, bound(config, splits, plain_of(shape), device).call(*plain))
-        assert torch.equal(first, second)
+
+    def check(kind: str) -> None:
+        shape, config, splits = KINDS[kind]
+        launcher, given, graph = bound(config, splits, shape, device), operands(shape, device), torch.cuda.CUDAGraph()
+        launcher.call(*given)
+        with torch.cuda.graph(graph):
+            first, second = launcher.call(*given), launcher.call(*given)
+        for seed in range(1, 4):
+            given[0].copy_(operands(shape, device, seed)[0])
+            graph.replay()
+            torch.cuda.synchronize()
+            plain = operands(plain_of(shape), device)
+            plain[0].copy_(given[0])
+            assert torch.equal(first, bound(config, splits, plain_of(shape), device).call(*plain))
+            assert torch.equal(first, second)
+
+    assert not failing(check, itertools.product(KINDS))
 
 
 def test_a_weight_of_more_elements_than_32_bits_count(device: Device) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,24 +64,29 @@ BLOCKS = (KernelConfig(64, 96, 2, 1, promoted=True), of("block", (100, 200, 400)
 ROWS = (KernelConfig(64, 32, 2, 1), of("row", (100, 40, 400)), 1)
 
 
-@pytest.mark.parametrize(("config", "shape", "splits", "multiprocessors"), CASES, ids=lambda value: getattr(value, "name", None))
-def test_products_are_exact(ptx: ModuleType, config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
+def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
     """Every element within the output is written, with the right bits, and no barrier, stage or sum is misused."""
-    out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
-    np.testing.assert_array_equal(out, wanted)
 
-
-@pytest.mark.parametrize(
-    "case",
-    [BLOCKS, (*BLOCKS[:2], 2), (KernelConfig(64, 96, 2, 1, 2, promoted=True), BLOCKS[1], 2), ROWS, (*ROWS[:2], 2)],
-    ids=["blocks", "blocks split", "blocks cluster", "rows", "rows split"],
-)
-def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, Shape, int]) -> None:
-    """Copies, products and warp groups in five other orders: no deadlock, no sum touched too early, the same bits."""
-    config, shape, splits = case
-    for seed in range(1, 6):
-        out, wanted = ptx.Bench(shape, config, splits, 2, seed).output()
+    def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
+        out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
         np.testing.assert_array_equal(out, wanted)
+
+    assert not failing(check, CASES)
+
+
+def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
+    """Copies, products and warp groups in five other orders: no deadlock, no sum touched too early, the same bits."""
+
+    def check(case: tuple[KernelConfig, Shape, int]) -> None:
+        config, shape, splits = case
+        for seed in range(1, 6):
+            out, wanted = ptx.Bench(shape, config, splits, 2, seed).output()
+            np.testing.assert_array_equal(out, wanted)
+
+    assert not failing(
+        check,
+        itertools.product([BLOCKS, (*BLOCKS[:2], 2), (KernelConfig(64, 96, 2, 1, 2, promoted=True), BLOCKS[1], 2), ROWS, (*ROWS[:2], 2)]),
+    )
 
 
 def test_sums_of_integers_are_whole(ptx: ModuleType) -> None:
@@ -129,50 +136,63 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_emulator_finds_mistakes(ptx: ModuleType, mistake: str) -> None:
+def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
     """A kernel that is wrong breaks a rule or computes something else, in one of five orders of events."""
-    assert ptx.mistake_shows(*MISTAKES[mistake])
+
+    def check(mistake: str) -> None:
+        assert ptx.mistake_shows(*MISTAKES[mistake])
+
+    assert not failing(check, itertools.product(MISTAKES))
 
 
-@pytest.mark.parametrize(
-    ("config", "shape", "reason"),
-    [
-        (
-            KernelConfig(64, 96, 4, 1, promoted=True),
-            of("row", (100, 200, 400), "int8"),
-            "adds sums of fp8 products in float32; those of int8 are whole",
-        ),
-        (KernelConfig(64, 40, 4, 1), of("row", (100, 200, 400), "int8"), "tiles of 40 rows, for which there is no instruction of int8"),
-        (KernelConfig(64, 96, 4, 1), BLOCKS[1], "does not add up blocks of K with their scales: the name of one that does has _p"),
-        (
-            KernelConfig(64, 72, 4, 1, promoted=True),
-            BLOCKS[1],
-            "rows of the weight at too many places in blocks of scales: 128 rows share one",
-        ),
-        (KernelConfig(8, 192, 4, 1, swapped=True, promoted=True), BLOCKS[1], "rows of the weight at too many places in blocks of scales"),
-        (
-            KernelConfig(104, 256, 4, swapped=True, promoted=True),
-            BLOCKS[1],
-            "has 208 sums, scales and their places and 40 others, a thread",
-        ),
-        (KernelConfig(64, 96, 4, 1, promoted=True), Shape("a16w16", 100, 200, 400), "those of bf16 are whole"),
-    ],
-)
-def test_what_a_plan_does_not_take(config: KernelConfig, shape: Shape, reason: str) -> None:
+def test_what_a_plan_does_not_take(failing: Any) -> None:
     """A config that fits an SM may still not fit the dtype or the scales."""
-    assert reason in unsupported(config, 1, shape)
+
+    def check(config: KernelConfig, shape: Shape, reason: str) -> None:
+        assert reason in unsupported(config, 1, shape)
+
+    assert not failing(
+        check,
+        [
+            (
+                KernelConfig(64, 96, 4, 1, promoted=True),
+                of("row", (100, 200, 400), "int8"),
+                "adds sums of fp8 products in float32; those of int8 are whole",
+            ),
+            (KernelConfig(64, 40, 4, 1), of("row", (100, 200, 400), "int8"), "tiles of 40 rows, for which there is no instruction of int8"),
+            (KernelConfig(64, 96, 4, 1), BLOCKS[1], "does not add up blocks of K with their scales: the name of one that does has _p"),
+            (
+                KernelConfig(64, 72, 4, 1, promoted=True),
+                BLOCKS[1],
+                "rows of the weight at too many places in blocks of scales: 128 rows share one",
+            ),
+            (
+                KernelConfig(8, 192, 4, 1, swapped=True, promoted=True),
+                BLOCKS[1],
+                "rows of the weight at too many places in blocks of scales",
+            ),
+            (
+                KernelConfig(104, 256, 4, swapped=True, promoted=True),
+                BLOCKS[1],
+                "has 208 sums, scales and their places and 40 others, a thread",
+            ),
+            (KernelConfig(64, 96, 4, 1, promoted=True), Shape("a16w16", 100, 200, 400), "those of bf16 are whole"),
+        ],
+    )
 
 
-@pytest.mark.parametrize("rows", [rows for rows in range(8, 257, 8) if rows <= 192 or rows % 16 == 0])
-def test_spans_of_a_tile_have_one_scale_each(rows: int) -> None:
+def test_spans_of_a_tile_have_one_scale_each(failing: Any) -> None:
     """Of 300 tiles side by side: no span lies in two blocks of 128 rows, and each is in the one that its tile's place tells."""
-    config, most = KernelConfig(64, rows, 2, 1, promoted=True), 0
-    span, offsets = span_of(config), offsets_of(config)
-    for begin in range(0, 300 * rows, rows):
-        for start in range(0, rows, span):
-            block, far = divmod(start, 128)
-            block += far in offsets and begin % 128 >= 128 - far
-            assert {(begin + start + row) // 128 - begin // 128 for row in (0, span - 1)} == {block}
-            most = max(most, block + 1)
-    assert most == blocks_of(config)
+
+    def check(rows: int) -> None:
+        config, most = KernelConfig(64, rows, 2, 1, promoted=True), 0
+        span, offsets = span_of(config), offsets_of(config)
+        for begin in range(0, 300 * rows, rows):
+            for start in range(0, rows, span):
+                block, far = divmod(start, 128)
+                block += far in offsets and begin % 128 >= 128 - far
+                assert {(begin + start + row) // 128 - begin // 128 for row in (0, span - 1)} == {block}
+                most = max(most, block + 1)
+        assert most == blocks_of(config)
+
+    assert not failing(check, itertools.product([rows for rows in range(8, 257, 8) if rows <= 192 or rows % 16 == 0]))

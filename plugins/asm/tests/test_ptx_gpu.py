@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Iterator
@@ -171,77 +172,94 @@ def bound(config: KernelConfig, splits: int, shape: Shape, device: Device) -> La
     return answer
 
 
-@kinds
-@pytest.mark.parametrize("sizes", [(128, 128, 64), (300, 456, 1008), (37, 105, 336), (1, 8, 528), (4096, 1536, 2048)], ids=str)
-def test_each_kind_computes_its_product(kind: str, sizes: tuple[int, int, int], device: Device, nan_first: None) -> None:
+def test_each_kind_computes_its_product(device: Device, nan_first: None, failing: Any) -> None:
     """From a single tile without tails to all tails and many tiles a block."""
-    like, config, splits = KINDS[kind]
-    shape = attrs.evolve(like, m=sizes[0], n=sizes[1], k=sizes[2])
-    if reason := unsupported(config, splits, shape):
-        pytest.skip(reason)
-    given = operands(shape, device)
-    assert fault(bound(config, splits, shape, device).call(*given), given, shape, config.promoted) == ""
+
+    def check(kind: str, sizes: tuple[int, int, int]) -> None:
+        like, config, splits = KINDS[kind]
+        shape = attrs.evolve(like, m=sizes[0], n=sizes[1], k=sizes[2])
+        if reason := unsupported(config, splits, shape):
+            pytest.skip(reason)
+        given = operands(shape, device)
+        assert fault(bound(config, splits, shape, device).call(*given), given, shape, config.promoted) == ""
+
+    assert not failing(check, itertools.product(KINDS, [(128, 128, 64), (300, 456, 1008), (37, 105, 336), (1, 8, 528), (4096, 1536, 2048)]))
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_random_products(seed: int, device: Device, nan_first: None) -> None:
+def test_random_products(device: Device, nan_first: None, failing: Any) -> None:
     """Random sizes, dtypes and bias of 16 bits; of what is listed and its neighbours four."""
-    chance = random.Random(seed)
-    m, n = (chance.choice((chance.randint(1, 40), chance.randint(1, 300), chance.randint(1, 3000))) for _ in range(2))
-    k, dtype = 8 * chance.choice((chance.randint(1, 20), chance.randint(1, 600))), chance.choice(("bf16", "fp16"))
-    outdtype = chance.choice((dtype, "fp32", "bf16", "fp16"))
-    bias = chance.choice(("", outdtype, "fp32"))
-    check_listed(Shape("a16w16", m, n, k, dtype, outdtype, "bias" if bias else "none", bias), device, chance)
+
+    def check(seed: int) -> None:
+        chance = random.Random(seed)
+        m, n = (chance.choice((chance.randint(1, 40), chance.randint(1, 300), chance.randint(1, 3000))) for _ in range(2))
+        k, dtype = 8 * chance.choice((chance.randint(1, 20), chance.randint(1, 600))), chance.choice(("bf16", "fp16"))
+        outdtype = chance.choice((dtype, "fp32", "bf16", "fp16"))
+        bias = chance.choice(("", outdtype, "fp32"))
+        check_listed(Shape("a16w16", m, n, k, dtype, outdtype, "bias" if bias else "none", bias), device, chance)
+
+    assert not failing(check, itertools.product(range(60)))
 
 
-@pytest.mark.parametrize("seed", range(90))
-def test_random_products_of_eight_bits(seed: int, device: Device, nan_first: None) -> None:
+def test_random_products_of_eight_bits(device: Device, nan_first: None, failing: Any) -> None:
     """The same with scales of every kind."""
-    chance = random.Random(seed)
-    m, n = (chance.choice((chance.randint(1, 40), chance.randint(1, 300), chance.randint(1, 3000))) for _ in range(2))
-    k, outdtype = 16 * chance.choice((chance.randint(1, 10), chance.randint(1, 300))), chance.choice(("bf16", "fp16", "fp32"))
-    scale = ("row", "tensor", "block")[seed % 3]
-    if scale == "block":
-        check_listed(Shape("a8w8_blockscale", m, n, k, "fp8_e4m3fn", outdtype, scale=scale), device, chance)
-        return
-    bias = chance.choice(("", "bf16", "fp16", "fp32"))
-    dtype = chance.choice(("fp8_e4m3fn", "int8"))
-    check_listed(Shape("a8w8", m, n, k, dtype, outdtype, "bias" if bias else "none", bias, scale=scale), device, chance)
+
+    def check(seed: int) -> None:
+        chance = random.Random(seed)
+        m, n = (chance.choice((chance.randint(1, 40), chance.randint(1, 300), chance.randint(1, 3000))) for _ in range(2))
+        k, outdtype = 16 * chance.choice((chance.randint(1, 10), chance.randint(1, 300))), chance.choice(("bf16", "fp16", "fp32"))
+        scale = ("row", "tensor", "block")[seed % 3]
+        if scale == "block":
+            check_listed(Shape("a8w8_blockscale", m, n, k, "fp8_e4m3fn", outdtype, scale=scale), device, chance)
+            return
+        bias = chance.choice(("", "bf16", "fp16", "fp32"))
+        dtype = chance.choice(("fp8_e4m3fn", "int8"))
+        check_listed(Shape("a8w8", m, n, k, dtype, outdtype, "bias" if bias else "none", bias, scale=scale), device, chance)
+
+    assert not failing(check, itertools.product(range(90)))
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_random_turns(seed: int, device: Device, nan_first: None) -> None:
+def test_random_turns(device: Device, nan_first: None, failing: Any) -> None:
     """Random tiles, stages, clusters and parts of K of consumers that take turns, over one to many tiles an SM and steps an item."""
-    chance = random.Random(seed)
-    cluster, (tile_a, most) = chance.choice((1, 1, 2)), chance.choice(((64, 256), (128, 200), (128, 200), (192, 128), (256, 96)))
-    tile_b, swapped = 8 * cluster * chance.randint(1, most // cluster // 8), chance.random() < 0.25
-    stages = chance.randint(2, min(12, (BLOCK_SHARED - 64) // ((tile_a + tile_b) * 128 + 16)))
-    tile = (tile_b, tile_a) if swapped else (tile_a, tile_b)
-    config = KernelConfig(*tile, stages, 2, cluster, chance.choice((1, 4, 8)), swapped, turns=True)
-    m, n = (rows * chance.randint(1, 36) - chance.randrange(rows) for rows in tile)
-    outdtype, k = chance.choice(("bf16", "fp16", "fp32")), 8 * chance.choice((chance.randint(1, 60), chance.randint(1, 400)))
-    shape = Shape("a16w16", m, n, k, chance.choice(("bf16", "fp16")), outdtype, *chance.choice((("none", ""), ("bias", "fp32"))))
-    splits = chance.choice([1, *(parts for parts in range(1, 7) if not unsupported(config, parts, shape))])
-    given = operands(shape, device, seed)
-    launcher = bound(config, splits, shape, device)
-    first = launcher.call(*given)
-    assert fault(first, given, shape) == "", (shape, config.name, splits)
-    assert all(torch.equal(first, launcher.call(*given)) for _ in range(20)), (shape, config.name, splits)
+
+    def check(seed: int) -> None:
+        chance = random.Random(seed)
+        cluster, (tile_a, most) = chance.choice((1, 1, 2)), chance.choice(((64, 256), (128, 200), (128, 200), (192, 128), (256, 96)))
+        tile_b, swapped = 8 * cluster * chance.randint(1, most // cluster // 8), chance.random() < 0.25
+        stages = chance.randint(2, min(12, (BLOCK_SHARED - 64) // ((tile_a + tile_b) * 128 + 16)))
+        tile = (tile_b, tile_a) if swapped else (tile_a, tile_b)
+        config = KernelConfig(*tile, stages, 2, cluster, chance.choice((1, 4, 8)), swapped, turns=True)
+        m, n = (rows * chance.randint(1, 36) - chance.randrange(rows) for rows in tile)
+        outdtype, k = chance.choice(("bf16", "fp16", "fp32")), 8 * chance.choice((chance.randint(1, 60), chance.randint(1, 400)))
+        shape = Shape("a16w16", m, n, k, chance.choice(("bf16", "fp16")), outdtype, *chance.choice((("none", ""), ("bias", "fp32"))))
+        splits = chance.choice([1, *(parts for parts in range(1, 7) if not unsupported(config, parts, shape))])
+        given = operands(shape, device, seed)
+        launcher = bound(config, splits, shape, device)
+        first = launcher.call(*given)
+        assert fault(first, given, shape) == "", (shape, config.name, splits)
+        assert all(torch.equal(first, launcher.call(*given)) for _ in range(20)), (shape, config.name, splits)
+
+    assert not failing(check, itertools.product(range(60)))
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_random_products_stored_by_the_copy_engine(seed: int, device: Device, nan_first: None) -> None:
+def test_random_products_stored_by_the_copy_engine(device: Device, nan_first: None, failing: Any) -> None:
     """Random sizes and dtypes of all ops: of what is listed with panels and its neighbours four."""
-    chance = random.Random(seed)
-    m, n, k = chance.randint(129, 3000), 8 * chance.choice((chance.randint(1, 30), chance.randint(1, 400))), 16 * chance.randint(1, 300)
-    like = (SHAPE, attrs.evolve(SHAPE, dtype="fp16", outdtype="fp16", bias_dtype="fp32"), ROWS, TENSOR, INT8, BLOCKS)[seed % 6]
-    shape = attrs.evolve(like, m=m, n=n, k=k)
-    listed = [Solution("asm", config.name, splits) for config, splits in enumerate_candidates(shape, device) if config.panels]
-    near = [each for solution in listed for each in refine("asm", solution, shape, device) if config_of(each.kernel_name).panels]
-    given = operands(shape, device, seed)
-    for solution in chance.sample(listed + near, 4):
-        config = config_of(solution.kernel_name)
-        assert fault(bound(config, solution.split_k, shape, device).call(*given), given, shape, config.promoted) == "", (shape, solution)
+
+    def check(seed: int) -> None:
+        chance = random.Random(seed)
+        m, n, k = chance.randint(129, 3000), 8 * chance.choice((chance.randint(1, 30), chance.randint(1, 400))), 16 * chance.randint(1, 300)
+        like = (SHAPE, attrs.evolve(SHAPE, dtype="fp16", outdtype="fp16", bias_dtype="fp32"), ROWS, TENSOR, INT8, BLOCKS)[seed % 6]
+        shape = attrs.evolve(like, m=m, n=n, k=k)
+        listed = [Solution("asm", config.name, splits) for config, splits in enumerate_candidates(shape, device) if config.panels]
+        near = [each for solution in listed for each in refine("asm", solution, shape, device) if config_of(each.kernel_name).panels]
+        given = operands(shape, device, seed)
+        for solution in chance.sample(listed + near, 4):
+            config = config_of(solution.kernel_name)
+            assert fault(bound(config, solution.split_k, shape, device).call(*given), given, shape, config.promoted) == "", (
+                shape,
+                solution,
+            )
+
+    assert not failing(check, itertools.product(range(24)))
 
 
 def check_listed(shape: Shape, device: Device, chance: random.Random) -> None:
@@ -284,33 +302,39 @@ def test_sums_of_fp8_are_as_exact_as_those_of_torch(like: Shape, outdtype: str, 
     assert ours <= 1.5 * torchs + 1e-6, (ours.item(), torchs.item())
 
 
-@kinds
-def test_a_thousand_calls_have_the_same_bits(kind: str, device: Device) -> None:
+def test_a_thousand_calls_have_the_same_bits(device: Device, failing: Any) -> None:
     """Whatever the order in which blocks come."""
-    shape, config, splits = KINDS[kind]
-    launcher, given = bound(config, splits, shape, device), operands(shape, device)
-    first = launcher.call(*given)
-    assert fault(first, given, shape, config.promoted) == ""
-    different = torch.zeros((), dtype=torch.int64, device=device.torch_device)
-    for _ in range(1000):
-        different += (launcher.call(*given).view(torch.int16) != first.view(torch.int16)).sum()
-    assert different.item() == 0
 
-
-@kinds
-def test_a_graph_reads_new_inputs(kind: str, device: Device) -> None:
-    """Two launches in a graph, replayed with new inputs; a split leaves its counters zero."""
-    (shape, config, splits), graph = KINDS[kind], torch.cuda.CUDAGraph()
-    launcher, given = bound(config, splits, shape, device), operands(shape, device)
-    launcher.call(*given)
-    with torch.cuda.graph(graph):
-        first, second = launcher.call(*given), launcher.call(*given)
-    for seed in range(1, 5):
-        given[0].copy_(operands(shape, device, seed)[0])
-        graph.replay()
-        torch.cuda.synchronize()
+    def check(kind: str) -> None:
+        shape, config, splits = KINDS[kind]
+        launcher, given = bound(config, splits, shape, device), operands(shape, device)
+        first = launcher.call(*given)
         assert fault(first, given, shape, config.promoted) == ""
-        assert torch.equal(first, second)
+        different = torch.zeros((), dtype=torch.int64, device=device.torch_device)
+        for _ in range(1000):
+            different += (launcher.call(*given).view(torch.int16) != first.view(torch.int16)).sum()
+        assert different.item() == 0
+
+    assert not failing(check, itertools.product(KINDS))
+
+
+def test_a_graph_reads_new_inputs(device: Device, failing: Any) -> None:
+    """Two launches in a graph, replayed with new inputs; a split leaves its counters zero."""
+
+    def check(kind: str) -> None:
+        (shape, config, splits), graph = KINDS[kind], torch.cuda.CUDAGraph()
+        launcher, given = bound(config, splits, shape, device), operands(shape, device)
+        launcher.call(*given)
+        with torch.cuda.graph(graph):
+            first, second = launcher.call(*given), launcher.call(*given)
+        for seed in range(1, 5):
+            given[0].copy_(operands(shape, device, seed)[0])
+            graph.replay()
+            torch.cuda.synchronize()
+            assert fault(first, given, shape, config.promoted) == ""
+            assert torch.equal(first, second)
+
+    assert not failing(check, itertools.product(KINDS))
 
 
 @pytest.mark.parametrize(

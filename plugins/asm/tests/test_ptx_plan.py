@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from typing import Any
 
 import attrs
 import pytest
@@ -37,34 +39,37 @@ def test_names_round_trip() -> None:
     assert [config_of(config.name) for config in configs] == configs
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("tunedgemm_bf16_128x128_pf2", "names no kernel"),
-        ("ptx_128x160_s5_c2_x1_g8_r99", "revision 99, this is 1: tune again"),
-        ("ptx_128x0160_s5_c2_x1_g8_r1", "is not how ptx_128x160_s5_c2_x1_g8_r1 is written"),
-        ("ptx_128x256_s5_c2_x1_g8_r1", "245848 bytes of shared memory, a block has 232448"),
-        ("ptx_256x256_s2_c2_x1_g8_r1", "256 sums and 40 others, a thread has 240 registers"),
-        ("ptx_256x136_s4_c2_x1_g8_p_r1", "204 sums and 40 others, a thread has 240 registers"),
-        ("ptx_128x200_s4_c2_x1_g8_p_r1", "half of 200 rows is no multiple of 8"),
-        ("ptx_96x128_s4_c2_x1_g8_r1", "2 consumers do not share 96 rows in steps of 64"),
-        ("ptx_128x100_s4_c2_x1_g8_r1", "100 rows; a multiple of 8"),
-        ("ptx_128x264_s2_c2_x1_g8_r1", "264 rows; a multiple of 8, 256 at most"),
-        ("ptx_128x136_s4_c2_x2_g8_r1", "136 rows; a multiple of 16"),
-        ("ptx_128x128_s1_c2_x1_g8_r1", "two stages at least"),
-        ("ptx_192x128_s3_c3_x1_g8_r1", "one or two consumers"),
-        ("ptx_64x128_s4_c1_x1_g8_t_r1", "2 consumers take turns, and none with promotion"),
-        ("ptx_128x128_s4_c2_x1_g8_p_t_r1", "2 consumers take turns, and none with promotion, where they do stage by stage"),
-        ("ptx_128x128_s4_c2_x1_g8_t_p_r1", "names no kernel"),
-        ("ptx_96x128_s4_c2_x1_g8_t_r1", "a consumer does not take 96 rows in steps of 64"),
-        ("ptx_128x256_s4_c2_x1_g8_t_r1", "256 sums and 40 others, a thread has 240 registers"),
-        ("ptx_64x256_s12_c2_x1_g8_t_r1", "491736 bytes of shared memory"),
-    ],
-)
-def test_what_cannot_be_is_refused(name: str, reason: str) -> None:
+def test_what_cannot_be_is_refused(failing: Any) -> None:
     """Names of nobody, other revisions, and kernels that no SM holds say what is wrong."""
-    with pytest.raises(PluginError, match=re.escape(reason)):
-        config_of(name)
+
+    def check(name: str, reason: str) -> None:
+        with pytest.raises(PluginError, match=re.escape(reason)):
+            config_of(name)
+
+    assert not failing(
+        check,
+        [
+            ("tunedgemm_bf16_128x128_pf2", "names no kernel"),
+            ("ptx_128x160_s5_c2_x1_g8_r99", "revision 99, this is 1: tune again"),
+            ("ptx_128x0160_s5_c2_x1_g8_r1", "is not how ptx_128x160_s5_c2_x1_g8_r1 is written"),
+            ("ptx_128x256_s5_c2_x1_g8_r1", "245848 bytes of shared memory exceed the 232448 of a block"),
+            ("ptx_256x256_s2_c2_x1_g8_r1", "256 accumulators and 40 other registers exceed the 240 of a thread"),
+            ("ptx_256x136_s4_c2_x1_g8_p_r1", "204 accumulators and 40 other registers exceed the 240 of a thread"),
+            ("ptx_128x200_s4_c2_x1_g8_p_r1", "half of 200 rows is no multiple of 8"),
+            ("ptx_96x128_s4_c2_x1_g8_r1", "2 consumers do not share 96 rows in steps of 64"),
+            ("ptx_128x100_s4_c2_x1_g8_r1", "100 rows; a multiple of 8"),
+            ("ptx_128x264_s2_c2_x1_g8_r1", "264 rows; a multiple of 8, 256 at most"),
+            ("ptx_128x136_s4_c2_x2_g8_r1", "136 rows; a multiple of 16"),
+            ("ptx_128x128_s1_c2_x1_g8_r1", "two stages at least"),
+            ("ptx_192x128_s3_c3_x1_g8_r1", "one or two consumers"),
+            ("ptx_64x128_s4_c1_x1_g8_t_r1", "2 consumers take turns, and none with promotion"),
+            ("ptx_128x128_s4_c2_x1_g8_p_t_r1", "2 consumers take turns, and none with promotion, where they do stage by stage"),
+            ("ptx_128x128_s4_c2_x1_g8_t_p_r1", "names no kernel"),
+            ("ptx_96x128_s4_c2_x1_g8_t_r1", "a consumer does not take 96 rows in steps of 64"),
+            ("ptx_128x256_s4_c2_x1_g8_t_r1", "256 accumulators and 40 other registers exceed the 240 of a thread"),
+            ("ptx_64x256_s12_c2_x1_g8_t_r1", "491736 bytes of shared memory"),
+        ],
+    )
 
 
 def test_what_a_plan_takes() -> None:
@@ -84,18 +89,28 @@ def test_what_a_plan_takes() -> None:
     assert (few.threads, few.accumulators, few.entry_registers, few.resident) == (256, 64, 128, 2)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [CONFIG, KernelConfig(64, 128, 4, 1), KernelConfig(64, 256, 4, 1), KernelConfig(256, 192, 3), KernelConfig(128, 192, 5, turns=True)],
-    ids=lambda config: config.name,
-)
-def test_registers_that_are_taken_were_given_back(config: KernelConfig) -> None:
+def test_registers_that_are_taken_were_given_back(failing: Any) -> None:
     """setmaxnreg waits for registers: all threads together never want more than at entry; counts are multiples of 8 from 24 to 256."""
-    assert config.producer_registers + config.consumers * config.consumer_registers <= (1 + config.consumers) * config.entry_registers
-    assert config.entry_registers * config.threads <= 65536
-    for count in (config.producer_registers, config.consumer_registers):
-        assert count % 8 == 0 and 24 <= count <= 256
-    assert config.producer_registers <= config.entry_registers <= config.consumer_registers
+
+    def check(config: KernelConfig) -> None:
+        assert config.producer_registers + config.consumers * config.consumer_registers <= (1 + config.consumers) * config.entry_registers
+        assert config.entry_registers * config.threads <= 65536
+        for count in (config.producer_registers, config.consumer_registers):
+            assert count % 8 == 0 and 24 <= count <= 256
+        assert config.producer_registers <= config.entry_registers <= config.consumer_registers
+
+    assert not failing(
+        check,
+        itertools.product(
+            [
+                CONFIG,
+                KernelConfig(64, 128, 4, 1),
+                KernelConfig(64, 256, 4, 1),
+                KernelConfig(256, 192, 3),
+                KernelConfig(128, 192, 5, turns=True),
+            ]
+        ),
+    )
 
 
 def test_matrix_descriptors() -> None:
@@ -128,12 +143,15 @@ def test_arguments_lie_where_ptx_puts_them() -> None:
     assert (ABI.field("out").offset, ABI.field("counters").offset, ABI.field("rows_a").offset, ABI.size) == (256, 280, 288, 328)
 
 
-@pytest.mark.parametrize(("units_a", "tiles_b", "group"), [(1, 1, 8), (7, 5, 1), (7, 5, 3), (8, 3, 8), (17, 9, 8), (3, 40, 16)])
-def test_every_tile_is_computed_once(units_a: int, tiles_b: int, group: int) -> None:
+def test_every_tile_is_computed_once(failing: Any) -> None:
     """The order covers all tiles, and within a group all of its rows come before the next column."""
-    places = [place_of(tile, units_a, tiles_b, group) for tile in range(units_a * tiles_b)]
-    assert sorted(places) == [(a, b) for a in range(units_a) for b in range(tiles_b)]
-    assert places[: min(group, units_a)] == [(a, 0) for a in range(min(group, units_a))]
+
+    def check(units_a: int, tiles_b: int, group: int) -> None:
+        places = [place_of(tile, units_a, tiles_b, group) for tile in range(units_a * tiles_b)]
+        assert sorted(places) == [(a, b) for a in range(units_a) for b in range(tiles_b)]
+        assert places[: min(group, units_a)] == [(a, 0) for a in range(min(group, units_a))]
+
+    assert not failing(check, [(1, 1, 8), (7, 5, 1), (7, 5, 3), (8, 3, 8), (17, 9, 8), (3, 40, 16)])
 
 
 def test_a_problem_in_numbers() -> None:
@@ -156,13 +174,16 @@ def test_a_problem_in_numbers() -> None:
     assert (swapped.values["rows_a"], swapped.values["rows_b"], swapped.values["stride"], swapped.grid) == (7168, 9, 7168, 56)
 
 
-@pytest.mark.parametrize(
-    ("splits", "k", "reason"),
-    [(0, 8192, "into 1 to 16 parts (got 0)"), (17, 8192, "(got 17)"), (5, 256, "K=256 into 5 parts"), (7, 1024, "K=1024 into 7 parts")],
-)
-def test_empty_parts_of_k_are_refused(splits: int, k: int, reason: str) -> None:
+def test_empty_parts_of_k_are_refused(failing: Any) -> None:
     """A part without a step would have a producer and consumers of different minds; so every part has one."""
-    assert reason in unsupported(CONFIG, splits, attrs.evolve(SHAPE, k=k))
+
+    def check(splits: int, k: int, reason: str) -> None:
+        assert reason in unsupported(CONFIG, splits, attrs.evolve(SHAPE, k=k))
+
+    assert not failing(
+        check,
+        [(0, 8192, "into 1 to 16 parts (got 0)"), (17, 8192, "(got 17)"), (5, 256, "K=256 into 5 parts"), (7, 1024, "K=1024 into 7 parts")],
+    )
 
 
 def test_a_text_says_what_it_is() -> None:

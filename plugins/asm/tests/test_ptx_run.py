@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,11 +34,14 @@ SMALL = (KernelConfig(64, 16, 2, 1), Shape("a16w16", 100, 24, 392))
 SPLIT = (KernelConfig(64, 16, 2, 1), Shape("a16w16", 100, 24, 392), 2)
 
 
-@pytest.mark.parametrize(("config", "shape", "splits", "multiprocessors"), CASES, ids=lambda value: getattr(value, "name", None))
-def test_products_are_exact(ptx: ModuleType, config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
+def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
     """Every element within the output is written, with the right bits, and no barrier, stage or sum is misused."""
-    out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
-    np.testing.assert_array_equal(out, wanted)
+
+    def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
+        out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
+        np.testing.assert_array_equal(out, wanted)
+
+    assert not failing(check, CASES)
 
 
 @pytest.mark.parametrize("case", [(*SMALL, 1), SPLIT, (KernelConfig(64, 16, 2, 1, 2), *SPLIT[1:])], ids=["plain", "split", "cluster"])
@@ -63,10 +68,13 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_emulator_finds_mistakes(ptx: ModuleType, mistake: str) -> None:
+def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
     """A kernel that is wrong deadlocks, breaks a rule or computes something else, in one of five orders of events."""
-    assert ptx.mistake_shows((*SMALL, 1), *MISTAKES[mistake])
+
+    def check(mistake: str) -> None:
+        assert ptx.mistake_shows((*SMALL, 1), *MISTAKES[mistake])
+
+    assert not failing(check, itertools.product(MISTAKES))
 
 
 def test_no_block_of_a_cluster_ends_before_the_others_arrive(ptx: ModuleType) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from types import ModuleType
+from typing import Any
 
 import attrs
 import numpy as np
@@ -76,47 +78,53 @@ FEW, EVEN, MORE, MANY = of(24), of(24, 328), of(56), of(104, 136)
 TURNS = (KernelConfig(64, 16, 3, turns=True, stream=True), Shape("a16w16", 100, 104, 200), 1, 6)
 
 
-@pytest.mark.parametrize("outdtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("grid", GRIDS)
-def test_products_are_exact_whatever_the_grid(ptx: ModuleType, grid: str, outdtype: str) -> None:
+def test_products_are_exact_whatever_the_grid(ptx: ModuleType, failing: Any) -> None:
     """Fewer tiles than blocks, whole rounds and others: the right bits in every element, and counters of zero, after two launches."""
-    m, n, multiprocessors = GRIDS[grid]
-    shape = Shape("a16w16", m, n, 264, outdtype=outdtype, epilogue="bias")
-    out, wanted = ptx.Bench(shape, KernelConfig(128, 16, 3, stream=True), 1, multiprocessors, launches=2).output()
-    np.testing.assert_array_equal(out, wanted)
+
+    def check(outdtype: str, grid: str) -> None:
+        m, n, multiprocessors = GRIDS[grid]
+        shape = Shape("a16w16", m, n, 264, outdtype=outdtype, epilogue="bias")
+        out, wanted = ptx.Bench(shape, KernelConfig(128, 16, 3, stream=True), 1, multiprocessors, launches=2).output()
+        np.testing.assert_array_equal(out, wanted)
+
+    assert not failing(check, itertools.product(["bf16", "fp32"], GRIDS))
 
 
-@pytest.mark.parametrize(("config", "shape", "multiprocessors"), KINDS, ids=lambda value: getattr(value, "name", None))
-def test_products_are_exact(ptx: ModuleType, config: KernelConfig, shape: Shape, multiprocessors: int) -> None:
+def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
     """Every dtype, kind of scales and part of a config, with all blocks at work at once, and one cluster after the other."""
-    for resident in (0, 1):
-        out, wanted = ptx.Bench(shape, config, 1, multiprocessors, resident, resident=resident).output()
-        np.testing.assert_array_equal(out, wanted)
+
+    def check(config: KernelConfig, shape: Shape, multiprocessors: int) -> None:
+        for resident in (0, 1):
+            out, wanted = ptx.Bench(shape, config, 1, multiprocessors, resident, resident=resident).output()
+            np.testing.assert_array_equal(out, wanted)
+
+    assert not failing(check, KINDS)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [FEW, EVEN, MORE, MANY, TURNS, of(56, config=attrs.evolve(SMALL, cluster=2))],
-    ids=["few", "even", "more", "many", "turns", "cluster"],
-)
-@pytest.mark.parametrize("resident", [0, 1, 3])
-def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, Shape, int, int], resident: int) -> None:
+def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
     """Four orders, of all blocks or of fewer than there are at a time: nobody waits for one that has no place; the same bits."""
-    config, shape, splits, multiprocessors = case
-    for seed in range(4):
-        out, wanted = ptx.Bench(shape, config, splits, multiprocessors, seed, resident=resident, launches=2).output()
-        np.testing.assert_array_equal(out, wanted)
+
+    def check(case: tuple[KernelConfig, Shape, int, int], resident: int) -> None:
+        config, shape, splits, multiprocessors = case
+        for seed in range(4):
+            out, wanted = ptx.Bench(shape, config, splits, multiprocessors, seed, resident=resident, launches=2).output()
+            np.testing.assert_array_equal(out, wanted)
+
+    assert not failing(check, itertools.product([FEW, EVEN, MORE, MANY, TURNS, of(56, config=attrs.evolve(SMALL, cluster=2))], [0, 1, 3]))
 
 
-@pytest.mark.parametrize("case", [FEW, MORE, MANY, TURNS], ids=["few", "more", "many", "turns"])
-def test_the_same_bits_whoever_comes_last(ptx: ModuleType, case: tuple[KernelConfig, Shape, int, int]) -> None:
+def test_the_same_bits_whoever_comes_last(ptx: ModuleType, failing: Any) -> None:
     """Sums that round have the same bits in six orders, and are those of float64 but for rounding."""
-    config, shape = case[0], attrs.evolve(case[1], dtype="fp16", outdtype="fp32")
-    chance = np.random.default_rng(0)
-    x, weight = (chance.standard_normal((rows, shape.k)).astype(np.float16).astype(np.float64) for rows in (shape.m, shape.n))
-    outs = [ptx.Bench(shape, config, *case[2:], seed, (x, weight), seed % 3).output()[0] for seed in range(6)]
-    assert len({out.tobytes() for out in outs}) == 1
-    assert np.abs(outs[0] - x @ weight.T).max() < 1e-4 < np.abs(outs[0]).max()
+
+    def check(case: tuple[KernelConfig, Shape, int, int]) -> None:
+        config, shape = case[0], attrs.evolve(case[1], dtype="fp16", outdtype="fp32")
+        chance = np.random.default_rng(0)
+        x, weight = (chance.standard_normal((rows, shape.k)).astype(np.float16).astype(np.float64) for rows in (shape.m, shape.n))
+        outs = [ptx.Bench(shape, config, *case[2:], seed, (x, weight), seed % 3).output()[0] for seed in range(6)]
+        assert len({out.tobytes() for out in outs}) == 1
+        assert np.abs(outs[0] - x @ weight.T).max() < 1e-4 < np.abs(outs[0]).max()
+
+    assert not failing(check, itertools.product([FEW, MORE, MANY, TURNS]))
 
 
 def orders(ptx: ModuleType, pattern: str = "", by: str = "") -> set[float]:
@@ -179,30 +187,35 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_emulator_finds_mistakes(ptx: ModuleType, mistake: str) -> None:
+def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
     """A kernel that is wrong deadlocks, breaks a rule, leaves a counter or computes something else, in one of five orders of events."""
-    assert ptx.mistake_shows(*MISTAKES[mistake])
+
+    def check(mistake: str) -> None:
+        assert ptx.mistake_shows(*MISTAKES[mistake])
+
+    assert not failing(check, itertools.product(MISTAKES))
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5, 7, 64, 129])
-@pytest.mark.parametrize("clusters", [1, 2, 7, 66, 132])
-def test_shares_are_even(steps: int, clusters: int) -> None:
+def test_shares_are_even(failing: Any) -> None:
     """Ranges cover the shared tiles, none is empty, the others fill rounds, and nobody has more steps than with whole tiles."""
-    for tiles in range(1, 3 * clusters + 3):
-        shares = shares_of(tiles, steps, clusters)
-        ranges = -(-shares.tiles * steps // shares.length)
-        assert ranges <= shares.clusters <= clusters and shares.tiles + shares.rounds * clusters == tiles
-        assert shares.clusters == (clusters if shares.rounds else ranges)
-        even = -(-shares.tiles * steps // clusters)
-        assert shares.length == max(even, -(-steps // MOST_RANGES))
-        assert shares.saved == -(-tiles // clusters) * steps - shares.rounds * steps - shares.length >= 0
-        bounds = [(at // shares.length, (at + steps - 1) // shares.length) for at in range(0, shares.tiles * steps, steps)]
-        most = max(last - first + 1 for first, last in bounds)
-        assert most <= shares.parts <= MOST_RANGES + 1
-        if tiles >= clusters:
-            assert 2 * shares.length >= steps and most <= 3
-            assert tiles % clusters == 0 or shares.tiles < 2 * clusters
+
+    def check(steps: int, clusters: int) -> None:
+        for tiles in range(1, 3 * clusters + 3):
+            shares = shares_of(tiles, steps, clusters)
+            ranges = -(-shares.tiles * steps // shares.length)
+            assert ranges <= shares.clusters <= clusters and shares.tiles + shares.rounds * clusters == tiles
+            assert shares.clusters == (clusters if shares.rounds else ranges)
+            even = -(-shares.tiles * steps // clusters)
+            assert shares.length == max(even, -(-steps // MOST_RANGES))
+            assert shares.saved == -(-tiles // clusters) * steps - shares.rounds * steps - shares.length >= 0
+            bounds = [(at // shares.length, (at + steps - 1) // shares.length) for at in range(0, shares.tiles * steps, steps)]
+            most = max(last - first + 1 for first, last in bounds)
+            assert most <= shares.parts <= MOST_RANGES + 1
+            if tiles >= clusters:
+                assert 2 * shares.length >= steps and most <= 3
+                assert tiles % clusters == 0 or shares.tiles < 2 * clusters
+
+    assert not failing(check, itertools.product([1, 2, 5, 7, 64, 129], [1, 2, 7, 66, 132]))
 
 
 def test_shares_of_some_grids() -> None:

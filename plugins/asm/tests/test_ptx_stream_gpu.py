@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -92,79 +93,92 @@ def fault(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> str:
     return "" if error < op.tolerance(shape).row_error else f"off by {error}, {torch.isnan(out).sum().item()} NaN"
 
 
-@kinds
-@pytest.mark.parametrize("grid", GRIDS)
-def test_each_kind_computes_its_product(kind: str, grid: str, device: Device, nan_first: None) -> None:
+def test_each_kind_computes_its_product(device: Device, nan_first: None, failing: Any) -> None:
     """Fewer tiles than SMs, whole rounds and others, with all tails."""
-    (like, config), (high, wide) = KINDS[kind], GRIDS[grid]
-    shape = attrs.evolve(like, n=128 * wide - 20) if config.swapped else attrs.evolve(like, m=128 * high - 37, n=128 * wide - 20)
-    shape = attrs.evolve(shape, n=shape.n // 8 * 8) if config.panels else shape
-    if reason := unsupported(config, 1, shape):
-        pytest.skip(reason)
-    given = operands(shape, device)
-    assert fault(bound(config, shape, device).call(*given), given, shape) == ""
+
+    def check(kind: str, grid: str) -> None:
+        (like, config), (high, wide) = KINDS[kind], GRIDS[grid]
+        shape = attrs.evolve(like, n=128 * wide - 20) if config.swapped else attrs.evolve(like, m=128 * high - 37, n=128 * wide - 20)
+        shape = attrs.evolve(shape, n=shape.n // 8 * 8) if config.panels else shape
+        if reason := unsupported(config, 1, shape):
+            pytest.skip(reason)
+        given = operands(shape, device)
+        assert fault(bound(config, shape, device).call(*given), given, shape) == ""
+
+    assert not failing(check, itertools.product(KINDS, GRIDS))
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_random_products(seed: int, device: Device, nan_first: None) -> None:
+def test_random_products(device: Device, nan_first: None, failing: Any) -> None:
     """Random sizes of all ops: four of what is listed and shares steps, and of the neighbours, that do, of what is listed."""
-    chance = random.Random(seed)
-    m, n = (chance.choice((chance.randint(1, 300), chance.randint(1, 4000))) for _ in range(2))
-    like = (SHAPE, FLOATS, ROWS, INT8, BLOCKS)[seed % 5]
-    shape = attrs.evolve(like, m=m, n=n, k=16 * chance.choice((chance.randint(1, 60), chance.randint(60, 600))))
-    listed = [Solution("asm", config.name, splits) for config, splits in enumerate_candidates(shape, device)]
-    near = [each for solution in listed[:16] for each in refine("asm", solution, shape, device)]
-    found = [each for each in listed + near if "_k_" in each.kernel_name]
-    if not found:
-        pytest.skip("all rounds are full")
-    given = operands(shape, device, seed)
-    for solution in chance.sample(found, min(4, len(found))):
-        launcher = asm.bind(solution, shape, device)
-        assert isinstance(launcher, Launcher), launcher
-        first = launcher.call(*given)
-        assert fault(first, given, shape) == "", (shape, solution)
-        assert all(torch.equal(first, launcher.call(*given)) for _ in range(20)), (shape, solution)
+
+    def check(seed: int) -> None:
+        chance = random.Random(seed)
+        m, n = (chance.choice((chance.randint(1, 300), chance.randint(1, 4000))) for _ in range(2))
+        like = (SHAPE, FLOATS, ROWS, INT8, BLOCKS)[seed % 5]
+        shape = attrs.evolve(like, m=m, n=n, k=16 * chance.choice((chance.randint(1, 60), chance.randint(60, 600))))
+        listed = [Solution("asm", config.name, splits) for config, splits in enumerate_candidates(shape, device)]
+        near = [each for solution in listed[:16] for each in refine("asm", solution, shape, device)]
+        found = [each for each in listed + near if "_k_" in each.kernel_name]
+        if not found:
+            pytest.skip("all rounds are full")
+        given = operands(shape, device, seed)
+        for solution in chance.sample(found, min(4, len(found))):
+            launcher = asm.bind(solution, shape, device)
+            assert isinstance(launcher, Launcher), launcher
+            first = launcher.call(*given)
+            assert fault(first, given, shape) == "", (shape, solution)
+            assert all(torch.equal(first, launcher.call(*given)) for _ in range(20)), (shape, solution)
+
+    assert not failing(check, itertools.product(range(40)))
 
 
-@kinds
-@pytest.mark.parametrize("multiprocessors", [1, 7, 100, 264, 1000])
-def test_blocks_that_fit_and_more(kind: str, multiprocessors: int, device: Device, nan_first: None) -> None:
+def test_blocks_that_fit_and_more(device: Device, nan_first: None, failing: Any) -> None:
     """A grid for fewer multiprocessors than there are, and for many more, of which some wait for others to end."""
-    shape, config = KINDS[kind]
-    given = operands(shape, device)
-    launcher = bound(config, shape, attrs.evolve(device, cu_num=multiprocessors))
-    first = launcher.call(*given)
-    assert fault(first, given, shape) == ""
-    assert all(torch.equal(first, launcher.call(*given)) for _ in range(50))
 
-
-@kinds
-def test_a_thousand_calls_have_the_same_bits(kind: str, device: Device) -> None:
-    """Whatever the order in which blocks come."""
-    shape, config = KINDS[kind]
-    launcher, given = bound(config, shape, device), operands(shape, device)
-    first = launcher.call(*given)
-    assert fault(first, given, shape) == ""
-    different = torch.zeros((), dtype=torch.int64, device=device.torch_device)
-    for _ in range(1000):
-        different += (launcher.call(*given).view(torch.int16) != first.view(torch.int16)).sum()
-    assert different.item() == 0
-
-
-@kinds
-def test_a_graph_reads_new_inputs(kind: str, device: Device) -> None:
-    """Two launches in a graph, replayed with new inputs: counters are left as they were."""
-    (shape, config), graph = KINDS[kind], torch.cuda.CUDAGraph()
-    launcher, given = bound(config, shape, device), operands(shape, device)
-    launcher.call(*given)
-    with torch.cuda.graph(graph):
-        first, second = launcher.call(*given), launcher.call(*given)
-    for seed in range(1, 4):
-        given[0].copy_(operands(shape, device, seed)[0])
-        graph.replay()
-        torch.cuda.synchronize()
+    def check(kind: str, multiprocessors: int) -> None:
+        shape, config = KINDS[kind]
+        given = operands(shape, device)
+        launcher = bound(config, shape, attrs.evolve(device, cu_num=multiprocessors))
+        first = launcher.call(*given)
         assert fault(first, given, shape) == ""
-        assert torch.equal(first, second)
+        assert all(torch.equal(first, launcher.call(*given)) for _ in range(50))
+
+    assert not failing(check, itertools.product(KINDS, [1, 7, 100, 264, 1000]))
+
+
+def test_a_thousand_calls_have_the_same_bits(device: Device, failing: Any) -> None:
+    """Whatever the order in which blocks come."""
+
+    def check(kind: str) -> None:
+        shape, config = KINDS[kind]
+        launcher, given = bound(config, shape, device), operands(shape, device)
+        first = launcher.call(*given)
+        assert fault(first, given, shape) == ""
+        different = torch.zeros((), dtype=torch.int64, device=device.torch_device)
+        for _ in range(1000):
+            different += (launcher.call(*given).view(torch.int16) != first.view(torch.int16)).sum()
+        assert different.item() == 0
+
+    assert not failing(check, itertools.product(KINDS))
+
+
+def test_a_graph_reads_new_inputs(device: Device, failing: Any) -> None:
+    """Two launches in a graph, replayed with new inputs: counters are left as they were."""
+
+    def check(kind: str) -> None:
+        (shape, config), graph = KINDS[kind], torch.cuda.CUDAGraph()
+        launcher, given = bound(config, shape, device), operands(shape, device)
+        launcher.call(*given)
+        with torch.cuda.graph(graph):
+            first, second = launcher.call(*given), launcher.call(*given)
+        for seed in range(1, 4):
+            given[0].copy_(operands(shape, device, seed)[0])
+            graph.replay()
+            torch.cuda.synchronize()
+            assert fault(first, given, shape) == ""
+            assert torch.equal(first, second)
+
+    assert not failing(check, itertools.product(KINDS))
 
 
 @pytest.mark.parametrize("pair", [("plain", "turns"), ("swapped", "blocks"), ("turns cluster", "two blocks an SM")], ids=str)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from types import ModuleType
+from typing import Any
 
 import attrs
 import numpy as np
@@ -40,33 +42,40 @@ SMALL = (KernelConfig(64, 16, 2, turns=True), Shape("a16w16", 100, 56, 296))
 PLAIN, SPLIT = (*SMALL, 1), (*SMALL, 2)
 
 
-@pytest.mark.parametrize(("config", "shape", "splits", "multiprocessors"), CASES, ids=lambda value: getattr(value, "name", None))
-def test_products_are_exact(ptx: ModuleType, config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
+def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
     """Every element within the output is written, with the right bits, and no barrier, stage or sum is misused."""
-    for seed in (0, 1):
-        out, wanted = ptx.Bench(shape, config, splits, multiprocessors, seed).output()
-        np.testing.assert_array_equal(out, wanted)
+
+    def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
+        for seed in (0, 1):
+            out, wanted = ptx.Bench(shape, config, splits, multiprocessors, seed).output()
+            np.testing.assert_array_equal(out, wanted)
+
+    assert not failing(check, CASES)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        PLAIN,
-        SPLIT,
-        (attrs.evolve(SMALL[0], cluster=2), SMALL[1], 2),
-        (attrs.evolve(SMALL[0], stages=5), attrs.evolve(SMALL[1], k=72), 1),
-        (attrs.evolve(SMALL[0], stages=4), attrs.evolve(SMALL[1], k=40), 1),
-        (attrs.evolve(SMALL[0], stages=3), attrs.evolve(SMALL[1], k=360), 1),
-    ],
-    ids=["plain", "split", "cluster", "items shorter than the ring", "items of one step", "items of two rounds"],
-)
-@pytest.mark.parametrize("multiprocessors", [1, 2])
-def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, Shape, int], multiprocessors: int) -> None:
+def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
     """Copies, products and warp groups in twelve orders: no deadlock, no stage of the other consumer taken for one's own, the same bits."""
-    config, shape, splits = case
-    for seed in range(12):
-        out, wanted = ptx.Bench(shape, config, splits, max(multiprocessors, config.cluster), seed).output()
-        np.testing.assert_array_equal(out, wanted)
+
+    def check(case: tuple[KernelConfig, Shape, int], multiprocessors: int) -> None:
+        config, shape, splits = case
+        for seed in range(12):
+            out, wanted = ptx.Bench(shape, config, splits, max(multiprocessors, config.cluster), seed).output()
+            np.testing.assert_array_equal(out, wanted)
+
+    assert not failing(
+        check,
+        itertools.product(
+            [
+                PLAIN,
+                SPLIT,
+                (attrs.evolve(SMALL[0], cluster=2), SMALL[1], 2),
+                (attrs.evolve(SMALL[0], stages=5), attrs.evolve(SMALL[1], k=72), 1),
+                (attrs.evolve(SMALL[0], stages=4), attrs.evolve(SMALL[1], k=40), 1),
+                (attrs.evolve(SMALL[0], stages=3), attrs.evolve(SMALL[1], k=360), 1),
+            ],
+            [1, 2],
+        ),
+    )
 
 
 #: Case, what is changed in its text -> by what; each is a mistake that a kernel could have.
@@ -94,37 +103,42 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_emulator_finds_mistakes(ptx: ModuleType, mistake: str) -> None:
+def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
     """A kernel that is wrong deadlocks, breaks a rule or computes something else, in one of five orders of events."""
-    assert ptx.mistake_shows(*MISTAKES[mistake])
+
+    def check(mistake: str) -> None:
+        assert ptx.mistake_shows(*MISTAKES[mistake])
+
+    assert not failing(check, itertools.product(MISTAKES))
 
 
 SIXTEEN, EIGHT = Shape("a16w16", 4096, 7168, 8192), Shape("a8w8", 4096, 7168, 8192, "fp8_e4m3fn", "bf16", scale="row")
 
 
-@pytest.mark.parametrize(
-    ("shape", "listed"),
-    [
-        (SIXTEEN, 8),
-        (attrs.evolve(SIXTEEN, dtype="fp16", outdtype="fp32"), 8),
-        (attrs.evolve(SIXTEEN, m=1024, n=3000), 4),
-        (attrs.evolve(SIXTEEN, m=256), 0),
-        (attrs.evolve(SIXTEEN, m=1), 0),
-        (EIGHT, 8),
-        (attrs.evolve(EIGHT, dtype="int8", scale="tensor"), 8),
-        (attrs.evolve(EIGHT, outdtype="fp32"), 0),
-        (Shape("a8w8_blockscale", 4096, 7168, 8192, "fp8_e4m3fn", "bf16", scale="block"), 0),
-    ],
-    ids=str,
-)
-def test_turns_are_listed_where_an_sm_has_several_tiles(shape: Shape, listed: int) -> None:
+def test_turns_are_listed_where_an_sm_has_several_tiles(failing: Any) -> None:
     """One config of each tile of which there are more than SMs, if among the first 64; none if sums of fp8 products have to be promoted."""
-    found = enumerate_candidates(shape, H200)
-    turns = [(config, splits) for config, splits in found if config.turns and not config.stream]
-    assert len(turns) == listed <= sum(map(len, TURNS.values())) == 8
-    assert len(found) <= MOST and {splits for _, splits in turns} <= {1}
-    assert listed == len({(config.tile_m, config.tile_n) for config, _ in turns})
+
+    def check(shape: Shape, listed: int) -> None:
+        found = enumerate_candidates(shape, H200)
+        turns = [(config, splits) for config, splits in found if config.turns and not config.stream]
+        assert len(turns) == listed <= sum(map(len, TURNS.values())) == 8
+        assert len(found) <= MOST and {splits for _, splits in turns} <= {1}
+        assert listed == len({(config.tile_m, config.tile_n) for config, _ in turns})
+
+    assert not failing(
+        check,
+        [
+            (SIXTEEN, 8),
+            (attrs.evolve(SIXTEEN, dtype="fp16", outdtype="fp32"), 8),
+            (attrs.evolve(SIXTEEN, m=1024, n=3000), 4),
+            (attrs.evolve(SIXTEEN, m=256), 0),
+            (attrs.evolve(SIXTEEN, m=1), 0),
+            (EIGHT, 8),
+            (attrs.evolve(EIGHT, dtype="int8", scale="tensor"), 8),
+            (attrs.evolve(EIGHT, outdtype="fp32"), 0),
+            (Shape("a8w8_blockscale", 4096, 7168, 8192, "fp8_e4m3fn", "bf16", scale="block"), 0),
+        ],
+    )
 
 
 def test_neighbours_take_turns_or_not() -> None:
