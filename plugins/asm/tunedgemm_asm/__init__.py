@@ -1,5 +1,7 @@
-"""Backend ``asm``: GEMM kernels for AMD GPUs as code objects (AITER's own, other packs, those of a generator), and for
-Hopper as generated PTX. Importing it loads neither torch nor a driver nor a pack.
+"""Register the backend ``asm``: GEMM kernels as AMD code objects and as PTX generated for Hopper.
+
+The code objects are AITER's, those of other packs, and those of this plugin's generator.
+Importing this module loads no torch, driver or pack.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ def _catalog(gfx: str) -> packs.Catalog:
 
 @attrs.frozen(eq=False)
 class Asm:
-    """The kernels of the packs found as a backend.
+    """Backend over the kernels of all installed packs and the generator of PTX.
 
     Attributes:
-        libtype: what it is called.
-        catalog: gives the kernels for an architecture.
-        driver: gives the library; called when something is loaded.
-        host: what to take a CPU for, where that library emulates a device in host memory.
+        libtype: libtype of its solutions.
+        catalog: returns the kernels for an architecture.
+        driver: returns the driver library; called when the first kernel is loaded.
+        host: device that a CPU stands for, where the library emulates one in host memory.
     """
 
     libtype: str = "asm"
@@ -47,12 +49,12 @@ class Asm:
     OPS = tuple(dict.fromkeys((*limits.OPS, *ptx_limits.OPS)))
 
     def library_version(self, device: Device) -> str:
-        """The digest of all code objects for the device: a kernel's name says nothing of the code behind it."""
+        """Return a digest of all code objects for the device, since a kernel's name does not identify its code."""
         gfx = self._seen(device).gfx
         return self.catalog(gfx).version if gfx in abi.FP8 else ""
 
     def details(self, device: Device) -> Iterable[str]:
-        """Every pack for the device with the hash of what it may execute, and what was refused; on Hopper the assembler."""
+        """Yield a line for each pack with its hash and for each refusal; on Hopper, name the assembler."""
         if self._seen(device).gfx == ptx_limits.GFX:
             return ptx_launch.details()
         from tunedgemm_asm import packs
@@ -60,47 +62,47 @@ class Asm:
         return packs.lines(self.catalog(self._seen(device).gfx))
 
     def lacks(self, solution: Solution, device: Device) -> str:
-        """Why no pack for the device has the solution's kernel, or the generator of PTX does not know the name."""
+        """Return why the solution's kernel is missing on the device, or an empty text."""
         if device.gfx == ptx_limits.GFX:
             return ptx_names.unknown(solution.kernel_name)
         return self.catalog(self._seen(device).gfx).missing(solution.kernel_name)
 
     @hookimpl
     def supports(self, shape: Shape, device: Device) -> bool | Unsupported:
-        """Whether the architecture's static limits allow the shape, and a pack has kernels for it."""
+        """Check the architecture's static limits, and that a pack has a kernel for the shape."""
         if (seen := self._seen(device)).gfx == ptx_limits.GFX:
             return self._able(shape, seen)
         return limits.supports(shape, seen, self._kernels(seen))
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
-        """Every kernel that takes the shape, with every split worth timing, best guesses first."""
+        """Yield every kernel that takes the shape, with every number of splits worth timing, best guess first."""
         if (seen := self._seen(device)).gfx == ptx_limits.GFX:
             return ptx_space.enumerate_solutions(self.libtype, shape, seen)
         return space.enumerate_solutions(self.libtype, shape, seen, self._kernels(seen))
 
     @hookimpl
     def refine(self, solution: Solution, shape: Shape, device: Device) -> Iterable[Solution]:
-        """The neighbours of a generated kernel for Hopper; packs have none."""
+        """Yield the neighbours of a generated Hopper kernel; kernels of packs have none."""
         seen = self._seen(device)
         return ptx_space.refine(self.libtype, solution, shape, seen) if seen.gfx == ptx_limits.GFX else ()
 
     @hookimpl
     def prepare(self, solution: Solution, shape: Shape, device: Device) -> None:
-        """Assemble a kernel for Hopper into the artifact cache; code objects are assembled already."""
+        """Assemble a Hopper kernel into the artifact cache; code objects need no preparation."""
         if (seen := self._seen(device)).gfx == ptx_limits.GFX:
             ptx_launch.prepare(solution, shape, seen)
 
     @hookimpl
     def heuristic_fallback(self, shape: Shape, device: Device) -> Solution | None:
-        """The solution of an untuned call, if any."""
+        """Return the solution of an untuned call, or None."""
         if (seen := self._seen(device)).gfx == ptx_limits.GFX:
             return ptx_heuristic.heuristic_fallback(self.libtype, shape, seen)
         return heuristic.heuristic_fallback(self.libtype, shape, seen, self._kernels(seen))
 
     @hookimpl
     def bind(self, solution: Solution, shape: Shape, device: Device) -> Launcher | Unsupported:
-        """Check and load the code, and fix everything that a call of exactly this shape needs."""
+        """Load the checked code and return a launcher for exactly this shape."""
         seen = self._seen(device)
         if not (able := self._able(shape, seen)):
             return Unsupported(str(able))
@@ -111,21 +113,21 @@ class Asm:
         return launch.bind(self.driver, self.catalog(seen.gfx), solution, shape, seen, device.torch_device)
 
     def _able(self, shape: Shape, device: Device) -> bool | Unsupported:
-        """Whether there may be a kernel on the device, whatever packs there are."""
+        """Check whether any kernel could serve the shape on the device, whatever packs are installed."""
         if device.gfx == ptx_limits.GFX:
             return ptx_limits.supports(shape, device)
         reason = limits.unsupported_device(shape, device)
         return Unsupported(reason) if reason else True
 
     def _kernels(self, device: Device) -> limits.Kernels:
-        """The kernels for the device; for one that has none no pack is looked for."""
+        """Return the kernels for the device; look for packs only on architectures that have some."""
         return self.catalog(device.gfx).kernels if device.gfx in abi.FP8 else {}
 
     def _present(self, device: Device) -> bool:
         return device.index >= 0 or (self.host is not None and device.kind == "cpu")
 
     def _seen(self, device: Device) -> Device:
-        """The device whose limits count."""
+        """Return the device whose limits apply."""
         return attrs.evolve(self.host, index=device.index) if self.host is not None and device.kind == "cpu" else device
 
 

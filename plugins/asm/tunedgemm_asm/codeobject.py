@@ -1,4 +1,4 @@
-"""Code objects: what an ELF file for AMD GPUs says of itself, and whether that is what its manifest promised. Nothing is run.
+"""Read the metadata of AMD code objects (ELF files) without running them.
 
 Sources: LLVM's AMDGPU user guide (ELF header flags, code object metadata V3 to V6, kernel descriptor).
 """
@@ -19,7 +19,7 @@ from tunedgemm_asm.manifest import PackError
 if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile
 
-#: EF_AMDGPU_MACH of the header's flags -> architecture.
+#: EF_AMDGPU_MACH of the ELF header's flags -> architecture.
 MACHINES = MappingProxyType(
     {
         0x2F: "gfx906",
@@ -36,7 +36,7 @@ MACHINES = MappingProxyType(
         0x4F: "gfx950",
     }
 )
-#: Threads of a wave, and of a workgroup at most.
+#: Threads of a wave; most threads of a workgroup.
 WAVE, MAX_THREADS = 64, 1024
 
 _AMDGPU, _HSA, _NOTE = 224, 64, 32
@@ -46,11 +46,11 @@ _POINTERS = ("global_buffer", "dynamic_shared_pointer")
 
 @attrs.frozen
 class Argument:
-    """One argument, as the metadata of a kernel lists it.
+    """One argument in the metadata of a kernel.
 
     Attributes:
-        name: what its author calls it; mostly absent.
-        offset, bytes: where it lies in the argument segment.
+        name: its name in the source; mostly absent.
+        offset, bytes: its place in the argument segment.
         pointer: whether it is an address in global memory.
     """
 
@@ -62,20 +62,20 @@ class Argument:
 
 @attrs.frozen
 class Metadata:
-    """What a code object says of one of its kernels.
+    """Metadata of one kernel.
 
     Attributes:
-        kernarg_bytes: size of its argument segment.
-        lds_bytes: LDS of a workgroup.
-        scratch_bytes: private memory of a thread.
-        vgprs: registers of a thread, of both kinds where *agprs* are counted in them.
-        agprs: accumulation registers, 0 where it does not say.
+        kernarg_bytes: bytes of the argument segment.
+        lds_bytes: LDS bytes of a workgroup.
+        scratch_bytes: private bytes of a thread.
+        vgprs: vector registers of a thread, including *agprs* where the code object counts them so.
+        agprs: accumulation registers of a thread, 0 where unstated.
         sgprs: scalar registers of a wave.
-        spills: registers kept in memory.
-        workgroup: threads of a workgroup at most.
-        required: the only size of a workgroup that it may be launched with; empty where any up to *workgroup* is right.
+        spills: registers spilled to memory.
+        workgroup: most threads of a workgroup.
+        required: required size of a workgroup; empty where any up to *workgroup* is allowed.
         wavefront: threads of a wave.
-        args: its arguments in order; empty where it lists none.
+        args: arguments in order; empty where none are listed.
     """
 
     kernarg_bytes: int
@@ -93,12 +93,12 @@ class Metadata:
 
 @attrs.frozen
 class CodeObject:
-    """A code object.
+    """Metadata of a code object.
 
     Attributes:
-        gfx: the architecture that it is for.
-        kernels: what it says of them, by symbol (less the ``.kd`` of their descriptors).
-        sha256: of its bytes, as hexadecimal digits.
+        gfx: its architecture.
+        kernels: metadata by symbol, without the ``.kd`` of kernel descriptors.
+        sha256: SHA-256 of its bytes, in hexadecimal.
     """
 
     gfx: str
@@ -107,10 +107,10 @@ class CodeObject:
 
 
 def read(content: bytes) -> CodeObject:
-    """The code object in these bytes.
+    """Parse the bytes of a code object.
 
     Raises:
-        PackError: they are none for an AMD GPU, or are cut off or garbled.
+        PackError: the bytes are not an AMD code object, or are truncated or corrupt.
     """
     if content[:4] != b"\x7fELF":
         raise PackError(f"not an ELF file: it begins with {content[:4].hex() or 'nothing'}")
@@ -123,7 +123,7 @@ def read(content: bytes) -> CodeObject:
         gfx, kernels = _read(ELFFile(io.BytesIO(content)), content)
     except PackError:
         raise
-    except Exception as error:  # bytes of anybody's making: the readers raise what comes
+    except Exception as error:  # the bytes are untrusted: the parsers may raise anything
         raise PackError(f"garbled or cut off ({type(error).__name__}: {str(error)[:120]})") from error
     return CodeObject(gfx, kernels, hashlib.sha256(content).hexdigest())
 
@@ -158,7 +158,7 @@ def _inside(parts: list[tuple[int, int]], content: bytes) -> bool:
 
 
 def _metadata(elf: ELFFile) -> dict[str, Any]:
-    """The map of note NT_AMDGPU_METADATA."""
+    """Return the map of the note NT_AMDGPU_METADATA."""
     import msgpack
 
     for part in (*elf.iter_segments(), *elf.iter_sections()):
@@ -172,7 +172,7 @@ def _metadata(elf: ELFFile) -> dict[str, Any]:
 
 
 def _bytes(description: bytes | str) -> bytes:
-    return description if isinstance(description, bytes) else description.encode("latin-1")  # pyelftools below 0.30 gives text
+    return description if isinstance(description, bytes) else description.encode("latin-1")  # pyelftools below 0.30 returns text
 
 
 def _kernels(elf: ELFFile, content: bytes, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Metadata]]:
@@ -190,7 +190,10 @@ def _kernels(elf: ELFFile, content: bytes, metadata: Mapping[str, Any]) -> Itera
 
 
 def _check_descriptor(elf: ELFFile, content: bytes, symbol: Any, seen: Metadata) -> None:
-    """What the hardware's set-up reads must agree with the metadata, which the runtime reads; a size of arguments of 0 is unstated."""
+    """Check that the kernel descriptor agrees with the metadata.
+
+    The hardware reads the descriptor, the runtime the metadata. An argument size of 0 is unstated.
+    """
     offsets = list(elf.address_offsets(symbol["st_value"], _DESCRIPTOR_BYTES))
     if not offsets:
         raise PackError(f"the descriptor {symbol.name} lies outside it")

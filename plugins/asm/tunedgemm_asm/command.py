@@ -1,4 +1,4 @@
-"""``tunedgemm asm``: list the packs found, judge a pack before it is shipped, and build the pack of the generator."""
+"""Implement ``tunedgemm asm``: list installed packs, check packs, and build the generator's pack."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _kernel(pack_kernel: packs.PackKernel) -> Iterator[str]:
     try:
         seen, sha256 = pack_kernel.metadata(), pack_kernel.sha256
     except PackError:
-        return  # told among what was refused
+        return  # listed among the refusals
     marks += [f"{seen.vgprs} VGPRs", f"{seen.lds_bytes} bytes of LDS", f"sha256 {sha256[:12]}"]
     yield f"{kernel.name}: {', '.join(filter(None, marks))}"
 
@@ -111,13 +111,13 @@ command = Command("asm", "list, check or build packs of code objects", _add_argu
 
 @attrs.frozen
 class Verdict:
-    """What was found in one folder.
+    """Result of checking one folder.
 
     Attributes:
-        folder: which.
-        packs: in it and below.
-        faults: what must be mended.
-        notes: what is no fault.
+        folder: the folder.
+        packs: packs in and below it.
+        faults: what must be fixed.
+        notes: oddities that are not faults.
     """
 
     folder: Path
@@ -127,7 +127,10 @@ class Verdict:
 
 
 def verdicts(folders: Iterable[Path]) -> Iterator[Verdict]:
-    """The judgement of each folder; a kernel of one architecture that two of them give is a fault of the later."""
+    """Yield the verdict on each folder.
+
+    A kernel that two packs give for one architecture is a fault of the later pack.
+    """
     owners: dict[tuple[str, str], Pack] = {}
     for folder in folders:
         found, problems = packs.in_folder(folder)

@@ -1,4 +1,4 @@
-"""Rank kernels in the order in which they are tried."""
+"""Rank AMD kernels in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from tunedgemm_asm.manifest import KernelConfig
 
 
 def rank(kernel: KernelConfig, splits: int, shape: Shape, device: Device) -> tuple[float | str, ...]:
-    """What AITER's launchers compare, as a total order, least first.
+    """Return a total order of kernels, best first, by what AITER's launchers compare.
 
-    Rounds of workgroups over the compute units, then units idle in the last one, then rows computed for nothing, then the tile's elements
-    for each that it loads, most first; then fewer parts and the name, so that no order of a manifest decides.
+    In this order: rounds of workgroups over the compute units; idle units in the last round; padded rows;
+    elements of the tile per element loaded, most first; splits; name. The name makes the order
+    independent of a manifest's.
     """
     tiles, units = ceil_div(shape.m, kernel.tile_m) * ceil_div(shape.n, kernel.tile_n), max(device.cu_num, 1)
     rounds, loaded = ceil_div(tiles * splits, units), kernel.tile_m + kernel.tile_n

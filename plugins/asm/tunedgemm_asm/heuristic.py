@@ -1,4 +1,4 @@
-"""The answer to an untuned call."""
+"""Choose the solution of an untuned call."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tunedgemm_asm.names import Candidate, auto_splits, solution_of
 
 @attrs.frozen
 class Fitted:
-    """Products of plain weights of which it was measured that the first guess beats torch.
+    """Class of products with plain weights whose first guess was measured to beat torch.
 
     Attributes:
-        gfx: the architecture.
-        m: least and most rows of x.
-        n_below: what N lies below.
-        source: what was measured, where and when.
+        gfx: architecture.
+        m: fewest and most rows of x.
+        n_below: exclusive limit of N.
+        source: measurement, place and date.
     """
 
     gfx: str
@@ -28,18 +28,21 @@ class Fitted:
     source: str
 
     def has(self, shape: Shape, device: Device) -> bool:
-        """Whether the product is one of them."""
+        """Check whether the product belongs to the class."""
         return device.gfx == self.gfx and self.m[0] <= shape.m <= self.m[1] and shape.n < self.n_below
 
 
-#: None was measured. A fit would begin with 64 <= M <= 1024 and N < 32768.
+#: Not measured. A first fit would cover 64 <= M <= 1024 and N < 32768.
 FITTED: tuple[Fitted, ...] = ()
-#: Layout and tile of the kernel that AITER's launcher gives whole tiles of N alone where it chooses; rows and the tuner name it for others.
+#: Layout and tile of a kernel that AITER's launcher chooses only for whole tiles of N.
 _WHOLE = ("aiter-f4gemm", 128, 512)
 
 
 def heuristic_fallback(libtype: str, shape: Shape, device: Device, kernels: Kernels) -> Solution | None:
-    """The first guess for a shuffled weight, which torch would have to put in order in each call, and in a fitted class; else None."""
+    """Return the first guess for a shuffled weight or a fitted class, else None.
+
+    torch would reorder a shuffled weight in each call.
+    """
     if shape.layout == "row" and not any(fitted.has(shape, device) for fitted in FITTED):
         return None
     chosen = guess(shape, device, kernels)
@@ -47,9 +50,9 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device, kernels: Kern
 
 
 def guess(shape: Shape, device: Device, kernels: Kernels) -> Candidate | None:
-    """The best kernel by `rank`, each with the parts of K that AITER's launcher gives it; None where none fits.
+    """Return the best kernel by `rank` with the splits of AITER's launcher, or None.
 
-    It is one of AITER's, which run in production: kernels of other packs are chosen by tuning alone. Its code object was read and may run.
+    Only AITER's kernels are candidates, because they run in production. The code object is checked.
     """
     if unsupported_device(shape, device):
         return None
@@ -66,5 +69,5 @@ def guess(shape: Shape, device: Device, kernels: Kernels) -> Candidate | None:
 
 
 def _ragged(kernel: KernelConfig, shape: Shape) -> bool:
-    """Whether the kernel would have a tail in N that AITER's launcher does not trust it with."""
+    """Check whether the kernel would have a tail in N that AITER's launcher avoids."""
     return (kernel.abi, kernel.tile_m, kernel.tile_n) == _WHOLE and shape.n % kernel.tile_n != 0

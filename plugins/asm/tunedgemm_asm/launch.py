@@ -1,4 +1,8 @@
-"""Launch: a solution bound to a shape becomes one call of the driver with everything but addresses fixed before."""
+"""Turn an AMD kernel and a shape into a launcher with everything but addresses fixed.
+
+`LaunchArguments` has strides in the unit of each argument layout (``abi.py``) and the grid of AITER's
+launchers.
+"""
 
 from __future__ import annotations
 
@@ -44,16 +48,16 @@ def bind(
     device: Device,
     where: torch.device,
 ) -> Launcher | Unsupported:
-    """The launcher of a solution for exactly this shape.
+    """Return the launcher of a solution for exactly this shape.
 
     Args:
-        drivers: gives the library for the device's kind.
-        catalog: the packs for the device's architecture.
-        device: whose limits count; its index is -1 where host memory stands for it.
-        where: the operands' device.
+        drivers: returns the library for the device's kind.
+        catalog: kernels for the device's architecture.
+        device: device whose limits apply; index -1 means host memory.
+        where: torch device of the operands.
 
     Raises:
-        LaunchError: the driver does not load it.
+        LaunchError: the driver does not load the code.
     """
     try:
         kernel, splits = resolve(solution, shape, device, catalog)
@@ -73,7 +77,7 @@ def bind(
 
 
 def _failing(function: driver.KernelFunction, name: str) -> Callable[[int], None]:
-    """What raises the error of a status."""
+    """Return a function that raises the error of a driver status."""
 
     def failed(status: int) -> None:
         called = function.driver.interface.functions["launch"][0]
@@ -85,7 +89,7 @@ def _failing(function: driver.KernelFunction, name: str) -> Callable[[int], None
 def _call(
     launch: Launch, failed: Callable[[int], None], arguments: LaunchArguments, shape: Shape, index: int, where: torch.device
 ) -> Callable[..., Any]:
-    """The call of operands; the plain product, of which nothing but the output is allocated, without anything in between."""
+    """Return the callable of a launcher; the plain product allocates only its output."""
     import torch
 
     empty, dtype, n, plain = torch.empty, torch_dtype(shape.outdtype), shape.n, (shape.m, shape.n)
@@ -107,12 +111,12 @@ def _call(
     def prepared(x: Any, weight: Any, *others: Any) -> Any:
         memory = empty((rows, n), dtype=dtype, device=where)
         if zeroed:
-            memory.zero_()  # in the order of the stream, also in a graph
+            memory.zero_()  # ordered by the stream, also in a graph
         out = memory if rows == shape.m else memory[: shape.m]
         addresses = [memory.data_ptr(), x.data_ptr(), weight.data_ptr(), *(each.data_ptr() for each in others)]
         if zeros is not None:
             addresses.append(zeros.data_ptr())
-        # In a graph nothing but these names holds them: let go too early, one could lie where the other is.
+        # Only these names hold both buffers during capture: freed early, one could overlap the other.
         held = [workspace(scratch, where)] if scratch else []
         held += [semaphores(counters, where)] if counters else []
         if status := launch(stream(index), *addresses, *(each.data_ptr() for each in held)):
@@ -128,7 +132,7 @@ _BIASED = (*_PLAIN, "bias")
 
 @functools.cache
 def _zeros(n: int, where: torch.device) -> torch.Tensor:
-    """Float32 zeros [N] for kernels that always add a bias, for all streams; kept for ever, because a captured graph may read them."""
+    """Return fp32 zeros [N] for kernels that always add a bias; kept, because captured graphs may read them."""
     import torch
 
     zeros = torch.zeros(n, dtype=torch.float32, device=where)
@@ -137,32 +141,32 @@ def _zeros(n: int, where: torch.device) -> torch.Tensor:
     return zeros
 
 
-#: Addresses in the order in which a launch gets them, by the names of their fields.
+#: Names of address fields, in the order in which a launch takes them.
 ADDRESSES = ("out", "a", "b", "a_scale", "b_scale", "bias", "workspace", "semaphore")
 
-#: Elements of x, and rows of the weight, that share a scale of a block.
+#: Elements of x along K, and rows of the weight, that share a block scale.
 _BLOCK = 128
 
-#: Elements of K that share a scale of mxfp4, and of how many such groups a row of shuffled scales has a multiple.
+#: Elements of K that share an mxfp4 scale; a row of shuffled scales is padded to a multiple of _GROUPS.
 _GROUP, _GROUPS = 32, 8
 
-#: Rows of which AITER's fp4 kernels write a multiple.
+#: AITER's fp4 kernels write a multiple of this many rows.
 _ROWS = 32
 
 
 @attrs.frozen
 class LaunchArguments:
-    """A shape as a kernel is told it.
+    """Arguments of one launch but for addresses, its grid and its scratch memory.
 
     Attributes:
-        values: the arguments that are no addresses, by field.
-        addresses: of `ADDRESSES` those that a launch gets.
+        values: non-address arguments by field.
+        addresses: names of `ADDRESSES` that the launch takes.
         grid: workgroups along the three axes.
-        rows: of the output's memory; what lies beyond M is nobody's.
-        zeroed: whether parts of K are added to the output, which is zero before.
-        absent_bias: whether float32 zeros [N] stand for a bias.
+        rows: rows of the output's memory; rows from M on are padding.
+        zeroed: whether splits are added to an output that must be zero before.
+        absent_bias: whether fp32 zeros [N] replace a missing bias.
         workspace: bytes of scratch memory.
-        counters: counters that are zero before and after.
+        counters: number of counters, zero before and after.
     """
 
     values: Mapping[str, int | float]
@@ -176,12 +180,12 @@ class LaunchArguments:
 
 
 def arguments_of(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
-    """What a kernel is told of a shape that it takes with so many parts of K; see `limits.unsupported_config`."""
+    """Return the arguments of a kernel for a shape that `limits.unsupported_config` accepts."""
     return _MAKERS[kernel.abi](kernel, splits, shape)
 
 
 def _tiles(kernel: KernelConfig, shape: Shape) -> tuple[int, int]:
-    """Tiles of the output along N and M."""
+    """Return the number of output tiles along N and M."""
     return ceil_div(shape.n, kernel.tile_n), ceil_div(shape.m, kernel.tile_m)
 
 
@@ -198,7 +202,7 @@ def _sizes(shape: Shape) -> dict[str, int | float]:
 
 
 def _bf16(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
-    """``asm_gemm_a16w16.cu``: strides in bytes; a semaphore where K is split."""
+    """Follow ``asm_gemm_a16w16.cu``: strides in bytes; a semaphore with split-K."""
     tiles_n, tiles_m = _tiles(kernel, shape)
     out, row, split = shape.n * _bytes(shape.outdtype), shape.k * _bytes(shape.dtype), splits > 1
     values = {"alpha": 1.0, "beta": 0.0, "stride_out0": out, "stride_c0": out, "stride_a0": row, "stride_b0": row, **_sizes(shape)}
@@ -208,7 +212,7 @@ def _bf16(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
 
 
 def _scaled(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
-    """``asm_gemm_a8w8.cu``: strides of operands in elements, of the output in bytes; parts of K lie along the first axis of the grid."""
+    """Follow ``asm_gemm_a8w8.cu``: strides of operands in elements, of the output in bytes; splits along grid x."""
     tiles_n, tiles_m = _tiles(kernel, shape)
     strides = {"stride_a": shape.k, "stride_b": shape.k, "stride_out": shape.n * _bytes(shape.outdtype)}
     names = _given("out", "a", "b", "a_scale", "b_scale", "bias")
@@ -218,14 +222,14 @@ def _scaled(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
 
 
 def _blocks(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
-    """``asm_a8w8_blockscale_bpreshuffle.cu``: as of int8, and the sizes of the scales, those of x lying transposed."""
+    """Follow ``asm_a8w8_blockscale_bpreshuffle.cu``: int8's arguments and scale sizes; scales of x transposed."""
     arguments = _scaled(kernel, splits, shape)
     scales = {"scale_m": shape.m, "scale_n": ceil_div(shape.n, _BLOCK), "scale_k": ceil_div(shape.k, _BLOCK)}
     return attrs.evolve(arguments, values={**arguments.values, **scales})
 
 
 def _fp4(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
-    """``asm_gemm_a4w4.cu``: strides of operands in values, of the output in elements, of scales in bytes; rows of the output in wholes."""
+    """Follow ``asm_gemm_a4w4.cu``: strides of operands in values, of the output in elements, of scales in bytes."""
     tiles_n, tiles_m = _tiles(kernel, shape)
     groups = ceil_div(ceil_div(shape.k, _GROUP), _GROUPS) * _GROUPS
     values = {"alpha": 1.0, "beta": 0.0, "stride_c0": shape.n, "stride_a0": shape.k, "stride_b0": shape.k, **_sizes(shape)}
@@ -236,7 +240,7 @@ def _fp4(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
 
 
 def _own(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
-    """Kernels of ``gcn``: strides in bytes, tiles along one axis; parts of K meet in scratch memory."""
+    """Arrange arguments for ``gcn``: strides in bytes, tiles along grid x; splits meet in the workspace."""
     tiles_n, tiles_m = _tiles(kernel, shape)
     row, tiles, split = shape.k * _bytes(shape.dtype), tiles_m * tiles_n, splits > 1
     values = {"stride_out": shape.n * _bytes(shape.outdtype), "stride_a": row, "stride_b": row, **_sizes(shape)}

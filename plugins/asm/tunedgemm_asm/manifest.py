@@ -1,7 +1,9 @@
-"""Manifests: which kernels a pack has, from a CSV file, as values. A manifest is data: parsed against closed lists, and never believed.
+"""Parse manifests: CSV files that list the kernels of a pack.
 
-Both of AITER's dialects are read: ``knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias`` of its bf16 kernels and
-``tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name`` of the others, with their comments (``#``, ``//``, ``;``, ``/* */``).
+A manifest is untrusted data, checked against closed lists. Both of AITER's dialects are read, with
+their comments (``#``, ``//``, ``;``, ``/* */``):
+``knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias`` of its bf16 kernels and
+``tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name`` of the others.
 """
 
 from __future__ import annotations
@@ -17,43 +19,43 @@ from tunedgemm.plugin import PluginError
 
 from tunedgemm_asm.abi import Abi
 
-#: Bytes of a manifest at most.
+#: Most bytes of a manifest.
 MAX_BYTES = 4 << 20
-#: Elements along a side of a tile, and other numbers of a manifest, at most.
+#: Largest tile side and other number of a manifest.
 MAX_NUMBER = 4096
 
-#: Letters of a kernel's name at most.
+#: Most letters of a kernel's name.
 MAX_NAME = 512
 
 _SYMBOL = re.compile(rf"[A-Za-z_$.][\w$.]{{0,{MAX_NAME - 1}}}", re.ASCII)
 _REQUIRED = ("knl_name", "co_name", "tilem", "tilen")
-#: Columns by their names in small letters without "_" but for the two names.
+#: Known columns in lower case, without "_" except in the two names.
 _KNOWN = (*_REQUIRED, "tn", "pf", "bpreshuffle", "splitk", "subk", "bias", "outputs")
 
 
 class PackError(PluginError):
-    """A pack, a manifest or a code object that cannot be used: names it and the reason."""
+    """Error of an unusable pack, manifest or code object; names it and the reason."""
 
 
 class UnreadableError(PackError):
-    """A file that cannot be read: that may pass, so it is worth another try."""
+    """Error of reading a file; may be transient, so reading is retried."""
 
 
 @attrs.frozen
 class KernelConfig:
-    """One kernel, as its manifest describes it.
+    """Parameters of one kernel in its manifest.
 
     Attributes:
-        name: its symbol in the code object, which is the kernelName of tables.
-        file: the code object, relative to the manifest's folder.
-        abi: name of the layout of its arguments.
-        tile_m, tile_n: elements of the output that a workgroup computes.
-        prefetch: tiles along K that it loads ahead, 0 where the manifest does not say.
+        name: symbol in the code object, and kernelName of tables.
+        file: code object, relative to the manifest's folder.
+        abi: name of its argument layout.
+        tile_m, tile_n: output tile of a workgroup.
+        prefetch: tiles along K loaded ahead, 0 where unstated.
         shuffled: whether it reads the weight in the ABI's layout; else plain [N, K].
         splits: whether it can split K over workgroups.
-        sub_k: elements along K of which a split has a multiple.
-        bias: whether it can add one.
-        outputs: the dtypes that it can write.
+        sub_k: granularity of a split along K, in elements.
+        bias: whether it can add a bias.
+        outputs: output dtypes.
     """
 
     name: str
@@ -71,12 +73,12 @@ class KernelConfig:
 
 @attrs.frozen
 class Manifest:
-    """What a manifest gives.
+    """Content of a manifest.
 
     Attributes:
-        kernels: those that can be used, in its order.
-        refused: name of a kernel (or the line, where it has none) -> why it is not among them.
-        remarks: what is odd and does no harm.
+        kernels: usable kernels, in the manifest's order.
+        refused: kernel, or line without a name -> why it is unusable.
+        remarks: harmless oddities.
     """
 
     kernels: tuple[KernelConfig, ...]
@@ -85,16 +87,16 @@ class Manifest:
 
 
 def read(path: Path, abi: Abi) -> Manifest:
-    """The kernels of a manifest, whose arguments have this layout.
+    """Read the kernels of a manifest with this argument layout.
 
     Raises:
-        PackError: it cannot be read, is too large, or lacks a column; a bad line costs its own kernel alone.
+        PackError: the file is unreadable, too large or lacks a column; a bad line costs only its kernel.
     """
     return decoded(content_of(path.parent, path.name, MAX_BYTES), path.name, abi)
 
 
 def decoded(content: bytes, name: str, abi: Abi) -> Manifest:
-    """`read`, from bytes; *name* is the file's, for messages."""
+    """Parse the bytes of a manifest; messages name the file *name*."""
     try:
         return parse(content.decode("utf-8-sig"), name, abi)
     except UnicodeDecodeError as error:
@@ -102,7 +104,7 @@ def decoded(content: bytes, name: str, abi: Abi) -> Manifest:
 
 
 def parse(text: str, name: str, abi: Abi) -> Manifest:
-    """`read`, from text; *name* is the file's, for messages."""
+    """Parse the text of a manifest; messages name the file *name*."""
     lines = [(number, line) for number, line in enumerate(_without_comments(text).splitlines(), 1) if line.strip(", \t")]
     if not lines:
         raise PackError(f"{name}: empty; the first line must name the columns")
@@ -181,10 +183,10 @@ def _kernel(row: Mapping[str, str], abi: Abi) -> KernelConfig:
 
 
 def inside(text: str, where: str) -> str:
-    """The relative path of a file below a folder.
+    """Return the relative path of a file inside a folder.
 
     Raises:
-        PackError: it is none, or leads out of the folder.
+        PackError: the text is not such a path.
     """
     path = PurePosixPath(text)
     if not text or "\\" in text or "\0" in text or ":" in text:
@@ -195,16 +197,16 @@ def inside(text: str, where: str) -> str:
 
 
 def place_of(folder: Path, file: str) -> Path:
-    """Where a file of a pack lies, links resolved.
+    """Return the path of a pack's file with links resolved.
 
     Raises:
-        PackError: out of the pack's folder; names the file, as the others do.
-        UnreadableError: there is no such file, or it cannot be told.
+        PackError: it is outside the pack's folder.
+        UnreadableError: it does not exist or cannot be examined.
     """
     try:
         place = (folder / file).resolve()
         within, exists = place.is_relative_to(folder.resolve()), place.is_file()
-    except (OSError, RuntimeError, ValueError) as error:  # a link to itself is a RuntimeError up to Python 3.12
+    except (OSError, RuntimeError, ValueError) as error:  # a link to itself raises RuntimeError up to Python 3.12
         raise UnreadableError(f"{file[:80]}: {_reason(error)}") from error
     if not within:
         raise PackError(f"{file} leads out of the pack's folder, to {place}")
@@ -214,7 +216,7 @@ def place_of(folder: Path, file: str) -> Path:
 
 
 def content_of(folder: Path, file: str, most: int) -> bytes:
-    """The bytes of a file of a pack; raises as `place_of`, and where there are more than *most*."""
+    """Return the bytes of a pack's file; raises as `place_of`, and above *most* bytes."""
     try:
         with place_of(folder, file).open("rb") as opened:
             content = opened.read(most + 1)
@@ -244,6 +246,6 @@ def _column(cell: str) -> str:
 
 
 def _without_comments(text: str) -> str:
-    """The text with its comments blanked out; lines keep their numbers."""
+    """Blank out comments; lines keep their numbers."""
     text = re.sub(r"/\*.*?(?:\*/|\Z)", lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
     return re.sub(r"(?://|#|;).*", "", text)

@@ -1,4 +1,4 @@
-"""Return the solution of a kernel, and the kernel and splits that a solution names."""
+"""Map between solutions and AMD kernels with their splits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Candidate = tuple[KernelConfig, int]
 
 
 def auto_splits(kernel: KernelConfig, shape: Shape, device: Device) -> int:
-    """The number of parts that AITER's launchers choose where none is named: what fills the compute units, if K has as many steps."""
+    """Return the splits that AITER's launchers choose: enough to fill the compute units, limited by K."""
     if not kernel.splits or RULES[kernel.abi].meet != "semaphore":
         return 1
     return max(2, most_splits(kernel, shape, device))
@@ -30,9 +30,9 @@ def most_splits(kernel: KernelConfig, shape: Shape, device: Device) -> int:
 
 
 def solution_of(libtype: str, kernel: KernelConfig, splits: int) -> Solution:
-    """The solution of a kernel; splitK as AITER's rows have it: the number of parts, of fp4 its logarithm.
+    """Return the solution of a kernel; splitK is written as in AITER's rows, for fp4 as a logarithm.
 
-    AITER's kernels add parts of K to zeros in the order in which they end, which two parts do not show; ours in one order.
+    AITER's kernels add more than two splits in an order that varies; the plugin's own in a fixed one.
     """
     rules = RULES[kernel.abi]
     written = splits.bit_length() - 1 if rules.parts == "even" else splits
@@ -40,10 +40,10 @@ def solution_of(libtype: str, kernel: KernelConfig, splits: int) -> Solution:
 
 
 def resolve(solution: Solution, shape: Shape, device: Device, catalog: Catalog) -> Candidate:
-    """The kernel that a solution names, and the parts of K that its splitK means; 0 or nothing leaves them to `auto_splits`.
+    """Return the kernel and the splits that a solution names; splitK 0 or none means `auto_splits`.
 
     Raises:
-        PluginError: there is no such kernel for the device, or it does not take the shape so.
+        PluginError: the device has no such kernel, or the kernel does not support the shape.
     """
     if solution.kernel_name not in catalog.kernels:
         raise PluginError(catalog.missing(solution.kernel_name))
@@ -57,8 +57,8 @@ def resolve(solution: Solution, shape: Shape, device: Device, catalog: Catalog) 
 def _splits(solution: Solution, kernel: KernelConfig, shape: Shape, device: Device) -> int:
     rules, written = RULES[kernel.abi], solution.split_k
     if rules.parts == "even":
-        return 1 << min(max(written, 0), rules.splits)  # too many are refused by their number
+        return 1 << min(max(written, 0), rules.splits)  # a count above the limit is refused later
     if not written:
         return auto_splits(kernel, shape, device)
-    # AITER's launcher lowers what is too much for K where parts count steps.
+    # AITER's launcher clamps splits to the steps of K where they are counted in steps.
     return min(written, rules.splits, shape.k // kernel.sub_k) if rules.parts == "counted" else written

@@ -1,4 +1,4 @@
-"""Native: the launch itself and descriptors of its operands, by the C extension, or by ctypes where that was not built."""
+"""Launch kernels and cache tensor maps, through the C extension or, where it was not built, ctypes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunedgemm_asm.driver import ENDS, KernelFunction
 from tunedgemm_asm.ptx.abi import MAP_BYTES
 from tunedgemm_asm.ptx.tensormap import Operand, Pool
 
-#: Bytes of arguments at most, addresses and descriptors among them; ``shim.c`` has the same numbers.
+#: Most argument bytes (addresses and tensor maps included), slots and tensor maps; as in ``shim.c``.
 MOST_BYTES, MOST_SLOTS, MOST_MAPS = 4096, 16, 3
 #: Bytes of an address.
 _ADDRESS = 8
@@ -24,7 +24,7 @@ _ADDRESS = 8
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2
 
 
-#: Of ``shim.c``.
+#: Version of ``shim.c``.
 _VERSION = 4
 
 
@@ -33,24 +33,24 @@ def _loaded() -> Any:
         extension = importlib.import_module("tunedgemm_asm._shim")
     except ImportError:  # installed without a C compiler
         return None
-    return extension if getattr(extension, "VERSION", 1) == _VERSION else None  # built from an older text
+    return extension if getattr(extension, "VERSION", 1) == _VERSION else None  # built from an older source
 
 
 _extension = _loaded()
 
-#: (stream, an address for each slot in their order, then those that descriptors alone are of) -> the driver's status; where a descriptor
-#: cannot be made its status times -1, or the LaunchError of it.
+#: (stream, addresses of slots in order, addresses used only by tensor maps) -> the driver's status.
+#: A failed tensor map returns its negated status or raises LaunchError.
 Launch = Callable[..., int]
 
 
 @attrs.frozen
 class Map:
-    """A descriptor among the arguments, which is made of an operand's address and kept.
+    """Tensor map among the arguments, made from an operand's address and cached.
 
     Attributes:
-        slot: where its 128 bytes go.
-        source: the place of the address among those of a launch.
-        operand: what else the driver is told.
+        slot: offset of its 128 bytes.
+        source: index of its address among those of a launch.
+        operand: the rest of the driver's description.
     """
 
     slot: int
@@ -65,16 +65,16 @@ def _slots(_: object, attribute: attrs.Attribute[tuple[int, ...]], slots: tuple[
 
 @attrs.frozen
 class LaunchPlan:
-    """How a kernel is launched for a shape: everything but addresses.
+    """Everything of a launch but addresses.
 
     Attributes:
         grid: workgroups along the three axes.
-        threads: of a workgroup.
-        arguments: the kernel's argument buffer, in which addresses are left out.
-        slots: where in it each address goes, in the order in which a launch gets them.
-        shared: bytes of dynamic LDS.
-        maps: descriptors in it.
-        index: of the device that descriptors are for.
+        threads: threads of a workgroup.
+        arguments: argument buffer with addresses left out.
+        slots: offset of each address, in the order in which a launch takes them.
+        shared: bytes of dynamic shared memory or LDS.
+        maps: tensor maps among the arguments.
+        index: index of the device of the tensor maps.
     """
 
     grid: tuple[int, int, int]
@@ -101,17 +101,17 @@ class LaunchPlan:
 
     @property
     def addresses(self) -> int:
-        """How many a launch gets."""
+        """Return the number of addresses that a launch takes."""
         return len({*range(len(self.slots)), *(each.source for each in self.maps)})
 
 
 def launch_of(function: KernelFunction, plan: LaunchPlan) -> Launch:
-    """The launch of a function; safe to call from several threads, and other threads of the interpreter run meanwhile."""
+    """Return the launch of a function; it is thread-safe and releases the interpreter."""
     return by_ctypes(function, plan) if _extension is None else by_extension(function, plan)
 
 
 def by_extension(function: KernelFunction, plan: LaunchPlan) -> Launch:
-    """Through `shim.c`."""
+    """Return the launch through `shim.c`."""
     driver = function.driver
     made = _extension.Launch(
         driver.address("launch"),
@@ -130,7 +130,7 @@ def by_extension(function: KernelFunction, plan: LaunchPlan) -> Launch:
 
 
 def by_ctypes(function: KernelFunction, plan: LaunchPlan) -> Launch:
-    """Through ctypes."""
+    """Return the launch through ctypes."""
     call, address, (x, y, z), threads, shared = function.driver.functions["launch"], function.address, plan.grid, plan.threads, plan.shared
     arguments, slots, end, pack = plan.arguments, plan.slots, ENDS[function.driver.interface.kind], struct.Struct("<Q").pack_into
     pointers, size_t, count = ctypes.c_void_p * 5, ctypes.c_size_t, plan.addresses

@@ -1,8 +1,8 @@
-"""Packs: folders with a descriptor, a manifest and code objects; which of their kernels may be launched on an architecture.
+"""Find packs and decide which of their kernels may be launched on an architecture.
 
-`found` reads descriptors and manifests, `PackKernel` a code object when its kernel is first wanted, and those of a name that several packs
-have at once. What is wrong with one pack costs that pack, what is wrong with one kernel that kernel; both are remembered with their
-reason.
+A pack is a folder with a descriptor, a manifest and code objects. `catalog_of` reads descriptors and
+manifests. `PackKernel` reads a code object on first use, or at once where several packs have its name.
+A fault costs only its own pack or kernel and is remembered with its reason.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from tunedgemm_asm.descriptor import Descriptor
 from tunedgemm_asm.manifest import KernelConfig, PackError, UnreadableError, content_of, place_of
 from tunedgemm_asm.sources import sources
 
-#: Bytes of a code object at most; AITER's largest has 150 KiB.
+#: Most bytes of a code object; AITER's largest has 150 KiB.
 MAX_BYTES = 64 << 20
-#: What is said where there is no pack at all.
+#: Message where no pack exists.
 NONE = "no pack is found; install AITER, name folders in TUNEDGEMM_ASM_PACKS, or make one with `tunedgemm asm build`"
 
 
 @attrs.frozen(eq=False)
 class Pack:
-    """A folder of kernels for one architecture.
+    """Folder of kernels for one architecture.
 
     Attributes:
-        descriptor: what its author says of it: name, gfx, ABI, dtypes.
-        folder: where manifest and code objects lie.
-        source: who led to it.
-        kernels: those of its manifest that can be used, as far as the manifest tells.
-        refused: name of a kernel -> why it is not among them.
-        remarks: what is odd and does no harm.
-        hashes: SHA-256 of the files that were read, which must stay what they were.
+        descriptor: name, gfx, ABI and dtypes from its author.
+        folder: folder of the manifest and the code objects.
+        source: what led to the folder.
+        kernels: kernels that the manifest allows.
+        refused: kernel -> why it is not among them.
+        remarks: harmless oddities.
+        hashes: SHA-256 of each file read; the file must not change afterwards.
     """
 
     descriptor: Descriptor
@@ -53,29 +53,29 @@ class Pack:
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """Return the pack's name."""
         return self.descriptor.name
 
     @property
     def gfx(self) -> str:
-        """The architecture that it is for."""
+        """Return the pack's architecture."""
         return self.descriptor.gfx
 
     @property
     def abi(self) -> Abi:
-        """The layout of its kernels' arguments."""
+        """Return the argument layout of its kernels."""
         return ABIS[self.descriptor.abi]
 
     @functools.cached_property
     def pack_kernels(self) -> tuple[PackKernel, ...]:
-        """Its kernels, each with its file."""
+        """Return its kernels with their files."""
         return tuple(PackKernel(self, kernel, self.folder / kernel.file) for kernel in self.kernels)
 
     def content(self, file: str) -> bytes:
-        """The bytes of one of its files, the same each time: *sha256* is of what is used.
+        """Return the bytes of a file, the same each time, so that *sha256* covers what is used.
 
         Raises:
-            PackError: it was exchanged since it was first read; and as `content_of`.
+            PackError: the file changed since it was first read, or as `content_of`.
         """
         content = content_of(self.folder, file, MAX_BYTES)
         digest = hashlib.sha256(content).hexdigest()
@@ -85,11 +85,11 @@ class Pack:
 
     @property
     def sha256(self) -> str:
-        """Over the bytes of descriptor, manifest and all code objects, in the order of their names."""
+        """Return the SHA-256 of descriptor, manifest and all code objects, in the order of their names."""
         total = hashlib.sha256(f"{descriptor.NAME}\0{self.descriptor.digest}\n".encode())
         for file in sorted({self.descriptor.manifest, *(kernel.file for kernel in self.kernels)}):
             if file not in self.hashes:
-                with contextlib.suppress(PackError):  # told when its kernel is wanted
+                with contextlib.suppress(PackError):  # reported when its kernel is used
                     self.content(file)
             total.update(f"{file}\0{self.hashes.get(file, 'unreadable')}\n".encode())
         return total.hexdigest()
@@ -97,12 +97,12 @@ class Pack:
 
 @attrs.frozen
 class Checked:
-    """A code object that was read and may be launched.
+    """Code object that passed all checks.
 
     Attributes:
         content: its bytes.
         sha256: their hash.
-        metadata: what it says of the kernel.
+        metadata: metadata of the kernel.
     """
 
     content: bytes = attrs.field(repr=False)
@@ -112,7 +112,7 @@ class Checked:
 
 @attrs.frozen(eq=False)
 class PackKernel:
-    """A kernel of a pack. Its code object is read and checked when it is first wanted, once where it can be read."""
+    """Kernel of a pack, whose code object is read and checked on first use."""
 
     pack: Pack
     kernel: KernelConfig
@@ -121,24 +121,24 @@ class PackKernel:
 
     @property
     def abi(self) -> Abi:
-        """The layout of its arguments."""
+        """Return its argument layout."""
         return self.pack.abi
 
     @property
     def dtypes(self) -> Mapping[str, tuple[str, ...]]:
-        """What it takes and gives, by operand: ``x``, ``weight``, ``out``, ``bias``."""
+        """Return its dtypes by operand: ``x``, ``weight``, ``out``, ``bias``."""
         return self.pack.descriptor.dtypes
 
     @property
     def of_aiter(self) -> bool:
-        """Whether it lies in AITER's tree of code objects."""
+        """Check whether it belongs to AITER's tree of code objects."""
         return self.pack.descriptor.of_aiter
 
     def checked(self) -> Checked:
-        """The code object.
+        """Return the checked code object.
 
         Raises:
-            PackError: it must not be launched; names pack, file and reason, each time.
+            PackError: it must not be launched; names pack, file and reason.
         """
         if not self._checked or isinstance(self._checked[0], UnreadableError):
             try:
@@ -150,20 +150,20 @@ class PackKernel:
         return answer
 
     def code(self) -> bytes:
-        """The bytes of the code object; raises as `checked`."""
+        """Return the bytes of the code object; raises as `checked`."""
         return self.checked().content
 
     def metadata(self) -> Metadata:
-        """What the code object says of the kernel; raises as `checked`."""
+        """Return the kernel's metadata; raises as `checked`."""
         return self.checked().metadata
 
     @property
     def sha256(self) -> str:
-        """Of the code object's bytes; raises as `checked`."""
+        """Return the SHA-256 of the code object; raises as `checked`."""
         return self.checked().sha256
 
     def unfit(self) -> str | None:
-        """Why it must not be launched, for which its code object is read; "" where it may be."""
+        """Return why the code object must not be launched, or None; reads it."""
         try:
             self.checked()
         except PackError as error:
@@ -172,7 +172,7 @@ class PackKernel:
 
     @property
     def fault(self) -> str:
-        """Why it was refused, where its code object was wanted and must not be launched; "" otherwise."""
+        """Return the reason of a refusal so far, or an empty text; reads nothing."""
         return str(self._checked[0]) if self._checked and isinstance(self._checked[0], PackError) else ""
 
 
@@ -194,14 +194,14 @@ def _check(pack_kernel: PackKernel) -> Checked:
 
 @attrs.frozen(eq=False)
 class Catalog:
-    """What there is for one architecture.
+    """Kernels for one architecture.
 
     Attributes:
-        gfx: which.
-        packs: in the order in which they count.
-        kernels: by name; of two packs with one name the earlier has it whose code object can be used.
-        refusals: what is wrong with packs and manifests; *problems* adds code objects.
-        elsewhere: name of a kernel -> the other architectures that it is found for.
+        gfx: the architecture.
+        packs: packs in order of precedence.
+        kernels: kernels by name; of equal names, the first whose code object is usable.
+        refusals: faults of packs and manifests; *problems* adds code objects.
+        elsewhere: kernel -> other architectures that have it.
     """
 
     gfx: str
@@ -212,18 +212,18 @@ class Catalog:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Everything that was refused up to now, with its reason."""
+        """Return every refusal so far with its reason."""
         return self.refusals + tuple(pack_kernel.fault for pack_kernel in self.kernels.values() if pack_kernel.fault)
 
     @property
     def version(self) -> str:
-        """``asm 1a2b3c4d5e6f`` over all packs' bytes: a kernel's name says nothing of the code behind it; "" where there is no kernel."""
+        """Return ``asm 1a2b3c4d5e6f``, a hash of all packs, or an empty text without kernels."""
         if not self.kernels:
             return ""
         return f"asm {hashlib.sha256(' '.join(pack.sha256 for pack in self.packs).encode()).hexdigest()[:12]}"
 
     def missing(self, name: str) -> str:
-        """Why no kernel of this name can be launched here; "" where one may be. Its code object is read for it."""
+        """Return why no kernel of this name can be launched, or an empty text; reads its code object."""
         if name in self.kernels:
             return self.kernels[name].unfit() or ""
         for pack in self.packs:
@@ -235,10 +235,10 @@ class Catalog:
 
 
 def described(said: Descriptor, folder: Path, source: str) -> Pack:
-    """The pack in a folder, of which this is said.
+    """Return the pack in a folder with this descriptor.
 
     Raises:
-        PackError: it cannot be used as a whole; names the folder.
+        PackError: the whole pack is unusable; names the folder.
     """
     try:
         content = content_of(folder, said.manifest, manifest.MAX_BYTES)
@@ -257,7 +257,7 @@ def described(said: Descriptor, folder: Path, source: str) -> Pack:
 
 
 def _unusable(kernel: KernelConfig, said: Descriptor, folder: Path) -> str:
-    """What can be told of a kernel without reading its code object."""
+    """Return why a kernel is unusable without reading its code object, or an empty text."""
     try:
         place_of(folder, kernel.file)
     except PackError as error:
@@ -268,7 +268,7 @@ def _unusable(kernel: KernelConfig, said: Descriptor, folder: Path) -> str:
 
 
 def in_folder(folder: Path, source: str = "") -> tuple[tuple[Pack, ...], tuple[str, ...]]:
-    """The packs in and below a folder, or in AITER's tree there, and what is wrong with others."""
+    """Return the packs in and below a folder, and the faults of others."""
     packs, problems = [], []
     for place, said in descriptor.below(folder):
         try:
@@ -284,7 +284,7 @@ def in_folder(folder: Path, source: str = "") -> tuple[tuple[Pack, ...], tuple[s
 
 @functools.cache
 def installed() -> tuple[tuple[Pack, ...], tuple[str, ...]]:
-    """The packs of all sources in their order, and what is wrong with others; read once."""
+    """Return the packs of all sources in order, and the faults of others; cached."""
     packs: list[Pack] = []
     problems: list[str] = []
     for source in sources():
@@ -303,12 +303,12 @@ def installed() -> tuple[tuple[Pack, ...], tuple[str, ...]]:
 
 @functools.cache
 def catalog_of(gfx: str) -> Catalog:
-    """The kernels for an architecture, from all sources; read once, until `reload`."""
+    """Return the kernels for an architecture from all sources; cached until `reload`."""
     return gathered(gfx, *installed())
 
 
 def gathered(gfx: str, packs: Sequence[Pack], problems: Sequence[str] = ()) -> Catalog:
-    """The kernels for an architecture of these packs, and what is wrong with any of them."""
+    """Return the kernels of these packs for an architecture, with all faults."""
     mine = tuple(pack for pack in packs if pack.gfx == gfx)
     kernels: dict[str, PackKernel] = {}
     refusals = list(problems)
@@ -336,27 +336,27 @@ def gathered(gfx: str, packs: Sequence[Pack], problems: Sequence[str] = ()) -> C
 
 
 def line_of(pack: Pack) -> str:
-    """A pack in one line, with the hash of all that it may execute."""
+    """Describe a pack in one line with the hash of all its files."""
     source = f", by {pack.source}" if pack.source else ""
     return f"pack {pack.name} ({pack.folder}{source}): {len(pack.kernels)} kernels of {pack.abi.name}, sha256 {pack.sha256}"
 
 
 def described_packs(catalog: Catalog) -> tuple[str, ...]:
-    """A line for each pack of an architecture."""
+    """Return a line for each pack of an architecture."""
     return tuple(line_of(pack) for pack in catalog.packs)
 
 
 def lines(catalog: Catalog) -> tuple[str, ...]:
-    """What there is for an architecture, and what was refused with its reason; code objects are checked for it."""
+    """Return a line for each pack and each refusal of an architecture; checks all code objects."""
     if not catalog.packs and not catalog.problems:
         others = sorted({gfx for every in catalog.elsewhere.values() for gfx in every})
         return (f"no pack for {catalog.gfx}; there are some for {', '.join(others)}" if others else NONE,)
     for pack_kernel in catalog.kernels.values():
-        pack_kernel.unfit()  # told among the problems
+        pack_kernel.unfit()  # records the refusal among the problems
     return (*described_packs(catalog), *(f"refused: {problem}" for problem in catalog.problems))
 
 
 def reload() -> None:
-    """Forget what was read: the environment or the folders have changed."""
+    """Clear the caches after the environment or the folders have changed."""
     installed.cache_clear()
     catalog_of.cache_clear()

@@ -9,7 +9,7 @@ from tunedgemm_asm.manifest import KernelConfig
 
 
 def unfit(code: CodeObject, kernel: KernelConfig, abi: Abi, gfx: str) -> str | None:
-    """Why a kernel of this code object must not be launched on *gfx* with the arguments of *abi*; "" where it may be."""
+    """Return why a kernel of the code object must not be launched on *gfx* with *abi*, or None."""
     if code.gfx != gfx:
         return f"it is for {code.gfx}, not {gfx}"
     if gfx not in TARGETS:
@@ -44,7 +44,7 @@ def _resources(seen: Metadata, abi: Abi, gfx: str) -> str:
 
 
 def _promises(seen: Metadata, kernel: KernelConfig, abi: Abi) -> str:
-    """What the manifest promises and the code cannot keep; the sums of a tile are kept in registers."""
+    """Return which promise of the manifest the code cannot keep; a tile's accumulators are in registers."""
     if kernel.splits and any(abi.field(name).offset >= seen.kernarg_bytes for name in abi.for_splits):
         return f"the manifest says that it splits K, and it does not ask for {' and '.join(abi.for_splits)}"
     if kernel.tile_m * kernel.tile_n > abi.threads * REGISTERS:

@@ -1,4 +1,4 @@
-"""Solutions: every kernel that takes a shape, with every number of parts of K worth timing, best guesses first."""
+"""List the solutions of a shape: every kernel with every number of splits worth timing, best guess first."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tunedgemm_asm.limits import RULES, Kernels, supports, unsupported
 from tunedgemm_asm.manifest import KernelConfig
 from tunedgemm_asm.names import Candidate, most_splits, solution_of
 
-#: Parts of K at most that AITER's tuner tries where they are added to the output, and where they need not be more than units.
+#: Most splits that AITER's tuner tries on an output; most splits tried beyond the compute units.
 _TRIED, _FEW = 8, 4
 
 
 def enumerate_candidates(shape: Shape, device: Device, kernels: Kernels) -> list[Candidate]:
-    """Kernels with their parts of K, all of which fit, in the order of `rank`."""
+    """Return the fitting kernels with their splits, in the order of `rank`."""
     if not supports(shape, device, kernels):
         return []
     fitting = [
@@ -30,7 +30,7 @@ def enumerate_candidates(shape: Shape, device: Device, kernels: Kernels) -> list
 
 
 def splits_of(kernel: KernelConfig, shape: Shape, device: Device) -> list[int]:
-    """Numbers of parts of K worth timing."""
+    """Return the numbers of splits worth timing."""
     rules = RULES[kernel.abi]
     if not kernel.splits:
         return [1]
@@ -40,6 +40,6 @@ def splits_of(kernel: KernelConfig, shape: Shape, device: Device) -> list[int]:
 
 
 def enumerate_solutions(libtype: str, shape: Shape, device: Device, kernels: Kernels) -> Iterator[Solution]:
-    """The solutions of a shape, best guesses first."""
+    """Yield the solutions of a shape, best guess first."""
     for kernel, splits in enumerate_candidates(shape, device, kernels):
         yield solution_of(libtype, kernel, splits)

@@ -1,8 +1,9 @@
-"""A consumer: a warp group that multiplies its rows of every stage, then writes its part of the tile.
+"""Generate a consumer: a warpgroup that multiplies its rows of every stage and stores its part of the tile.
 
-Consumers that take turns have all rows of every second item each, and pass over the stages of the other's. Between the last product of one
-and the first of the other nothing lies but an arrival at a barrier, so the matrix units have work while one stores. Both may have
-products in flight at a time: their accumulators and stages are their own.
+Ping-pong consumers take all rows of every second item and skip the stages of the other. Only an
+arrival at a barrier separates the last wgmma of one from the first of the other, so the tensor cores
+have work while one consumer stores. Both may have wgmma instructions in flight: each has its own
+accumulators and stages.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tunedgemm_asm.ptx.stream import Ranges, start_items
 
 
 def consume(f: Frame) -> None:
-    """All that a consumer does."""
+    """Generate the whole consumer."""
     t, config = f.text, f.config
     t.op("setmaxnreg.inc.sync.aligned.u32", config.consumer_registers)
     number = t.to("b32", "sub.u32", f.group, 1)
@@ -74,7 +75,7 @@ def consume(f: Frame) -> None:
 
 
 def _start_turns(f: Frame, number: str, ring: Ring, items: Items | Ranges) -> Turn:
-    """The second consumer begins with the second item of the block."""
+    """Start the second consumer at the second item of the CTA."""
     steps = items.steps(f)
     skip_stages(f, ring, f.text.to("b32", "mul.lo.u32", steps, number))
     items.advance(f, steps, number)
@@ -82,7 +83,7 @@ def _start_turns(f: Frame, number: str, ring: Ring, items: Items | Ranges) -> Tu
 
 
 def _descriptor(f: Frame, address: str) -> str:
-    """The descriptor of an address in the first stage."""
+    """Return the matrix descriptor of an address in the first stage."""
     t = f.text
     units = t.to("b32", "bfe.u32", address, 4, matrix.ADDRESS_BITS)
     wide = t.to("b64", "cvt.u64.u32", units)
@@ -90,10 +91,11 @@ def _descriptor(f: Frame, address: str) -> str:
 
 
 def _multiply(f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, told: tuple[str, str, Turn | None]) -> None:
-    """The accumulators over the steps of an item; *told* are how many, the lanes that release a stage, and turns where consumers take them.
+    """Accumulate over the steps of an item.
 
-    While a stage is multiplied the one before it is released. Sums that start as zeros, not by a flag of the first instruction, are
-    what keeps ptxas from waiting after each instruction (its warning C7515).
+    *told* has the number of steps, the lanes that release a stage, and the ping-pong state. The previous
+    stage is released while a stage is multiplied. Accumulators start as zeros and not by a flag of the
+    first wgmma, which keeps ptxas from waiting after each instruction (warning C7515).
     """
     t, (steps, arriving, turn) = f.text, told
     left, before = t.to("b32", "mov.u32", steps), t.to("b32", "mov.u32", ring.stage)
@@ -122,11 +124,11 @@ def _multiply(f: Frame, bases: tuple[str, str], accumulators: list[str], ring: R
 def _multiply_promoted(
     f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, told: tuple[str, str, BlockScales | None]
 ) -> None:
-    """The same where the accumulators of each stage are others, which are added in float32, multiplied by their scales where those go by block.
+    """Accumulate each stage in other registers, and promote them to fp32 accumulators, scaled by block.
 
-    A portion at a time, so that a thread holds few of those. They start anew by a flag that is never true: ptxas makes products wait for
-    each other where it varies, not where it is constant.
-    While one consumer adds, another multiplies.
+    A portion is multiplied at a time, so that a thread needs few such registers. Each portion starts anew
+    by a flag that is never true: ptxas serializes wgmma instructions where that flag varies. While one
+    consumer promotes, another multiplies.
     """
     t = f.text
     steps, arriving, scales = told
@@ -144,7 +146,7 @@ def _multiply_promoted(
         if portion == f.config.portions[-1]:
             release(f, ring.stage, arriving)
         if scales and portion == f.config.portions[0]:
-            # Those of the next stage are on their way for all of it: ptxas moves loads of a stage's own behind the wait for the stage.
+            # Load scales one stage ahead: ptxas moves loads of the same stage behind the wait for it.
             taken = scales.take(f, loaded, t.to("pred", "setp.ne.u32", left, 1))
         block, first = portion
         begin = block * f.config.accumulators_per_block + first // 2
@@ -159,14 +161,14 @@ def _multiply_promoted(
 
 
 def _clear(f: Frame, accumulators: list[str]) -> None:
-    """Sums start as zeros."""
+    """Set the accumulators to zero."""
     name, zero = ("mov.f32", "0f00000000") if f.variant.accumulator_kind == "f32" else ("mov.u32", 0)
     for each in accumulators:
         f.text.op(name, each, zero)
 
 
 def _stage(f: Frame, bases: tuple[str, str], ring: Ring) -> tuple[str, str]:
-    """The descriptors of both operands in the stage."""
+    """Return the matrix descriptors of both operands in the stage."""
     t = f.text
     offset = t.to("b32", "mul.lo.u32", ring.stage, f.config.stage_bytes // matrix.UNIT)
     wide = t.to("b64", "cvt.u64.u32", offset)
@@ -175,7 +177,10 @@ def _stage(f: Frame, bases: tuple[str, str], ring: Ring) -> tuple[str, str]:
 
 
 def _products(f: Frame, stage: tuple[str, str], accumulators: dict[tuple[int, int], list[str]], adding: object = 1) -> None:
-    """The matrix instructions of some portions of one stage, as one group; *adding* says whether the first of each adds to its accumulators."""
+    """Issue the wgmma instructions of some portions of a stage as one group.
+
+    *adding* tells whether the first wgmma of each portion adds to its accumulators.
+    """
     t, (stage_a, stage_b) = f.text, stage
     t.op("wgmma.fence.sync.aligned")
     for deep in range(DEEP):

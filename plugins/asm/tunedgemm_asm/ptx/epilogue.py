@@ -1,6 +1,6 @@
-"""The epilogue: a consumer's accumulators, with scales and the bias, to the output.
+"""Store a consumer's accumulators, with scales and bias, to the output.
 
-Columns of accumulators (`fragment`) are rows of b. Where operands are swapped they are rows of the output.
+Columns of accumulators (`fragment`) are rows of b; with swapped operands they are rows of the output.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tunedgemm_asm.ptx.scales import Factors
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _TYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
-#: Elements of 16 bits that the four lanes that have a row store at once.
+#: 16-bit elements that the four lanes of a row store at once.
 _WIDE = 4 * LINE
 
 
 def store_tile(f: Frame, row_a: str, row_b: str, accumulators: list[str]) -> None:
-    """Store what lies within the output."""
+    """Store the part of the tile that is inside the output."""
     row, column = first_accumulator(f, row_a, row_b)
     factors = Factors.of(f, row) if f.variant.scale in ("tensor", "row") else None
     if f.config.panels:
@@ -32,7 +32,7 @@ def store_tile(f: Frame, row_a: str, row_b: str, accumulators: list[str]) -> Non
 
 
 def _base(f: Frame, high: str, low: str) -> str:
-    """The address of an element of the output."""
+    """Return the address of an element of the output."""
     t, size = f.text, BYTES[f.variant.outdtype]
     out = t.to("b64", "ld.param.u64", argument("out"))
     wide = t.to("b64", "cvt.u64.u32", low)
@@ -42,17 +42,17 @@ def _base(f: Frame, high: str, low: str) -> str:
 
 
 def _stride(f: Frame, rows: int) -> str:
-    """Bytes from a row of the output to one further on."""
+    """Return the bytes between output rows this many rows apart."""
     return f.text.to("b64", "mul.wide.u32", f.arguments["stride"], rows * BYTES[f.variant.outdtype])
 
 
 def _sooner(f: Frame, first: str, limit: str, steps: list[int]) -> list[str]:
-    """Of each step whether it stays below a limit."""
+    """Return a predicate for each step: whether it stays below the limit."""
     return [f.text.to("pred", "setp.lt.u32", f.text.to("b32", "add.u32", first, step), limit) for step in steps]
 
 
 def _bias_at(f: Frame, index: str) -> str:
-    """The address of one element of the bias."""
+    """Return the address of an element of the bias."""
     t = f.text
     base = t.to("b64", "ld.param.u64", argument("bias"))
     far = t.to("b64", "mul.wide.u32", index, BYTES[f.variant.bias])
@@ -60,7 +60,7 @@ def _bias_at(f: Frame, index: str) -> str:
 
 
 def _bias(f: Frame, address: str, offset: int, when: str) -> str:
-    """One element of the bias in float32, zero where it is not loaded."""
+    """Return an element of the bias in fp32, zero where it is not loaded."""
     t, kind = f.text, f.variant.bias
     at = f"[{address}+{offset * BYTES[kind]}]"
     if kind == "fp32":
@@ -73,7 +73,7 @@ def _bias(f: Frame, address: str, offset: int, when: str) -> str:
 
 
 def _two_of_bias(f: Frame, address: str, offset: int, when: list[str]) -> list[str]:
-    """Two elements side by side; in one access where both lie within or beyond."""
+    """Return two adjacent elements of the bias; one access where both are inside or both outside."""
     t, kind = f.text, f.variant.bias
     if f.variant.together == 1:
         return [_bias(f, address, offset + index, when[index]) for index in (0, 1)]
@@ -98,12 +98,12 @@ def _put(f: Frame, at: str, value: str, when: str) -> None:
 
 
 def _packed(f: Frame, low: str, high: str) -> str:
-    """Two elements of 16 bits in one register."""
+    """Pack two 16-bit elements into one register."""
     return f.text.to("b32", f"cvt.rn.{_TYPES[f.variant.outdtype]}x2.f32", high, low)
 
 
 def _put_two(f: Frame, address: str, offset: int, values: list[str], when: list[str]) -> None:
-    """Store two elements side by side; in one access where both lie within or beyond."""
+    """Store two adjacent elements; one access where both are inside or both outside."""
     t, kind, size = f.text, f.variant.outdtype, BYTES[f.variant.outdtype]
     if f.variant.together == 1:
         for index, value in enumerate(values):
@@ -115,7 +115,7 @@ def _put_two(f: Frame, address: str, offset: int, values: list[str], when: list[
 
 
 def _transposed(f: Frame, registers: list[str]) -> list[str]:
-    """Registers 0 to 3 of four lanes side by side: lane i gets register i of all four, in two exchanges of half of them."""
+    """Transpose registers 0 to 3 of four adjacent lanes: lane i gets register i of all, by two shuffles."""
     t = f.text
     for far in (1, 2):
         upper = t.to("pred", "setp.ne.u32", t.to("b32", "and.b32", f.lane, far), 0)
@@ -129,7 +129,10 @@ def _transposed(f: Frame, registers: list[str]) -> list[str]:
 
 
 def _columns(f: Frame, first: int, accumulators: list[str], bias: tuple[str, list[str]]) -> list[list[str]]:
-    """The accumulators of 8 columns from *first* on, two for each block and each of its rows, with the bias: its address, and what lies within."""
+    """Return the accumulators of 8 columns from *first* on, two for each row of each block, plus the bias.
+
+    *bias* has the address of the bias and the predicates of columns inside the output.
+    """
     address, inside = bias
     added = _two_of_bias(f, address, first, inside) if address else []
     begins = [at * f.config.accumulators_per_block + first // 2 + low for at in range(f.config.blocks) for low in (0, 2)]
@@ -138,9 +141,9 @@ def _columns(f: Frame, first: int, accumulators: list[str], bias: tuple[str, lis
 
 
 def _store(f: Frame, row: str, column: str, accumulators: list[str]) -> None:
-    """A thread's columns are columns of the output, and its two rows its rows.
+    """Store a tile whose columns and rows are those of the output.
 
-    Of rows of a multiple of 8 elements of 16 bits, four lanes exchange what they have of 32 columns, and each stores 8 side by side.
+    Where rows are multiples of 8 elements of 16 bits, four lanes transpose 32 columns and store 8 each.
     """
     t, config, told = f.text, f.config, f.arguments
     bases = _line_bases(f, _base(f, row, column))
@@ -166,9 +169,9 @@ def _store(f: Frame, row: str, column: str, accumulators: list[str]) -> None:
 
 
 def _store_panels(f: Frame, begin: tuple[str, str], column: str, accumulators: list[str], factors: Factors | None) -> None:
-    """By the copy engine, a panel after the other; *begin* are the consumer's first row and column.
+    """Store the tile with TMA, one panel after the other; *begin* is the consumer's first row and column.
 
-    Scales of a panel are on their way while the one before is stored.
+    The scales of a panel are loaded while the previous one is stored.
     """
     config, width = f.config, f.config.panel_columns
     bias = _bias_at(f, column) if f.variant.bias else ""
@@ -187,7 +190,7 @@ def _store_panels(f: Frame, begin: tuple[str, str], column: str, accumulators: l
 
 
 def _line_bases(f: Frame, base: str) -> list[str]:
-    """Addresses of a thread's first element in each of its rows, two in each block."""
+    """Return the address of a thread's first element in each of its rows, two in each block."""
     t, below, block, bases = f.text, _stride(f, BELOW), _stride(f, SIDE), []
     for _ in range(f.config.blocks):
         bases += [base, t.to("b64", "add.s64", base, below)]
@@ -196,7 +199,7 @@ def _line_bases(f: Frame, base: str) -> list[str]:
 
 
 def _store_swapped(f: Frame, row: str, column: str, accumulators: list[str]) -> None:
-    """A thread's columns are rows of the output, and its two rows columns: lanes 4 apart store side by side."""
+    """Store a tile whose columns are rows of the output; lanes 4 apart store adjacent elements."""
     t, config, told = f.text, f.config, f.arguments
     size = BYTES[f.variant.outdtype]
     base, one, eight = _base(f, column, row), _stride(f, 1), _stride(f, UNIT_B)

@@ -10,16 +10,18 @@ from tunedgemm_asm.ptx.limits import supports, unsupported
 from tunedgemm_asm.ptx.names import COLUMNS
 from tunedgemm_asm.ptx.space import enumerate_stages, enumerate_tiles, is_worthwhile
 
-#: Rows of x, and sizes of the weight, from which on an untuned product of fp8 by row gets a kernel: of those timed on an H200 (23 November
-#: 2026; M of 256 to 4096, N and K of 2112 to 8192) each was 1.06 to 1.6 times as fast as `torch._scaled_mm`.
+#: Fewest rows of x and smallest weight of an untuned fp8 product by row that gets a kernel. Each of those
+#: timed on an H200 (23 November 2026; M 256 to 4096, N and K 2112 to 8192) was 1.06 to 1.6 times as fast
+#: as `torch._scaled_mm`.
 _UNTUNED_ROWS, _UNTUNED_WEIGHT = 256, 2048
 
 
 def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution | None:
-    """The solution of an untuned call, None where others serve it: the best guess, of fp8 one whose accumulators are as exact as torch's.
+    """Return the best guess for weights in columns and for large fp8 products by row, else None.
 
-    That is for weights in columns, which torch would put in order in each call, and for large products of fp8 by row. One part of K and
-    no cluster, so that calls of all M share few texts; about a millisecond, for each M once.
+    torch would reorder weights in columns in each call. An fp8 guess is promoted, as exact as torch. The
+    guess has one split and no cluster, so that calls of all M share few kernels. It takes about a
+    millisecond, once for each M.
     """
     if not supports(shape, device) or (shape.layout != COLUMNS and not _faster_untuned(shape)):
         return None
@@ -34,7 +36,7 @@ def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution |
 
 
 def _faster_untuned(shape: Shape) -> bool:
-    """Whether products like this one were measured to be faster than torch's without tuning."""
+    """Check whether such products were measured to be faster than torch's without tuning."""
     if shape.op != "a8w8" or not shape.dtype.startswith("fp8") or shape.scale != "row":
         return False
     return shape.m >= _UNTUNED_ROWS and min(shape.n, shape.k) >= _UNTUNED_WEIGHT

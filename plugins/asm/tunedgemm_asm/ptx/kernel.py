@@ -1,4 +1,4 @@
-"""The text of one kernel: directives, parameters, and the body from its parts."""
+"""Generate the text of one kernel: directives, parameter and body."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tunedgemm_asm.ptx.frame import open_frame
 from tunedgemm_asm.ptx.names import COLUMNS, Variant
 from tunedgemm_asm.ptx.producer import produce
 
-#: The symbol of every kernel; a module has one.
+#: Symbol of every kernel; a module has one kernel.
 ENTRY = "tunedgemm_ptx"
-#: The first version of the language that has sm_90a, and the architecture with matrix instructions by warp groups.
+#: First PTX version with sm_90a, and the architecture with wgmma.
 VERSION, TARGET = "8.0", "sm_90a"
 
 
 def text_of(variant: Variant) -> str:
-    """A kernel as an assembler or the driver takes it."""
+    """Return the text of a kernel."""
     f, config = open_frame(variant), variant.config
     t = f.text
     start_barriers(f)
@@ -27,7 +27,7 @@ def text_of(variant: Variant) -> str:
     consume(f)
     t.place(f.end)
     if config.cluster > 1:
-        meet_cluster(f, "release")  # no block may end while another still writes into it or arrives at its barriers
+        meet_cluster(f, "release")  # a CTA must not exit while another writes into it or arrives at its barriers
     t.op("ret")
     return "\n".join([*_head(variant), *t.declarations(), *t.lines, "}", ""])
 

@@ -1,4 +1,4 @@
-"""Launch on Hopper: a solution bound to a shape becomes one call of the driver, all but addresses and descriptors fixed before."""
+"""Turn a kernel and a shape into a launcher on Hopper with all but addresses and tensor maps fixed."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
 
 
 def details() -> list[str]:
-    """What assembles here."""
+    """Return the revision of the generator and what assembles its text."""
     found = build.ptxas()
     by = f"ptxas {found[1]} ({found[0]})" if found else "the driver, when it loads them: there is no ptxas"
     return [f"generated PTX of revision {REVISION}, assembled by {by}"]
 
 
 def prepare(solution: Solution, shape: Shape, device: Device) -> None:
-    """Assemble into the artifact cache; needs no device.
+    """Assemble a kernel into the artifact cache without a device.
 
     Raises:
-        LaunchError: it does not assemble.
+        LaunchError: ptxas rejects the text.
     """
     if not supports(shape, device):
         return
     try:
         arguments = _arguments(solution, shape, device)
-    except PluginError:  # bind says why
+    except PluginError:  # bind reports the reason
         return
     build.code(arguments.variant)
 
@@ -62,15 +62,15 @@ def prepare(solution: Solution, shape: Shape, device: Device) -> None:
 def bind(
     drivers: Callable[[DriverInterface], Driver], solution: Solution, shape: Shape, device: Device, where: torch.device
 ) -> Launcher | Unsupported:
-    """The launcher of a solution for exactly this shape.
+    """Return the launcher of a solution for exactly this shape.
 
     Args:
-        drivers: gives the library for the device's kind.
-        device: whose limits count; its index is -1 where host memory stands for it.
-        where: the operands' device.
+        drivers: returns the library for the device's kind.
+        device: device whose limits apply; index -1 means host memory.
+        where: torch device of the operands.
 
     Raises:
-        LaunchError: it does not assemble or load.
+        LaunchError: the kernel does not assemble or load.
     """
     try:
         arguments = _arguments(solution, shape, device)
@@ -95,8 +95,10 @@ def _arguments(solution: Solution, shape: Shape, device: Device) -> LaunchArgume
 
 
 def _launched(arguments: LaunchArguments, shape: Shape, index: int) -> LaunchPlan:
-    """How the kernel is launched: it gets the addresses of the output, scales, bias, workspace and counters, those that there are, then of
-    x and of the weight, which descriptors alone have.
+    """Return the launch plan of a kernel.
+
+    It takes the addresses of output, scales, bias, workspace and counters, where they exist, then those of
+    x and of the weight, which only tensor maps use.
     """
     config, abi = arguments.variant.config, abi_of(shape.scale, arguments.variant.config.panels > 0)
     names = ["out", *(SCALES if shape.scale != "none" else ()), *["bias"] * shape.bias]
@@ -108,7 +110,7 @@ def _launched(arguments: LaunchArguments, shape: Shape, index: int) -> LaunchPla
 
 
 def _operands(arguments: LaunchArguments, shape: Shape) -> tuple[Operand, ...]:
-    """What descriptors are of: x and the weight, and an output that the copy engine stores."""
+    """Return the operands of tensor maps: x, the weight, and an output that TMA stores."""
     config = arguments.variant.config
     boxes = (config.box_b, config.tile_a) if config.swapped else (config.tile_a, config.box_b)
     x = Operand(shape.dtype, shape.m, shape.k, boxes[0])
@@ -118,7 +120,7 @@ def _operands(arguments: LaunchArguments, shape: Shape) -> tuple[Operand, ...]:
 
 
 def _failing(function: driver.KernelFunction, name: str, index: int) -> Callable[[int], None]:
-    """What is done about a status, of a descriptor where it is negative: it returns where a second try is worthwhile, else it raises."""
+    """Return the handler of a driver status, negative for a tensor map; it returns to retry, else raises."""
 
     def failed(status: int) -> None:
         try:
@@ -132,14 +134,14 @@ def _failing(function: driver.KernelFunction, name: str, index: int) -> Callable
 def _call(
     launch: Launch, failed: Callable[[int], None], arguments: LaunchArguments, shape: Shape, index: int, where: torch.device
 ) -> Callable[..., Any]:
-    """The call of operands; the plain product, of which nothing but the output is allocated, without anything in between."""
+    """Return the callable of a launcher; the plain product allocates only its output."""
     import torch
 
     empty, dtype, m, n = torch.empty, torch_dtype(shape.outdtype), shape.m, shape.n
     stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if index >= 0 else lambda _: 0
 
     def call(x: Any, weight: Any, bias: Any = None) -> Any:
-        # Sizes one by one: torch takes half as long again to read them from a tuple.
+        # Separate sizes: torch takes half as long again to read a tuple.
         out = empty(m, n, dtype=dtype, device=where) if x.dim() == 2 else empty(*x.shape[:-1], n, dtype=dtype, device=where)
         if bias is None:
             while status := launch(stream(index), out.data_ptr(), x.data_ptr(), weight.data_ptr()):
@@ -162,7 +164,7 @@ def _call(
 
     def prepared(x: Any, weight: Any, *others: Any) -> Any:
         out = empty(m, n, dtype=dtype, device=where) if x.dim() == 2 else empty(*x.shape[:-1], n, dtype=dtype, device=where)
-        # In a graph nothing but this name holds them: let go too early, one could lie where the other is.
+        # Only this name holds both buffers during capture: freed early, one could overlap the other.
         held = scratch(nbytes, counters, where) if nbytes else ()
         addresses = [each.data_ptr() for each in (*others, *held) if each is not None]
         while status := launch(stream(index), out.data_ptr(), *addresses, x.data_ptr(), weight.data_ptr()):
@@ -176,14 +178,14 @@ def _call(
 
 @attrs.frozen
 class LaunchArguments:
-    """A shape as a kernel is told it.
+    """Arguments of one launch but for addresses, its grid and its scratch memory.
 
     Attributes:
         variant: the kernel.
-        values: the arguments that are no addresses.
-        grid: thread blocks.
-        workspace: bytes of scratch memory, for parts of K.
-        counters: counters that are zero before and after.
+        values: numeric arguments.
+        grid: number of CTAs.
+        workspace: bytes of scratch memory for partials.
+        counters: number of counters, zero before and after.
     """
 
     variant: Variant
@@ -194,7 +196,7 @@ class LaunchArguments:
 
 
 def _variant(config: KernelConfig, split: bool, shape: Shape) -> Variant:
-    """The config for a shape's dtypes, scales and layout."""
+    """Return the variant of a configuration for a shape's dtypes, scales and layout."""
     together = next(count for count in (8, 2, 1) if shape.n % count == 0)
     return Variant(
         config, shape.dtype, shape.outdtype, shape.bias_dtype if shape.bias else "", split, together, shape.scale,
@@ -203,10 +205,10 @@ def _variant(config: KernelConfig, split: bool, shape: Shape) -> Variant:
 
 
 def arguments_of(config: KernelConfig, splits: int, shape: Shape, multiprocessors: int) -> LaunchArguments:
-    """What a kernel is told of a shape on so many multiprocessors.
+    """Return the arguments of a kernel for a shape on this many multiprocessors.
 
     Raises:
-        PluginError: it does not take the shape so.
+        PluginError: the kernel does not support the shape.
     """
     if reason := unsupported(config, splits, shape):
         raise PluginError(reason)

@@ -1,4 +1,4 @@
-"""LaunchArguments: what a config's kernel is told to compute a shape: its arguments but for addresses, grid, scratch memory."""
+"""Check which shapes the generated kernels support, and count their tiles and steps."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from tunedgemm_asm.ptx.resources import OTHER_REGISTERS
 from tunedgemm_asm.ptx.shares import Shares, shares_of
 from tunedgemm_asm.ptx.tensormap import ALIGNED
 
-#: Parts of K at most, and counters of a launch.
+#: Most splits of K; most counters of a launch.
 MOST_SPLITS, MOST_COUNTERS = 16, 1 << 15
-#: Rows and elements along K of an operand, and elements of an output's row: numbers have 32 bits, coordinates a sign.
+#: Most rows and elements along K of an operand, and elements of an output row: coordinates are signed.
 MOST_SIZE = (1 << 31) - 1
-#: Scales of x by block, which are counted with 32 bits.
+#: Most block scales of x, which 32 bits count.
 MOST_SCALES = (1 << 32) - 1
-#: Ops whose scales of x by block lie block of K by block of K.
+#: Ops whose block scales of x are transposed: one block of K after the other.
 TRANSPOSED = ("a8w8_blockscale_bpreshuffle",)
-#: Items of a launch, or steps of all tiles where they are shared: what is numbered beyond the last must not wrap around, with so many
-#: steps of a tile at most.
+#: Most items of a launch, or steps of all stream-K tiles, so that numbers past the end do not wrap; most
+#: steps of a tile with stream-K.
 MOST_ITEMS, MOST_STEPS = 1 << 30, 1 << 16
 
 
 def units_of(config: KernelConfig, shape: Shape) -> tuple[int, int]:
-    """Clusters along a, and tiles along b."""
+    """Return the number of clusters along a and of tiles along b."""
     rows_a, rows_b = rows_of(config, shape)
     return ceil_div(rows_a, config.tile_a * config.cluster), ceil_div(rows_b, config.tile_b)
 
 
 def tiles_of(config: KernelConfig, shape: Shape) -> int:
-    """Tiles, those of a cluster beyond the operand, too."""
+    """Return the number of tiles, including those of a cluster outside the operand."""
     units_a, tiles_b = units_of(config, shape)
     return units_a * config.cluster * tiles_b
 
 
 def rows_of(config: KernelConfig, shape: Shape) -> tuple[int, int]:
-    """Rows of a and of b."""
+    """Return the rows of a and of b."""
     return (shape.n, shape.m) if config.swapped else (shape.m, shape.n)
 
 
 def part_of(splits: int, shape: Shape) -> int:
-    """Steps along K of each part but the last."""
+    """Return the steps along K of each split but the last."""
     return ceil_div(steps_of(shape), splits)
 
 
 def steps_of(shape: Shape) -> int:
-    """Stages along K."""
+    """Return the stages along K."""
     return ceil_div(shape.k, step_of(shape.dtype))
 
 
 def unsupported(config: KernelConfig, splits: int, shape: Shape) -> str | None:
-    """Why the kernel cannot serve the shape with so many parts of K, or an empty text."""
+    """Return why the kernel cannot serve the shape with this many splits, or None."""
     steps, (units_a, tiles_b) = steps_of(shape), units_of(config, shape)
     if reason := _unsupported(config, shape):
         return f"{config.name} {reason}"
@@ -72,7 +72,7 @@ def unsupported(config: KernelConfig, splits: int, shape: Shape) -> str | None:
 
 
 def _unsupported(config: KernelConfig, shape: Shape) -> str:
-    """What of a shape's dtypes, rows and scales the config is not made for, or an empty text."""
+    """Return which dtype, row or scale of the shape the kernel does not support, or an empty text."""
     if config.panels and (shape.outdtype == "fp32" or shape.n % LINE):
         return f"stores outputs of 16 bits, rows at multiples of 16 bytes: N % {LINE} = 0 (N={shape.n}, {shape.outdtype})"
     if config.promoted and not shape.dtype.startswith("fp8"):
@@ -83,12 +83,12 @@ def _unsupported(config: KernelConfig, shape: Shape) -> str:
 
 
 def _unsupported_by_block(config: KernelConfig) -> str:
-    """Why the config does not take scales by block, or an empty text."""
+    """Return why the kernel does not support block scales, or an empty text."""
     if not config.promoted:
         return "does not add up blocks of K with their scales: the name of one that does has _p"
     if not scales_by_block(config):
         return f"has rows of the weight at too many places in blocks of scales: {SCALE_BLOCK} rows share one"
-    # Of each row of x in b that is a thread's, a quarter of them, its scale and where that lies.
+    # A thread has a quarter of the rows of x in b, and needs a scale and its index for each.
     held = config.accumulators + config.portion // 2 + config.tile_b // 2 * config.swapped
     if held + OTHER_REGISTERS > config.consumer_registers:
         return f"has {held} accumulators, scales and their places and {OTHER_REGISTERS} others, a thread has {config.consumer_registers} registers"
@@ -96,19 +96,19 @@ def _unsupported_by_block(config: KernelConfig) -> str:
 
 
 def shared_evenly(config: KernelConfig, shape: Shape, multiprocessors: int) -> Shares:
-    """How the clusters that so many multiprocessors hold at a time share the steps of tiles."""
+    """Return how the clusters resident on this many multiprocessors share the steps of tiles."""
     units_a, tiles_b = units_of(config, shape)
     return shares_of(units_a * tiles_b, steps_of(shape), max(1, multiprocessors * config.resident // config.cluster))
 
 
 def slots_of(config: KernelConfig, shape: Shape) -> int:
-    """Consumers' shares of all tiles, those of a cluster beyond the operand, too."""
+    """Return the consumers' parts of all tiles, including those of a cluster outside the operand."""
     return tiles_of(config, shape) * config.sharing
 
 
 GFX = "sm_90"
 
-#: What the operands of each op may be, their scales, and the layouts of the weight.
+#: Op -> dtypes of operands, kinds of scales, layouts of the weight.
 OPS = {
     "a16w16": (("bf16", "fp16"), ("none",), ("row", COLUMNS)),
     "a8w8": (("fp8_e4m3fn", "int8"), ("row", "tensor"), ("row",)),
@@ -121,7 +121,7 @@ _OUTPUTS = ("bf16", "fp16", "fp32")
 
 
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
-    """Whether the generated kernels take a shape on a device of this architecture, or why not."""
+    """Return True, or why the generated kernels do not support the shape."""
     if shape.op not in OPS:
         return Unsupported(f"on {device.gfx} op {shape.op} is not covered; covered: {', '.join(OPS)}")
     if shape.m == 0:

@@ -1,4 +1,4 @@
-"""What one kernel is made of, and the variants of it that shapes need."""
+"""Map solution names to kernel configurations, and configurations to variants for a shape's dtypes."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from tunedgemm_asm.ptx.resources import (
     unfit,
 )
 
-#: Elements of 16 bits along K of a stage: 128 bytes, the widest swizzle of the copy engine; and of one matrix instruction.
+#: 16-bit elements along K of a stage (128 bytes, TMA's widest swizzle) and of one wgmma.
 STEP, STEP_K = 64, 16
 STEP_BYTES = 2 * STEP
-#: Matrix instructions along K of a stage: each takes 32 bytes of a row, whatever its elements.
+#: wgmma instructions along K of a stage; each takes 32 bytes of a row for any dtype.
 DEEP = STEP // STEP_K
-#: Rows of b beyond which a consumer that adds up the accumulators of stages multiplies half of them at a time: a thread holds both kinds of accumulators.
+#: Above this many rows of b, a promoting consumer multiplies half of them at a time: a thread holds the
+#: accumulators of the stage and of the tile.
 MOST_PORTION = 192
-#: The layout of a weight whose columns of `STEP_BYTES` are runs of memory: [steps, N, 128 bytes].
+#: Layout of a weight in columns of `STEP_BYTES`, each contiguous: [steps, N, 128 bytes].
 COLUMNS = f"columns{STEP_BYTES}"
-#: Bytes of an element of the operands.
+#: Bytes of an operand's element.
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp8_e4m3fn": 1, "int8": 1}
-#: Elements of K, and rows of the weight, that share a scale where scales go by block: with 8 bits one stage is one block.
+#: Elements of K, and rows of the weight, that share a block scale; one stage of 8-bit operands.
 SCALE_BLOCK = 128
-#: Rows of x that one matrix instruction multiplies by up to so many rows of the weight, a multiple of 8.
+#: Rows of a of one wgmma, most rows of b, and their granularity.
 SIDE, MOST_B, UNIT_B = 64, 256, 8
-#: Threads of a warp group, which a matrix instruction needs whole.
+#: Threads of a warpgroup, all of which execute a wgmma.
 GROUP_THREADS = 128
-#: Elements of 16 bits that are stored at once at most: 16 bytes.
+#: Most 16-bit elements stored at once: 16 bytes.
 LINE = 8
-#: Columns of a panel at most, in whose rows of 128 bytes the copy engine swizzles, and at least: what one `stmatrix` of a warp stores.
+#: Most columns of a panel (128 bytes, TMA's widest swizzle) and fewest (one `stmatrix` of a warp).
 PANEL_COLUMNS, LEAST_COLUMNS = 64, 16
-#: Goes up where the text for the same config changes what it computes or how quickly.
+#: Increases when the text of a configuration changes its results or its speed.
 REVISION = 1
 
 _NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?(_p)?(_t)?(_k)?(?:_b(\d+))?_r(\d+)")
@@ -51,25 +52,26 @@ _NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?(_p)?(_t
 
 @attrs.frozen
 class KernelConfig:
-    """One kernel: out[M, N] = x[M, K] @ weight[N, K].T, a tile of it at a time by each thread block.
+    """One kernel: out[M, N] = x[M, K] @ weight[N, K].T, one tile at a time in each CTA.
 
-    A matrix instruction multiplies 64 rows of one operand, called a, by 8 to 256 of the other, b. a is x, b the weight; for few rows of
-    x they are swapped. One warp group produces (loads), the others consume (multiply): each its share of a's rows of every tile, or
-    in turns each all rows of every second tile, so that one multiplies while the other stores.
+    A wgmma multiplies 64 rows of operand a by 8 to 256 rows of operand b. a is x and b is the weight; for
+    few rows of x they are swapped. One warpgroup produces (loads) and the others consume (multiply).
+    Consumers share the rows of a tile, or ping-pong: each takes every second tile, so that one multiplies
+    while the other stores.
 
     Attributes:
-        tile_m: rows of x of a tile.
-        tile_n: rows of the weight.
-        stages: of the ring in shared memory.
-        consumers: warp groups that multiply.
-        cluster: thread blocks side by side along a that share what is loaded of b, each loading a part for all of them.
-        group: tiles along a that are computed before the next along b, so that what they load stays in L2.
+        tile_m: rows of x in a tile.
+        tile_n: rows of the weight in a tile.
+        stages: stages of the ring in shared memory.
+        consumers: warpgroups that multiply.
+        cluster: CTAs along a that share b by multicast, each loading a part.
+        group: tiles along a that are computed before the next along b, so that their loads stay in L2.
         swapped: whether a is the weight.
-        promoted: whether the accumulators of each stage are added to others in float32: `wgmma` keeps about 14 bits of accumulators of fp8 products.
-        turns: whether consumers have a tile each, in turns.
-        panels: places in shared memory for 64 rows of outputs that each consumer has, from which the copy engine stores; without one its
-            threads store.
-        stream: whether the steps along K of the tiles that would not fill a round are shared evenly by all clusters.
+        promoted: whether each stage is added to fp32 accumulators: wgmma keeps about 14 bits of fp8 sums.
+        turns: whether consumers ping-pong.
+        panels: buffers in shared memory of each consumer for 64 output rows, from which TMA stores; with
+            none the threads store.
+        stream: whether the steps of tiles that would not fill a round are shared evenly (stream-K).
     """
 
     tile_m: int
@@ -107,7 +109,7 @@ class KernelConfig:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Return the kernelName of tables."""
         flags = "_swap" * self.swapped + "_p" * self.promoted + "_t" * self.turns + "_k" * self.stream
         flags += f"_b{self.panels}" * (self.panels > 0)
         tile = f"{self.tile_m}x{self.tile_n}"
@@ -115,112 +117,112 @@ class KernelConfig:
 
     @property
     def tile_a(self) -> int:
-        """Rows of a in a tile."""
+        """Return the rows of a in a tile."""
         return self.tile_n if self.swapped else self.tile_m
 
     @property
     def tile_b(self) -> int:
-        """Rows of b in a tile."""
+        """Return the rows of b in a tile."""
         return self.tile_m if self.swapped else self.tile_n
 
     @property
     def box_b(self) -> int:
-        """Rows of b that one thread block loads."""
+        """Return the rows of b that one CTA loads."""
         return self.tile_b // self.cluster
 
     @property
     def sharing(self) -> int:
-        """Consumers that share a tile, and release each of its stages."""
+        """Return the consumers that share a tile and release each of its stages."""
         return 1 if self.turns else self.consumers
 
     @property
     def rows(self) -> int:
-        """Rows of a of one consumer."""
+        """Return the rows of a of one consumer."""
         return self.tile_a // self.sharing
 
     @property
     def blocks(self) -> int:
-        """Matrix instructions of a consumer for each step of 16 along K."""
+        """Return the wgmma instructions of a consumer for each step of 16 along K."""
         return self.rows // SIDE
 
     @property
     def accumulators(self) -> int:
-        """Accumulators of a thread."""
+        """Return the accumulators of a thread."""
         return self.blocks * self.accumulators_per_block
 
     @property
     def accumulators_per_block(self) -> int:
-        """Accumulators of a thread for one matrix instruction: 64 rows over 128 threads."""
+        """Return the accumulators of a thread for one wgmma: 64 rows over 128 threads."""
         return self.tile_b // 2
 
     @property
     def portion(self) -> int:
-        """Rows of b of one matrix instruction."""
+        """Return the rows of b of one wgmma."""
         return self.tile_b // 2 if self.promoted and self.tile_b > MOST_PORTION else self.tile_b
 
     @property
     def portions(self) -> list[tuple[int, int]]:
-        """What a consumer multiplies of a stage before it adds the accumulators up: block of 64 rows of a, and first row of b."""
+        """Return what a consumer multiplies before it promotes: block of 64 rows of a, first row of b."""
         return [(block, first) for block in range(self.blocks) for first in range(0, self.tile_b, self.portion)]
 
     @property
     def threads(self) -> int:
-        """Of a thread block."""
+        """Return the threads of a CTA."""
         return GROUP_THREADS * (1 + self.consumers)
 
     @property
     def stage_bytes(self) -> int:
-        """Of one stage: rows of 128 bytes, those of a first. Its barrier waits for all: rows beyond an operand come as zeros."""
+        """Return the bytes of a stage: rows of 128 bytes, a's first; rows outside an operand arrive as zeros."""
         return (self.tile_a + self.tile_b) * STEP_BYTES
 
     @property
     def panel_columns(self) -> int:
-        """Columns of a panel: 64, 32 or 16, the most of which a tile is made."""
+        """Return the columns of a panel: the largest of 64, 32 or 16 that divides a tile."""
         return math.gcd(self.tile_b, PANEL_COLUMNS)
 
     @property
     def panel_bytes(self) -> int:
-        """Of one panel: 64 rows of outputs of 16 bits, a multiple of 1024."""
+        """Return the bytes of a panel: 64 rows of 16-bit outputs, a multiple of 1024."""
         return SIDE * self.panel_columns * 2
 
     @property
     def all_panels(self) -> int:
-        """Panels of a consumer's share of a tile."""
+        """Return the panels of a consumer's part of a tile."""
         return self.blocks * self.tile_b // self.panel_columns
 
     @property
     def shared_bytes(self) -> int:
-        """Of a thread block: stages, panels, two barriers for each stage, words, and barriers of turns."""
+        """Return the shared memory of a CTA: stages and their barriers, panels, words, ping-pong barriers."""
         behind = MOST_CONSUMERS * (WORD_BYTES + self.turns * BARRIER_BYTES)
         panels = self.consumers * self.panels * self.panel_bytes
         return self.stages * (self.stage_bytes + 2 * BARRIER_BYTES) + panels + behind
 
     @property
     def entry_registers(self) -> int:
-        """Registers of a thread when the kernel starts."""
+        """Return the registers of a thread when the kernel starts."""
         return FEW_REGISTERS if self.consumers == 1 and self.accumulators <= FEW_ACCUMULATORS else ENTRY_REGISTERS
 
     @property
     def producer_registers(self) -> int:
-        """Registers of a thread of the producer."""
+        """Return the registers of a producer's thread."""
         return REGISTERS[self.consumers][0]
 
     @property
     def consumer_registers(self) -> int:
-        """Registers of a thread of a consumer."""
+        """Return the registers of a consumer's thread."""
         return REGISTERS[self.consumers][1]
 
     @property
     def resident(self) -> int:
-        """Thread blocks that an SM holds at once."""
+        """Return the CTAs that an SM holds at once."""
         return min(SM_SHARED // (self.shared_bytes + SYSTEM_SHARED), SM_REGISTERS // (self.entry_registers * self.threads))
 
 
 def config_of(name: str) -> KernelConfig:
-    """The config of a name.
+    """Return the configuration of a name.
 
     Raises:
-        PluginError: it is none of this revision.
+        PluginError: the name is not one of this revision.
     """
     if not (match := _NAME.fullmatch(name)):
         raise PluginError(f"{name!r} names no kernel of this plugin's for sm_90")
@@ -236,18 +238,18 @@ def config_of(name: str) -> KernelConfig:
 
 @attrs.frozen
 class Variant:
-    """A config for the dtypes of a shape: one text.
+    """Configuration with the dtypes of a shape; each variant is one text.
 
     Attributes:
-        config: of the kernel.
-        dtype: of the operands, one of `ELEMENT_BYTES`.
-        outdtype: of the output; ``fp32``, too.
+        config: configuration of the kernel.
+        dtype: operand dtype, one of `ELEMENT_BYTES`.
+        outdtype: output dtype, ``fp32`` included.
         bias: dtype of the bias; empty without one.
-        split: whether several thread blocks share the K of one tile.
-        together: elements of a row of the output that may be stored at once, because its size is a multiple of them: 1, 2 or 8.
-        scale: kind of the operands' scales: ``none``, ``tensor``, ``row`` or ``block``.
-        columns: whether the weight lies in columns of 128 bytes along K, one for each step, all rows of each side by side.
-        transposed: whether the scales of x by block lie block of K by block of K, not row by row.
+        split: whether several CTAs share the K of a tile.
+        together: output elements that may be stored at once, 1, 2 or 8; they divide the size of a row.
+        scale: kind of scales: ``none``, ``tensor``, ``row`` or ``block``.
+        columns: whether the weight is in columns of 128 bytes along K, one for each step.
+        transposed: whether the block scales of x are ordered by block of K, not by row.
     """
 
     config: KernelConfig
@@ -268,22 +270,22 @@ class Variant:
 
     @property
     def step(self) -> int:
-        """Elements along K of a stage."""
+        """Return the elements along K of a stage."""
         return step_of(self.dtype)
 
     @property
     def accumulator_kind(self) -> str:
-        """Kind of the registers of accumulators: int8 products have accumulators of 32 bits."""
+        """Return the type of accumulator registers: int8 products have 32-bit integers."""
         return "b32" if self.dtype == "int8" else "f32"
 
 
 def step_of(dtype: str) -> int:
-    """Elements along K of a stage."""
+    """Return the elements along K of a stage."""
     return STEP_BYTES // ELEMENT_BYTES[dtype]
 
 
 def unknown(name: str) -> str:
-    """Why no config has this name, or an empty text."""
+    """Return why the name has no configuration, or an empty text."""
     try:
         config_of(name)
     except PluginError as error:

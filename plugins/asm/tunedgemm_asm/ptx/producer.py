@@ -1,4 +1,4 @@
-"""The producer: one thread that has the copy engine fill stage after stage, for all items of its block."""
+"""Generate the producer: one thread that fills stage after stage with TMA for all items of its CTA."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.tile.mbarrier::complete
 
 
 def produce(f: Frame) -> None:
-    """All that the producer's warp group does; its other threads go to the end at once."""
+    """Generate the producer's warpgroup; all threads but one exit at once."""
     t, config = f.text, f.config
     t.op("setmaxnreg.dec.sync.aligned.u32", config.producer_registers)
     t.op("bra", f.end, when=t.to("pred", "setp.ne.u32", f.thread, 0))
@@ -42,7 +42,7 @@ def produce(f: Frame) -> None:
     if config.cluster == 1:
         t.op(load_b, f"[{to_b}]", from_b, f"[{full}]")
     else:
-        # Its part of b, to the same place in all blocks of the cluster, where the barriers at the same place count the bytes.
+        # Multicast its part of b to all CTAs of the cluster, whose own barriers count the bytes.
         part = t.to("b32", "mad.lo.u32", f.rank, config.box_b * STEP_BYTES, to_b)
         mask = t.to("b16", "mov.u16", (1 << config.cluster) - 1)
         t.op(f"{load_b}.multicast::cluster", f"[{part}]", from_b, f"[{full}]", mask)
@@ -57,14 +57,14 @@ def produce(f: Frame) -> None:
 
 
 def _box(f: Frame, described: str, k: str, row: str, column: str) -> tuple[str, str]:
-    """The instruction and the box that it loads: of rows from an element along K on; or of a column, where one is given, all of it."""
+    """Return the load instruction and its box: rows from an element along K on, or a whole column."""
     if not column:
         return _LOAD.format(2), f"[{described}, {{{k}, {row}}}]"
     return _LOAD.format(3), f"[{described}, {{{f.text.to('b32', 'mov.u32', 0)}, {row}, {column}}}]"
 
 
 def _fetched(f: Frame, offset: int) -> str:
-    """The generic address of a descriptor among the arguments, which is fetched ahead."""
+    """Prefetch a tensor map among the arguments and return its generic address."""
     generic = map_of(f, offset)
     f.text.op("prefetch.tensormap", f"[{generic}]")
     return generic

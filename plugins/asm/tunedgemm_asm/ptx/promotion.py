@@ -1,7 +1,7 @@
-"""Promotion: the accumulators of one stage are added to a tile's in float32, times the scales of its blocks where scales go by block.
+"""Promote the accumulators of a stage to fp32 accumulators of the tile, scaled by block where needed.
 
-A stage is 128 elements of K, as long as a block of scales. Of x each row has a scale for each block of K, of the weight each 128 rows.
-Rows beyond an operand take the scales of its last row: their accumulators are not stored.
+A stage is 128 elements of K, one scale block. x has a scale for each row and block of K, the weight for
+each 128 rows and block of K. Rows outside an operand use the scales of its last row and are not stored.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tunedgemm_asm.ptx.order import Place
 from tunedgemm_asm.ptx.scales import scale_bases
 
 _BYTES, _BLOCK_BITS = 4, SCALE_BLOCK.bit_length() - 1
-#: Predicates of a thread that may be used up.
+#: Most predicates of a thread for offsets.
 _MOST_OFFSETS = 7
 
 
 def span_of(config: KernelConfig) -> int:
-    """Rows of the weight in a tile that never lie in two blocks of scales, wherever the tile begins."""
+    """Return the rows of the weight that never span two scale blocks, wherever the tile begins."""
     return math.gcd(config.tile_n, SCALE_BLOCK)
 
 
 def offsets_of(config: KernelConfig) -> list[int]:
-    """How far spans begin behind the start of a block of scales, of a tile that begins at one; in order, without 0.
+    """Return the offsets of spans from the start of a scale block, for a tile that begins at one; not 0.
 
-    In another tile these spans may lie in the next block.
+    In other tiles these spans may be in the next block.
     """
     if config.swapped or SCALE_BLOCK % config.tile_n == 0:
         return []
@@ -37,7 +37,7 @@ def offsets_of(config: KernelConfig) -> list[int]:
 
 
 def blocks_of(config: KernelConfig) -> int:
-    """Blocks of scales in which the rows of the weight lie that a consumer multiplies, at most."""
+    """Return the most scale blocks that a consumer's rows of the weight can touch."""
     if config.swapped:
         return 1
     last = (config.tile_n - span_of(config)) // SCALE_BLOCK
@@ -45,27 +45,27 @@ def blocks_of(config: KernelConfig) -> int:
 
 
 def scales_by_block(config: KernelConfig) -> bool:
-    """Whether the config's rows of the weight have few enough places in blocks of scales for a thread's predicates.
+    """Check whether a thread has enough predicates for the spans of the weight's rows.
 
-    Where operands are swapped those of a consumer lie in one block.
+    With swapped operands, a consumer's rows must be in one block.
     """
     return SCALE_BLOCK % config.rows == 0 if config.swapped else len(offsets_of(config)) <= _MOST_OFFSETS
 
 
-#: Registers of the scales of one block of K: of the thread's rows of x, and of the weight's blocks.
+#: Registers with the scales of one block of K: of the thread's rows of x, and of the weight's blocks.
 LoadedScales = tuple[list[str], list[str]]
 
 
 @attrs.frozen
 class BlockScales:
-    """Where a thread's scales of an item lie, as registers.
+    """Addresses of a thread's scales of an item, as registers.
 
     Attributes:
-        x, weight: addresses of the scales of the first row's next block of K.
-        rows: places of the thread's rows of x behind it.
-        blocks: the same of the weight: the tile's first block of rows, and those behind it that the tile may reach.
-        next: by how far a span begins behind a block's start, were the tile to begin there, whether the span is in the block after.
-        step: bytes from a scale of x to that of the next block of K: those of a scale, or of all rows of x where they lie transposed.
+        x, weight: addresses of the scales of the next block of K.
+        rows: indices of the thread's rows of x, relative to *x*.
+        blocks: indices of the weight's blocks that the tile may reach, relative to *weight*.
+        next: offset of a span -> predicate: whether the span is in the next block.
+        step: bytes to x's scale of the next block of K: one scale, or a row of scales where transposed.
     """
 
     x: str
@@ -77,7 +77,7 @@ class BlockScales:
 
     @classmethod
     def of(cls, f: Frame, place: Place, number: str) -> BlockScales:
-        """Those of an item, for the consumer of a number."""
+        """Return the addresses of an item for the consumer *number*."""
         t, config = f.text, f.config
         row_a = t.to("b32", "mad.lo.u32", number, config.rows, place.row_a)
         row, column = first_accumulator(f, row_a, place.row_b)
@@ -100,16 +100,16 @@ class BlockScales:
         )
 
     def load(self, f: Frame) -> LoadedScales:
-        """The scales of the first block of K: of the thread's rows of x, and of the weight's blocks."""
+        """Load the scales of the first block of K."""
         found = f.text.many("f32", len(self.rows)), f.text.many("f32", len(self.blocks))
         self._fill(f, found, "")
         return found
 
     def take(self, f: Frame, loaded: LoadedScales, more: str) -> LoadedScales:
-        """What was *loaded*, in registers of its own; the scales of the next block of K are on their way to where it was.
+        """Copy *loaded* to new registers and start to load the scales of the next block of K.
 
         Args:
-            more: a predicate: whether there is another block.
+            more: predicate: whether another block exists.
         """
         taken = [f.text.to("f32", "mov.f32", each) for each in loaded[0]], [f.text.to("f32", "mov.f32", each) for each in loaded[1]]
         self._fill(f, loaded, more)
@@ -124,7 +124,7 @@ class BlockScales:
 
 
 def _place(f: Frame, row: str, rows: str, place: Place, transposed: bool = False) -> str:
-    """The place of a row's first scale of an item; there is one in each row for each step of K, or *transposed* one for each row."""
+    """Return the index of a row's first scale of an item, row by row or, *transposed*, step by step."""
     t = f.text
     last = t.to("b32", "sub.u32", rows, 1)
     row = t.to("b32", "min.u32", row, last)
@@ -134,7 +134,7 @@ def _place(f: Frame, row: str, rows: str, place: Place, transposed: bool = False
 
 
 def promote(f: Frame, accumulators: list[str], parts: list[str]) -> None:
-    """Add the accumulators of a stage as they are."""
+    """Add the accumulators of a stage unscaled."""
     for mine, part in zip(accumulators, parts, strict=True):
         f.text.op("add.rn.f32", mine, mine, part)
 
@@ -142,16 +142,16 @@ def promote(f: Frame, accumulators: list[str], parts: list[str]) -> None:
 def promote_scaled(
     f: Frame, accumulators: tuple[list[str], list[str]], portion: tuple[int, int], scales: BlockScales, loaded: LoadedScales
 ) -> None:
-    """Add the accumulators of a stage times what its scales of x and of the weight make: one multiplication for each row and span of columns.
+    """Add the accumulators of a stage, scaled: one multiplication for each row and span of columns.
 
     Args:
-        accumulators: of a tile and of a stage, those of one portion.
-        portion: which, as `KernelConfig.portions` has it.
+        accumulators: registers of one portion, of the tile and of the stage.
+        portion: an element of `KernelConfig.portions`.
     """
     t, config, (wholes, parts) = f.text, f.config, accumulators
     (block, first), (of_x, of_weight) = portion, loaded
     factors: list[str] = []
-    # Of 8 columns a thread has two.
+    # A thread has two of 8 columns.
     begin, span = first // 4, span_of(config) // 4
     for column in range(begin, begin + config.portion // 4):
         if config.swapped:

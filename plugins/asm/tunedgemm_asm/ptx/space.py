@@ -1,4 +1,4 @@
-"""Solutions on Hopper: what serves a shape, in the order of the cost model, and the neighbours of one that timed well."""
+"""List the solutions of a shape on Hopper in the order of the cost model, and the neighbours of one."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from tunedgemm_asm.ptx.matrix import multiplies
 from tunedgemm_asm.ptx.names import LEAST_COLUMNS, SIDE, UNIT_B, KernelConfig, config_of
 from tunedgemm_asm.ptx.resources import BLOCK_SHARED, SM_SHARED, SYSTEM_SHARED
 
-#: Solutions of a shape at most.
+#: Most solutions of a shape.
 MOST = 64
-#: Rows of a and consumers -> rows of b: what a thread's registers hold, and not less than shared memory feeds at half the speed.
+#: Rows of a and consumers -> rows of b that registers hold and shared memory feeds at half speed or more.
 TILES = {
     (64, 1): (32, 64, 96, 128, 160, 192, 224, 256),
     (128, 1): (64, 96),
     (128, 2): (64, 96, 112, 128, 144, 160, 176, 192, 224, 256),
     (256, 2): (64, 96, 128, 160, 192),
 }
-#: The same where consumers take turns.
+#: Tiles of ping-pong consumers.
 TURNS = {(64, 2): (256,), (128, 2): (96, 112, 128, 144, 160, 176, 192)}
-#: The same for configs that add the accumulators of each stage to others.
+#: Tiles of promoted configurations.
 PROMOTED_TILES = {**TILES, (256, 2): (64, 96, 128)}
-#: Rows of x up to which operands are swapped, too; tiles then have them all, or half.
+#: Most rows of x with which operands are also swapped; tiles then hold all of them, or half.
 MOST_SWAPPED = 128
 _SWAPPED = ((64, 1), (128, 2), (256, 2))
 _GROUP, _GROUPS = 8, (1, 2, 4, 8, 16, 32)
-#: Stages beyond which a load is long back when it is needed; and of a block that shares its SM.
+#: Most useful stages; fewest stages of a CTA that shares its SM.
 _MOST_STAGES, _FEWEST_STAGES = 12, 3
-#: Numbers of parts of K that are listed of one config; `refine` has their neighbours.
+#: Listed splits of one configuration; `refine` yields their neighbours.
 _LISTED_SPLITS = 2
-#: Solutions of a list at most whose outputs the copy engine stores.
+#: Most listed solutions whose outputs TMA stores.
 _LISTED_PANELS = 8
-#: The same of those that share steps along K. Each is a hundredth faster by the model than its config is otherwise, and slower than the best
-#: that shares none by no more than the model's error.
+#: Most listed stream-K solutions. Each must be faster than its configuration without stream-K by _GAIN,
+#: and within _ERROR, the model's error, of the best without stream-K.
 _LISTED_STREAM, _GAIN, _ERROR = 8, 0.01, 0.05
 
 Candidate = tuple[KernelConfig, int]
 
 
 def enumerate_stages(make: KernelConfig) -> list[int]:
-    """The most stages that fit, and where two blocks may share the SM, the most with which they do."""
+    """Return the most stages that fit, and the most with which two CTAs share an SM."""
     each = make.stage_bytes + 16
     rooms = [BLOCK_SHARED, SM_SHARED // 2 - SYSTEM_SHARED] if make.consumers == 1 else [BLOCK_SHARED]
     found = [min(_MOST_STAGES, (room - UNIT_B) // each) for room in rooms]
@@ -53,20 +53,20 @@ def enumerate_stages(make: KernelConfig) -> list[int]:
 
 
 def _promotions(shape: Shape) -> tuple[bool, ...]:
-    """Whether configs add the accumulators of each stage to others: never, always, or both ways for bf16, which rounds more than that gains."""
+    """Return whether to promote: never, always, or both for bf16 outputs, which round more than that gains."""
     if not shape.dtype.startswith("fp8"):
         return (False,)
     return (True, False) if shape.scale != "block" and shape.outdtype == "bf16" else (True,)
 
 
 def _covering(rows: int, dtype: str) -> int:
-    """The least rows of b of a matrix instruction that are so many."""
+    """Return the fewest rows of b of an instruction that cover the rows."""
     least = ceil_div(rows, UNIT_B) * UNIT_B
     return least if multiplies(least, dtype) else least + UNIT_B
 
 
 def enumerate_tiles(shape: Shape, promoted: bool) -> Iterator[KernelConfig]:
-    """Plans without a second thought about stages and clusters."""
+    """Yield the tiles of a shape, before stages and clusters are chosen."""
     for (tile_a, consumers), ladder in (PROMOTED_TILES if promoted else TILES).items():
         yield from (KernelConfig(tile_a, tile_b, 2, consumers, group=_GROUP, promoted=promoted) for tile_b in ladder)
     for (tile_a, consumers), ladder in () if promoted else TURNS.items():
@@ -79,7 +79,10 @@ def enumerate_tiles(shape: Shape, promoted: bool) -> Iterator[KernelConfig]:
 
 
 def with_panels(config: KernelConfig) -> list[KernelConfig]:
-    """The same whose outputs the copy engine stores: from places beside its stages, or where fewer than half fit, beside one stage less."""
+    """Return the configuration with TMA stores, at the same stages or one fewer; empty if they do not fit.
+
+    At least half of the panels must have a buffer.
+    """
     if config.swapped or config.turns or config.tile_b % LEAST_COLUMNS:
         return []
     for stages in range(config.stages, max(config.stages - 2, _FEWEST_STAGES - 1), -1):
@@ -91,32 +94,32 @@ def with_panels(config: KernelConfig) -> list[KernelConfig]:
 
 
 def _panels_may_pay(config: KernelConfig, shape: Shape) -> bool:
-    """Whether there are many outputs, and no other block on the SM that multiplies while they are stored."""
+    """Check for many outputs, and that no other CTA of the SM multiplies while they are stored."""
     return shape.m > MOST_SWAPPED and config.consumers > 1
 
 
 def enumerate_configs(shape: Shape) -> Iterator[KernelConfig]:
-    """Every sensible config for a shape."""
+    """Yield every sensible configuration for a shape."""
     for tile in (tile for promoted in _promotions(shape) for tile in enumerate_tiles(shape, promoted)):
         for stages in enumerate_stages(tile):
             config = attrs.evolve(tile, stages=stages)
             yield config
             if _panels_may_pay(config, shape):
                 yield from (other for other in with_panels(config) if not unsupported(other, 1, shape))
-            # In turns without: their list is short, and `refine` has a cluster of what is fast.
+            # Not for ping-pong: its list is short, and `refine` yields clusters of fast kernels.
             if not config.turns and config.tile_b % (2 * UNIT_B) == 0 and units_of(config, shape)[0] > 1:
                 yield attrs.evolve(config, cluster=2)
 
 
 def _places(config: KernelConfig, device: Device) -> int:
-    """Tiles that are computed at once."""
+    """Return the number of tiles computed at once."""
     return max(1, device.cu_num) * config.resident
 
 
 def is_worthwhile(config: KernelConfig, shape: Shape, device: Device) -> bool:
-    """Whether consumers that take turns have a tile each on some SM, and steps are shared of a round that is not full.
+    """Check that ping-pong consumers have a tile each on some SM, and that stream-K saves steps.
 
-    Where an SM has one tile the other consumer would only wait.
+    On an SM with one tile, the other consumer would only wait.
     """
     if config.stream and not shared_evenly(config, shape, max(1, device.cu_num)).saved:
         return False
@@ -124,9 +127,9 @@ def is_worthwhile(config: KernelConfig, shape: Shape, device: Device) -> bool:
 
 
 def enumerate_candidates(shape: Shape, device: Device) -> list[Candidate]:
-    """Plans with their parts of K, best guesses first, `MOST` at most; K is split where blocks would be idle.
+    """Return configurations with their splits, best guess first, at most `MOST`.
 
-    Of configs that should take the same time those without turns come first.
+    K is split where CTAs would be idle. Of equal predicted times, those without ping-pong come first.
     """
     if not supports(shape, device):
         return []
@@ -149,21 +152,21 @@ def enumerate_candidates(shape: Shape, device: Device) -> list[Candidate]:
 
 
 def _guess(config: KernelConfig, splits: int, shape: Shape, device: Device) -> tuple[float, bool, str, int, KernelConfig]:
-    """What a list is ordered by, but for the config at its end."""
+    """Return the sort key of a candidate, followed by its configuration."""
     return cost(config, splits, shape, max(1, device.cu_num)), config.turns, config.name, splits, config
 
 
 def enumerate_solutions(libtype: str, shape: Shape, device: Device) -> Iterator[Solution]:
-    """The solutions of a shape, best guesses first."""
+    """Yield the solutions of a shape, best guess first."""
     for config, splits in enumerate_candidates(shape, device):
         yield Solution(libtype, config.name, splits)
 
 
 def resolve(solution: Solution, shape: Shape) -> Candidate:
-    """The config and the parts of K that a solution means; no parts are one.
+    """Return the configuration and splits that a solution names; no splits means one.
 
     Raises:
-        PluginError: there is no such kernel, or it does not take the shape so.
+        PluginError: the kernel does not exist or does not support the shape.
     """
     config, splits = config_of(solution.kernel_name), solution.split_k or 1
     if reason := unsupported(config, splits, shape):
@@ -172,8 +175,8 @@ def resolve(solution: Solution, shape: Shape) -> Candidate:
 
 
 def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
-    """The solutions one step away from one: another group, stage, cluster, part of K or way to store, turns, 16 rows of b more or fewer,
-    steps along K shared or not.
+    """Yield the solutions one step away: group, stages, cluster, splits, TMA stores, ping-pong, stream-K,
+    or 16 rows of b more or fewer.
     """
     if not supports(shape, device):
         return

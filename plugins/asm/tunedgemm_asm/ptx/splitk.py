@@ -1,8 +1,8 @@
-"""Parts of K: each consumer leaves its accumulators of 32 bits in the workspace and counts; the last to come adds all parts in the order of K.
+"""Combine the partials of split-K and stream-K: the last consumer to arrive adds all in the order of K.
 
-So the bits do not depend on who comes last. A counter belongs to one consumer's share of a tile, and is zero again at the end. The
-workspace has for each part of each of those 128 threads times their accumulators, four accumulators of all threads side by side: every access is of
-16 bytes in a line.
+Each consumer stores its 32-bit partials in the workspace and increments a counter. The fixed order
+makes the bits reproducible. A counter belongs to one consumer's part of a tile and ends at zero. The
+workspace interleaves four accumulators of all 128 threads, so that every access is 16 bytes in a line.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _PACK, _PACK_BYTES = 4, 16
 
 
 def slot_bytes(accumulators: int) -> int:
-    """Bytes of one part of one consumer's share of a tile."""
+    """Return the bytes of one partial of a consumer's part of a tile."""
     return accumulators * GROUP_THREADS * 4
 
 
 @attrs.frozen
 class Fixup:
-    """Where the parts of a consumer's share of a tile meet, as registers.
+    """Place where the partials of a consumer's part of a tile are combined, as registers.
 
     Attributes:
-        slot: number of the share among all.
-        number: the consumer's number.
-        within: the thread's number in its consumer.
-        start: address of what the thread has of the first part; that of others lies `slot_bytes` further on each.
-        mine: address of what it has of its own.
-        parts: how many there are.
+        slot: index of the part of the tile among all.
+        number: index of the consumer.
+        within: index of the thread in its consumer.
+        start: address of the thread's first partial; others follow at multiples of `slot_bytes`.
+        mine: address of the thread's own partial.
+        parts: number of partials.
     """
 
     slot: str
@@ -46,7 +46,7 @@ class Fixup:
 
     @classmethod
     def of(cls, f: Frame, tile: str, number: str, parts: tuple[str, str]) -> Fixup:
-        """Of a tile; *parts* are the number of the consumer's own, and how many there are."""
+        """Return the place for a tile; *parts* has the index of the own partial and the number of partials."""
         t, told, (part, count) = f.text, f.arguments, parts
         slot = tile if f.config.turns else t.to("b32", "mad.lo.u32", tile, f.config.consumers, number)
         first = t.to("b32", "mul.lo.u32", slot, told["splits"])
@@ -61,23 +61,25 @@ class Fixup:
         return cls(slot, number, within, start, mine, count)
 
     def leave(self, f: Frame, accumulators: list[str], elsewhere: str) -> None:
-        """Leave the accumulators in the workspace, and count; who is not the last goes *elsewhere*.
+        """Store the partial and count it; jump *elsewhere* unless it is the last.
 
-        One thread counts for all, who see what it found; at the last it leaves zero. Its atomic releases and acquires for all: barriers
-        before and behind order what the others wrote and read (PTX ISA, "Causality order").
+        One thread counts for all and shares the result; the last resets the counter. Its atomic releases and
+        acquires for all: barriers before and after order the other threads' accesses (PTX ISA, "Causality
+        order").
         """
         t = f.text
         for at in range(0, len(accumulators), _PACK):
             offset = at // _PACK * GROUP_THREADS * _PACK_BYTES
             t.op(f"st.relaxed.gpu.global.v4.{_kind(f)}", f"[{self.mine}+{offset}]", _braced(accumulators[at : at + _PACK]))
-        # Counts up to the number of parts less one, then wraps to zero.
+        # Counts up to the number of partials minus one, then wraps to zero.
         seen, most, *_ = self._asked(f, "atom.acq_rel.gpu.global.inc.u32", True)
         t.op("bra", elsewhere, when=t.to("pred", "setp.ne.u32", seen, most))
 
     def look(self, f: Frame, otherwise: str) -> None:
-        """Go on where all others have come: nobody else counts, so the counter is set to zero; else go *otherwise*.
+        """Continue if all other partials are stored, and reset the counter; else jump *otherwise*.
 
-        The thread that looks acquires what those released that counted: each atomic reads the one before it (PTX ISA, "Observation order").
+        The thread acquires what the counting threads released: each atomic reads the previous one (PTX ISA,
+        "Observation order").
         """
         t = f.text
         seen, most, one, counter = self._asked(f, "ld.acquire.gpu.global.u32", False)
@@ -85,10 +87,10 @@ class Fixup:
         t.op("st.relaxed.gpu.global.u32", f"[{counter}]", t.to("b32", "mov.u32", 0), when=one)
 
     def _asked(self, f: Frame, instruction: str, limited: bool) -> tuple[str, str, str, str]:
-        """What one thread finds in the counter, by an instruction that is *limited* by the most or not, for all threads.
+        """Read the counter in one thread, for all, by an instruction that may be *limited* by the maximum.
 
         Returns:
-            It, the most that it can be, a predicate of that thread, the counter's address.
+            The value, its maximum, a predicate of the reading thread, and the counter's address.
         """
         t = f.text
         word = t.to("b32", "mad.lo.u32", self.number, WORD_BYTES, f.shared)
@@ -106,7 +108,7 @@ class Fixup:
 
 
 def fixup_splits(f: Frame, place: Place, number: str, accumulators: list[str], elsewhere: str) -> None:
-    """Leave the accumulators; who is not the last goes *elsewhere*, the last has the accumulators of all parts: in the order of K, the first as it is."""
+    """Store the partial; the last consumer loads the first partial and adds the others in the order of K."""
     t, splits = f.text, f.arguments["splits"]
     fixup = Fixup.of(f, place.tile, number, (place.part, splits))
     fixup.leave(f, accumulators, elsewhere)
@@ -121,17 +123,17 @@ def fixup_splits(f: Frame, place: Place, number: str, accumulators: list[str], e
 
 
 def fixup_stream(f: Frame, tile: str, parts: tuple[str, str], own: tuple[str, list[str]], elsewhere: str) -> None:
-    """The same of a tile whose steps are shared, where the accumulators may never have to leave their registers.
+    """Combine the partials of a stream-K tile, if possible without storing the own one.
 
-    A consumer whose range ends in the tile comes late to it, one whose range begins there early. So the first part, and the second where
-    it is not the last, look whether all others have come; if so they add those to what they have, in the order of K: a sum of two has
-    the same bits either way round. Sums of others, and of who looks too early, go to the workspace; of the third part or a later one
-    they are loaded from there where it comes last.
+    A consumer whose range ends in the tile arrives late, one whose range begins there early. So the first
+    partial, and the second unless it is the last, check whether all others are stored. If so, they add
+    those to their registers in the order of K; a sum of two has the same bits in either order. All other
+    partials go to the workspace. The third or a later one is loaded from there if it arrives last.
 
     Args:
-        parts: the number of the own, and how many there are.
-        own: the consumer's number, and its accumulators.
-        elsewhere: where who is not the last goes.
+        parts: index of the own partial, and number of partials.
+        own: index of the consumer, and its accumulators.
+        elsewhere: label for all but the last consumer.
     """
     t, (number, accumulators), (part, count) = f.text, own, parts
     fixup = Fixup.of(f, tile, number, parts)
@@ -149,7 +151,7 @@ def fixup_stream(f: Frame, tile: str, parts: tuple[str, str], own: tuple[str, li
 
 
 def _add_others(f: Frame, fixup: Fixup, own: tuple[str, str], accumulators: list[str]) -> None:
-    """The accumulators of all parts; *own* are the number of the own part, and a predicate: whether its accumulators are kept in registers."""
+    """Add all other partials; *own* has the index of the own one and whether it stays in registers."""
     t, (part, kept) = f.text, own
     again, having, passed = t.label("PART"), t.label("HAVING"), t.label("PASSED")
     t.op("bra", having, when=kept)
@@ -167,7 +169,7 @@ def _add_others(f: Frame, fixup: Fixup, own: tuple[str, str], accumulators: list
 
 
 def _kind(f: Frame) -> str:
-    """Of the accumulators, as memory has them; adding integers needs no sign."""
+    """Return the type of partials in memory; adding integers needs no sign."""
     return "f32" if f.variant.accumulator_kind == "f32" else "u32"
 
 
@@ -176,7 +178,7 @@ def _braced(registers: list[str]) -> str:
 
 
 def _add(f: Frame, at: str, accumulators: list[str]) -> None:
-    """A part to the accumulators."""
+    """Add a partial to the accumulators."""
     t = f.text
     for first in range(0, len(accumulators), _PACK):
         loaded = t.many(f.variant.accumulator_kind, _PACK)
@@ -186,7 +188,7 @@ def _add(f: Frame, at: str, accumulators: list[str]) -> None:
 
 
 def _load(f: Frame, at: str, registers: list[str], first: int = 0) -> None:
-    """What the thread has of a part."""
+    """Load the thread's part of a partial."""
     for index in range(0, len(registers), _PACK):
         offset = (first + index) // _PACK * GROUP_THREADS * _PACK_BYTES
         f.text.op(f"ld.relaxed.gpu.global.v4.{_kind(f)}", _braced(registers[index : index + _PACK]), f"[{at}+{offset}]")
