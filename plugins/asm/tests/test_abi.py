@@ -75,7 +75,7 @@ def test_every_field_lies_where_the_launchers_put_it(failing: Any) -> None:
 
 
 def test_a_packed_value_lies_in_its_bytes_alone(failing: Any) -> None:
-    """One field at a time: its little-endian bytes at its offset, zeros everywhere else."""
+    """One field: its little-endian bytes at its offset, zeros everywhere else."""
 
     def check(name: str) -> None:
         abi = ABIS[name]
@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_never_cut_off(failing: Any) -> None:
             ({"k": 1 << 32}, "k=4294967296 does not fit its field of 32 bits"),
             ({"m": -1}, "m=-1 does not fit"),
             ({"a": 1 << 64}, "does not fit its field of 64 bits"),
-            ({"depth": 1}, "has no field 'depth'; it has out, c, a, b, alpha"),
+            ({"depth": 1}, "no field 'depth'; fields: out, c, a, b, alpha"),
         ],
     )
 

@@ -215,7 +215,7 @@ def test_a_code_object_is_checked_before_it_is_loaded(
     path = tree / "gfx942" / "bf16gemm" / row["co_name"]
     path.write_bytes(path.read_bytes()[:200])
     broken = over.backend(fake, tree, "gfx942")
-    reason = "cut off: 200 bytes are less than its header says"
+    reason = "truncated: 200 bytes are fewer than its header says"
     assert over.refused(broken, row["knl_name"], PRODUCT) == f"pack aiter-gfx942-bf16gemm ({path.parent}): {path.name}: {reason}"
     assert over.native(broken, fake).fake_loads() == 0
     assert over.fault(broken, fake, PRODUCT, name_of(fake, 64, shuffled=False, prefetch=3), 1) == ""

@@ -43,7 +43,7 @@ def test_other_devices_have_no_code_objects(failing: Any) -> None:
 
     def check(gfx: str) -> None:
         assert str(plain.supports(PRODUCT, Device(gfx, 100, "other"))) == (
-            f"code objects are for gfx942 and gfx950, generated PTX for sm_90, not for {gfx}"
+            f"{gfx} is not supported; code objects exist for gfx942 and gfx950, generated PTX for sm_90"
         )
 
     assert not failing(check, itertools.product(["sm_100", "gfx1100", "cpu-avx512"]))
@@ -66,7 +66,7 @@ def test_what_no_kernel_takes(asm: Any, over: ModuleType, failing: Any) -> None:
         check,
         [
             (attrs.evolve(PRODUCT, m=0), "an empty batch needs no kernel"),
-            (Shape("batched_bf16", 4, 64, 64, extra={"B": 2}), "op batched_bf16 is not covered"),
+            (Shape("batched_bf16", 4, 64, 64, extra={"B": 2}), "unsupported op batched_bf16"),
             (attrs.evolve(PRODUCT, dtype="fp16", outdtype="fp16"), "takes bf16, not fp16"),
             (attrs.evolve(PRODUCT, outdtype="fp16"), "writes bf16 or fp32, not fp16"),
             (attrs.evolve(PRODUCT, k=96), r"needs K % 64 = 0 \(K=96\)"),
@@ -88,8 +88,8 @@ def test_what_no_kernel_takes(asm: Any, over: ModuleType, failing: Any) -> None:
             (attrs.evolve(FP4, k=384), r"needs K % 256 = 0"),
             (attrs.evolve(FP4, layout="row"), "reads a plain weight with shuffled scales"),
             (attrs.evolve(FP4, epilogue="bias"), "adds no bias"),
-            (attrs.evolve(PRODUCT, m=1 << 22, n=512), "would address 4294967296 bytes of x at a time"),
-            (attrs.evolve(INT8, m=1 << 21, n=1024), "would address 4294967296 bytes of the output at a time"),
+            (attrs.evolve(PRODUCT, m=1 << 22, n=512), "addresses 4294967296 bytes of x"),
+            (attrs.evolve(INT8, m=1 << 21, n=1024), "addresses 4294967296 bytes of the output"),
         ],
     )
 
@@ -103,21 +103,21 @@ def test_an_architecture_has_the_fp8_that_it_multiplies(asm: Any) -> None:
 
 @gfx950
 def test_parts_of_k(asm: Any, fake: ModuleType) -> None:
-    """Kernels that count on semaphores have two parts or more and 1024 tiles at most; others as many as their steps allow."""
+    """Kernels that count on semaphores have two splits or more and 1024 tiles at most; others as many as their steps allow."""
     kernels = asm.catalog("gfx950").kernels
     split, whole = (
         kernels[fake.bf16(32, shuffled=False, splits=True)["knl_name"]],
         kernels[fake.bf16(32, shuffled=False, prefetch=3)["knl_name"]],
     )
-    assert "splits K into two parts or more" in unsupported(split, 1, PRODUCT)
+    assert "needs two splits or more (got 1)" in unsupported(split, 1, PRODUCT)
     assert unsupported(split, 8, PRODUCT) is None
-    assert "does not cut K=512 into 9 parts of whole steps of 64" in unsupported(split, 9, PRODUCT)
-    assert "1 to 16 parts (got 17)" in unsupported(split, 17, attrs.evolve(PRODUCT, k=4096))
+    assert "cannot cut K=512 into 9 splits of whole steps of 64" in unsupported(split, 9, PRODUCT)
+    assert "1 to 16 splits (got 17)" in unsupported(split, 17, attrs.evolve(PRODUCT, k=4096))
     assert unsupported(whole, 1, PRODUCT) is None
-    assert "does not split K (got 2 parts)" in unsupported(whole, 2, PRODUCT)
+    assert "does not split K (got 2 splits)" in unsupported(whole, 2, PRODUCT)
     exactly, over = attrs.evolve(PRODUCT, m=128 * 32, n=8 * 64), attrs.evolve(PRODUCT, m=128 * 32 + 1, n=8 * 64)
     assert unsupported(split, 2, exactly) is None
-    assert "1032 tiles that meet over parts of K; there are 1024 counters" in unsupported(split, 2, over)
+    assert "1032 tiles with split-K; there are 1024 counters" in unsupported(split, 2, over)
     assert unsupported(whole, 1, over) is None
     int8 = kernels[fake.ROWS["i8gemm"][0]["knl_name"]]
     assert [splits for splits in range(1, 9) if not unsupported(int8, splits, attrs.evolve(INT8, k=768))] == [1, 2, 3, 6]
@@ -132,7 +132,7 @@ def test_parts_of_k(asm: Any, fake: ModuleType) -> None:
 def test_fp4_has_large_outputs(asm: Any) -> None:
     """AITER's own table has rows with outputs beyond 4 GiB; operands have fewer bytes."""
     assert asm.supports(attrs.evolve(FP4, m=838784, n=5760, k=3584), MI355X) is True
-    assert "bytes of x at a time" in str(asm.supports(attrs.evolve(FP4, m=1 << 22, k=2048), MI355X))
+    assert "bytes of x" in str(asm.supports(attrs.evolve(FP4, m=1 << 22, k=2048), MI355X))
 
 
 @gfx950
@@ -147,8 +147,8 @@ def test_ours_take_ragged_columns_and_large_operands(asm: Any) -> None:
     assert "N % 4 = 0 (N=102)" in unsupported(plain_weight, 1, attrs.evolve(PRODUCT, n=102))
     assert "N % 16 = 0 (N=100)" in unsupported(shuffled, 1, attrs.evolve(PRODUCT, n=100, layout="aiter16x16"))
     assert unsupported(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 23)) is None
-    assert "would address 2147483648 bytes of x at a time" in unsupported(plain_weight, 1, attrs.evolve(PRODUCT, k=1 << 24))
-    assert "has 4194304 tiles along an axis of its grid" in unsupported(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 20, n=1 << 14))
+    assert "addresses 2147483648 bytes of x" in unsupported(plain_weight, 1, attrs.evolve(PRODUCT, k=1 << 24))
+    assert "has 4194304 tiles along a grid axis" in unsupported(plain_weight, 1, attrs.evolve(PRODUCT, m=1 << 20, n=1 << 14))
 
 
 def test_packs_are_looked_for_where_they_can_be_used() -> None:
@@ -188,7 +188,7 @@ def test_a_packs_descriptor_may_narrow_its_layout(
     own = found.kernels["tunedgemm_bf16_32x32_pf2"]
     for operand, shape, dtype in (("weight", wide, "bf16"), ("bias", biased, "fp32")):
         without = Named(own, {**own.dtypes, operand: ()})
-        assert unsupported(without, 1, shape) == f"{own.kernel.name} is for {operand} in no dtype by its pack narrow, not {dtype}"
+        assert unsupported(without, 1, shape) == f"{own.kernel.name} supports {operand} in no dtype (pack narrow), not {dtype}"
     assert unsupported(Named(own, {**own.dtypes, "bias": ()}), 1, wide) is None
 
 
@@ -201,8 +201,8 @@ def test_every_layout_of_arguments_has_its_limits_and_its_maker() -> None:
 def test_a_reason_is_told_once_with_one_kernel_as_an_example(asm: Any) -> None:
     """Kernels that refuse a shape alike share a line; there are three at most."""
     told = str(asm.supports(attrs.evolve(PRODUCT, k=96), MI355X))
-    assert told.startswith("no kernel of a16w16 takes it: ")
-    reasons = [reason.split(" ", 1) for reason in told.removeprefix("no kernel of a16w16 takes it: ").split("; ")]
+    assert told.startswith("no kernel of a16w16 supports the shape: ")
+    reasons = [reason.split(" ", 1) for reason in told.removeprefix("no kernel of a16w16 supports the shape: ").split("; ")]
     assert sorted(text for _, text in reasons) == ["needs K % 64 = 0 (K=96)", "reads weights of layout aiter16x16, not row"]
     assert all(name in asm.catalog("gfx950").kernels for name, _ in reasons)
 

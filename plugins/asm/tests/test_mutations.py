@@ -1,4 +1,4 @@
-"""One thing changed at a time in what kernels are told: over the fake each change must show, as a unsupported_config or as wrong numbers."""
+"""One thing changed in what kernels are told: over the fake each change must show, as a unsupported_config or as wrong numbers."""
 
 from __future__ import annotations
 

@@ -185,11 +185,11 @@ def test_a_plan_checks_where_descriptors_go(failing: Any) -> None:
     assert not failing(
         check,
         [
-            ({"maps": (Map(384, 0, X),)}, "a descriptor at byte 384 of 500 runs into byte 500"),
-            ({"maps": (Map(0, 0, X), Map(120, 0, X))}, "a descriptor at byte 0 of 500 runs into byte 120"),
+            ({"maps": (Map(384, 0, X),)}, "a tensor map at byte 384 of 500 runs into byte 500"),
+            ({"maps": (Map(0, 0, X), Map(120, 0, X))}, "a tensor map at byte 0 of 500 runs into byte 120"),
             ({"maps": (Map(256, 0, X),)}, "an address at byte 256 of 500 runs into byte 256"),
-            ({"maps": (Map(0, 0, X),) * 4}, r"at most 3 descriptors \(got 4\)"),
-            ({"maps": (Map(0, 3, X),)}, "of address 3 there is a descriptor, a launch gets 3"),
+            ({"maps": (Map(0, 0, X),) * 4}, r"at most 3 tensor maps \(got 4\)"),
+            ({"maps": (Map(0, 3, X),)}, "tensor map of address 3: out of range; a launch takes 3 addresses"),
         ],
     )
 

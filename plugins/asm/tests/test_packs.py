@@ -74,7 +74,7 @@ def test_a_pack_is_for_its_architecture_alone(write: Write, from_folders: Callab
     assert found.missing("b") == "the packs have b for gfx950, not for gfx942"
     assert found.missing("c") == "no pack for gfx942 has a kernel c"
     assert packs.catalog_of("gfx90a").missing("a") == "the packs have a for gfx942, not for gfx90a"
-    assert from_folders(gfx="gfx90a").missing("a") == "there is no pack for gfx90a"
+    assert from_folders(gfx="gfx90a").missing("a") == "no pack for gfx90a"
 
 
 def test_a_folder_of_packs_is_looked_through(write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_of_two_packs_with_one_name_the_earlier_has_it(write: Write, from_folder
     found = from_folders(first, second)
 
     assert {name: loaded.pack.name for name, loaded in found.kernels.items()} == {"a": "first", "b": "first", "c": "second"}
-    assert found.problems == (f"pack second ({second}): a and 1 more: given by first already",)
+    assert found.problems == (f"pack second ({second}): a and 1 more: already given by first",)
     assert from_folders(first, first).problems == ()
 
 
@@ -111,7 +111,7 @@ def test_a_pack_that_cannot_be_used_does_not_hide_a_later_one(
     assert {name: loaded.pack.name for name, loaded in found.kernels.items()} == {"a": "second", "b": "first"}
     assert found.kernels["a"].code() and found.missing("a") == ""
     assert f"pack first ({first}): a.co: not an ELF file: it begins with 4d5a" in found.problems
-    assert found.missing("b") == f"pack first ({first}): b.co: it has no kernel b; it has other"
+    assert found.missing("b") == f"pack first ({first}): b.co: no kernel b; kernels: other"
 
 
 @pytest.mark.parametrize("kind", ["a link to itself", "no such user", "a long path", "no permission", "a long name"])
@@ -134,7 +134,7 @@ def test_a_place_that_cannot_be_looked_at_costs_itself_alone(kind: str, write: W
         if os.geteuid() == 0:
             pytest.skip("root may look into every folder")
         bad.chmod(0o600)
-        reason = f"{bad} cannot be looked through: "
+        reason = f"{bad}: cannot be searched: "
     try:
         found = from_folders(place, good)
     finally:
@@ -150,7 +150,7 @@ def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.C
     (tmp_path / "empty").mkdir()
     found = from_folders(tmp_path / "absent", "", " ", tmp_path / "empty")
 
-    assert found.problems[0] == f"TUNEDGEMM_ASM_PACKS: there is no folder {tmp_path / 'absent'}"
+    assert found.problems[0] == f"TUNEDGEMM_ASM_PACKS: folder not found: {tmp_path / 'absent'}"
     assert found.problems[1].startswith(f"{tmp_path / 'empty'} holds no pack") and len(found.problems) == 2
     assert found.kernels == {}
 
@@ -168,11 +168,11 @@ def test_a_bad_descriptor_costs_its_pack_alone(write: Write, from_folders: Calla
 
     cases: list[tuple[Mapping[str, Any], str]] = [
         ({"abi": None}, "pack.json: abi must be text"),
-        ({"abi": "mine"}, "abi 'mine' is not known; known: aiter-bf16gemm, "),
-        ({"gfx": "gfx942:xnack+"}, "gfx 'gfx942:xnack+' is no architecture"),
+        ({"abi": "mine"}, "unknown abi 'mine'; known: aiter-bf16gemm, "),
+        ({"gfx": "gfx942:xnack+"}, "invalid gfx 'gfx942:xnack+'; expected an architecture"),
         ({"gfx": 942}, "gfx must be text"),
-        ({"manifest": "../m.csv"}, "manifest: '../m.csv' leads out of the pack's folder"),
-        ({"manifest": "n.csv"}, "there is no file n.csv"),
+        ({"manifest": "../m.csv"}, "manifest: '../m.csv' is outside the pack's folder"),
+        ({"manifest": "n.csv"}, "file not found: n.csv"),
         ({"tile": 1}, "unknown key 'tile'; known: abi, gfx, manifest"),
         ({"of_aiter": True}, "unknown key 'of_aiter'"),
         ({"name": "a\nb"}, "name must be text"),
@@ -181,7 +181,7 @@ def test_a_bad_descriptor_costs_its_pack_alone(write: Write, from_folders: Calla
         ({"dtypes": {"out": "fp16"}}, "dtypes: out 'fp16'; aiter-bf16gemm has bf16 fp32"),
         ({"dtypes": {"out": [{}]}}, "dtypes: out"),
         ({"sha256": {"a.co": "12"}}, "sha256 must be an object of files and 64 hexadecimal digits"),
-        ({"sha256": {"../a.co": "0" * 64}}, "sha256: '../a.co' leads out"),
+        ({"sha256": {"../a.co": "0" * 64}}, "sha256: '../a.co' is outside"),
     ]
     assert not failing(check, cases)
 
@@ -202,7 +202,7 @@ def test_a_kernel_without_its_file_costs_itself_alone(write: Write, from_folders
     found = from_folders(folder)
 
     assert list(found.kernels) == ["b"]
-    assert found.problems == (f"pack mine ({folder}): a: there is no file a.co",)
+    assert found.problems == (f"pack mine ({folder}): a: file not found: a.co",)
     assert found.missing("a") == found.problems[0].replace(": a: ", ": ")
 
 
@@ -216,8 +216,8 @@ def test_a_path_that_leads_out_is_refused(write: Write, from_folders: Callable[.
     found = from_folders(folder)
 
     assert found.kernels == {}
-    assert "column co_name: '../outside.co' leads out of the pack's folder" in found.missing("b")
-    assert "a.co leads out of the pack's folder" in found.missing("a")
+    assert "column co_name: '../outside.co' is outside the pack's folder" in found.missing("b")
+    assert "a.co is outside the pack's folder" in found.missing("a")
 
 
 @pytest.mark.parametrize("name", ["m.csv", "pack.json"])
@@ -229,22 +229,22 @@ def test_what_describes_a_pack_lies_in_its_folder(
     (folder / name).rename(tmp_path / name)
     (folder / name).symlink_to(tmp_path / name)
     (problem,) = from_folders(folder).problems
-    assert f"{name} leads out of the pack's folder, to {tmp_path / name}" in problem
+    assert f"{name} is outside the pack's folder: {tmp_path / name}" in problem
 
     (folder / name).unlink()
     os.mkfifo(folder / name)
     (problem,) = from_folders(folder).problems
-    assert ("there is no file m.csv" if name == "m.csv" else "holds no pack") in problem
+    assert ("file not found: m.csv" if name == "m.csv" else "holds no pack") in problem
 
 
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        ({"exported": ["other"]}, "does not export"),
-        ({"kernarg_bytes": 128}, "its arguments take 128 bytes"),
-        ({"workgroup": 64}, "it is for workgroups of 64 threads"),
-        ({"target": "gfx950"}, "its header says gfx942 and its metadata"),
-        ({"lds_bytes": 1 << 17}, "65536 bytes of LDS"),
+        ({"exported": ["other"]}, "is not exported"),
+        ({"kernarg_bytes": 128}, "arguments take 128 bytes"),
+        ({"workgroup": 64}, "built for workgroups of 64 threads"),
+        ({"target": "gfx950"}, "header and metadata disagree (got gfx942 and"),
+        ({"lds_bytes": 1 << 17}, "exceed the 65536 of gfx942"),
     ],
 )
 def test_a_bad_code_object_is_refused_before_any_launch(
@@ -280,10 +280,10 @@ def test_a_file_that_was_exchanged_is_refused(
         "gone": (folder / "a.co").unlink,
     }[kind]()
     reasons = {
-        "truncated": "cut off",
+        "truncated": "truncated",
         "another architecture": "for gfx950",
-        "another symbol": "has no kernel a; it has b",
-        "gone": "there is no file a.co",
+        "another symbol": "no kernel a; kernels: b",
+        "gone": "file not found: a.co",
     }
     with pytest.raises(PackError, match=reasons[kind]):
         found.kernels["a"].checked()
@@ -298,8 +298,8 @@ def test_what_runs_is_what_was_hashed(write: Write, from_folders: Callable[..., 
     (folder / "b.co").rename(tmp_path / "b.co")
     (folder / "b.co").symlink_to(tmp_path / "b.co")
 
-    assert found.missing("a") == f"pack mine ({folder}): a.co was exchanged since it was listed"
-    assert "b.co leads out of the pack's folder" in found.missing("b")
+    assert found.missing("a") == f"pack mine ({folder}): a.co changed since it was listed"
+    assert "b.co is outside the pack's folder" in found.missing("b")
     assert from_folders(folder).missing("a") == "", "it is listed again"
 
 
@@ -310,7 +310,7 @@ def test_a_file_that_cannot_be_read_is_tried_again(write: Write, from_folders: C
     content = (folder / "a.co").read_bytes()
     (folder / "a.co").unlink()
     away = found.version
-    assert found.missing("a") == f"pack mine ({folder}): there is no file a.co" == found.problems[0]
+    assert found.missing("a") == f"pack mine ({folder}): file not found: a.co" == found.problems[0]
 
     (folder / "a.co").write_bytes(content)
     assert found.kernels["a"].code() == content and found.problems == ()
@@ -326,7 +326,7 @@ def test_a_hash_that_is_promised_is_checked(write: Write, from_folders: Callable
     wrong = write("wrong", "a", said={"sha256": {"a.co": "0" * 64}})
 
     assert from_folders(right).kernels["a"].code() == content
-    with pytest.raises(PackError, match=r"its sha256 is [0-9a-f]{64}, the descriptor says 0000"):
+    with pytest.raises(PackError, match=r"sha256 mismatch \(got [0-9a-f]{64}\); pack.json has 0000"):
         from_folders(wrong).kernels["a"].code()
 
 
@@ -337,7 +337,7 @@ def test_dtypes_of_a_descriptor_narrow_those_of_the_layout(write: Write, from_fo
     assert found.kernels["a"].dtypes["out"] == ("fp32",) and found.kernels["a"].kernel.outputs == ("fp32",)
 
     (folder / "m.csv").write_text(HEAD.strip() + ",outputs\na,a.co,1,96,64,0,0,0,64,1,bf16\n")
-    assert "it writes bf16, its pack fp32" in from_folders(folder).missing("a")
+    assert "writes bf16, but its pack declares fp32" in from_folders(folder).missing("a")
 
 
 def test_the_version_follows_every_byte(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
@@ -388,7 +388,7 @@ def test_what_the_plugin_ships_comes_last(
     found = from_folders(named)
 
     assert {name: loaded.pack.source for name, loaded in found.kernels.items()} == {"b": sources.VARIABLE, "a": "tunedgemm-asm"}
-    assert found.problems == (f"pack gfx942 ({shipped}): b: given by mine already",)
+    assert found.problems == (f"pack gfx942 ({shipped}): b: already given by mine",)
 
 
 PROGRAM = """

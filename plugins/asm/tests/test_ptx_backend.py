@@ -192,11 +192,11 @@ def test_what_no_kernel_takes_is_refused(failing: Any) -> None:
             (attrs.evolve(SMALL, k=201), r"K % 8 = 0 (K=201)"),
             (attrs.evolve(ROWS, k=264), r"K % 16 = 0 (K=264)"),
             (attrs.evolve(BLOCKS, m=0), "an empty batch needs no kernel"),
-            (attrs.evolve(BLOCKS, dtype="fp8_e4m3fnuz"), "operands may be fp8_e4m3fn, not fp8_e4m3fnuz"),
-            (attrs.evolve(BLOCKS, m=1 << 30, k=1 << 12), "x has 34359738368 scales; there are 4294967295 at most"),
-            (attrs.evolve(SMALL, dtype="fp32", outdtype="fp32"), "operands may be bf16 or fp16, not fp32"),
+            (attrs.evolve(BLOCKS, dtype="fp8_e4m3fnuz"), "operands must be fp8_e4m3fn, not fp8_e4m3fnuz"),
+            (attrs.evolve(BLOCKS, m=1 << 30, k=1 << 12), "x has 34359738368 scales; the limit is 4294967295"),
+            (attrs.evolve(SMALL, dtype="fp32", outdtype="fp32"), "operands must be bf16 or fp16, not fp32"),
             (attrs.evolve(SMALL, layout="aiter16x16"), "row or columns128, not scale none and layout aiter16x16"),
-            (Shape("a4w4_blockscale", 40, 256, 768, "fp4x2", "bf16", scale="block"), "op a4w4_blockscale is not covered"),
+            (Shape("a4w4_blockscale", 40, 256, 768, "fp4x2", "bf16", scale="block"), "unsupported op a4w4_blockscale"),
         ],
     )
 
@@ -204,14 +204,14 @@ def test_what_no_kernel_takes_is_refused(failing: Any) -> None:
 def test_names_and_parts_that_do_not_fit_are_refused(backend: Asm) -> None:
     """A kernel of AMD's, another revision, more parts than steps; a device that is described only."""
     for name, splits, reason in (
-        ("tunedgemm_bf16_64x64_pf2", 1, "names no kernel"),
+        ("tunedgemm_bf16_64x64_pf2", 1, "is not a kernel"),
         ("ptx_64x32_s3_c1_x1_g8_r7", 1, "revision 7"),
-        (KernelConfig(64, 32, 3, 1).name, 9, "into 9 parts"),
+        (KernelConfig(64, 32, 3, 1).name, 9, "into 9 splits"),
     ):
         answer = backend.bind(Solution("asm", name, splits), SMALL, CPU)
         assert isinstance(answer, Unsupported) and reason in str(answer)
     assert "described, not present" in str(asm.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, H200))
-    assert "names no kernel" in asm.lacks(Solution("asm", "any"), H200)
+    assert "is not a kernel" in asm.lacks(Solution("asm", "any"), H200)
     assert asm.lacks(Solution("asm", KernelConfig(64, 32, 3, 1).name), H200) == ""
 
 
@@ -319,6 +319,6 @@ assert "torch" not in sys.modules and "triton" not in sys.modules, "loaded"
 def test_what_assembles_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """`tunedgemm plugins -v` names the assembler, or the driver in its place."""
     monkeypatch.setattr(build, "ptxas", lambda: None)
-    assert list(asm.details(H200)) == ["generated PTX of revision 1, assembled by the driver, when it loads them: there is no ptxas"]
+    assert list(asm.details(H200)) == ["generated PTX of revision 1, assembled by the driver, when it loads them: ptxas not found"]
     assert "revision 1" in ptx_launch.details()[0]
     assert CUDA.kind == "nvidia"

@@ -81,8 +81,8 @@ def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, S
 #: Case, what is changed in its text -> by what; each is a mistake that a kernel could have.
 MISTAKES = {
     "the same column is loaded for each step": (SMALL, r"(add\.u32 (%r\d+), \2), 1;\n(    add\.u32 (%r\d+), \4, 1;)", r"\1, 0;\n\3"),
-    "the column is an element along K": (SMALL, r"\{(%r\d+), (%r\d+), (%r\d+)\}", r"{\1, \2, \1}"),
-    "the column begins at an element": (
+    "column is an element along K": (SMALL, r"\{(%r\d+), (%r\d+), (%r\d+)\}", r"{\1, \2, \1}"),
+    "column begins at an element": (
         SMALL,
         r"(tensor\.3d.*\{)%r\d+(, %r\d+, %r\d+\}(?:.*\n)+?    add\.u32 (%r\d+), \3, 64;)",
         r"\1\3\2",
@@ -174,7 +174,7 @@ def test_other_sizes_and_layouts_are_refused(failing: Any) -> None:
     assert not failing(
         check,
         [
-            (of("a16w16", (37, 72, 200)), "weights of layout columns128 have whole columns: K % 64 = 0 (K=200)"),
+            (of("a16w16", (37, 72, 200)), "layout columns128 needs K % 64 = 0 (K=200)"),
             (of(BY_ROW, (37, 72, 192), FP8), "K % 128 = 0 (K=192)"),
             (of(BY_ROW, (37, 96, 256), FP8, layout="aiter16x16"), "weights of layout columns128, not scale row and layout aiter16x16"),
             (of("a16w16", (37, 96, 256), layout="aiter16x16"), "weights of layout row or columns128, not scale none and layout aiter16x16"),

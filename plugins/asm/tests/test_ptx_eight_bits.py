@@ -157,26 +157,26 @@ def test_what_a_plan_does_not_take(failing: Any) -> None:
             (
                 KernelConfig(64, 96, 4, 1, promoted=True),
                 of("row", (100, 200, 400), "int8"),
-                "adds sums of fp8 products in float32; those of int8 are whole",
+                "promotes fp8 products only, not int8",
             ),
-            (KernelConfig(64, 40, 4, 1), of("row", (100, 200, 400), "int8"), "tiles of 40 rows, for which there is no instruction of int8"),
-            (KernelConfig(64, 96, 4, 1), BLOCKS[1], "does not add up blocks of K with their scales: the name of one that does has _p"),
+            (KernelConfig(64, 40, 4, 1), of("row", (100, 200, 400), "int8"), "tiles of 40 rows, which wgmma lacks for int8"),
+            (KernelConfig(64, 96, 4, 1), BLOCKS[1], "does not promote, as block scales require; use a kernel with _p"),
             (
                 KernelConfig(64, 72, 4, 1, promoted=True),
                 BLOCKS[1],
-                "rows of the weight at too many places in blocks of scales: 128 rows share one",
+                "too many offsets of weight rows in scale blocks of 128 rows",
             ),
             (
                 KernelConfig(8, 192, 4, 1, swapped=True, promoted=True),
                 BLOCKS[1],
-                "rows of the weight at too many places in blocks of scales",
+                "too many offsets of weight rows in scale blocks",
             ),
             (
                 KernelConfig(104, 256, 4, swapped=True, promoted=True),
                 BLOCKS[1],
-                "has 208 sums, scales and their places and 40 others, a thread",
+                "needs 208 accumulators, scales and indices and 40 other registers",
             ),
-            (KernelConfig(64, 96, 4, 1, promoted=True), Shape("a16w16", 100, 200, 400), "those of bf16 are whole"),
+            (KernelConfig(64, 96, 4, 1, promoted=True), Shape("a16w16", 100, 200, 400), "promotes fp8 products only, not bf16"),
         ],
     )
 

@@ -49,23 +49,23 @@ def test_what_cannot_be_is_refused(failing: Any) -> None:
     assert not failing(
         check,
         [
-            ("tunedgemm_bf16_128x128_pf2", "names no kernel"),
-            ("ptx_128x160_s5_c2_x1_g8_r99", "revision 99, this is 1: tune again"),
-            ("ptx_128x0160_s5_c2_x1_g8_r1", "is not how ptx_128x160_s5_c2_x1_g8_r1 is written"),
+            ("tunedgemm_bf16_128x128_pf2", "is not a kernel"),
+            ("ptx_128x160_s5_c2_x1_g8_r99", "revision 99 is not 1; tune again"),
+            ("ptx_128x0160_s5_c2_x1_g8_r1", "not canonical; expected ptx_128x160_s5_c2_x1_g8_r1"),
             ("ptx_128x256_s5_c2_x1_g8_r1", "245848 bytes of shared memory exceed the 232448 of a block"),
             ("ptx_256x256_s2_c2_x1_g8_r1", "256 accumulators and 40 other registers exceed the 240 of a thread"),
             ("ptx_256x136_s4_c2_x1_g8_p_r1", "204 accumulators and 40 other registers exceed the 240 of a thread"),
-            ("ptx_128x200_s4_c2_x1_g8_p_r1", "half of 200 rows is no multiple of 8"),
-            ("ptx_96x128_s4_c2_x1_g8_r1", "2 consumers do not share 96 rows in steps of 64"),
-            ("ptx_128x100_s4_c2_x1_g8_r1", "100 rows; a multiple of 8"),
-            ("ptx_128x264_s2_c2_x1_g8_r1", "264 rows; a multiple of 8, 256 at most"),
-            ("ptx_128x136_s4_c2_x2_g8_r1", "136 rows; a multiple of 16"),
-            ("ptx_128x128_s1_c2_x1_g8_r1", "two stages at least"),
-            ("ptx_192x128_s3_c3_x1_g8_r1", "one or two consumers"),
-            ("ptx_64x128_s4_c1_x1_g8_t_r1", "2 consumers take turns, and none with promotion"),
-            ("ptx_128x128_s4_c2_x1_g8_p_t_r1", "2 consumers take turns, and none with promotion, where they do stage by stage"),
-            ("ptx_128x128_s4_c2_x1_g8_t_p_r1", "names no kernel"),
-            ("ptx_96x128_s4_c2_x1_g8_t_r1", "a consumer does not take 96 rows in steps of 64"),
+            ("ptx_128x200_s4_c2_x1_g8_p_r1", "half of 200 rows is not a multiple of 8"),
+            ("ptx_96x128_s4_c2_x1_g8_r1", "2 consumers cannot share 96 rows in steps of 64"),
+            ("ptx_128x100_s4_c2_x1_g8_r1", "100 rows; needs a multiple of 8"),
+            ("ptx_128x264_s2_c2_x1_g8_r1", "264 rows; needs a multiple of 8, up to 256"),
+            ("ptx_128x136_s4_c2_x2_g8_r1", "136 rows; needs a multiple of 16"),
+            ("ptx_128x128_s1_c2_x1_g8_r1", "2 stages or more"),
+            ("ptx_192x128_s3_c3_x1_g8_r1", "needs 1 or 2 consumers"),
+            ("ptx_64x128_s4_c1_x1_g8_t_r1", "ping-pong (_t) needs 2 consumers"),
+            ("ptx_128x128_s4_c2_x1_g8_p_t_r1", "ping-pong (_t) needs 2 consumers and no promotion (_p)"),
+            ("ptx_128x128_s4_c2_x1_g8_t_p_r1", "is not a kernel"),
+            ("ptx_96x128_s4_c2_x1_g8_t_r1", "a consumer cannot take 96 rows in steps of 64"),
             ("ptx_128x256_s4_c2_x1_g8_t_r1", "256 accumulators and 40 other registers exceed the 240 of a thread"),
             ("ptx_64x256_s12_c2_x1_g8_t_r1", "491736 bytes of shared memory"),
         ],
@@ -182,7 +182,7 @@ def test_empty_parts_of_k_are_refused(failing: Any) -> None:
 
     assert not failing(
         check,
-        [(0, 8192, "into 1 to 16 parts (got 0)"), (17, 8192, "(got 17)"), (5, 256, "K=256 into 5 parts"), (7, 1024, "K=1024 into 7 parts")],
+        [(0, 8192, "1 to 16 splits (got 0)"), (17, 8192, "(got 17)"), (5, 256, "K=256 into 5 splits"), (7, 1024, "K=1024 into 7 splits")],
     )
 
 

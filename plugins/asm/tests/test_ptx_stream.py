@@ -102,7 +102,7 @@ def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
 
 
 def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
-    """Four orders, of all blocks or of fewer than there are at a time: nobody waits for one that has no place; the same bits."""
+    """Four orders, of all blocks or of fewer than there are: nobody waits for one that has no place; the same bits."""
 
     def check(case: tuple[KernelConfig, Shape, int, int], resident: int) -> None:
         config, shape, splits, multiprocessors = case
@@ -254,7 +254,7 @@ def test_what_cannot_be_is_refused() -> None:
     )
     assert "at most, of 65536 at most for a tile" in unsupported(config, 1, attrs.evolve(shape, m=1, n=8, k=(1 << 22) + 64))
     assert "1073741824 at most" in unsupported(config, 1, attrs.evolve(shape, m=1 << 20, n=1 << 20, k=1 << 20))
-    with pytest.raises(PluginError, match="ptx_128x160_s5_c2_x1_g8_k_r1: thread blocks share the K of tiles"):
+    with pytest.raises(PluginError, match="ptx_128x160_s5_c2_x1_g8_k_r1: stream-K needs a variant that splits K"):
         Variant(config, "bf16", "bf16")
 
 

@@ -83,9 +83,9 @@ def test_rows_without_a_split_mean_what_aiters_launcher_does(asm: Any, fake: Mod
     assert [splits(fp4, FP4, written) for written in (0, 1, 3)] == [1, 2, 8]
     assert auto_splits(found.kernels[int8].kernel, INT8, device) == 1
     for name, shape, written, reason in (
-        (split, PRODUCT, 1, "two parts or more"),
-        (int8, INT8, 4, "does not cut K=768 into 4 parts"),
-        (fp4, FP4, 9, r"1 to 16 parts \(got 512\)"),
+        (split, PRODUCT, 1, "two splits or more"),
+        (int8, INT8, 4, "cannot cut K=768 into 4 splits"),
+        (fp4, FP4, 9, r"1 to 16 splits \(got 512\)"),
         (whole, PRODUCT, 2, "does not split K"),
         ("", PRODUCT, 0, "no pack for gfx950 has a kernel"),
     ):

@@ -49,12 +49,16 @@ class Asm:
     OPS = tuple(dict.fromkeys((*limits.OPS, *ptx_limits.OPS)))
 
     def library_version(self, device: Device) -> str:
-        """Return a digest of all code objects for the device, since a kernel's name does not identify its code."""
+        """Return a digest of all code objects for the device, since a kernel's name does not
+        identify its code.
+        """
         gfx = self._seen(device).gfx
         return self.catalog(gfx).version if gfx in abi.FP8 else ""
 
     def details(self, device: Device) -> Iterable[str]:
-        """Yield a line for each pack with its hash and for each refusal; on Hopper, name the assembler."""
+        """Yield a line for each pack with its hash and for each refusal; on Hopper, name the
+        assembler.
+        """
         if self._seen(device).gfx == ptx_limits.GFX:
             return ptx_launch.details()
         from tunedgemm_asm import packs
@@ -76,7 +80,9 @@ class Asm:
 
     @hookimpl
     def enumerate_solutions(self, shape: Shape, device: Device) -> Iterable[Solution]:
-        """Yield every kernel that takes the shape, with every number of splits worth timing, best guess first."""
+        """Yield every kernel that takes the shape, with every number of splits worth timing, best
+        guess first.
+        """
         if (seen := self._seen(device)).gfx == ptx_limits.GFX:
             return ptx_space.enumerate_solutions(self.libtype, shape, seen)
         return space.enumerate_solutions(self.libtype, shape, seen, self._kernels(seen))
@@ -113,7 +119,9 @@ class Asm:
         return launch.bind(self.driver, self.catalog(seen.gfx), solution, shape, seen, device.torch_device)
 
     def _able(self, shape: Shape, device: Device) -> bool | Unsupported:
-        """Check whether any kernel could serve the shape on the device, whatever packs are installed."""
+        """Check whether any kernel could serve the shape on the device, whatever packs are
+        installed.
+        """
         if device.gfx == ptx_limits.GFX:
             return ptx_limits.supports(shape, device)
         reason = limits.unsupported_device(shape, device)

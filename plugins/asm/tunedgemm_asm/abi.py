@@ -2,19 +2,20 @@
 
 Bytes that belong to no field are zero. The sources for AITER's layouts agree: the structs of its
 launchers (``csrc/py_itfs_cu/asm_*gemm_*.cu``, ``asm_a8w8_blockscale_bpreshuffle.cu``) and the
-``.args`` metadata of its code objects. Every argument has a slot of 16 bytes. A kernel that does not
-read the last fields may declare fewer bytes; the launch still passes all of them, as AITER does.
+``.args`` metadata of its code objects. Every argument has a slot of 16 bytes. A kernel that does
+not read the last fields may declare fewer bytes; the launch still passes all of them, as AITER
+does.
 
-AITER's bf16 kernels, by their code: the bias is bf16 whatever the output is. With several splits, the
-workgroups of the first split zero their output tile and set its semaphore to the number of splits.
-All splits wait for that, add their partials by atomics (bf16 pairs or fp32) and decrement the
-semaphore, which ends at zero. N has no tail.
+AITER's bf16 kernels, by their code: the bias is bf16 whatever the output is. With several splits,
+the workgroups of the first split zero their output tile and set its semaphore to the number of
+splits. All splits wait for that, add their partials by atomics (bf16 pairs or fp32) and decrement
+the semaphore, which ends at zero. N has no tail.
 
-``tunedgemm-bf16`` is the layout of `tunedgemm_asm.gcn`. Fields are naturally aligned, strides are in
-bytes. ``tiles_m`` is ceil(M / tile_m), ``tiles_n`` is ceil(N / tile_n), and the grid is
-(tiles_m * tiles_n, 1, splits). Each split has ``k_part`` elements of K, a multiple of 64; the last may
-have fewer. ``workspace`` holds tile_m * tile_n fp32 partials for each split of each tile.
-``semaphore`` holds one 32-bit zero for each tile and ends at zero. Only split-K kernels read both.
+``tunedgemm-bf16`` is the layout of `tunedgemm_asm.gcn`. Fields are naturally aligned, strides are
+in bytes. ``tiles_m`` is ceil(M / tile_m), ``tiles_n`` is ceil(N / tile_n), and the grid is (tiles_m
+* tiles_n, 1, splits). Each split has ``k_part`` elements of K, a multiple of 64; the last may have
+fewer. ``workspace`` holds tile_m * tile_n fp32 partials for each split of each tile. ``semaphore``
+holds one 32-bit zero for each tile and ends at zero. Only split-K kernels read both.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from types import MappingProxyType
 import attrs
 from tunedgemm.plugin import PluginError, parse_dtype
 
-#: Architectures with kernels of these layouts, and the fp8 that each multiplies (CDNA 3, 4 ISA guides).
+#: Architectures with kernels of these layouts, and the fp8 that each multiplies (CDNA 3, 4 ISA
+#: guides).
 FP8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}
 #: Kind of a field -> ``struct`` format of its little-endian value.
 KINDS = MappingProxyType({"pointer": "<Q", "u32": "<I", "i32": "<i", "f32": "<f"})
@@ -62,7 +64,8 @@ class Abi:
     Attributes:
         name: name of the layout in a pack's descriptor.
         ops: ops that its kernels compute.
-        dtypes: supported dtypes of ``x``, ``weight``, ``out`` and ``bias``; empty without that operand.
+        dtypes: supported dtypes of ``x``, ``weight``, ``out`` and ``bias``; empty without that
+            operand.
         fields: arguments in the order of their offsets.
         sizes: argument bytes that a code object may declare, ascending; the largest is passed.
         sub_k: granularity of a split along K, in elements, where a manifest has none.
@@ -87,10 +90,10 @@ class Abi:
         end = 0
         for field in self.fields:
             if field.offset < end or field.offset % field.bytes:
-                raise PluginError(f"abi {self.name}: field {field.name} at {field.offset} overlaps the one before it, or is not aligned")
+                raise PluginError(f"abi {self.name}: field {field.name} at {field.offset} overlaps the previous field or is unaligned")
             end = field.offset + field.bytes
         if list(self.sizes) != sorted(self.sizes) or end > self.size:
-            raise PluginError(f"abi {self.name}: its fields end at {end}, beyond its {self.sizes} bytes")
+            raise PluginError(f"abi {self.name}: fields end at {end}, beyond {self.sizes} bytes")
         for dtype in (dtype for dtypes in self.dtypes.values() for dtype in dtypes):
             parse_dtype(dtype)
 
@@ -107,7 +110,7 @@ class Abi:
         """
         found = self._by_name.get(name)
         if found is None:
-            raise PluginError(f"abi {self.name} has no field {name!r}; it has {', '.join(self._by_name)}")
+            raise PluginError(f"abi {self.name}: no field {name!r}; fields: {', '.join(self._by_name)}")
         return found
 
     @functools.cached_property

@@ -1,6 +1,7 @@
 """Read the metadata of AMD code objects (ELF files) without running them.
 
-Sources: LLVM's AMDGPU user guide (ELF header flags, code object metadata V3 to V6, kernel descriptor).
+Sources: LLVM's AMDGPU user guide (ELF header flags, code object metadata V3 to V6, kernel
+descriptor).
 """
 
 from __future__ import annotations
@@ -118,13 +119,13 @@ def read(content: bytes) -> CodeObject:
         import msgpack  # noqa: F401 - for `_metadata`; both take 40 ms, which no other command should wait for
         from elftools.elf.elffile import ELFFile
     except ImportError as error:
-        raise PackError(f"code objects are read with pyelftools and msgpack: {error}") from error
+        raise PackError(f"reading code objects requires pyelftools and msgpack: {error}") from error
     try:
         gfx, kernels = _read(ELFFile(io.BytesIO(content)), content)
     except PackError:
         raise
     except Exception as error:  # the bytes are untrusted: the parsers may raise anything
-        raise PackError(f"garbled or cut off ({type(error).__name__}: {str(error)[:120]})") from error
+        raise PackError(f"corrupt or truncated ({type(error).__name__}: {str(error)[:120]})") from error
     return CodeObject(gfx, kernels, hashlib.sha256(content).hexdigest())
 
 
@@ -134,23 +135,23 @@ def _read(elf: ELFFile, content: bytes) -> tuple[str, dict[str, Metadata]]:
     metadata = _metadata(elf)
     target = str(metadata.get("amdhsa.target", ""))
     if target and target.partition(":")[0].rpartition("-")[2] != gfx:
-        raise PackError(f"its header says {gfx} and its metadata {target}")
+        raise PackError(f"header and metadata disagree (got {gfx} and {target})")
     return gfx, dict(_kernels(elf, content, metadata))
 
 
 def _check_header(elf: ELFFile, content: bytes) -> None:
     ident = elf["e_ident"]
     if elf.elfclass != 64 or not elf.little_endian:
-        raise PackError(f"an ELF file of {elf.elfclass} bits; code objects are of 64, little-endian")
+        raise PackError(f"expected a 64-bit little-endian ELF file (got {elf.elfclass} bits)")
     if struct.unpack_from("<H", content, 18)[0] != _AMDGPU or content[7] != _HSA:
-        raise PackError(f"an ELF file for another machine ({elf['e_machine']}, {ident['EI_OSABI']}), not for AMD GPUs under HSA")
+        raise PackError(f"ELF file for another machine (got {elf['e_machine']}, {ident['EI_OSABI']}); expected AMD GPUs under HSA")
     if elf["e_type"] != "ET_DYN":
-        raise PackError(f"not linked: its type is {elf['e_type']}, not ET_DYN")
+        raise PackError(f"not linked: expected type ET_DYN (got {elf['e_type']})")
     tables = [(elf["e_phoff"], elf["e_phentsize"] * elf["e_phnum"]), (elf["e_shoff"], elf["e_shentsize"] * elf["e_shnum"])]
     parts = [(part["p_offset"], part["p_filesz"]) for part in elf.iter_segments()] if _inside(tables, content) else []
     parts += [(part["sh_offset"], part["sh_size"]) for part in elf.iter_sections() if part["sh_type"] != "SHT_NOBITS"] if parts else []
     if not parts or not _inside(parts, content):
-        raise PackError(f"cut off: {len(content)} bytes are less than its header says")
+        raise PackError(f"truncated: {len(content)} bytes are fewer than its header says")
 
 
 def _inside(parts: list[tuple[int, int]], content: bytes) -> bool:
@@ -168,7 +169,7 @@ def _metadata(elf: ELFFile) -> dict[str, Any]:
                     found = msgpack.unpackb(_bytes(note["n_desc"]))
                     if isinstance(found, dict):
                         return found
-    raise PackError("it has no AMDGPU metadata")
+    raise PackError("no AMDGPU metadata")
 
 
 def _bytes(description: bytes | str) -> bytes:
@@ -178,12 +179,12 @@ def _bytes(description: bytes | str) -> bytes:
 def _kernels(elf: ELFFile, content: bytes, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Metadata]]:
     table = elf.get_section_by_name(".dynsym")
     if table is None:
-        raise PackError("it exports no symbols")
+        raise PackError("no exported symbols")
     exported = {symbol.name: symbol for symbol in table.iter_symbols()}
     for kernel in metadata["amdhsa.kernels"]:
         symbol = kernel[".symbol"]
         if symbol not in exported or not symbol.endswith(".kd"):
-            raise PackError(f"its metadata names {symbol}, which it does not export")
+            raise PackError(f"metadata names {symbol}, which is not exported")
         seen = _metadata_of(kernel)
         _check_descriptor(elf, content, exported[symbol], seen)
         yield symbol.removesuffix(".kd"), seen
@@ -196,7 +197,7 @@ def _check_descriptor(elf: ELFFile, content: bytes, symbol: Any, seen: Metadata)
     """
     offsets = list(elf.address_offsets(symbol["st_value"], _DESCRIPTOR_BYTES))
     if not offsets:
-        raise PackError(f"the descriptor {symbol.name} lies outside it")
+        raise PackError(f"kernel descriptor {symbol.name} is outside the file")
     lds, scratch, kernarg = struct.unpack_from("<III", content, offsets[0])
     if lds != seen.lds_bytes or scratch != seen.scratch_bytes or kernarg not in (0, seen.kernarg_bytes):
         raise PackError(f"descriptor and metadata of {symbol.name.removesuffix('.kd')} disagree on LDS, scratch or arguments")
@@ -223,5 +224,5 @@ def _metadata_of(kernel: Mapping[str, Any]) -> Metadata:
 
 def _number(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
-        raise PackError(f"its metadata has {str(value)[:40]!r} where a number belongs")
+        raise PackError(f"metadata: expected a number (got {str(value)[:40]!r})")
     return value

@@ -18,20 +18,20 @@ from tunedgemm_asm.sources import is_folder
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="list|check|build", required=True)
 
-    listing = _action(actions, "list", "the packs that are found, with -v their kernels, and what was refused")
-    listing.add_argument("--gfx", default="", help="only those for this architecture, such as gfx942")
+    listing = _action(actions, "list", "list installed packs and refusals; with -v their kernels")
+    listing.add_argument("--gfx", default="", help="only this architecture, such as gfx942")
 
-    check = _action(actions, "check", "read everything of packs and exit 1 if anything is wrong with them")
+    check = _action(actions, "check", "check packs; exit 1 if one has a fault")
     check.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="a pack, a folder with packs, or AITER's hsa tree")
 
-    build = _action(actions, "build", "generate and assemble the kernels of this plugin, as a pack; needs no GPU")
+    build = _action(actions, "build", "build this plugin's kernels as a pack, without a GPU")
     build.add_argument("--gfx", required=True, help="architecture: gfx942 or gfx950")
-    build.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the pack's folder; made where it is missing")
+    build.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the pack's folder; created if missing")
 
 
 def _action(actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, says: str) -> argparse.ArgumentParser:
     parser = actions.add_parser(name, help=says, description=says)
-    parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="say more: every kernel")
+    parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="show every kernel")
     return parser
 
 
@@ -80,7 +80,7 @@ def _check(arguments: argparse.Namespace) -> int:
     faults: list[str] = []
     for folder in arguments.folders:
         if not is_folder(folder):
-            raise UserError(f"there is no folder {folder}")
+            raise UserError(f"folder not found: {folder}")
     for verdict in verdicts(arguments.folders):
         faults += verdict.faults
         print("\n".join([*verdict.faults, *_verdict(verdict, arguments.verbose)]))
@@ -154,25 +154,25 @@ def _of_hashes(pack: Pack) -> Iterator[str]:
     files = {kernel.file for kernel in pack.kernels}
     for file in pack.descriptor.sha256:
         if file not in files:
-            yield f"the descriptor has a sha256 of {file}, which no usable kernel is in"
+            yield f"pack.json has a sha256 of {file}, which has no usable kernel"
     if pack.descriptor.sha256:
-        yield from (f"the descriptor has no sha256 of {file}" for file in sorted(files - set(pack.descriptor.sha256)))
+        yield from (f"pack.json has no sha256 of {file}" for file in sorted(files - set(pack.descriptor.sha256)))
 
 
 def _given(pack: Pack, owners: dict[tuple[str, str], Pack]) -> Iterator[str]:
     for kernel in pack.kernels:
         owner = owners.setdefault((pack.gfx, kernel.name), pack)
         if owner is not pack:
-            yield f"{kernel.name} is given by {owner.name} ({owner.folder}) already"
+            yield f"{kernel.name} is already given by {owner.name} ({owner.folder})"
 
 
 def _notes(pack: Pack) -> Iterator[str]:
     listed = {kernel.file for kernel in pack.kernels}
     spare = [path.name for path in sorted(pack.folder.rglob("*.co")) if path.relative_to(pack.folder).as_posix() not in listed]
     if spare:
-        yield f"no usable kernel is in {', '.join(spare[:5])}{f' and {len(spare) - 5} more' if len(spare) > 5 else ''}"
+        yield f"no usable kernel in {', '.join(spare[:5])}{f' and {len(spare) - 5} more' if len(spare) > 5 else ''}"
     if not pack.kernels:
         yield "it has no kernel"
     for pack_kernel in pack.pack_kernels:
         if not pack_kernel.fault and pack_kernel.checked().metadata.spills:
-            yield f"{pack_kernel.kernel.name} keeps {pack_kernel.checked().metadata.spills} registers in memory"
+            yield f"{pack_kernel.kernel.name} spills {pack_kernel.checked().metadata.spills} registers"

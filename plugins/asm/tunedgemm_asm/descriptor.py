@@ -1,9 +1,11 @@
-"""Read ``pack.json``, the descriptor of a pack; define descriptors for AITER's tree, which has none.
+"""Read ``pack.json``, the descriptor of a pack; define descriptors for AITER's tree, which has
+none.
 
 ::
 
     {"abi": "tunedgemm-bf16", "gfx": "gfx942", "manifest": "manifest.csv",
-     "dtypes": {"x": "bf16", "out": ["bf16", "fp32"]}, "sha256": {"kernel.co": "..."}, "name": "my-pack"}
+     "dtypes": {"x": "bf16", "out": ["bf16", "fp32"]}, "sha256": {"kernel.co": "..."}, "name":
+     "my-pack"}
 
 The first three keys are required. ``dtypes`` narrows the dtypes of the ABI. A hash in ``sha256`` is
 checked before the code object is used.
@@ -87,7 +89,7 @@ def read(folder: Path) -> Descriptor:
 
 def _descriptor(said: Any, name: str) -> Descriptor:
     if not isinstance(said, dict):
-        raise PackError("it must be an object with the keys abi, gfx and manifest")
+        raise PackError("expected an object with the keys abi, gfx and manifest")
     for key in said:
         if key not in (*_NEEDED, *_TEXTS, "dtypes", "sha256"):
             raise PackError(f"unknown key {str(key)[:40]!r}; known: {', '.join((*_NEEDED, 'dtypes', 'sha256', *_TEXTS))}")
@@ -95,9 +97,9 @@ def _descriptor(said: Any, name: str) -> Descriptor:
         if not isinstance(said.get(key), str) or not said[key].isprintable():
             raise PackError(f"{key} must be text")
     if said["abi"] not in ABIS:
-        raise PackError(f"abi {said['abi'][:80]!r} is not known; known: {', '.join(ABIS)}")
+        raise PackError(f"unknown abi {said['abi'][:80]!r}; known: {', '.join(ABIS)}")
     if not _GFX.fullmatch(said["gfx"]):
-        raise PackError(f"gfx {said['gfx'][:80]!r} is no architecture such as gfx942")
+        raise PackError(f"invalid gfx {said['gfx'][:80]!r}; expected an architecture such as gfx942")
     return Descriptor(
         name=said.get("name") or name,
         gfx=said["gfx"],
@@ -143,7 +145,7 @@ def _below(folder: Path, depth: int) -> Iterator[tuple[Path, Descriptor | PackEr
     except PackError as error:
         yield folder, error
     except (OSError, RuntimeError, ValueError) as error:
-        yield folder, PackError(f"{folder} cannot be looked through: {error}")
+        yield folder, PackError(f"{folder}: cannot be searched: {error}")
     for path in inner:
         yield from _below(path, depth - 1)
 

@@ -42,8 +42,8 @@ CUDA = DriverInterface(
     no_context=201,  # CUDA_ERROR_INVALID_CONTEXT
 )
 INTERFACES = {interface.kind: interface for interface in (HIP, CUDA)}
-#: Kind -> end of the list of extra launch arguments (HIP_LAUNCH_PARAM_END); 0 where the arguments are one
-#: kernel parameter.
+#: Kind -> end of the list of extra launch arguments (HIP_LAUNCH_PARAM_END); 0 where the arguments
+#: are one kernel parameter.
 ENDS = {"amd": 3, "nvidia": 0}
 
 

@@ -1,7 +1,7 @@
 """Turn an AMD kernel and a shape into a launcher with everything but addresses fixed.
 
-`LaunchArguments` has strides in the unit of each argument layout (``abi.py``) and the grid of AITER's
-launchers.
+`LaunchArguments` has strides in the unit of each argument layout (``abi.py``) and the grid of
+AITER's launchers.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def _call(
         addresses = [memory.data_ptr(), x.data_ptr(), weight.data_ptr(), *(each.data_ptr() for each in others)]
         if zeros is not None:
             addresses.append(zeros.data_ptr())
-        # Only these names hold both buffers during capture: freed early, one could overlap the other.
+        # Only these names hold both buffers during capture: freed early, one could overlap the
+        # other.
         held = [workspace(scratch, where)] if scratch else []
         held += [semaphores(counters, where)] if counters else []
         if status := launch(stream(index), *addresses, *(each.data_ptr() for each in held)):
@@ -132,7 +133,9 @@ _BIASED = (*_PLAIN, "bias")
 
 @functools.cache
 def _zeros(n: int, where: torch.device) -> torch.Tensor:
-    """Return fp32 zeros [N] for kernels that always add a bias; kept, because captured graphs may read them."""
+    """Return fp32 zeros [N] for kernels that always add a bias; kept, because captured graphs may
+    read them.
+    """
     import torch
 
     zeros = torch.zeros(n, dtype=torch.float32, device=where)
@@ -147,7 +150,8 @@ ADDRESSES = ("out", "a", "b", "a_scale", "b_scale", "bias", "workspace", "semaph
 #: Elements of x along K, and rows of the weight, that share a block scale.
 _BLOCK = 128
 
-#: Elements of K that share an mxfp4 scale; a row of shuffled scales is padded to a multiple of _GROUPS.
+#: Elements of K that share an mxfp4 scale; a row of shuffled scales is padded to a multiple of
+#: _GROUPS.
 _GROUP, _GROUPS = 32, 8
 
 #: AITER's fp4 kernels write a multiple of this many rows.
@@ -212,7 +216,9 @@ def _bf16(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
 
 
 def _scaled(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
-    """Follow ``asm_gemm_a8w8.cu``: strides of operands in elements, of the output in bytes; splits along grid x."""
+    """Follow ``asm_gemm_a8w8.cu``: strides of operands in elements, of the output in bytes; splits
+    along grid x.
+    """
     tiles_n, tiles_m = _tiles(kernel, shape)
     strides = {"stride_a": shape.k, "stride_b": shape.k, "stride_out": shape.n * _bytes(shape.outdtype)}
     names = _given("out", "a", "b", "a_scale", "b_scale", "bias")
@@ -222,14 +228,18 @@ def _scaled(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
 
 
 def _blocks(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
-    """Follow ``asm_a8w8_blockscale_bpreshuffle.cu``: int8's arguments and scale sizes; scales of x transposed."""
+    """Follow ``asm_a8w8_blockscale_bpreshuffle.cu``: int8's arguments and scale sizes; scales of x
+    transposed.
+    """
     arguments = _scaled(kernel, splits, shape)
     scales = {"scale_m": shape.m, "scale_n": ceil_div(shape.n, _BLOCK), "scale_k": ceil_div(shape.k, _BLOCK)}
     return attrs.evolve(arguments, values={**arguments.values, **scales})
 
 
 def _fp4(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
-    """Follow ``asm_gemm_a4w4.cu``: strides of operands in values, of the output in elements, of scales in bytes."""
+    """Follow ``asm_gemm_a4w4.cu``: strides of operands in values, of the output in elements, of
+    scales in bytes.
+    """
     tiles_n, tiles_m = _tiles(kernel, shape)
     groups = ceil_div(ceil_div(shape.k, _GROUP), _GROUPS) * _GROUPS
     values = {"alpha": 1.0, "beta": 0.0, "stride_c0": shape.n, "stride_a0": shape.k, "stride_b0": shape.k, **_sizes(shape)}
@@ -240,7 +250,9 @@ def _fp4(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
 
 
 def _own(kernel: KernelConfig, splits: int, shape: Shape) -> LaunchArguments:
-    """Arrange arguments for ``gcn``: strides in bytes, tiles along grid x; splits meet in the workspace."""
+    """Arrange arguments for ``gcn``: strides in bytes, tiles along grid x; splits meet in the
+    workspace.
+    """
     tiles_n, tiles_m = _tiles(kernel, shape)
     row, tiles, split = shape.k * _bytes(shape.dtype), tiles_m * tiles_n, splits > 1
     values = {"stride_out": shape.n * _bytes(shape.outdtype), "stride_a": row, "stride_b": row, **_sizes(shape)}

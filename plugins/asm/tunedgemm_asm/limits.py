@@ -38,11 +38,13 @@ class Rules:
         splits: most splits of K.
         meet: how splits meet: ``semaphore`` (split-K kernels have two splits or more) or ``output``
             (added to the output).
-        parts: how K is cut: ``counted`` (each split has a number of steps), ``aligned`` (equal splits,
+        parts: how K is cut: ``counted`` (each split has a number of steps), ``aligned`` (equal
+            splits,
             rounded up to steps, none empty) or ``even`` (a power of two that divides K).
         ordered: whether splits are added in a fixed order, which makes the bits reproducible.
         numbered: whether tiles are numbered along grid x, at most `MAX_TILES`.
-        wide: whether operands and output may exceed `MAX_BYTES`, because each tile has a 64-bit base.
+        wide: whether operands and output may exceed `MAX_BYTES`, because each tile has a 64-bit
+            base.
         large_output: whether the output may exceed `MAX_BYTES`.
         shuffled_scales: whether scales are shuffled, even with a plain weight.
     """
@@ -60,8 +62,9 @@ class Rules:
     shuffled_scales: bool = False
 
 
-#: Source: AITER's csrc/py_itfs_cu/asm_gemm_{a16w16,a8w8,a4w4}.cu, asm_a8w8_blockscale_bpreshuffle.cu.
-#: Only its fp4 table has rows with outputs above 4 GiB, up to 9 GiB, without an error.
+#: Source: AITER's csrc/py_itfs_cu/asm_gemm_{a16w16,a8w8,a4w4}.cu,
+#: asm_a8w8_blockscale_bpreshuffle.cu. Only its fp4 table has rows with outputs above 4 GiB, up to 9
+#: GiB, without an error.
 RULES = {
     "aiter-bf16gemm": Rules("none", 0, 0, 16, "semaphore", "counted"),
     "aiter-i8gemm": Rules("row", 0, 0, 16, "output", "aligned"),
@@ -90,15 +93,15 @@ def supports(shape: Shape, device: Device, kernels: Kernels) -> bool | Unsupport
     if not reasons:
         return Unsupported(_missing(shape.op, device.gfx))
     told = "; ".join(f"{name} {reason}" for reason, name in sorted(reasons.items())[:3])
-    return Unsupported(f"no kernel of {shape.op} takes it: {told}")
+    return Unsupported(f"no kernel of {shape.op} supports the shape: {told}")
 
 
 def unsupported_device(shape: Shape, device: Device) -> str | None:
     """Return why no kernel can serve the shape on the device, whatever packs exist, or None."""
     if device.gfx not in FP8:
-        return f"code objects are for {' and '.join(FP8)}, generated PTX for sm_90, not for {device.gfx}"
+        return f"{device.gfx} is not supported; code objects exist for {' and '.join(FP8)}, generated PTX for sm_90"
     if shape.op not in OPS:
-        return f"op {shape.op} is not covered; covered: {', '.join(OPS)}"
+        return f"unsupported op {shape.op}; supported: {', '.join(OPS)}"
     if shape.m == 0:
         return "an empty batch needs no kernel"
     if shape.dtype.startswith("fp8") and shape.dtype != (wanted := FP8[device.gfx]):
@@ -131,7 +134,7 @@ def _dtypes(pack_kernel: PackKernel, shape: Shape) -> str:
     operands = {"x": shape.dtype, "weight": shape.dtype, "out": shape.outdtype} | ({"bias": shape.bias_dtype} if shape.bias else {})
     for operand, dtype in operands.items():
         if dtype not in (said := pack_kernel.dtypes[operand]):
-            return f"is for {operand} in {' or '.join(said) or 'no dtype'} by its pack {pack_kernel.pack.name}, not {dtype}"
+            return f"supports {operand} in {' or '.join(said) or 'no dtype'} (pack {pack_kernel.pack.name}), not {dtype}"
     return ""
 
 
@@ -185,29 +188,29 @@ def _bytes(kernel: KernelConfig, shape: Shape) -> str:
     written = 0 if rules.large_output else m * shape.n * out
     for name, bits in (("x", m * shape.k * x), ("the weight", n * shape.k * x), ("the output", written)):
         if bits // 8 >= most:
-            return f"would address {bits // 8} bytes of {name} at a time; fewer than {most} are possible"
+            return f"addresses {bits // 8} bytes of {name}; it must be below {most}"
     tiles_m, tiles_n = ceil_div(shape.m, kernel.tile_m), ceil_div(shape.n, kernel.tile_n)
     tiles, grid = (tiles_m * tiles_n, MAX_TILES) if rules.numbered else (tiles_m, MAX_GRID)
     if tiles > grid:
-        return f"has {tiles} tiles along an axis of its grid; there are {grid} at most"
+        return f"has {tiles} tiles along a grid axis; the limit is {grid}"
     return ""
 
 
 def _splits(kernel: KernelConfig, splits: int, shape: Shape) -> str:
     rules = RULES[kernel.abi]
     if not 1 <= splits <= rules.splits:
-        return f"cuts K into 1 to {rules.splits} parts (got {splits})"
+        return f"supports 1 to {rules.splits} splits (got {splits})"
     if splits > 1 and not kernel.splits:
-        return f"does not split K (got {splits} parts)"
+        return f"does not split K (got {splits} splits)"
     if rules.meet == "semaphore":
         if splits == 1 and kernel.splits:
-            return "splits K into two parts or more"
+            return "needs two splits or more (got 1)"
         tiles = ceil_div(shape.n, kernel.tile_n) * ceil_div(shape.m, kernel.tile_m)
         if splits > 1 and tiles > COUNTERS:
-            return f"has {tiles} tiles that meet over parts of K; there are {COUNTERS} counters"
+            return f"has {tiles} tiles with split-K; there are {COUNTERS} counters"
     even = splits & (splits - 1) == 0 and shape.k % splits == 0
     fits = even if rules.parts == "even" else parts_of(kernel, splits, shape) == splits
-    return "" if fits else f"does not cut K={shape.k} into {splits} parts of whole steps of {kernel.sub_k}"
+    return "" if fits else f"cannot cut K={shape.k} into {splits} splits of whole steps of {kernel.sub_k}"
 
 
 def part_of(kernel: KernelConfig, splits: int, shape: Shape) -> int:

@@ -90,7 +90,8 @@ def read(path: Path, abi: Abi) -> Manifest:
     """Read the kernels of a manifest with this argument layout.
 
     Raises:
-        PackError: the file is unreadable, too large or lacks a column; a bad line costs only its kernel.
+        PackError: the file is unreadable, too large or lacks a column; a bad line costs only its
+            kernel.
     """
     return decoded(content_of(path.parent, path.name, MAX_BYTES), path.name, abi)
 
@@ -116,9 +117,9 @@ def parse(text: str, name: str, abi: Abi) -> Manifest:
     missing = [column for column in _REQUIRED if column not in header]
     doubled = [column for column, count in Counter(header).items() if count > 1]
     if missing or doubled:
-        raise PackError(f"{name} line {lines[0][0]}: the column {(missing or doubled)[0]} is {'missing' if missing else 'there twice'}")
+        raise PackError(f"{name} line {lines[0][0]}: column {(missing or doubled)[0]} is {'missing' if missing else 'duplicate'}")
     unknown = [title for title, column in zip(titles, header, strict=True) if column not in _KNOWN]
-    remarks = (f"{name}: columns that are not known: {', '.join(unknown)}",) if unknown else ()
+    remarks = (f"{name}: unknown columns: {', '.join(unknown)}",) if unknown else ()
     return _kernels(lines[1:], header, name, abi, remarks)
 
 
@@ -155,18 +156,18 @@ def _kernels(lines: Iterable[tuple[int, str]], header: list[str], name: str, abi
 
 def _check_width(cells: list[str], header: list[str]) -> None:
     if len(cells) != len(header):
-        raise PackError(f"it has {len(cells)} cells, the header {len(header)}")
+        raise PackError(f"expected {len(header)} cells (got {len(cells)})")
 
 
 def _kernel(row: Mapping[str, str], abi: Abi) -> KernelConfig:
     if not _SYMBOL.fullmatch(row["knl_name"]):
-        raise PackError(f"column knl_name: {row['knl_name'][:80]!r} is no symbol")
+        raise PackError(f"column knl_name: invalid symbol {row['knl_name'][:80]!r}")
     if _number(row, "tn", 1) != 1:
-        raise PackError(f"column tn: {row['tn']!r}; only 1 is known: x [M, K] by weight [N, K]")
+        raise PackError(f"column tn: {row['tn']!r}; expected 1: x [M, K] by weight [N, K]")
     allowed = abi.dtypes["out"]
     outputs = tuple(row.get("outputs", "").split()) or allowed
     if not set(outputs) <= set(allowed):
-        raise PackError(f"column outputs: {row['outputs']!r}; {abi.name} has {' '.join(allowed)}")
+        raise PackError(f"column outputs: unsupported {row['outputs']!r}; {abi.name} has {' '.join(allowed)}")
     return KernelConfig(
         name=row["knl_name"],
         file=inside(row["co_name"], "column co_name"),
@@ -190,9 +191,9 @@ def inside(text: str, where: str) -> str:
     """
     path = PurePosixPath(text)
     if not text or "\\" in text or "\0" in text or ":" in text:
-        raise PackError(f"{where}: {text[:80]!r} is no relative path with / between folders")
+        raise PackError(f"{where}: {text[:80]!r} is not a relative path with / between folders")
     if path.is_absolute() or ".." in path.parts or path.name in ("", "."):
-        raise PackError(f"{where}: {text[:80]!r} leads out of the pack's folder")
+        raise PackError(f"{where}: {text[:80]!r} is outside the pack's folder")
     return str(path)
 
 
@@ -209,9 +210,9 @@ def place_of(folder: Path, file: str) -> Path:
     except (OSError, RuntimeError, ValueError) as error:  # a link to itself raises RuntimeError up to Python 3.12
         raise UnreadableError(f"{file[:80]}: {_reason(error)}") from error
     if not within:
-        raise PackError(f"{file} leads out of the pack's folder, to {place}")
+        raise PackError(f"{file} is outside the pack's folder: {place}")
     if not exists:
-        raise UnreadableError(f"there is no file {file}")
+        raise UnreadableError(f"file not found: {file}")
     return place
 
 
@@ -236,7 +237,7 @@ def _number(row: Mapping[str, str], column: str, default: int | None = None, *, 
     if not text and default is not None:
         return default
     if not text.isascii() or not text.isdigit() or not least <= int(text[:9]) <= most:
-        raise PackError(f"column {column}: {text[:40]!r} is no number from {least} to {most}")
+        raise PackError(f"column {column}: {text[:40]!r} is not a number from {least} to {most}")
     return int(text)
 
 

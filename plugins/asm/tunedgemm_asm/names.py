@@ -17,7 +17,9 @@ Candidate = tuple[KernelConfig, int]
 
 
 def auto_splits(kernel: KernelConfig, shape: Shape, device: Device) -> int:
-    """Return the splits that AITER's launchers choose: enough to fill the compute units, limited by K."""
+    """Return the splits that AITER's launchers choose: enough to fill the compute units, limited by
+    K.
+    """
     if not kernel.splits or RULES[kernel.abi].meet != "semaphore":
         return 1
     return max(2, most_splits(kernel, shape, device))
@@ -30,9 +32,11 @@ def most_splits(kernel: KernelConfig, shape: Shape, device: Device) -> int:
 
 
 def solution_of(libtype: str, kernel: KernelConfig, splits: int) -> Solution:
-    """Return the solution of a kernel; splitK is written as in AITER's rows, for fp4 as a logarithm.
+    """Return the solution of a kernel; splitK is written as in AITER's rows, for fp4 as a
+    logarithm.
 
-    AITER's kernels add more than two splits in an order that varies; the plugin's own in a fixed one.
+    AITER's kernels add more than two splits in an order that varies; the plugin's own in a fixed
+    one.
     """
     rules = RULES[kernel.abi]
     written = splits.bit_length() - 1 if rules.parts == "even" else splits

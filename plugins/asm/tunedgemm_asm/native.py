@@ -16,7 +16,8 @@ from tunedgemm_asm.driver import ENDS, KernelFunction
 from tunedgemm_asm.ptx.abi import MAP_BYTES
 from tunedgemm_asm.ptx.tensormap import Operand, Pool
 
-#: Most argument bytes (addresses and tensor maps included), slots and tensor maps; as in ``shim.c``.
+#: Most argument bytes (addresses and tensor maps included), slots and tensor maps; as in
+#: ``shim.c``.
 MOST_BYTES, MOST_SLOTS, MOST_MAPS = 4096, 16, 3
 #: Bytes of an address.
 _ADDRESS = 8
@@ -89,15 +90,15 @@ class LaunchPlan:
         if len(self.arguments) > MOST_BYTES:
             raise PluginError(f"at most {MOST_BYTES} bytes of arguments (got {len(self.arguments)})")
         if len(self.maps) > MOST_MAPS:
-            raise PluginError(f"at most {MOST_MAPS} descriptors (got {len(self.maps)})")
+            raise PluginError(f"at most {MOST_MAPS} tensor maps (got {len(self.maps)})")
         taken = sorted(
-            [*((slot, _ADDRESS, "an address") for slot in self.slots), *((each.slot, MAP_BYTES, "a descriptor") for each in self.maps)]
+            [*((slot, _ADDRESS, "an address") for slot in self.slots), *((each.slot, MAP_BYTES, "a tensor map") for each in self.maps)]
         )
         for (slot, size, what), after in itertools.zip_longest(taken, [begin for begin, *_ in taken[1:]], fillvalue=len(self.arguments)):
             if slot < 0 or slot + size > after:
                 raise PluginError(f"{what} at byte {slot} of {len(self.arguments)} runs into byte {after}")
         if sources := {each.source for each in self.maps} - set(range(self.addresses)):
-            raise PluginError(f"of address {min(sources)} there is a descriptor, a launch gets {self.addresses}")
+            raise PluginError(f"tensor map of address {min(sources)}: out of range; a launch takes {self.addresses} addresses")
 
     @property
     def addresses(self) -> int:

@@ -1,8 +1,8 @@
 """Find packs and decide which of their kernels may be launched on an architecture.
 
-A pack is a folder with a descriptor, a manifest and code objects. `catalog_of` reads descriptors and
-manifests. `PackKernel` reads a code object on first use, or at once where several packs have its name.
-A fault costs only its own pack or kernel and is remembered with its reason.
+A pack is a folder with a descriptor, a manifest and code objects. `catalog_of` reads descriptors
+and manifests. `PackKernel` reads a code object on first use, or at once where several packs have
+its name. A fault costs only its own pack or kernel and is remembered with its reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tunedgemm_asm.sources import sources
 #: Most bytes of a code object; AITER's largest has 150 KiB.
 MAX_BYTES = 64 << 20
 #: Message where no pack exists.
-NONE = "no pack is found; install AITER, name folders in TUNEDGEMM_ASM_PACKS, or make one with `tunedgemm asm build`"
+NONE = "no pack found; install AITER, name folders in TUNEDGEMM_ASM_PACKS, or make one with `tunedgemm asm build`"
 
 
 @attrs.frozen(eq=False)
@@ -80,12 +80,14 @@ class Pack:
         content = content_of(self.folder, file, MAX_BYTES)
         digest = hashlib.sha256(content).hexdigest()
         if self.hashes.setdefault(file, digest) != digest:
-            raise PackError(f"{file} was exchanged since it was listed")
+            raise PackError(f"{file} changed since it was listed")
         return content
 
     @property
     def sha256(self) -> str:
-        """Return the SHA-256 of descriptor, manifest and all code objects, in the order of their names."""
+        """Return the SHA-256 of descriptor, manifest and all code objects, in the order of their
+        names.
+        """
         total = hashlib.sha256(f"{descriptor.NAME}\0{self.descriptor.digest}\n".encode())
         for file in sorted({self.descriptor.manifest, *(kernel.file for kernel in self.kernels)}):
             if file not in self.hashes:
@@ -185,7 +187,7 @@ def _check(pack_kernel: PackKernel) -> Checked:
         raise PackError(f"{file}: {error}") from error
     promised = pack_kernel.pack.descriptor.sha256.get(file, code.sha256)
     if promised != code.sha256:
-        raise PackError(f"{file}: its sha256 is {code.sha256}, the descriptor says {promised}")
+        raise PackError(f"{file}: sha256 mismatch (got {code.sha256}); pack.json has {promised}")
     reason = resources.unfit(code, pack_kernel.kernel, pack_kernel.abi, pack_kernel.pack.gfx)
     if reason:
         raise PackError(f"{file}: {reason}")
@@ -223,7 +225,9 @@ class Catalog:
         return f"asm {hashlib.sha256(' '.join(pack.sha256 for pack in self.packs).encode()).hexdigest()[:12]}"
 
     def missing(self, name: str) -> str:
-        """Return why no kernel of this name can be launched, or an empty text; reads its code object."""
+        """Return why no kernel of this name can be launched, or an empty text; reads its code
+        object.
+        """
         if name in self.kernels:
             return self.kernels[name].unfit() or ""
         for pack in self.packs:
@@ -231,7 +235,7 @@ class Catalog:
                 return f"pack {pack.name} ({pack.folder}): {pack.refused[name]}"
         if name in self.elsewhere:
             return f"the packs have {name} for {', '.join(self.elsewhere[name])}, not for {self.gfx}"
-        return f"no pack for {self.gfx} has a kernel {name}" if self.packs else f"there is no pack for {self.gfx}"
+        return f"no pack for {self.gfx} has a kernel {name}" if self.packs else f"no pack for {self.gfx}"
 
 
 def described(said: Descriptor, folder: Path, source: str) -> Pack:
@@ -263,7 +267,7 @@ def _unusable(kernel: KernelConfig, said: Descriptor, folder: Path) -> str:
     except PackError as error:
         return str(error)
     if not set(kernel.outputs) & set(said.dtypes["out"]):
-        return f"it writes {' '.join(kernel.outputs)}, its pack {' '.join(said.dtypes['out'])}"
+        return f"writes {' '.join(kernel.outputs)}, but its pack declares {' '.join(said.dtypes['out'])}"
     return ""
 
 
@@ -327,7 +331,7 @@ def gathered(gfx: str, packs: Sequence[Pack], problems: Sequence[str] = ()) -> C
         if taken:
             owners = sorted({kernels[name].pack.name for name in taken})
             more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
-            refusals.append(f"pack {pack.name} ({pack.folder}): {taken[0]}{more}: given by {', '.join(owners)} already")
+            refusals.append(f"pack {pack.name} ({pack.folder}): {taken[0]}{more}: already given by {', '.join(owners)}")
     elsewhere: dict[str, tuple[str, ...]] = {}
     for pack in packs:
         for kernel in pack.kernels if pack.gfx != gfx else ():

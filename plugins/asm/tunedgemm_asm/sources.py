@@ -1,7 +1,7 @@
 """Find the folders that may hold packs.
 
-Code objects are code: only folders that the user named or installed count, and no package is imported.
-The order is: folders of ``TUNEDGEMM_ASM_PACKS``, packages of the entry point group
+Code objects are code: only folders that the user named or installed count, and no package is
+imported. The order is: folders of ``TUNEDGEMM_ASM_PACKS``, packages of the entry point group
 ``tunedgemm.asm_packs``, an installed AITER's tree, and the packs shipped with this plugin.
 """
 
@@ -59,7 +59,7 @@ def _existing(label: str, text: str) -> Source:
         there = folder.is_dir()
     except (OSError, RuntimeError, ValueError) as error:  # permission denied, name too long, or unknown user
         return Source(label, None, f"{label}: {text[:200]}: {error}"[:400])
-    return Source(label, folder) if there else Source(label, None, f"{label}: there is no folder {folder}")
+    return Source(label, folder) if there else Source(label, None, f"{label}: folder not found: {folder}")
 
 
 def _of_package(entry: EntryPoint) -> Source:

@@ -1,4 +1,6 @@
-"""List the solutions of a shape: every kernel with every number of splits worth timing, best guess first."""
+"""List the solutions of a shape: every kernel with every number of splits worth timing, best guess
+first.
+"""
 
 from __future__ import annotations
 

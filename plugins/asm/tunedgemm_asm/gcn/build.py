@@ -1,7 +1,7 @@
-"""Text to code objects, by whichever assembler is there.
+"""Assemble text to code objects, and write packs of them.
 
-In this order: the one that ``TUNEDGEMM_ASM_CLANG`` names, ROCm's clang, a clang on PATH that knows the architecture (gfx950: LLVM 20 and
-later), the LLVM inside Triton.
+The first assembler that knows the architecture is used: that of ``TUNEDGEMM_ASM_CLANG``, ROCm's
+clang, a clang on PATH (gfx950: LLVM 20 and later), Triton's LLVM.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tunedgemm_asm.gcn.resources import target_of
 from tunedgemm_asm.gcn.space import enumerate_configs
 
 CLANG = "TUNEDGEMM_ASM_CLANG"
-#: Seconds of one run: Triton's is of all kernels of a pack, each of which takes less than one.
+#: Timeout of a run in seconds; one run of Triton's LLVM assembles all kernels of a pack, < 1 s
+#: each.
 _SECONDS = 1200
 _NEWEST, _OLDEST = 26, 17
 _PROBE = """    .amdgcn_target "amdgcn-amd-amdhsa--{gfx}"
@@ -36,7 +37,7 @@ probe:
     {product} a[0:3], v[0:{last}], v[0:{last}], a[0:3]
     s_endpgm
 """
-# Triton's functions for this are its own: they are called in a process of their own, since its LLVM ends a process at an error.
+# Triton's LLVM aborts the process at an error, so it runs in a child process.
 _TRITON = """
 import json, pathlib, sys
 from triton._C.libtriton import llvm
@@ -53,12 +54,12 @@ for name, text in json.load(sys.stdin).items():
 
 @attrs.frozen
 class Assembler:
-    """One that makes code objects for an architecture.
+    """Assembler of code objects for an architecture.
 
     Attributes:
         gfx: the architecture.
-        name: what it calls itself.
-        clang: its program; empty for Triton's.
+        name: name and version.
+        clang: path of the program; empty for Triton's LLVM.
     """
 
     gfx: str
@@ -66,10 +67,10 @@ class Assembler:
     clang: str = ""
 
     def assemble(self, texts: Mapping[str, str], folder: Path) -> None:
-        """Code objects of texts by the names of the files to write.
+        """Write a code object for each text, by file name.
 
         Raises:
-            PluginError: it refused one; says what it said.
+            PluginError: the assembler rejects a text; includes its message.
         """
         if not self.clang:
             command = [sys.executable, "-c", _TRITON, self.gfx, str(folder)]
@@ -86,15 +87,16 @@ def _run(command: list[str], given: str, what: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PluginError(f"{what}: {error}") from error
     if done.returncode:
-        raise PluginError(f"{what}: {' '.join(done.stderr.split())[:500] or f'ended with {done.returncode}'}")
+        raise PluginError(f"{what}: {' '.join(done.stderr.split())[:500] or f'exit code {done.returncode}'}")
     return done.stdout
 
 
 def assembler_for(gfx: str) -> Assembler:
-    """The first that can make code objects for an architecture.
+    """Return the first assembler that makes code objects for an architecture.
 
     Raises:
-        PluginError: no kernels are generated for it, or none can; says which were tried, and what each said.
+        PluginError: the generator does not know the architecture, or no assembler does; lists all
+            tried.
     """
     target, refused = target_of(gfx), []
     probe = _PROBE.format(gfx=gfx, product=target.product, last=target.depth // 8 - 1)
@@ -109,11 +111,11 @@ def assembler_for(gfx: str) -> Assembler:
             refused.append(str(error))
             continue
         return found
-    raise PluginError(f"no assembler for {gfx}: set {CLANG} to a clang that knows it. Tried: {'; '.join(refused) or 'none is there'}")
+    raise PluginError(f"no assembler for {gfx}; set {CLANG} to a clang that knows it. Tried: {'; '.join(refused) or 'none'}")
 
 
 def _candidates() -> Iterator[str]:
-    """Programs, best first; an empty name is Triton's."""
+    """Yield programs in order of preference; an empty name means Triton's LLVM."""
     if named := os.environ.get(CLANG):
         yield named
         return
@@ -135,22 +137,22 @@ MANIFEST = "manifest.csv"
 
 @attrs.frozen
 class Built:
-    """A pack that was written: its kernels' names, and who assembled them."""
+    """Names of the kernels in a written pack, and the assembler."""
 
     names: tuple[str, ...]
     assembler: str
 
 
 def build_pack(gfx: str, folder: Path, chosen: Sequence[KernelConfig] = ()) -> Built:
-    """Writes manifest, descriptor and code objects of kernels for an architecture.
+    """Write manifest, descriptor and code objects of kernels for an architecture.
 
     Args:
         gfx: the architecture.
-        folder: where to; made if it is not there.
-        chosen: the kernels; all if none are named.
+        folder: the pack's folder; created if missing.
+        chosen: the kernels; all if empty.
 
     Raises:
-        PluginError: none are generated for it, or no assembler knows it.
+        PluginError: the generator or every assembler lacks the architecture.
     """
     made = tuple(chosen) or tuple(enumerate_configs(gfx))
     assembler = assembler_for(gfx)

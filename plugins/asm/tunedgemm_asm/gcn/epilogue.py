@@ -1,7 +1,8 @@
-"""After the loop: bias, rounding and stores.
+"""Add the bias, round and store the tile after the loop.
 
-A product's four results of a lane are neighbours along N, since the weight is the product's first operand: row lane % 16 of x, rows
-4 * (lane / 16) to + 3 of the weight. So a lane stores 8 bytes of bf16 or 16 of fp32 at once, and four lanes a line's 32 or 64.
+The weight is the first operand of MFMA, so a lane's four results are neighbours along N: row lane %
+16 of x, rows 4 * (lane / 16) to + 3 of the weight. A lane stores 8 bytes of bf16 or 16 of fp32 at
+once, and four lanes store 32 or 64 bytes of a line.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from tunedgemm_asm.gcn.prologue import RAW, describe, rows_left
 from tunedgemm_asm.gcn.registers import VCC, Reg
 from tunedgemm_asm.gcn.stream import Item, Label, Op, branch, op
 
-#: An offset beyond every buffer: nothing is stored there.
+#: Offset outside every buffer; stores there are dropped.
 NOWHERE = 0x80000000
 _ROUND, _NAN, _UPPER = 0x7FFF, 0x7FFF0000, 0x07060302
 
 
 @attrs.frozen
 class Output:
-    """One of the two forms of the output, and the registers of storing it.
+    """Registers of storing one of the two output dtypes.
 
     Attributes:
         f: registers of the kernel.
-        bits: of a value, 16 (bf16) or 32 (fp32).
+        bits: bits of a value, 16 (bf16) or 32 (fp32).
         to, bias: buffer descriptors.
-        rows: offset of a lane's row, of each product along M.
+        rows: offset of a lane's row in each block along M.
         column: a lane's first column in the tile.
-        columns_left: columns of the tile that exist.
-        added: what is added to the four results of each product along N.
-        nowhere: offset of what must not be stored.
-        values, spare: four results on their way out, and room for rounding them.
+        columns_left: columns of the tile inside the output.
+        added: bias of the four results of each block along N.
+        nowhere: offset of values that must not be stored.
+        values, spare: four results to store, and scratch registers for rounding.
         scalars: constants of rounding.
     """
 
@@ -51,17 +52,17 @@ class Output:
 
     @property
     def bytes(self) -> int:
-        """Of a value."""
+        """Return the bytes of a value."""
         return self.bits // 8
 
     @property
     def width(self) -> str:
-        """Of a memory instruction for four values."""
+        """Return the width suffix of a memory instruction for four values."""
         return "x2" if self.bits == 16 else "x4"
 
 
 def output(f: Frame, bits: int) -> Output:
-    """Registers for storing; those of the loop are free by then, but for the lane's number and the accumulators."""
+    """Allocate registers for storing, reusing those of the loop except lane and accumulators."""
     given = attrs.evolve(f.given, taken={**f.given.taken, "v": 1})
     made = Output(
         f=f, bits=bits, to=f.from_a, bias=f.from_b,
@@ -74,7 +75,7 @@ def output(f: Frame, bits: int) -> Output:
 
 
 def store_tile(f: Frame) -> list[Item]:
-    """The tile into the output, as bf16 or fp32."""
+    """Store the tile as bf16 or fp32."""
     fp32, end = Label("store_fp32"), Label("end")
     return [
         op("s_cmp_eq_u32", (), f.argument("out_is_bf16"), 0),
@@ -89,12 +90,12 @@ def store_tile(f: Frame) -> list[Item]:
 
 
 def store_as(o: Output) -> list[Op]:
-    """The tile into an output of this many bits."""
+    """Store the tile into an output of this many bits."""
     return [*place_rows(o), *describe_output(o), *load_bias(o), *store_products(o)]
 
 
 def place_rows(o: Output) -> list[Op]:
-    """Offsets of a lane's rows in the tile, and its first column."""
+    """Compute the offsets of a lane's rows in the tile, and its first column."""
     f, config, v, s = o.f, o.f.config, o.spare, o.f.spare
     stride = f.argument("stride_out")
     shift = o.bytes.bit_length() - 1
@@ -115,9 +116,11 @@ def place_rows(o: Output) -> list[Op]:
 
 
 def describe_output(o: Output) -> list[Op]:
-    """Buffers of the tile in the output and of its part of the bias; the bias of a call without one is empty, and adds zeros.
+    """Describe the buffers of the tile in the output and in the bias; without a bias its buffer is
+    empty.
 
-    The output's ends behind the last row that exists. The columns that do not are no matter of the buffer: see `store_products`.
+    Loads from an empty buffer return zeros. The output's buffer ends after its last row; columns
+    outside the output are handled in `store_products`.
     """
     f, config, s = o.f, o.f.config, o.f.spare
     shift = o.bytes.bit_length() - 1
@@ -143,7 +146,7 @@ def describe_output(o: Output) -> list[Op]:
 
 
 def load_bias(o: Output) -> list[Op]:
-    """Four values of each product along N, as fp32."""
+    """Load four bias values for each block along N, as fp32."""
     v, ops = o.spare, []
     ops.append(op("v_lshlrev_b32_e32", v[0], o.bytes.bit_length() - 1, o.column))
     fours = o.added.fours()
@@ -165,7 +168,7 @@ def load_bias(o: Output) -> list[Op]:
 
 
 def store_products(o: Output) -> list[Op]:
-    """Results with the bias, to where they belong; columns that do not exist go nowhere."""
+    """Store results with the bias; columns outside the output go to `NOWHERE`."""
     f, config = o.f, o.f.config
     ops = round_constants(o)
     for n, added in enumerate(o.added.fours()):
@@ -187,7 +190,7 @@ def store_products(o: Output) -> list[Op]:
 
 
 def round_constants(o: Output) -> list[Op]:
-    """What `rounded` takes from scalars."""
+    """Load the scalar constants of `rounded`."""
     if o.bits == 32 or o.f.config.target.packs:
         return []
     constants = (_ROUND, _UPPER)
@@ -197,7 +200,7 @@ def round_constants(o: Output) -> list[Op]:
 
 
 def rounded(o: Output, values: Reg) -> list[Op]:
-    """Four fp32 values to bf16, to nearest, ties to even, in the first two registers."""
+    """Round four fp32 values to bf16, to nearest, ties to even, in the first two registers."""
     pairs = ((0, 1), (2, 3))
     if o.f.config.target.packs:
         return [op("v_cvt_pk_bf16_f32", values[first // 2], values[first], values[second]) for first, second in pairs]

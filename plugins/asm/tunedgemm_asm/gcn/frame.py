@@ -1,4 +1,4 @@
-"""The registers of one kernel, by what they are for."""
+"""Allocate the registers of one kernel by purpose."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ ABI = ABIS["tunedgemm-bf16"]
 
 @attrs.define
 class Frame:
-    """What the parts of a kernel share.
+    """Registers that the parts of a kernel have in common.
 
     Attributes:
-        config: what the kernel is.
-        given: gives out registers that no part has.
-        kernarg, tile, part: what the hardware starts a wave with: address of the arguments; number of the workgroup along x, which
-            becomes the tile's; and along z, which is the part of K.
-        lane: number of the lane in its workgroup, later in its wave.
-        arguments: as they lie in memory.
-        at_m, at_n: which tile along M and along N.
-        wave_m, wave_n: which wave along them.
-        from_a, from_b: buffer descriptors of what is loaded next.
-        steps: left to multiply.
-        left_a, left_b: left to load; both are one for a plain weight.
-        spare: scalars for a part's own use; two of them have names of their own before the loop (`wave`, `begin`).
-        offset_a, offset_b: of each load from its descriptor, of a lane.
+        config: the kernel's configuration.
+        given: allocator of other registers.
+        kernarg, tile, part: initial scalars of a wave: address of the arguments, workgroup index
+            along x,
+            which becomes the tile's index, and along z, the index of the split.
+        lane: index of the lane in its workgroup, later in its wave.
+        arguments: kernel arguments as in memory.
+        at_m, at_n: position of the tile along M and N.
+        wave_m, wave_n: position of the wave along M and N.
+        from_a, from_b: buffer descriptors of the next loads.
+        steps: steps left to multiply.
+        left_a, left_b: steps left to load; the same register for a plain weight.
+        spare: scratch scalars; two of them are named before the loop (`wave`, `begin`).
+        offset_a, offset_b: a lane's offset of each load from its descriptor.
         staged: loads on their way to LDS, by set; x first.
-        blocks_a, blocks_b: operands of the products, by half of a step, or for a shuffled weight by set and half.
-        write: address in LDS to which a lane writes; or of a wave, where loads end there.
-        read_a, read_b: addresses in LDS from which a lane reads, by buffer and half.
-        accumulators: accumulators, four of each product.
+        blocks_a, blocks_b: MFMA operands by half of a step, or for a shuffled weight by set and
+            half.
+        write: LDS address that a lane writes, or a wave where loads write LDS directly.
+        read_a, read_b: LDS addresses that a lane reads, by buffer and half.
+        accumulators: accumulators, four for each block.
     """
 
     config: KernelConfig
@@ -64,40 +66,42 @@ class Frame:
     accumulators: Reg
 
     def argument(self, name: str) -> Reg:
-        """The scalars that hold an argument."""
+        """Return the scalars of an argument."""
         field = ABI.field(name)
         return self.arguments[field.offset // 4 : (field.offset + field.bytes) // 4]
 
     @property
     def wave(self) -> Reg:
-        """Number of the wave in its workgroup, until loads are placed."""
+        """Return the index of the wave in its workgroup, valid until loads are placed."""
         return self.spare[4]
 
     @property
     def begin(self) -> Reg:
-        """First element along K, until operands are described."""
+        """Return the first element along K, valid until operands are described."""
         return self.spare[5]
 
     @property
     def loose(self) -> Reg:
-        """Vector registers for what is done before the loop: those of the first operands."""
+        """Return scratch vector registers for the code before the loop: those of the first
+        operands.
+        """
         return self.blocks_a[0]
 
     def accumulators_of(self, m: int, n: int) -> Reg:
-        """The accumulators of a product."""
+        """Return the accumulators of a block."""
         first = 4 * (m * self.config.blocks_n + n)
         return self.accumulators[first : first + 4]
 
     def lds(self, step: int) -> Reg:
-        """The part of LDS that holds a step."""
+        """Return the part of LDS that holds a step."""
         return Reg("lds", step % self.config.buffers)
 
 
 def frame_of(config: KernelConfig) -> Frame:
-    """Registers for a kernel.
+    """Allocate the registers of a kernel.
 
     Raises:
-        PluginError: it would need more than there are.
+        PluginError: the kernel needs more registers than exist.
     """
     given = Registers()
     direct = config.target.direct

@@ -1,4 +1,4 @@
-"""The text of one kernel: instructions, descriptor and metadata."""
+"""Generate the text of one kernel: instructions, kernel descriptor and metadata."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tunedgemm_asm.gcn.splitk import share_tile
 from tunedgemm_asm.gcn.stream import Item
 from tunedgemm_asm.gcn.waits import with_waits
 
-#: Scalars beside those of the kernel: VCC, and what the hardware keeps for flat scratch and XNACK.
+#: Scalars reserved in addition: VCC, flat scratch and XNACK.
 _RESERVED_SCALARS = 6
 
 
 def stream_of(config: KernelConfig) -> tuple[list[Item], Frame]:
-    """The instructions of a kernel with all waits and wait states, and its registers."""
+    """Return the instructions of a kernel with all waits and wait states, and its registers."""
     f = frame_of(config)
     parts = [
         *load_arguments(f),
@@ -52,14 +52,14 @@ def stream_of(config: KernelConfig) -> tuple[list[Item], Frame]:
 
 
 def text_of(config: KernelConfig) -> str:
-    """A kernel as an assembler takes it."""
+    """Return the text of a kernel for an assembler."""
     stream, f = stream_of(config)
     body = "\n".join(str(item) for item in stream)
     return "\n".join([_HEAD.format(gfx=config.gfx, name=config.name), body, _tail(f), ""])
 
 
 def vectors(f: Frame) -> int:
-    """Vector registers in front of the accumulators: a multiple of four."""
+    """Return the vector registers below the accumulators, a multiple of four."""
     return -(-f.given.taken["v"] // 4) * 4
 
 

@@ -1,11 +1,13 @@
-"""The loop over K: what is loaded, what goes through LDS, what is multiplied, and how these are woven.
+"""Generate the loop over K: loads, LDS traffic and MFMA, interleaved.
 
-A step is 64 elements along K, in two halves of 32. While the products of the first half run, a wave reads the second half's operands from
-LDS; then all waves meet, since nobody needs the step's part of LDS any more. While the products of the second half run, what comes next
-goes into LDS, later loads set out, and the next step's first operands are read. So no product waits for what was asked for just before.
+A step is 64 elements along K, in two halves of 32. During the MFMAs of the first half, a wave reads
+the operands of the second half from LDS. Then all waves synchronize: the step's part of LDS is
+free. During the MFMAs of the second half, the next step is written to LDS, later loads are issued,
+and the next step's first operands are read. So no MFMA waits for a load that was issued just before
+it.
 
-Where LDS has a second buffer, the next step goes there while this one is read, and the waves meet once a step; so they do where loads end
-in LDS, which fill the buffer that was read last.
+With a second LDS buffer the next step is written there, and the waves synchronize once a step. They
+also do so where loads write LDS directly, into the buffer that was read last.
 """
 
 from __future__ import annotations
@@ -18,16 +20,17 @@ from tunedgemm_asm.gcn.stream import Item, Label, Op, branch, op, weave
 
 #: Bytes between a lane's loads of a shuffled weight for the two halves of a step.
 _HALF_SHUFFLED = 1024
-#: Shares of a step's products by which: the second half's operands are read; all waves have them, and LDS may be written; it is written;
-#: all waves see it; the next step's first operands are read. Between asking LDS and meeting the others there is time for the answer.
+#: Fractions of a step's MFMAs at which: the second half's operands are read; all waves have them
+#: and LDS may be written; it is written; all waves see it; the next step's first operands are read.
+#: The gaps before the barriers hide the latency of LDS.
 _READ, _LEFT, _WRITTEN, _SEEN, _FOLLOW, _HALF = 0.25, 0.36, 0.62, 0.7, 0.95, 0.5
-#: The same where the next step has a buffer of its own: it is written.
+#: Fraction at which the next step is written where it has another buffer.
 _BESIDE = 0.35
 LOOP, DONE = Label("loop"), Label("done")
 
 
 def load(f: Frame, step: int) -> list[Op]:
-    """Loads of a step of x, and of a plain weight, on their way: to registers, or where the hardware can to LDS."""
+    """Issue the loads of a step of x and of a plain weight, to registers or directly to LDS."""
     config = f.config
     sources = [(f.from_a, f.offset_a, 0)] + ([] if config.shuffled else [(f.from_b, f.offset_b, config.tile_m)])
     ops: list[Op] = []
@@ -46,7 +49,7 @@ def load(f: Frame, step: int) -> list[Op]:
 
 
 def load_shuffled(f: Frame, step: int, half: int) -> list[Op]:
-    """Loads of half a step of a shuffled weight on their way to the registers that the products read."""
+    """Issue the loads of half a step of a shuffled weight to the registers that MFMA reads."""
     config = f.config
     to = f.blocks_b[step % config.sets * HALVES + half].fours()
     mods = "offen" + (f" offset:{half * _HALF_SHUFFLED}" if half else "")
@@ -55,7 +58,9 @@ def load_shuffled(f: Frame, step: int, half: int) -> list[Op]:
 
 
 def advance(left: Reg, *buffers: tuple[Reg, int]) -> list[Op]:
-    """Buffer descriptors move on by a step; once all steps have set out they are empty, and loads cost no memory traffic."""
+    """Advance the buffer descriptors by a step; after the last one they are empty, without memory
+    traffic.
+    """
     ops: list[Op] = []
     for buffer, count in buffers:
         ops += [op("s_add_u32", buffer[0], buffer[0], count), op("s_addc_u32", buffer[1], buffer[1], 0)]
@@ -64,7 +69,7 @@ def advance(left: Reg, *buffers: tuple[Reg, int]) -> list[Op]:
 
 
 def write_lds(f: Frame, step: int) -> list[Op]:
-    """What was loaded of a step into LDS."""
+    """Write the loaded step to LDS."""
     staged = f.staged[step % f.config.prefetch].fours()
     first = step % f.config.buffers * f.config.buffer_bytes
     return [
@@ -74,7 +79,9 @@ def write_lds(f: Frame, step: int) -> list[Op]:
 
 
 def read_lds(f: Frame, step: int, half: int) -> list[Op]:
-    """The operands of the products of half a step: for each 16 rows, 16 bytes a lane. In the order in which the products want them."""
+    """Read the operands of half a step, 16 bytes per lane for each 16 rows, in the order of the
+    MFMAs.
+    """
     reads_a = _reads(f, f.read_a, f.blocks_a[half], step, half)
     if f.config.shuffled:
         return reads_a
@@ -95,10 +102,12 @@ def _offset(count: int) -> str:
 
 
 def products(f: Frame, step: int, half: int) -> list[Op]:
-    """The products of half a step: weight by x, so that a lane's four results are neighbours along N.
+    """Return the MFMAs of half a step: weight by x, so that a lane's four results are neighbours
+    along N.
 
-    The two instructions of 16 elements each that gfx942 needs for 32 take a lane's 16 bytes in halves: the order of elements along K is
-    the same in both operands, so the sum is the same. They do not follow each other, so that no product waits for a sum.
+    gfx942 needs two MFMAs of 16 elements for 32 and takes a lane's 16 bytes in halves. Both
+    operands have the same order along K, so the sum is the same. The two do not follow each other,
+    so that no MFMA waits for an accumulator.
     """
     config, name, depth = f.config, f.config.target.product, f.config.target.depth
     blocks_a = f.blocks_a[half].fours()
@@ -117,12 +126,12 @@ def products(f: Frame, step: int, half: int) -> list[Op]:
 
 
 def meet(f: Frame, step: int | None = None) -> list[Op]:
-    """All waves meet; with a step: its part of LDS is complete afterwards."""
+    """Synchronize all waves; with a step, its part of LDS is complete afterwards."""
     return [Op("s_barrier", reads=() if step is None else (f.lds(step),))]
 
 
 def start(f: Frame) -> list[Op]:
-    """The first loads, and the first step into LDS."""
+    """Issue the first loads and write the first step to LDS."""
     config = f.config
     ops: list[Op] = []
     for step in range(config.sets):
@@ -136,7 +145,7 @@ def start(f: Frame) -> list[Op]:
 
 
 def step(f: Frame, number: int) -> list[Op]:
-    """One step; its number says which registers and buffers are its own."""
+    """Return the instructions of one step; its number selects registers and buffers."""
     config = f.config
     ahead = number + config.sets
     own = [*read_lds(f, number, 1), *(load_shuffled(f, ahead - 1, 1) if config.shuffled else [])]
@@ -173,7 +182,7 @@ def step(f: Frame, number: int) -> list[Op]:
 
 
 def loop(f: Frame) -> list[Item]:
-    """All steps: as many of them in the text as there are sets of registers; the last of all leaves from where it is."""
+    """Return the unrolled loop, one step for each set of registers; the last step exits in place."""
     items: list[Item] = [LOOP]
     for number in range(f.config.unrolled):
         items += step(f, number)

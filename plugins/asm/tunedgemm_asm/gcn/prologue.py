@@ -1,4 +1,4 @@
-"""Before the loop: which tile, where its operands are, and where each lane's share of them is."""
+"""Generate the code before the loop: the tile, its operands, and each lane's part of them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from tunedgemm_asm.gcn.names import HALVES, PACK, ROWS, SIDE, STEP, STEP_BYTES, 
 from tunedgemm_asm.gcn.registers import Reg
 from tunedgemm_asm.gcn.stream import Op, op
 
-#: Word 3 of a buffer descriptor: a format of 32 bits, no stride, no swizzle; the range is checked in bytes.
+#: Word 3 of a buffer descriptor: 32-bit format, no stride, no swizzle; the range is checked in
+#: bytes.
 RAW = 0x20000
-#: Chiplets of a device, over which the hardware deals workgroups in turn. Tiles of M that share a panel.
+#: Chiplets (XCDs), over which the hardware distributes workgroups. Tiles along M of a panel.
 CHIPLETS, PANEL = 8, 8
 #: Bytes of a lane's load.
 WIDE = 2 * PACK
 
 
 def load_arguments(f: Frame) -> list[Op]:
-    """The arguments into scalars: 96 bytes."""
+    """Load the 96 bytes of arguments into scalars."""
     first, second = f.arguments[:16], f.arguments[16:24]
     return [
         op("s_load_dwordx16", first, f.kernarg, hex(0), note=f"arguments of {ABI.name}"),
@@ -25,9 +26,10 @@ def load_arguments(f: Frame) -> list[Op]:
 
 
 def divide(f: Frame, quotient: Reg, rest: Reg, dividend: Reg, divisor: Reg) -> list[Op]:
-    """Quotient and rest of a number below 2**22, by a divisor below 2**25.
+    """Divide a number below 2**22 by one below 2**25; return quotient and remainder.
 
-    By fp32's reciprocal: an error of 2**-22 of the quotient is less than one, so its integer part is off by one at most, and put right.
+    The fp32 reciprocal has an error of 2**-22 of the quotient, so its integer part is off by at
+    most one and is corrected.
     """
     v, s = f.loose, f.spare[6]
     return [
@@ -53,10 +55,11 @@ def divide(f: Frame, quotient: Reg, rest: Reg, dividend: Reg, divisor: Reg) -> l
 
 
 def choose_tile(f: Frame) -> list[Op]:
-    """Which tile this workgroup computes.
+    """Choose the tile of this workgroup.
 
-    Workgroups are dealt to the chiplets in turn, each of which has its own L2: so neighbouring tiles are given to workgroups of one
-    chiplet. Neighbours are the tiles of a panel: up to 8 along M that share rows of the weight, then the next along N.
+    Workgroups are distributed over the chiplets, each with its own L2, so neighbouring tiles go to
+    the workgroups of one chiplet. The tiles of a panel are neighbours: up to 8 along M that share
+    rows of the weight, then the next along N.
     """
     tiles_m, tiles_n = f.argument("tiles_m"), f.argument("tiles_n")
     s = f.spare
@@ -81,7 +84,7 @@ def choose_tile(f: Frame) -> list[Op]:
 
 
 def share_of_k(f: Frame) -> list[Op]:
-    """Steps of this workgroup, and its first element along K."""
+    """Compute the steps of this workgroup and its first element along K."""
     return [
         op("s_mul_i32", f.begin, f.part, f.argument("k_part"), note="first element along K"),
         op("s_sub_u32", f.steps, f.argument("k"), f.begin),
@@ -93,7 +96,9 @@ def share_of_k(f: Frame) -> list[Op]:
 
 
 def describe(f: Frame, to: Reg, pointer: Reg, index: Reg, tile: int, stride: Reg) -> list[Op]:
-    """Base of a buffer descriptor at the first row of a tile, in 64 bits: a matrix may be larger than 4 GiB."""
+    """Set the 64-bit base of a buffer descriptor to the first row of a tile; a matrix may exceed 4
+    GiB.
+    """
     s = f.spare
     return [
         op("s_mul_i32", s[0], index, tile),
@@ -106,7 +111,7 @@ def describe(f: Frame, to: Reg, pointer: Reg, index: Reg, tile: int, stride: Reg
 
 
 def rows_left(f: Frame, to: Reg, index: Reg, tile: int, size: str) -> list[Op]:
-    """Rows of a tile that exist."""
+    """Compute the rows of a tile inside the matrix."""
     return [
         op("s_mul_i32", to, index, tile),
         op("s_sub_u32", to, f.argument(size), to),
@@ -115,9 +120,10 @@ def rows_left(f: Frame, to: Reg, index: Reg, tile: int, size: str) -> list[Op]:
 
 
 def describe_operand(f: Frame, name: str) -> list[Op]:
-    """The buffer of ``a`` or ``b`` whose first bytes are this workgroup's first step of its tile.
+    """Describe the buffer of ``a`` or ``b``, which starts at this workgroup's first step of its
+    tile.
 
-    It ends with the step's bytes of the last row that exists: loads from rows beyond it give zeros.
+    It ends with the step's bytes of the last row: loads from later rows return zeros.
     """
     config, s = f.config, f.spare
     shuffled = name == "b" and config.shuffled
@@ -139,12 +145,12 @@ def describe_operand(f: Frame, name: str) -> list[Op]:
 
 
 def step_bytes(config: KernelConfig, name: str) -> int:
-    """From a step to the next: of a row, or of a block of 16 rows of a shuffled weight."""
+    """Return the bytes from a step to the next: in a row, or in 16 rows of a shuffled weight."""
     return STEP_BYTES * (SIDE if name == "b" and config.shuffled else 1)
 
 
 def place_waves(f: Frame) -> list[Op]:
-    """Which wave along M and N this one is; afterwards ``lane`` is still the lane of the workgroup."""
+    """Compute the wave's position along M and N; ``lane`` remains the lane of the workgroup."""
     v = f.loose[0]
     return [
         op("v_lshrrev_b32_e32", v, 6, f.lane),
@@ -155,10 +161,11 @@ def place_waves(f: Frame) -> list[Op]:
 
 
 def place_loads(f: Frame) -> list[Op]:
-    """Where each lane loads from, and where in LDS that goes.
+    """Compute where each lane loads from, and where in LDS that goes.
 
-    Eight lanes load the 128 bytes of a row. A row's 8 packs of 16 bytes stand in LDS in the order that XOR with the row's number modulo 8
-    gives, so that the lanes that LDS serves at once, which read 8 different rows or write one, meet 32 different banks.
+    Eight lanes load the 128 bytes of a row. A row's 8 packs of 16 bytes are stored in LDS at their
+    index XOR the row modulo 8. The lanes that LDS serves at once, which read 8 different rows or
+    write one, then access 32 different banks.
     """
     config = f.config
     row, pack, mixed = f.loose[0], f.loose[1], f.loose[2]
@@ -192,7 +199,9 @@ def place_loads(f: Frame) -> list[Op]:
 
 
 def place_shuffled(f: Frame) -> list[Op]:
-    """Where each lane loads a shuffled weight from: 16 bytes a lane, 1 KiB a wave, are the operand of 16 rows by 32 elements."""
+    """Compute where each lane loads a shuffled weight: 1 KiB of a wave is the operand of 16 rows by
+    32 elements.
+    """
     config, s = f.config, f.spare
     ops = [
         op("s_mul_i32", s[0], f.wave_n, config.blocks_n),
@@ -205,12 +214,12 @@ def place_shuffled(f: Frame) -> list[Op]:
 
 
 def narrow_lane(f: Frame) -> list[Op]:
-    """``lane`` becomes the number in the wave."""
+    """Reduce ``lane`` to the index in the wave."""
     return [op("v_and_b32_e32", f.lane, 63, f.lane)]
 
 
 def place_reads(f: Frame) -> list[Op]:
-    """Where in LDS each lane finds its 16 bytes of 16 rows by 32 elements: row lane % 16, pack lane / 16 of the half."""
+    """Compute where each lane reads LDS: row lane % 16, pack lane / 16 of the half."""
     config = f.config
     row, pack = f.loose[0], f.loose[1]
     ops = [
@@ -234,5 +243,5 @@ def place_reads(f: Frame) -> list[Op]:
 
 
 def clear_accumulators(f: Frame) -> list[Op]:
-    """Accumulators to zero."""
+    """Set the accumulators to zero."""
     return [op("v_accvgpr_write_b32", f.accumulators[one], 0) for one in range(f.accumulators.count)]

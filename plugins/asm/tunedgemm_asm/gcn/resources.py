@@ -1,7 +1,8 @@
-"""What the generator knows of the two architectures.
+"""List the hardware parameters of both architectures.
 
-Sources: AMD's ISA guides of CDNA3 (MI300) and CDNA4 (MI350), their chapters on matrix instructions, on LDS and on wait states; for what LDS
-reads in a cycle, 128 and 256 bytes, AMD's "FP8 GEMM Optimization on AMD CDNA 4 Architecture" (ROCm Blogs, March 2026), table 1.
+Sources: AMD's ISA guides of CDNA3 (MI300) and CDNA4 (MI350), chapters on matrix instructions, LDS
+and wait states. LDS loads per cycle, 128 and 256 bytes: AMD's "FP8 GEMM Optimization on AMD CDNA 4
+Architecture" (ROCm Blogs, March 2026), table 1.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from tunedgemm.plugin import PluginError
 
 @attrs.frozen
 class Target:
-    """One architecture.
+    """Hardware parameters of one architecture.
 
     Attributes:
         gfx: its name.
-        lds_bytes: of a compute unit, and of a workgroup at most.
-        lds_granule: bytes in which LDS is given to workgroups.
-        lds_banks: of four bytes, each read at most once in a cycle.
-        product: the matrix instruction for bf16: 16 rows by 16 columns.
-        depth: elements along K of one.
-        cycles: for which one occupies the matrix unit of a SIMD.
-        passes: after as many groups of four cycles is its result there; wait states are counted from it.
+        lds_bytes: LDS of a compute unit, and most LDS of a workgroup.
+        lds_granule: allocation granularity of LDS in bytes.
+        lds_banks: banks of four bytes, each read once in a cycle.
+        product: MFMA for bf16 with 16 rows and 16 columns.
+        depth: elements along K of an MFMA.
+        cycles: cycles for which it occupies the matrix unit of a SIMD.
+        passes: passes of four cycles until its result is available; wait states are based on it.
         newer: whether its wait states are those of gfx950.
-        direct: whether 16 bytes of each lane may go from memory to LDS without a register.
-        packs: whether two fp32 values become two of bf16 in one instruction, rounded to nearest.
+        direct: whether loads of 16 bytes per lane can write LDS directly.
+        packs: whether one instruction rounds two fp32 values to bf16, to nearest.
     """
 
     gfx: str
@@ -43,7 +44,8 @@ class Target:
     packs: bool
 
 
-#: Registers of a lane in its SIMD, the number of which a wave gets a multiple; waves of a SIMD at most; lanes of a workgroup.
+#: Registers of a lane in a SIMD, their allocation granularity, most waves of a SIMD, lanes of a
+#: workgroup.
 REGISTERS, REGISTER_GRANULE, WAVES, THREADS = 512, 8, 8, 256
 TARGETS = MappingProxyType(
     {
@@ -54,11 +56,11 @@ TARGETS = MappingProxyType(
 
 
 def target_of(gfx: str) -> Target:
-    """What is known of an architecture.
+    """Return the hardware parameters of an architecture.
 
     Raises:
-        PluginError: nothing is.
+        PluginError: the architecture is unknown.
     """
     if gfx not in TARGETS:
-        raise PluginError(f"kernels are generated for {', '.join(TARGETS)}, not for {gfx!r}")
+        raise PluginError(f"no generated kernels for {gfx!r}; supported: {', '.join(TARGETS)}")
     return TARGETS[gfx]

@@ -1,4 +1,4 @@
-"""Packs of generated kernels."""
+"""List the kernels that the generator builds for each architecture."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from tunedgemm_asm.gcn.names import KernelConfig
 from tunedgemm_asm.gcn.resources import TARGETS, target_of
 
-#: Tiles: rows, columns, waves along M for a plain weight, steps loaded ahead for a plain weight and for a shuffled one.
+#: Rows, columns, waves along M for a plain weight, prefetch for a plain and for a shuffled weight.
 #:
-#: A small tile has few products to hide memory's latency behind and so looks further ahead. For gfx942 what is on its way takes registers,
-#: for gfx950 with a plain weight LDS: where looking further ahead leaves room for one workgroup instead of two, both are there to be tuned.
-#: A shuffled weight is no matter of LDS: there the four waves stand along N, and each loads its own columns.
+#: A small tile has few MFMAs to hide memory latency and prefetches more. Steps in flight take
+#: registers on gfx942 and, with a plain weight, LDS on gfx950. Where more prefetch leaves room for
+#: one workgroup instead of two, both are listed for tuning. With a shuffled weight the four waves
+#: are along N, and each loads its own columns without LDS.
 _TILES = {
     "gfx942": (
         (32, 64, 1, (4,), (4,)),
@@ -42,15 +43,15 @@ _TILES = {
         (256, 256, 2, (1,), (1,)),
     ),
 }
-#: Elements of a tile at most that several workgroups share: K is split where there are few tiles, and large ones leave more to add up.
+#: Largest tile with split-K: few tiles need it, and large ones have larger fixups.
 _SPLIT_MOST = 128 * 128
 
 
 def enumerate_configs(gfx: str) -> Iterator[KernelConfig]:
-    """All kernels of an architecture.
+    """Yield all kernels of an architecture.
 
     Raises:
-        PluginError: none are generated for it.
+        PluginError: the generator does not know the architecture.
     """
     target_of(gfx)
     for tile_m, tile_n, waves_m, *depths in _TILES[gfx]:

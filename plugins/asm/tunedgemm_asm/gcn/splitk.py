@@ -1,13 +1,16 @@
-"""Several workgroups for the K of one tile.
+"""Combine the partials of several workgroups that share the K of a tile.
 
-Each writes its accumulators into the workspace and counts itself at the tile's semaphore; the last to come adds all parts, in their order: so the
-result does not depend on who was last. The count is an increment that wraps at the number of parts, which leaves the semaphore at zero.
+Each workgroup stores its accumulators in the workspace and counts itself at the tile's semaphore.
+The last one adds all partials in order, so the result does not depend on which workgroup is last.
+The increment wraps at the number of splits, which leaves the semaphore at zero.
 
-Workgroups of a tile may run on different chiplets, whose L2 caches do not see each other's lines. Stores and loads of parts therefore have
-the scope of the device (``sc1``): they are what LLVM's "Memory Model GFX942" has for atomic stores and loads of scope agent, which meet
-behind the L2 caches. The increment has that scope without a bit (``sc0`` asks for the old value, ``sc1`` would be the system's). A wave
-waits for all its stores and the workgroup for all its waves before one of them counts; the last loads once it knows the count. As no other
-store must become visible, the L2 need not be written back (``buffer_wbl2``), nor lines be dropped that nobody loads (``buffer_inv``).
+Workgroups of a tile may run on different chiplets, whose L2 caches are not coherent. So stores and
+loads of partials have device scope (``sc1``), which bypasses L2: LLVM's "Memory Model GFX942" has
+them for atomic stores and loads of scope agent. The increment has that scope without a bit (``sc0``
+returns the old value; ``sc1`` would mean system scope). A wave waits for its stores, and the
+workgroup for its waves, before one wave counts. The last workgroup loads after it has read the
+count. No other store must become visible, so L2 needs neither a write-back (``buffer_wbl2``) nor an
+invalidation (``buffer_inv``).
 """
 
 from __future__ import annotations
@@ -17,20 +20,22 @@ from tunedgemm_asm.gcn.prologue import RAW
 from tunedgemm_asm.gcn.registers import EXEC, Reg
 from tunedgemm_asm.gcn.stream import Item, Label, Op, branch, op
 
-#: Bytes that a wave stores of one product: 16 of each lane.
+#: Bytes that a wave stores of one block: 16 for each lane.
 _BLOCK = 1024
-#: Products that are loaded at once while parts are added.
+#: Blocks that are loaded at once while partials are added.
 _AT_ONCE = 8
 _COUNTED, _LAST, _ADD = Label("counted"), Label("last"), Label("add")
 
 
 def share_tile(f: Frame) -> list[Item]:
-    """The parts of a tile into the accumulators of the last workgroup to come; the others end here."""
+    """Combine the partials in the last workgroup's accumulators; all other workgroups exit."""
     return [*store_part(f), *count(f), *add_parts(f)]
 
 
 def describe_part(f: Frame, to: Reg, part: Reg | int) -> list[Op]:
-    """A buffer of the tile's part in the workspace, which holds all tiles of a part side by side."""
+    """Describe the buffer of the tile's partial; the workspace holds all tiles of a split side by
+    side.
+    """
     config, s = f.config, f.spare
     workspace = f.argument("workspace")
     return [
@@ -48,7 +53,9 @@ def describe_part(f: Frame, to: Reg, part: Reg | int) -> list[Op]:
 
 
 def place_lane(f: Frame, offset: Reg) -> list[Op]:
-    """Where in a part a lane's accumulators begin: those of a wave lie together, product by product."""
+    """Compute the offset of a lane in a partial; each wave's accumulators are contiguous, block by
+    block.
+    """
     config, s = f.config, f.spare
     return [
         op("s_mul_i32", s[0], f.wave_n, config.waves_m),
@@ -60,7 +67,9 @@ def place_lane(f: Frame, offset: Reg) -> list[Op]:
 
 
 def _each_block(offset: Reg, first: int, count: int) -> list[tuple[int, str, list[Op]]]:
-    """Products from one on: number, the rest of a memory instruction's text, and what moves a lane's offset on before it."""
+    """Yield blocks: index, modifiers of the memory instruction, and code that advances the offset
+    before it.
+    """
     found = []
     for block in range(first, first + count):
         moved = [op("v_add_u32_e32", offset, 4 * _BLOCK, offset)] if block % 4 == 0 and block else []
@@ -70,7 +79,7 @@ def _each_block(offset: Reg, first: int, count: int) -> list[tuple[int, str, lis
 
 
 def store_part(f: Frame) -> list[Op]:
-    """This workgroup's accumulators into the workspace, straight from the accumulators."""
+    """Store this workgroup's accumulators in the workspace, without a copy to vector registers."""
     offset, ops = f.loose[0], []
     ops += [*describe_part(f, f.from_a, f.part), *place_lane(f, offset)]
     for block, mods, moved in _each_block(offset, 0, f.config.blocks):
@@ -79,7 +88,7 @@ def store_part(f: Frame) -> list[Op]:
 
 
 def count(f: Frame) -> list[Item]:
-    """Once all stores of all waves have arrived, one lane counts the workgroup; all waves learn whether it was the last."""
+    """Count the workgroup after all stores; tell all waves whether it is the last."""
     s, v = f.spare, f.loose
     semaphore = f.argument("semaphore")
     return [
@@ -110,7 +119,7 @@ def count(f: Frame) -> list[Item]:
 
 
 def add_parts(f: Frame) -> list[Item]:
-    """The accumulators of all parts: the first into the accumulators, then one after the other added to them."""
+    """Load the first partial into the accumulators and add the others in order."""
     config, part, left = f.config, f.part, f.steps
     free = f.given.taken["v"] // 4 - 1
     at_once = max(1, min(_AT_ONCE, config.blocks, free - 1))

@@ -1,11 +1,11 @@
 """Describe the one parameter of a generated kernel. Bytes that belong to no field are zero.
 
 It starts with two tensor maps, 128 bytes each on a boundary of 64. The fields of `ABI` follow, then
-those of `SCALED` for operands with scales, then the output's tensor map where TMA stores the output.
-``rows_a`` and ``rows_b`` are rows of the operands, ``stride`` is elements of an output row.
+those of `SCALED` for operands with scales, then the output's tensor map where TMA stores the
+output. ``rows_a`` and ``rows_b`` are rows of the operands, ``stride`` is elements of an output row.
 ``units_a`` counts clusters along a, ``tiles`` their tiles, and ``items`` tiles times splits.
-``steps`` counts steps of 128 bytes along K, ``part`` those of each split but the last.
-With stream-K (`shares`), ``items`` is the number of shared tiles, ``part`` the steps of a range, and
+``steps`` counts steps of 128 bytes along K, ``part`` those of each split but the last. With
+stream-K (`shares`), ``items`` is the number of shared tiles, ``part`` the steps of a range, and
 ``splits`` the most partials of a tile.
 """
 
@@ -59,7 +59,8 @@ def abi_of(scale: str, storing: bool = False) -> Abi:
     return _STORING[abi] if storing else abi
 
 
-#: Name of the parameter. There is one parameter, so that only the driver places it on a boundary of 64.
+#: Name of the parameter. There is one parameter, so that only the driver places it on a boundary of
+#: 64.
 PARAMETER = "arguments"
 
 

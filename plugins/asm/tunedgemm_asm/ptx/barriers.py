@@ -1,9 +1,9 @@
 """Synchronize producer and consumers: one full and one empty mbarrier for each stage.
 
-The producer's arrival announces the bytes of a full barrier; TMA completes them. Each warp that reads
-a stage arrives at its empty barrier when its wgmma instructions are done. In a cluster it arrives in
-all CTAs, whose producers write into all of them. A wait names the parity of the phase that it waits
-for. Consumers start with 0; the producer starts with 1, which a new barrier passes.
+The producer's arrival announces the bytes of a full barrier; TMA completes them. Each warp that
+reads a stage arrives at its empty barrier when its wgmma instructions are done. In a cluster it
+arrives in all CTAs, whose producers write into all of them. A wait names the parity of the phase
+that it waits for. Consumers start with 0; the producer starts with 1, which a new barrier passes.
 
 Ping-pong consumers (`turns`) also have a barrier each. The other consumer completes it when it has
 issued the last wgmma of its tile. A parity distinguishes a phase only from the previous one, so a
@@ -54,7 +54,8 @@ def meet_cluster(f: Frame, order: str) -> None:
     """Synchronize all threads of the cluster; the warps may have diverged.
 
     Args:
-        order: ``relaxed`` after a fence, as for new barriers; ``release`` to complete a thread's work,
+        order: ``relaxed`` after a fence, as for new barriers; ``release`` to complete a thread's
+            work,
             including its arrivals at barriers of other CTAs (PTX ISA, "barrier.cluster").
     """
     f.text.op(f"barrier.cluster.arrive.{order}")
@@ -92,7 +93,9 @@ def skip_stages(f: Frame, ring: Ring, count: str) -> None:
 
 
 def barrier_of(f: Frame, stage: str) -> str:
-    """Return a base register: adding the offset of a kind of barrier addresses the one of the stage."""
+    """Return a base register: adding the offset of a kind of barrier addresses the one of the
+    stage.
+    """
     return f.text.to("b32", "mad.lo.u32", stage, BARRIER_BYTES, f.shared)
 
 
@@ -111,20 +114,25 @@ def announce(f: Frame, barrier: str) -> None:
 
 
 def release(f: Frame, stage: str, arriving: str) -> None:
-    """Arrive at the empty barriers of a stage: lanes with *arriving* set, one for each CTA of the cluster."""
+    """Arrive at the empty barriers of a stage: lanes with *arriving* set, one for each CTA of the
+    cluster.
+    """
     t = f.text
     barrier = barrier_of(f, stage)
     if f.config.cluster == 1:
         t.op("mbarrier.arrive.release.cta.shared::cta.b64", "_", f"[{barrier}+{f.empty}]", when=arriving)
         return
     theirs = t.to("b32", "mapa.shared::cluster.u32", barrier, f.lane)
-    # No writes are released, so CTA scope suffices; cluster scope would fence the whole GPU in each step.
+    # No writes are released, so CTA scope suffices; cluster scope would fence the whole GPU in each
+    # step.
     t.op("mbarrier.arrive.release.cta.shared::cluster.b64", "_", f"[{theirs}+{f.empty}]", when=arriving)
 
 
 @attrs.frozen
 class Turn:
-    """State of a ping-pong consumer, as registers: both barriers, the parity to wait for, arriving lanes."""
+    """State of a ping-pong consumer, as registers: both barriers, the parity to wait for, arriving
+    lanes.
+    """
 
     own: str
     other: str
@@ -133,7 +141,9 @@ class Turn:
 
 
 def start_turns(f: Frame, number: str) -> Turn:
-    """Return the state of the consumer *number*; the first consumer does not wait for its first turn."""
+    """Return the state of the consumer *number*; the first consumer does not wait for its first
+    turn.
+    """
     t = f.text
     other = t.to("b32", "xor.b32", number, 1)
     own, theirs = barrier_of(f, number), barrier_of(f, other)
@@ -149,8 +159,8 @@ def wait_for_turn(f: Frame, turn: Turn) -> None:
 def end_turn(f: Frame, turn: Turn, left: str) -> None:
     """Arrive at the other consumer's barrier once no steps are left.
 
-    All warps arrive, so that a parity cannot flip twice before one of them has waited. The code is inside
-    the loop over steps: after it, ptxas 12.8 serializes the wgmma instructions (C7514).
+    All warps arrive, so that a parity cannot flip twice before one of them has waited. The code is
+    inside the loop over steps: after it, ptxas 12.8 serializes the wgmma instructions (C7514).
     """
     last = f.text.to("pred", "setp.eq.u32", left, 0)
     arriving = f.text.to("pred", "and.pred", last, turn.arriving)

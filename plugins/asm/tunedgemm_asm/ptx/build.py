@@ -1,4 +1,6 @@
-"""Assemble PTX with ptxas into the artifact cache; without ptxas the driver assembles it on loading."""
+"""Assemble PTX with ptxas into the artifact cache; without ptxas the driver assembles it on
+loading.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def _places() -> Iterator[Path]:
 
 @functools.cache
 def ptxas() -> tuple[Path, str] | None:
-    """Return the first ptxas that runs and its version, or None; Triton's, then PATH's, then the toolkit's."""
+    """Return the first ptxas that runs and its version, or None; Triton's, then PATH's, then the
+    toolkit's.
+    """
     for place in _places():
         try:
             told = subprocess.run([place, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=True)

@@ -1,9 +1,10 @@
-"""Generate a consumer: a warpgroup that multiplies its rows of every stage and stores its part of the tile.
+"""Generate a consumer: a warpgroup that multiplies its rows of every stage and stores its part of
+the tile.
 
 Ping-pong consumers take all rows of every second item and skip the stages of the other. Only an
-arrival at a barrier separates the last wgmma of one from the first of the other, so the tensor cores
-have work while one consumer stores. Both may have wgmma instructions in flight: each has its own
-accumulators and stages.
+arrival at a barrier separates the last wgmma of one from the first of the other, so the tensor
+cores have work while one consumer stores. Both may have wgmma instructions in flight: each has its
+own accumulators and stages.
 """
 
 from __future__ import annotations
@@ -93,9 +94,9 @@ def _descriptor(f: Frame, address: str) -> str:
 def _multiply(f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, told: tuple[str, str, Turn | None]) -> None:
     """Accumulate over the steps of an item.
 
-    *told* has the number of steps, the lanes that release a stage, and the ping-pong state. The previous
-    stage is released while a stage is multiplied. Accumulators start as zeros and not by a flag of the
-    first wgmma, which keeps ptxas from waiting after each instruction (warning C7515).
+    *told* has the number of steps, the lanes that release a stage, and the ping-pong state. The
+    previous stage is released while a stage is multiplied. Accumulators start as zeros and not by a
+    flag of the first wgmma, which keeps ptxas from waiting after each instruction (warning C7515).
     """
     t, (steps, arriving, turn) = f.text, told
     left, before = t.to("b32", "mov.u32", steps), t.to("b32", "mov.u32", ring.stage)
@@ -124,11 +125,12 @@ def _multiply(f: Frame, bases: tuple[str, str], accumulators: list[str], ring: R
 def _multiply_promoted(
     f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, told: tuple[str, str, BlockScales | None]
 ) -> None:
-    """Accumulate each stage in other registers, and promote them to fp32 accumulators, scaled by block.
+    """Accumulate each stage in other registers, and promote them to fp32 accumulators, scaled by
+    block.
 
-    A portion is multiplied at a time, so that a thread needs few such registers. Each portion starts anew
-    by a flag that is never true: ptxas serializes wgmma instructions where that flag varies. While one
-    consumer promotes, another multiplies.
+    A portion is multiplied at a time, so that a thread needs few such registers. Each portion
+    starts anew by a flag that is never true: ptxas serializes wgmma instructions where that flag
+    varies. While one consumer promotes, another multiplies.
     """
     t = f.text
     steps, arriving, scales = told
@@ -146,7 +148,8 @@ def _multiply_promoted(
         if portion == f.config.portions[-1]:
             release(f, ring.stage, arriving)
         if scales and portion == f.config.portions[0]:
-            # Load scales one stage ahead: ptxas moves loads of the same stage behind the wait for it.
+            # Load scales one stage ahead: ptxas moves loads of the same stage behind the wait for
+            # it.
             taken = scales.take(f, loaded, t.to("pred", "setp.ne.u32", left, 1))
         block, first = portion
         begin = block * f.config.accumulators_per_block + first // 2

@@ -3,9 +3,9 @@
 The tensor cores of a Hopper SM do 4096 operations in a cycle. The other rates are fitted to 5072
 times of 38 products on an H200 under load, 22 and 23 November 2026: 16-bit operands, and fp8 with
 scales by row and by block (``benchmarks/asm_fit.py``). The fit optimizes the order of kernels, so a
-rate that bounds few kernels, such as that of L2, is not a measurement. The cost of a launch, equal for
-all kernels, is part of the other rates. A stage of 8-bit operands has twice the elements at twice the
-rate, so it takes as long as one of 16 bits.
+rate that bounds few kernels, such as that of L2, is not a measurement. The cost of a launch, equal
+for all kernels, is part of the other rates. A stage of 8-bit operands has twice the elements at
+twice the rate, so it takes as long as one of 16 bits.
 """
 
 from __future__ import annotations
@@ -26,22 +26,25 @@ _MEMORY, _L2 = 3.66e6, 19e6  # bytes per microsecond
 _SM = 12.5e4
 #: Microseconds of the latency of a load, and of the fixup of a tile with split-K.
 _LATENCY, _MEETING = 1.24, 4.5
-#: Bytes that a consumer stores in a cycle, with conversion and shuffles, to global memory or panels.
+#: Bytes that a consumer stores in a cycle, with conversion and shuffles, to global memory or
+#: panels.
 _STORED = 12.3
-#: Cycles to fence, synchronize and wait, each time that a consumer has filled all its panel buffers.
+#: Cycles to fence, synchronize and wait, each time that a consumer has filled all its panel
+#: buffers.
 _GIVING = 560.0
-#: Cycles from the last wgmma of a stage to its accumulators, and from the last addition to the next wgmma.
+#: Cycles from the last wgmma of a stage to its accumulators, and from the last addition to the next
+#: wgmma.
 _TURN = 117.0
-#: Share of the promotion's cycles that stays visible while another consumer multiplies. Scales by block
-#: add loads and multiplications.
+#: Share of the promotion's cycles that stays visible while another consumer multiplies. Scales by
+#: block add loads and multiplications.
 _SHOWN_BY_ROW, _SHOWN_BY_BLOCK = 0.2, 0.63
 #: Slowdown of the products of a cluster, whose CTAs wait for each other to release a stage.
 _WAITED = 0.0165
-#: CTAs of a cluster -> slowdown of stream-K steps: neighbouring CTAs are at different places along K and
-#: share no loads in L2. Median of 132 pairs on an H200, 23 November 2026.
+#: CTAs of a cluster -> slowdown of stream-K steps: neighbouring CTAs are at different places along
+#: K and share no loads in L2. Median of 132 pairs on an H200, 23 November 2026.
 _SCATTERED = {1: 0.44, 2: 0.17}
-#: Order of the norm that combines bounds: bounds of similar size add up in part, because their bursts do
-#: not overlap fully. The norm also orders kernels that share one bound, such as memory.
+#: Order of the norm that combines bounds: bounds of similar size add up in part, because their
+#: bursts do not overlap fully. The norm also orders kernels that share one bound, such as memory.
 _TOGETHER = 12.0
 
 
@@ -51,7 +54,9 @@ def bound(*times: float) -> float:
 
 
 def step_cycles(config: KernelConfig) -> float:
-    """Return the cycles of a stage: tensor core operations, or reading both operands from shared memory."""
+    """Return the cycles of a stage: tensor core operations, or reading both operands from shared
+    memory.
+    """
     multiplied = 2 * SIDE * config.tile_b * STEP_K / _OPERATIONS
     read = (SIDE + config.tile_b) * 2 * STEP_K / _SHARED_BYTES
     return config.sharing * config.blocks * (STEP // STEP_K) * max(multiplied, read)
@@ -107,7 +112,9 @@ def _work(config: KernelConfig, splits: int, shape: Shape, multiprocessors: int)
 
 
 def _met(config: KernelConfig, splits: int, shape: Shape, multiprocessors: int) -> int:
-    """Return the partials that CTAs store and load again; with stream-K, one for each range end in a tile."""
+    """Return the partials that CTAs store and load again; with stream-K, one for each range end in
+    a tile.
+    """
     if not config.stream:
         return tiles_of(config, shape) * splits if splits > 1 else 0
     found, steps = shared_evenly(config, shape, multiprocessors), steps_of(shape)

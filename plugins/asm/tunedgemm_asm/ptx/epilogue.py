@@ -1,6 +1,7 @@
 """Store a consumer's accumulators, with scales and bias, to the output.
 
-Columns of accumulators (`fragment`) are rows of b; with swapped operands they are rows of the output.
+Columns of accumulators (`fragment`) are rows of b; with swapped operands they are rows of the
+output.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ def _put_two(f: Frame, address: str, offset: int, values: list[str], when: list[
 
 
 def _transposed(f: Frame, registers: list[str]) -> list[str]:
-    """Transpose registers 0 to 3 of four adjacent lanes: lane i gets register i of all, by two shuffles."""
+    """Transpose registers 0 to 3 of four adjacent lanes: lane i gets register i of all, by two
+    shuffles.
+    """
     t = f.text
     for far in (1, 2):
         upper = t.to("pred", "setp.ne.u32", t.to("b32", "and.b32", f.lane, far), 0)
@@ -129,7 +132,8 @@ def _transposed(f: Frame, registers: list[str]) -> list[str]:
 
 
 def _columns(f: Frame, first: int, accumulators: list[str], bias: tuple[str, list[str]]) -> list[list[str]]:
-    """Return the accumulators of 8 columns from *first* on, two for each row of each block, plus the bias.
+    """Return the accumulators of 8 columns from *first* on, two for each row of each block, plus
+    the bias.
 
     *bias* has the address of the bias and the predicates of columns inside the output.
     """
@@ -143,7 +147,8 @@ def _columns(f: Frame, first: int, accumulators: list[str], bias: tuple[str, lis
 def _store(f: Frame, row: str, column: str, accumulators: list[str]) -> None:
     """Store a tile whose columns and rows are those of the output.
 
-    Where rows are multiples of 8 elements of 16 bits, four lanes transpose 32 columns and store 8 each.
+    Where rows are multiples of 8 elements of 16 bits, four lanes transpose 32 columns and store 8
+    each.
     """
     t, config, told = f.text, f.config, f.arguments
     bases = _line_bases(f, _base(f, row, column))
@@ -169,7 +174,8 @@ def _store(f: Frame, row: str, column: str, accumulators: list[str]) -> None:
 
 
 def _store_panels(f: Frame, begin: tuple[str, str], column: str, accumulators: list[str], factors: Factors | None) -> None:
-    """Store the tile with TMA, one panel after the other; *begin* is the consumer's first row and column.
+    """Store the tile with TMA, one panel after the other; *begin* is the consumer's first row and
+    column.
 
     The scales of a panel are loaded while the previous one is stored.
     """

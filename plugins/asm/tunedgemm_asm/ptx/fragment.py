@@ -1,7 +1,8 @@
 """Map a thread's accumulators to rows and columns of the tile.
 
-PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16" (same for k32): of each 8 columns a thread has
-two, 2 (lane % 4) and the next, in row 16 warp + lane / 4 and in the row 8 below. Columns are rows of b.
+PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16" (same for k32): of each 8 columns a
+thread has two, 2 (lane % 4) and the next, in row 16 warp + lane / 4 and in the row 8 below. Columns
+are rows of b.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ BELOW = 8
 
 
 def first_accumulator(f: Frame, row_a: str, row_b: str) -> tuple[str, str]:
-    """Return the row and column of a thread's first accumulator; *row_a*, *row_b* are its consumer's first."""
+    """Return the row and column of a thread's first accumulator; *row_a*, *row_b* are its
+    consumer's first.
+    """
     t = f.text
     warp = t.to("b32", "bfe.u32", f.thread, 5, 2)
     row = t.to("b32", "shr.u32", f.lane, 2)

@@ -19,7 +19,8 @@ class Frame:
         text: the kernel's body.
         arguments: register of each numeric argument.
         shared: address of its shared memory.
-        thread, lane, group: index of the thread in its CTA and its warp, and of its warpgroup, which is
+        thread, lane, group: index of the thread in its CTA and its warp, and of its warpgroup,
+            which is
             uniform in a warp.
         rank: index of the CTA in its cluster; "0" without one.
         end: label at the kernel's end.
@@ -42,7 +43,9 @@ class Frame:
 
     @property
     def panels(self) -> int:
-        """Return the offset of the first consumer's panels, which follow the stages; a multiple of 1024."""
+        """Return the offset of the first consumer's panels, which follow the stages; a multiple of
+        1024.
+        """
         return self.config.stages * self.config.stage_bytes
 
     @property
@@ -62,7 +65,9 @@ class Frame:
 
     @property
     def turns(self) -> int:
-        """Return the offset of the ping-pong barriers, one for each consumer, which follow the words."""
+        """Return the offset of the ping-pong barriers, one for each consumer, which follow the
+        words.
+        """
         return self.words + MOST_CONSUMERS * WORD_BYTES
 
 

@@ -10,18 +10,18 @@ from tunedgemm_asm.ptx.limits import supports, unsupported
 from tunedgemm_asm.ptx.names import COLUMNS
 from tunedgemm_asm.ptx.space import enumerate_stages, enumerate_tiles, is_worthwhile
 
-#: Fewest rows of x and smallest weight of an untuned fp8 product by row that gets a kernel. Each of those
-#: timed on an H200 (23 November 2026; M 256 to 4096, N and K 2112 to 8192) was 1.06 to 1.6 times as fast
-#: as `torch._scaled_mm`.
+#: Fewest rows of x and smallest weight of an untuned fp8 product by row that gets a kernel. Each of
+#: those timed on an H200 (23 November 2026; M 256 to 4096, N and K 2112 to 8192) was 1.06 to 1.6
+#: times as fast as `torch._scaled_mm`.
 _UNTUNED_ROWS, _UNTUNED_WEIGHT = 256, 2048
 
 
 def heuristic_fallback(libtype: str, shape: Shape, device: Device) -> Solution | None:
     """Return the best guess for weights in columns and for large fp8 products by row, else None.
 
-    torch would reorder weights in columns in each call. An fp8 guess is promoted, as exact as torch. The
-    guess has one split and no cluster, so that calls of all M share few kernels. It takes about a
-    millisecond, once for each M.
+    torch would reorder weights in columns in each call. An fp8 guess is promoted, as exact as
+    torch. The guess has one split and no cluster, so that calls of all M share few kernels. It
+    takes about a millisecond, once for each M.
     """
     if not supports(shape, device) or (shape.layout != COLUMNS and not _faster_untuned(shape)):
         return None

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def details() -> list[str]:
     """Return the revision of the generator and what assembles its text."""
     found = build.ptxas()
-    by = f"ptxas {found[1]} ({found[0]})" if found else "the driver, when it loads them: there is no ptxas"
+    by = f"ptxas {found[1]} ({found[0]})" if found else "the driver, when it loads them: ptxas not found"
     return [f"generated PTX of revision {REVISION}, assembled by {by}"]
 
 
@@ -97,8 +97,8 @@ def _arguments(solution: Solution, shape: Shape, device: Device) -> LaunchArgume
 def _launched(arguments: LaunchArguments, shape: Shape, index: int) -> LaunchPlan:
     """Return the launch plan of a kernel.
 
-    It takes the addresses of output, scales, bias, workspace and counters, where they exist, then those of
-    x and of the weight, which only tensor maps use.
+    It takes the addresses of output, scales, bias, workspace and counters, where they exist, then
+    those of x and of the weight, which only tensor maps use.
     """
     config, abi = arguments.variant.config, abi_of(shape.scale, arguments.variant.config.panels > 0)
     names = ["out", *(SCALES if shape.scale != "none" else ()), *["bias"] * shape.bias]
@@ -120,7 +120,9 @@ def _operands(arguments: LaunchArguments, shape: Shape) -> tuple[Operand, ...]:
 
 
 def _failing(function: driver.KernelFunction, name: str, index: int) -> Callable[[int], None]:
-    """Return the handler of a driver status, negative for a tensor map; it returns to retry, else raises."""
+    """Return the handler of a driver status, negative for a tensor map; it returns to retry, else
+    raises.
+    """
 
     def failed(status: int) -> None:
         try:
@@ -164,7 +166,8 @@ def _call(
 
     def prepared(x: Any, weight: Any, *others: Any) -> Any:
         out = empty(m, n, dtype=dtype, device=where) if x.dim() == 2 else empty(*x.shape[:-1], n, dtype=dtype, device=where)
-        # Only this name holds both buffers during capture: freed early, one could overlap the other.
+        # Only this name holds both buffers during capture: freed early, one could overlap the
+        # other.
         held = scratch(nbytes, counters, where) if nbytes else ()
         addresses = [each.data_ptr() for each in (*others, *held) if each is not None]
         while status := launch(stream(index), out.data_ptr(), *addresses, x.data_ptr(), weight.data_ptr()):

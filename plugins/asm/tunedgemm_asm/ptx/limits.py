@@ -14,14 +14,15 @@ from tunedgemm_asm.ptx.tensormap import ALIGNED
 
 #: Most splits of K; most counters of a launch.
 MOST_SPLITS, MOST_COUNTERS = 16, 1 << 15
-#: Most rows and elements along K of an operand, and elements of an output row: coordinates are signed.
+#: Most rows and elements along K of an operand, and elements of an output row: coordinates are
+#: signed.
 MOST_SIZE = (1 << 31) - 1
 #: Most block scales of x, which 32 bits count.
 MOST_SCALES = (1 << 32) - 1
 #: Ops whose block scales of x are transposed: one block of K after the other.
 TRANSPOSED = ("a8w8_blockscale_bpreshuffle",)
-#: Most items of a launch, or steps of all stream-K tiles, so that numbers past the end do not wrap; most
-#: steps of a tile with stream-K.
+#: Most items of a launch, or steps of all stream-K tiles, so that numbers past the end do not wrap;
+#: most steps of a tile with stream-K.
 MOST_ITEMS, MOST_STEPS = 1 << 30, 1 << 16
 
 
@@ -61,37 +62,37 @@ def unsupported(config: KernelConfig, splits: int, shape: Shape) -> str | None:
         most = f"{MOST_ITEMS} at most, of {MOST_STEPS} at most for a tile"
         return f"{config.name} shares {units_a * tiles_b} times {steps} steps along K ({most}) with splitK 1 (got {splits})"
     if not 1 <= splits <= MOST_SPLITS:
-        return f"{config.name} cuts K into 1 to {MOST_SPLITS} parts (got {splits})"
+        return f"{config.name} supports 1 to {MOST_SPLITS} splits (got {splits})"
     if ceil_div(steps, part_of(splits, shape)) != splits:
-        return f"{config.name} does not cut K={shape.k} into {splits} parts of whole steps of {step_of(shape.dtype)}"
+        return f"{config.name} cannot cut K={shape.k} into {splits} splits of whole steps of {step_of(shape.dtype)}"
     if units_a * tiles_b * splits > MOST_ITEMS:
-        return f"{config.name} has {units_a * tiles_b * splits} tiles; there are {MOST_ITEMS} at most"
+        return f"{config.name} has {units_a * tiles_b * splits} tiles; the limit is {MOST_ITEMS}"
     if splits > 1 and (counters := slots_of(config, shape)) > MOST_COUNTERS:
-        return f"{config.name} has {counters} parts of tiles that meet over parts of K; there are {MOST_COUNTERS} counters"
+        return f"{config.name} needs {counters} counters; the limit is {MOST_COUNTERS}"
     return None
 
 
 def _unsupported(config: KernelConfig, shape: Shape) -> str:
     """Return which dtype, row or scale of the shape the kernel does not support, or an empty text."""
     if config.panels and (shape.outdtype == "fp32" or shape.n % LINE):
-        return f"stores outputs of 16 bits, rows at multiples of 16 bytes: N % {LINE} = 0 (N={shape.n}, {shape.outdtype})"
+        return f"stores 16-bit outputs with TMA: needs N % {LINE} = 0 (N={shape.n}, {shape.outdtype})"
     if config.promoted and not shape.dtype.startswith("fp8"):
-        return f"adds accumulators of fp8 products in float32; those of {shape.dtype} are whole"
+        return f"promotes fp8 products only, not {shape.dtype}"
     if not multiplies(config.portion, shape.dtype):
-        return f"has tiles of {config.tile_b} rows, for which there is no instruction of {shape.dtype}"
+        return f"has tiles of {config.tile_b} rows, which wgmma lacks for {shape.dtype}"
     return _unsupported_by_block(config) if shape.scale == "block" else ""
 
 
 def _unsupported_by_block(config: KernelConfig) -> str:
     """Return why the kernel does not support block scales, or an empty text."""
     if not config.promoted:
-        return "does not add up blocks of K with their scales: the name of one that does has _p"
+        return "does not promote, as block scales require; use a kernel with _p"
     if not scales_by_block(config):
-        return f"has rows of the weight at too many places in blocks of scales: {SCALE_BLOCK} rows share one"
+        return f"has too many offsets of weight rows in scale blocks of {SCALE_BLOCK} rows"
     # A thread has a quarter of the rows of x in b, and needs a scale and its index for each.
     held = config.accumulators + config.portion // 2 + config.tile_b // 2 * config.swapped
     if held + OTHER_REGISTERS > config.consumer_registers:
-        return f"has {held} accumulators, scales and their places and {OTHER_REGISTERS} others, a thread has {config.consumer_registers} registers"
+        return f"needs {held} accumulators, scales and indices and {OTHER_REGISTERS} other registers of {config.consumer_registers}"
     return ""
 
 
@@ -123,24 +124,24 @@ _OUTPUTS = ("bf16", "fp16", "fp32")
 def supports(shape: Shape, device: Device) -> bool | Unsupported:
     """Return True, or why the generated kernels do not support the shape."""
     if shape.op not in OPS:
-        return Unsupported(f"on {device.gfx} op {shape.op} is not covered; covered: {', '.join(OPS)}")
+        return Unsupported(f"{device.gfx}: unsupported op {shape.op}; supported: {', '.join(OPS)}")
     if shape.m == 0:
         return Unsupported("an empty batch needs no kernel")
     operands, scales, layouts = OPS[shape.op]
     for what, dtype, taken in (("operands", shape.dtype, operands), ("the output", shape.outdtype, _OUTPUTS)):
         if dtype not in taken:
-            return Unsupported(f"{what} may be {' or '.join(taken)}, not {dtype}")
+            return Unsupported(f"{what} must be {' or '.join(taken)}, not {dtype}")
     if shape.bias and shape.bias_dtype not in _OUTPUTS:
-        return Unsupported(f"a bias may be {' or '.join(_OUTPUTS)}, not {shape.bias_dtype}")
+        return Unsupported(f"a bias must be {' or '.join(_OUTPUTS)}, not {shape.bias_dtype}")
     if shape.scale not in scales or shape.layout not in layouts:
         taken = f"takes scale {' or '.join(scales)} and weights of layout {' or '.join(layouts)}"
         return Unsupported(f"{taken}, not scale {shape.scale} and layout {shape.layout}")
     if shape.layout == COLUMNS and shape.k % (whole := step_of(shape.dtype)):
-        return Unsupported(f"weights of layout {COLUMNS} have whole columns: K % {whole} = 0 (K={shape.k})")
+        return Unsupported(f"layout {COLUMNS} needs K % {whole} = 0 (K={shape.k})")
     if shape.k % (whole := ALIGNED // ELEMENT_BYTES[shape.dtype]):
-        return Unsupported(f"rows of operands start at multiples of {ALIGNED} bytes for the copy engine: K % {whole} = 0 (K={shape.k})")
+        return Unsupported(f"TMA needs rows at multiples of {ALIGNED} bytes: K % {whole} = 0 (K={shape.k})")
     if max(shape.m, shape.n, shape.k) > MOST_SIZE:
-        return Unsupported(f"sizes are {MOST_SIZE} at most")
+        return Unsupported(f"sizes must not exceed {MOST_SIZE}")
     if shape.scale == "block" and (count := shape.m * steps_of(shape)) > MOST_SCALES:
-        return Unsupported(f"x has {count} scales; there are {MOST_SCALES} at most")
+        return Unsupported(f"x has {count} scales; the limit is {MOST_SCALES}")
     return True

@@ -27,8 +27,8 @@ STEP, STEP_K = 64, 16
 STEP_BYTES = 2 * STEP
 #: wgmma instructions along K of a stage; each takes 32 bytes of a row for any dtype.
 DEEP = STEP // STEP_K
-#: Above this many rows of b, a promoting consumer multiplies half of them at a time: a thread holds the
-#: accumulators of the stage and of the tile.
+#: Above this many rows of b, a promoting consumer multiplies half of them at a time: a thread holds
+#: the accumulators of the stage and of the tile.
 MOST_PORTION = 192
 #: Layout of a weight in columns of `STEP_BYTES`, each contiguous: [steps, N, 128 bytes].
 COLUMNS = f"columns{STEP_BYTES}"
@@ -54,10 +54,10 @@ _NAME = re.compile(r"ptx_(\d+)x(\d+)_s(\d+)_c(\d+)_x(\d+)_g(\d+)(_swap)?(_p)?(_t
 class KernelConfig:
     """One kernel: out[M, N] = x[M, K] @ weight[N, K].T, one tile at a time in each CTA.
 
-    A wgmma multiplies 64 rows of operand a by 8 to 256 rows of operand b. a is x and b is the weight; for
-    few rows of x they are swapped. One warpgroup produces (loads) and the others consume (multiply).
-    Consumers share the rows of a tile, or ping-pong: each takes every second tile, so that one multiplies
-    while the other stores.
+    A wgmma multiplies 64 rows of operand a by 8 to 256 rows of operand b. a is x and b is the
+    weight; for few rows of x they are swapped. One warpgroup produces (loads) and the others
+    consume (multiply). Consumers share the rows of a tile, or ping-pong: each takes every second
+    tile, so that one multiplies while the other stores.
 
     Attributes:
         tile_m: rows of x in a tile.
@@ -65,11 +65,14 @@ class KernelConfig:
         stages: stages of the ring in shared memory.
         consumers: warpgroups that multiply.
         cluster: CTAs along a that share b by multicast, each loading a part.
-        group: tiles along a that are computed before the next along b, so that their loads stay in L2.
+        group: tiles along a that are computed before the next along b, so that their loads stay in
+            L2.
         swapped: whether a is the weight.
-        promoted: whether each stage is added to fp32 accumulators: wgmma keeps about 14 bits of fp8 sums.
+        promoted: whether each stage is added to fp32 accumulators: wgmma keeps about 14 bits of fp8
+            sums.
         turns: whether consumers ping-pong.
-        panels: buffers in shared memory of each consumer for 64 output rows, from which TMA stores; with
+        panels: buffers in shared memory of each consumer for 64 output rows, from which TMA stores;
+            with
             none the threads store.
         stream: whether the steps of tiles that would not fill a round are shared evenly (stream-K).
     """
@@ -88,22 +91,22 @@ class KernelConfig:
 
     def __attrs_post_init__(self) -> None:
         if self.consumers not in REGISTERS or self.cluster not in (1, 2) or self.group < 1 or self.stages < 2:
-            raise PluginError(f"{self.name}: one or two consumers, a cluster of one or two, a group and two stages at least")
+            raise PluginError(f"{self.name}: needs 1 or 2 consumers, a cluster of 1 or 2, a group of 1 or more, and 2 stages or more")
         if self.turns and (self.consumers != MOST_CONSUMERS or self.promoted):
-            raise PluginError(f"{self.name}: {MOST_CONSUMERS} consumers take turns, and none with promotion, where they do stage by stage")
+            raise PluginError(f"{self.name}: ping-pong (_t) needs {MOST_CONSUMERS} consumers and no promotion (_p)")
         if self.tile_a % (SIDE * self.sharing) or not 0 < self.tile_a <= MOST_B:
-            shared = "a consumer does not take" if self.turns else f"{self.consumers} consumers do not share"
-            raise PluginError(f"{self.name}: {shared} {self.tile_a} rows in steps of {SIDE}, {MOST_B} at most")
+            shared = "a consumer cannot take" if self.turns else f"{self.consumers} consumers cannot share"
+            raise PluginError(f"{self.name}: {shared} {self.tile_a} rows in steps of {SIDE}, up to {MOST_B}")
         if self.tile_b % (UNIT_B * self.cluster) or not 0 < self.tile_b <= MOST_B:
-            raise PluginError(f"{self.name}: {self.tile_b} rows; a multiple of {UNIT_B * self.cluster}, {MOST_B} at most, can be loaded")
+            raise PluginError(f"{self.name}: cannot load {self.tile_b} rows; needs a multiple of {UNIT_B * self.cluster}, up to {MOST_B}")
         if self.portion % UNIT_B:
-            raise PluginError(f"{self.name}: half of {self.tile_b} rows is no multiple of {UNIT_B}")
+            raise PluginError(f"{self.name}: half of {self.tile_b} rows is not a multiple of {UNIT_B}")
         if self.panels and self.turns:
-            raise PluginError(f"{self.name}: of consumers that take turns one stores while the other multiplies, without panels")
+            raise PluginError(f"{self.name}: ping-pong consumers (_t) cannot have panels (_b)")
         if self.panels and (self.swapped or self.tile_b % LEAST_COLUMNS):
-            raise PluginError(f"{self.name}: panels are of rows of x, and of a multiple of {LEAST_COLUMNS} rows of the weight")
+            raise PluginError(f"{self.name}: panels need rows of x as a, and a multiple of {LEAST_COLUMNS} rows of the weight")
         if not 0 <= self.panels <= self.all_panels:
-            raise PluginError(f"{self.name}: {self.panels} panels, a consumer's share of a tile has {self.all_panels}")
+            raise PluginError(f"{self.name}: {self.panels} panels exceed the {self.all_panels} of a consumer")
         if reason := unfit(self):
             raise PluginError(f"{self.name}: {reason}")
 
@@ -162,7 +165,9 @@ class KernelConfig:
 
     @property
     def portions(self) -> list[tuple[int, int]]:
-        """Return what a consumer multiplies before it promotes: block of 64 rows of a, first row of b."""
+        """Return what a consumer multiplies before it promotes: block of 64 rows of a, first row of
+        b.
+        """
         return [(block, first) for block in range(self.blocks) for first in range(0, self.tile_b, self.portion)]
 
     @property
@@ -172,7 +177,9 @@ class KernelConfig:
 
     @property
     def stage_bytes(self) -> int:
-        """Return the bytes of a stage: rows of 128 bytes, a's first; rows outside an operand arrive as zeros."""
+        """Return the bytes of a stage: rows of 128 bytes, a's first; rows outside an operand arrive
+        as zeros.
+        """
         return (self.tile_a + self.tile_b) * STEP_BYTES
 
     @property
@@ -192,7 +199,9 @@ class KernelConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """Return the shared memory of a CTA: stages and their barriers, panels, words, ping-pong barriers."""
+        """Return the shared memory of a CTA: stages and their barriers, panels, words, ping-pong
+        barriers.
+        """
         behind = MOST_CONSUMERS * (WORD_BYTES + self.turns * BARRIER_BYTES)
         panels = self.consumers * self.panels * self.panel_bytes
         return self.stages * (self.stage_bytes + 2 * BARRIER_BYTES) + panels + behind
@@ -225,14 +234,14 @@ def config_of(name: str) -> KernelConfig:
         PluginError: the name is not one of this revision.
     """
     if not (match := _NAME.fullmatch(name)):
-        raise PluginError(f"{name!r} names no kernel of this plugin's for sm_90")
+        raise PluginError(f"{name!r} is not a kernel of this plugin for sm_90")
     *sizes, swapped, promoted, turns, stream, panels, revision = match.groups()
     if int(revision) != REVISION:
-        raise PluginError(f"{name} is of revision {revision}, this is {REVISION}: tune again")
+        raise PluginError(f"{name}: revision {revision} is not {REVISION}; tune again")
     flags = {"swapped": bool(swapped), "promoted": bool(promoted), "turns": bool(turns), "stream": bool(stream)}
     config = KernelConfig(*map(int, sizes), **flags, panels=int(panels or 0))
     if config.name != name:
-        raise PluginError(f"{name} is not how {config.name} is written")
+        raise PluginError(f"{name}: not canonical; expected {config.name}")
     return config
 
 
@@ -246,7 +255,8 @@ class Variant:
         outdtype: output dtype, ``fp32`` included.
         bias: dtype of the bias; empty without one.
         split: whether several CTAs share the K of a tile.
-        together: output elements that may be stored at once, 1, 2 or 8; they divide the size of a row.
+        together: output elements that may be stored at once, 1, 2 or 8; they divide the size of a
+            row.
         scale: kind of scales: ``none``, ``tensor``, ``row`` or ``block``.
         columns: whether the weight is in columns of 128 bytes along K, one for each step.
         transposed: whether the block scales of x are ordered by block of K, not by row.
@@ -264,9 +274,9 @@ class Variant:
 
     def __attrs_post_init__(self) -> None:
         if self.config.stream and not self.split:
-            raise PluginError(f"{self.config.name}: thread blocks share the K of tiles")
+            raise PluginError(f"{self.config.name}: stream-K needs a variant that splits K")
         if self.config.panels and (self.outdtype == "fp32" or self.together != LINE):
-            raise PluginError(f"{self.config.name}: the copy engine stores outputs of 16 bits, in rows of a multiple of {LINE}")
+            raise PluginError(f"{self.config.name}: TMA stores 16-bit outputs; rows must be multiples of {LINE} elements")
 
     @property
     def step(self) -> int:

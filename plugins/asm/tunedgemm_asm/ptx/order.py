@@ -58,7 +58,9 @@ class Items:
         return place_tile(f, tile, _steps_of_part(f, part), part)
 
     def steps(self, f: Frame) -> str:
-        """Return the steps along K of the item; arbitrary after the last, whose stages are never awaited."""
+        """Return the steps along K of the item; arbitrary after the last, whose stages are never
+        awaited.
+        """
         if not f.variant.split:
             return f.arguments["steps"]
         return _steps_of_part(f, f.text.to("b32", "div.u32", self.item, f.arguments["tiles"]))[1]
@@ -73,7 +75,9 @@ class Items:
 
 
 def place_of(tile: int, units_a: int, tiles_b: int, group: int) -> tuple[int, int]:
-    """Return a tile's position along a, counted in clusters, and along b, as `place_tile` computes it."""
+    """Return a tile's position along a, counted in clusters, and along b, as `place_tile` computes
+    it.
+    """
     number, inside = divmod(tile, group * tiles_b)
     size = min(units_a - number * group, group)
     return number * group + inside % size, inside // size

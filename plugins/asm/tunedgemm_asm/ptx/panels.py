@@ -1,13 +1,13 @@
 """Store 16-bit outputs with TMA from panels in shared memory while the consumer continues.
 
-A panel is 64 rows of 64, 32 or 16 columns: one box of the output's tensor map, which clips it. Its rows
-of 128, 64 or 32 bytes are swizzled by their size (PTX ISA, "Swizzling Modes"): address bits 4 to 6, 4
-and 5, or 4 are XORed with the bits from 7 on. The eight 16-byte rows of an `stmatrix` matrix then cover
-all banks.
+A panel is 64 rows of 64, 32 or 16 columns: one box of the output's tensor map, which clips it. Its
+rows of 128, 64 or 32 bytes are swizzled by their size (PTX ISA, "Swizzling Modes"): address bits 4
+to 6, 4 and 5, or 4 are XORed with the bits from 7 on. The eight 16-byte rows of an `stmatrix`
+matrix then cover all banks.
 
 TMA sees the threads' writes after a proxy fence in each thread and a barrier (PTX ISA, "membar /
-fence", "Async proxy"). A buffer is written again after the issuing thread has waited for its read (PTX
-ISA, "cp.async.bulk.wait_group") and a barrier.
+fence", "Async proxy"). A buffer is written again after the issuing thread has waited for its read
+(PTX ISA, "cp.async.bulk.wait_group") and a barrier.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Panels:
         issuing: whether this thread issues the stores and waits for them.
         map: generic address of the output's tensor map.
         area: base of the consumer's panels, without the panel's offset.
-        places: base of the lane's 16 bytes for each `stmatrix` of a panel, without the panel's offset.
+        places: base of the lane's 16 bytes for each `stmatrix` of a panel, without the panel's
+            offset.
     """
 
     begin: tuple[str, str]
@@ -65,8 +66,8 @@ class Panels:
     def store(self, f: Frame, number: int, packed: list[str]) -> None:
         """Store one panel; panels are ordered by columns, then by blocks of rows.
 
-        *packed* has one register for each 8 columns and one for the row 8 below. Half of the buffers are filled
-        at a time and issued as one group, while TMA reads the previous group.
+        *packed* has one register for each 8 columns and one for the row 8 below. Half of the
+        buffers are filled at a time and issued as one group, while TMA reads the previous group.
         """
         config, half = f.config, -(-f.config.panels // 2)
         group, last = number // half, min((number // half + 1) * half, config.all_panels) - 1

@@ -1,7 +1,9 @@
-"""Promote the accumulators of a stage to fp32 accumulators of the tile, scaled by block where needed.
+"""Promote the accumulators of a stage to fp32 accumulators of the tile, scaled by block where
+needed.
 
-A stage is 128 elements of K, one scale block. x has a scale for each row and block of K, the weight for
-each 128 rows and block of K. Rows outside an operand use the scales of its last row and are not stored.
+A stage is 128 elements of K, one scale block. x has a scale for each row and block of K, the weight
+for each 128 rows and block of K. Rows outside an operand use the scales of its last row and are not
+stored.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def span_of(config: KernelConfig) -> int:
 
 
 def offsets_of(config: KernelConfig) -> list[int]:
-    """Return the offsets of spans from the start of a scale block, for a tile that begins at one; not 0.
+    """Return the offsets of spans from the start of a scale block, for a tile that begins at one;
+    not 0.
 
     In other tiles these spans may be in the next block.
     """
@@ -52,7 +55,8 @@ def scales_by_block(config: KernelConfig) -> bool:
     return SCALE_BLOCK % config.rows == 0 if config.swapped else len(offsets_of(config)) <= _MOST_OFFSETS
 
 
-#: Registers with the scales of one block of K: of the thread's rows of x, and of the weight's blocks.
+#: Registers with the scales of one block of K: of the thread's rows of x, and of the weight's
+#: blocks.
 LoadedScales = tuple[list[str], list[str]]
 
 
@@ -65,7 +69,8 @@ class BlockScales:
         rows: indices of the thread's rows of x, relative to *x*.
         blocks: indices of the weight's blocks that the tile may reach, relative to *weight*.
         next: offset of a span -> predicate: whether the span is in the next block.
-        step: bytes to x's scale of the next block of K: one scale, or a row of scales where transposed.
+        step: bytes to x's scale of the next block of K: one scale, or a row of scales where
+            transposed.
     """
 
     x: str
@@ -124,7 +129,9 @@ class BlockScales:
 
 
 def _place(f: Frame, row: str, rows: str, place: Place, transposed: bool = False) -> str:
-    """Return the index of a row's first scale of an item, row by row or, *transposed*, step by step."""
+    """Return the index of a row's first scale of an item, row by row or, *transposed*, step by
+    step.
+    """
     t = f.text
     last = t.to("b32", "sub.u32", rows, 1)
     row = t.to("b32", "min.u32", row, last)

@@ -43,7 +43,9 @@ class Factors:
         return cls([only_a] * len(rows), base_b, [only_b] * 2)
 
     def load(self, f: Frame, column: str, octets: range) -> dict[int, list[str]]:
-        """Return both scales of each 8 columns, by their offset from the first accumulator's *column*."""
+        """Return both scales of each 8 columns, by their offset from the first accumulator's
+        *column*.
+        """
         # With an odd number of columns, or swapped operands, the last pair may be half outside.
         paired = f.variant.together > 1 and not f.config.swapped
         return {first: self.whole or _loaded(f, self.base, column, [first, first + 1], "rows_b", paired) for first in octets}
@@ -64,7 +66,9 @@ class Factors:
 
 
 def _loaded(f: Frame, base: str, first: str, steps: list[int], limit: str, paired: bool = False) -> list[str]:
-    """Load the scales of rows at these offsets, zeros outside the operand; *paired* loads two at once."""
+    """Load the scales of rows at these offsets, zeros outside the operand; *paired* loads two at
+    once.
+    """
     t = f.text
     far = t.to("b64", "mul.wide.u32", first, _BYTES)
     start = t.to("b64", "add.s64", base, far)

@@ -1,7 +1,8 @@
-"""Share the steps along K of tiles that would not fill a round evenly among all clusters ("stream-K").
+"""Share the steps along K of tiles that would not fill a round evenly among all clusters
+("stream-K").
 
-The steps of the shared tiles, in the order of tiles, are cut into ranges of one length, one for each
-cluster. A range may end one tile and begin the next. The other tiles fill whole rounds.
+The steps of the shared tiles, in the order of tiles, are cut into ranges of one length, one for
+each cluster. A range may end one tile and begin the next. The other tiles fill whole rounds.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Shares:
 def shares_of(tiles: int, steps: int, clusters: int) -> Shares:
     """Divide tiles of *steps* steps among the resident clusters.
 
-    With at least as many tiles as clusters, ranges are at least half a tile, so a tile has at most three
-    partials: if the last round is less than half full, the previous round is shared, too.
+    With at least as many tiles as clusters, ranges are at least half a tile, so a tile has at most
+    three partials: if the last round is less than half full, the previous round is shared, too.
     """
     whole, left = divmod(tiles, clusters)
     shared = left + clusters * (2 * left < clusters) if whole else tiles

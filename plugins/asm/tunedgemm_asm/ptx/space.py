@@ -1,4 +1,6 @@
-"""List the solutions of a shape on Hopper in the order of the cost model, and the neighbours of one."""
+"""List the solutions of a shape on Hopper in the order of the cost model, and the neighbours of
+one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tunedgemm_asm.ptx.resources import BLOCK_SHARED, SM_SHARED, SYSTEM_SHARED
 
 #: Most solutions of a shape.
 MOST = 64
-#: Rows of a and consumers -> rows of b that registers hold and shared memory feeds at half speed or more.
+#: Rows of a and consumers -> rows of b that registers hold and shared memory feeds at half speed or
+#: more.
 TILES = {
     (64, 1): (32, 64, 96, 128, 160, 192, 224, 256),
     (128, 1): (64, 96),
@@ -37,8 +40,8 @@ _MOST_STAGES, _FEWEST_STAGES = 12, 3
 _LISTED_SPLITS = 2
 #: Most listed solutions whose outputs TMA stores.
 _LISTED_PANELS = 8
-#: Most listed stream-K solutions. Each must be faster than its configuration without stream-K by _GAIN,
-#: and within _ERROR, the model's error, of the best without stream-K.
+#: Most listed stream-K solutions. Each must be faster than its configuration without stream-K by
+#: _GAIN, and within _ERROR, the model's error, of the best without stream-K.
 _LISTED_STREAM, _GAIN, _ERROR = 8, 0.01, 0.05
 
 Candidate = tuple[KernelConfig, int]
@@ -53,7 +56,9 @@ def enumerate_stages(make: KernelConfig) -> list[int]:
 
 
 def _promotions(shape: Shape) -> tuple[bool, ...]:
-    """Return whether to promote: never, always, or both for bf16 outputs, which round more than that gains."""
+    """Return whether to promote: never, always, or both for bf16 outputs, which round more than
+    that gains.
+    """
     if not shape.dtype.startswith("fp8"):
         return (False,)
     return (True, False) if shape.scale != "block" and shape.outdtype == "bf16" else (True,)
@@ -79,7 +84,8 @@ def enumerate_tiles(shape: Shape, promoted: bool) -> Iterator[KernelConfig]:
 
 
 def with_panels(config: KernelConfig) -> list[KernelConfig]:
-    """Return the configuration with TMA stores, at the same stages or one fewer; empty if they do not fit.
+    """Return the configuration with TMA stores, at the same stages or one fewer; empty if they do
+    not fit.
 
     At least half of the panels must have a buffer.
     """
@@ -129,7 +135,8 @@ def is_worthwhile(config: KernelConfig, shape: Shape, device: Device) -> bool:
 def enumerate_candidates(shape: Shape, device: Device) -> list[Candidate]:
     """Return configurations with their splits, best guess first, at most `MOST`.
 
-    K is split where CTAs would be idle. Of equal predicted times, those without ping-pong come first.
+    K is split where CTAs would be idle. Of equal predicted times, those without ping-pong come
+    first.
     """
     if not supports(shape, device):
         return []
@@ -175,8 +182,8 @@ def resolve(solution: Solution, shape: Shape) -> Candidate:
 
 
 def refine(libtype: str, solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
-    """Yield the solutions one step away: group, stages, cluster, splits, TMA stores, ping-pong, stream-K,
-    or 16 rows of b more or fewer.
+    """Yield the solutions one step away: group, stages, cluster, splits, TMA stores, ping-pong,
+    stream-K, or 16 rows of b more or fewer.
     """
     if not supports(shape, device):
         return

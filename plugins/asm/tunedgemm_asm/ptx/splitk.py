@@ -1,8 +1,10 @@
-"""Combine the partials of split-K and stream-K: the last consumer to arrive adds all in the order of K.
+"""Combine the partials of split-K and stream-K: the last consumer to arrive adds all in the order
+of K.
 
 Each consumer stores its 32-bit partials in the workspace and increments a counter. The fixed order
-makes the bits reproducible. A counter belongs to one consumer's part of a tile and ends at zero. The
-workspace interleaves four accumulators of all 128 threads, so that every access is 16 bytes in a line.
+makes the bits reproducible. A counter belongs to one consumer's part of a tile and ends at zero.
+The workspace interleaves four accumulators of all 128 threads, so that every access is 16 bytes in
+a line.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Fixup:
 
     @classmethod
     def of(cls, f: Frame, tile: str, number: str, parts: tuple[str, str]) -> Fixup:
-        """Return the place for a tile; *parts* has the index of the own partial and the number of partials."""
+        """Return the place for a tile; *parts* has the index of the own partial and the number of
+        partials.
+        """
         t, told, (part, count) = f.text, f.arguments, parts
         slot = tile if f.config.turns else t.to("b32", "mad.lo.u32", tile, f.config.consumers, number)
         first = t.to("b32", "mul.lo.u32", slot, told["splits"])
@@ -63,9 +67,9 @@ class Fixup:
     def leave(self, f: Frame, accumulators: list[str], elsewhere: str) -> None:
         """Store the partial and count it; jump *elsewhere* unless it is the last.
 
-        One thread counts for all and shares the result; the last resets the counter. Its atomic releases and
-        acquires for all: barriers before and after order the other threads' accesses (PTX ISA, "Causality
-        order").
+        One thread counts for all and shares the result; the last resets the counter. Its atomic
+        releases and acquires for all: barriers before and after order the other threads' accesses
+        (PTX ISA, "Causality order").
         """
         t = f.text
         for at in range(0, len(accumulators), _PACK):
@@ -78,8 +82,8 @@ class Fixup:
     def look(self, f: Frame, otherwise: str) -> None:
         """Continue if all other partials are stored, and reset the counter; else jump *otherwise*.
 
-        The thread acquires what the counting threads released: each atomic reads the previous one (PTX ISA,
-        "Observation order").
+        The thread acquires what the counting threads released: each atomic reads the previous one
+        (PTX ISA, "Observation order").
         """
         t = f.text
         seen, most, one, counter = self._asked(f, "ld.acquire.gpu.global.u32", False)
@@ -87,7 +91,8 @@ class Fixup:
         t.op("st.relaxed.gpu.global.u32", f"[{counter}]", t.to("b32", "mov.u32", 0), when=one)
 
     def _asked(self, f: Frame, instruction: str, limited: bool) -> tuple[str, str, str, str]:
-        """Read the counter in one thread, for all, by an instruction that may be *limited* by the maximum.
+        """Read the counter in one thread, for all, by an instruction that may be *limited* by the
+        maximum.
 
         Returns:
             The value, its maximum, a predicate of the reading thread, and the counter's address.
@@ -108,7 +113,9 @@ class Fixup:
 
 
 def fixup_splits(f: Frame, place: Place, number: str, accumulators: list[str], elsewhere: str) -> None:
-    """Store the partial; the last consumer loads the first partial and adds the others in the order of K."""
+    """Store the partial; the last consumer loads the first partial and adds the others in the order
+    of K.
+    """
     t, splits = f.text, f.arguments["splits"]
     fixup = Fixup.of(f, place.tile, number, (place.part, splits))
     fixup.leave(f, accumulators, elsewhere)
@@ -125,10 +132,11 @@ def fixup_splits(f: Frame, place: Place, number: str, accumulators: list[str], e
 def fixup_stream(f: Frame, tile: str, parts: tuple[str, str], own: tuple[str, list[str]], elsewhere: str) -> None:
     """Combine the partials of a stream-K tile, if possible without storing the own one.
 
-    A consumer whose range ends in the tile arrives late, one whose range begins there early. So the first
-    partial, and the second unless it is the last, check whether all others are stored. If so, they add
-    those to their registers in the order of K; a sum of two has the same bits in either order. All other
-    partials go to the workspace. The third or a later one is loaded from there if it arrives last.
+    A consumer whose range ends in the tile arrives late, one whose range begins there early. So the
+    first partial, and the second unless it is the last, check whether all others are stored. If so,
+    they add those to their registers in the order of K; a sum of two has the same bits in either
+    order. All other partials go to the workspace. The third or a later one is loaded from there if
+    it arrives last.
 
     Args:
         parts: index of the own partial, and number of partials.

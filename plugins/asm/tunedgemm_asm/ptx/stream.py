@@ -1,8 +1,8 @@
 """Iterate over stream-K work: a cluster's range of steps of the shared tiles, then its whole tiles.
 
-Steps are numbered tile by tile, shared tiles first. A piece is the part of a range in one tile. Ranges
-come before whole tiles, so that fixups overlap with remaining work: the next stages load meanwhile,
-and a ping-pong consumer multiplies. No cluster waits for another.
+Steps are numbered tile by tile, shared tiles first. A piece is the part of a range in one tile.
+Ranges come before whole tiles, so that fixups overlap with remaining work: the next stages load
+meanwhile, and a ping-pong consumer multiplies. No cluster waits for another.
 """
 
 from __future__ import annotations

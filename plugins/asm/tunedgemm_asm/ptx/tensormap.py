@@ -1,7 +1,8 @@
-"""Describe operands and outputs to TMA: 128-byte tensor maps that the driver encodes, cached by address.
+"""Describe operands and outputs to TMA: 128-byte tensor maps that the driver encodes, cached by
+address.
 
-cuda.h and the CUDA Driver API, "Tensor Map Object Management": addresses and strides are multiples of
-16 bytes; a tensor map is aligned to 64.
+cuda.h and the CUDA Driver API, "Tensor Map Object Management": addresses and strides are multiples
+of 16 bytes; a tensor map is aligned to 64.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Operand:
         rows, k: sizes.
         box: rows of a box.
         row_bytes: bytes of a box's rows, 32, 64 or 128, which is also the swizzle.
-        columns: whether the operand is in columns of *row_bytes* along K, so that a box is contiguous; K has
+        columns: whether the operand is in columns of *row_bytes* along K, so that a box is
+            contiguous; K has
             whole columns.
     """
 
@@ -49,7 +51,9 @@ class Operand:
 
     @property
     def dimensions(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Return sizes in elements, innermost first, strides in bytes of all but the first, and box sizes."""
+        """Return sizes in elements, innermost first, strides in bytes of all but the first, and box
+        sizes.
+        """
         size = ELEMENT_BYTES[self.dtype]
         wide = self.row_bytes // size
         if not self.columns:
