@@ -1,6 +1,5 @@
-"""Code objects made up by the tests: ELF files with all that a loader looks at, whose code is one instruction.
-
-Written field by field after LLVM's AMDGPU user guide and the ELF specification, so that no assembler is needed.
+"""Make code objects: ELF files with all that a loader reads, written after LLVM's AMDGPU user guide
+and the ELF specification. Their code is one instruction.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def made(
     exported: Iterable[str] | None = None,
     descriptor_bytes: int | None = None,
 ) -> bytes:
-    """A code object with these kernels.
+    """Return a code object with these kernels.
 
     Args:
         kernels: their symbols.
@@ -78,7 +77,7 @@ def made(
 
 
 def named(field: str, offset: int, size: int, *, pointer: bool) -> dict[str, Any]:
-    """An argument for the metadata of a kernel."""
+    """Return an argument for the metadata of a kernel."""
     kind = {".value_kind": "global_buffer", ".address_space": "global"} if pointer else {".value_kind": "by_value"}
     return {".name": field, ".offset": offset, ".size": size, **kind}
 

@@ -1,4 +1,4 @@
-"""The layouts of kernel arguments: against what AITER's launchers are known to pass, and against its own code objects."""
+"""Compare argument layouts with AITER's launchers and its code objects."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def fields_of(text: str) -> list[tuple[str, int, str]]:
 
 
 def test_every_field_lies_where_the_launchers_put_it(failing: Any) -> None:
-    """Names, offsets and kinds in order, and the size of what is passed; there is no further layout."""
+    """Each layout has the names, offsets, kinds and size of AITER's launchers."""
 
     def check(name: str) -> None:
         text, size = LAYOUTS[name]
@@ -75,7 +75,7 @@ def test_every_field_lies_where_the_launchers_put_it(failing: Any) -> None:
 
 
 def test_a_packed_value_lies_in_its_bytes_alone(failing: Any) -> None:
-    """One field: its little-endian bytes at its offset, zeros everywhere else."""
+    """A packed value changes only the bytes of its field."""
 
     def check(name: str) -> None:
         abi = ABIS[name]
@@ -92,7 +92,7 @@ def test_a_packed_value_lies_in_its_bytes_alone(failing: Any) -> None:
 
 
 def test_what_does_not_fit_is_never_cut_off(failing: Any) -> None:
-    """A stride or an address that wrapped around would be read by a kernel."""
+    """A value that its field cannot hold raises instead of wrapping around."""
 
     def check(values: dict[str, int], message: str) -> None:
         with pytest.raises(PluginError, match="aiter-bf16gemm") as caught:
@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_never_cut_off(failing: Any) -> None:
 
 
 def test_a_layout_that_cannot_be_is_refused(failing: Any) -> None:
-    """Fields that overlap, are out of order or not aligned, or lie beyond the buffer."""
+    """Overlapping, unordered, unaligned or truncated fields raise."""
 
     def check(fields: tuple[Field, ...], sizes: tuple[int, ...]) -> None:
         with pytest.raises(PluginError, match="abi wrong"):
@@ -133,7 +133,7 @@ def test_a_layout_that_cannot_be_is_refused(failing: Any) -> None:
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("family", descriptor.AITER)
 def test_the_layouts_are_those_of_aiters_code_objects(family: str, gfx: str) -> None:
-    """Every argument that a kernel of AITER's names is our field of its offset, size and kind, and none of ours below is missing."""
+    """Each argument of AITER's code objects is a field of the layout, and no field is missing."""
     abi, seen = ABIS[descriptor.AITER[family][1]], set()
     ours = {field.offset: field for field in abi.fields}
     names = NAMES | ({} if "c" in {field.name for field in abi.fields} else {"C": "out"})
@@ -160,7 +160,7 @@ LOAD = re.compile(r"s_load_dword(?:x(\d+))? s\[?[\d:]+\]?, s\[0:1\], (0x[0-9a-f]
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("family", descriptor.AITER)
 def test_what_aiters_kernels_load_are_our_fields(family: str, gfx: str, tmp_path: Path) -> None:
-    """By their instructions: nothing else, each as wide as the field; what a split needs by those kernels that the manifest says split."""
+    """AITER's kernels load only fields of the layout, and split-K kernels load those for splits."""
     listed, name = descriptor.AITER[family]
     abi = ABIS[name]
     fields = {field.offset: field for field in abi.fields}

@@ -1,4 +1,4 @@
-"""AITER's own code objects through the loader and the launcher, over the fake runtime; skipped where ``AITER_ASM_DIR`` names none."""
+"""Load and launch AITER's code objects over the fake runtime; needs ``AITER_ASM_DIR``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FP8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}
 
 
 def product(loaded: packs.PackKernel, gfx: str) -> Shape:
-    """A small product that the kernel takes."""
+    """Return a small product that the kernel supports."""
     kernel = loaded.kernel
     if kernel.abi == "aiter-bf16gemm":
         layout = "aiter16x16" if kernel.shuffled else "row"
@@ -34,7 +34,7 @@ def product(loaded: packs.PackKernel, gfx: str) -> Shape:
 def test_every_code_object_loads_and_gets_the_arguments_that_it_declares(
     gfx: str, over: ModuleType, fake: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real files pass the checks, the fake finds their kernels and sizes, and what it is told makes the product."""
+    """Every real code object passes the checks, loads, and computes its product from our arguments."""
     monkeypatch.setenv("FAKE_GFX", gfx)
     asm: Any = over.backend(fake, Path(TREE), gfx)
     found = asm.catalog(gfx)

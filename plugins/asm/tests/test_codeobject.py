@@ -1,4 +1,4 @@
-"""Code objects: what is read of them, and every way in which one is not what was promised; nothing that is refused is launched."""
+"""Parse code objects and reject those that do not fit their manifest or device."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ amdhsa.kernels:
 
 
 def test_what_a_code_object_says_is_read(objects: ModuleType) -> None:
-    """Architecture, hash, and for each kernel sizes and arguments."""
+    """A code object's architecture, hash, sizes and arguments are read."""
     content = objects.made(["a", "k"], "gfx950", 352, 163840, args=[objects.named("D", 0, 8, pointer=True)])
     code = read(content)
 
@@ -87,7 +87,7 @@ def test_what_a_code_object_says_is_read(objects: ModuleType) -> None:
 
 @pytest.mark.skipif(CLANG is None, reason="no clang")
 def test_what_an_assembler_makes_is_read(tmp_path: Path) -> None:
-    """An object that LLVM assembled and linked, field by field."""
+    """The metadata of a code object assembled by LLVM is read field by field."""
     source, path = tmp_path / "k.s", tmp_path / "k.co"
     source.write_text(SOURCE)
     command = [str(CLANG), "-x", "assembler", "-target", "amdgcn-amd-amdhsa", "-mcpu=gfx942", str(source), "-o", str(path)]
@@ -104,7 +104,7 @@ def test_what_an_assembler_makes_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not HSA.is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")
 def test_aiters_code_objects_are_what_its_manifests_say() -> None:
-    """Every kernel of every manifest: found in its file, for its architecture, with arguments and resources that can be launched."""
+    """Every kernel of AITER's manifests is in its file and fits its architecture."""
     count = 0
     for gfx in ("gfx942", "gfx950"):
         for family, (listed, name) in descriptor.AITER.items():
@@ -117,7 +117,7 @@ def test_aiters_code_objects_are_what_its_manifests_say() -> None:
 
 
 def test_an_object_that_contradicts_itself_is_refused(objects: ModuleType, failing: Any) -> None:
-    """Header, symbols, descriptor and metadata must agree; what is not stated does not contradict."""
+    """Header, symbols, descriptor and metadata that contradict each other raise."""
 
     def check(made: Mapping[str, Any], reason: str) -> None:
         content = objects.made(["k"], **made)
@@ -149,7 +149,7 @@ def test_an_object_that_contradicts_itself_is_refused(objects: ModuleType, faili
 
 
 def test_what_is_no_code_object_is_refused(failing: Any) -> None:
-    """Nothing, a bundle, a pointer of Git LFS, the head of an ELF file, or one of 32 bits."""
+    """Files that are not AMD code objects raise."""
 
     def check(content: bytes, reason: str) -> None:
         with pytest.raises(PackError) as caught:
@@ -170,7 +170,7 @@ def test_what_is_no_code_object_is_refused(failing: Any) -> None:
 
 
 def test_an_object_that_is_not_linked_is_refused(objects: ModuleType) -> None:
-    """A relocatable object, as an assembler without a linker leaves it."""
+    """A relocatable object raises."""
     content = bytearray(objects.made(["k"]))
     content[16:18] = struct.pack("<H", 1)
     with pytest.raises(PackError, match="not linked: expected type ET_DYN"):
@@ -178,7 +178,7 @@ def test_an_object_that_is_not_linked_is_refused(objects: ModuleType) -> None:
 
 
 def test_an_object_cut_off_anywhere_is_refused(objects: ModuleType) -> None:
-    """At every length below its own."""
+    """A code object truncated at any length raises."""
     content = objects.made(["k"])
     for length in range(len(content)):
         with pytest.raises(PackError):
@@ -186,7 +186,7 @@ def test_an_object_cut_off_anywhere_is_refused(objects: ModuleType) -> None:
 
 
 def test_garbled_bytes_never_raise_anything_else(objects: ModuleType) -> None:
-    """With bytes changed at random it is read or refused."""
+    """Randomly corrupted bytes are read or raise PackError."""
     draw, content = random.Random(11), objects.made(["a", "k"], args=[objects.named("D", 0, 8, pointer=True)])
     refused = 0
     for _ in range(1500):
@@ -201,7 +201,7 @@ def test_garbled_bytes_never_raise_anything_else(objects: ModuleType) -> None:
 
 
 def test_a_kernel_that_is_not_what_was_promised_is_refused(objects: ModuleType, failing: Any) -> None:
-    """Another architecture, symbol, size of arguments or workgroup; more than the hardware has; a promise that the code cannot keep."""
+    """A kernel that differs from its manifest or exceeds the hardware is unfit."""
 
     def check(made: Mapping[str, Any], kernel: Mapping[str, Any], reason: str) -> None:
         told = unfit(read(objects.made(["k"], **made)), attrs.evolve(KERNEL, **kernel), ABI, "gfx942") or ""
@@ -231,13 +231,13 @@ def test_a_kernel_that_is_not_what_was_promised_is_refused(objects: ModuleType, 
 
 
 def test_a_kernel_for_an_architecture_of_which_nothing_is_known_is_refused(objects: ModuleType) -> None:
-    """By that reason, not by a size that it is taken for."""
+    """A kernel for an unknown architecture is unfit for that reason."""
     told = unfit(read(objects.made(["k"], "gfx1100")), KERNEL, ABI, "gfx1100")
     assert told == "unknown architecture gfx1100; known: gfx942, gfx950"
 
 
 def test_arguments_that_are_listed_must_be_those_that_are_passed(objects: ModuleType, failing: Any) -> None:
-    """Each of our fields where the code object has an argument of its size and kind; padding between them may be listed or not."""
+    """Listed arguments must match the fields of the layout; padding may be listed."""
 
     def check(wrong: str) -> None:
         args = [objects.named(field.name, field.offset, field.bytes, pointer=field.kind == "pointer") for field in ABI.fields]

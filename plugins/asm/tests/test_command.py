@@ -1,4 +1,4 @@
-"""``tunedgemm asm``, ``plugins -v`` and ``table check``: what packs are here, what is wrong with them, and which rows have no kernel."""
+"""Test ``tunedgemm asm``, ``plugins -v``, ``table check`` and ``explain`` on packs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(objects: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a pack of one architecture with kernels ``NAME: what is made up``, and puts its folder into the environment."""
+    """Return a function that writes a pack and names its folder in the environment."""
 
     def write(name: str, kernels: Mapping[str, Mapping[str, Any]], gfx: str = "gfx942", **said: Any) -> Path:
         folder = tmp_path / name
@@ -45,7 +45,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, li
 
 
 def test_list_tells_packs_kernels_and_refusals(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    """By architecture: each pack with its folder and hash; with -v every kernel; what was refused with its reason."""
+    """`asm list` shows packs by architecture, and with -v kernels and refusals."""
     folder = write("mine", {"a": {}, "broken": {"kernarg_bytes": 8}})
     write("other", {"b": {}}, gfx="gfx950")
     digest = packs.catalog_of("gfx942").packs[0].sha256
@@ -66,13 +66,13 @@ def test_list_tells_packs_kernels_and_refusals(write: Write, capsys: pytest.Capt
 
 
 def test_list_without_packs_says_how_to_get_some(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is no error."""
+    """Without packs, `asm list` exits with 0 and says how to get some."""
     code, out, _ = run(capsys, "asm", "list")
     assert code == 0 and out == [packs.NONE]
 
 
 def test_check_passes_a_good_pack(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 0, a line a pack, with -v its kernels; what is odd and harmless is a note."""
+    """`asm check` exits with 0 on a good pack and prints harmless oddities as notes."""
     folder = write("mine", {"a": {}, "b": {"changes": {".vgpr_spill_count": 4}}})
     (folder / "old.co").write_bytes(b"")
     code, out, _ = run(capsys, "asm", "check", "-v", folder)
@@ -122,7 +122,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def test_check_judges_several_folders_together(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """One kernel in two packs of one architecture is a fault; in those of two it is none. A folder without a pack is one."""
+    """`asm check` reports a kernel given twice for one architecture, and folders without a pack."""
     first, second, third = write("first", {"a": {}}), write("second", {"a": {}}), write("third", {"a": {}}, gfx="gfx950")
     code, out, _ = run(capsys, "asm", "check", first, third)
     assert code == 0
@@ -137,7 +137,7 @@ def test_check_judges_several_folders_together(write: Write, capsys: pytest.Capt
 
 
 def test_plugins_tells_packs_with_their_hashes(write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With -v, on the device that is present: each pack with the hash of what it may execute, and what was refused."""
+    """`plugins -v` shows the packs of the present device with hashes, and refusals."""
     monkeypatch.setenv("COLUMNS", "400")  # pytest-xdist sets 80, which folds the cell
     folder = write("mine", {"a": {}, "broken": {"workgroup": 64}})
     monkeypatch.setattr("tunedgemm.device.current_device", lambda: Device("gfx942", 304))
@@ -151,7 +151,7 @@ def test_plugins_tells_packs_with_their_hashes(write: Write, capsys: pytest.Capt
 
 
 def test_details_are_told_by_a_process_that_has_read_no_pack_yet() -> None:
-    """Nothing else must have loaded what reads packs."""
+    """`details` works in a process that has not imported `packs`."""
     code = "from tunedgemm.plugin import Device; from tunedgemm_asm import asm; print(*asm.details(Device('gfx942', 304)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
@@ -160,7 +160,7 @@ def test_details_are_told_by_a_process_that_has_read_no_pack_yet() -> None:
 
 
 def test_table_check_notes_rows_whose_kernel_is_not_here(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A name of another architecture, or of none, is a miss with its reason; the file itself has no fault."""
+    """`table check` notes rows whose kernel is missing or of another architecture."""
     write("mine", {"a": {}})
     write("other", {"b": {}}, gfx="gfx950")
     rows = "".join(
@@ -181,7 +181,7 @@ def test_table_check_notes_rows_whose_kernel_is_not_here(write: Write, capsys: p
 @pytest.mark.slow
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
 def test_build_writes_a_pack_that_passes(gfx: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Where there is an assembler: every kernel of the generator, judged like anybody's."""
+    """`asm build` writes a pack that `asm check` accepts."""
     code, out, err = run(capsys, "asm", "build", "--gfx", gfx, "-o", tmp_path / gfx)
     if code == 2 and "assembl" in err:
         pytest.skip(err)
@@ -191,7 +191,7 @@ def test_build_writes_a_pack_that_passes(gfx: str, capsys: pytest.CaptureFixture
 
 
 def test_build_refuses_what_it_has_no_kernels_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """One line with what there is."""
+    """`asm build` rejects an unknown architecture in one line."""
     code, _, err = run(capsys, "asm", "build", "--gfx", "gfx1100", "-o", tmp_path)
     assert code == 2 and "asm build: no generated kernels for 'gfx1100'; supported: gfx942, gfx950" in err and err.count("\n") == 1
 
@@ -199,7 +199,7 @@ def test_build_refuses_what_it_has_no_kernels_for(capsys: pytest.CaptureFixture[
 def test_explain_says_why_a_rows_kernel_is_not_used(
     write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row whose kernel is there serves its shape; one whose name is another architecture's is passed over with the reason."""
+    """`explain` names the reason why a row's kernel is skipped."""
     write("mine", {"a": {}})
     write("other", {"b": {}}, gfx="gfx950")
     columns = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw\n"

@@ -1,4 +1,4 @@
-"""The backend keeps the contract: on an AMD GPU with packs, and over the fake HIP runtime on every machine."""
+"""Run the conformance suite on an AMD GPU with packs, and over the fake HIP runtime."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tunedgemm.testing.stand_in import StandInConformance
 
 
 class TestAsm(BackendConformance):
-    """Everything that the core asks of a backend."""
+    """Conformance of the backend on the present device."""
 
     libtype = "asm"
 
 
 class OverFake(StandInConformance):
-    """The same on the CPU, which stands for the GPU of the fake runtime."""
+    """Conformance on a CPU that stands for the GPU of the fake runtime."""
 
     folder = Path(__file__).with_name("installed")
     max_solutions = 4
@@ -27,7 +27,7 @@ class OverFake(StandInConformance):
 
     @pytest.fixture(autouse=True)
     def packs(self, no_other_packs: None, fake: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The library and the packs are there, and processes that are started find them."""
+        """Set the library and the packs for this process and its children."""
         monkeypatch.setenv("FAKE_ASM_LIBRARY", str(fake.build()))
         monkeypatch.setenv("TUNEDGEMM_ASM_PACKS", f"{tree}:{tree.with_name(f'{tree.name}-own')}")
         monkeypatch.setenv("FAKE_GFX", self.gfx)
@@ -50,12 +50,12 @@ def of_kernels(fp8: str) -> tuple[Shape, ...]:
 
 
 class TestMi300x(OverFake):
-    """As gfx942."""
+    """Conformance as gfx942."""
 
     libtype, gfx, shapes = "fakeasm", "gfx942", of_kernels("fp8_e4m3fnuz")
 
 
 class TestMi355x(OverFake):
-    """As gfx950."""
+    """Conformance as gfx950."""
 
     libtype, gfx, shapes = "fakeasm950", "gfx950", of_kernels("fp8_e4m3fn")

@@ -1,4 +1,4 @@
-"""The emulator's instructions, one by one, against values worked out by hand from the ISA guides."""
+"""Compare the emulator's instructions with values computed by hand from the ISA guides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LANE = np.arange(64, dtype=np.uint32)
 
 
 def floats(*values):
-    """The bits of floats."""
+    """Return the bits of floats."""
     return np.asarray(values, np.float32).view(np.uint32)
 
 
@@ -80,7 +80,7 @@ VECTOR = [
 
 
 def test_a_vector_instruction_computes_what_the_guide_says(gcn, failing):
-    """Each lane of the result is the value worked out by hand."""
+    """Each lane of a vector instruction has the value computed by hand."""
 
     def check(text, registers, expected):
         assert set(gcn.Bench(text).give(registers).run().vector("v9")) == {expected}
@@ -124,7 +124,7 @@ SCALAR = [
 
 
 def test_a_scalar_instruction_computes_what_the_guide_says(gcn, failing):
-    """The result and SCC are the values worked out by hand."""
+    """Result and SCC of a scalar instruction are the values computed by hand."""
 
     def check(text, registers, expected, condition):
         bench = gcn.Bench(text).give(registers).run()
@@ -135,7 +135,7 @@ def test_a_scalar_instruction_computes_what_the_guide_says(gcn, failing):
 
 
 def test_sums_of_64_bits_carry(gcn):
-    """The carry goes out through a mask and in again."""
+    """A 64-bit addition passes its carry through a mask."""
     text = "v_add_co_u32_e32 v9, vcc, v1, v2\n s_nop 1\n v_addc_co_u32_e32 v8, vcc, v3, v4, vcc\n v_lshl_add_u64 v[6:7], v[2:3], 1, v[4:5]"
     bench = gcn.Bench(text).give({"v1": 0xFFFFFFFF, "v2": LANE, "v3": 1, "v4": 2, "v5": 0}).run()
     assert bench.vector("v9").tolist() == [(0xFFFFFFFF + lane) & 0xFFFFFFFF for lane in range(64)]
@@ -145,13 +145,13 @@ def test_sums_of_64_bits_carry(gcn):
 
 
 def test_a_comparison_gives_a_bit_for_each_active_lane(gcn):
-    """Lanes that are off have 0, whatever they hold."""
+    """A comparison gives 0 for inactive lanes."""
     bench = gcn.Bench("v_cmp_gt_u32_e64 s[8:9], 8, v1").give({"v1": LANE, "exec": 0xFFFFFFFFFFFFFFF0}).run()
     assert (bench.scalar(8), bench.scalar(9)) == (0xF0, 0)
 
 
 def test_lanes_that_are_off_keep_their_value(gcn):
-    """EXEC masks what a vector instruction writes; saveexec narrows it and keeps the old one."""
+    """EXEC masks vector writes; saveexec narrows it and returns the old mask."""
     text = "s_and_saveexec_b64 s[8:9], s[2:3]\n v_mov_b32_e32 v1, 5"
     bench = gcn.Bench(text).give({"v1": LANE, "s2": 3, "s3": 0}).run()
     assert bench.vector("v1").tolist() == [5, 5, *range(2, 64)]
@@ -159,14 +159,14 @@ def test_lanes_that_are_off_keep_their_value(gcn):
 
 
 def test_a_scalar_is_read_from_the_first_active_lane(gcn):
-    """v_readfirstlane, v_readlane and v_writelane move one lane."""
+    """v_readfirstlane, v_readlane and v_writelane access one lane."""
     text = "v_readfirstlane_b32 s4, v1\n v_readlane_b32 s5, v1, 9\n v_writelane_b32 v1, s6, 3"
     bench = gcn.Bench(text).give({"v1": LANE, "exec": 0xFFFFFFFFFFFFFF00, "s6": 77}).run()
     assert (bench.scalar(4), bench.scalar(5), bench.vector("v1")[3]) == (8, 9, 77)
 
 
 def test_dpp_moves_lanes(gcn, failing):
-    """The first source comes from another lane of its row."""
+    """DPP reads the first source from another lane of the row."""
 
     def check(how, expected):
         bench = gcn.Bench(f"v_mov_b32_dpp v9, v1 {how} row_mask:0xf bank_mask:0xf").give({"v1": LANE}).run()
@@ -184,14 +184,14 @@ def test_dpp_moves_lanes(gcn, failing):
 
 
 def test_sdwa_picks_parts_of_sources_and_writes_a_part(gcn):
-    """A word or byte of a source, a word of the result, the rest of which stays."""
+    """SDWA reads parts of its sources and writes a part of its result."""
     text = "v_add_u32_sdwa v9, v1, v2 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_2 src1_sel:WORD_1"
     bench = gcn.Bench(text).give({"v1": 0x00AB0000, "v2": 0x00050000, "v9": 0x11112222}).run()
     assert set(bench.vector("v9")) == {0x00B02222}
 
 
 def test_gfx950_swaps_rows_rounds_to_bf16_and_has_any_function_of_three_bits(gcn):
-    """v_permlane*_swap, v_cvt_pk_bf16_f32 and v_bitop3_b32, which gfx942 refuses."""
+    """gfx950 executes v_permlane*_swap, v_cvt_pk_bf16_f32 and v_bitop3_b32; gfx942 rejects them."""
     text = "v_permlane32_swap_b32_e32 v1, v2\n v_permlane16_swap_b32_e32 v3, v4\n v_cvt_pk_bf16_f32 v9, v5, v6\n"
     text += " v_bitop3_b32 v8, v5, v6, v7 bitop3:0x96"
     given = {"v1": LANE, "v2": LANE + 100, "v3": LANE, "v4": LANE + 100, "v5": 0x3F808000, "v6": 0x3F818000, "v7": 0xF}
@@ -208,7 +208,7 @@ def test_gfx950_swaps_rows_rounds_to_bf16_and_has_any_function_of_three_bits(gcn
 
 
 def test_lds_exchanges_lanes_and_holds_pairs(gcn):
-    """ds_bpermute reads another lane; pairs of LDS have offsets in their own unit, or in 64 of it."""
+    """ds_bpermute reads another lane, and pairs of LDS use their own offset units."""
     text = """
  v_lshlrev_b32_e32 v2, 2, v1
  v_sub_u32_e32 v3, 0xfc, v2
@@ -232,7 +232,7 @@ LAYOUTS = [
 
 
 def test_a_matrix_instruction_places_rows_columns_and_depth_as_the_guide_says(gcn, failing):
-    """One element of A and one of B that are not zero give one of D, at the lane and register that the guide's formulas name."""
+    """One nonzero element of A and of B give one of D at the guide's lane and register."""
 
     def check(gfx, name, side, depth):
         each, count = depth * side // 64, side * side // 64
@@ -259,7 +259,7 @@ def test_a_matrix_instruction_places_rows_columns_and_depth_as_the_guide_says(gc
 
 
 def test_buffers_give_zero_out_of_range_and_drop_stores(gcn):
-    """Every 4 bytes are checked for themselves against num_records; the constant and the scalar offset count."""
+    """Buffer accesses are checked in units of 4 bytes against num_records."""
     memory = gcn.Memory()
     base = memory.place("x", np.arange(64, dtype=np.uint32))
     text = """
@@ -276,7 +276,7 @@ def test_buffers_give_zero_out_of_range_and_drop_stores(gcn):
 
 
 def test_atomics_return_what_was_there(gcn):
-    """Lanes add in turn; inc wraps at its limit; pairs of bf16 add each half."""
+    """Atomics apply lane by lane and return the old value."""
     memory = gcn.Memory()
     at = memory.place("x", np.asarray([5, 3, 0x3F803F80], np.uint32))
     text = """

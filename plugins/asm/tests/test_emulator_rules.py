@@ -1,4 +1,4 @@
-"""What the emulator forbids: each rule lets the least that is right pass, and not one instruction or wait less."""
+"""Check each rule of the emulator: the minimum of waits passes, and one less fails."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WAIT_STATES = {
 
 
 def _registers(gcn, memory):
-    """Registers that every instruction above may read: addresses in range, a buffer of memory."""
+    """Return the registers that the instructions above may read."""
     base = memory.place("buffer", np.zeros(1024, np.uint32))
     vectors = {f"v{at}": 0 for at in range(32)} | {f"a{at}": 0 for at in range(32)}
     scalars = {"s4": base & 0xFFFFFFFF, "s5": base >> 32, "s6": 4096, "s7": 0x20000, "s8": 0, "s9": 0, "s10": 0}
@@ -66,7 +66,7 @@ def _between(first, second, states):
 
 
 def test_wait_states_are_those_of_the_tables(gcn, failing):
-    """With the table's number of wait states a pair runs, with one less it is a fault."""
+    """A pair runs with the table's wait states and fails with one less."""
 
     def check(gfx, name):
         first, second, *states = WAIT_STATES[name]
@@ -86,7 +86,7 @@ def test_wait_states_are_those_of_the_tables(gcn, failing):
 
 
 def test_exchanges_of_lanes_wait_for_a_vector_on_gfx950(gcn):
-    """v_permlane32_swap reads a register two wait states after a vector instruction wrote it."""
+    """v_permlane32_swap needs two wait states after a vector write."""
     first, second = "v_mov_b32_e32 v1, v2", "v_permlane32_swap_b32_e32 v1, v3"
     gcn.Bench(_between(first, second, 2), gfx="gfx950").give({"v2": 0, "v3": 0}).run()
     with pytest.raises(gcn.Fault, match="2 wait states"):
@@ -106,7 +106,7 @@ PENDING = [
 
 
 def test_a_load_is_there_when_it_was_waited_for(gcn, failing):
-    """Loads arrive in order, with the wait that covers them; reading or overwriting sooner is a fault that names the load."""
+    """A loaded register may be used only after a sufficient wait."""
 
     def check(text, wait, first, second):
         for register, ready in ((1, first), (2, second)):
@@ -129,7 +129,7 @@ def test_a_load_is_there_when_it_was_waited_for(gcn, failing):
 
 
 def test_scalar_loads_come_in_no_order(gcn):
-    """Two scalar loads need lgkmcnt(0): with lgkmcnt(1) neither is there for certain."""
+    """Two scalar loads need lgkmcnt(0)."""
     for wait, ready in (("lgkmcnt(0)", True), ("lgkmcnt(1)", False)):
         memory = gcn.Memory()
         text = f"s_load_dword s20, s[4:5], 0x0\n s_load_dword s21, s[4:5], 0x4\n s_waitcnt {wait}\n s_add_u32 s22, s20, 1"
@@ -156,7 +156,7 @@ UNDEFINED = {
 
 
 def test_what_was_never_written_is_not_used(gcn, failing):
-    """A read of an undefined register, of undefined LDS or of undefined memory is a fault."""
+    """Reading undefined registers, LDS or memory fails."""
 
     def check(what):
         memory = gcn.Memory()
@@ -172,7 +172,7 @@ def test_what_was_never_written_is_not_used(gcn, failing):
 
 
 def test_addresses_stay_in_what_was_allocated(gcn):
-    """Memory outside an allocation, LDS behind its end, addresses that are not aligned, a scalar offset that wraps the range."""
+    """Accesses outside allocations, unaligned or wrapped addresses fail."""
     cases = [
         ("global_load_dword v1, v0, s[4:5] offset:-4", "bounds"), ("global_load_dword v1, v0, s[4:5] offset:4000", "bounds"),
         ("s_load_dwordx2 s[20:21], s[4:5], 0xffc", "bounds"), ("ds_write_b32 v0, v0", "bounds"), ("ds_write_b64 v3, v[10:11]", "alignment"),
@@ -201,7 +201,7 @@ EXCHANGES = {
 
 
 def test_waves_exchange_through_lds_behind_a_wait_and_a_barrier(gcn, failing):
-    """The writer waits, all meet at a barrier, readers wait before the next barrier, then the bytes may be written again."""
+    """Waves exchange data through LDS only with waits and barriers on both sides."""
 
     def check(name):
         text, message = EXCHANGES[name]
@@ -218,7 +218,7 @@ def test_waves_exchange_through_lds_behind_a_wait_and_a_barrier(gcn, failing):
 
 
 def test_a_copy_to_lds_is_waited_for_as_memory(gcn):
-    """Not even its own wave may read what a copy brings before vmcnt covers it; lgkmcnt says nothing of it."""
+    """A direct load to LDS is covered by vmcnt, not by lgkmcnt."""
     copy = "s_mov_b32 m0, 0\n s_nop 0\n buffer_load_dword v0, s[4:7], 0 offen lds"
     for wait, ready in (("vmcnt(0)", True), ("lgkmcnt(0)", False)):
         memory = gcn.Memory()
@@ -278,7 +278,7 @@ HANDOVERS = {
 
 
 def test_workgroups_hand_over_through_memory_that_is_made_visible(gcn, failing):
-    """The last of two workgroups reads what a wave of the other wrote: each publishes before all meet and one counts."""
+    """A workgroup reads another's writes only after they are published and counted."""
 
     def check(order, name):
         store, publish, refresh, load, message = HANDOVERS[name]
@@ -300,7 +300,7 @@ def test_workgroups_hand_over_through_memory_that_is_made_visible(gcn, failing):
 
 
 def test_workgroups_that_do_not_count_are_not_ordered(gcn):
-    """The second reads the first's writes because it happened to run later: a fault, whatever the loads."""
+    """Reading another workgroup's writes without synchronization fails."""
     text = HANDOVER.format(store=" sc1", publish="s_waitcnt vmcnt(0)", refresh="buffer_inv sc1\n s_waitcnt vmcnt(0)", load=" sc1")
     text = text.replace("global_atomic_inc v5, v3, v4, s[6:7] sc0", "global_load_dword v5, v3, s[6:7] sc1")
     text = text.replace("s_cbranch_scc0 end", "s_cmp_eq_u32 s2, 1\n s_cbranch_scc0 end")
@@ -311,13 +311,13 @@ def test_workgroups_that_do_not_count_are_not_ordered(gcn):
 
 
 def test_faults_name_kernel_workgroup_wave_and_line(gcn):
-    """What a reader needs to find the place."""
+    """A fault names kernel, workgroup, wave and line."""
     with pytest.raises(gcn.Fault, match=r"undefined: probe, workgroup \(0, 0, 0\), wave 0, line 5: v_mov_b32_e32 v1, v99: v99 was never"):
         gcn.Bench(" s_nop 0\n v_mov_b32_e32 v1, v99").run()
 
 
 def test_loops_without_end_and_barriers_not_reached_are_faults(gcn):
-    """A launch that never ends is stopped."""
+    """Endless loops and unreached barriers fail."""
     with pytest.raises(gcn.Fault, match="has not ended"):
         gcn.Bench("again:\n s_branch again", rules=gcn.Rules(slice=1000, limit=5000)).run()
     with pytest.raises(gcn.Fault, match="never reach"):
@@ -335,7 +335,7 @@ STRANGE = [
 
 
 def test_what_is_not_known_is_refused_before_it_runs(gcn, failing):
-    """No instruction, operand or modifier is guessed at or passed over."""
+    """Unknown instructions, operands and modifiers are rejected before the launch."""
 
     def check(text, rule):
         with pytest.raises(gcn.Fault) as caught:
@@ -346,7 +346,7 @@ def test_what_is_not_known_is_refused_before_it_runs(gcn, failing):
 
 
 def test_registers_beyond_the_descriptor_are_refused(gcn):
-    """A kernel may use the registers that it asks for."""
+    """Registers beyond those of the descriptor fail."""
     text = """
  .amdgcn_target "amdgcn-amd-amdhsa--gfx942"
 k:

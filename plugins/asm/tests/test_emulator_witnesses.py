@@ -1,4 +1,4 @@
-"""Kernels that others made, clang, Triton and AMD itself, compute numpy's product on the emulator: its layouts and rules are theirs."""
+"""Run kernels made by clang, Triton and AMD on the emulator, and compare with numpy."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ KERNEL(256) total(const float* a, float* c, unsigned* count, int n) {
 
 
 def disassembled(path):
-    """The text of a code object and its descriptors, by LLVM's disassembler; skipped where there is none."""
+    """Disassemble a code object with LLVM; skip without llvm-objdump."""
     for objdump in OBJDUMPS:
         command = [objdump, "--mcpu=gfx942", str(path)]
         done = [subprocess.run([*command, *more], capture_output=True, text=True) for more in (["-d"], ["-D", "-j", ".rodata"])]
@@ -75,7 +75,7 @@ def disassembled(path):
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """What a clang makes of the source above: the text, and the text disassembled from the code object with its descriptors."""
+    """Compile the source above with clang; return the text and the disassembly."""
     folder = tmp_path_factory.mktemp("clang")
     source = folder / "k.hip"
     source.write_text(HIP)
@@ -101,7 +101,7 @@ def compiled(tmp_path_factory):
 @pytest.mark.parametrize("form", ["text", "object"])
 @pytest.mark.parametrize(("name", "side"), [("small", 16), ("wide", 32)])
 def test_products_that_clang_compiles(gcn, compiled, form, name, side):
-    """The builtin functions' layouts, in the compiler's own text and in what the disassembler prints of its code object."""
+    """Clang's MFMA builtins compute the product, from text and from disassembly."""
     text, descriptors = compiled[form]
     kernel = gcn.kernels_of(text, "gfx942", descriptors)[name]
     draw = np.random.default_rng(side)
@@ -114,7 +114,7 @@ def test_products_that_clang_compiles(gcn, compiled, form, name, side):
 
 @pytest.mark.parametrize("order", ["up", "down"])
 def test_a_sum_that_clang_compiles(gcn, compiled, order):
-    """LDS between waves, masks of lanes, an atomic that publishes."""
+    """A sum through LDS, masks and a publishing atomic is right."""
     kernel = gcn.kernels_of(*compiled["object"][:1], "gfx942", compiled["object"][1])["total"]
     values = np.random.default_rng(1).integers(-99, 99, (3, 1000)).astype(np.float32)
     memory = gcn.Memory()
@@ -168,7 +168,7 @@ BLOCKS = [
 
 
 def by_triton(folder, configurations):
-    """Texts and bytes of LDS, compiled in a process of its own: Triton's LLVM ends a process at an error."""
+    """Compile with Triton in a child process, because its LLVM aborts at errors."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("no Triton")
     program = folder / "product.py"
@@ -181,7 +181,7 @@ def by_triton(folder, configurations):
 
 
 def check_triton(gcn, configuration, text, lds_bytes):
-    """A product with tails in M, N and K."""
+    """Check a product with tails in M, N and K."""
     _, bm, bn, _, warps, _, _, out = configuration
     m, n, k = 72, 80, 160
     draw = np.random.default_rng(bm)
@@ -198,7 +198,7 @@ def check_triton(gcn, configuration, text, lds_bytes):
 
 
 def test_products_that_triton_compiles(gcn, tmp_path):
-    """A block of each architecture: masks, LDS, exchanges of lanes, both sides of matrix instructions, both outputs."""
+    """Triton's products of both architectures are right."""
     made = by_triton(tmp_path, QUICK)
     assert len(made) == len(QUICK)
     for configuration, (text, lds_bytes) in zip(QUICK, made, strict=True):
@@ -208,7 +208,7 @@ def test_products_that_triton_compiles(gcn, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
 def test_more_products_that_triton_compiles(gcn, tmp_path, gfx):
-    """Blocks of 32 to 256, 1 to 8 waves, 1 to 3 stages."""
+    """Triton's products with blocks of 32 to 256, 1 to 8 waves and 1 to 3 stages are right."""
     configurations = [(gfx, *block) for block in BLOCKS]
     made = by_triton(tmp_path, configurations)
     assert len(made) == len(configurations)
@@ -217,7 +217,7 @@ def test_more_products_that_triton_compiles(gcn, tmp_path, gfx):
 
 
 def aiter_kernels(gfx):
-    """AITER's bf16 kernels by its manifest."""
+    """Return AITER's bf16 kernels by its manifest."""
     manifest = TREE / gfx / "bf16gemm" / "bf16gemm_fp32bf16.csv"
     return read(manifest, ABIS["aiter-bf16gemm"]).kernels if manifest.exists() else []
 
@@ -226,7 +226,7 @@ AITER = [(gfx, kernel) for gfx in ("gfx942", "gfx950") for kernel in aiter_kerne
 
 
 def aiter_text(gcn, gfx, kernel, folder):
-    """The text of one of AITER's bf16 kernels, with what LLVM 19's disassembler does not know, and its descriptors."""
+    """Return the text of an AITER bf16 kernel, with instructions that LLVM 19 does not decode."""
     path = TREE / gfx / "bf16gemm" / kernel.file
     if "256x256" not in kernel.name:
         return disassembled(path)
@@ -239,7 +239,7 @@ def aiter_text(gcn, gfx, kernel, folder):
 
 
 def check_aiter(gcn, gfx, kernel, out, order, folder):
-    """A product with a tail in M through the launcher's own arguments, with a bias, which these kernels read as bf16 for every output."""
+    """Check a product with a tail in M through the launcher's arguments, with a bf16 bias."""
     abi, splits = ABIS["aiter-bf16gemm"], 3 if kernel.splits else 1
     layout, adds = "aiter16x16" if kernel.shuffled else "row", {"epilogue": "bias", "bias_dtype": "bf16"} if kernel.bias else {}
     shape = Shape("a16w16", kernel.tile_m + 5, 2 * kernel.tile_n, 512, outdtype=out, layout=layout, **adds)
@@ -270,7 +270,7 @@ def check_aiter(gcn, gfx, kernel, out, order, folder):
 @pytest.mark.skipif(not AITER, reason="AITER_ASM_DIR names no tree of AITER's code objects")
 @pytest.mark.parametrize("name", ["32x64_bshuffle_splitkE", "32x64_pf3_splitkE", "32x64_splitk_cleanE"])
 def test_kernels_of_amd_compute_with_the_arguments_of_our_launcher(gcn, name, tmp_path):
-    """Code objects of AITER: shuffled, plain and split-K, with bias, both outputs: layout and meaning of the arguments are theirs."""
+    """AITER's bf16 kernels compute products from our arguments."""
     gfx, kernel = next((gfx, kernel) for gfx, kernel in AITER if name in kernel.name)
     for out in ("fp32",) if kernel.splits else ("bf16", "fp32"):
         check_aiter(gcn, gfx, kernel, out, "up", tmp_path)
@@ -280,14 +280,14 @@ def test_kernels_of_amd_compute_with_the_arguments_of_our_launcher(gcn, name, tm
 @pytest.mark.skipif(not AITER, reason="AITER_ASM_DIR names no tree of AITER's code objects")
 @pytest.mark.parametrize(("gfx", "kernel"), AITER, ids=lambda value: getattr(value, "name", value))
 def test_every_kernel_of_amd_computes_with_the_arguments_of_our_launcher(gcn, gfx, kernel, tmp_path):
-    """All tiles of the manifests, workgroups in either order."""
+    """All tiles of AITER's manifests do, with workgroups in either order."""
     turn = AITER.index((gfx, kernel)) % 2
     out = "bf16" if "256x256" in kernel.name else ("bf16", "fp32")[turn]
     check_aiter(gcn, gfx, kernel, out, ("up", "down")[turn], tmp_path)
 
 
 def scaled_kernels():
-    """AITER's int8 and block-scaled fp8 kernels of gfx942, but for one that indexes registers by a register."""
+    """Return AITER's scaled gfx942 kernels, except one with indirect registers."""
     found = []
     for family, manifest in (("i8gemm", "i8gemm_bf16_perTokenI8.csv"), ("fp8gemm_blockscale", "fp8gemm_bf16_blockscale.csv")):
         path = TREE / "gfx942" / family / manifest
@@ -301,7 +301,7 @@ SCALED = scaled_kernels()
 
 
 def scaled_operands(gcn, family, m, n, k):
-    """Codes of x and weight, their scales as a launch passes them, and what the values are, float64."""
+    """Return codes of x and weight, their scales, and the values in fp64."""
     draw = np.random.default_rng(m)
     if family == "i8gemm":
         x, weight = (draw.integers(-128, 128, (rows, k)).astype(np.int8) for rows in (m, n))
@@ -316,10 +316,7 @@ def scaled_operands(gcn, family, m, n, k):
 
 
 def check_scaled(gcn, family, kernel, splits):
-    """A product with a tail in M; these kernels cut floats off to bf16, and add parts of K in bf16.
-
-    The weight lies in blocks of 16 rows, int8 too, whatever comments in AITER's source say.
-    """
+    """Check a product with a tail in M; these kernels truncate to bf16 and add splits in bf16."""
     abi = ABIS[kernel.abi]
     op, dtype, scale = {"i8gemm": ("a8w8_bpreshuffle", "int8", "row")}.get(family, ("a8w8_blockscale_bpreshuffle", "fp8_e4m3fnuz", "block"))
     m, n, k = kernel.tile_m + 5, 2 * kernel.tile_n, 512
@@ -344,7 +341,7 @@ def check_scaled(gcn, family, kernel, splits):
 @pytest.mark.skipif(not SCALED, reason="AITER_ASM_DIR names no tree of AITER's code objects")
 @pytest.mark.parametrize("name", ["I8gemm_bf16_perTokenI8_BpreShuffle_16x128E", "fp8gemm_bf16_blockscale_BpreShuffle_32x128E"])
 def test_scaled_kernels_of_amd_compute_with_the_arguments_of_our_launcher(gcn, name):
-    """Code objects of AITER for int8 and block-scaled fp8: scales, strides and the layout of the weight are as the launcher passes them."""
+    """AITER's scaled kernels compute products from our scales, strides and weight layout."""
     check_scaled(gcn, *next((family, kernel) for family, kernel in SCALED if kernel.name.endswith(name)), 1)
 
 
@@ -353,5 +350,5 @@ def test_scaled_kernels_of_amd_compute_with_the_arguments_of_our_launcher(gcn, n
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize(("family", "kernel"), SCALED, ids=lambda value: getattr(value, "name", value))
 def test_every_scaled_kernel_of_amd_computes_with_the_arguments_of_our_launcher(gcn, family, kernel, splits):
-    """All tiles, with K in one and in two parts, which are added to a zeroed output."""
+    """All their tiles do, with one split and with two."""
     check_scaled(gcn, family, kernel, splits)

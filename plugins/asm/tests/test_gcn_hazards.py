@@ -1,4 +1,4 @@
-"""Wait states that the generator derives: those of the ISA guides' tables, no fewer and no more."""
+"""Test that derived wait states are those of the ISA guides, no fewer and no more."""
 
 import itertools
 
@@ -65,12 +65,12 @@ TABLE = {
 
 
 def states(stream):
-    """Wait states that stand in a stream."""
+    """Return the number of wait states in a stream."""
     return sum(int(item.of[0]) + 1 for item in stream if isinstance(item, Op) and item.name == "s_nop")
 
 
 def test_each_row_of_the_tables(failing):
-    """So many wait states stand between the two instructions, less what other instructions between them make up for."""
+    """Each pair gets the wait states of the table, minus the instructions between."""
 
     def check(gfx, name):
         writer, reader, *needed = TABLE[name]
@@ -88,7 +88,7 @@ def test_each_row_of_the_tables(failing):
 
 
 def test_many_wait_states_are_several_instructions():
-    """One `s_nop` makes up for 16 at most."""
+    """One `s_nop` has at most 16 wait states."""
     assert nop(16).of == (15,)
     target = TARGETS["gfx942"]
     made = with_nops([PRODUCT, op("v_accvgpr_read_b32", v(1), a(3))], target)
@@ -96,7 +96,7 @@ def test_many_wait_states_are_several_instructions():
 
 
 def test_a_later_writer_counts():
-    """A register that another kind of vector instruction overwrote is that one's; one that a scalar instruction overwrote is not."""
+    """Only the last writer of a register counts."""
     target = TARGETS["gfx942"]
     reciprocal, read = op("v_rcp_iflag_f32_e32", v(8), v(9)), op("v_mul_f32_e32", v(1), v(8), v(2))
     assert states(with_nops([reciprocal, MOVE, read], target)) == 0
@@ -105,7 +105,7 @@ def test_a_later_writer_counts():
 
 
 def test_a_sum_that_two_products_wrote_is_a_part_of_each():
-    """The same registers as the first one's, some of which another product overwrote since."""
+    """Partly overwritten accumulators need the wait states of a part."""
     target = TARGETS["gfx942"]
     made = with_nops([PRODUCT, product(a(2, 4), v(14, 2), v(16, 2), 0), PRODUCT], target)
     assert states(made) == 5
@@ -113,7 +113,7 @@ def test_a_sum_that_two_products_wrote_is_a_part_of_each():
 
 
 def test_a_loop_is_followed():
-    """The end of a pass comes before the beginning of the next."""
+    """Hazards across the back edge of a loop are found."""
     target, top = TARGETS["gfx950"], Label("top")
     stream = [top, op("v_accvgpr_read_b32", v(1), a(3)), PRODUCT, branch("s_cbranch_scc1", top), op("s_endpgm")]
     made = with_nops(stream, target)
@@ -123,7 +123,7 @@ def test_a_loop_is_followed():
 
 
 def test_no_wait_state_of_a_kernel_can_be_left_out(failing):
-    """Each derived one is needed, and none is missing."""
+    """A kernel has all wait states, and each is needed."""
 
     def check(config):
         stream, _ = stream_of(config)

@@ -1,4 +1,4 @@
-"""Parts of generated kernels: where lanes read and write, and how the loop is woven."""
+"""Test where the lanes of generated kernels read and write, and how the loop is interleaved."""
 
 import itertools
 
@@ -19,7 +19,7 @@ READ_AT_ONCE = {
 
 
 def run(ops, lanes, scalars):
-    """What a part's integer instructions leave in the vector registers of each lane, and in scalars."""
+    """Execute a part's integer instructions; return vector registers by lane, and scalars."""
     values = {("v", 0): list(lanes), **{("s", index): value for index, value in scalars.items()}}
     n = len(lanes)
 
@@ -40,12 +40,12 @@ def run(ops, lanes, scalars):
 
 
 def banks(config, lanes, addresses):
-    """Banks that 16 bytes at each lane's address lie in."""
+    """Return the LDS banks of 16 bytes at each lane's address."""
     return [addresses[lane] // 4 % config.target.lds_banks + word for lane in lanes for word in range(4)]
 
 
 def placed(config, part, lanes, **scalars):
-    """Values of registers after a part of the prologue."""
+    """Return the registers after a part of the prologue."""
     f = frame_of(config)
     stride = 2 * 8192
     known = {f.argument(name).index: stride for name in ("stride_a", "stride_b")}
@@ -54,7 +54,7 @@ def placed(config, part, lanes, **scalars):
 
 
 def test_reads_of_lds_meet_all_banks(failing):
-    """Each group of lanes that LDS serves at once wants one word of every bank."""
+    """Lanes that LDS serves at once read every bank once."""
 
     def check(config):
         for wave in range(4):
@@ -70,7 +70,9 @@ def test_reads_of_lds_meet_all_banks(failing):
 
 
 def ends(f, step):
-    """Of each load of a step: where in LDS the first lane's 16 bytes end, the offsets of its lanes, and its operand's first row in LDS."""
+    """Return for each load of a step: LDS address of the first lane, lane offsets, first row in
+    LDS.
+    """
     config = f.config
     offsets = [(f.offset_a[one], 0) for one in range(config.loads_a)] + [(f.offset_b[one], config.tile_m) for one in range(config.loads_b)]
     if config.target.direct:
@@ -81,7 +83,7 @@ def ends(f, step):
 
 
 def test_what_is_read_is_what_was_written(failing):
-    """Each lane of the products finds the row and the 16 bytes of K that it is to multiply, of x and of a plain weight."""
+    """Each lane reads the row and the 16 bytes of K that it multiplies."""
 
     def check(config):
         f, loads = placed(config, prologue.place_loads, range(256))
@@ -115,7 +117,7 @@ def test_what_is_read_is_what_was_written(failing):
 
 
 def test_products_of_a_step_cover_the_tile_once(failing):
-    """Every accumulator gets each 32 elements of a half once, from operands of its row and column."""
+    """Each accumulator gets every 32 elements of a half once."""
 
     def check(config):
         f = frame_of(config)
@@ -136,7 +138,7 @@ def test_products_of_a_step_cover_the_tile_once(failing):
 
 
 def test_neighbouring_products_add_to_different_sums(failing):
-    """The matrix unit need not wait for a result."""
+    """Consecutive MFMAs write different accumulators."""
 
     def check(config):
         made = loop.products(frame_of(config), 0, 0)
@@ -146,7 +148,7 @@ def test_neighbouring_products_add_to_different_sums(failing):
 
 
 def test_weaving_keeps_order_and_spreads():
-    """All instructions are there, each track in its order between its shares, and none bunch while there are products left."""
+    """Interleaving keeps the order of tracks and spreads them evenly."""
     main = [op("v_mfma", (), index) for index in range(32)]
     beside = [op("s_mov_b32", (), index) for index in range(16)]
     woven = weave(main, (0, 1, beside))
@@ -159,7 +161,7 @@ def test_weaving_keeps_order_and_spreads():
 
 
 def test_where_tracks_meet_the_first_goes_first():
-    """A barrier at a share stands behind what is to be done by it, and before what may be done after it."""
+    """Where tracks meet, the earlier track goes first."""
     main = [op("v_mfma", (), index) for index in range(8)]
     before, barrier, after = ([op(name, (), index) for index in range(count)] for name, count in (("b", 3), ("s_barrier", 1), ("a", 5)))
     woven = weave(main, (0, 0.5, before), (0.5, 0.5, barrier), (0.5, 1, after))
@@ -168,7 +170,7 @@ def test_where_tracks_meet_the_first_goes_first():
 
 
 def test_loads_are_wide():
-    """16 bytes of each lane, and eight lanes for a row's 128 bytes."""
+    """Loads and LDS accesses have 16 bytes per lane."""
     for config in TILES:
         f = frame_of(config)
         names = {item.name for item in loop.step(f, 0) if isinstance(item, Op) and item.unit in ("vmem", "lds")}
@@ -176,7 +178,7 @@ def test_loads_are_wide():
 
 
 def test_a_shuffled_weight_is_loaded_as_it_lies():
-    """A wave's load of a block is 1 KiB without gaps: as AITER shuffles, the operand of 16 rows by 32 elements."""
+    """A wave loads 1 KiB of a shuffled weight without gaps."""
     config = KernelConfig("gfx942", 64, 128, 1, 2, shuffled=True)
     f, values = placed(config, prologue.place_shuffled, range(64), wave_n=3)
     block = 16 * 2 * 8192

@@ -1,4 +1,4 @@
-"""Scalars of generated kernels, run on the emulator alone: which tile a workgroup has, and where its operands begin and end."""
+"""Run the scalar code of generated kernels on the emulator: choice of tile, bounds of operands."""
 
 import itertools
 
@@ -18,7 +18,7 @@ BASE = 0x7F12_FFFF_FF00
 
 
 def ran(gcn, f, part, each):
-    """The waves that ran a part of a kernel, each with its own values of registers: those of an argument, a list of `Frame`'s, or more."""
+    """Run a part of a kernel in waves with given register values."""
     stream = with_nops(with_waits(part), f.config.target)
     bench = gcn.Bench("\n".join(map(str, stream)), gfx=f.config.gfx, waves=len(each))
     for wave, values in enumerate(each):
@@ -28,12 +28,12 @@ def ran(gcn, f, part, each):
 
 
 def scalar(bench, reg, wave=0):
-    """The value of neighbouring scalars."""
+    """Return the value of adjacent scalars."""
     return sum(bench.scalar(reg.index + word, wave) << (32 * word) for word in range(reg.count))
 
 
 def tiles(gcn, tiles_m, tiles_n, numbers):
-    """Of workgroups by number the tile's number, and which along M and N it is."""
+    """Return the tile's index and its position along M and N for each workgroup."""
     f = frame_of(PLAIN)
     known = ((f.argument("tiles_m"), tiles_m), (f.argument("tiles_n"), tiles_n))
     bench = ran(gcn, f, prologue.choose_tile(f), [(*known, (f.tile, number)) for number in numbers])
@@ -41,7 +41,7 @@ def tiles(gcn, tiles_m, tiles_n, numbers):
 
 
 def test_every_tile_has_one_workgroup(gcn, failing):
-    """Whatever their number, also where chiplets and panels do not divide it."""
+    """Every tile has one workgroup for any number of tiles."""
 
     def check(count):
         tiles_m, tiles_n = count
@@ -53,7 +53,7 @@ def test_every_tile_has_one_workgroup(gcn, failing):
 
 
 def test_the_most_tiles_there_may_be(gcn, failing):
-    """Divisions are exact up to the limit of `limits.MAX_TILES`: each workgroup has the tile that integers say."""
+    """Divisions are exact up to `limits.MAX_TILES`."""
 
     def check(count):
         tiles_m, tiles_n = count
@@ -72,7 +72,7 @@ def test_the_most_tiles_there_may_be(gcn, failing):
 
 @pytest.mark.parametrize("config", [PLAIN, SHUFFLED], ids=lambda config: config.name)
 def test_where_operands_begin_and_end(gcn, config):
-    """Bases have 64 bits, rows beyond 4 GiB among them; the range ends with the step of the last row that exists."""
+    """Bases have 64 bits, and a range ends with the last row."""
     f = frame_of(config)
     m, n, k, part, at_m, at_n = 64 * 1000 + 3, 128 * 700 + 16, 1 << 22, 1 << 20, 1000, 700
     known = (
@@ -96,7 +96,7 @@ def test_where_operands_begin_and_end(gcn, config):
 
 
 def test_no_range_is_longer_than_31_bits(gcn, failing):
-    """What must not be stored is at 2**31 (`epilogue.NOWHERE`), so a tile's range ends before it, with whole rows or few."""
+    """A tile's range ends before `epilogue.NOWHERE` at 2**31."""
 
     def check(rows):
         f = frame_of(PLAIN)
@@ -119,7 +119,7 @@ def test_no_range_is_longer_than_31_bits(gcn, failing):
 
 
 def test_parts_lie_side_by_side(gcn):
-    """In a workspace of more than 4 GiB, of the most tiles that may meet."""
+    """Partials are adjacent in a workspace above 4 GiB."""
     f = frame_of(KernelConfig("gfx942", 128, 128, 2, 2, split=True))
     known = ((f.argument("workspace"), BASE), (f.argument("tiles_m"), 32), (f.argument("tiles_n"), 32), (f.tile, 1023), (f.part, 15))
     bench = ran(gcn, f, splitk.describe_part(f, f.from_a, f.part), [known])

@@ -1,7 +1,4 @@
-"""Generated kernels compute what they should, on the emulator, which forgives less than hardware: see `gcn`.
-
-Arguments are those that the launcher passes (``problem.arguments_of``, ``abi``), so this is the way from a shape to its result.
-"""
+"""Run generated kernels on the emulator with the arguments of the launcher, from shape to product."""
 
 import itertools
 import zlib
@@ -31,7 +28,7 @@ def named(config):
 
 
 def kernel_of(config):
-    """What a manifest says of a config."""
+    """Return the manifest's configuration of a generated kernel."""
     return PackedConfig(
         config.name,
         f"{config.name}.co",
@@ -48,7 +45,7 @@ def kernel_of(config):
 
 
 def compute(gcn, config, m, n, k, *, splits=1, outdtype="bf16", bias=True, order="up", x=None, weight=None, text=None, row=None):
-    """The output as fp32, x, weight and bias; with split K the counters are zero again.
+    """Return output in fp32, x, weight and bias; check that split-K counters end at zero.
 
     Args:
         gcn: the emulator.
@@ -92,14 +89,14 @@ def compute(gcn, config, m, n, k, *, splits=1, outdtype="bf16", bias=True, order
 
 
 def right(gcn, config, m, n, k, **how):
-    """Computes, and compares with numpy: bf16 to half a last place and what fp32's sums may be off; fp32 to that alone."""
+    """Compute and compare with numpy: half a last place for bf16, plus the error of fp32 sums."""
     got, x, weight, bias = compute(gcn, config, m, n, k, **how)
     assert gcn.numbers.wrong(got, x, weight, bias, how.get("outdtype", "bf16")) <= 1
     return got
 
 
 def test_one_tile(gcn, failing):
-    """A whole tile and an even number of steps; then a single step."""
+    """A tile with an even number of steps, and with one step, is right."""
 
     def check(config):
         right(gcn, config, 64, 64, 4 * 64)
@@ -109,7 +106,7 @@ def test_one_tile(gcn, failing):
 
 
 def test_fewer_steps_than_are_loaded_ahead(gcn, failing):
-    """Loads beyond K meet empty buffers, and a wave ends when the last has come."""
+    """Fewer steps than the prefetch are right."""
 
     def check(gfx, shuffled):
         config = KernelConfig(gfx, 32, 64, 1, 4, shuffled)
@@ -120,7 +117,7 @@ def test_fewer_steps_than_are_loaded_ahead(gcn, failing):
 
 
 def test_tails(gcn, failing):
-    """Rows and columns that a tile has and the output does not are neither read nor written: memory around them is none."""
+    """Tails neither read nor write outside the operands."""
 
     def check(config):
         right(gcn, config, 1, 80, 3 * 64)
@@ -132,12 +129,12 @@ def test_tails(gcn, failing):
 
 @pytest.mark.parametrize("config", SMALL[:1] + SMALL[3:], ids=named)
 def test_rows_of_x_may_lie_apart(gcn, config):
-    """What lies between them is NaN, and not read."""
+    """Padding between rows of x is not read."""
     right(gcn, config, 70, 64, 128, row=192)
 
 
 def test_split_k_does_not_depend_on_who_is_last(gcn, failing):
-    """The same bits in every order of workgroups; the counters are zero afterwards (`compute`); the last part may be shorter."""
+    """Split-K gives the same bits in every order of workgroups."""
 
     def check(config, order):
         got = right(gcn, config, 66, 80, 64 * 8, splits=3, outdtype="fp32", order=order)
@@ -147,14 +144,14 @@ def test_split_k_does_not_depend_on_who_is_last(gcn, failing):
 
 
 def test_a_panel_of_tiles_is_covered(gcn):
-    """More tiles than a panel holds, and than chiplets deal evenly: every tile is computed, none twice (bytes of the output would race)."""
+    """More tiles than a panel holds are computed once each."""
     config = KernelConfig("gfx942", 32, 64, 1, 1)
     right(gcn, config, 32 * 10 + 1, 64 * 3, 64)
     right(gcn, config, 32 * 8, 64 * 2, 64)
 
 
 def test_numbers_that_are_none(gcn, failing):
-    """A NaN or an infinity stays in its row of x, and is one in bf16."""
+    """NaN and infinity stay in their row."""
 
     def check(config):
         x = gcn.numbers.bf16(np.ones((64, 64)))
@@ -169,7 +166,7 @@ def test_numbers_that_are_none(gcn, failing):
 
 
 def test_rounding_is_to_nearest_ties_to_even(gcn, failing):
-    """Sums half way between two of bf16 go up to an even one from odd ones, and down from even ones."""
+    """Ties round to even bf16 values."""
 
     def check(config):
         x, weight, steps = np.zeros((64, 64)), np.zeros((64, 64)), np.arange(64)
@@ -181,7 +178,7 @@ def test_rounding_is_to_nearest_ties_to_even(gcn, failing):
 
 
 def test_parts_are_handed_over_by_the_memory_model(gcn, failing):
-    """Parts that are stored or loaded for one chiplet alone, or counted before they have arrived, are refused."""
+    """Partials without device scope, or counted too early, fail on the emulator."""
 
     def check(config, taken, why):
         lines = text_of(config).splitlines()
@@ -212,7 +209,7 @@ def test_parts_are_handed_over_by_the_memory_model(gcn, failing):
 
 @pytest.mark.parametrize("kind", ["wait", "nop"])
 def test_the_emulator_refuses_what_lacks_a_wait(gcn, kind):
-    """Without some wait, or some wait states, it refuses a kernel: what it passes is no accident."""
+    """Kernels without a wait or wait state fail on the emulator."""
     config = SMALL[0]
     stream, _ = stream_of(config)
     name = {"wait": "s_waitcnt", "nop": "s_nop"}[kind]
@@ -231,7 +228,7 @@ def test_the_emulator_refuses_what_lacks_a_wait(gcn, kind):
 
 @pytest.mark.slow
 def test_every_kernel(gcn, failing):
-    """Each with several tiles, tails both ways, all sets of its registers in use; forms of the output, bias and order take turns."""
+    """Every kernel computes several tiles with tails."""
 
     def check(config):
         turn = CONFIGS.index(config)

@@ -1,4 +1,4 @@
-"""Static limits: what is refused, with which reason, for devices that are not there."""
+"""Test which shapes are unsupported, and the reasons."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FP4 = Shape("a4w4_blockscale", 64, 512, 512, dtype="fp4x2", outdtype="bf16", sca
 
 
 def test_without_packs_nothing_is_supported() -> None:
-    """The reason says where kernels come from, and that only bf16 can be built."""
+    """Without packs the reason says where kernels come from."""
     assert str(plain.supports(PRODUCT, MI300X)) == (
         "no pack has kernels of a16w16 for gfx942: install AITER, or run `tunedgemm asm build --gfx gfx942 -o DIR`, "
         "and name folders of packs in TUNEDGEMM_ASM_PACKS"
@@ -39,7 +39,7 @@ def test_without_packs_nothing_is_supported() -> None:
 
 
 def test_other_devices_have_no_code_objects(failing: Any) -> None:
-    """Only the architectures that AITER's kernels and ours are for."""
+    """Other architectures are unsupported."""
 
     def check(gfx: str) -> None:
         assert str(plain.supports(PRODUCT, Device(gfx, 100, "other"))) == (
@@ -51,7 +51,7 @@ def test_other_devices_have_no_code_objects(failing: Any) -> None:
 
 @gfx950
 def test_what_no_kernel_takes(asm: Any, over: ModuleType, failing: Any) -> None:
-    """The reason names the limit and the number."""
+    """An unsupported shape names limit and value."""
 
     def check(shape: Shape, reason: str) -> None:
         kernels = {name: loaded for name, loaded in asm.catalog("gfx950").kernels.items() if not name.startswith("tunedgemm")}
@@ -96,14 +96,14 @@ def test_what_no_kernel_takes(asm: Any, over: ModuleType, failing: Any) -> None:
 
 @gfx942
 def test_an_architecture_has_the_fp8_that_it_multiplies(asm: Any) -> None:
-    """FNUZ on gfx942."""
+    """gfx942 supports only FNUZ fp8."""
     assert asm.supports(attrs.evolve(FP8, dtype="fp8_e4m3fnuz"), MI300X) is True
     assert str(asm.supports(FP8, MI300X)) == "gfx942 multiplies fp8_e4m3fnuz, not fp8_e4m3fn"
 
 
 @gfx950
 def test_parts_of_k(asm: Any, fake: ModuleType) -> None:
-    """Kernels that count on semaphores have two splits or more and 1024 tiles at most; others as many as their steps allow."""
+    """Splits are limited by steps, counters and the kernel."""
     kernels = asm.catalog("gfx950").kernels
     split, whole = (
         kernels[fake.bf16(32, shuffled=False, splits=True)["knl_name"]],
@@ -130,14 +130,14 @@ def test_parts_of_k(asm: Any, fake: ModuleType) -> None:
 
 @gfx950
 def test_fp4_has_large_outputs(asm: Any) -> None:
-    """AITER's own table has rows with outputs beyond 4 GiB; operands have fewer bytes."""
+    """fp4 outputs may exceed 4 GiB, operands may not."""
     assert asm.supports(attrs.evolve(FP4, m=838784, n=5760, k=3584), MI355X) is True
     assert "bytes of x" in str(asm.supports(attrs.evolve(FP4, m=1 << 22, k=2048), MI355X))
 
 
 @gfx950
 def test_ours_take_ragged_columns_and_large_operands(asm: Any) -> None:
-    """N in wholes of 4, of 16 for shuffled weights; operands beyond 4 GiB, whose tiles alone are addressed with 32 bits."""
+    """The plugin's kernels support ragged N and operands above 4 GiB."""
     kernels = asm.catalog("gfx950").kernels
     plain_weight, shuffled = kernels["tunedgemm_bf16_64x64_pf2"], kernels["tunedgemm_bf16_64x64_bshuffle_pf2"]
     assert unsupported(plain_weight, 1, attrs.evolve(PRODUCT, n=100)) is None
@@ -152,7 +152,7 @@ def test_ours_take_ragged_columns_and_large_operands(asm: Any) -> None:
 
 
 def test_packs_are_looked_for_where_they_can_be_used() -> None:
-    """On other devices no file is read and no reader of code objects is imported."""
+    """Packs are read only for architectures that can run them."""
 
     def never(gfx: str) -> Any:
         raise AssertionError(gfx)
@@ -174,7 +174,7 @@ def test_packs_are_looked_for_where_they_can_be_used() -> None:
 def test_a_packs_descriptor_may_narrow_its_layout(
     asm: Any, over: ModuleType, fake: ModuleType, objects: ModuleType, tmp_path: Path
 ) -> None:
-    """A pack for one output dtype, or one of the bias, is asked for no other."""
+    """A pack's descriptor may narrow the dtypes of its layout."""
     said = {"abi": "tunedgemm-bf16", "gfx": "gfx950", "manifest": "m.csv", "dtypes": {"out": ["fp32"], "bias": ["fp32"]}, "name": "narrow"}
     fake.write(tmp_path / "narrow", "m.csv", fake.OWN, objects, "gfx950", 96)
     (tmp_path / "narrow" / "pack.json").write_text(json.dumps(said))
@@ -193,13 +193,13 @@ def test_a_packs_descriptor_may_narrow_its_layout(
 
 
 def test_every_layout_of_arguments_has_its_limits_and_its_maker() -> None:
-    """A layout that the packs may name is known to all tables that say something of one, and the other way round."""
+    """Every layout has rules and a maker of arguments."""
     assert set(RULES) == set(launch._MAKERS) == set(ABIS)
 
 
 @gfx950
 def test_a_reason_is_told_once_with_one_kernel_as_an_example(asm: Any) -> None:
-    """Kernels that refuse a shape alike share a line; there are three at most."""
+    """Each reason appears once with an example kernel."""
     told = str(asm.supports(attrs.evolve(PRODUCT, k=96), MI355X))
     assert told.startswith("no kernel of a16w16 supports the shape: ")
     reasons = [reason.split(" ", 1) for reason in told.removeprefix("no kernel of a16w16 supports the shape: ").split("; ")]
@@ -208,7 +208,7 @@ def test_a_reason_is_told_once_with_one_kernel_as_an_example(asm: Any) -> None:
 
 
 class Named:
-    """A kernel of a pack with other dtypes."""
+    """A pack's kernel with other dtypes."""
 
     def __init__(self, loaded: Any, dtypes: Any) -> None:
         self.kernel, self.abi, self.pack, self.dtypes = loaded.kernel, loaded.abi, loaded.pack, dtypes

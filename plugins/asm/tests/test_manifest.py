@@ -1,4 +1,4 @@
-"""Manifests: both of AITER's dialects, comments, and every kind of wrong line, which costs its own kernel alone."""
+"""Test manifests: both of AITER's dialects, comments and bad lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AITER = Path(__file__).parents[4] / "shared" / "aiter" / "manifests"
 
 
 def test_the_columns_of_bf16_kernels() -> None:
-    """Every column has its field."""
+    """Every column of bf16 manifests sets its field."""
     listed = parse(HEAD + GOOD, "m.csv", BF16)
 
     assert listed.kernels == (KernelConfig("good", "good.co", "aiter-bf16gemm", 96, 64, 3, True, True, 64, True, ("bf16", "fp32")),)
@@ -30,7 +30,7 @@ def test_the_columns_of_bf16_kernels() -> None:
     "header", ["tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name", "tile_M,tile_N,splitK,bpreshuffle,knl_name,co_name"]
 )
 def test_the_columns_of_other_kernels(header: str) -> None:
-    """Columns in another order and spelling; what they do not say is the layout's."""
+    """Other spellings and orders of columns are read; missing columns use the layout's values."""
     (kernel,) = parse(f"{header}\n128,512,1,1,k,k.co\n", "m.csv", F4).kernels
     assert kernel == KernelConfig("k", "k.co", "aiter-f4gemm", 128, 512, 0, True, True, 256, False, ("bf16",))
     (kernel,) = parse(f"{header}\n128,256,0,1,k,k.co\n", "m.csv", I8).kernels
@@ -38,7 +38,7 @@ def test_the_columns_of_other_kernels(header: str) -> None:
 
 
 def test_comments_blank_lines_and_spaces_say_nothing() -> None:
-    """As AITER's own reader has it; lines keep their numbers."""
+    """Comments, blank lines and spaces are ignored, and line numbers are kept."""
     text = (
         "\ufeff".encode().decode("utf-8-sig")
         + "# kernels\n/* not\nyet */\n"
@@ -52,12 +52,12 @@ def test_comments_blank_lines_and_spaces_say_nothing() -> None:
 
 
 def test_a_file_without_lines_has_no_kernels() -> None:
-    """AITER's manifest of fp4 kernels for gfx942 is a header without a newline."""
+    """A header alone gives no kernels."""
     assert parse(HEAD.strip(), "m.csv", BF16).kernels == ()
 
 
 def test_a_wrong_line_costs_its_kernel_alone(failing: Any) -> None:
-    """It is refused by name, with file, line and column; the line beside it is used."""
+    """A bad line is refused with file, line and column, and other lines are used."""
 
     def check(line: str, reason: str) -> None:
         listed = parse(HEAD + f"{line}\n" + GOOD, "m.csv", BF16)
@@ -95,7 +95,7 @@ def test_a_wrong_line_costs_its_kernel_alone(failing: Any) -> None:
 
 @pytest.mark.parametrize("line", ["k" * 200_000, '"k,k.co,1,96,64,0,1,0,64,1'], ids=["a long cell", "a quote without its second"])
 def test_a_line_that_is_no_csv_costs_itself_alone(line: str) -> None:
-    """It is refused by its number, or by what its one cell says; the lines beside it are used."""
+    """An unparsable line is refused, and other lines are used."""
     listed = parse(HEAD + f"{line}\n" + GOOD, "m.csv", BF16)
 
     assert [kernel.name for kernel in listed.kernels] == ["good"]
@@ -104,7 +104,7 @@ def test_a_line_that_is_no_csv_costs_itself_alone(line: str) -> None:
 
 
 def test_a_kernel_listed_twice_is_refused_as_a_whole() -> None:
-    """Neither line can be known to be the right one."""
+    """A kernel listed twice is refused."""
     listed = parse(HEAD + GOOD + "twice,a.co,1,96,64,0,1,0,64,1\ntwice,b.co,1,32,64,0,1,0,64,1\n", "m.csv", BF16)
 
     assert [kernel.name for kernel in listed.kernels] == ["good"]
@@ -112,7 +112,7 @@ def test_a_kernel_listed_twice_is_refused_as_a_whole() -> None:
 
 
 def test_outputs_may_be_fewer_than_the_layouts() -> None:
-    """A column of our own, for a kernel that writes one dtype; another dtype is refused."""
+    """The column `outputs` narrows the dtypes."""
     text = HEAD.strip() + ",outputs\na,a.co,1,96,64,0,1,0,64,1,bf16\nb,b.co,1,96,64,0,1,0,64,1,fp16\nc,c.co,1,96,64,0,1,0,64,1,\n"
     listed = parse(text, "m.csv", BF16)
 
@@ -121,14 +121,14 @@ def test_outputs_may_be_fewer_than_the_layouts() -> None:
 
 
 def test_an_unknown_column_is_remarked_and_not_used() -> None:
-    """AITER adds columns; the kernels stay."""
+    """An unknown column is a remark."""
     listed = parse(HEAD.strip() + ",cluster\n" + GOOD.strip() + ",4\n", "m.csv", BF16)
 
     assert len(listed.kernels) == 1 and listed.remarks == ("m.csv: unknown columns: cluster",)
 
 
 def test_a_manifest_without_a_header_is_refused(failing: Any) -> None:
-    """The reason names the file, and column that is missing."""
+    """A bad header is refused with file and column."""
 
     def check(text: str, reason: str) -> None:
         with pytest.raises(PackError, match=r"m\.csv") as caught:
@@ -148,7 +148,7 @@ def test_a_manifest_without_a_header_is_refused(failing: Any) -> None:
 
 
 def test_any_text_is_read_or_refused() -> None:
-    """Lines with letters exchanged at random; what is refused is told in one line of bounded length."""
+    """Randomly changed text is read or refused in one line of bounded length."""
     draw, text = random.Random(7), HEAD + GOOD + "b,b/b.co,1,32,64,0,0,0,64,0\n"
     for _ in range(2000):
         letters = list(text)
@@ -166,7 +166,7 @@ def test_any_text_is_read_or_refused() -> None:
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\0k", b"x" * (manifest.MAX_BYTES + 1), None], ids=["no text", "too large", "absent"])
 def test_a_file_that_is_no_manifest_is_refused(content: bytes | None, tmp_path: Path) -> None:
-    """Bytes that are no text, too many of them, or none."""
+    """Binary, oversized and missing files are refused."""
     path = tmp_path / "m.csv"
     if content is not None:
         path.write_bytes(content)
@@ -175,7 +175,7 @@ def test_a_file_that_is_no_manifest_is_refused(content: bytes | None, tmp_path: 
 
 
 def test_paths_stay_inside() -> None:
-    """Folders below are allowed, and written in one way."""
+    """Paths inside a folder are normalized."""
     assert inside("a/./b.co", "x") == "a/b.co"
     with pytest.raises(PackError, match="x: "):
         inside("a\0b", "x")
@@ -183,7 +183,7 @@ def test_paths_stay_inside() -> None:
 
 @pytest.mark.skipif(not AITER.is_dir(), reason="AITER's manifests are not here")
 def test_aiters_manifests_are_read_whole() -> None:
-    """Every line of all eight, by architecture and family."""
+    """Every line of AITER's eight manifests is read."""
     from tunedgemm_asm.descriptor import AITER as families
 
     counted = {}

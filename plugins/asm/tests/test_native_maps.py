@@ -1,4 +1,4 @@
-"""Descriptors of a launch: by the C extension and by ctypes the driver is told the same, once for an address, from any thread."""
+"""Test tensor maps of launches through the C extension and through ctypes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ int cuGetErrorString(int status, const char **text) { *text = "an error"; return
 
 
 class Told(ctypes.Structure):
-    """What the driver was told of a descriptor."""
+    """What the driver received for a tensor map."""
 
     _fields_ = [
         ("address", ctypes.c_uint64), ("sizes", ctypes.c_uint64 * 3), ("strides", ctypes.c_uint64 * 2), ("type", ctypes.c_uint32),
@@ -78,7 +78,7 @@ class Told(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A function of that driver, the arguments of the last launch, and how many descriptors it made and launches it saw."""
+    """Return a function of the driver, its last arguments and its counters."""
     if shutil.which("cc") is None:
         pytest.skip("the driver is compiled with `cc`")
     path = tmp_path_factory.mktemp("driver") / "libdriver.so"
@@ -90,21 +90,21 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def launching(way: str, function: Any, plan: LaunchPlan = PLAN) -> native.Launch:
-    """The launch of a function in one of both ways."""
+    """Return the launch of a function by extension or ctypes."""
     if way == "extension" and native._extension is None:
         pytest.skip("the C extension was not built")
     return native.by_extension(function, plan) if way == "extension" else native.by_ctypes(function, plan)
 
 
 def wanted(operand: Operand, address: int) -> bytes:
-    """The descriptor of an operand."""
+    """Return the expected tensor map of an operand."""
     sizes, strides, box = operand.dimensions
     told = Told(address, sizes, strides, operand.type, len(sizes), box, (1,) * len(sizes), operand.kinds)
     return bytes(told).ljust(128, b"\xee")
 
 
 def filled(addresses: tuple[int, ...], plan: LaunchPlan = PLAN) -> bytes:
-    """The arguments of a launch with these addresses."""
+    """Return the arguments of a launch with these addresses."""
     buffer = bytearray(plan.arguments)
     for slot, address in zip(plan.slots, addresses, strict=False):
         buffer[slot : slot + 8] = address.to_bytes(8, "little")
@@ -114,12 +114,12 @@ def filled(addresses: tuple[int, ...], plan: LaunchPlan = PLAN) -> bytes:
 
 
 def addresses_of(number: int) -> tuple[int, ...]:
-    """Four addresses that no other number has."""
+    """Return four addresses unique to a number."""
     return tuple((1 << 63) + 512 * (4 * number + place) for place in range(4))
 
 
 def faults(launch: native.Launch, driver: Any) -> str:
-    """What of some launches is not as it has to be: many addresses, in turns with those before, and one without a descriptor."""
+    """Return the fault of launches with new, cached and rejected addresses."""
     before = driver.count(0)
     for number in (*range(40), *range(40), *range(39, -1, -1)):
         given = addresses_of(number)
@@ -139,13 +139,13 @@ def faults(launch: native.Launch, driver: Any) -> str:
 
 @ways
 def test_every_descriptor_reaches_its_place(way: str, driver: Any) -> None:
-    """All that the driver has to know, made once for an address; where it makes none, nothing is launched, and its status comes back."""
+    """Tensor maps are encoded once for an address, and errors return."""
     assert faults(launching(way, driver.function), driver) == ""
 
 
 @ways
 def test_too_many_descriptors_are_made_anew(way: str, driver: Any) -> None:
-    """Beyond 4096 addresses of an operand all are forgotten, and each launch still gets its own."""
+    """A full cache is cleared, and launches stay right."""
     launch, before = launching(way, driver.function), driver.count(0)
     for number in (*range(5000), 4999, 0):
         launch(5, *addresses_of(number))
@@ -156,7 +156,7 @@ def test_too_many_descriptors_are_made_anew(way: str, driver: Any) -> None:
 
 @ways
 def test_threads_share_descriptors(way: str, driver: Any) -> None:
-    """Eight threads launch at once with addresses that are others' too; each launch has its own, and few are made twice."""
+    """Threads share cached tensor maps."""
     launch, wrong, start, before = launching(way, driver.function), [], threading.Barrier(8), driver.count(0)
 
     def work(number: int) -> None:
@@ -176,7 +176,7 @@ def test_threads_share_descriptors(way: str, driver: Any) -> None:
 
 
 def test_a_plan_checks_where_descriptors_go(failing: Any) -> None:
-    """They lie inside the arguments, apart from each other and from addresses, and are of addresses that a launch gets."""
+    """A launch plan rejects overlapping or outside tensor maps."""
 
     def check(changes: dict[str, Any], reason: str) -> None:
         with pytest.raises(PluginError, match=reason):
@@ -196,7 +196,7 @@ def test_a_plan_checks_where_descriptors_go(failing: Any) -> None:
 
 @ways
 def test_a_launch_takes_the_addresses_that_it_has(way: str, driver: Any) -> None:
-    """Those of slots and those of descriptors alone; another number is an error."""
+    """A wrong number of addresses raises."""
     launch = launching(way, driver.function)
     for count in (3, 5):
         with pytest.raises(TypeError, match=rf"a stream and 4 addresses \(got {count + 1} arguments"):
@@ -208,7 +208,7 @@ TOLD: tuple[Any, ...] = (0, 0, 9, (64, 64), (128,), (64, 8), (0, 3, 3, 0))
 
 @extension
 def test_the_extension_checks_what_it_is_told_of_operands(failing: Any) -> None:
-    """Kinds, numbers of dimensions and places that are wrong raise; what is right does not."""
+    """The extension rejects wrong descriptions of operands."""
 
     def check(maps: Any, error: Any) -> None:
         kind = native._extension.Launch
@@ -239,7 +239,7 @@ def test_the_extension_checks_what_it_is_told_of_operands(failing: Any) -> None:
 
 @extension
 def test_descriptors_go_with_their_launch(driver: Any) -> None:
-    """Some hundred kilobytes of them are given back, also where the object is made again."""
+    """The cache is freed with its launch."""
     tracemalloc.start()
     try:
         launch = launching("extension", driver.function)
@@ -259,7 +259,7 @@ def test_descriptors_go_with_their_launch(driver: Any) -> None:
 
 @extension
 def test_a_launch_that_is_made_again_while_a_descriptor_is_made(driver: Any) -> None:
-    """A driver that lets another thread in, which makes the object again, writes its descriptor into nothing that was let go."""
+    """Reinitializing a launch during encoding does not use freed memory."""
     made: list[Any] = []
 
     def describe(*_: Any) -> int:
@@ -298,7 +298,7 @@ CHANGES = [
 
 
 def compiled(source: str, folder: Path) -> Any:
-    """The extension of that source, as a module."""
+    """Compile the extension from source and load it."""
     (folder / "shim.c").write_text(source)
     target, includes = folder / "_shim.so", sysconfig.get_path("include")
     flags = ("-O0", "-w", "-shared", "-fPIC", "-DPy_LIMITED_API=0x030A0000", f"-I{includes}")
@@ -310,7 +310,7 @@ def compiled(source: str, folder: Path) -> Any:
 
 
 def test_each_part_of_the_extension_matters(driver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source as it is passes; with what is told, kept or written changed it does not."""
+    """Each planted change of the extension is found."""
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         pytest.skip("there is no Python.h to compile the extension with")
     source, unseen = SOURCE.read_text(), []

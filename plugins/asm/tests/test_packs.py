@@ -1,4 +1,4 @@
-"""Packs: where they come from, what of them may be launched, and every way in which one is bad, which costs itself alone."""
+"""Test where packs come from, which kernels may be launched, and that a bad one costs only itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(objects: ModuleType, tmp_path: Path) -> Write:
-    """Writes a pack below the test's folder: a descriptor, a manifest of the kernels named, a code object for each."""
+    """Return a function that writes a pack with descriptor, manifest and code objects."""
 
     def write(name: str, *kernels: str, gfx: str = "gfx942", said: Mapping[str, Any] | None = None, **made: Any) -> Path:
         folder = tmp_path / name
@@ -41,7 +41,7 @@ def write(objects: ModuleType, tmp_path: Path) -> Write:
 
 @pytest.fixture
 def from_folders(monkeypatch: pytest.MonkeyPatch) -> Callable[..., packs.Catalog]:
-    """What is found for an architecture with these folders in the environment."""
+    """Return a function that catalogs these folders for an architecture."""
 
     def found(*folders: Path | str, gfx: str = "gfx942") -> packs.Catalog:
         monkeypatch.setenv(sources.VARIABLE, os.pathsep.join(map(str, folders)))
@@ -52,7 +52,7 @@ def from_folders(monkeypatch: pytest.MonkeyPatch) -> Callable[..., packs.Catalog
 
 
 def test_a_pack_gives_its_kernels(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
-    """By name, with file, bytes, hash and metadata; nothing is refused."""
+    """A pack gives its kernels with bytes, hash and metadata."""
     folder = write("mine", "a", "b")
     found = from_folders(folder)
 
@@ -66,7 +66,7 @@ def test_a_pack_gives_its_kernels(write: Write, from_folders: Callable[..., pack
 
 
 def test_a_pack_is_for_its_architecture_alone(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
-    """A name found only under another architecture is a miss that says so."""
+    """A kernel of another architecture is missing with that reason."""
     folders = write("old", "a", "both"), write("new", "b", "both", gfx="gfx950")
     found = from_folders(*folders)
 
@@ -78,7 +78,7 @@ def test_a_pack_is_for_its_architecture_alone(write: Write, from_folders: Callab
 
 
 def test_a_folder_of_packs_is_looked_through(write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
-    """Packs for several architectures below one folder; hidden folders and caches are passed over."""
+    """Packs below a folder are found; hidden folders and caches are skipped."""
     write("all/gfx942", "a")
     write("all/gfx950", "b", gfx="gfx950")
     write("all/.hidden", "c")
@@ -90,7 +90,7 @@ def test_a_folder_of_packs_is_looked_through(write: Write, from_folders: Callabl
 
 
 def test_of_two_packs_with_one_name_the_earlier_has_it(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
-    """The later is told once, whatever it repeats; its other kernels are used."""
+    """Of two packs with one kernel the earlier has it."""
     first, second = write("first", "a", "b"), write("second", "a", "b", "c")
     found = from_folders(first, second)
 
@@ -102,7 +102,7 @@ def test_of_two_packs_with_one_name_the_earlier_has_it(write: Write, from_folder
 def test_a_pack_that_cannot_be_used_does_not_hide_a_later_one(
     write: Write, from_folders: Callable[..., packs.Catalog], objects: ModuleType
 ) -> None:
-    """Of one name the first whose code object passes has it; where none does, the first, with its reason."""
+    """An unfit code object gives way to a later pack's."""
     first, second, third = write("first", "a", "b"), write("second", "a", "b"), write("third", "b")
     for folder, kernel in ((first, "a"), (first, "b"), (second, "b"), (third, "b")):
         (folder / f"{kernel}.co").write_bytes(b"MZ" if kernel == "a" else objects.made(["other"]))
@@ -116,7 +116,7 @@ def test_a_pack_that_cannot_be_used_does_not_hide_a_later_one(
 
 @pytest.mark.parametrize("kind", ["a link to itself", "no such user", "a long path", "no permission", "a long name"])
 def test_a_place_that_cannot_be_looked_at_costs_itself_alone(kind: str, write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
-    """It is a problem with its reason; packs and kernels beside it are used."""
+    """An inaccessible folder is a problem, and other packs are used."""
     good, bad = write("good", "g"), write("bad", "a", "b")
     place, reason = str(bad), ""
     if kind == "a link to itself":
@@ -146,7 +146,7 @@ def test_a_place_that_cannot_be_looked_at_costs_itself_alone(kind: str, write: W
 
 
 def test_a_folder_that_holds_no_pack_is_told(from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
-    """A folder named and absent, or empty; parts that are blank are nothing."""
+    """A missing or empty folder is a problem."""
     (tmp_path / "empty").mkdir()
     found = from_folders(tmp_path / "absent", "", " ", tmp_path / "empty")
 
@@ -187,7 +187,7 @@ def test_a_bad_descriptor_costs_its_pack_alone(write: Write, from_folders: Calla
 
 
 def test_a_descriptor_that_is_no_json_object_is_refused(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
-    """A descriptor that is empty, cut off, a list, no text, too deep or too large is refused."""
+    """A descriptor that is not a JSON object is refused."""
     folder = write("bad", "a")
     for content in (b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (descriptor.MAX_BYTES + 1)):
         (folder / "pack.json").write_bytes(content)
@@ -196,7 +196,7 @@ def test_a_descriptor_that_is_no_json_object_is_refused(write: Write, from_folde
 
 
 def test_a_kernel_without_its_file_costs_itself_alone(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
-    """Told when packs are listed, before anything is launched."""
+    """A kernel without its file is refused before a launch."""
     folder = write("mine", "a", "b")
     (folder / "a.co").unlink()
     found = from_folders(folder)
@@ -207,7 +207,7 @@ def test_a_kernel_without_its_file_costs_itself_alone(write: Write, from_folders
 
 
 def test_a_path_that_leads_out_is_refused(write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
-    """By its text, or through a link."""
+    """A path out of the folder is refused, by text or by link."""
     folder = write("mine", "a", "b")
     (tmp_path / "outside.co").write_bytes((folder / "a.co").read_bytes())
     (folder / "a.co").unlink()
@@ -224,7 +224,7 @@ def test_a_path_that_leads_out_is_refused(write: Write, from_folders: Callable[.
 def test_what_describes_a_pack_lies_in_its_folder(
     name: str, write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path
 ) -> None:
-    """A link to a file outside is refused, and a pipe, which would never end, is no file."""
+    """Links out of the folder and pipes are refused."""
     folder = write("mine", "a")
     (folder / name).rename(tmp_path / name)
     (folder / name).symlink_to(tmp_path / name)
@@ -250,7 +250,7 @@ def test_what_describes_a_pack_lies_in_its_folder(
 def test_a_bad_code_object_is_refused_before_any_launch(
     made: Mapping[str, Any], reason: str, write: Write, from_folders: Callable[..., packs.Catalog], objects: ModuleType
 ) -> None:
-    """Its bytes are never given out; pack, file and reason are told each time, and stay among the problems."""
+    """An unfit code object is refused with pack, file and reason, each time."""
     folder = write("mine", "a", "b")
     (folder / "a.co").write_bytes(objects.made(["a"], **made))
     found = from_folders(folder)
@@ -269,7 +269,7 @@ def test_a_bad_code_object_is_refused_before_any_launch(
 def test_a_file_that_was_exchanged_is_refused(
     kind: str, write: Write, from_folders: Callable[..., packs.Catalog], objects: ModuleType
 ) -> None:
-    """The kinds of a lying manifest: each is refused by name."""
+    """A file replaced after listing is refused."""
     folder = write("mine", "a")
     content = (folder / "a.co").read_bytes()
     found = from_folders(folder)
@@ -290,7 +290,7 @@ def test_a_file_that_was_exchanged_is_refused(
 
 
 def test_what_runs_is_what_was_hashed(write: Write, from_folders: Callable[..., packs.Catalog], tmp_path: Path) -> None:
-    """A file with other bytes than when the packs were listed is refused, and one that leads out by then."""
+    """A file that changed since it was hashed is refused."""
     folder = write("mine", "a", "b")
     found = from_folders(folder)
     assert found.version
@@ -304,7 +304,7 @@ def test_what_runs_is_what_was_hashed(write: Write, from_folders: Callable[..., 
 
 
 def test_a_file_that_cannot_be_read_is_tried_again(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
-    """It is told, its pack's hash is not that of an empty file, and once it can be read it is used."""
+    """An unreadable file is retried."""
     folder = write("mine", "a")
     found = from_folders(folder)
     content = (folder / "a.co").read_bytes()
@@ -320,7 +320,7 @@ def test_a_file_that_cannot_be_read_is_tried_again(write: Write, from_folders: C
 
 
 def test_a_hash_that_is_promised_is_checked(write: Write, from_folders: Callable[..., packs.Catalog], objects: ModuleType) -> None:
-    """A file of other bytes is refused; with the right ones it is used."""
+    """A promised hash is checked."""
     content = objects.made(["a"])
     right = write("right", "a", said={"sha256": {"a.co": hashlib.sha256(content).hexdigest()}})
     wrong = write("wrong", "a", said={"sha256": {"a.co": "0" * 64}})
@@ -331,7 +331,7 @@ def test_a_hash_that_is_promised_is_checked(write: Write, from_folders: Callable
 
 
 def test_dtypes_of_a_descriptor_narrow_those_of_the_layout(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
-    """Of the pack, and of each of its kernels; one that writes nothing of them is refused."""
+    """A descriptor narrows the dtypes of its kernels."""
     folder = write("mine", "a", said={"dtypes": {"out": "fp32", "x": ["bf16"]}})
     found = from_folders(folder)
     assert found.kernels["a"].dtypes["out"] == ("fp32",) and found.kernels["a"].kernel.outputs == ("fp32",)
@@ -341,7 +341,7 @@ def test_dtypes_of_a_descriptor_narrow_those_of_the_layout(write: Write, from_fo
 
 
 def test_the_version_follows_every_byte(write: Write, from_folders: Callable[..., packs.Catalog]) -> None:
-    """Of code objects, manifest and descriptor; without kernels it is empty."""
+    """The version changes with every byte of a pack."""
     folder = write("mine", "a", "b")
     first = from_folders(folder).version
     assert first.startswith("asm ") and len(first) == 16 and from_folders(folder).version == first
@@ -360,7 +360,7 @@ def test_the_version_follows_every_byte(write: Write, from_folders: Callable[...
 def test_aiters_own_tree_needs_no_descriptor(
     objects: ModuleType, tmp_path: Path, from_folders: Callable[..., packs.Catalog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its own variable, as a folder that the user names, or one architecture of it; fp8 is that of the architecture."""
+    """AITER's tree is found by its variable and as a named folder."""
     for gfx in ("gfx942", "gfx950"):
         folder = tmp_path / "hsa" / gfx / "fp8gemm_blockscale"
         folder.mkdir(parents=True)
@@ -382,7 +382,7 @@ def test_aiters_own_tree_needs_no_descriptor(
 def test_what_the_plugin_ships_comes_last(
     write: Write, from_folders: Callable[..., packs.Catalog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder ``packs`` beside its modules; a kernel that the user has too is the user's."""
+    """Shipped packs come after the user's."""
     shipped, named = write("plugin/packs/gfx942", "a", "b"), write("mine", "b")
     monkeypatch.setattr(sources, "__file__", str(shipped.parents[1] / "sources.py"))
     found = from_folders(named)
@@ -402,9 +402,7 @@ print([name for name in ("example_pack", "bad_pack", "aiter_meta", "torch", "elf
 
 
 def test_installed_packages_are_found_without_importing_them(write: Write, tmp_path: Path) -> None:
-    """One that an entry point names, and AITER's, but no folder of the working directory; a package whose import would fail is read like
-    any other. Neither torch is loaded.
-    """
+    """Installed packages are found without an import, and the working directory is ignored."""
     write("site/example_pack/kernels/gfx942", "theirs")
     write("site/aiter_meta/hsa/gfx942/own", "aiters")
     site = tmp_path / "site"
@@ -431,7 +429,7 @@ def test_installed_packages_are_found_without_importing_them(write: Write, tmp_p
 
 
 def test_a_folder_with_aiters_name_is_not_aiter(write: Write, tmp_path: Path) -> None:
-    """One in the working directory, which Python takes for a package without modules."""
+    """A folder named like AITER in the working directory is ignored."""
     write("cwd/aiter_meta/hsa/gfx942/own", "trap")
     variables = {key: value for key, value in os.environ.items() if key not in (sources.VARIABLE, sources.OF_AITER)}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=variables, check=False, cwd=tmp_path / "cwd")
@@ -442,7 +440,7 @@ def test_a_folder_with_aiters_name_is_not_aiter(write: Write, tmp_path: Path) ->
 
 @pytest.mark.skipif(not HSA.is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")
 def test_aiters_real_tree_is_found_whole(from_folders: Callable[..., packs.Catalog]) -> None:
-    """37 kernels for gfx942 and 73 for gfx950, all of which pass every check."""
+    """All 37 and 73 kernels of AITER's tree pass every check."""
     for gfx, count in (("gfx942", 37), ("gfx950", 73)):
         found = from_folders(HSA, gfx=gfx)
         assert len([loaded.code() for loaded in found.kernels.values()]) == count and found.problems == ()

@@ -1,4 +1,4 @@
-"""The backend on Hopper, over a fake driver whose kernels run on the emulator: names, products, refusals, pools, lists."""
+"""Test the backend on Hopper over a fake driver that runs kernels on the emulator."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ BLOCKS = Shape("a8w8_blockscale", 37, 136, 272, "fp8_e4m3fn", "bf16", scale="blo
 
 @pytest.fixture
 def cuda(ptx: ModuleType) -> Any:
-    """The fake driver."""
+    """Return the fake driver."""
     return ptx.Cuda()
 
 
 @pytest.fixture
 def backend(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> Asm:
-    """The backend over it, on a CPU that stands for a Hopper GPU with three SMs; the fake loads text."""
+    """Return the backend on a CPU that stands for a Hopper GPU with three SMs."""
     monkeypatch.setattr(build, "ptxas", lambda: None)
     library = cuda.driver()
     return Asm(driver=lambda interface: library, host=Device("sm_90", 3, "small"))
 
 
 def operands(shape: Shape, seed: int = 0) -> tuple[Any, ...]:
-    """Random operands of a shape, without a bias that it does not have."""
+    """Return random operands, without an absent bias."""
     return tuple(each for each in ops()[shape.op].make_inputs(shape, torch.device("cpu"), seed) if each is not None)
 
 
 def check(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> None:
-    """An output is within the op's tolerance of the reference."""
+    """Check that an output is within the op's tolerance."""
     op = ops()[shape.op]
     wanted = op.reference(shape, given).double()
     error = (out.double() - wanted).norm(dim=1) / wanted.norm(dim=1)
@@ -125,7 +125,7 @@ def test_leading_dimensions_are_kept(backend: Asm) -> None:
 
 
 def test_descriptors_are_made_once_for_an_address(backend: Asm, cuda: Any, ptx: ModuleType) -> None:
-    """A second call with the same operands makes none, other operands their own; a full pool starts anew."""
+    """Tensor maps are cached by address."""
     launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, CPU)
     given, others = operands(SMALL), operands(SMALL, 1)
     launcher.call(*given)
@@ -149,7 +149,7 @@ def test_descriptors_are_made_once_for_an_address(backend: Asm, cuda: Any, ptx: 
 
 
 def test_a_launch_that_fails_says_so(backend: Asm, cuda: Any) -> None:
-    """The kernel's name, the driver's function and its words."""
+    """A failed launch names kernel, driver function and message."""
     launcher = backend.bind(Solution("asm", KernelConfig(64, 32, 3, 1).name, 1), SMALL, CPU)
     cuda.failing = 719
     with pytest.raises(LaunchError, match="asm ptx_64x32_s3_c1_x1_g8_r1: cuLaunchKernel: fake status 719"):
@@ -162,7 +162,7 @@ def test_a_launch_that_fails_says_so(backend: Asm, cuda: Any) -> None:
 def test_an_operand_that_no_descriptor_is_made_of_says_so(
     backend: Asm, cuda: Any, extension: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """x at an address that the copy engine does not take: the driver's function and its words, and the next call goes on."""
+    """An unaligned operand raises, and the next call works."""
     if not extension:
         monkeypatch.setattr(native, "_extension", None)
     elif native._extension is None:
@@ -176,7 +176,7 @@ def test_an_operand_that_no_descriptor_is_made_of_says_so(
 
 
 def test_what_no_kernel_takes_is_refused(failing: Any) -> None:
-    """By supports and by bind, with the reason; nothing is listed, prepared or refined."""
+    """Unsupported shapes are refused everywhere with the reason."""
 
     def check(shape: Shape, reason: str) -> None:
         assert reason in str(asm.supports(shape, H200))
@@ -202,7 +202,7 @@ def test_what_no_kernel_takes_is_refused(failing: Any) -> None:
 
 
 def test_names_and_parts_that_do_not_fit_are_refused(backend: Asm) -> None:
-    """A kernel of AMD's, another revision, more parts than steps; a device that is described only."""
+    """Foreign names, other revisions, too many splits and absent devices are refused."""
     for name, splits, reason in (
         ("tunedgemm_bf16_64x64_pf2", 1, "is not a kernel"),
         ("ptx_64x32_s3_c1_x1_g8_r7", 1, "revision 7"),
@@ -243,7 +243,7 @@ EIGHT_BITS = [
 
 
 def test_the_list_of_a_shape(failing: Any) -> None:
-    """At most 64 solutions, each once, each of which fits its shape and is found again by its name."""
+    """A list has at most 64 distinct solutions that resolve by name."""
 
     def check(shape: Shape) -> None:
         listed = list(asm.enumerate_solutions(shape, H200))
@@ -259,7 +259,7 @@ def test_the_list_of_a_shape(failing: Any) -> None:
 
 @pytest.mark.parametrize(("day", "like"), PROFILES, ids=str)
 def test_the_model_prefers_what_was_fast(day: str, like: Shape) -> None:
-    """Of all shapes timed on an H200, some of the first eight listed is within 7.5 % of the best time, and in the mean within 2.5 %."""
+    """Of each timed shape, the first eight listed contain one within 7.5 % of the best."""
     times: dict[Shape, dict[Solution, float]] = {}
     with (RESULTS / day / "asm" / f"{like.op}-profile.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -275,7 +275,7 @@ def test_the_model_prefers_what_was_fast(day: str, like: Shape) -> None:
 
 
 def test_what_shows_of_promotion() -> None:
-    """By the model: all of it where one consumer is alone, a share where others multiply, more where scales go by block."""
+    """The model hides part of promotion behind another consumer."""
     like, blocks = attrs.evolve(EIGHT_BITS[4], n=128, m=64), attrs.evolve(EIGHT_BITS[-2], n=128, m=64)
 
     def shown(config: KernelConfig) -> float:
@@ -289,7 +289,7 @@ def test_what_shows_of_promotion() -> None:
 
 
 def test_sums_of_fp8_are_added_in_float32() -> None:
-    """Plans that do are listed of every shape; others, which come first, only for bf16 without scales by block; none for integers."""
+    """Promotion is listed for all fp8 shapes and never for integers."""
     shapes = [*EIGHT_BITS, attrs.evolve(EIGHT_BITS[0], outdtype="fp32"), attrs.evolve(EIGHT_BITS[0], outdtype="fp16")]
     found = [{config.promoted for config, _ in enumerate_candidates(shape, H200)} for shape in shapes]
     assert found == [*[{True, False}] * 6, *[{False}] * 6, *[{True}] * 8]
@@ -302,7 +302,7 @@ def test_sums_of_fp8_are_added_in_float32() -> None:
 
 
 def test_preparing_needs_neither_torch_nor_a_device(tmp_path: Any) -> None:
-    """A process that assembles loads no torch and no driver."""
+    """Preparing loads neither torch nor a driver."""
     program = f"""
 import os, sys
 os.environ["TUNEDGEMM_CACHE"] = {str(tmp_path)!r}
@@ -317,7 +317,7 @@ assert "torch" not in sys.modules and "triton" not in sys.modules, "loaded"
 
 
 def test_what_assembles_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tunedgemm plugins -v` names the assembler, or the driver in its place."""
+    """`plugins -v` names the assembler."""
     monkeypatch.setattr(build, "ptxas", lambda: None)
     assert list(asm.details(H200)) == ["generated PTX of revision 1, assembled by the driver, when it loads them: ptxas not found"]
     assert "revision 1" in ptx_launch.details()[0]

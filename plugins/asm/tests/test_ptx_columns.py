@@ -1,4 +1,4 @@
-"""Weights in columns of 128 bytes: exact products on the emulator of weights really shuffled, descriptors, lists, refusals, mistakes."""
+"""Test weights in columns of 128 bytes on the emulator, and their lists and refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CPU = Device("cpu-avx2", 2, "cpu")
 
 
 def of(op: str, sizes: tuple[int, int, int], dtype: str = "bf16", **fields: Any) -> Shape:
-    """A shape of an op with such a weight."""
+    """Return a shape of an op with such a weight."""
     scale = {"a8w8_bpreshuffle": "row", "a8w8_blockscale_bpreshuffle": "block"}.get(op, "none")
     return Shape(op, *sizes, dtype, **{"outdtype": "bf16", "scale": scale, "layout": COLUMNS} | fields)
 
@@ -60,7 +60,7 @@ BLOCKS = (KernelConfig(64, 96, 2, 1, promoted=True), of(BY_BLOCK, (100, 200, 384
 
 
 def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
-    """Of weights as `shuffle_weight` gives them, of which no byte outside is read."""
+    """Products of shuffled weights are exact and read nothing outside."""
 
     def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
         out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
@@ -71,7 +71,7 @@ def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
 
 @pytest.mark.parametrize("case", [SMALL, BLOCKS], ids=["16 bits", "blocks"])
 def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, Shape, int]) -> None:
-    """Copies, products and warp groups in four other orders, with K in two parts: the same bits."""
+    """Four other orders of events give the same bits with two splits."""
     config, shape, _ = case
     for seed in range(1, 5):
         out, wanted = ptx.Bench(shape, config, 2, 2, seed).output()
@@ -94,7 +94,7 @@ MISTAKES = {
 
 
 def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
-    """A kernel that takes columns for rows, or one for another, breaks a rule or computes something else."""
+    """The emulator finds each planted mistake."""
 
     def check(mistake: str) -> None:
         assert ptx.mistake_shows(*MISTAKES[mistake])
@@ -106,7 +106,7 @@ def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
     "case", [SMALL, BLOCKS, (KernelConfig(16, 128, 4, swapped=True), *SMALL[1:])], ids=["16 bits", "blocks", "swapped"]
 )
 def test_only_what_loads_the_weight_differs(case: tuple[KernelConfig, Shape, int]) -> None:
-    """The text for a plain weight has one load of columns less, and nothing of another instruction but scales that lie otherwise."""
+    """The text differs from a plain weight's only in the load and in scales."""
     config, shape, splits = case
     plain = attrs.evolve(shape, op=shape.op.removesuffix("_bpreshuffle"), layout="row")
     texts = [text_of(arguments_of(config, splits, each, 132).variant) for each in (plain, shape)]
@@ -116,7 +116,7 @@ def test_only_what_loads_the_weight_differs(case: tuple[KernelConfig, Shape, int
 
 
 def test_a_descriptor_tells_the_columns(ptx: ModuleType, failing: Any) -> None:
-    """Three dimensions: 128 bytes, rows, columns; boxes of one column are runs of memory; what the driver is told, and what it makes."""
+    """The tensor map has three dimensions, and a box is contiguous."""
 
     def check(dtype: str, kind: int, wide: int) -> None:
         operand = Operand(dtype, 37, 3 * wide, 24, columns=True)
@@ -163,7 +163,7 @@ def test_a_solution_computes_its_product(ptx: ModuleType, extension: bool, faili
 
 
 def test_other_sizes_and_layouts_are_refused(failing: Any) -> None:
-    """By name, before anything is listed."""
+    """Other sizes and layouts are refused with the reason."""
 
     def check(shape: Shape, reason: str) -> None:
         answer = asm.supports(shape, H200)
@@ -187,7 +187,7 @@ def test_other_sizes_and_layouts_are_refused(failing: Any) -> None:
 
 
 def test_lists_are_those_of_plain_weights(failing: Any) -> None:
-    """The same configs in the same order; an untuned call gets one of them, too: torch would put the weight in order in each call."""
+    """Lists are those of plain weights, and untuned calls are served."""
 
     def check(shape: Shape) -> None:
         plain = attrs.evolve(shape, op=shape.op.removesuffix("_bpreshuffle"), layout="row")
@@ -215,7 +215,7 @@ def test_lists_are_those_of_plain_weights(failing: Any) -> None:
 
 @pytest.mark.parametrize("op", ["a16w16", BY_ROW, BY_BLOCK])
 def test_a_row_of_a_table_keeps_the_layout(op: str) -> None:
-    """What is written of such a shape is read back as it, and is another key than that of AITER's layout."""
+    """A table row keeps the layout."""
     shape = of(op, (64, 2112, 7168), "bf16" if op == "a16w16" else FP8)
     columns = ops()[op].columns
     written = columns.format(shape)

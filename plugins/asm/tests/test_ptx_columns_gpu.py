@@ -1,4 +1,4 @@
-"""Weights in columns of 128 bytes on a Hopper GPU: the bits of plain weights, graphs, large weights, calls through dispatch."""
+"""Run weights in columns on a Hopper GPU: bits of plain weights, graphs, large weights, dispatch."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.fixture
 def device() -> Device:
-    """The first GPU."""
+    """Return the first GPU."""
     return device_of(0)
 
 
 def plain_of(shape: Shape) -> Shape:
-    """The same product of a plain weight."""
+    """Return the product with a plain weight."""
     return attrs.evolve(shape, op=shape.op.removesuffix("_bpreshuffle"), layout="row")
 
 
 def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
-    """Random operands as a launcher gets them, without a bias that the shape does not have."""
+    """Return random operands as a launcher gets them."""
     made = ops()[shape.op].make_inputs(shape, device.torch_device, seed)
     return tuple(plain_weight(each) for each in made if each is not None)
 
 
 def bound(config: KernelConfig, splits: int, shape: Shape, device: Device) -> Launcher:
-    """A config, bound."""
+    """Bind a configuration."""
     answer = asm.bind(Solution("asm", config.name, splits), shape, device)
     assert isinstance(answer, Launcher), answer
     return answer
 
 
 def test_the_bits_are_those_of_a_plain_weight(device: Device, failing: Any) -> None:
-    """The same config adds in the same order, wherever the weight lies; without tails, and with all."""
+    """The bits are those of a plain weight."""
 
     def check(kind: str, sizes: tuple[int, int, int]) -> None:
         like, config, splits = KINDS[kind]
@@ -80,7 +80,7 @@ def test_the_bits_are_those_of_a_plain_weight(device: Device, failing: Any) -> N
 
 
 def test_a_graph_reads_new_inputs(device: Device, failing: Any) -> None:
-    """Launches in a graph, replayed with other x, have the bits of a plain weight."""
+    """A replayed graph has the bits of a plain weight."""
 
     def check(kind: str) -> None:
         shape, config, splits = KINDS[kind]
@@ -101,7 +101,7 @@ def test_a_graph_reads_new_inputs(device: Device, failing: Any) -> None:
 
 
 def test_a_weight_of_more_elements_than_32_bits_count(device: Device) -> None:
-    """The first columns, the last and some between, of all rows at both ends."""
+    """A weight of more than 2**31 elements has the bits of a plain one."""
     if torch.cuda.mem_get_info(device.torch_device)[0] < 20 << 30:
         pytest.skip("needs 20 GiB of the GPU's memory")
     shape, config = Shape("a16w16", 13, 1_050_000, 2048 + 64, layout=COLUMNS), KernelConfig(16, 128, 8, swapped=True)
@@ -113,7 +113,7 @@ def test_a_weight_of_more_elements_than_32_bits_count(device: Device) -> None:
 
 @pytest.mark.parametrize("m", [1, 64, 300])
 def test_an_untuned_call_is_served(m: int, device: Device) -> None:
-    """By the backend, as torch would put the weight in order at each call, and as exactly as torch's product of the plain one."""
+    """An untuned call is served as exactly as by torch."""
     draw = torch.Generator(device.torch_device).manual_seed(m)
     x, weight = (torch.randn(rows, 1024, generator=draw, device=device.torch_device, dtype=torch.bfloat16) for rows in (m, 456))
     out = tunedgemm.gemm_a16w16(x, shuffle_weight(weight, COLUMNS))

@@ -1,4 +1,4 @@
-"""Generated PTX of 8-bit operands on the emulator: exact products with scales of every kind, promotion, and texts made wrong."""
+"""Run 8-bit kernels on the emulator: scales of every kind, promotion, planted mistakes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.sweep
 
 
 def of(scale: str, sizes: tuple[int, int, int], dtype: str = "fp8_e4m3fn", outdtype: str = "bf16", bias: str = "") -> Shape:
-    """A shape of the op that has such scales."""
+    """Return a shape of the op with such scales."""
     op = "a8w8_blockscale" if scale == "block" else "a8w8"
     return Shape(op, *sizes, dtype, outdtype, "bias" if bias else "none", bias, scale=scale)
 
@@ -65,7 +65,7 @@ ROWS = (KernelConfig(64, 32, 2, 1), of("row", (100, 40, 400)), 1)
 
 
 def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
-    """Every element within the output is written, with the right bits, and no barrier, stage or sum is misused."""
+    """Products are exact, and no rule is broken."""
 
     def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
         out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
@@ -75,7 +75,7 @@ def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
 
 
 def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
-    """Copies, products and warp groups in five other orders: no deadlock, no sum touched too early, the same bits."""
+    """Five other orders of events give the same bits."""
 
     def check(case: tuple[KernelConfig, Shape, int]) -> None:
         config, shape, splits = case
@@ -90,7 +90,7 @@ def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
 
 
 def test_sums_of_integers_are_whole(ptx: ModuleType) -> None:
-    """-128 times -128, 2176 times, is 35651584, and one more of that is lost in float32 alone: parts of K are added as integers."""
+    """int8 partials are added as integers, beyond the precision of fp32."""
     config, shape = KernelConfig(8, 64, 3, 1, swapped=True), of("tensor", (3, 8, 2176), "int8", "fp32")
     x, weight = np.full((3, 2176), -128), np.full((8, 2176), -128)
     x[1, 0], x[2, :1088] = -127, 127
@@ -100,7 +100,7 @@ def test_sums_of_integers_are_whole(ptx: ModuleType) -> None:
 
 
 def test_numbers_of_eight_bits(ptx: ModuleType) -> None:
-    """The emulator's e4m3 is torch's, NaN as well, and a kernel multiplies its largest and smallest numbers."""
+    """The emulator's e4m3 values are torch's."""
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
     np.testing.assert_array_equal(ptx.E4M3, codes)
     config, shape = KernelConfig(64, 8, 2, 1, promoted=True), of("tensor", (4, 8, 128), outdtype="fp32")
@@ -137,7 +137,7 @@ MISTAKES = {
 
 
 def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
-    """A kernel that is wrong breaks a rule or computes something else, in one of five orders of events."""
+    """The emulator finds each planted mistake in one of five orders of events."""
 
     def check(mistake: str) -> None:
         assert ptx.mistake_shows(*MISTAKES[mistake])
@@ -146,7 +146,7 @@ def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
 
 
 def test_what_a_plan_does_not_take(failing: Any) -> None:
-    """A config that fits an SM may still not fit the dtype or the scales."""
+    """Configurations refuse dtypes and scales that they do not support."""
 
     def check(config: KernelConfig, shape: Shape, reason: str) -> None:
         assert reason in unsupported(config, 1, shape)
@@ -182,7 +182,7 @@ def test_what_a_plan_does_not_take(failing: Any) -> None:
 
 
 def test_spans_of_a_tile_have_one_scale_each(failing: Any) -> None:
-    """Of 300 tiles side by side: no span lies in two blocks of 128 rows, and each is in the one that its tile's place tells."""
+    """No span of a tile crosses a scale block."""
 
     def check(rows: int) -> None:
         config, most = KernelConfig(64, rows, 2, 1, promoted=True), 0

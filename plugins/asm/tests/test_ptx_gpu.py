@@ -1,4 +1,6 @@
-"""Generated PTX on a Hopper GPU: random products, repeated bits, graphs, threads, large operands, memory; skipped elsewhere."""
+"""Run generated PTX on a Hopper GPU: random products, repeated bits, graphs, threads, large
+operands.
+"""
 
 from __future__ import annotations
 
@@ -111,13 +113,13 @@ SIZES = {
 
 @pytest.fixture
 def device() -> Device:
-    """The first GPU."""
+    """Return the first GPU."""
     return device_of(0)
 
 
 @pytest.fixture
 def nan_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """All memory that a launcher takes starts as NaN."""
+    """Fill all memory that a launcher allocates with NaN."""
     plain = torch.empty
 
     def filled(*sizes: Any, **options: Any) -> torch.Tensor:
@@ -133,12 +135,12 @@ def nan_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
-    """Random operands, without a bias that the shape does not have."""
+    """Return random operands, without an absent bias."""
     return tuple(each for each in ops()[shape.op].make_inputs(shape, device.torch_device, seed) if each is not None)
 
 
 def values(given: tuple[Any, ...], shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
-    """x and the weight in float64, with their scales."""
+    """Return x and the weight in fp64, scaled."""
     x, weight = (each.double() for each in given[:2])
     if shape.scale == "none":
         return x, weight
@@ -150,9 +152,8 @@ def values(given: tuple[Any, ...], shape: Shape) -> tuple[torch.Tensor, torch.Te
 
 
 def fault(out: torch.Tensor, given: tuple[Any, ...], shape: Shape, promoted: bool = True) -> str:
-    """How far an output is from the product in float64, where it is too far: each element against the sum of its terms' sizes.
-
-    Of fp8 products tensor cores keep about 14 bits, so sums of 128 lose less than 2^-11 of their terms, others more.
+    """Return how far an output is from fp64, if it is too far. Tensor cores keep about 14 bits of
+    fp8 sums, so sums of 128 lose less than 2^-11 of their terms, others more.
     """
     x, weight = values(given, shape)
     wanted, terms = x @ weight.T, x.abs() @ weight.abs().T
@@ -166,14 +167,14 @@ def fault(out: torch.Tensor, given: tuple[Any, ...], shape: Shape, promoted: boo
 
 
 def bound(config: KernelConfig, splits: int, shape: Shape, device: Device) -> Launcher:
-    """A config, bound."""
+    """Bind a configuration."""
     answer = asm.bind(Solution("asm", config.name, splits), shape, device)
     assert isinstance(answer, Launcher), answer
     return answer
 
 
 def test_each_kind_computes_its_product(device: Device, nan_first: None, failing: Any) -> None:
-    """From a single tile without tails to all tails and many tiles a block."""
+    """Every kind computes its product, from one tile to many with tails."""
 
     def check(kind: str, sizes: tuple[int, int, int]) -> None:
         like, config, splits = KINDS[kind]
@@ -187,7 +188,7 @@ def test_each_kind_computes_its_product(device: Device, nan_first: None, failing
 
 
 def test_random_products(device: Device, nan_first: None, failing: Any) -> None:
-    """Random sizes, dtypes and bias of 16 bits; of what is listed and its neighbours four."""
+    """Listed 16-bit solutions and their neighbours compute random products."""
 
     def check(seed: int) -> None:
         chance = random.Random(seed)
@@ -201,7 +202,7 @@ def test_random_products(device: Device, nan_first: None, failing: Any) -> None:
 
 
 def test_random_products_of_eight_bits(device: Device, nan_first: None, failing: Any) -> None:
-    """The same with scales of every kind."""
+    """Listed 8-bit solutions and their neighbours compute random products."""
 
     def check(seed: int) -> None:
         chance = random.Random(seed)
@@ -219,7 +220,7 @@ def test_random_products_of_eight_bits(device: Device, nan_first: None, failing:
 
 
 def test_random_turns(device: Device, nan_first: None, failing: Any) -> None:
-    """Random tiles, stages, clusters and parts of K of consumers that take turns, over one to many tiles an SM and steps an item."""
+    """Random ping-pong configurations compute random products with the same bits."""
 
     def check(seed: int) -> None:
         chance = random.Random(seed)
@@ -242,7 +243,7 @@ def test_random_turns(device: Device, nan_first: None, failing: Any) -> None:
 
 
 def test_random_products_stored_by_the_copy_engine(device: Device, nan_first: None, failing: Any) -> None:
-    """Random sizes and dtypes of all ops: of what is listed with panels and its neighbours four."""
+    """Listed solutions with TMA stores compute random products."""
 
     def check(seed: int) -> None:
         chance = random.Random(seed)
@@ -263,7 +264,7 @@ def test_random_products_stored_by_the_copy_engine(device: Device, nan_first: No
 
 
 def check_listed(shape: Shape, device: Device, chance: random.Random) -> None:
-    """The first that is listed, and three of all and of their neighbours, compute the product."""
+    """Check the first listed solution and three of all and their neighbours."""
     listed = [Solution("asm", config.name, splits) for config, splits in enumerate_candidates(shape, device)]
     near = [each for solution in chance.sample(listed, min(3, len(listed))) for each in refine("asm", solution, shape, device)]
     given = operands(shape, device, chance.randrange(1 << 20))
@@ -274,7 +275,7 @@ def check_listed(shape: Shape, device: Device, chance: random.Random) -> None:
 
 
 def scaled_mm(given: tuple[Any, ...], shape: Shape) -> torch.Tensor:
-    """torch's product of the same operands, with sums in float32."""
+    """Return torch's product with fp32 sums."""
     x, weight, x_scale, w_scale = given
     if shape.scale == "block":
         x_scale, w_scale = x_scale.t().contiguous().t(), w_scale.t()  # cuBLAS takes the scales of x by columns
@@ -288,7 +289,7 @@ def scaled_mm(given: tuple[Any, ...], shape: Shape) -> torch.Tensor:
 
 @pytest.mark.parametrize(("like", "outdtype"), [(TENSOR, "fp32"), (ROWS, "bf16"), (BLOCKS, "bf16")], ids=["tensors", "rows", "blocks"])
 def test_sums_of_fp8_are_as_exact_as_those_of_torch(like: Shape, outdtype: str, device: Device) -> None:
-    """Over a long K: errors are at most one and a half times those of `torch._scaled_mm` without fast sums, where it takes the scales."""
+    """Errors over a long K are at most 1.5 times those of `torch._scaled_mm`."""
     shape = attrs.evolve(like, m=256, n=512, k=16384, outdtype=outdtype, epilogue="none", bias_dtype="")
     given = operands(shape, device)
     try:
@@ -303,7 +304,7 @@ def test_sums_of_fp8_are_as_exact_as_those_of_torch(like: Shape, outdtype: str, 
 
 
 def test_a_thousand_calls_have_the_same_bits(device: Device, failing: Any) -> None:
-    """Whatever the order in which blocks come."""
+    """A thousand calls have the same bits."""
 
     def check(kind: str) -> None:
         shape, config, splits = KINDS[kind]
@@ -319,7 +320,7 @@ def test_a_thousand_calls_have_the_same_bits(device: Device, failing: Any) -> No
 
 
 def test_a_graph_reads_new_inputs(device: Device, failing: Any) -> None:
-    """Two launches in a graph, replayed with new inputs; a split leaves its counters zero."""
+    """A replayed graph reads new inputs, and counters return to zero."""
 
     def check(kind: str) -> None:
         (shape, config, splits), graph = KINDS[kind], torch.cuda.CUDAGraph()
@@ -349,7 +350,7 @@ def test_a_graph_reads_new_inputs(device: Device, failing: Any) -> None:
     ids=str,
 )
 def test_graphs_on_two_streams_beside_other_work_have_the_same_bits(pair: tuple[str, str], device: Device) -> None:
-    """Ten thousand replays, while copies of random sizes on a third stream delay what loads: every output is the first one."""
+    """Ten thousand replays on two streams have the same bits while copies delay loads."""
     chance, replays, kept = random.Random(0), [], []
     copied = torch.zeros(1 << 28, dtype=torch.uint8, device=device.torch_device)
     for kind in pair:
@@ -380,7 +381,7 @@ def test_graphs_on_two_streams_beside_other_work_have_the_same_bits(pair: tuple[
 
 @pytest.mark.parametrize("what", SIZES)
 def test_more_elements_than_32_bits_count(what: str, device: Device) -> None:
-    """The first rows, the last ones and some between are their products; nothing is left as it was."""
+    """Operands and outputs of more than 2**31 elements are right."""
     shape, config = SIZES[what]
     if torch.cuda.mem_get_info(device.torch_device)[0] < 16 << 30:
         pytest.skip("needs 16 GiB of the GPU's memory")
@@ -399,7 +400,7 @@ def test_more_elements_than_32_bits_count(what: str, device: Device) -> None:
 
 
 def test_threads_without_a_context(device: Device) -> None:
-    """A thread that has called nothing of CUDA's runtime binds and launches; others launch beside it on their own streams."""
+    """Threads without a CUDA context bind and launch."""
     config, splits = CONFIGS["split"]
     given, outs, failures = operands(SHAPE, device), [], []
 

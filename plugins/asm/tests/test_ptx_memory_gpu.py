@@ -1,4 +1,4 @@
-"""compute-sanitizer's memcheck over generated kernels of every kind on a Hopper GPU; else skipped."""
+"""Run generated kernels under compute-sanitizer's memcheck on a Hopper GPU."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ for solution, shape in pickle.loads(Path(sys.argv[1]).read_bytes()):
 
 
 def tails(config: KernelConfig) -> dict[str, int]:
-    """Sizes of a product with all the tails that a config can have."""
+    """Return sizes with all tails of a configuration."""
     return SEVERAL_TAILS if config.turns else TAILS | {"n": 104} if config.panels else TAILS
 
 
 def fitting(name: str, kinds: dict[str, Any]) -> list[tuple[Solution, Shape]]:
-    """What runs of one list: of plain weights with all tails, else as listed."""
+    """Return the solutions and shapes of one list that fit."""
     found = []
     for shape, config, *rest in kinds.values():
         tailed = attrs.evolve(shape, **tails(config)) if name == "plain" else shape
@@ -56,7 +56,7 @@ def fitting(name: str, kinds: dict[str, Any]) -> list[tuple[Solution, Shape]]:
 
 
 def memcheck(listed: list[tuple[Solution, Shape]], folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """What memcheck says of kernels; each tensor is in an allocation of its own, so that it knows the tensor's end."""
+    """Run kernels under memcheck, each tensor in its own allocation."""
     usual = "/usr/local/cuda/bin/compute-sanitizer"
     tool = shutil.which("compute-sanitizer") or (usual if os.access(usual, os.X_OK) else None)
     if tool is None:
@@ -71,12 +71,12 @@ def memcheck(listed: list[tuple[Solution, Shape]], folder: Path, *more: str) -> 
 
 @pytest.mark.parametrize("name", ["plain", "columns", "stream-K"])
 def test_memory_is_not_left(name: str, gpu_kinds: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    """Nothing is loaded or stored beyond an operand, an output or a workspace."""
+    """No kernel accesses memory outside operands, output and workspace."""
     done = memcheck(fitting(name, gpu_kinds[name]), tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
 
 
 def test_a_wrong_kernel_is_found(gpu_kinds: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    """What a kernel stores beyond its output is an error of memcheck's."""
+    """memcheck finds a kernel that stores outside its output."""
     done = memcheck(fitting("plain", gpu_kinds["plain"])[:1], tmp_path, "wrong")
     assert done.returncode == 99, done.stdout[-3000:] + done.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""Outputs that the copy engine stores, on the emulator: exact products over all widths of panels, and texts made wrong."""
+"""Run kernels with TMA stores on the emulator, and test where they are listed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ H200 = Device("sm_90", 132, "nvidia-h200")
 
 
 def of(scale: str, sizes: tuple[int, int, int], dtype: str = "fp8_e4m3fn", outdtype: str = "bf16", bias: str = "") -> Shape:
-    """A shape of the op that has such scales."""
+    """Return a shape of the op with such scales."""
     op = {"none": "a16w16", "block": "a8w8_blockscale"}.get(scale, "a8w8")
     return Shape(op, *sizes, dtype, outdtype, "bias" if bias else "none", bias, scale=scale)
 
@@ -62,7 +62,7 @@ FINEST = (KernelConfig(64, 48, 2, 1, panels=3), of("none", (130, 104, 136), "bf1
 
 
 def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
-    """Every element within the output is written, with the right bits, none beyond; no place, fence or barrier is misused."""
+    """Products are exact, and no rule is broken."""
 
     def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
         out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
@@ -75,7 +75,7 @@ def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
     "case", [TURNS, NARROW, (KernelConfig(128, 128, 2, 2, 2, panels=1), *TURNS[1:])], ids=["turns", "narrow", "cluster"]
 )
 def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, Shape, int]) -> None:
-    """What the copy engine reads and writes in seven other orders: no deadlock, no place overwritten while it is read, the same bits."""
+    """Seven other orders of TMA's accesses give the same bits."""
     config, shape, splits = case
     for seed in range(1, 8):
         out, wanted = ptx.Bench(shape, config, splits, 2, seed).output()
@@ -111,7 +111,7 @@ MISTAKES = {
 
 
 def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
-    """A kernel that is wrong breaks a rule or computes something else, in one of five orders of events."""
+    """The emulator finds each planted mistake in one of five orders of events."""
 
     def check(mistake: str) -> None:
         assert ptx.mistake_shows(*MISTAKES[mistake])
@@ -120,7 +120,7 @@ def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
 
 
 def test_what_the_engine_reads_is_known_to_be_written(ptx: ModuleType) -> None:
-    """The rules of the emulator: fenced by who wrote it, then met; not written again before it is known to be read."""
+    """The emulator requires fences and barriers around TMA's reads."""
     threads = np.arange(128, 256)
     for steps, fault in (
         ("put", "not fenced"),
@@ -150,7 +150,7 @@ def test_what_the_engine_reads_is_known_to_be_written(ptx: ModuleType) -> None:
 
 
 def test_names_and_memory() -> None:
-    """Places stand in the name as `_b`, and their bytes in shared memory, computed by hand: 64 rows of 64, 32 or 16 columns."""
+    """`_b` in the name counts panel buffers, with shared memory computed by hand."""
     wide, odd = KernelConfig(128, 256, 4, panels=2), KernelConfig(128, 224, 4, promoted=True, panels=6)
     assert (wide.name, odd.name) == ("ptx_128x256_s4_c2_x1_g8_b2_r1", "ptx_128x224_s4_c2_x1_g8_p_b6_r1")
     assert [config_of(config.name) for config in (wide, odd)] == [wide, odd]
@@ -160,7 +160,7 @@ def test_names_and_memory() -> None:
 
 
 def test_what_cannot_be_is_refused(failing: Any) -> None:
-    """Names of kernels whose panels no SM holds, or that no kernel has, say what is wrong."""
+    """Names of impossible panels raise with the reason."""
 
     def check(name: str, reason: str) -> None:
         with pytest.raises(PluginError, match=re.escape(reason)):
@@ -180,7 +180,7 @@ def test_what_cannot_be_is_refused(failing: Any) -> None:
 
 
 def test_outputs_that_threads_have_to_store() -> None:
-    """Of 32 bits, or with rows at no multiple of 16 bytes: such a config is refused, and none is listed."""
+    """Panels are refused for fp32 outputs and unaligned rows."""
     config, shape = KernelConfig(128, 160, 4, panels=5), Shape("a16w16", 4096, 7168, 8192)
     assert unsupported(config, 1, shape) is None
     for other in (attrs.evolve(shape, outdtype="fp32"), attrs.evolve(shape, n=7172)):
@@ -192,7 +192,7 @@ def test_outputs_that_threads_have_to_store() -> None:
 
 
 def test_arguments_of_plans_without_panels_stay() -> None:
-    """The output's descriptor lies behind all others, on a boundary of 64, of kernels alone that need it."""
+    """The output's tensor map follows all other arguments."""
     assert MAP_OUT == 384
     assert [declaration(scale)[-5:] for scale in ("none", "row")] == ["[328]", "[344]"]
     assert [declaration(scale, True)[-5:] for scale in ("none", "row")] == ["[512]", "[512]"]
@@ -202,7 +202,7 @@ def test_arguments_of_plans_without_panels_stay() -> None:
 
 @pytest.mark.parametrize("scale", ["none", "row", "block"])
 def test_plans_with_panels_are_listed_beside_others(scale: str) -> None:
-    """Of many rows of x eight at most, of few none; neighbours store the same way but for one, which stores the other way."""
+    """At most eight solutions with panels are listed, none for few rows."""
     like = of(scale, (4096, 7168, 8192), "bf16" if scale == "none" else "fp8_e4m3fn")
     listed = enumerate_candidates(like, H200)
     assert 0 < sum(config.panels > 0 for config, _ in listed) <= 8 and len(listed) <= 64
@@ -214,14 +214,14 @@ def test_plans_with_panels_are_listed_beside_others(scale: str) -> None:
 
 
 def test_what_the_model_expects() -> None:
-    """Of 128x256 as long an epilogue as without panels, and 560 cycles for each of two turns, in each of 7 rounds; computed by hand."""
+    """The model's cost of panels is that computed by hand."""
     shape, direct = Shape("a16w16", 4096, 7168, 8192), KernelConfig(128, 256, 4)
     loss = cost(KernelConfig(128, 256, 4, panels=2), 1, shape, 132) - cost(direct, 1, shape, 132)
     assert loss == pytest.approx(7 * 2 * 560 / 1375, rel=1e-3)
 
 
 def test_loads_of_columns_stay_where_registers_are_few() -> None:
-    """ptxas may move those of the read-only path to the front alone where all fit beside the sums; others are loaded a panel ahead."""
+    """Column loads are not read-only where registers are few."""
     crowded = Variant(KernelConfig(128, 256, 4, panels=2), "fp8_e4m3fn", "bf16", "bf16", scale="row")
     texts = [text_of(attrs.evolve(crowded, **changes)) for changes in ({}, {"bias": ""}, {"config": KernelConfig(128, 256, 4)})]
     assert ["ld.global.v2.f32" in text for text in texts] == [True, False, False]
@@ -231,7 +231,7 @@ def test_loads_of_columns_stay_where_registers_are_few() -> None:
 
 
 def test_where_places_come_from() -> None:
-    """Beside the stages where half of the panels fit, else in the place of a stage; not where three stages would not be left."""
+    """Panels take free shared memory, or that of one stage."""
     assert with_panels(KernelConfig(128, 256, 4)) == [KernelConfig(128, 256, 4, panels=2)]
     assert with_panels(KernelConfig(128, 224, 5)) == [KernelConfig(128, 224, 4, panels=6)]
     assert with_panels(KernelConfig(256, 192, 3)) == [KernelConfig(256, 192, 3, panels=3)]

@@ -1,4 +1,4 @@
-"""Generated PTX on the emulator: exact products with tails, splits and clusters, and texts made wrong, which it must find."""
+"""Run generated PTX on the emulator, and check that it finds planted mistakes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPLIT = (KernelConfig(64, 16, 2, 1), Shape("a16w16", 100, 24, 392), 2)
 
 
 def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
-    """Every element within the output is written, with the right bits, and no barrier, stage or sum is misused."""
+    """Products with tails, splits and clusters are exact, and no rule is broken."""
 
     def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
         out, wanted = ptx.Bench(shape, config, splits, multiprocessors).output()
@@ -46,7 +46,7 @@ def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
 
 @pytest.mark.parametrize("case", [(*SMALL, 1), SPLIT, (KernelConfig(64, 16, 2, 1, 2), *SPLIT[1:])], ids=["plain", "split", "cluster"])
 def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, Shape, int]) -> None:
-    """Copies, products and warp groups in seven other orders: no deadlock, no stage overwritten while it is read, the same bits."""
+    """Seven other orders of events give the same bits without a deadlock."""
     config, shape, splits = case
     for seed in range(1, 8):
         out, wanted = ptx.Bench(shape, config, splits, 2, seed).output()
@@ -69,7 +69,7 @@ MISTAKES = {
 
 
 def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
-    """A kernel that is wrong deadlocks, breaks a rule or computes something else, in one of five orders of events."""
+    """The emulator finds each planted mistake in one of five orders of events."""
 
     def check(mistake: str) -> None:
         assert ptx.mistake_shows((*SMALL, 1), *MISTAKES[mistake])
@@ -78,13 +78,13 @@ def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
 
 
 def test_no_block_of_a_cluster_ends_before_the_others_arrive(ptx: ModuleType) -> None:
-    """An arrival at a barrier of another block lands some time later: without release at the last meeting that block may have ended."""
+    """A cluster needs release at its last synchronization."""
     case = KernelConfig(64, 16, 3, 1, 2), Shape("a16w16", 130, 24, 392), 1
     assert ptx.mistake_shows(case, r"cluster\.arrive\.release", "cluster.arrive.relaxed")
 
 
 def test_parts_are_added_in_the_order_of_k(ptx: ModuleType) -> None:
-    """Parts of 2**25, 1 and -2**25, which in float32 make 0 in the order of K and 1 in others, make 0 whichever block comes last."""
+    """Partials are added in the order of K, whichever CTA is last."""
     config, shape = KernelConfig(64, 8, 2, 1), Shape("a16w16", 4, 8, 192, "fp16", "fp32")
     x, weight = np.zeros((4, 192)), np.zeros((8, 192))
     x[:, [0, 64, 128]], weight[:, [0, 64, 128]] = (1 << 12, 1, -(1 << 12)), (1 << 13, 1, 1 << 13)

@@ -1,4 +1,4 @@
-"""Steps along K that clusters share evenly, on the emulator: exact products in many orders, and texts made wrong, which it must find."""
+"""Run stream-K kernels on the emulator, and test how steps are shared."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SMALL = KernelConfig(64, 16, 2, 1, stream=True)
 
 
 def of(n: int, k: int = 392, config: KernelConfig = SMALL) -> tuple[KernelConfig, Shape, int, int]:
-    """A case of two rows of tiles on three multiprocessors, which hold six blocks of one consumer."""
+    """Return a case with two rows of tiles on three multiprocessors, which hold six CTAs."""
     return config, Shape("a16w16", 100, n, k), 1, 3
 
 
@@ -79,7 +79,7 @@ TURNS = (KernelConfig(64, 16, 3, turns=True, stream=True), Shape("a16w16", 100, 
 
 
 def test_products_are_exact_whatever_the_grid(ptx: ModuleType, failing: Any) -> None:
-    """Fewer tiles than blocks, whole rounds and others: the right bits in every element, and counters of zero, after two launches."""
+    """Products are exact for any ratio of tiles to CTAs, and counters end at zero."""
 
     def check(outdtype: str, grid: str) -> None:
         m, n, multiprocessors = GRIDS[grid]
@@ -91,7 +91,7 @@ def test_products_are_exact_whatever_the_grid(ptx: ModuleType, failing: Any) -> 
 
 
 def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
-    """Every dtype, kind of scales and part of a config, with all blocks at work at once, and one cluster after the other."""
+    """Products are exact for every dtype, kind of scales and feature of a configuration."""
 
     def check(config: KernelConfig, shape: Shape, multiprocessors: int) -> None:
         for resident in (0, 1):
@@ -102,7 +102,7 @@ def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
 
 
 def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
-    """Four orders, of all blocks or of fewer than there are: nobody waits for one that has no place; the same bits."""
+    """Four orders with any number of resident CTAs give the same bits without a deadlock."""
 
     def check(case: tuple[KernelConfig, Shape, int, int], resident: int) -> None:
         config, shape, splits, multiprocessors = case
@@ -114,7 +114,7 @@ def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
 
 
 def test_the_same_bits_whoever_comes_last(ptx: ModuleType, failing: Any) -> None:
-    """Sums that round have the same bits in six orders, and are those of float64 but for rounding."""
+    """Rounded sums have the same bits in six orders and are close to fp64."""
 
     def check(case: tuple[KernelConfig, Shape, int, int]) -> None:
         config, shape = case[0], attrs.evolve(case[1], dtype="fp16", outdtype="fp32")
@@ -128,9 +128,8 @@ def test_the_same_bits_whoever_comes_last(ptx: ModuleType, failing: Any) -> None
 
 
 def orders(ptx: ModuleType, pattern: str = "", by: str = "") -> set[float]:
-    """What a tile is that three blocks share, in 24 orders of them, with a pattern of the text replaced.
-
-    Its parts are 2**25, 1 and -2**25, which in float32 make 0 in the order of K and 1 in others.
+    """Return the values of a tile with partials 2**25, 1 and -2**25 in 24 orders of three CTAs;
+    *pattern* of the text is replaced by *by*.
     """
     x, weight = np.zeros((4, 192)), np.zeros((8, 192))
     x[:, [0, 64, 128]], weight[:, [0, 64, 128]] = (1 << 12, 1, -(1 << 12)), (1 << 13, 1, 1 << 13)
@@ -146,7 +145,7 @@ def orders(ptx: ModuleType, pattern: str = "", by: str = "") -> set[float]:
 
 
 def test_parts_are_added_in_the_order_of_k(ptx: ModuleType) -> None:
-    """Whichever block comes last; were its own part always the first of the sum, not only of the first two, it would show."""
+    """Partials are added in the order of K, whichever CTA is last."""
     assert orders(ptx) == {0.0}
     assert orders(ptx, r"setp\.lt\.u32 (%p\d+), (%r\d+), 2;", r"setp.ge.u32 \1, \2, 0;") == {0.0, 1.0}
 
@@ -188,7 +187,7 @@ MISTAKES = {
 
 
 def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
-    """A kernel that is wrong deadlocks, breaks a rule, leaves a counter or computes something else, in one of five orders of events."""
+    """The emulator finds each planted mistake in one of five orders of events."""
 
     def check(mistake: str) -> None:
         assert ptx.mistake_shows(*MISTAKES[mistake])
@@ -197,7 +196,7 @@ def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
 
 
 def test_shares_are_even(failing: Any) -> None:
-    """Ranges cover the shared tiles, none is empty, the others fill rounds, and nobody has more steps than with whole tiles."""
+    """Ranges cover the shared tiles evenly, and the other tiles fill whole rounds."""
 
     def check(steps: int, clusters: int) -> None:
         for tiles in range(1, 3 * clusters + 3):
@@ -219,7 +218,7 @@ def test_shares_are_even(failing: Any) -> None:
 
 
 def test_shares_of_some_grids() -> None:
-    """By hand: 1.1 rounds are shared all, of 2.5 a half, of 3.9 the last; of whole rounds each range is a tile."""
+    """Shares of four grids are those computed by hand."""
     shares = shares_of(145, 128, 132)
     assert (shares.tiles, shares.length, shares.rounds, shares.parts, shares.saved) == (145, 141, 0, 2, 115)
     shares = shares_of(330, 128, 132)
@@ -231,7 +230,7 @@ def test_shares_of_some_grids() -> None:
 
 
 def test_a_problem_in_numbers() -> None:
-    """Shared tiles, ranges, grid and scratch memory of a product, computed by hand."""
+    """Arguments of stream-K launches are those computed by hand."""
     shape = Shape("a16w16", 300, 1000, 1000)
     arguments = arguments_of(KernelConfig(128, 160, 5, stream=True), 1, shape, 16)
     # 21 tiles of 16 steps on 16 blocks: all are shared.
@@ -246,7 +245,7 @@ def test_a_problem_in_numbers() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    """Parts of K beside, and more steps than numbers hold; a text that would not share."""
+    """Stream-K rejects other splits, too many steps and variants without split-K."""
     config, shape = KernelConfig(128, 160, 5, stream=True), Shape("a16w16", 4096, 7168, 8192)
     assert unsupported(config, 1, shape) is None
     assert "shares 1440 times 128 steps along K" in unsupported(config, 2, shape) and "with splitK 1 (got 2)" in unsupported(
@@ -272,7 +271,7 @@ WIDE, EIGHT = Shape("a16w16", 1024, 6400, 5120), Shape("a8w8", 1024, 6400, 5120,
     ids=str,
 )
 def test_steps_are_shared_where_the_last_round_is_bad(shape: Shape, listed: bool) -> None:
-    """Of a long K alone, and where the model expects a gain over the same config and not too much of a loss against the best."""
+    """Stream-K is listed only where the model predicts a gain."""
     found = enumerate_candidates(shape, H200)
     stream = [config for config, splits in found if config.stream and splits == 1]
     assert bool(stream) == listed and len(stream) <= 8 and len(found) <= MOST
@@ -284,7 +283,7 @@ def test_steps_are_shared_where_the_last_round_is_bad(shape: Shape, listed: bool
 
 
 def test_neighbours_share_steps_or_not() -> None:
-    """The same config is one step away, where a round is not full; neighbours of one that shares do, too, with splitK 1."""
+    """`refine` switches stream-K on where a round is not full."""
 
     def near(config: KernelConfig, shape: Shape) -> list[Solution]:
         return list(refine("asm", Solution("asm", config.name, 1), shape, H200))
@@ -300,7 +299,7 @@ def test_neighbours_share_steps_or_not() -> None:
 
 
 def test_the_model_shares_work_evenly() -> None:
-    """1.5 rounds take as long as one and a half, the meeting, and what the half's steps miss in L2, where the same config takes two."""
+    """The model gives 1.5 rounds 1.5 times the time of one, plus fixup and L2 misses."""
     config, stream = KernelConfig(128, 128, 7), KernelConfig(128, 128, 7, stream=True)
     shape = Shape("a16w16", 128 * 11, 128 * 18, 16384)
     assert shared_evenly(stream, shape, 132).length == 128

@@ -1,4 +1,4 @@
-"""Steps along K that blocks share evenly, on a Hopper GPU: products of every grid, repeated bits, graphs, more blocks than fit."""
+"""Run stream-K kernels on a Hopper GPU: products, repeated bits, graphs, oversubscribed grids."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ REPLAYS, LAUNCHES = 5000, 2
 
 @pytest.fixture
 def device() -> Device:
-    """The first GPU."""
+    """Return the first GPU."""
     return device_of(0)
 
 
 @pytest.fixture
 def nan_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Outputs and workspaces start as NaN, or as the largest bytes; counters are made as zeros."""
+    """Fill outputs and workspaces with NaN or the largest bytes; counters stay zero."""
     plain = torch.empty
 
     def filled(*sizes: Any, **options: Any) -> torch.Tensor:
@@ -74,19 +74,19 @@ def nan_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def operands(shape: Shape, device: Device, seed: int = 0) -> tuple[Any, ...]:
-    """Random operands, without a bias that the shape does not have."""
+    """Return random operands, without an absent bias."""
     return tuple(each for each in ops()[shape.op].make_inputs(shape, device.torch_device, seed) if each is not None)
 
 
 def bound(config: KernelConfig, shape: Shape, device: Device) -> Launcher:
-    """A config, bound."""
+    """Bind a configuration."""
     answer = asm.bind(Solution("asm", config.name, 1), shape, device)
     assert isinstance(answer, Launcher), answer
     return answer
 
 
 def fault(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> str:
-    """How far an output's worst row is from that of the product in float64, where it is too far."""
+    """Return how far the worst output row is from fp64, if it is too far."""
     op = ops()[shape.op]
     wanted = op.reference(shape, given).double()
     error = ((out.double() - wanted).norm(dim=1) / wanted.norm(dim=1)).max().item()
@@ -94,7 +94,7 @@ def fault(out: torch.Tensor, given: tuple[Any, ...], shape: Shape) -> str:
 
 
 def test_each_kind_computes_its_product(device: Device, nan_first: None, failing: Any) -> None:
-    """Fewer tiles than SMs, whole rounds and others, with all tails."""
+    """Every kind computes its product for any number of tiles, with all tails."""
 
     def check(kind: str, grid: str) -> None:
         (like, config), (high, wide) = KINDS[kind], GRIDS[grid]
@@ -109,7 +109,7 @@ def test_each_kind_computes_its_product(device: Device, nan_first: None, failing
 
 
 def test_random_products(device: Device, nan_first: None, failing: Any) -> None:
-    """Random sizes of all ops: four of what is listed and shares steps, and of the neighbours, that do, of what is listed."""
+    """Listed stream-K solutions and their neighbours compute random products."""
 
     def check(seed: int) -> None:
         chance = random.Random(seed)
@@ -133,7 +133,7 @@ def test_random_products(device: Device, nan_first: None, failing: Any) -> None:
 
 
 def test_blocks_that_fit_and_more(device: Device, nan_first: None, failing: Any) -> None:
-    """A grid for fewer multiprocessors than there are, and for many more, of which some wait for others to end."""
+    """Grids for fewer or many more multiprocessors compute the product."""
 
     def check(kind: str, multiprocessors: int) -> None:
         shape, config = KINDS[kind]
@@ -147,7 +147,7 @@ def test_blocks_that_fit_and_more(device: Device, nan_first: None, failing: Any)
 
 
 def test_a_thousand_calls_have_the_same_bits(device: Device, failing: Any) -> None:
-    """Whatever the order in which blocks come."""
+    """A thousand calls have the same bits."""
 
     def check(kind: str) -> None:
         shape, config = KINDS[kind]
@@ -163,7 +163,7 @@ def test_a_thousand_calls_have_the_same_bits(device: Device, failing: Any) -> No
 
 
 def test_a_graph_reads_new_inputs(device: Device, failing: Any) -> None:
-    """Two launches in a graph, replayed with new inputs: counters are left as they were."""
+    """A replayed graph reads new inputs, and counters return to zero."""
 
     def check(kind: str) -> None:
         (shape, config), graph = KINDS[kind], torch.cuda.CUDAGraph()
@@ -183,7 +183,7 @@ def test_a_graph_reads_new_inputs(device: Device, failing: Any) -> None:
 
 @pytest.mark.parametrize("pair", [("plain", "turns"), ("swapped", "blocks"), ("turns cluster", "two blocks an SM")], ids=str)
 def test_graphs_on_two_streams_have_the_same_bits(pair: tuple[str, str], device: Device) -> None:
-    """Ten thousand replays, while copies of random sizes on a third stream delay what loads: every output is the first one."""
+    """Ten thousand replays on two streams have the same bits while copies delay loads."""
     chance, replays, kept = random.Random(0), [], []
     copied = torch.zeros(1 << 28, dtype=torch.uint8, device=device.torch_device)
     for kind in pair:

@@ -1,4 +1,4 @@
-"""Consumers that take turns, on the emulator: exact products in many orders of events, and texts made wrong, which it must find."""
+"""Run ping-pong kernels on the emulator, and test where they are listed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PLAIN, SPLIT = (*SMALL, 1), (*SMALL, 2)
 
 
 def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
-    """Every element within the output is written, with the right bits, and no barrier, stage or sum is misused."""
+    """Ping-pong products are exact, and no rule is broken."""
 
     def check(config: KernelConfig, shape: Shape, splits: int, multiprocessors: int) -> None:
         for seed in (0, 1):
@@ -54,7 +54,7 @@ def test_products_are_exact(ptx: ModuleType, failing: Any) -> None:
 
 
 def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
-    """Copies, products and warp groups in twelve orders: no deadlock, no stage of the other consumer taken for one's own, the same bits."""
+    """Twelve orders of events give the same bits without a deadlock."""
 
     def check(case: tuple[KernelConfig, Shape, int], multiprocessors: int) -> None:
         config, shape, splits = case
@@ -104,7 +104,7 @@ MISTAKES = {
 
 
 def test_the_emulator_finds_mistakes(ptx: ModuleType, failing: Any) -> None:
-    """A kernel that is wrong deadlocks, breaks a rule or computes something else, in one of five orders of events."""
+    """The emulator finds each planted mistake in one of five orders of events."""
 
     def check(mistake: str) -> None:
         assert ptx.mistake_shows(*MISTAKES[mistake])
@@ -116,7 +116,7 @@ SIXTEEN, EIGHT = Shape("a16w16", 4096, 7168, 8192), Shape("a8w8", 4096, 7168, 81
 
 
 def test_turns_are_listed_where_an_sm_has_several_tiles(failing: Any) -> None:
-    """One config of each tile of which there are more than SMs, if among the first 64; none if sums of fp8 products have to be promoted."""
+    """Ping-pong is listed where an SM has several tiles, and not with promotion."""
 
     def check(shape: Shape, listed: int) -> None:
         found = enumerate_candidates(shape, H200)
@@ -142,7 +142,7 @@ def test_turns_are_listed_where_an_sm_has_several_tiles(failing: Any) -> None:
 
 
 def test_neighbours_take_turns_or_not() -> None:
-    """A config's own tile in turns is one step away, where an SM has several tiles and registers hold the sums, and so is a cluster."""
+    """`refine` switches ping-pong on where an SM has several tiles and enough registers."""
 
     def near(config: KernelConfig, shape: Shape) -> list[KernelConfig]:
         return [config_of(each.kernel_name) for each in refine("asm", Solution("asm", config.name, 1), shape, H200)]
@@ -158,10 +158,7 @@ def test_neighbours_take_turns_or_not() -> None:
 
 
 def test_what_is_stored_under_products_costs_no_time() -> None:
-    """By the model: each tile but the last is stored for nothing, or as long as its consumer stores it and multiplies, halved.
-
-    Within a hundredth, which is what bounds that are far off add.
-    """
+    """The model hides the store of all tiles but the last behind products, within 1 %."""
     turns, shared = KernelConfig(128, 128, 7, turns=True), KernelConfig(128, 128, 7)
     long, short = attrs.evolve(SIXTEEN, m=128 * 12, n=128 * 11), attrs.evolve(SIXTEEN, m=128 * 12, n=128 * 11, k=256)
     # Of one tile one consumer stores all, where two had shared it.

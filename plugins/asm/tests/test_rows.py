@@ -1,4 +1,4 @@
-"""AITER's own rows of libtype asm: each finds its kernel under its own architecture, or is a miss with the reason."""
+"""Resolve AITER's rows of libtype asm to kernels of their architecture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHERS = ("i8gemm_bf16_perTokenI8.csv", "f4gemm_bf16_per1x32Fp4.csv", "fp8gemm_b
 
 @pytest.fixture(scope="module")
 def asm_rows() -> ModuleType:
-    """The benchmark that counts rows."""
+    """Load the benchmark that counts rows."""
     spec = importlib.util.spec_from_file_location("tunedgemm_asm_rows", ROOT / "benchmarks" / "asm_rows.py")
     assert spec is not None
     assert spec.loader is not None
@@ -30,7 +30,9 @@ def asm_rows() -> ModuleType:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    """A table and manifests: kernel ``a`` for both architectures, ``old`` and ``new`` for one each; the other manifests are empty."""
+    """Return a table and manifests: kernel ``a`` for both architectures, ``old`` and ``new`` for
+    one each.
+    """
     (configs := tmp_path / "configs").mkdir()
     (manifests := tmp_path / "manifests").mkdir()
     for gfx, own in (("gfx942", "old"), ("gfx950", "new")):
@@ -53,7 +55,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_a_name_of_another_architecture_is_a_miss(asm_rows: ModuleType, files: tuple[Path, Path]) -> None:
-    """Counted apart from names of no manifest; other libtypes and rows that never win are not counted; refusals have their reason."""
+    """Rows of another architecture's kernel are counted as misses, with reasons for refusals."""
     configs, manifests = files
     counted = {gfx: counts for _, _, gfx, counts in asm_rows.lines(configs, asm_rows.kernels(manifests))}
 
@@ -66,7 +68,7 @@ def test_a_name_of_another_architecture_is_a_miss(asm_rows: ModuleType, files: t
 def test_the_page_says_all_of_it(
     asm_rows: ModuleType, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line a table and architecture, the sums, the reasons; without AITER's files it says that there was nothing."""
+    """The page has a line for each table and architecture, sums and reasons."""
     assert asm_rows.main([*map(str, files), "--out", str(tmp_path / "out" / "README.md")]) == 0
     text = (tmp_path / "out" / "README.md").read_text()
 
@@ -78,7 +80,7 @@ def test_the_page_says_all_of_it(
 
 @pytest.mark.skipif(not AITER.is_dir(), reason="AITER's tables are not here")
 def test_every_real_row_resolves(asm_rows: ModuleType) -> None:
-    """All bf16 rows of gfx950, all of the other ops that the plugin covers: under their own architecture, within their kernels' limits."""
+    """Every bf16 row for gfx950 and every row of the other ops resolves."""
     found = asm_rows.kernels(AITER / "manifests")
     bf16, others = [], []
     for _, op, gfx, counts in asm_rows.lines(AITER / "configs", found):

@@ -1,4 +1,4 @@
-"""From shape to dispatch: real tuner processes, real tables, AITER's rows, the fake runtime in place of an AMD GPU."""
+"""Tune and dispatch in real processes with the fake runtime in place of an AMD GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def run(fake: ModuleType, tree: Path) -> Run:
-    """Python, with the fake backends installed, in a process of its own."""
+    """Return a function that runs Python with the fake backends installed in a child process."""
 
     def start(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join([str(HERE / "installed"), *filter(None, sys.path)])
@@ -75,7 +75,7 @@ def test_every_kernel_is_tried(tuned: Any) -> None:
 
 @pytest.mark.slow
 def test_a_kernel_that_faults_costs_one_solution(run: Run, tmp_path: Path, fake: ModuleType) -> None:
-    """The process dies of it, all others are tried, and the shape gets a row."""
+    """A kernel that kills its process costs one solution, and the shape gets a row."""
     faulty = fake.bf16(64, shuffled=False, prefetch=3)["knl_name"]
     (row,) = tune(run, tmp_path, FAKE_FAULT=faulty)
     found = statuses(tmp_path)
@@ -86,7 +86,7 @@ def test_a_kernel_that_faults_costs_one_solution(run: Run, tmp_path: Path, fake:
 
 @pytest.mark.slow
 def test_a_kernel_that_hangs_costs_one_solution(run: Run, tmp_path: Path, fake: ModuleType) -> None:
-    """It is given up at its deadline."""
+    """A kernel that hangs is given up at its deadline."""
     hanging = fake.bf16(64, shuffled=False, prefetch=3)["knl_name"]
     (row,) = tune(run, tmp_path, "--timeout", "5", FAKE_HANG=hanging)
     found = statuses(tmp_path)
@@ -115,7 +115,7 @@ for table, bias, shuffled in (words.split(",") for words in sys.argv[1:]):
 
 
 def row_of(name: str, splits: int | str, shuffled: bool = False) -> str:
-    """A table with one row as AITER's tuner writes it, for this machine in place of a GPU."""
+    """Return a table with one row of AITER's tuner for this machine in place of a GPU."""
     key = f"{device_of(-1).gfx},1,40,128,256,False,torch.bfloat16,torch.bfloat16,False,{shuffled}"  # one thread, as `run` has it
     return ROW.format(f"{key},fakeasm,3,{splits},7.5,{name},0.0,1,1")
 

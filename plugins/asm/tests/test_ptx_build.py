@@ -1,4 +1,4 @@
-"""Assembling: ptxas takes what is listed, without spills, within the config's registers, and without products that wait for each other."""
+"""Assemble listed kernels with ptxas without spills and without serialized wgmma."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ VARIANTS += [attrs.evolve(each, config=attrs.evolve(each.config, stream=True), s
 
 
 def faults(variant: Variant) -> str:
-    """What ptxas has against a kernel."""
+    """Return what ptxas reports against a kernel, or an empty text."""
     found = build.ptxas()
     assert found is not None
     try:
@@ -84,7 +84,7 @@ def faults(variant: Variant) -> str:
 
 @needs_ptxas
 def test_ptxas_takes_every_part(failing: Any) -> None:
-    """Bias, every output, splits, clusters, swapped operands, rows of an odd number: no spill, no wait, setmaxnreg not ignored."""
+    """Kernels with every feature assemble."""
 
     def check(variant: Variant) -> None:
         assert faults(variant) == ""
@@ -95,7 +95,7 @@ def test_ptxas_takes_every_part(failing: Any) -> None:
 @needs_ptxas
 @pytest.mark.parametrize("m", [1, 40, 4096])
 def test_ptxas_takes_what_is_listed(m: int) -> None:
-    """The first twelve of a list; of everything that may be listed each fifth config, with all parts."""
+    """The first twelve listed kernels and every fifth configuration assemble."""
     shape = Shape("a16w16", m, 7168, 8192, epilogue="bias")
     first = [arguments_of(config, splits, shape, 132).variant for config, splits in enumerate_candidates(shape, H200)[:12]]
     others = [Variant(config, "bf16", "bf16", "bf16", True) for config in list(enumerate_configs(shape))[m % 5 :: 5]]
@@ -104,7 +104,7 @@ def test_ptxas_takes_what_is_listed(m: int) -> None:
 
 @needs_ptxas
 def test_ptxas_takes_what_is_listed_of_eight_bits(failing: Any) -> None:
-    """The first eight of a list; of everything that may be listed each ninth config, with all parts."""
+    """The first eight listed 8-bit kernels and every ninth configuration assemble."""
 
     def check(m: int, op: str, dtype: str, scale: str) -> None:
         bias = "" if scale == "block" else "bf16"
@@ -136,7 +136,7 @@ def test_ptxas_takes_what_is_listed_of_eight_bits(failing: Any) -> None:
 
 @needs_ptxas
 def test_ptxas_takes_consumers_that_take_turns(failing: Any) -> None:
-    """Every tile that is listed, with one consumer's sums of all of it: 16-bit operands plain and with all parts, and both of 8 bits."""
+    """Every ping-pong tile assembles."""
 
     def check(tile_m: int, tile_n: int) -> None:
         (config,) = (
@@ -163,7 +163,7 @@ def test_ptxas_takes_consumers_that_take_turns(failing: Any) -> None:
     [("bf16", "none", "bf16"), ("fp8_e4m3fn", "row", "fp32"), ("fp8_e4m3fn", "block", ""), ("int8", "row", "fp16")],
 )
 def test_ptxas_takes_every_plan_with_panels(dtype: str, scale: str, bias: str) -> None:
-    """All tiles whose outputs the copy engine stores, with all parts."""
+    """Every tile with TMA stores assembles."""
     op = {"none": "a16w16", "block": "a8w8_blockscale"}.get(scale, "a8w8")
     shape = Shape(op, 4096, 7168, 8192, dtype, "bf16", "bias" if bias else "none", bias, scale=scale)
     storing = [Variant(config, dtype, "bf16", bias, True, scale=scale) for config in enumerate_configs(shape) if config.panels]
@@ -173,7 +173,7 @@ def test_ptxas_takes_every_plan_with_panels(dtype: str, scale: str, bias: str) -
 
 @needs_ptxas
 def test_what_does_not_assemble_is_an_error() -> None:
-    """An instruction that does not exist, and products that wait for each other because their sums start by a flag."""
+    """Unknown instructions and serialized wgmma raise."""
     found, text = build.ptxas(), text_of(VARIANTS[0])
     assert found is not None
     with pytest.raises(LaunchError, match=r"ptxas: .*error"):
@@ -190,7 +190,7 @@ def test_what_does_not_assemble_is_an_error() -> None:
 
 @needs_ptxas
 def test_code_is_assembled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second time it comes from the artifact cache; without an assembler the text is what the driver gets."""
+    """Code comes from the artifact cache the second time."""
     monkeypatch.setenv("TUNEDGEMM_CACHE", str(tmp_path))
     variant = VARIANTS[-1]
     first = build.code(variant)
@@ -202,7 +202,7 @@ def test_code_is_assembled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_assembler_that_does_not_run_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's first, with which kernels are tested, then PATH's, then CUDA_HOME's; a file that is no program is none of them."""
+    """A ptxas that does not run is skipped."""
     broken = tmp_path / "ptxas"
     broken.write_text("no program")
     broken.chmod(0o755)

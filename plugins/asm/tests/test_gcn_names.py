@@ -1,4 +1,4 @@
-"""Plans of generated kernels, their registers, and what they are predicted to take."""
+"""Test configurations of generated kernels, their registers and predicted costs."""
 
 import itertools
 import subprocess
@@ -19,7 +19,7 @@ GOOD = KernelConfig("gfx942", 64, 128, 2, 2)
 
 
 def test_names_are_distinct_and_say_what_they_are():
-    """A table stores them, so each names one kernel of an architecture."""
+    """Each name identifies one kernel of an architecture."""
     assert GOOD.name == "tunedgemm_bf16_64x128_pf2"
     assert attrs.evolve(GOOD, shuffled=True, waves_m=1, split=True).name == "tunedgemm_bf16_64x128_bshuffle_pf2_splitk"
     for gfx in TARGETS:
@@ -28,7 +28,7 @@ def test_names_are_distinct_and_say_what_they_are():
 
 
 def test_tiles_reach_from_small_to_large(failing):
-    """Both kinds of weight have every tile, from 32 by 64 to 256 by 256; small ones with and without split K."""
+    """Both kinds of weight have tiles from 32x64 to 256x256, small ones also with split-K."""
 
     def check(gfx):
         for shuffled in (False, True):
@@ -43,7 +43,7 @@ def test_tiles_reach_from_small_to_large(failing):
 
 
 def test_what_no_kernel_can_be_is_refused(failing):
-    """With the reason."""
+    """Impossible configurations raise with the reason."""
 
     def check(change, word):
         with pytest.raises(PluginError, match=word):
@@ -64,7 +64,7 @@ def test_what_no_kernel_can_be_is_refused(failing):
 
 
 def test_registers_run_out():
-    """A config that wants more than a file has is refused, not spilled."""
+    """A configuration that needs too many registers raises."""
     with pytest.raises(PluginError, match="file v: "):
         frame_of(KernelConfig("gfx942", 256, 128, 1, 8, shuffled=True))
     given = Registers()
@@ -73,7 +73,7 @@ def test_registers_run_out():
 
 
 def test_groups_of_registers_are_aligned():
-    """Groups of vector registers begin at even ones, descriptors of buffers at a multiple of four."""
+    """Vector groups start at even registers, buffer descriptors at multiples of four."""
     given = Registers()
     assert given("v") == Reg("v", 0)
     assert given("v", 4) == Reg("v", 2, 4)
@@ -84,7 +84,7 @@ def test_groups_of_registers_are_aligned():
 
 
 def test_a_kernel_fits(failing):
-    """Registers, LDS and the registers of its parts, none of which two parts have at once."""
+    """A kernel fits registers and LDS, and its parts do not overlap."""
 
     def check(config):
         f = frame_of(config)
@@ -101,7 +101,7 @@ def test_a_kernel_fits(failing):
 
 @pytest.mark.sweep
 def test_what_a_step_takes(failing):
-    """Each element is loaded and multiplied once; nobody waits for the issue of instructions where tiles are large."""
+    """A step loads and multiplies each element once, and large tiles are bound by MFMA."""
 
     def check(config):
         taken = cost(config)
@@ -120,7 +120,7 @@ def test_what_a_step_takes(failing):
 
 
 def test_what_fits_on_a_compute_unit(failing):
-    """Registers or LDS, whichever runs out first."""
+    """Occupancy is limited by registers or LDS, as computed by hand."""
 
     def check(gfx, name, waves):
         config = next(config for config in CONFIGS if (config.gfx, config.name) == (gfx, f"tunedgemm_bf16_{name}"))
@@ -139,7 +139,7 @@ def test_what_fits_on_a_compute_unit(failing):
 
 @pytest.mark.slow
 def test_the_page_of_results_is_of_these_kernels():
-    """What a step takes is written down as it is."""
+    """The page of results matches the generator."""
     root = Path(__file__).parents[3]
     page = root / "benchmarks" / "results" / "asm-kernels" / "README.md"
     if not page.exists():

@@ -1,4 +1,4 @@
-"""Untuned calls on Hopper: which get a generated kernel, and what that was worth where it was measured."""
+"""Test which untuned calls on Hopper get a generated kernel, and its measured gain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIKE = Shape("a8w8", 1024, 4096, 4096, "fp8_e4m3fn", "bf16", scale="row")
 
 
 def timed() -> dict[tuple[int, int, int], dict[tuple[str, str, int], float]]:
-    """Microseconds by (M, N, K), then by libtype, kernel and parts of K, those of the screen, too; what failed has none."""
+    """Return microseconds by (M, N, K), then by libtype, kernel and splits; failures have none."""
     found: dict[tuple[int, int, int], dict[tuple[str, str, int], float]] = {}
     with PROFILE.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -31,7 +31,7 @@ def timed() -> dict[tuple[int, int, int], dict[tuple[str, str, int], float]]:
 
 
 def test_the_kernel_of_an_untuned_call_was_faster_than_torchs() -> None:
-    """Of each product measured, where that kernel was timed; 1.2 times in the mean."""
+    """The untuned kernel was faster than torch in every measurement, 1.2 times in the mean."""
     gains = []
     for (m, n, k), times in timed().items():
         solution = asm.heuristic_fallback(attrs.evolve(LIKE, m=m, n=n, k=k), H200)
@@ -44,7 +44,7 @@ def test_the_kernel_of_an_untuned_call_was_faster_than_torchs() -> None:
 
 
 def test_it_takes_the_call_with_sums_as_exact_as_torchs(failing: Any) -> None:
-    """Promoted, of one block and one part of K; the same each time."""
+    """Large fp8 products get a promoted kernel with one CTA per cluster and one split."""
 
     def check(m: int, weight: tuple[int, int]) -> None:
         shape = attrs.evolve(LIKE, m=m, n=weight[0], k=weight[1], outdtype="fp16")
@@ -60,7 +60,7 @@ def test_it_takes_the_call_with_sums_as_exact_as_torchs(failing: Any) -> None:
 
 
 def test_others_serve_what_was_not_measured_or_was_not_faster(failing: Any) -> None:
-    """Few rows, small weights, K that the copy engine does not take, other scales and dtypes."""
+    """Unmeasured or slower classes get no untuned kernel."""
 
     def check(shape: Shape) -> None:
         assert asm.heuristic_fallback(shape, H200) is None

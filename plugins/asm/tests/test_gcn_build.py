@@ -1,4 +1,4 @@
-"""Every generated kernel is assembled for its architecture; who assembles, and what is said where nobody can."""
+"""Assemble every generated kernel, and test which assembler is used."""
 
 import os
 import re
@@ -24,7 +24,7 @@ DISASSEMBLERS = [found for name in ("llvm-objdump", *(f"llvm-objdump-{n}" for n 
 
 
 def able(gfx):
-    """The assembler for an architecture; the test is skipped by name where there is none."""
+    """Return the assembler for an architecture, or skip."""
     try:
         return assembler_for(gfx)
     except PluginError as error:
@@ -32,7 +32,7 @@ def able(gfx):
 
 
 def few(gfx):
-    """One kernel of each kind: weight plain or shuffled, K split or not."""
+    """Return one kernel of each kind: plain or shuffled weight, with or without split-K."""
     return tuple(
         {(config.shuffled, config.split): config for config in enumerate_configs(gfx) if config.tile_m * config.tile_n <= 64 * 64}.values()
     )
@@ -44,7 +44,7 @@ def few(gfx):
     ids=lambda chosen: f"{chosen[0]}-{'all' if chosen[1] is enumerate_configs else 'few'}",
 )
 def built(request, tmp_path_factory):
-    """A pack of kernels of an architecture, one of each kind or all: architecture, folder, configs."""
+    """Build a pack of one kernel of each kind, or of all: architecture, folder, configurations."""
     gfx, chosen = request.param
     able(gfx)
     folder, made = tmp_path_factory.mktemp(gfx), tuple(chosen(gfx))
@@ -53,7 +53,7 @@ def built(request, tmp_path_factory):
 
 
 def test_every_kernel_is_assembled(built):
-    """Each config's code object is there and promises what the loader checks before a launch."""
+    """Each configuration has a code object with its symbol."""
     gfx, folder, made = built
     assert sorted(path.name for path in folder.glob("*.co")) == sorted(f"{config.name}.co" for config in made)
     for config in made:
@@ -63,7 +63,7 @@ def test_every_kernel_is_assembled(built):
 
 
 def test_registers_and_lds_are_those_of_the_plan(built):
-    """The metadata says what the instructions use; nothing is spilled, and LDS is no larger than the architecture's."""
+    """The metadata matches the instructions, without spills and within LDS."""
     _, folder, made = built
     for config in made:
         seen = codeobject.read((folder / f"{config.name}.co").read_bytes()).kernels[config.name]
@@ -81,7 +81,7 @@ def test_registers_and_lds_are_those_of_the_plan(built):
 
 
 def test_the_loader_takes_the_pack(built, monkeypatch):
-    """Every kernel is found, with its own tile, and its code object passes the checks."""
+    """The loader accepts every kernel with its parameters."""
     gfx, folder, made = built
     monkeypatch.setenv("TUNEDGEMM_ASM_PACKS", str(folder))
     packs.reload()
@@ -96,7 +96,7 @@ def test_the_loader_takes_the_pack(built, monkeypatch):
 
 
 def disassembler(gfx, path):
-    """One that knows an architecture; the test is skipped by name where there is none."""
+    """Return a disassembler that knows the architecture, or skip."""
     for program in DISASSEMBLERS:
         known = subprocess.run([program, "--mcpu=help", "--triple=amdgcn", "-d", str(path)], capture_output=True, text=True)
         if f"{gfx} " in known.stderr:
@@ -105,7 +105,7 @@ def disassembler(gfx, path):
 
 
 def test_the_code_is_the_text(built):
-    """A disassembler reads the mnemonics that the generator wrote, in their order."""
+    """The disassembly has the mnemonics of the text in order."""
     gfx, folder, made = built
     program = disassembler(gfx, folder / f"{made[0].name}.co")
     for config in made:
@@ -118,12 +118,12 @@ def test_the_code_is_the_text(built):
 
 
 def bare(name):
-    """A mnemonic without its encoding; a disassembler may write another."""
+    """Return a mnemonic without its encoding suffix."""
     return re.sub(r"_e(32|64)$", "", name)
 
 
 def test_another_architecture_refuses_the_text(tmp_path):
-    """gfx942 has no product of 32 elements, and no 16 bytes from memory to LDS: assemblers are judges."""
+    """The assembler for gfx942 rejects gfx950's instructions."""
     found = able("gfx942")
     config = next(enumerate_configs("gfx950"))
     with pytest.raises(PluginError):
@@ -131,7 +131,7 @@ def test_another_architecture_refuses_the_text(tmp_path):
 
 
 def test_text_is_the_same_each_time():
-    """Packs can be compared by their hashes: no order of a set or of hashes is in them."""
+    """Text does not depend on hash seeds, so packs can be compared by hash."""
     program = "from tunedgemm_asm.gcn.kernel import text_of; from tunedgemm_asm.gcn.space import enumerate_configs; print(text_of(next(enumerate_configs('gfx950'))))"
     texts = [
         subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
@@ -148,7 +148,7 @@ def script(path, text):
 
 
 def test_the_named_clang_is_taken_alone(monkeypatch, tmp_path):
-    """TUNEDGEMM_ASM_CLANG comes before all others; if it cannot, the message has its words and no other is tried."""
+    """TUNEDGEMM_ASM_CLANG replaces all other assemblers, and its error is shown."""
     monkeypatch.setenv(build.CLANG, script(tmp_path / "clang", 'echo "it is broken" >&2; exit 3'))
     with pytest.raises(PluginError, match=r"no assembler for gfx942.*it is broken") as told:
         assembler_for("gfx942")
@@ -159,7 +159,7 @@ def test_the_named_clang_is_taken_alone(monkeypatch, tmp_path):
 
 
 def test_a_clang_that_does_not_know_the_architecture_is_passed_over(monkeypatch, tmp_path):
-    """The next is tried; here it is one that pretends."""
+    """A clang that does not know the architecture is skipped."""
     bad = script(tmp_path / "clang", 'echo "clang version 1"; [ "$1" = --version ] || { echo "invalid target ID" >&2; exit 1; }')
     good = script(tmp_path / "clang-20", 'echo "clang version 20"; while [ $# -gt 1 ]; do shift; done; [ "$1" = --version ] || echo > "$1"')
     monkeypatch.delenv(build.CLANG, raising=False)
@@ -172,7 +172,7 @@ def test_a_clang_that_does_not_know_the_architecture_is_passed_over(monkeypatch,
 
 
 def test_where_nobody_can(monkeypatch, tmp_path):
-    """The message names the variable and all that were tried; nothing is written."""
+    """Without an assembler the error names the variable and all tried, and nothing is written."""
     monkeypatch.setattr(build, "_candidates", lambda: iter([script(tmp_path / "clang", "exit 1")]))
     with pytest.raises(PluginError, match="TUNEDGEMM_ASM_CLANG"):
         build_pack("gfx942", tmp_path / "pack")
@@ -180,7 +180,7 @@ def test_where_nobody_can(monkeypatch, tmp_path):
 
 
 def test_unknown_architectures_are_refused(tmp_path):
-    """By name, with those that are known."""
+    """An unknown architecture is rejected with the supported ones."""
     with pytest.raises(PluginError, match="no generated kernels for 'gfx1100'; supported: gfx942, gfx950"):
         build_pack("gfx1100", tmp_path)
     assert not (tmp_path / build.MANIFEST).exists()

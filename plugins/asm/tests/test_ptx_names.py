@@ -1,4 +1,6 @@
-"""Plans, problems and texts of the PTX generator: names, limits, descriptors against hand-computed values, the order of tiles."""
+"""Test names, arguments, descriptors and tile order of the PTX generator against hand-computed
+values.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ SHAPE = Shape("a16w16", 4096, 7168, 8192)
 
 
 def test_names_round_trip() -> None:
-    """Every field of a config is in its name, and comes back from it."""
+    """A name has every field of its configuration."""
     configs = [
         CONFIG,
         KernelConfig(64, 256, 4, 1, 2, 3),
@@ -40,7 +42,7 @@ def test_names_round_trip() -> None:
 
 
 def test_what_cannot_be_is_refused(failing: Any) -> None:
-    """Names of nobody, other revisions, and kernels that no SM holds say what is wrong."""
+    """Impossible names raise with the reason."""
 
     def check(name: str, reason: str) -> None:
         with pytest.raises(PluginError, match=re.escape(reason)):
@@ -73,7 +75,7 @@ def test_what_cannot_be_is_refused(failing: Any) -> None:
 
 
 def test_what_a_plan_takes() -> None:
-    """Shared memory, registers and blocks of an SM, computed by hand."""
+    """Shared memory, registers and occupancy are those computed by hand."""
     assert CONFIG.stage_bytes == (128 + 160) * 128 == 36864
     assert CONFIG.shared_bytes == 5 * (36864 + 16) + 8 == 184408
     assert (CONFIG.threads, CONFIG.accumulators, CONFIG.blocks, CONFIG.resident) == (384, 80, 1, 1)
@@ -90,7 +92,7 @@ def test_what_a_plan_takes() -> None:
 
 
 def test_registers_that_are_taken_were_given_back(failing: Any) -> None:
-    """setmaxnreg waits for registers: all threads together never want more than at entry; counts are multiples of 8 from 24 to 256."""
+    """Consumers take no more registers than the producer gives back."""
 
     def check(config: KernelConfig) -> None:
         assert config.producer_registers + config.consumers * config.consumer_registers <= (1 + config.consumers) * config.entry_registers
@@ -114,7 +116,7 @@ def test_registers_that_are_taken_were_given_back(failing: Any) -> None:
 
 
 def test_matrix_descriptors() -> None:
-    """PTX ISA, "Matrix Descriptor Format": address over 16, leading offset 1, 1024 bytes from 8 rows to the next, swizzle of 128 bytes."""
+    """Matrix descriptors have the fields of the PTX ISA."""
     assert matrix.descriptor(0x400) == 0x4000_0040_0001_0040
     assert matrix.descriptor(0x400 + 36864) == 0x4000_0040_0001_0940
     assert matrix.descriptor((1 << 18) + 0x400) == matrix.descriptor(0x400)
@@ -124,7 +126,7 @@ def test_matrix_descriptors() -> None:
 
 
 def test_matrix_instructions_of_eight_bits() -> None:
-    """PTX ISA, "wgmma.mma_async": 32 elements deep, no transposes; of integers no signs and, beyond 32 rows, no odd multiples of 8."""
+    """8-bit wgmma instructions have the shapes and flags of the PTX ISA."""
     fp8, int8 = (Variant(CONFIG, dtype, "bf16", scale="row") for dtype in ("fp8_e4m3fn", "int8"))
     assert matrix.instruction(fp8) == "wgmma.mma_async.sync.aligned.m64n160k32.f32.e4m3.e4m3"
     assert matrix.instruction(int8) == "wgmma.mma_async.sync.aligned.m64n160k32.s32.s8.s8"
@@ -135,7 +137,7 @@ def test_matrix_instructions_of_eight_bits() -> None:
 
 
 def test_arguments_lie_where_ptx_puts_them() -> None:
-    """In one parameter: descriptors at 0 and 128, addresses from 256, numbers from 288, addresses of scales from 328."""
+    """Arguments have the documented offsets."""
     assert declaration("none") == ".param .align 64 .b8 arguments[328]"
     assert declaration("row") == declaration("block") == ".param .align 64 .b8 arguments[344]"
     assert (argument("x_scale"), argument("w_scale"), SCALED.size) == ("[arguments+328]", "[arguments+336]", 344)
@@ -144,7 +146,7 @@ def test_arguments_lie_where_ptx_puts_them() -> None:
 
 
 def test_every_tile_is_computed_once(failing: Any) -> None:
-    """The order covers all tiles, and within a group all of its rows come before the next column."""
+    """The order covers every tile once, group by group."""
 
     def check(units_a: int, tiles_b: int, group: int) -> None:
         places = [place_of(tile, units_a, tiles_b, group) for tile in range(units_a * tiles_b)]
@@ -155,7 +157,7 @@ def test_every_tile_is_computed_once(failing: Any) -> None:
 
 
 def test_a_problem_in_numbers() -> None:
-    """Tiles, parts, grid and scratch memory of a product, computed by hand."""
+    """Arguments, grid and workspace are those computed by hand."""
     arguments = arguments_of(CONFIG, 3, attrs.evolve(SHAPE, m=300, n=1000, k=1000), 132)
     assert dict(arguments.values) == {
         "rows_a": 300, "rows_b": 1000, "stride": 1000, "units_a": 3, "tiles_b": 7, "tiles": 21, "items": 63,
@@ -175,7 +177,7 @@ def test_a_problem_in_numbers() -> None:
 
 
 def test_empty_parts_of_k_are_refused(failing: Any) -> None:
-    """A part without a step would have a producer and consumers of different minds; so every part has one."""
+    """Splits without a step are refused."""
 
     def check(splits: int, k: int, reason: str) -> None:
         assert reason in unsupported(CONFIG, splits, attrs.evolve(SHAPE, k=k))
@@ -187,7 +189,7 @@ def test_empty_parts_of_k_are_refused(failing: Any) -> None:
 
 
 def test_a_text_says_what_it_is() -> None:
-    """Version, architecture, threads, registers, and a cluster where there is one."""
+    """The text has its version, architecture, threads, registers and cluster."""
     text = text_of(Variant(KernelConfig(128, 128, 4, cluster=2), "bf16", "bf16"))
     for part in (
         ".version 8.0",

@@ -1,4 +1,6 @@
-"""One thing changed in what kernels are told: over the fake each change must show, as a unsupported_config or as wrong numbers."""
+"""Change one argument or field of a launch at a time; the fake must refuse it or give wrong
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,12 @@ IDLE = {
 
 @pytest.fixture(autouse=True)
 def gfx950(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The architecture that has kernels of all layouts; what is written beside an output hurts nobody."""
+    """Use the architecture that has kernels of all layouts."""
     monkeypatch.setenv("FAKE_GFX", "gfx950")
 
 
 def name_of(fake: ModuleType, case: tuple[Shape, str, int]) -> str:
-    """The kernel that a case launches."""
+    """Return the kernel that a case launches."""
     shape, family, splits = case
     if not family:
         return "tunedgemm_bf16_32x32_pf2_splitk"
@@ -59,7 +61,7 @@ def name_of(fake: ModuleType, case: tuple[Shape, str, int]) -> str:
 
 
 def faults(asm: Any, over: ModuleType, fake: ModuleType, abi: str) -> list[str]:
-    """What is wrong with the products of a layout; what it raises is wrong, too."""
+    """Return the faults of a layout's products, errors included."""
     found = []
     for case in CASES[abi]:
         with over.fenced(asm, fake, over.case(case[0]).plain):
@@ -71,7 +73,7 @@ def faults(asm: Any, over: ModuleType, fake: ModuleType, abi: str) -> list[str]:
 
 
 def with_abi(asm: Any, abi: Any) -> Any:
-    """The backend whose kernels of that layout are launched with another one."""
+    """Return the backend with another layout in place of that of its name."""
     found = asm.catalog("gfx950")
     kernels = {name: Other(loaded, abi) if loaded.abi.name == abi.name else loaded for name, loaded in found.kernels.items()}
     other = attrs.evolve(found, kernels=kernels)
@@ -79,7 +81,7 @@ def with_abi(asm: Any, abi: Any) -> Any:
 
 
 class Other:
-    """Something with another *abi*; all else is its own."""
+    """A wrapper with another *abi*."""
 
     def __init__(self, plain: Any, abi: Any) -> None:
         self.plain, self.abi = plain, abi
@@ -89,7 +91,7 @@ class Other:
 
 
 class Moved:
-    """A layout of which one field lies elsewhere, over what is there; addresses change their places with addresses."""
+    """A layout with one field moved over another; addresses swap places."""
 
     def __init__(self, plain: Abi, name: str, by: int, used: tuple[str, ...]) -> None:
         self.plain, self.moved, self.by = plain, plain.field(name), by
@@ -103,11 +105,11 @@ class Moved:
         return getattr(self.plain, name)
 
     def field(self, name: str) -> Field:
-        """The field, where it lies here."""
+        """Return the field at its new place."""
         return attrs.evolve(self.plain.field(name), offset=self.places[name])
 
     def pack(self, values: Any) -> bytes:
-        """The buffer, in which the moved field is written last, if it is no address."""
+        """Pack the values, the moved field last unless it is an address."""
         buffer, field = bytearray(self.plain.pack(values)) + bytes(16), self.moved
         if field.name in values:
             value = bytes(buffer[field.offset : field.offset + field.bytes])
@@ -119,7 +121,7 @@ class Moved:
 
 
 def moved(abi: Abi, asm: Any, fake: ModuleType) -> Iterator[tuple[str, Moved]]:
-    """The layout with each field that a launch sets moved by its slot, up and down."""
+    """Yield the layout with each used field moved by its slot, up and down."""
     for case in CASES[abi.name]:
         told = launch.arguments_of(asm.catalog("gfx950").kernels[name_of(fake, case)].kernel, case[2], case[0])
         used = (*told.addresses, *told.values)
@@ -135,14 +137,14 @@ every = pytest.mark.parametrize("abi", list(CASES))
 
 @every
 def test_unchanged_all_is_right(backends: dict[str, Any], over: ModuleType, fake: ModuleType, abi: str) -> None:
-    """The layouts as they are."""
+    """Unchanged layouts give right products."""
     assert faults(backends["gfx950"], over, fake, abi) == []
     assert faults(with_abi(backends["gfx950"], ABIS[abi]), over, fake, abi) == []
 
 
 @every
 def test_every_field_has_one_place(backends: dict[str, Any], over: ModuleType, fake: ModuleType, abi: str) -> None:
-    """Each field moved by 16 bytes, in our own layout by its size, in either direction."""
+    """Moving any field breaks a product."""
     asm, unseen, tried = backends["gfx950"], [], set()
     for change, other in moved(ABIS[abi], asm, fake):
         tried.add(change.split()[0])
@@ -156,7 +158,7 @@ def test_every_field_has_one_place(backends: dict[str, Any], over: ModuleType, f
 def test_every_value_matters(
     backends: dict[str, Any], over: ModuleType, fake: ModuleType, abi: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each argument one more, a half or nothing; each axis of the grid one more or less; each address left out or exchanged."""
+    """Changing any value, grid axis or address breaks a product."""
     asm, unseen, plain = backends["gfx950"], [], launch.arguments_of
 
     def seen_with(label: str, name: str, other: Any) -> None:
@@ -199,18 +201,18 @@ def test_every_value_matters(
 
 
 def without(plain: native.Launch, place: int) -> native.Launch:
-    """The launch with nothing in place of an address."""
+    """Return the launch with one address zero."""
     return lambda stream, *addresses: plain(stream, *(0 if at == place else address for at, address in enumerate(addresses)))
 
 
 def exchanged(names: tuple[str, ...], one: str, other: str) -> tuple[str, ...]:
-    """The names with two of them in each other's place."""
+    """Return the names with two swapped."""
     return tuple({one: other, other: one}.get(name, name) for name in names)
 
 
 @pytest.mark.parametrize("abi", ["aiter-i8gemm", "aiter-fp8gemm-blockscale", "aiter-f4gemm"])
 def test_zeros_are_needed(backends: dict[str, Any], over: ModuleType, fake: ModuleType, abi: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without them parts of K are added to whatever is there."""
+    """Without zeroing, added splits are wrong."""
     plain = launch.arguments_of
     monkeypatch.setattr(launch, "arguments_of", lambda *told: attrs.evolve(plain(*told), zeroed=False))
     assert "numbers are wrong" in faults(backends["gfx950"], over, fake, abi)[0]
@@ -219,7 +221,7 @@ def test_zeros_are_needed(backends: dict[str, Any], over: ModuleType, fake: Modu
 def test_the_units_of_the_launch_matter(
     backends: dict[str, Any], over: ModuleType, fake: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads of a workgroup, and the bytes of the buffer."""
+    """Changing threads, argument bytes or LDS breaks a product."""
     asm, plain = backends["gfx950"], native.LaunchPlan
     for change in (
         lambda grid, threads, arguments, slots: plain(grid, 128, arguments, slots),
