@@ -19,14 +19,15 @@ from typing import Any
 
 SOURCES = Path(__file__).with_name("fake")
 FLAGS = ("-O3", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden")
-#: Folder of a family below ``hsa/<gfx>`` -> its manifest, bytes of arguments that its code objects declare.
+#: Folder of a family below ``hsa/<gfx>`` -> its manifest, bytes of arguments that its code objects
+#: declare.
 FAMILIES = {
     "bf16gemm": ("bf16gemm_fp32bf16.csv", 352),
     "i8gemm": ("i8gemm_bf16_perTokenI8.csv", 256),
     "fp8gemm_blockscale": ("fp8gemm_bf16_blockscale.csv", 256),
     "f4gemm": ("f4gemm_bf16_per1x32Fp4.csv", 384),
 }
-#: AITER's manifests as they are, where this machine has them.
+#: AITER's manifests, where available.
 MANIFESTS = Path(__file__).parents[4] / "shared" / "aiter" / "manifests"
 
 _BF16 = ["knl_name", "co_name", "tn", "tileM", "tileN", "pf", "bPreshuffle", "splitK", "subK", "bias"]
@@ -138,7 +139,7 @@ ROWS: Mapping[str, list[dict[str, Any]]] = {
         scaled(_F4, 32, 128, 0, _FP4), scaled(_F4, 128, 512, 1, _FP4), scaled(_F4, 256, 256, 1, _FP4), scaled(_F4, 256, 256, 0, _FP4, 0),
     ],
 }  # fmt: skip
-#: Kernels of our own layout.
+#: Kernels of the plugin's layout.
 OWN = [
     dict(zip(_BF16, (stem, f"{stem}.co", 1, tile, tile, 2, int("bshuffle" in stem), int("splitk" in stem), 64, 1), strict=True))
     for tile in (32, 64)

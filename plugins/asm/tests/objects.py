@@ -11,8 +11,8 @@ from typing import Any
 import attrs
 import pytest
 
-msgpack = pytest.importorskip("msgpack", reason="what the plugin reads code objects with is not installed")
-pytest.importorskip("elftools", reason="what the plugin reads code objects with is not installed")
+msgpack = pytest.importorskip("msgpack", reason="reading code objects requires msgpack and pyelftools")
+pytest.importorskip("elftools", reason="reading code objects requires msgpack and pyelftools")
 
 #: EF_AMDGPU_MACH and its features xnack and sramecc as "any".
 FLAGS = {"gfx90a": 0x53F, "gfx942": 0x54C, "gfx950": 0x54F, "gfx1100": 0x41}
@@ -39,9 +39,11 @@ def made(
     Args:
         kernels: their symbols.
         gfx: architecture of the ELF header.
-        kernarg_bytes, lds_bytes, workgroup, args: what the metadata says of each, *args* with keys of the user guide (``.offset`` …).
+        kernarg_bytes, lds_bytes, workgroup, args: what the metadata says of each, *args* with keys
+            of the user guide (``.offset`` …).
         target: that of the metadata; None for *gfx*, "" for none.
-        changes: keys of each kernel's metadata put in place of the others; None as a value removes the key.
+        changes: keys of each kernel's metadata put in place of the others; None as a value removes
+            the key.
         machine: of the ELF header; 224 is an AMD GPU.
         exported: symbols of the descriptors without ``.kd``; those of *kernels* if absent.
         descriptor_bytes: size of the arguments in the descriptors; *kernarg_bytes* if absent.

@@ -17,7 +17,7 @@ from tunedgemm.testing.conformance import Poisoned
 from tunedgemm_asm import Asm, driver, launch, packs
 
 CPU = device_of(-1)
-#: What the CPU is taken for.
+#: Devices that the CPU stands for.
 HOSTS = {"gfx942": Device("gfx942", 304, "amd-instinct-mi300x"), "gfx950": Device("gfx950", 256, "amd-instinct-mi355x")}
 #: Two roundings of an output of this dtype, more of float32, whose sums are made in another order.
 ROUNDING = {"bf16": 2.0**-7, "fp32": 2.0**-18}

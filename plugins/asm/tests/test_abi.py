@@ -19,7 +19,8 @@ from tunedgemm_asm.abi import ABIS, Abi, Field
 #: AITER's variable, which names its tree of code objects.
 HSA = Path(os.environ.get("AITER_ASM_DIR") or "/nonexistent")
 
-#: What AITER passes its bf16 kernels, by offset: 22 slots of 16 bytes. ``p`` is an address, ``f`` a float, all others are unsigned.
+#: What AITER passes its bf16 kernels, by offset: 22 slots of 16 bytes. ``p`` is an address, ``f`` a
+#: float, all others are unsigned.
 BF16 = """
 0x00 out p, 0x10 c p, 0x20 a p, 0x30 b p, 0x40 alpha f, 0x50 beta f, 0x60 stride_out0, 0x70 stride_out1, 0x80 stride_c0, 0x90 stride_c1,
 0xA0 stride_a0, 0xB0 stride_a1, 0xC0 stride_b0, 0xD0 stride_b1, 0xE0 m, 0xF0 n, 0x100 k, 0x110 splits, 0x120 out_is_bf16, 0x130 bias p,
@@ -29,7 +30,7 @@ BF16 = """
 SCALED = """
 0 out p, 16 a p, 32 b p, 48 a_scale p, 64 b_scale p, 80 bias p, 96 m, 112 n, 128 k, 144 stride_a, 160 stride_b, 176 stride_out, 192 splits
 """
-#: Its fp4 kernels, behind the head that they share with bf16.
+#: Its fp4 kernels, after the common head.
 FP4 = """
 0x110 a_scale p, 0x120 b_scale p, 0x130 stride_a_scale0, 0x140 stride_a_scale1, 0x150 stride_b_scale0, 0x160 stride_b_scale1,
 0x170 log2_splits
@@ -45,7 +46,7 @@ LAYOUTS = {
     "aiter-fp8gemm-blockscale": (SCALED + ", 208 scale_m, 224 scale_n, 240 scale_k", 256),
     "tunedgemm-bf16": (OWN, 96),
 }
-#: What AITER's code objects call our fields, where the names are not the same.
+#: Names in AITER's code objects that differ from the fields'.
 THEIRS = """
 D=out C=c A=a B=b Mdim=m Ndim=n Kdim=k M=m K=k Bias=bias BIAS=bias strideD0=stride_out0 strideD1=stride_out1 strideC0=stride_c0
 strideC1=stride_c1 strideA0=stride_a0 strideA1=stride_a1 strideB0=stride_b0 strideB1=stride_b1 strideScaleA0=stride_a_scale0
@@ -129,7 +130,7 @@ def test_a_layout_that_cannot_be_is_refused(failing: Any) -> None:
     )
 
 
-@pytest.mark.skipif(not HSA.is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")
+@pytest.mark.skipif(not HSA.is_dir(), reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("family", descriptor.AITER)
 def test_the_layouts_are_those_of_aiters_code_objects(family: str, gfx: str) -> None:
@@ -156,7 +157,7 @@ OBJDUMP = shutil.which("llvm-objdump-19") or shutil.which("llvm-objdump")
 LOAD = re.compile(r"s_load_dword(?:x(\d+))? s\[?[\d:]+\]?, s\[0:1\], (0x[0-9a-f]+|\d+)")
 
 
-@pytest.mark.skipif(not HSA.is_dir() or OBJDUMP is None, reason="AITER_ASM_DIR names no tree of AITER's code objects, or no llvm-objdump")
+@pytest.mark.skipif(not HSA.is_dir() or OBJDUMP is None, reason="needs AITER_ASM_DIR and llvm-objdump")
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("family", descriptor.AITER)
 def test_what_aiters_kernels_load_are_our_fields(family: str, gfx: str, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from tunedgemm.plugin import Shape
 from tunedgemm_asm import packs
 
-#: Read before the tests hide it.
+#: Read before a fixture hides it.
 TREE = os.environ.get("AITER_ASM_DIR", "")
-pytestmark = pytest.mark.skipif(not TREE or not Path(TREE, "gfx942").is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")
+pytestmark = pytest.mark.skipif(not TREE or not Path(TREE, "gfx942").is_dir(), reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
 FP8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}
 
 

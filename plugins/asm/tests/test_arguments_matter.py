@@ -14,7 +14,8 @@ from tunedgemm.plugin import PluginError, Shape
 from tunedgemm_asm import launch, limits, native
 from tunedgemm_asm.abi import ABIS, Abi, Field
 
-#: Product, family and index of its kernel in `fake.ROWS`, splitK; all fields of each layout are in use in one of them.
+#: Product, family and index of its kernel in `fake.ROWS`, splitK; all fields of each layout are in
+#: use in one of them.
 CASES: dict[str, list[tuple[Shape, str, int]]] = {
     "aiter-bf16gemm": [
         (Shape("a16w16", 40, 128, 256, epilogue="bias"), "bf16gemm", 3),
@@ -35,7 +36,7 @@ CASES: dict[str, list[tuple[Shape, str, int]]] = {
     ],
     "tunedgemm-bf16": [(Shape("a16w16", 40, 100, 320, epilogue="bias"), "", 2)],
 }
-#: Fields that AITER's launchers never set, or always to zero.
+#: Fields that AITER's launchers leave at zero.
 IDLE = {
     "aiter-bf16gemm": {"c", "beta", "stride_out1", "stride_c1", "stride_a1", "stride_b1"},
     "aiter-f4gemm": {

@@ -102,7 +102,7 @@ def test_what_an_assembler_makes_is_read(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.skipif(not HSA.is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")
+@pytest.mark.skipif(not HSA.is_dir(), reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
 def test_aiters_code_objects_are_what_its_manifests_say() -> None:
     """Every kernel of AITER's manifests is in its file and fits its architecture."""
     count = 0

@@ -34,7 +34,9 @@ class OverFake(StandInConformance):
 
 
 def of_kernels(fp8: str) -> tuple[Shape, ...]:
-    """Return shapes that the packs of the fake have kernels for, with this fp8, and four that they refuse."""
+    """Return shapes that the packs of the fake have kernels for, with this fp8, and four that they
+    refuse.
+    """
     return (
         Shape("a16w16", 33, 128, 256),
         Shape("a16w16", 5, 192, 320, outdtype="fp32", epilogue="bias", bias_dtype="fp32"),

@@ -13,7 +13,8 @@ LANE = np.arange(64, dtype=np.uint32)
 PRODUCT = "v_mfma_f32_16x16x16_bf16 a[0:3], v[10:11], v[12:13], a[0:3]"
 WIDE = "v_mfma_f32_32x32x8_bf16 a[0:15], v[10:11], v[12:13], a[0:15]"
 STORE = "buffer_store_dwordx4 v[20:23], v0, s[4:7], {} offen"
-# First instruction, second instruction, wait states between them on gfx942 and on gfx950 (ISA guides; LLVM's hazard recogniser).
+# First instruction, second instruction, wait states between them on gfx942 and on gfx950 (ISA
+# guides; LLVM's hazard recogniser).
 WAIT_STATES = {
     "a vector's scalar to memory": ("v_readfirstlane_b32 s8, v0", "buffer_load_dword v1, v0, s[4:7], s8 offen", 5, 5),
     "a vector's scalar to a vector": ("v_readfirstlane_b32 s8, v0", "v_add_u32_e32 v1, s8, v2", 2, 2),
@@ -95,7 +96,7 @@ def test_exchanges_of_lanes_wait_for_a_vector_on_gfx950(gcn):
 
 LOADS = "buffer_load_dword v1, v0, s[4:7], 0 offen\n buffer_load_dword v2, v0, s[4:7], 0 offen\n"
 READS = "ds_read_b32 v1, v0\n ds_read_b32 v2, v0\n"
-# What is waited for, and whether v1 and v2 may be read then.
+# Waits, and whether v1 and v2 may be read afterwards.
 PENDING = [
     (LOADS, "vmcnt(0)", True, True), (LOADS, "vmcnt(1)", True, False), (LOADS, "lgkmcnt(0)", False, False),
     (LOADS, "vmcnt(2)", False, False),

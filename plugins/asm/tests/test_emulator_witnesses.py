@@ -19,7 +19,7 @@ from tunedgemm_asm.manifest import read
 
 pytestmark = pytest.mark.sweep
 
-#: Read before the tests hide it.
+#: Read before a fixture hides it.
 TREE = Path(os.environ.get("AITER_ASM_DIR") or "/nonexistent")
 CLANGS = [found for name in ("clang", *(f"clang-{version}" for version in range(26, 16, -1))) if (found := shutil.which(name))]
 OBJDUMPS = [found for name in (*(f"llvm-objdump-{n}" for n in range(26, 16, -1)), "llvm-objdump") if (found := shutil.which(name))]
@@ -189,7 +189,8 @@ def check_triton(gcn, configuration, text, lds_bytes):
     memory = gcn.Memory()
     addresses = [memory.place("x", x), memory.place("weight", weight), memory.place("out", m * n * (2 if out == "bf16" else 4))]
     given = [*(("Q", address) for address in addresses), *(("i", value) for value in (m, n, k, k, k, n)), ("Q", 0), ("Q", 0)]
-    # Triton's ping-pong between halves of a workgroup relies on the order in which LDS gets reads and writes.
+    # Triton's ping-pong between halves of a workgroup relies on the order in which LDS gets reads
+    # and writes.
     rules = gcn.Rules(late_reads=warps < 8)
     kernel = gcn.kernels_of(text)["product"]
     gcn.launch(kernel, (-(-m // bm), -(-n // bn)), (64 * warps,), gcn.arguments(*given), memory, rules, lds_bytes)
@@ -254,20 +255,21 @@ def check_aiter(gcn, gfx, kernel, out, order, folder):
     }  # fmt: skip
     values = {**problem.values, **{name: memory.place(name, given[name]) for name in problem.addresses}}
     text, descriptors = aiter_text(gcn, gfx, kernel, folder)
-    # Workgroups of split-K wait for those of the first part, so their turns are short where those come last.
-    # Those of 256 by 256 rely on the hardware to hold back what reads a product too soon.
+    # Workgroups of split-K wait for those of the first part, so their turns are short where those
+    # come last. Those of 256 by 256 rely on the hardware to hold back what reads a product too
+    # soon.
     early = "256x256" in kernel.name
     rules = gcn.Rules(unobserved=False, wait_states=not early, order=order, slice=200_000 if order == "up" else 500)
     gcn.launch(gcn.kernels_of(text, gfx, descriptors)[kernel.name], problem.grid, (abi.threads,), abi.pack(values), memory, rules)
     found = memory.read("out", np.uint16 if out == "bf16" else np.float32).reshape(shape.m, shape.n)
     found = gcn.numbers.fp32(found) if out == "bf16" else found
-    # Parts of K are added to bf16 one by one, each sum is rounded.
+    # Each split is added in bf16 and rounded.
     assert gcn.numbers.wrong(found, x, weight, gcn.numbers.fp32(bias) if kernel.bias else None, out, splits + (splits > 1)) <= 1
     if splits > 1:
         assert not memory.read("semaphore").any()
 
 
-@pytest.mark.skipif(not AITER, reason="AITER_ASM_DIR names no tree of AITER's code objects")
+@pytest.mark.skipif(not AITER, reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
 @pytest.mark.parametrize("name", ["32x64_bshuffle_splitkE", "32x64_pf3_splitkE", "32x64_splitk_cleanE"])
 def test_kernels_of_amd_compute_with_the_arguments_of_our_launcher(gcn, name, tmp_path):
     """AITER's bf16 kernels compute products from our arguments."""
@@ -277,7 +279,7 @@ def test_kernels_of_amd_compute_with_the_arguments_of_our_launcher(gcn, name, tm
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not AITER, reason="AITER_ASM_DIR names no tree of AITER's code objects")
+@pytest.mark.skipif(not AITER, reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
 @pytest.mark.parametrize(("gfx", "kernel"), AITER, ids=lambda value: getattr(value, "name", value))
 def test_every_kernel_of_amd_computes_with_the_arguments_of_our_launcher(gcn, gfx, kernel, tmp_path):
     """All tiles of AITER's manifests do, with workgroups in either order."""
@@ -329,7 +331,8 @@ def check_scaled(gcn, family, kernel, splits):
     memory = gcn.Memory()
     values = {**problem.values, **{name: memory.place(name, given[name]) for name in problem.addresses}}
     text, descriptors = disassembled(TREE / "gfx942" / family / kernel.file)
-    # The fp8 kernels read products sooner than LLVM would let them, and so rely on the hardware to hold them back.
+    # The fp8 kernels read products sooner than LLVM would let them, and so rely on the hardware to
+    # hold them back.
     rules = gcn.Rules(unobserved=False, wait_states=family == "i8gemm")
     gcn.launch(gcn.kernels_of(text, "gfx942", descriptors)[kernel.name], problem.grid, (abi.threads,), abi.pack(values), memory, rules)
     found = gcn.numbers.fp32(memory.read("out", np.uint16).reshape(m, n))
@@ -338,7 +341,7 @@ def check_scaled(gcn, family, kernel, splits):
     assert (np.abs(found - exact) <= slack).all()
 
 
-@pytest.mark.skipif(not SCALED, reason="AITER_ASM_DIR names no tree of AITER's code objects")
+@pytest.mark.skipif(not SCALED, reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
 @pytest.mark.parametrize("name", ["I8gemm_bf16_perTokenI8_BpreShuffle_16x128E", "fp8gemm_bf16_blockscale_BpreShuffle_32x128E"])
 def test_scaled_kernels_of_amd_compute_with_the_arguments_of_our_launcher(gcn, name):
     """AITER's scaled kernels compute products from our scales, strides and weight layout."""
@@ -346,7 +349,7 @@ def test_scaled_kernels_of_amd_compute_with_the_arguments_of_our_launcher(gcn, n
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not SCALED, reason="AITER_ASM_DIR names no tree of AITER's code objects")
+@pytest.mark.skipif(not SCALED, reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize(("family", "kernel"), SCALED, ids=lambda value: getattr(value, "name", value))
 def test_every_scaled_kernel_of_amd_computes_with_the_arguments_of_our_launcher(gcn, family, kernel, splits):

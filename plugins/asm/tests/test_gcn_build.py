@@ -101,7 +101,7 @@ def disassembler(gfx, path):
         known = subprocess.run([program, "--mcpu=help", "--triple=amdgcn", "-d", str(path)], capture_output=True, text=True)
         if f"{gfx} " in known.stderr:
             return program
-    pytest.skip(f"no llvm-objdump knows {gfx}: {', '.join(DISASSEMBLERS) or 'none is there'}")
+    pytest.skip(f"no llvm-objdump knows {gfx}: {', '.join(DISASSEMBLERS) or 'none'}")
 
 
 def test_the_code_is_the_text(built):
@@ -132,7 +132,8 @@ def test_another_architecture_refuses_the_text(tmp_path):
 
 def test_text_is_the_same_each_time():
     """Text does not depend on hash seeds, so packs can be compared by hash."""
-    program = "from tunedgemm_asm.gcn.kernel import text_of; from tunedgemm_asm.gcn.space import enumerate_configs; print(text_of(next(enumerate_configs('gfx950'))))"
+    imports = "from tunedgemm_asm.gcn.kernel import text_of; from tunedgemm_asm.gcn.space import enumerate_configs"
+    program = f"{imports}; print(text_of(next(enumerate_configs('gfx950'))))"
     texts = [
         subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
         for seed in ("1", "2")

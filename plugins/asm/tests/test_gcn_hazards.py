@@ -34,7 +34,8 @@ FIRST = op("v_readfirstlane_b32", SOURCE[0], v(3))
 TO_LDS = Op("buffer_load_dwordx4", (), (v(0), SOURCE, 0), "offen lds", reads=(M0,))
 PRODUCT = product(a(0, 4), v(10, 2), v(12, 2))
 STORE = op("buffer_store_dwordx4", (), v(20, 4), v(0), SOURCE, 0, mods="offen")
-# Writer, reader, wait states on gfx942 and on gfx950 (ISA guides; LLVM's GCNHazardRecognizer: a product of four passes).
+# Writer, reader, wait states on gfx942 and on gfx950 (ISA guides; LLVM's GCNHazardRecognizer: a
+# product of four passes).
 TABLE = {
     "vector register to product": (MOVE, product(a(0, 4), v(8, 2), v(12, 2)), 2, 2),
     "vector register to another product": (MOVE, PRODUCT, 0, 0),

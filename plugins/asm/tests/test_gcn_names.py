@@ -143,7 +143,7 @@ def test_the_page_of_results_is_of_these_kernels():
     root = Path(__file__).parents[3]
     page = root / "benchmarks" / "results" / "asm-kernels" / "README.md"
     if not page.exists():
-        pytest.skip("the benchmarks are not beside the plugin")
+        pytest.skip("benchmarks not found")
     command = [sys.executable, str(root / "benchmarks" / "asm_kernels.py"), "--out", str(page), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr + "run python benchmarks/asm_kernels.py --out " + str(page)

@@ -10,8 +10,9 @@ from tunedgemm_asm.gcn.space import CONFIGS
 from tunedgemm_asm.gcn.stream import Op, op, weave
 
 TILES = [config for config in CONFIGS if not config.split]
-#: Lanes of the lower half of a wave whose 16 bytes LDS gives at once to `ds_read_b128`, as first and last of neighbours; the upper half
-#: has the same. With 32 banks they are eight, with 64 banks sixteen (Triton, pull request 11365, for MI300 and MI350).
+#: Lanes of the lower half of a wave whose 16 bytes LDS gives at once to `ds_read_b128`, as first
+#: and last of neighbours; the upper half has the same. With 32 banks they are eight, with 64 banks
+#: sixteen (Triton, pull request 11365, for MI300 and MI350).
 READ_AT_ONCE = {
     32: (((0, 3), (20, 23)), ((4, 7), (16, 19)), ((8, 11), (28, 31)), ((12, 15), (24, 27))),
     64: (((0, 3), (12, 15), (20, 27)), ((4, 11), (16, 19), (28, 31))),

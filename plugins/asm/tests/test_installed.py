@@ -39,7 +39,8 @@ def installed(objects: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> 
     run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
     python = folder / "venv" / "bin" / "python"
     (site,) = (folder / "venv").glob("lib/python*/site-packages")
-    # Paths that .pth files of the running environment add (editable installs) have to be found as well.
+    # Paths that .pth files of the running environment add (editable installs) have to be found as
+    # well.
     (site / "running.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     (wheel,) = (folder / "wheels").glob("*.whl")
     assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".py", ".so", ".pth"))], "data alone"

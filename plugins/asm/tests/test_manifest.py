@@ -181,7 +181,7 @@ def test_paths_stay_inside() -> None:
         inside("a\0b", "x")
 
 
-@pytest.mark.skipif(not AITER.is_dir(), reason="AITER's manifests are not here")
+@pytest.mark.skipif(not AITER.is_dir(), reason="AITER's manifests not found")
 def test_aiters_manifests_are_read_whole() -> None:
     """Every line of AITER's eight manifests is read."""
     from tunedgemm_asm.descriptor import AITER as families

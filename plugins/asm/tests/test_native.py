@@ -34,7 +34,7 @@ ways = pytest.mark.parametrize("way", ["extension", "ctypes"])
 #: The same shim serves CUDA's driver, whose kernels get the arguments as their one parameter.
 CUDA = attrs.evolve(HIP, kind="nvidia")
 
-#: A driver that notes what it is given, one note for each thread that launches.
+#: A driver that records the last launch of each thread.
 RECORDER = """
 #include <string.h>
 typedef struct {
@@ -73,7 +73,7 @@ class Note(ctypes.Structure):
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return a function of the recording driver and its notes."""
     if shutil.which("cc") is None:
-        pytest.skip("the recording driver is compiled with `cc`")
+        pytest.skip("the recording driver requires `cc`")
     path = tmp_path_factory.mktemp("recorder") / "librecorder.so"
     subprocess.run(["cc", "-w", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)], input=RECORDER, text=True, check=True)
     told = ctypes.CDLL(str(path)).told
@@ -242,7 +242,7 @@ def test_the_owner_lives_as_long_as_the_launch() -> None:
     assert told[1]() is None
 
 
-#: In the extension's source: a text, and another that must not pass.
+#: Text in the extension's source, and a replacement that must fail.
 CHANGES = [
     ("self->grid[0], self->grid[1]", "self->grid[1], self->grid[0]"),
     ("self->grid[2], self->threads", "self->threads, self->grid[2]"),
@@ -269,7 +269,7 @@ def includes() -> str:
     """Return the folder of Python's headers, or skip."""
     folder = sysconfig.get_path("include")
     if shutil.which("cc") is None or not Path(folder, "Python.h").is_file():
-        pytest.skip("the extension is compiled with `cc` and Python.h, and one is missing")
+        pytest.skip("compiling the extension requires `cc` and Python.h")
     return folder
 
 

@@ -29,10 +29,10 @@ ways = pytest.mark.parametrize("way", ["extension", "ctypes"])
 X, WEIGHT, OUT = Operand("bf16", 37, 200, 64), Operand("fp8_e4m3fn", 73, 384, 96, columns=True), Operand("fp16", 37, 72, 64, 64)
 ARGUMENTS = bytes(range(1, 251)) + bytes(250)
 PLAN = LaunchPlan((3, 1, 1), 96, ARGUMENTS, (264, 256), 1234, (Map(128, 2, X), Map(0, 3, WEIGHT), Map(320, 0, OUT)))
-#: An address of which the driver makes no descriptor, and its status.
+#: An address that the driver rejects, and its status.
 REFUSED, STATUS = 0xDEAD0, 77
 
-#: A driver that writes into a descriptor what it was told, and notes the last launch of a thread.
+#: A driver that writes its arguments into a tensor map and records a thread's last launch.
 DRIVER = """
 #include <string.h>
 typedef struct { unsigned long address, sizes[3], strides[2]; unsigned type, rank, box[3], every[3], kinds[4]; } Told;
@@ -80,7 +80,7 @@ class Told(ctypes.Structure):
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return a function of the driver, its last arguments and its counters."""
     if shutil.which("cc") is None:
-        pytest.skip("the driver is compiled with `cc`")
+        pytest.skip("the driver requires `cc`")
     path = tmp_path_factory.mktemp("driver") / "libdriver.so"
     subprocess.run(["cc", "-w", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)], input=DRIVER, text=True, check=True)
     loaded = ctypes.CDLL(str(path))
@@ -251,7 +251,7 @@ def test_descriptors_go_with_their_launch(driver: Any) -> None:
         anew = tracemalloc.get_traced_memory()[0]
         del launch
         assert full - empty > 3 * 2000 * 128
-        # Others of the process allocate, too.
+        # Other code of the process allocates, too.
         assert max(anew, tracemalloc.get_traced_memory()[0]) - empty < (full - empty) / 3
     finally:
         tracemalloc.stop()
@@ -275,7 +275,7 @@ def test_a_launch_that_is_made_again_while_a_descriptor_is_made(driver: Any) -> 
         assert made[0].launch(0, 512 * number) == 0
 
 
-#: In the extension's source: a text, and another that must not pass.
+#: Text in the extension's source, and a replacement that must fail.
 CHANGES = [
     ("told.type, told.rank", "told.rank, told.type"),
     ("told.sizes, told.strides", "told.strides, told.sizes"),
@@ -312,7 +312,7 @@ def compiled(source: str, folder: Path) -> Any:
 def test_each_part_of_the_extension_matters(driver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each planted change of the extension is found."""
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        pytest.skip("there is no Python.h to compile the extension with")
+        pytest.skip("compiling the extension requires Python.h")
     source, unseen = SOURCE.read_text(), []
     for number, (text, other) in enumerate([("", ""), *CHANGES]):
         assert text in source, text

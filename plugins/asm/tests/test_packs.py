@@ -438,7 +438,7 @@ def test_a_folder_with_aiters_name_is_not_aiter(write: Write, tmp_path: Path) ->
     assert "trap" not in done.stdout
 
 
-@pytest.mark.skipif(not HSA.is_dir(), reason="AITER_ASM_DIR names no tree of AITER's code objects")
+@pytest.mark.skipif(not HSA.is_dir(), reason="needs AITER_ASM_DIR, a tree of AITER's code objects")
 def test_aiters_real_tree_is_found_whole(from_folders: Callable[..., packs.Catalog]) -> None:
     """All 37 and 73 kernels of AITER's tree pass every check."""
     for gfx, count in (("gfx942", 37), ("gfx950", 73)):

@@ -215,7 +215,7 @@ def test_names_and_parts_that_do_not_fit_are_refused(backend: Asm) -> None:
     assert asm.lacks(Solution("asm", KernelConfig(64, 32, 3, 1).name), H200) == ""
 
 
-#: Every candidate's time of tunings on an H200: day, and a shape of the op.
+#: Tuning profiles of an H200: day, and a shape of the op.
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 PROFILES = [
     ("h200-2026-11-22", Shape("a16w16", 1, 1, 1)),

@@ -20,7 +20,7 @@ from tunedgemm_asm.ptx.space import TURNS, enumerate_candidates, enumerate_confi
 
 pytestmark = pytest.mark.sweep
 
-needs_ptxas = pytest.mark.skipif(build.ptxas() is None, reason="ptxas not found: it comes with Triton and with CUDA's toolkit")
+needs_ptxas = pytest.mark.skipif(build.ptxas() is None, reason="ptxas not found; it comes with Triton and the CUDA toolkit")
 H200 = Device("sm_90", 132, "nvidia-h200")
 VARIANTS = [
     Variant(KernelConfig(128, 256, 4), "bf16", "bf16", "bf16"),
@@ -64,7 +64,7 @@ VARIANTS = [
     ),
 ]
 
-#: The same that share steps along K evenly.
+#: The same with stream-K.
 VARIANTS += [attrs.evolve(each, config=attrs.evolve(each.config, stream=True), split=True) for each in VARIANTS]
 
 

@@ -35,7 +35,7 @@ def of(op: str, sizes: tuple[int, int, int], dtype: str = "bf16", **fields: Any)
 
 BIASED: dict[str, Any] = {"epilogue": "bias", "bias_dtype": "bf16"}
 BY_ROW, BY_BLOCK, FP8 = "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle", "fp8_e4m3fn"
-#: KernelConfig, shape, parts of K, multiprocessors: tails in M and N, blocks with several tiles.
+#: Configuration, shape, splits, multiprocessors: tails in M and N, blocks with several tiles.
 CASES = [
     (KernelConfig(128, 160, 3), of("a16w16", (150, 200, 192)), 1, 2),
     (KernelConfig(64, 40, 3, 1), of("a16w16", (70, 74, 128), **BIASED), 1, 2),
@@ -78,7 +78,7 @@ def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, S
         np.testing.assert_array_equal(out, wanted)
 
 
-#: Case, what is changed in its text -> by what; each is a mistake that a kernel could have.
+#: Name -> case, pattern in its text, replacement: a plausible mistake of a kernel.
 MISTAKES = {
     "the same column is loaded for each step": (SMALL, r"(add\.u32 (%r\d+), \2), 1;\n(    add\.u32 (%r\d+), \4, 1;)", r"\1, 0;\n\3"),
     "column is an element along K": (SMALL, r"\{(%r\d+), (%r\d+), (%r\d+)\}", r"{\1, \2, \1}"),
@@ -131,7 +131,9 @@ def test_a_descriptor_tells_the_columns(ptx: ModuleType, failing: Any) -> None:
 
 @pytest.mark.parametrize("extension", [True, False], ids=["extension", "ctypes"])
 def test_a_solution_computes_its_product(ptx: ModuleType, extension: bool, failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backend launches kernels with the operands that the op makes, through the C extension and through ctypes."""
+    """The backend launches kernels with the operands that the op makes, through the C extension and
+    through ctypes.
+    """
     if not extension:
         monkeypatch.setattr(native, "_extension", None)
     elif native._extension is None:

@@ -14,7 +14,7 @@ from tunedgemm_asm import asm
 from tunedgemm_asm.ptx.names import COLUMNS, KernelConfig
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]
 
 SHAPE = Shape("a16w16", 300, 456, 1024, epilogue="bias", layout=COLUMNS)
 ROWS = Shape("a8w8_bpreshuffle", 300, 456, 1024, "fp8_e4m3fn", "bf16", "bias", scale="row", layout=COLUMNS)

@@ -23,7 +23,8 @@ def of(scale: str, sizes: tuple[int, int, int], dtype: str = "fp8_e4m3fn", outdt
     return Shape(op, *sizes, dtype, outdtype, "bias" if bias else "none", bias, scale=scale)
 
 
-#: KernelConfig, shape, parts of K, multiprocessors: each has tails in M, N and K, and blocks with several tiles.
+#: Configuration, shape, splits, multiprocessors: each has tails in M, N and K, and blocks with
+#: several tiles.
 CASES = [
     (KernelConfig(128, 128, 3, promoted=True), of("row", (150, 200, 272)), 1, 2),
     (KernelConfig(128, 160, 3), of("row", (150, 200, 272), bias="bf16"), 1, 2),
@@ -110,7 +111,8 @@ def test_numbers_of_eight_bits(ptx: ModuleType) -> None:
     np.testing.assert_array_equal(out, wanted)
 
 
-#: Case, what is changed in its text -> by what, how often; each is a mistake that a kernel could have.
+#: Name -> case, pattern in its text, replacement: a plausible mistake that a kernel could
+#: have.
 MISTAKES = {
     "every block has the scale of the first": (BLOCKS, r"add\.s64 (%d\d+), \1, 4;", r"add.s64 \1, \1, 0;"),
     "the weight's blocks along K have the scale of the first": (BLOCKS, r"(add\.s64 (%d13), \2), 4;", r"\1, 0;"),

@@ -21,14 +21,14 @@ from tunedgemm_asm.ptx.resources import BLOCK_SHARED
 from tunedgemm_asm.ptx.space import enumerate_candidates, refine
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]
 
 SHAPE = Shape("a16w16", 300, 456, 1000, epilogue="bias")
 ROWS = Shape("a8w8", 300, 456, 1008, "fp8_e4m3fn", "bf16", "bias", scale="row")
 TENSOR = attrs.evolve(ROWS, scale="tensor", outdtype="fp16", bias_dtype="fp16")
 INT8 = attrs.evolve(ROWS, dtype="int8")
 BLOCKS = Shape("a8w8_blockscale", 300, 456, 1008, "fp8_e4m3fn", "bf16", scale="block")
-#: A config of each kind with parts of K: the first that is tried is the plainest.
+#: A configuration of each kind and its splits, the plainest first.
 CONFIGS = {
     "plain": (KernelConfig(128, 128, 4), 1),
     "odd tile": (KernelConfig(128, 160, 5), 1),
@@ -48,7 +48,7 @@ CONFIGS = {
     "panels split": (KernelConfig(128, 160, 5, panels=5), 3),
     "panels cluster": (KernelConfig(128, 192, 4, cluster=2, panels=3), 1),
 }
-#: The same of consumers that take turns: of larger shapes, so that an SM has several tiles.
+#: Ping-pong kernels, for larger shapes, so that an SM has several tiles.
 TURNS = {
     "turns": (KernelConfig(128, 128, 4, turns=True), 1),
     "turns, many stages": (KernelConfig(128, 96, 8, turns=True), 1),
@@ -98,10 +98,10 @@ KINDS = {name: (SHAPE, *chosen) for name, chosen in CONFIGS.items()} | {
     "panels of blocks, high tile": (BLOCKS, KernelConfig(256, 128, 4, promoted=True, panels=2), 2),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
-#: In each of two graphs; and launches of a graph.
+#: Replays of each graph; launches in a graph.
 REPLAYS, LAUNCHES = 5000, 2
 LARGE = Shape("a16w16", 1, 1, 64)
-#: What has more than 2^31 elements, and what computes it.
+#: Shapes with an operand or output of more than 2^31 elements, and a configuration.
 SIZES = {
     "output": (attrs.evolve(LARGE, m=65_600, n=32_784), KernelConfig(128, 256, 4)),
     "x": (attrs.evolve(LARGE, m=1_044_600, n=72, k=2056), KernelConfig(128, 96, 4)),
@@ -394,7 +394,7 @@ def test_more_elements_than_32_bits_count(what: str, device: Device) -> None:
         for size in (shape.m, shape.n)
     )
     rows, columns = rows.to(out.device), columns.to(out.device)
-    # Whole rows of some, and whole columns of others.
+    # Some whole rows and some whole columns.
     for found, one, other in ((out[rows], x[rows], weight), (out[:, columns], x, weight[columns])):
         torch.testing.assert_close(found, one @ other.T, atol=2e-2 * shape.k**0.5, rtol=2e-2)
 

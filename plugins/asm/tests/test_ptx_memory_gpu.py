@@ -18,11 +18,12 @@ from tunedgemm_asm.ptx.limits import unsupported
 from tunedgemm_asm.ptx.names import KernelConfig
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]
 
-#: Sizes with all tails: of one tile, or of several an SM where consumers take turns.
+#: Sizes with all tails: of one tile, or several tiles for each SM with ping-pong.
 TAILS, SEVERAL_TAILS = {"m": 37, "n": 105, "k": 336}, {"m": 1037, "n": 4105, "k": 336}
-#: What runs under memcheck: each of what a file lists; with one more argument a kernel that stores beyond the output's last row.
+#: Run the solutions of a file under memcheck; with another argument, a kernel that stores
+#: beyond the output's last row.
 PROGRAM = """
 import pickle, re, sys, torch
 from pathlib import Path
@@ -60,7 +61,7 @@ def memcheck(listed: list[tuple[Solution, Shape]], folder: Path, *more: str) -> 
     usual = "/usr/local/cuda/bin/compute-sanitizer"
     tool = shutil.which("compute-sanitizer") or (usual if os.access(usual, os.X_OK) else None)
     if tool is None:
-        pytest.skip("there is no compute-sanitizer")
+        pytest.skip("compute-sanitizer not found")
     path = folder / "kernels.pickle"
     path.write_bytes(pickle.dumps(listed))
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TUNEDGEMM_CACHE": str(folder)}

@@ -29,7 +29,8 @@ def of(scale: str, sizes: tuple[int, int, int], dtype: str = "fp8_e4m3fn", outdt
     return Shape(op, *sizes, dtype, outdtype, "bias" if bias else "none", bias, scale=scale)
 
 
-#: KernelConfig, shape, parts of K, multiprocessors: each has tails in M, N and K, most blocks several tiles.
+#: Configuration, shape, splits, multiprocessors: each has tails in M, N and K, most blocks
+#: several tiles.
 CASES = [
     (KernelConfig(128, 256, 3, panels=2), of("none", (300, 520, 136), "bf16"), 1, 2),
     (KernelConfig(128, 64, 3, panels=1), of("none", (300, 200, 136), "bf16", bias="bf16"), 1, 2),
@@ -55,7 +56,7 @@ CASES = [
     (KernelConfig(256, 128, 2, panels=4, promoted=True), of("block", (300, 264, 272), outdtype="fp16"), 2, 2),
     (KernelConfig(128, 48, 3, 2, 2, 2, panels=3, promoted=True), of("block", (300, 168, 528)), 3, 5),
 ]
-#: One place for two panels, three for three of 32 and of 16 columns; several tiles a block.
+#: One buffer for two panels, three for three of 32 and of 16 columns; several tiles for each CTA.
 TURNS = (KernelConfig(64, 128, 2, 1, panels=1), of("none", (130, 136, 136), "bf16"), 1)
 NARROW = (KernelConfig(64, 96, 2, 1, panels=3), of("none", (130, 200, 136), "bf16"), 1)
 FINEST = (KernelConfig(64, 48, 2, 1, panels=3), of("none", (130, 104, 136), "bf16"), 1)
@@ -85,7 +86,7 @@ def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, S
 _WAIT, _MEET = r"    @%p\d+ cp\.async\.bulk\.wait_group\.read \d;\n", r"    bar\.sync %r\d+, 128;\n"
 _FENCE, _STORE = r"    fence\.proxy\.async\.shared::cta;\n", r"    @%p\d+ cp\.async\.bulk\.tensor\.2d\.global.*\n"
 _COMMIT = r"    @%p\d+ cp\.async\.bulk\.commit_group;\n"
-#: Case, what is changed in its text -> by what; each is a mistake that a kernel could have.
+#: Name -> case, pattern in its text, replacement: a plausible mistake of a kernel.
 MISTAKES = {
     "a place is written while it is read": (TURNS, f"{_WAIT}({_MEET})", r"\1"),
     "a place is written again in a tile while it is read": (TURNS, f"({_COMMIT}(?:.*\n)*?){_WAIT}({_MEET})", r"\1\2"),

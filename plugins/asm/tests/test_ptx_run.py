@@ -13,7 +13,8 @@ from tunedgemm_asm.ptx.names import KernelConfig
 
 pytestmark = pytest.mark.sweep
 
-#: KernelConfig, shape, parts of K, multiprocessors: each has tails in M, N and K, and blocks with several tiles.
+#: Configuration, shape, splits, multiprocessors: each has tails in M, N and K, and blocks with
+#: several tiles.
 CASES = [
     (KernelConfig(128, 160, 3), Shape("a16w16", 150, 200, 136), 1, 2),
     (KernelConfig(128, 72, 3), Shape("a16w16", 150, 200, 136, "fp16", "fp16", epilogue="bias", bias_dtype="bf16"), 1, 2),
@@ -53,7 +54,7 @@ def test_no_order_of_events_matters(ptx: ModuleType, case: tuple[KernelConfig, S
         np.testing.assert_array_equal(out, wanted)
 
 
-#: What is changed in a text -> by what; each is a mistake that a kernel could have.
+#: Name -> pattern in a text, replacement: a plausible mistake of a kernel.
 MISTAKES = {
     "the producer waits for the wrong phase": (r"mov\.u32 (%r\d+), 1;\nLOAD_TILE", r"mov.u32 \1, 0;\nLOAD_TILE"),
     "a stage is released before its products are done": (r"wait_group\.sync\.aligned 1;", "wait_group.sync.aligned 2;"),

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.sweep
 
 H200 = Device("sm_90", 132, "nvidia-h200")
 
-#: Rows of the weight and multiprocessors: by how many rounds of whole tiles of 128 by 16 there would be of 300 rows of x.
+#: Rows of the weight and multiprocessors: by how many rounds of whole tiles of 128 by 16 there
+#: would be of 300 rows of x.
 GRIDS = {
     "two tiles, eleven blocks": (130, 8, 11),
     "0.8 rounds": (300, 41, 11),
@@ -32,7 +33,7 @@ GRIDS = {
     "2.5 rounds": (300, 73, 6),
     "15 rounds": (300, 73, 1),
 }
-#: KernelConfig, shape, multiprocessors: each has tails in M, N and K.
+#: Configuration, shape, multiprocessors: each has tails in M, N and K.
 KINDS = [
     (KernelConfig(64, 40, 3, 1, stream=True), Shape("a16w16", 150, 101, 200, outdtype="fp32", epilogue="bias", bias_dtype="fp16"), 2),
     (KernelConfig(256, 16, 2, stream=True), Shape("a16w16", 300, 73, 264, "fp16", "fp16", epilogue="bias", bias_dtype="fp32"), 3),
@@ -72,8 +73,9 @@ def of(n: int, k: int = 392, config: KernelConfig = SMALL) -> tuple[KernelConfig
     return config, Shape("a16w16", 100, n, k), 1, 3
 
 
-#: Four tiles of seven steps in ranges of five, which make three parts of one; four of six in ranges of four, of which every third ends with
-#: a tile; eight in ranges of ten; and fourteen of three, of which each block has a whole one.
+#: Four tiles of seven steps in ranges of five, which make three parts of one; four of six in ranges
+#: of four, of which every third ends with a tile; eight in ranges of ten; and fourteen of three, of
+#: which each block has a whole one.
 FEW, EVEN, MORE, MANY = of(24), of(24, 328), of(56), of(104, 136)
 TURNS = (KernelConfig(64, 16, 3, turns=True, stream=True), Shape("a16w16", 100, 104, 200), 1, 6)
 
@@ -150,7 +152,7 @@ def test_parts_are_added_in_the_order_of_k(ptx: ModuleType) -> None:
     assert orders(ptx, r"setp\.lt\.u32 (%p\d+), (%r\d+), 2;", r"setp.ge.u32 \1, \2, 0;") == {0.0, 1.0}
 
 
-#: Case, what is changed in its text -> by what; each is a mistake that a kernel could have.
+#: Name -> case, pattern in its text, replacement: a plausible mistake of a kernel.
 MISTAKES = {
     "who looks leaves the counter": (MORE, r"    @%p\d+ st\.relaxed\.gpu\.global\.u32 .*\n", ""),
     "the own part is added twice": (MORE, r"    @%p\d+ bra PASSED_1;\n", ""),

@@ -17,7 +17,7 @@ from tunedgemm_asm.ptx.names import KernelConfig
 from tunedgemm_asm.ptx.space import enumerate_candidates, refine
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]
 
 SHAPE = Shape("a16w16", 1371, 2900, 2056, epilogue="bias")
 FLOATS = attrs.evolve(SHAPE, dtype="fp16", outdtype="fp32", bias_dtype="fp32")
@@ -48,7 +48,7 @@ KINDS = {
 kinds = pytest.mark.parametrize("kind", KINDS)
 #: Rows of x and of the weight in tiles of 128 by 128, by the rounds of them on 132 SMs.
 GRIDS = {"0.1": (3, 5), "0.8": (11, 10), "1": (11, 12), "1.1": (11, 13), "1.9": (11, 23), "2.5": (11, 30), "5.1": (22, 31)}
-#: In each of two graphs; and launches of a graph.
+#: Replays of each graph; launches in a graph.
 REPLAYS, LAUNCHES = 5000, 2
 
 

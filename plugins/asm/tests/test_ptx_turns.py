@@ -18,7 +18,8 @@ pytestmark = pytest.mark.sweep
 
 H200 = Device("sm_90", 132, "nvidia-h200")
 
-#: KernelConfig, shape, parts of K, multiprocessors: each has tails in M, N and K; items of a block are one to six, steps fewer or more than stages.
+#: Configuration, shape, splits, multiprocessors: each has tails in M, N and K; items of a block
+#: are one to six, steps fewer or more than stages.
 CASES = [
     (KernelConfig(64, 40, 3, turns=True), Shape("a16w16", 150, 101, 200, epilogue="bias"), 1, 2),
     (KernelConfig(128, 72, 3, turns=True), Shape("a16w16", 300, 200, 136, "fp16", "fp16", epilogue="bias", bias_dtype="bf16"), 1, 2),
@@ -37,7 +38,7 @@ CASES = [
     (KernelConfig(64, 40, 3, turns=True), Shape("a8w8", 150, 104, 272, "fp8_e4m3fn", "bf16", "bias", "bf16", scale="row"), 1, 2),
     (KernelConfig(8, 128, 3, swapped=True, turns=True), Shape("a8w8", 5, 600, 528, "fp8_e4m3fn", "fp32", scale="tensor"), 3, 2),
 ]
-#: Eight items of five steps in two stages, and the same with parts of K, of three steps and of two.
+#: Eight items of five steps in two stages, and the same with splits of three and two steps.
 SMALL = (KernelConfig(64, 16, 2, turns=True), Shape("a16w16", 100, 56, 296))
 PLAIN, SPLIT = (*SMALL, 1), (*SMALL, 2)
 
@@ -78,7 +79,7 @@ def test_no_order_of_events_matters(ptx: ModuleType, failing: Any) -> None:
     )
 
 
-#: Case, what is changed in its text -> by what; each is a mistake that a kernel could have.
+#: Name -> case, pattern in its text, replacement: a plausible mistake of a kernel.
 MISTAKES = {
     "one stage too many is passed over": (
         PLAIN,
@@ -161,7 +162,7 @@ def test_what_is_stored_under_products_costs_no_time() -> None:
     """The model hides the store of all tiles but the last behind products, within 1 %."""
     turns, shared = KernelConfig(128, 128, 7, turns=True), KernelConfig(128, 128, 7)
     long, short = attrs.evolve(SIXTEEN, m=128 * 12, n=128 * 11), attrs.evolve(SIXTEEN, m=128 * 12, n=128 * 11, k=256)
-    # Of one tile one consumer stores all, where two had shared it.
+    # One consumer stores a whole tile, which two shared before.
     stored = cost(turns, 1, long, 132) - cost(shared, 1, long, 132)
     assert stored > 0
 
@@ -170,6 +171,6 @@ def test_what_is_stored_under_products_costs_no_time() -> None:
         return cost(config, 1, attrs.evolve(shape, n=10 * shape.n), 132) - cost(config, 1, shape, 132)
 
     assert more(shared, long) - more(turns, long) == pytest.approx(9 * stored, rel=0.01)
-    # Of four steps both multiply less long than they store: each has two tiles' time for both.
+    # With four steps both consumers multiply for less time than they store.
     whole = more(shared, short) / 9 - stored
     assert whole < 2 * stored and more(turns, short) == pytest.approx(9 * (whole + 2 * stored) / 2, rel=0.01)

@@ -78,7 +78,7 @@ def test_the_page_says_all_of_it(
     assert "nothing was counted" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not AITER.is_dir(), reason="AITER's tables are not here")
+@pytest.mark.skipif(not AITER.is_dir(), reason="AITER's tables not found")
 def test_every_real_row_resolves(asm_rows: ModuleType) -> None:
     """Every bf16 row for gfx950 and every row of the other ops resolves."""
     found = asm_rows.kernels(AITER / "manifests")

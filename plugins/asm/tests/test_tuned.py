@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 HEAD = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n"
 SHAPE = "40,128,256,{bias},torch.bfloat16,torch.bfloat16,False,{shuffled}\n"
 ROW = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw\n{}\n"
-#: Statuses of what ran and was right.
+#: Statuses of right solutions.
 RIGHT = ("ok", "screened")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -57,13 +57,17 @@ def statuses(folder: Path, shuffled: bool = False) -> dict[tuple[str, str], str]
 
 @pytest.fixture(scope="module")
 def tuned(run: Run, fake: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Tune a plain shape, one of whose kernels is wrong, and a shuffled one with a bias: folder, rows, the wrong kernel's name."""
+    """Tune a plain shape, one of whose kernels is wrong, and a shuffled one with a bias: folder,
+    rows, the wrong kernel's name.
+    """
     folder, wrong = tmp_path_factory.mktemp("tuned"), fake.bf16(32, shuffled=False, prefetch=3)["knl_name"]
     return folder, tune(run, folder, kinds=((False, False), (True, True)), FAKE_WRONG=wrong), wrong
 
 
 def test_every_kernel_is_tried(tuned: Any) -> None:
-    """Tuning times every kernel with every split, finds the wrong one, and names kernel, split and pack version in the row."""
+    """Tuning times every kernel with every split, finds the wrong one, and names kernel, split and
+    pack version in the row.
+    """
     folder, rows, wrong = tuned
     row, found = next(row for row in rows if row["bpreshuffle"] == "False"), statuses(folder)
     assert (row["libtype"], row["libver"][:4]) == ("fakeasm", "asm ")
@@ -121,7 +125,9 @@ def row_of(name: str, splits: int | str, shuffled: bool = False) -> str:
 
 
 def test_rows_dispatch(run: Run, tuned: Any, fake: ModuleType, tmp_path: Path) -> None:
-    """Dispatch runs the kernel of a row, lowers a splitK that K does not allow, and leaves another architecture's row to torch."""
+    """Dispatch runs the kernel of a row, lowers a splitK that K does not allow, and leaves another
+    architecture's row to torch.
+    """
     folder, rows, _ = tuned
     name = fake.bf16(64, shuffled=False, splits=True)["knl_name"]
     fp4 = "_ZN5aiter41f4gemm_bf16_per1x32Fp4_BpreShuffle_32x128E"

@@ -1,4 +1,4 @@
-"""Products on the emulator: small whole numbers, so that every order of a sum is exact, against numpy's."""
+"""Compare products on the emulator with numpy: small integers make every order of a sum exact."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ _BLOCK = 128
 
 @attrs.define
 class Bench:
-    """The operands of one shape, random ones but where they are given, and their memory; the output and the workspace start as NaN.
-
-    Of the clusters *resident* are at work at a time, 0 for all. A kernel is launched several times over one workspace if *launches* are.
-    """
+    """Operands of one shape, random unless given; output and workspace start as NaN."""
 
     shape: Any
     config: KernelConfig
@@ -42,16 +39,16 @@ class Bench:
 
     @property
     def arguments(self) -> LaunchArguments:
-        """What the kernel is told."""
+        """Return the kernel's arguments."""
         return arguments_of(self.config, self.splits, self.shape, self.multiprocessors)
 
     @property
     def text(self) -> str:
-        """The kernel."""
+        """Return the kernel's text."""
         return text_of(self.arguments.variant)
 
     def output(self, text: str = "") -> tuple[np.ndarray, np.ndarray]:
-        """The output of a text, else of the kernel's own, and what it has to be, both in the output's dtype."""
+        """Return the output of a text, or of the kernel's own, and the expected output."""
         shape, chance = self.shape, np.random.default_rng(self.seed)
         x, weight = self.given or [chance.integers(-3, 4, (rows, shape.k)) for rows in (shape.m, shape.n)]
         bias = chance.integers(-9, 10, shape.n) if shape.bias else np.zeros(shape.n)
@@ -76,7 +73,7 @@ class Bench:
         return out, wanted
 
     def _scales(self, chance: np.random.Generator) -> list[np.ndarray]:
-        """Of x and of the weight: powers of two, which keep products exact; none where the shape has none."""
+        """Return power-of-two scales of x and of the weight, if the shape has any."""
         shape, blocks = self.shape, -(-self.shape.k // _BLOCK)
         sizes = {
             "none": [],
@@ -87,7 +84,7 @@ class Bench:
         return [(2.0 ** chance.integers(-2, 3, size)).astype(np.float32) for size in sizes]
 
     def _product(self, x: np.ndarray, weight: np.ndarray, scales: list[np.ndarray]) -> np.ndarray:
-        """In float64, which has all its bits."""
+        """Return the exact product in fp64."""
         if self.shape.scale == "block":
             x_scale = scales[0].repeat(_BLOCK, 1)[:, : self.shape.k]
             w_scale = scales[1].repeat(_BLOCK, 0).repeat(_BLOCK, 1)[: self.shape.n, : self.shape.k]
@@ -120,10 +117,11 @@ class Bench:
 
 
 def mistake_shows(case: tuple[Any, ...], pattern: str, by: str) -> bool:
-    """Whether a kernel in whose text a pattern is replaced breaks a rule or computes something else, in one of five orders of events.
+    """Check that replacing a pattern in the kernel's text fails in one of five orders of events.
 
     Args:
-        case: config, shape, parts of K, and multiprocessors where there are several: then in four orders one cluster is at work at a time.
+        case: config, shape, parts of K, and multiprocessors where there are several: then in four
+            orders one cluster is at work at a time.
     """
     config, shape, splits, multiprocessors = (*case, 1)[:4]
     found = 0

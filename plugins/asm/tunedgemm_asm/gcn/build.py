@@ -159,8 +159,8 @@ def build_pack(gfx: str, folder: Path, chosen: Sequence[KernelConfig] = ()) -> B
     folder.mkdir(parents=True, exist_ok=True)
     assembler.assemble({f"{config.name}.co": text_of(config) for config in made}, folder)
     rows = [
-        {"knl_name": config.name, "co_name": f"{config.name}.co", "tn": 1, "tileM": config.tile_m, "tileN": config.tile_n, "pf": config.prefetch,
-         "bPreshuffle": int(config.shuffled), "splitK": int(config.split), "subK": STEP, "bias": 1}
+        {"knl_name": config.name, "co_name": f"{config.name}.co", "tn": 1, "tileM": config.tile_m, "tileN": config.tile_n,
+         "pf": config.prefetch, "bPreshuffle": int(config.shuffled), "splitK": int(config.split), "subK": STEP, "bias": 1}
         for config in made
     ]  # fmt: skip
     with (folder / MANIFEST).open("w", newline="") as file:
