@@ -19,7 +19,7 @@ from tunedgemm_asm.ptx.launch import arguments_of
 from tunedgemm_asm.ptx.limits import unsupported
 from tunedgemm_asm.ptx.names import COLUMNS, KernelConfig, config_of
 from tunedgemm_asm.ptx.space import enumerate_candidates, refine
-from tunedgemm_asm.ptx.tensormap import Operand, described
+from tunedgemm_asm.ptx.tensormap import Operand, encode_map
 
 pytestmark = pytest.mark.sweep
 
@@ -123,7 +123,7 @@ def test_a_descriptor_tells_the_columns(ptx: ModuleType, failing: Any) -> None:
         assert operand.type == kind
         assert operand.dimensions == ((wide, 37, 3), (128, 128 * 37), (wide, 24, 1))
         cuda = ptx.Cuda()
-        assert described(cuda.driver(), operand, 1 << 20, -1) == ptx.described(1 << 20, 37, 3 * wide, 24, 128 // wide, columns=3)
+        assert encode_map(cuda.driver(), operand, 1 << 20, -1) == ptx.described(1 << 20, 37, 3 * wide, 24, 128 // wide, columns=3)
         assert Operand(dtype, 37, 3 * wide, 24).dimensions == ((3 * wide, 37), (384,), (wide, 24))
 
     assert not failing(check, [("bf16", 9, 64), ("fp16", 6, 64), ("fp8_e4m3fn", 0, 128), ("int8", 0, 128)])

@@ -92,8 +92,8 @@ def supports(shape: Shape, device: Device, kernels: Kernels) -> bool | Unsupport
             reasons.setdefault(reason, name)  # one example kernel for each reason
     if not reasons:
         return Unsupported(_missing(shape.op, device.gfx))
-    told = "; ".join(f"{name} {reason}" for reason, name in sorted(reasons.items())[:3])
-    return Unsupported(f"no kernel of {shape.op} supports the shape: {told}")
+    examples = "; ".join(f"{name} {reason}" for reason, name in sorted(reasons.items())[:3])
+    return Unsupported(f"no kernel of {shape.op} supports the shape: {examples}")
 
 
 def unsupported_device(shape: Shape, device: Device) -> str | None:

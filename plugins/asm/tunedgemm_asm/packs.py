@@ -238,7 +238,7 @@ class Catalog:
         return f"no pack for {self.gfx} has a kernel {name}" if self.packs else f"no pack for {self.gfx}"
 
 
-def described(said: Descriptor, folder: Path, source: str) -> Pack:
+def read_pack(said: Descriptor, folder: Path, source: str) -> Pack:
     """Return the pack in a folder with this descriptor.
 
     Raises:
@@ -278,7 +278,7 @@ def in_folder(folder: Path, source: str = "") -> tuple[tuple[Pack, ...], tuple[s
         try:
             if isinstance(said, PackError):
                 raise said
-            packs.append(described(said, place, source))
+            packs.append(read_pack(said, place, source))
         except PackError as error:
             problems.append(str(error))
     if not packs and not problems:

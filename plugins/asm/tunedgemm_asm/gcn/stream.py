@@ -123,10 +123,10 @@ def weave(main: Sequence[Op], *tracks: tuple[float, float, Sequence[Op]]) -> lis
         step = (last - first) * len(main) / max(len(ops), 1)
         placed += [(round(first * len(main) + (index + 1) * step), one) for index, one in enumerate(ops)]
     woven: list[Op] = []
-    beside = sorted(placed, key=lambda pair: pair[0])
+    pending = sorted(placed, key=lambda pair: pair[0])
     for at, one in enumerate((*main, None)):
-        while beside and beside[0][0] <= at:
-            woven.append(beside.pop(0)[1])
+        while pending and pending[0][0] <= at:
+            woven.append(pending.pop(0)[1])
         if one is not None:
             woven.append(one)
-    return woven + [one for _, one in beside]
+    return woven + [one for _, one in pending]

@@ -46,10 +46,10 @@ def ptxas() -> tuple[Path, str] | None:
     """
     for place in _places():
         try:
-            told = subprocess.run([place, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=True)
+            done = subprocess.run([place, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=True)
         except (OSError, subprocess.SubprocessError):
             continue
-        return place, " ".join(told.stdout.split()[-2:])
+        return place, " ".join(done.stdout.split()[-2:])
     return None
 
 
@@ -75,12 +75,12 @@ def assembled(text: str, assembler: Path) -> tuple[bytes, str]:
         source, result = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(text)
         try:
-            told = subprocess.run(
+            done = subprocess.run(
                 [assembler, f"-arch={TARGET}", "-v", source, "-o", result], capture_output=True, text=True, timeout=_SECONDS, check=False
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise LaunchError(f"{assembler}: {error}") from error
-        said = told.stdout + told.stderr
-        if told.returncode or _SERIALIZED in said:
+        said = done.stdout + done.stderr
+        if done.returncode or _SERIALIZED in said:
             raise LaunchError(f"ptxas: {' '.join(said.split())[:400]}")
         return result.read_bytes(), said

@@ -91,14 +91,14 @@ def _descriptor(f: Frame, address: str) -> str:
     return t.to("b64", "or.b64", wide, f"0x{matrix.CONSTANT:016x}")
 
 
-def _multiply(f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, told: tuple[str, str, Turn | None]) -> None:
+def _multiply(f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, state: tuple[str, str, Turn | None]) -> None:
     """Accumulate over the steps of an item.
 
-    *told* has the number of steps, the lanes that release a stage, and the ping-pong state. The
+    *state* has the number of steps, the lanes that release a stage, and the ping-pong state. The
     previous stage is released while a stage is multiplied. Accumulators start as zeros and not by a
     flag of the first wgmma, which keeps ptxas from waiting after each instruction (warning C7515).
     """
-    t, (steps, arriving, turn) = f.text, told
+    t, (steps, arriving, turn) = f.text, state
     left, before = t.to("b32", "mov.u32", steps), t.to("b32", "mov.u32", ring.stage)
     releasing = t.to("pred", "setp.ne.u32", 0, 0)
     _clear(f, accumulators)
@@ -123,7 +123,7 @@ def _multiply(f: Frame, bases: tuple[str, str], accumulators: list[str], ring: R
 
 
 def _multiply_promoted(
-    f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, told: tuple[str, str, BlockScales | None]
+    f: Frame, bases: tuple[str, str], accumulators: list[str], ring: Ring, state: tuple[str, str, BlockScales | None]
 ) -> None:
     """Accumulate each stage in other registers, and promote them to fp32 accumulators, scaled by
     block.
@@ -133,7 +133,7 @@ def _multiply_promoted(
     varies. While one consumer promotes, another multiplies.
     """
     t = f.text
-    steps, arriving, scales = told
+    steps, arriving, scales = state
     left, parts = t.to("b32", "mov.u32", steps), t.many("f32", f.config.portion // 2)
     never = t.to("pred", "setp.ne.u32", 0, 0)
     _clear(f, accumulators)

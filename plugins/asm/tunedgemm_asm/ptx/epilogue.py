@@ -150,17 +150,17 @@ def _store(f: Frame, row: str, column: str, accumulators: list[str]) -> None:
     Where rows are multiples of 8 elements of 16 bits, four lanes transpose 32 columns and store 8
     each.
     """
-    t, config, told = f.text, f.config, f.arguments
+    t, config, numbers = f.text, f.config, f.arguments
     bases = _line_bases(f, _base(f, row, column))
-    rows = _sooner(f, row, told["rows_a"], [SIDE * at + low for at in range(config.blocks) for low in (0, BELOW)])
+    rows = _sooner(f, row, numbers["rows_a"], [SIDE * at + low for at in range(config.blocks) for low in (0, BELOW)])
     bias = _bias_at(f, column) if f.variant.bias else ""
     narrow = f.variant.outdtype != "fp32" and f.variant.together == LINE
     wide = config.tile_b // _WIDE * _WIDE if narrow else 0
     shift = t.to("b32", "mul.lo.u32", t.to("b32", "and.b32", f.lane, 3), 6)  # from column 2 i of a lane to column 8 i
     for start in range(0, wide, _WIDE):
         octets = range(start, start + _WIDE, UNIT_B)
-        parts = [_columns(f, first, accumulators, (bias, _sooner(f, column, told["rows_b"], [first]))) for first in octets]
-        inside = _sooner(f, t.to("b32", "add.u32", column, shift), told["rows_b"], [start])
+        parts = [_columns(f, first, accumulators, (bias, _sooner(f, column, numbers["rows_b"], [first]))) for first in octets]
+        inside = _sooner(f, t.to("b32", "add.u32", column, shift), numbers["rows_b"], [start])
         for at, base in enumerate(bases):
             mine = _transposed(f, [_packed(f, *part[at]) for part in parts])
             far = t.to("b64", "mul.wide.u32", shift, BYTES[f.variant.outdtype])
@@ -168,7 +168,7 @@ def _store(f: Frame, row: str, column: str, accumulators: list[str]) -> None:
             when = t.to("pred", "and.pred", rows[at], inside[0])
             t.op("st.global.v4.b32", f"[{to}+{start * BYTES[f.variant.outdtype]}]", f"{{{', '.join(mine)}}}", when=when)
     for first in range(wide, config.tile_b, UNIT_B):
-        inside = _sooner(f, column, told["rows_b"], [first, first + 1][: 2 if f.variant.together == 1 else 1])
+        inside = _sooner(f, column, numbers["rows_b"], [first, first + 1][: 2 if f.variant.together == 1 else 1])
         for at, values in enumerate(_columns(f, first, accumulators, (bias, inside))):
             _put_two(f, bases[at], first, values, [t.to("pred", "and.pred", rows[at], each) for each in inside])
 
@@ -206,15 +206,15 @@ def _line_bases(f: Frame, base: str) -> list[str]:
 
 def _store_swapped(f: Frame, row: str, column: str, accumulators: list[str]) -> None:
     """Store a tile whose columns are rows of the output; lanes 4 apart store adjacent elements."""
-    t, config, told = f.text, f.config, f.arguments
+    t, config, numbers = f.text, f.config, f.arguments
     size = BYTES[f.variant.outdtype]
     base, one, eight = _base(f, column, row), _stride(f, 1), _stride(f, UNIT_B)
     steps = [SIDE * at + low for at in range(config.blocks) for low in (0, BELOW)]
-    rows = _sooner(f, row, told["rows_a"], steps)
+    rows = _sooner(f, row, numbers["rows_a"], steps)
     bias = _bias_at(f, row) if f.variant.bias else ""
     added = [_bias(f, bias, step, inside) for step, inside in zip(steps, rows, strict=True)] if bias else []
     for first in range(0, config.tile_b, UNIT_B):
-        inside = _sooner(f, column, told["rows_b"], [first, first + 1])
+        inside = _sooner(f, column, numbers["rows_b"], [first, first + 1])
         lines = base, t.to("b64", "add.s64", base, one)
         for index, step in enumerate(steps):
             begin = index // 2 * config.accumulators_per_block + first // 2 + 2 * (index % 2)

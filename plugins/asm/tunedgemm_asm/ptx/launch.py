@@ -104,8 +104,8 @@ def _launched(arguments: LaunchArguments, shape: Shape, index: int) -> LaunchPla
     names = ["out", *(SCALES if shape.scale != "none" else ()), *["bias"] * shape.bias]
     names += ["workspace", "counters"] if arguments.variant.split else []
     places = list(MAPS.values())[:: -1 if config.swapped else 1]
-    told = zip((*places, MAP_OUT), (len(names), len(names) + 1, 0), _operands(arguments, shape), strict=False)
-    slots, maps = tuple(abi.field(name).offset for name in names), tuple(Map(*each) for each in told)
+    map_fields = zip((*places, MAP_OUT), (len(names), len(names) + 1, 0), _operands(arguments, shape), strict=False)
+    slots, maps = tuple(abi.field(name).offset for name in names), tuple(Map(*each) for each in map_fields)
     return LaunchPlan((arguments.grid, 1, 1), config.threads, abi.pack(arguments.values), slots, config.shared_bytes, maps, index)
 
 

@@ -49,11 +49,11 @@ class Items:
 
     def place(self, f: Frame) -> Place:
         """Return the place of the item's tile."""
-        t, told = f.text, f.arguments
+        t, numbers = f.text, f.arguments
         if not f.variant.split:
-            return place_tile(f, self.item, ("0", told["steps"]), "0")
-        part = t.to("b32", "div.u32", self.item, told["tiles"])
-        before = t.to("b32", "mul.lo.u32", part, told["tiles"])
+            return place_tile(f, self.item, ("0", numbers["steps"]), "0")
+        part = t.to("b32", "div.u32", self.item, numbers["tiles"])
+        before = t.to("b32", "mul.lo.u32", part, numbers["tiles"])
         tile = t.to("b32", "sub.u32", self.item, before)
         return place_tile(f, tile, _steps_of_part(f, part), part)
 
@@ -85,12 +85,12 @@ def place_of(tile: int, units_a: int, tiles_b: int, group: int) -> tuple[int, in
 
 def place_tile(f: Frame, tile: str, along: tuple[str, str], part: str = "") -> Place:
     """Return the place of a tile; *along* has its first step along K and the number of steps."""
-    t, told, config, (first, steps) = f.text, f.arguments, f.config, along
-    tiles = t.to("b32", "mul.lo.u32", told["tiles_b"], config.group)
+    t, numbers, config, (first, steps) = f.text, f.arguments, f.config, along
+    tiles = t.to("b32", "mul.lo.u32", numbers["tiles_b"], config.group)
     number = t.to("b32", "div.u32", tile, tiles)
     inside = t.to("b32", "rem.u32", tile, tiles)
     begin = t.to("b32", "mul.lo.u32", number, config.group)
-    left_a = t.to("b32", "sub.u32", told["units_a"], begin)
+    left_a = t.to("b32", "sub.u32", numbers["units_a"], begin)
     size = t.to("b32", "min.u32", left_a, config.group)
     at_b = t.to("b32", "div.u32", inside, size)
     over = t.to("b32", "rem.u32", inside, size)
@@ -105,10 +105,10 @@ def place_tile(f: Frame, tile: str, along: tuple[str, str], part: str = "") -> P
 
 def _steps_of_part(f: Frame, part: str) -> tuple[str, str]:
     """Return the first step of a split and its number of steps; the last split may have fewer."""
-    t, told = f.text, f.arguments
-    first = t.to("b32", "mul.lo.u32", part, told["part"])
-    left = t.to("b32", "sub.u32", told["steps"], first)
-    return first, t.to("b32", "min.u32", left, told["part"])
+    t, numbers = f.text, f.arguments
+    first = t.to("b32", "mul.lo.u32", part, numbers["part"])
+    left = t.to("b32", "sub.u32", numbers["steps"], first)
+    return first, t.to("b32", "min.u32", left, numbers["part"])
 
 
 def cluster_of(f: Frame) -> tuple[str, str]:

@@ -51,9 +51,9 @@ class Fixup:
         """Return the place for a tile; *parts* has the index of the own partial and the number of
         partials.
         """
-        t, told, (part, count) = f.text, f.arguments, parts
+        t, numbers, (part, count) = f.text, f.arguments, parts
         slot = tile if f.config.turns else t.to("b32", "mad.lo.u32", tile, f.config.consumers, number)
-        first = t.to("b32", "mul.lo.u32", slot, told["splits"])
+        first = t.to("b32", "mul.lo.u32", slot, numbers["splits"])
         base = t.to("b64", "ld.param.u64", argument("workspace"))
         within = t.to("b32", "and.b32", f.thread, GROUP_THREADS - 1)
         lane = t.to("b64", "mul.wide.u32", within, _PACK_BYTES)

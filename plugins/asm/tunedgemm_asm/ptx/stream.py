@@ -30,11 +30,11 @@ class Ranges:
     @classmethod
     def of(cls, f: Frame) -> Ranges:
         """Start at the cluster's first piece: of its range, or a whole tile where it has none."""
-        t, told = f.text, f.arguments
+        t, numbers = f.text, f.arguments
         cluster, _ = cluster_of(f)
-        shared = t.to("b32", "mul.lo.u32", told["items"], told["steps"])
-        at = t.to("b32", "mul.lo.u32", cluster, told["part"])
-        end = t.to("b32", "add.u32", at, told["part"])
+        shared = t.to("b32", "mul.lo.u32", numbers["items"], numbers["steps"])
+        at = t.to("b32", "mul.lo.u32", cluster, numbers["part"])
+        end = t.to("b32", "add.u32", at, numbers["part"])
         ranges = cls(at, t.to("b32", "min.u32", end, shared), shared)
         ranges._go_on(f, cluster, t.to("pred", "setp.ge.u32", at, shared))
         return ranges
@@ -54,10 +54,10 @@ class Ranges:
 
     def parts(self, f: Frame, place: Place) -> tuple[str, str]:
         """Return the index of a piece among the partials of its tile, and their number."""
-        t, told = f.text, f.arguments
+        t, numbers = f.text, f.arguments
         begin = t.to("b32", "sub.u32", self.at, place.first)
-        last = t.to("b32", "sub.u32", t.to("b32", "add.u32", begin, told["steps"]), 1)
-        of_first, of_own, of_last = (t.to("b32", "div.u32", each, told["part"]) for each in (begin, self.at, last))
+        last = t.to("b32", "sub.u32", t.to("b32", "add.u32", begin, numbers["steps"]), 1)
+        of_first, of_own, of_last = (t.to("b32", "div.u32", each, numbers["part"]) for each in (begin, self.at, last))
         behind = t.to("b32", "sub.u32", of_last, of_first)
         return t.to("b32", "sub.u32", of_own, of_first), t.to("b32", "add.u32", behind, 1)
 
@@ -77,9 +77,9 @@ class Ranges:
 
     def _go_on(self, f: Frame, cluster: str, behind: str) -> None:
         """Move to the cluster's first whole tile where its range is *behind*."""
-        t, told = f.text, f.arguments
-        t.op("mad.lo.u32", self.at, cluster, told["steps"], self.shared, when=behind)
-        t.op("mul.lo.u32", self.limit, told["tiles"], told["steps"], when=behind)
+        t, numbers = f.text, f.arguments
+        t.op("mad.lo.u32", self.at, cluster, numbers["steps"], self.shared, when=behind)
+        t.op("mul.lo.u32", self.limit, numbers["tiles"], numbers["steps"], when=behind)
 
     def _piece(self, f: Frame) -> tuple[str, str, str]:
         """Return the tile, the first step in it and the number of steps."""

@@ -71,7 +71,7 @@ class Operand:
         return _TYPES[self.dtype]
 
 
-def described(driver: Driver, operand: Operand, address: int, index: int) -> bytes:
+def encode_map(driver: Driver, operand: Operand, address: int, index: int) -> bytes:
     """Return the tensor map of an operand at an address, on the device with this index.
 
     Raises:
@@ -80,9 +80,9 @@ def described(driver: Driver, operand: Operand, address: int, index: int) -> byt
     memory = ctypes.create_string_buffer(MAP_BYTES + _BOUNDARY)
     start, (sizes, strides, box) = -ctypes.addressof(memory) % _BOUNDARY, operand.dimensions
     wide, rank = ctypes.c_uint64 * len(sizes), len(sizes)
-    told = wide(*sizes), wide(*strides), (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank)
+    fields = wide(*sizes), wide(*strides), (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank)
     where = ctypes.addressof(memory) + start
-    driver.call("describe", where, operand.type, rank, address, *told, *operand.kinds, index=index)
+    driver.call("describe", where, operand.type, rank, address, *fields, *operand.kinds, index=index)
     return memory.raw[start : start + MAP_BYTES]
 
 
@@ -96,5 +96,5 @@ class Pool(dict[int, bytes]):
     def __missing__(self, address: int) -> bytes:
         if len(self) >= _KEPT:
             self.clear()
-        self[address] = made = described(self._driver, self._operand, address, self._index)
+        self[address] = made = encode_map(self._driver, self._operand, address, self._index)
         return made
