@@ -1,4 +1,4 @@
-"""What kernels are told, byte by byte: offsets and units written here from AITER's launchers, none taken from the plugin."""
+"""Compare argument bytes with offsets and units written here from AITER's launchers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 from tunedgemm.plugin import Shape
-from tunedgemm_asm.problem import ADDRESSES, problem_of
+from tunedgemm_asm.launch import ADDRESSES, arguments_of
 
 gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
 ONE = 0x3F800000  # 1.0 as bits
 
 
 def launched(asm: Any, fake: ModuleType, over: ModuleType, shape: Shape, name: str, split_k: int) -> Any:
-    """What the fake was given by one launch, whose output is right."""
+    """Launch once, check the output, and return what the fake received."""
     assert over.fault(asm, fake, shape, name, split_k) == ""
     return over.native(asm, fake).fake_last().contents
 
 
 def numbers(launch: Any, addresses: dict[int, bool]) -> dict[int, int]:
-    """Offset -> what stands there in a slot of 16 bytes, where it is not 0; of addresses that there is one."""
+    """Return the nonzero slots of 16 bytes by offset, and check addresses."""
     found = {}
     for offset in range(0, launch.bytes, 16):
         value = launch.u64(offset)
@@ -35,7 +35,7 @@ def numbers(launch: Any, addresses: dict[int, bool]) -> dict[int, int]:
 
 @gfx950
 def test_bf16_as_aiters_launcher_fills_it(asm: Any, fake: ModuleType, over: ModuleType) -> None:
-    """352 bytes: strides in bytes, sizes, no C, no semaphore without a split; a grid of tiles along N, then M."""
+    """bf16 arguments without splits are AITER's."""
     shape = Shape("a16w16", 70, 128, 256)
     launch = launched(asm, fake, over, shape, fake.bf16(64, shuffled=False, prefetch=3)["knl_name"], 1)
     assert launch.bytes == 352
@@ -57,7 +57,7 @@ def test_bf16_as_aiters_launcher_fills_it(asm: Any, fake: ModuleType, over: Modu
 
 @gfx950
 def test_bf16_with_a_split_a_bias_and_float32(asm: Any, fake: ModuleType, over: ModuleType) -> None:
-    """Parts of K along the third axis, a semaphore, rows of 4 bytes an element, a bias of 2, and that it is added."""
+    """bf16 arguments with splits, bias and fp32 output are AITER's."""
     shape = Shape("a16w16", 33, 192, 512, outdtype="fp32", epilogue="bias", layout="aiter16x16")
     launch = launched(asm, fake, over, shape, fake.bf16(32, shuffled=True, splits=True)["knl_name"], 3)
     there = {0x00: True, 0x10: False, 0x20: True, 0x30: True, 0x130: True, 0x150: True}
@@ -78,7 +78,7 @@ def test_bf16_with_a_split_a_bias_and_float32(asm: Any, fake: ModuleType, over: 
 
 @gfx950
 def test_int8_as_aiters_launcher_fills_it(asm: Any, fake: ModuleType, over: ModuleType) -> None:
-    """Strides of operands in elements, of the output in bytes; parts of K along the first axis; always a bias."""
+    """int8 arguments are AITER's."""
     shape = Shape("a8w8_bpreshuffle", 40, 256, 512, dtype="int8", outdtype="bf16", scale="row", layout="aiter16x16")
     launch = launched(asm, fake, over, shape, fake.ROWS["i8gemm"][0]["knl_name"], 4)
     there = dict.fromkeys(range(0x00, 0x60, 0x10), True)
@@ -88,7 +88,7 @@ def test_int8_as_aiters_launcher_fills_it(asm: Any, fake: ModuleType, over: Modu
 
 @gfx950
 def test_fp8_with_blocks_as_aiters_launcher_fills_it(asm: Any, fake: ModuleType, over: ModuleType) -> None:
-    """As int8, then the sizes of the scales."""
+    """Block-scaled fp8 arguments are AITER's."""
     shape = Shape("a8w8_blockscale_bpreshuffle", 40, 256, 384, dtype="fp8_e4m3fn", outdtype="bf16", scale="block", layout="aiter16x16")
     launch = launched(asm, fake, over, shape, fake.ROWS["fp8gemm_blockscale"][0]["knl_name"], 3)
     assert launch.bytes == 256
@@ -99,7 +99,7 @@ def test_fp8_with_blocks_as_aiters_launcher_fills_it(asm: Any, fake: ModuleType,
 
 @gfx950
 def test_fp4_as_aiters_launcher_fills_it(asm: Any, fake: ModuleType, over: ModuleType) -> None:
-    """Strides of operands in values, of the output in elements, of scales padded to 8; the logarithm of the parts; a ragged N."""
+    """fp4 arguments are AITER's, with a ragged N."""
     shape = Shape("a4w4_blockscale", 40, 528, 1280, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
     launch = launched(asm, fake, over, shape, fake.ROWS["f4gemm"][1]["knl_name"], 1)
     there = {0x00: True, 0x10: False, 0x20: True, 0x30: True, 0x110: True, 0x120: True}
@@ -120,7 +120,7 @@ def test_fp4_as_aiters_launcher_fills_it(asm: Any, fake: ModuleType, over: Modul
 
 @gfx950
 def test_our_own_layout(asm: Any, fake: ModuleType, over: ModuleType) -> None:
-    """96 bytes: six addresses, strides in bytes, sizes, tiles, parts; tiles along the first axis, parts along the third."""
+    """The arguments of the plugin's layout are as documented."""
     shape = Shape("a16w16", 70, 100, 320, outdtype="fp32", epilogue="bias", bias_dtype="fp32")
     launch = launched(asm, fake, over, shape, "tunedgemm_bf16_32x32_pf2_splitk", 3)
     assert launch.bytes == 96
@@ -131,16 +131,16 @@ def test_our_own_layout(asm: Any, fake: ModuleType, over: ModuleType) -> None:
 
 @gfx950
 def test_what_is_needed_beside_operands(asm: Any, fake: ModuleType, over: ModuleType) -> None:
-    """Scratch for the parts of our kernels, counters where they meet, zeros where they are added, rows that are nobody's."""
-    kernels = {name: loaded.kernel for name, loaded in asm.found("gfx950").kernels.items()}
+    """Workspace, counters, zeroing and padded rows are those of each layout."""
+    kernels = {name: loaded.kernel for name, loaded in asm.catalog("gfx950").kernels.items()}
     product = Shape("a16w16", 70, 128, 512)
-    own = problem_of(kernels["tunedgemm_bf16_64x64_pf2_splitk"], 2, product)
+    own = arguments_of(kernels["tunedgemm_bf16_64x64_pf2_splitk"], 2, product)
     assert (own.workspace, own.counters, own.zeroed, own.rows) == (4 * 2 * 4 * 64 * 64, 1024, False, 70)
-    bf16 = problem_of(kernels[fake.bf16(64, shuffled=False, splits=True)["knl_name"]], 2, product)
+    bf16 = arguments_of(kernels[fake.bf16(64, shuffled=False, splits=True)["knl_name"]], 2, product)
     assert (bf16.workspace, bf16.counters, bf16.zeroed) == (0, 1024, False)
     fp4 = Shape("a4w4_blockscale", 70, 528, 1024, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
     for splits in (1, 4):
-        told = problem_of(kernels[fake.ROWS["f4gemm"][1]["knl_name"]], splits, fp4)
+        told = arguments_of(kernels[fake.ROWS["f4gemm"][1]["knl_name"]], splits, fp4)
         assert (told.rows, told.zeroed, told.counters) == (96, splits > 1, 0)
     for each in (own, bf16, told):
         assert [name for name in ADDRESSES if name in each.addresses] == list(each.addresses)

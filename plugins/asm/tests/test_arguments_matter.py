@@ -1,4 +1,6 @@
-"""One thing changed at a time in what kernels are told: over the fake each change must show, as a refusal or as wrong numbers."""
+"""Change one argument or field of a launch at a time; the fake must refuse it or give wrong
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import PluginError, Shape
-from tunedgemm_asm import launch, limits, native, problem
+from tunedgemm_asm import launch, limits, native
 from tunedgemm_asm.abi import ABIS, Abi, Field
 
-#: Product, family and index of its kernel in `fake.ROWS`, splitK; all fields of each layout are in use in one of them.
+#: Product, family and index of its kernel in `fake.ROWS`, splitK; all fields of each layout are in
+#: use in one of them.
 CASES: dict[str, list[tuple[Shape, str, int]]] = {
     "aiter-bf16gemm": [
         (Shape("a16w16", 40, 128, 256, epilogue="bias"), "bf16gemm", 3),
@@ -33,7 +36,7 @@ CASES: dict[str, list[tuple[Shape, str, int]]] = {
     ],
     "tunedgemm-bf16": [(Shape("a16w16", 40, 100, 320, epilogue="bias"), "", 2)],
 }
-#: Fields that AITER's launchers never set, or always to zero.
+#: Fields that AITER's launchers leave at zero.
 IDLE = {
     "aiter-bf16gemm": {"c", "beta", "stride_out1", "stride_c1", "stride_a1", "stride_b1"},
     "aiter-f4gemm": {
@@ -44,12 +47,12 @@ IDLE = {
 
 @pytest.fixture(autouse=True)
 def gfx950(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The architecture that has kernels of all layouts; what is written beside an output hurts nobody."""
+    """Use the architecture that has kernels of all layouts."""
     monkeypatch.setenv("FAKE_GFX", "gfx950")
 
 
 def name_of(fake: ModuleType, case: tuple[Shape, str, int]) -> str:
-    """The kernel that a case launches."""
+    """Return the kernel that a case launches."""
     shape, family, splits = case
     if not family:
         return "tunedgemm_bf16_32x32_pf2_splitk"
@@ -59,7 +62,7 @@ def name_of(fake: ModuleType, case: tuple[Shape, str, int]) -> str:
 
 
 def faults(asm: Any, over: ModuleType, fake: ModuleType, abi: str) -> list[str]:
-    """What is wrong with the products of a layout; what it raises is wrong, too."""
+    """Return the faults of a layout's products, errors included."""
     found = []
     for case in CASES[abi]:
         with over.fenced(asm, fake, over.case(case[0]).plain):
@@ -71,15 +74,15 @@ def faults(asm: Any, over: ModuleType, fake: ModuleType, abi: str) -> list[str]:
 
 
 def with_abi(asm: Any, abi: Any) -> Any:
-    """The backend whose kernels of that layout are launched with another one."""
-    found = asm.found("gfx950")
+    """Return the backend with another layout in place of that of its name."""
+    found = asm.catalog("gfx950")
     kernels = {name: Other(loaded, abi) if loaded.abi.name == abi.name else loaded for name, loaded in found.kernels.items()}
     other = attrs.evolve(found, kernels=kernels)
-    return attrs.evolve(asm, found=lambda _: other)
+    return attrs.evolve(asm, catalog=lambda _: other)
 
 
 class Other:
-    """Something with another *abi*; all else is its own."""
+    """A wrapper with another *abi*."""
 
     def __init__(self, plain: Any, abi: Any) -> None:
         self.plain, self.abi = plain, abi
@@ -89,7 +92,7 @@ class Other:
 
 
 class Moved:
-    """A layout of which one field lies elsewhere, over what is there; addresses change their places with addresses."""
+    """A layout with one field moved over another; addresses swap places."""
 
     def __init__(self, plain: Abi, name: str, by: int, used: tuple[str, ...]) -> None:
         self.plain, self.moved, self.by = plain, plain.field(name), by
@@ -103,11 +106,11 @@ class Moved:
         return getattr(self.plain, name)
 
     def field(self, name: str) -> Field:
-        """The field, where it lies here."""
+        """Return the field at its new place."""
         return attrs.evolve(self.plain.field(name), offset=self.places[name])
 
     def pack(self, values: Any) -> bytes:
-        """The buffer, in which the moved field is written last, if it is no address."""
+        """Pack the values, the moved field last unless it is an address."""
         buffer, field = bytearray(self.plain.pack(values)) + bytes(16), self.moved
         if field.name in values:
             value = bytes(buffer[field.offset : field.offset + field.bytes])
@@ -119,9 +122,9 @@ class Moved:
 
 
 def moved(abi: Abi, asm: Any, fake: ModuleType) -> Iterator[tuple[str, Moved]]:
-    """The layout with each field that a launch sets moved by its slot, up and down."""
+    """Yield the layout with each used field moved by its slot, up and down."""
     for case in CASES[abi.name]:
-        told = problem.problem_of(asm.found("gfx950").kernels[name_of(fake, case)].kernel, case[2], case[0])
+        told = launch.arguments_of(asm.catalog("gfx950").kernels[name_of(fake, case)].kernel, case[2], case[0])
         used = (*told.addresses, *told.values)
         for name in used:
             by = 16 if abi.name.startswith("aiter") else abi.field(name).bytes
@@ -135,14 +138,14 @@ every = pytest.mark.parametrize("abi", list(CASES))
 
 @every
 def test_unchanged_all_is_right(backends: dict[str, Any], over: ModuleType, fake: ModuleType, abi: str) -> None:
-    """The layouts as they are."""
+    """Unchanged layouts give right products."""
     assert faults(backends["gfx950"], over, fake, abi) == []
     assert faults(with_abi(backends["gfx950"], ABIS[abi]), over, fake, abi) == []
 
 
 @every
 def test_every_field_has_one_place(backends: dict[str, Any], over: ModuleType, fake: ModuleType, abi: str) -> None:
-    """Each field moved by 16 bytes, in our own layout by its size, in either direction."""
+    """Moving any field breaks a product."""
     asm, unseen, tried = backends["gfx950"], [], set()
     for change, other in moved(ABIS[abi], asm, fake):
         tried.add(change.split()[0])
@@ -156,8 +159,8 @@ def test_every_field_has_one_place(backends: dict[str, Any], over: ModuleType, f
 def test_every_value_matters(
     backends: dict[str, Any], over: ModuleType, fake: ModuleType, abi: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each argument one more, a half or nothing; each axis of the grid one more or less; each address left out or exchanged."""
-    asm, unseen, plain = backends["gfx950"], [], problem.problem_of
+    """Changing any value, grid axis or address breaks a product."""
+    asm, unseen, plain = backends["gfx950"], [], launch.arguments_of
 
     def seen_with(label: str, name: str, other: Any) -> None:
         with monkeypatch.context() as patch:
@@ -166,15 +169,17 @@ def test_every_value_matters(
                 unseen.append(label)
 
     def seen(label: str, change: Any) -> None:
-        seen_with(label, "problem_of", lambda *told: change(plain(*told)))
+        seen_with(label, "arguments_of", lambda *told: change(plain(*told)))
 
-    kernel = asm.found("gfx950").kernels[name_of(fake, CASES[abi][0])].kernel
+    kernel = asm.catalog("gfx950").kernels[name_of(fake, CASES[abi][0])].kernel
     first = plain(kernel, 2, CASES[abi][0][0])
     for name in first.values:
         if name == "beta":
             continue  # there is no C that it would be multiplied by
         for label, amend in (("+1", lambda value: value + 1), ("half", lambda value: type(value)(value / 2)), ("0", lambda _: 0)):
-            values = [plain(asm.found("gfx950").kernels[name_of(fake, case)].kernel, case[2], case[0]).values[name] for case in CASES[abi]]
+            values = [
+                plain(asm.catalog("gfx950").kernels[name_of(fake, case)].kernel, case[2], case[0]).values[name] for case in CASES[abi]
+            ]
             if any(amend(value) != value for value in values):
                 seen(
                     f"{name} {label}",
@@ -197,28 +202,28 @@ def test_every_value_matters(
 
 
 def without(plain: native.Launch, place: int) -> native.Launch:
-    """The launch with nothing in place of an address."""
+    """Return the launch with one address zero."""
     return lambda stream, *addresses: plain(stream, *(0 if at == place else address for at, address in enumerate(addresses)))
 
 
 def exchanged(names: tuple[str, ...], one: str, other: str) -> tuple[str, ...]:
-    """The names with two of them in each other's place."""
+    """Return the names with two swapped."""
     return tuple({one: other, other: one}.get(name, name) for name in names)
 
 
 @pytest.mark.parametrize("abi", ["aiter-i8gemm", "aiter-fp8gemm-blockscale", "aiter-f4gemm"])
 def test_zeros_are_needed(backends: dict[str, Any], over: ModuleType, fake: ModuleType, abi: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without them parts of K are added to whatever is there."""
-    plain = problem.problem_of
-    monkeypatch.setattr(launch, "problem_of", lambda *told: attrs.evolve(plain(*told), zeroed=False))
+    """Without zeroing, added splits are wrong."""
+    plain = launch.arguments_of
+    monkeypatch.setattr(launch, "arguments_of", lambda *told: attrs.evolve(plain(*told), zeroed=False))
     assert "numbers are wrong" in faults(backends["gfx950"], over, fake, abi)[0]
 
 
 def test_the_units_of_the_launch_matter(
     backends: dict[str, Any], over: ModuleType, fake: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads of a workgroup, and the bytes of the buffer."""
-    asm, plain = backends["gfx950"], native.Plan
+    """Changing threads, argument bytes or LDS breaks a product."""
+    asm, plain = backends["gfx950"], native.LaunchPlan
     for change in (
         lambda grid, threads, arguments, slots: plain(grid, 128, arguments, slots),
         lambda grid, threads, arguments, slots: plain(grid, threads, arguments[:344], slots),
@@ -226,6 +231,6 @@ def test_the_units_of_the_launch_matter(
         lambda grid, threads, arguments, slots: plain(grid, threads, arguments, slots, 16),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(launch, "Plan", change)
+            patch.setattr(launch, "LaunchPlan", change)
             assert faults(asm, over, fake, "aiter-bf16gemm") != []
     assert limits.COUNTERS == 1024

@@ -1,10 +1,12 @@
-"""The arguments of a generated kernel, as data: its one parameter. Bytes that belong to no field are zero.
+"""Describe the one parameter of a generated kernel. Bytes that belong to no field are zero.
 
-First the two descriptors of the copy engine, 128 bytes each on a boundary of 64, then what `ABI` has, for operands with scales what
-`SCALED` adds; last the descriptor of the output, where the copy engine stores that. ``rows_a`` and ``rows_b`` are rows of the operands,
-``stride`` elements of a row of the output. ``units_a`` counts clusters along a, ``tiles`` their tiles, ``items`` tiles times parts of K;
-``steps`` are steps of 128 bytes along K, ``part`` those of each part but the last. Where steps are shared (`shares`) ``items`` are the
-tiles of which they are, ``part`` the steps of a range, ``splits`` the parts of a tile at most.
+It starts with two tensor maps, 128 bytes each on a boundary of 64. The fields of `ABI` follow, then
+those of `SCALED` for operands with scales, then the output's tensor map where TMA stores the
+output. ``rows_a`` and ``rows_b`` are rows of the operands, ``stride`` is elements of an output row.
+``units_a`` counts clusters along a, ``tiles`` their tiles, and ``items`` tiles times splits.
+``steps`` counts steps of 128 bytes along K, ``part`` those of each split but the last. With
+stream-K (`shares`), ``items`` is the number of shared tiles, ``part`` the steps of a range, and
+``splits`` the most partials of a tile.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import attrs
 
 from tunedgemm_asm.abi import Abi, Field
 
-#: Bytes of a descriptor, and where those of a and b lie.
+#: Bytes of a tensor map, and the offsets of those of a and b.
 MAP_BYTES, MAPS = 128, {"map_a": 0, "map_b": 128}
 POINTERS = ("out", "bias", "workspace", "counters")
 SCALES = ("x_scale", "w_scale")
@@ -35,7 +37,7 @@ ABI = Abi(
     sub_k=1,
     layout="row",
 )
-#: The same with the scales of 8-bit operands behind.
+#: `ABI` followed by the scales of 8-bit operands.
 SCALED = Abi(
     name="tunedgemm-ptx-scaled",
     ops=("a8w8", "a8w8_bpreshuffle", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle"),
@@ -45,27 +47,28 @@ SCALED = Abi(
     sub_k=1,
     layout="row",
 )
-#: Where the descriptor of the output lies: the next boundary of 64 behind either.
+#: Offset of the output's tensor map: the next boundary of 64 after either layout.
 MAP_OUT = -(-SCALED.size // 64) * 64
-#: The same with it.
+#: Either layout followed by the output's tensor map.
 _STORING = {abi: attrs.evolve(abi, name=f"{abi.name}-storing", sizes=(MAP_OUT + MAP_BYTES,)) for abi in (ABI, SCALED)}
 
 
 def abi_of(scale: str, storing: bool = False) -> Abi:
-    """The arguments of a kernel with such scales; *storing* with the output's descriptor."""
+    """Return the layout for this kind of scales; *storing* adds the output's tensor map."""
     abi = ABI if scale == "none" else SCALED
     return _STORING[abi] if storing else abi
 
 
-#: The parameter's name, and its declaration. One, so that the driver alone decides where a boundary of 64 puts it.
+#: Name of the parameter. There is one parameter, so that only the driver places it on a boundary of
+#: 64.
 PARAMETER = "arguments"
 
 
 def declaration(scale: str, storing: bool = False) -> str:
-    """The declaration of the parameter of a kernel with such scales."""
+    """Return the declaration of the parameter for this kind of scales."""
     return f".param .align 64 .b8 {PARAMETER}[{abi_of(scale, storing).size}]"
 
 
 def argument(name: str) -> str:
-    """The address of an argument in the space of parameters."""
+    """Return the address of an argument in parameter space."""
     return f"[{PARAMETER}+{SCALED.field(name).offset}]"

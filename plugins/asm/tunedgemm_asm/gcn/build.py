@@ -1,27 +1,33 @@
-"""Text to code objects, by whichever assembler is there.
+"""Assemble text to code objects, and write packs of them.
 
-In this order: the one that ``TUNEDGEMM_ASM_CLANG`` names, ROCm's clang, a clang on PATH that knows the architecture (gfx950: LLVM 20 and
-later), the LLVM inside Triton.
+The first assembler that knows the architecture is used: that of ``TUNEDGEMM_ASM_CLANG``, ROCm's
+clang, a clang on PATH (gfx950: LLVM 20 and later), Triton's LLVM.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 from tunedgemm.plugin import PluginError
 
-from tunedgemm_asm.gcn.targets import target_of
+from tunedgemm_asm.gcn.frame import ABI
+from tunedgemm_asm.gcn.kernel import text_of
+from tunedgemm_asm.gcn.names import STEP, KernelConfig
+from tunedgemm_asm.gcn.resources import target_of
+from tunedgemm_asm.gcn.space import enumerate_configs
 
 CLANG = "TUNEDGEMM_ASM_CLANG"
-#: Seconds of one run: Triton's is of all kernels of a pack, each of which takes less than one.
+#: Timeout of a run in seconds; one run of Triton's LLVM assembles all kernels of a pack, < 1 s
+#: each.
 _SECONDS = 1200
 _NEWEST, _OLDEST = 26, 17
 _PROBE = """    .amdgcn_target "amdgcn-amd-amdhsa--{gfx}"
@@ -31,7 +37,7 @@ probe:
     {product} a[0:3], v[0:{last}], v[0:{last}], a[0:3]
     s_endpgm
 """
-# Triton's functions for this are its own: they are called in a process of their own, since its LLVM ends a process at an error.
+# Triton's LLVM aborts the process at an error, so it runs in a child process.
 _TRITON = """
 import json, pathlib, sys
 from triton._C.libtriton import llvm
@@ -48,12 +54,12 @@ for name, text in json.load(sys.stdin).items():
 
 @attrs.frozen
 class Assembler:
-    """One that makes code objects for an architecture.
+    """Assembler of code objects for an architecture.
 
     Attributes:
         gfx: the architecture.
-        name: what it calls itself.
-        clang: its program; empty for Triton's.
+        name: name and version.
+        clang: path of the program; empty for Triton's LLVM.
     """
 
     gfx: str
@@ -61,10 +67,10 @@ class Assembler:
     clang: str = ""
 
     def assemble(self, texts: Mapping[str, str], folder: Path) -> None:
-        """Code objects of texts by the names of the files to write.
+        """Write a code object for each text, by file name.
 
         Raises:
-            PluginError: it refused one; says what it said.
+            PluginError: the assembler rejects a text; includes its message.
         """
         if not self.clang:
             command = [sys.executable, "-c", _TRITON, self.gfx, str(folder)]
@@ -81,15 +87,16 @@ def _run(command: list[str], given: str, what: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PluginError(f"{what}: {error}") from error
     if done.returncode:
-        raise PluginError(f"{what}: {' '.join(done.stderr.split())[:500] or f'ended with {done.returncode}'}")
+        raise PluginError(f"{what}: {' '.join(done.stderr.split())[:500] or f'exit code {done.returncode}'}")
     return done.stdout
 
 
 def assembler_for(gfx: str) -> Assembler:
-    """The first that can make code objects for an architecture.
+    """Return the first assembler that makes code objects for an architecture.
 
     Raises:
-        PluginError: no kernels are generated for it, or none can; says which were tried, and what each said.
+        PluginError: the generator does not know the architecture, or no assembler does; lists all
+            tried.
     """
     target, refused = target_of(gfx), []
     probe = _PROBE.format(gfx=gfx, product=target.product, last=target.depth // 8 - 1)
@@ -104,11 +111,11 @@ def assembler_for(gfx: str) -> Assembler:
             refused.append(str(error))
             continue
         return found
-    raise PluginError(f"no assembler for {gfx}: set {CLANG} to a clang that knows it. Tried: {'; '.join(refused) or 'none is there'}")
+    raise PluginError(f"no assembler for {gfx}; set {CLANG} to a clang that knows it. Tried: {'; '.join(refused) or 'none'}")
 
 
 def _candidates() -> Iterator[str]:
-    """Programs, best first; an empty name is Triton's."""
+    """Yield programs in order of preference; an empty name means Triton's LLVM."""
     if named := os.environ.get(CLANG):
         yield named
         return
@@ -123,3 +130,43 @@ def _candidates() -> Iterator[str]:
 
 def _triton() -> str:
     return "Triton " + _run([sys.executable, "-c", "import triton; print(triton.__version__)"], "", "Triton").strip()
+
+
+MANIFEST = "manifest.csv"
+
+
+@attrs.frozen
+class Built:
+    """Names of the kernels in a written pack, and the assembler."""
+
+    names: tuple[str, ...]
+    assembler: str
+
+
+def build_pack(gfx: str, folder: Path, chosen: Sequence[KernelConfig] = ()) -> Built:
+    """Write manifest, descriptor and code objects of kernels for an architecture.
+
+    Args:
+        gfx: the architecture.
+        folder: the pack's folder; created if missing.
+        chosen: the kernels; all if empty.
+
+    Raises:
+        PluginError: the generator or every assembler lacks the architecture.
+    """
+    made = tuple(chosen) or tuple(enumerate_configs(gfx))
+    assembler = assembler_for(gfx)
+    folder.mkdir(parents=True, exist_ok=True)
+    assembler.assemble({f"{config.name}.co": text_of(config) for config in made}, folder)
+    rows = [
+        {"knl_name": config.name, "co_name": f"{config.name}.co", "tn": 1, "tileM": config.tile_m, "tileN": config.tile_n,
+         "pf": config.prefetch, "bPreshuffle": int(config.shuffled), "splitK": int(config.split), "subK": STEP, "bias": 1}
+        for config in made
+    ]  # fmt: skip
+    with (folder / MANIFEST).open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    described = {"name": f"tunedgemm-{gfx}", "abi": ABI.name, "gfx": gfx, "manifest": MANIFEST}
+    (folder / "pack.json").write_text(json.dumps(described, indent=2) + "\n")
+    return Built(tuple(config.name for config in made), assembler.name)

@@ -1,4 +1,4 @@
-"""Solutions: names and splitK as AITER's rows have them, everything that is listed binds and is right, rows resolve to what they mean."""
+"""Test solution names, splitK, enumeration and the resolution of rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 from tunedgemm.plugin import PluginError, Shape, Solution
-from tunedgemm_asm.solutions import auto_splits, resolve
+from tunedgemm_asm.names import auto_splits, resolve
 
 both = pytest.mark.parametrize("asm", ["gfx942", "gfx950"], indirect=True)
 gfx950 = pytest.mark.parametrize("asm", ["gfx950"], indirect=True)
@@ -18,7 +18,7 @@ FP4 = Shape("a4w4_blockscale", 40, 272, 1024, dtype="fp4x2", outdtype="bf16", sc
 
 
 def shapes(gfx: str) -> list[Shape]:
-    """One product of each kind."""
+    """Return one product of each kind."""
     fp8 = {"gfx942": "fp8_e4m3fnuz", "gfx950": "fp8_e4m3fn"}[gfx]
     return [
         PRODUCT,
@@ -35,7 +35,7 @@ def shapes(gfx: str) -> list[Shape]:
 
 @both
 def test_everything_that_is_listed_is_right(asm: Any, fake: ModuleType, over: ModuleType) -> None:
-    """Each kernel with each split, for each kind of product."""
+    """Every listed kernel with every split computes its product."""
     for shape in shapes(asm.host.gfx):
         listed = list(asm.enumerate_solutions(shape, over.CPU))
         assert listed
@@ -46,7 +46,7 @@ def test_everything_that_is_listed_is_right(asm: Any, fake: ModuleType, over: Mo
 
 @gfx950
 def test_split_k_is_written_as_aiter_does(asm: Any, over: ModuleType) -> None:
-    """The number of parts, 1 for none; of fp4 its logarithm. More than two parts added as they come are not deterministic, ours are."""
+    """splitK is written as in AITER's rows, and claims of determinism are right."""
     bf16 = {(each.kernel_name, each.split_k): each for each in asm.enumerate_solutions(PRODUCT, over.CPU)}
     assert {split for name, split in bf16 if "clean" in name} == set(range(2, 9))
     assert {split for name, split in bf16 if "_pf3_" in name} == {1}
@@ -58,16 +58,16 @@ def test_split_k_is_written_as_aiter_does(asm: Any, over: ModuleType) -> None:
 
 @gfx950
 def test_the_best_guess_comes_first(asm: Any, over: ModuleType) -> None:
-    """What fills the compute units stands before what does not."""
+    """A kernel that fills the compute units comes first."""
     listed = list(asm.enumerate_solutions(attrs.evolve(PRODUCT, m=16, n=4096, k=8192), over.CPU))
-    kernel, splits = resolve(listed[0], attrs.evolve(PRODUCT, m=16, n=4096, k=8192), asm.host, asm.found("gfx950"))
+    kernel, splits = resolve(listed[0], attrs.evolve(PRODUCT, m=16, n=4096, k=8192), asm.host, asm.catalog("gfx950"))
     assert -(-16 // kernel.tile_m) * (4096 // kernel.tile_n) * splits == 256
 
 
 @gfx950
 def test_rows_without_a_split_mean_what_aiters_launcher_does(asm: Any, fake: ModuleType) -> None:
-    """Of bf16 it fills the compute units, 2 at least; a number that is too large for K is lowered; others are taken as they are."""
-    found, device = asm.found("gfx950"), asm.host
+    """A missing or too large splitK means what AITER's launcher does."""
+    found, device = asm.catalog("gfx950"), asm.host
     split, whole = fake.bf16(32, shuffled=False, splits=True)["knl_name"], fake.bf16(32, shuffled=False, prefetch=3)["knl_name"]
 
     def splits(name: str, shape: Shape, written: int) -> int:
@@ -83,9 +83,9 @@ def test_rows_without_a_split_mean_what_aiters_launcher_does(asm: Any, fake: Mod
     assert [splits(fp4, FP4, written) for written in (0, 1, 3)] == [1, 2, 8]
     assert auto_splits(found.kernels[int8].kernel, INT8, device) == 1
     for name, shape, written, reason in (
-        (split, PRODUCT, 1, "two parts or more"),
-        (int8, INT8, 4, "does not cut K=768 into 4 parts"),
-        (fp4, FP4, 9, r"1 to 16 parts \(got 512\)"),
+        (split, PRODUCT, 1, "two splits or more"),
+        (int8, INT8, 4, "cannot cut K=768 into 4 splits"),
+        (fp4, FP4, 9, r"1 to 16 splits \(got 512\)"),
         (whole, PRODUCT, 2, "does not split K"),
         ("", PRODUCT, 0, "no pack for gfx950 has a kernel"),
     ):
@@ -95,7 +95,7 @@ def test_rows_without_a_split_mean_what_aiters_launcher_does(asm: Any, fake: Mod
 
 @both
 def test_a_name_of_another_architecture_is_a_miss(asm: Any, over: ModuleType, fake: ModuleType) -> None:
-    """The reason names the architecture that has it."""
+    """A kernel of another architecture is refused with that architecture's name."""
     fp4 = fake.ROWS["f4gemm"][0]["knl_name"]
     if asm.host.gfx == "gfx942":
         assert over.refused(asm, fp4, PRODUCT) == f"the packs have {fp4} for gfx950, not for gfx942"
@@ -105,10 +105,10 @@ def test_a_name_of_another_architecture_is_a_miss(asm: Any, over: ModuleType, fa
 
 @both
 def test_every_row_of_aiters_manifests_runs(asm: Any, fake: ModuleType, objects: ModuleType, over: ModuleType, tmp_path: Any) -> None:
-    """Each kernel that AITER ships for the architecture is found, bound, launched and right, with a split where it has one."""
+    """Every kernel of AITER's manifests binds and computes its product."""
     rows = fake.published()
     if not rows:
-        pytest.skip("AITER's manifests are not on this machine")
+        pytest.skip("AITER's manifests not found")
     gfx = asm.host.gfx
     theirs = over.backend(fake, fake.tree(tmp_path / "hsa", objects, rows), gfx)
     tried, wrong = set(), {}
@@ -122,7 +122,7 @@ def test_every_row_of_aiters_manifests_runs(asm: Any, fake: ModuleType, objects:
         attrs.evolve(shapes(gfx)[7], m=130, k=256),
         attrs.evolve(FP4, m=40, n=144, k=512),
     ):
-        for name, loaded in theirs.found(gfx).kernels.items():
+        for name, loaded in theirs.catalog(gfx).kernels.items():
             if shape.op not in loaded.abi.ops or loaded.kernel.shuffled != (shape.layout != "row"):
                 continue
             tried.add(name)
