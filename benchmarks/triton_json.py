@@ -27,7 +27,7 @@ from tunedgemm.shape import Shape
 from tunedgemm.solution import Solution
 from tunedgemm.tuner.trial import Samples
 from tunedgemm.tuner.workload import Workload
-from tunedgemm_triton.dialect import OURS
+from tunedgemm_triton.jsonfiles.dialect import OURS
 
 NAMES = ("choice", "guess", "again", "own", "torch")
 LABELS = {name: Solution("measured", name) for name in NAMES}

@@ -90,18 +90,11 @@ def chosen(shape: Shape, device: Device, first: int, more: int) -> list[Solution
 
 def compiled(shape: Shape, solution: Solution, device: Device) -> tuple[float, int, int]:
     """Seconds, bytes of shared memory and what is spilled, of all launches of a call; runs in a process of the pool."""
-    from tunedgemm_triton.compile import build_of
-    from tunedgemm_triton.compile import compiled as kernel_of_build
-    from tunedgemm_triton.names import kernel_of
-    from tunedgemm_triton.planned import PLANNED
+    from tunedgemm_triton.families import family_of
 
-    split, family = max(solution.split_k, 1), PLANNED.get(shape.op)
-    began = time.perf_counter()
-    if family is None:
-        kernels = [kernel_of_build(build_of(kernel_of(solution.kernel_name), split, shape, device))]
-    else:
-        plan = family.plan_of(family.kernel_of(solution.kernel_name), split, shape)
-        kernels = [program.compiled(device.gfx) for program in dict.fromkeys(step.program for step in plan.steps)]
+    family, began = family_of(shape.op), time.perf_counter()
+    plan = family.plan_of(family.parse_name(solution.kernel_name), max(solution.split_k, 1), shape, device)
+    kernels = [program.compile(device.gfx) for program in dict.fromkeys(step.program for step in plan.steps)]
     seconds = time.perf_counter() - began
     return seconds, max(kernel.metadata.shared for kernel in kernels), max(map(spilled, kernels))
 
