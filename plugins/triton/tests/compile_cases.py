@@ -1,7 +1,7 @@
 """Child: compile programs of launch plans and print what their code shows, as JSON.
 
-It reads a JSON list of cases: gfx, kernel name, split_k, and the shape as a dict. A compiler that aborts ends only this
-process. Programs that cases share are compiled once.
+It reads a JSON list of cases: gfx, kernel name, split_k, and the shape as a dict. A compiler that
+aborts ends only this process. Programs that cases share are compiled once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def inspect_program(program: Program, gfx: str) -> dict[str, Any]:
         "matrix": sorted(set(re.findall(_MATRIX, text))),
         "shared": kernel.metadata.shared,
         "spills": sum(map(int, re.findall(r"\.vgpr_spill_count:\s+(\d+)", text))),
-        # Products of Hopper's tiles, and whether one of them is still in flight while the next one begins.
+        # Products of Hopper's tiles, and whether one of them is still in flight while the next one
+        # begins.
         "products": ttgir.count("warp_group_dot "),
         "overlapped": bool(re.search(r"warp_group_dot_wait.*pendings = 1", ttgir)),
         "additions": len(re.findall(r"\badd(?:\.rn)?\.f32", text)),

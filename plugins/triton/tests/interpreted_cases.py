@@ -1,8 +1,10 @@
-"""Child with TRITON_INTERPRET=1: run launch plans on CPU tensors and print their worst errors as JSON.
+"""Child with TRITON_INTERPRET=1: run launch plans on CPU tensors and print their worst errors as
+JSON.
 
-It reads a JSON list of cases: kernel name, split_k, and a ``shape`` as a dict or ``op`` and ``example`` for one of the
-op's examples. Optional changes: ``multiprocessors`` of the device, ``m`` another number of rows, for fmoe ``skewed``
-(some experts get all tokens, some none), ``static`` (pass per_Tensor its scales), ``sort`` (run and check only the sort).
+It reads a JSON list of cases: kernel name, split_k, and a ``shape`` as a dict or ``op`` and
+``example`` for one of the op's examples. Optional changes: ``multiprocessors`` of the device, ``m``
+another number of rows, for fmoe ``skewed`` (some experts get all tokens, some none), ``static``
+(pass per_Tensor its scales), ``sort`` (run and check only the sort).
 """
 
 from __future__ import annotations
@@ -85,7 +87,9 @@ def _run_step(step: Step, plan: LaunchPlan, named: dict[str, Any]) -> None:
 
 
 def _check_sort(shape: Shape, plan: LaunchPlan, named: dict[str, Any]) -> dict[str, Any]:
-    """Count the entries that differ from a stable sort by expert with each expert padded to whole blocks."""
+    """Count the entries that differ from a stable sort by expert with each expert padded to whole
+    blocks.
+    """
     ids, buffers = named["topk_ids"].view(-1), (plan.buffers[name] for name in ("order", "owners", "used"))
     order, owners, used = (named["workspace"][start : start + size].view(torch.int32) for start, size in buffers)
     block_m = len(order) // len(owners)

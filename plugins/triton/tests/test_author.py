@@ -1,4 +1,6 @@
-"""A backend made by `TunedKernel`, tuned by the command in worker processes, with wrong and crashing kernels."""
+"""A backend made by `TunedKernel`, tuned by the command in worker processes, with wrong and
+crashing kernels.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ WORDS = ("--n", "64,96", "--k", "128", "--m", "16", "--num-iters", "2", "--secon
 
 @pytest.mark.slow
 def test_failing_configurations_are_counted(package: Path) -> None:
-    """Wrong, crashing and oversized configurations lose only themselves; the quick one wins everywhere."""
+    """Wrong, crashing and oversized configurations lose only themselves; the quick one wins
+    everywhere.
+    """
     code, output = _run(package, *WORDS)
     assert code == 0, output
     for path in sorted((package / "home" / "triton" / "gemm").glob("*-N=*.json")):

@@ -1,4 +1,6 @@
-"""Compiling without a GPU, in child processes: the right matrix instructions, shared memory within limits, no spills."""
+"""Compiling without a GPU, in child processes: the right matrix instructions, shared memory within
+limits, no spills.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ MAIN = ("gfx942", "gfx950", "gfx1201", "sm_90")
 
 SHAPE = Shape("a16w16", 1024, 4096, 4096)
 
-#: (architecture, dtype) -> instruction (AMD's ISA guides; PTX ISA, warpgroup-level matrix instructions). On sm_90 a tile of few
-#: rows that is not transposed has no wgmma and multiplies fp8 as fp16. mxfp4 is multiplied as bf16 except on gfx950.
+#: (architecture, dtype) -> instruction (AMD's ISA guides; PTX ISA, warpgroup-level matrix
+#: instructions). On sm_90 a tile of few rows that is not transposed has no wgmma and multiplies fp8
+#: as fp16. mxfp4 is multiplied as bf16 except on gfx950.
 INSTRUCTIONS = {
     ("gfx942", "fp8_e4m3fnuz"): r"v_mfma_f32_\w+_fp8_fp8", ("gfx942", "int8"): r"v_mfma_i32_\w+i8",
     ("gfx942", "fp4x2"): "v_mfma_f32.*_bf16",
@@ -73,7 +76,9 @@ def _listed(gfx: str, shape: Shape, places: slice) -> list[dict[str, Any]]:
 
 
 def _faults(results: list[tuple[dict[str, Any], dict[str, Any]]], spills: bool = False) -> list[str]:
-    """Return a line for each program that fails, exceeds the shared memory, has a wrong instruction or spills."""
+    """Return a line for each program that fails, exceeds the shared memory, has a wrong instruction
+    or spills.
+    """
     faults = []
     for case, code in results:
         gfx, shape = case["gfx"], Shape.from_dict(case["shape"])
@@ -99,7 +104,9 @@ def _mx(m: int) -> Shape:
 
 
 def _every_op(gfx: str, m: int) -> list[Shape]:
-    """Return shapes of every op, with every kind of operands and scales, in the architecture's kind of fp8."""
+    """Return shapes of every op, with every kind of operands and scales, in the architecture's kind
+    of fp8.
+    """
     fp8 = {"dtype": ARCHITECTURES[gfx].fp8, "outdtype": "bf16"}
     int8, row, batch = {"dtype": "int8", "outdtype": "bf16"}, {"scale": "row"}, {"extra": {"B": 16}}
     shuffled = {"layout": "aiter16x16"}
@@ -153,7 +160,9 @@ def test_int8_splits_compile(compile_cases: Compile) -> None:
 
 
 def test_sums_of_fp8_leave_the_matrix_unit_where_the_output_shows_it(compile_cases: Compile) -> None:
-    """On Hopper an fp32 output of fp8 operands is summed in float32 outside the matrix unit; a bf16 output is not."""
+    """On Hopper an fp32 output of fp8 operands is summed in float32 outside the matrix unit; a bf16
+    output is not.
+    """
     shapes = [Shape("a8w8", 64, 4096, 4096, "fp8_e4m3fn", outdtype, scale="row") for outdtype in ("bf16", "fp32")]
     codes = [code for _, code in compile_cases([_case("sm_90", "gemm_r1_m64n128k128_g8_w4s3", shape) for shape in shapes])]
     assert codes[0]["additions"] == 0
@@ -169,7 +178,9 @@ def test_large_tiles_on_hopper_use_warpgroup_instructions(compile_cases: Compile
 
 
 def test_streamk_is_one_pipelined_loop_on_hopper(compile_cases: Compile) -> None:
-    """Whole tiles and shares take turns in one loop with overlapping products, within the estimated shared memory."""
+    """Whole tiles and shares take turns in one loop with overlapping products, within the estimated
+    shared memory.
+    """
     [(case, code)] = compile_cases([_case("sm_90", "streamk_r1_m128n256k64_g8_w8s4")])
     assert not _faults([(case, code)])
     assert (code["products"], code["overlapped"]) == (1, True)
@@ -177,7 +188,9 @@ def test_streamk_is_one_pipelined_loop_on_hopper(compile_cases: Compile) -> None
 
 
 def test_specialised_warps_move_registers_and_only_their_own_rows(compile_cases: Compile) -> None:
-    """The PTX has setmaxnreg, since Triton drops the request silently, and the second consumer's rows move once."""
+    """The PTX has setmaxnreg, since Triton drops the request silently, and the second consumer's
+    rows move once.
+    """
     blocks = Shape("a8w8_blockscale", 4096, 2112, 7168, dtype="fp8_e4m3fn", outdtype="bf16", scale="block")
     cases = [_case("sm_90", "tma_r1_m128n128k64_g8_w4s4_ws"), _case("sm_90", "tma_r1_m128n128k128_g8_w4s4_ws", blocks)]
     for _, code in compile_cases(cases):
@@ -198,7 +211,9 @@ def test_unknown_compiler_options_are_refused() -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("gfx", MAIN)
 def test_first_guesses_of_every_op_compile_within_the_limits(compile_cases: Compile, gfx: str) -> None:
-    """Of each op and class of rows the first guess uses the right instruction, fits the memory and does not spill."""
+    """Of each op and class of rows the first guess uses the right instruction, fits the memory and
+    does not spill.
+    """
     dense = [Shape("a16w16", m, 7168, 8192) for m in (1, 4, 16, 64, 1024)]
     cases = [case for shape in dense for case in (*_listed(gfx, shape, slice(3)), *_listed(gfx, shape, slice(-2, None)))]
     cases += [case for m in (16, 1024) for shape in _every_op(gfx, m) for case in _listed(gfx, shape, slice(1))]
@@ -208,7 +223,9 @@ def test_first_guesses_of_every_op_compile_within_the_limits(compile_cases: Comp
 @pytest.mark.sweep
 @pytest.mark.parametrize("gfx", MAIN)
 def test_a_sample_of_every_space_compiles_within_the_limits(compile_cases: Compile, gfx: str) -> None:
-    """Every 20th solution of each op and class of M compiles to the right instruction and fits the shared memory."""
+    """Every 20th solution of each op and class of M compiles to the right instruction and fits the
+    shared memory.
+    """
     cases = [case for m in (4, 64, 1024) for shape in _every_op(gfx, m) for case in _listed(gfx, shape, slice(None, None, 20))]
     assert not _faults(compile_cases(cases), spills=True)
 
@@ -216,6 +233,8 @@ def test_a_sample_of_every_space_compiles_within_the_limits(compile_cases: Compi
 @pytest.mark.sweep
 @pytest.mark.parametrize("gfx", MAIN)
 def test_the_whole_space_compiles_within_the_limits(compile_cases: Compile, gfx: str) -> None:
-    """Every solution of plain a16w16 for a vector or two, few rows and many compiles and fits the shared memory."""
+    """Every solution of plain a16w16 for a vector or two, few rows and many compiles and fits the
+    shared memory.
+    """
     cases = [case for m in (2, 16, 1024) for case in _listed(gfx, Shape("a16w16", m, 7168, 8192), slice(None))]
     assert not _faults(compile_cases(cases), spills=True)

@@ -52,7 +52,9 @@ TUNE = ("tune", "--op", "a8w8_blockscale", "--n", "1024,4096", "--k", "1024")
 
 
 def test_defaults_of_the_guide(requests_made: list[Request], home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Eight M, tolerances of 0.01, ten rounds, bf16, the user folder; an interrupted run tells how to resume."""
+    """Eight M, tolerances of 0.01, ten rounds, bf16, the user folder; an interrupted run tells how
+    to resume.
+    """
     assert _run(*TUNE) == 130
     [request] = requests_made
     assert request.pairs == ((1024, 1024), (4096, 1024))
@@ -169,7 +171,9 @@ FAULTS = [
 
 
 def test_check_reports_faults(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each fault is a line with the file's name; the exit code is 1; by default `check` reads the user's folder."""
+    """Each fault is a line with the file's name; the exit code is 1; by default `check` reads the
+    user's folder.
+    """
     for name, entries, text in FAULTS:
         path = _put(home, name, entries)
         assert _run("check") == 1
@@ -237,7 +241,9 @@ def _table(path: Path) -> list[Row]:
 
 
 def test_export_both_ways(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table's rows of the backend become files; these become the same rows with the table's times."""
+    """A table's rows of the backend become files; these become the same rows with the table's
+    times.
+    """
     rows = _table(tmp_path / "tuned.csv")
     assert _run("export", str(tmp_path / "tuned.csv"), "--op", "a16w16") == 0
     assert capsys.readouterr().out.count("left out") == 3

@@ -1,4 +1,6 @@
-"""The kernel of docs/tuning-triton.md, tuned through the command, on the CPU in Triton's interpreter."""
+"""The kernel of docs/tuning-triton.md, tuned through the command, on the CPU in Triton's
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ print(torch.allclose(tunedgemm.gemm_a16w16(x, weight).float(), x.float() @ weigh
 def test_the_guides_kernel_is_tuned_and_dispatched(package: Path) -> None:
     """The guide's command line tunes it in worker processes; its files answer an untuned call."""
     line = next(line for line in GUIDE.read_text().splitlines() if line.startswith("tunedgemm triton tune --libtype rowgemm"))
-    # One shape, two of the four configurations: a call takes the interpreter 10 ms, and a sample has many.
+    # One shape, two of the four configurations: a call takes the interpreter 10 ms, and a sample
+    # has many.
     fewer = ["--n", "48", "--m", "16", "--candidates", "2", "--num-iters", "1", "--seconds", "0", "--cache", "hot"]
     words = [*line.split()[1:], *fewer, "--device", "cpu"]
 

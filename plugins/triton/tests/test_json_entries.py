@@ -26,7 +26,9 @@ BLOCKS = Shape("a8w8_blockscale", 100, 2112, 7168, "fp8_e4m3fnuz", "bf16", scale
 
 @pytest.mark.parametrize("gfx", ["sm_90", "gfx942", "gfx1201"])
 def test_every_solution_survives_its_entry(gfx: str) -> None:
-    """Every listed solution of every op becomes an entry, survives JSON, and comes back without notes."""
+    """Every listed solution of every op becomes an entry, survives JSON, and comes back without
+    notes.
+    """
     device, count = Device(gfx, 120), 0
     for op in OURS.ops:
         for shape in (*ops()[op].examples, *ops()[op].large, *(PLAIN_SHAPES if op == "a16w16" else ())):
@@ -53,7 +55,9 @@ def test_files_of_aiter_survive_reading_and_writing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not FILES, reason="AITER's files not found next to the repository")
 def test_entries_of_aiter_become_kernels() -> None:
-    """Each entry becomes a kernel, and that kernel the same entry, except for what the shape determines."""
+    """Each entry becomes a kernel, and that kernel the same entry, except for what the shape
+    determines.
+    """
     for path in FILES:
         _check_file_of_aiter(path)
 
@@ -77,7 +81,9 @@ def _sizes(name: files.Name) -> dict[str, int]:
 
 
 def aiter_split(k: int, split: int, block_k: int) -> int:
-    """Return the split of AITER's rule: halve while a part is shorter than a block, then take whole blocks."""
+    """Return the split of AITER's rule: halve while a part is shorter than a block, then take whole
+    blocks.
+    """
     part = ceil_div(k, split)
     while split > 1 and block_k > part:
         split //= 2

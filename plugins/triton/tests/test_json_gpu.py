@@ -31,7 +31,9 @@ SPACE = {
 
 @pytest.mark.slow
 def test_a_weight_is_tuned_and_its_files_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command tunes a user's search space in worker processes; every M then gets a correct kernel of the file."""
+    """The command tunes a user's search space in worker processes; every M then gets a correct
+    kernel of the file.
+    """
     (tmp_path / "space.json").write_text(json.dumps(SPACE))
     device = device_of(0)
     fp8 = "fp8_e4m3fnuz" if device.gfx == "gfx942" else "fp8_e4m3fn"

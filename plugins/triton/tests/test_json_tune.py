@@ -1,4 +1,6 @@
-"""Tuning into JSON files: the core's tuner over our lists of kernels, with invented times, on the CPU."""
+"""Tuning into JSON files: the core's tuner over our lists of kernels, with invented times, on the
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ def test_reading_returns_what_the_tuner_writes(tmp_path: Path, style: str) -> No
     which=st.sampled_from([("a16w16", 4096, 4096), ("a8w8_blockscale", 2112, 7168), ("a4w4_blockscale", 2048, 2048)]),
 )
 def test_rows_become_buckets_that_return_them(rows: set[int], picks: list[int], style: str, which: tuple[str, int, int]) -> None:
-    """Every M finds a row of its bucket, its own where it is the only one; `any` is the largest M's."""
+    """Every M finds a row of its bucket, its own where it is the only one; `any` is the largest
+    M's.
+    """
     op, n, k = which
     base = next((shape for shape in ops()[op].examples if shape.m), Shape("a16w16", 1, 1, 1))
     rows_made = []
@@ -156,7 +160,9 @@ def test_the_default_is_the_most_common_choice() -> None:
 
 
 def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
-    """After Ctrl-C the first weight's file stays; the same command times only the rest and writes equal files."""
+    """After Ctrl-C the first weight's file stays; the same command times only the rest and writes
+    equal files.
+    """
     done: list[Shape] = []
 
     def stop(place: Any, event: Any) -> None:
@@ -225,7 +231,9 @@ def test_a_broken_file_does_not_end_a_run(tmp_path: Path) -> None:
 
 
 def test_each_architecture_has_its_files(tmp_path: Path) -> None:
-    """With two kinds of devices a file is written when its device is done, and none is missing at the end."""
+    """With two kinds of devices a file is written when its device is done, and none is missing at
+    the end.
+    """
     seen: list[Any] = []
     _ran(_request(tmp_path / "seen", pairs=PAIRS[:1], rows=(16,)), lambda _, event: seen.append(event))
     [planned], [outcome] = ([event for event in seen if isinstance(event, kind)] for kind in (Planned, Outcome))
@@ -260,7 +268,9 @@ def test_times_of_another_architecture_are_ignored() -> None:
 
 
 def test_only_the_users_space_is_timed(tmp_path: Path) -> None:
-    """The run times each kernel of the space's product once, no neighbours outside, and prints its size."""
+    """The run times each kernel of the space's product once, no neighbours outside, and prints its
+    size.
+    """
     values = {"BLOCK_SIZE_M": [16, 32], "BLOCK_SIZE_N": [64, 128], "BLOCK_SIZE_K": 64, "kpack": [1, 2], "num_stages": 3}
     (tmp_path / "space.json").write_text(json.dumps(values))
     result, said = _ran(_request(tmp_path / "out", space=str(tmp_path / "space.json"), rows=(48,)))
@@ -327,7 +337,9 @@ def test_a_missing_space_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_weight_without_a_correct_kernel_has_no_file(tmp_path: Path) -> None:
-    """Kernels outside the tolerances are counted as wrong; a weight with no other is missing, the rest is written."""
+    """Kernels outside the tolerances are counted as wrong; a weight with no other is missing, the
+    rest is written.
+    """
 
     def call(solution: Solution, shape: Shape, *operands: Any) -> Any:
         return exact(solution, shape, *operands) * (1.03 if shape.n == 96 else 1.0)

@@ -1,4 +1,6 @@
-"""The kernels' logic in Triton's interpreter on a CPU: edges, splits, scales, layouts, routing, quantisation."""
+"""The kernels' logic in Triton's interpreter on a CPU: edges, splits, scales, layouts, routing,
+quantisation.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,8 @@ DENSE_CASES = [
     _case("gemm_r1_m16n64k128_g1_w4s2", 18, 208, 352, split_k=2, **_COLUMN),
     _case("gemm_r1_m16n32k32_g1_w4s2", 18, 40, 100, split_k=2, bias=True, **_BATCH),
     _case("gemm_r1_m16n32k32_g1_w4s2_t", 18, 40, 100, split_k=2, bias=True, **_BATCH8, **_INT8),
-    # streamk: programs are twice the multiprocessors where operands are described, as with a K of whole 16 bytes.
+    # streamk: programs are twice the multiprocessors where operands are described, as with a K of
+    # whole 16 bytes.
     _case("streamk_r1_m16n32k32_g2_w4s2", 16, 40, 200, bias=True),  # fewer tiles than programs
     _case("streamk_r1_m16n32k32_g2_w4s2", 70, 50, 99, bias=True, **_HALF),  # ten tiles: two rounds whole, two tiles shared by four
     _case("streamk_r1_m16n16k32_g2_w4s2", 30, 60, 99, outdtype="fp32"),  # as many tiles as two rounds of four
@@ -148,13 +151,17 @@ def _faults(cases: list[dict[str, Any]]) -> list[str]:
 
 
 def test_dense_kernels_match_float64_and_keep_to_their_output() -> None:
-    """Each kernel is right on ragged shapes, stores every element and no other, and leaves the counters zero."""
+    """Each kernel is right on ragged shapes, stores every element and no other, and leaves the
+    counters zero.
+    """
     assert not _faults(DENSE_CASES)
 
 
 @pytest.mark.parametrize("ops", [("fmoe",), ("a4w4_blockscale", "a16w4_blockscale")], ids=["fmoe", "mx"])
 def test_plans_match_the_reference_and_keep_to_their_output(ops: tuple[str, ...]) -> None:
-    """Each plan meets the op's tolerance, gives zero to tokens without an expert, and leaves the counters zero."""
+    """Each plan meets the op's tolerance, gives zero to tokens without an expert, and leaves the
+    counters zero.
+    """
     assert not _faults([case for case in OP_CASES if case["op"] in ops])
 
 

@@ -1,4 +1,6 @@
-"""Launching: arguments without a GPU; on one right answers, graphs, threads, streams, devices and refusals."""
+"""Launching: arguments without a GPU; on one right answers, graphs, threads, streams, devices and
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ class TestArguments:
         assert arguments.get("B", 1) == batches_of(shape)
 
     def test_a_sequence_runs_the_steps_whose_operands_are_given(self) -> None:
-        """per_Tensor finds its scales in the values where the call passes none; buffers are within one workspace."""
+        """per_Tensor finds its scales in the values where the call passes none; buffers are within
+        one workspace.
+        """
         shape, name = MOE[6], "moe_r1_m16g1_n32k64w4s2_n64k64w4s2"
         scale = torch.ones(1)
         for more, given in (((), (False, False)), ((scale, scale), (True, True)), ((None, scale), (False, True))):
@@ -164,7 +168,9 @@ def _split_solution(shape: Shape, device: Device) -> Solution:
 
 
 def _wrong_threads(launcher: Launcher, inputs: list[tuple[Any, ...]]) -> list[int]:
-    """Call a launcher from a thread with a stream for each input; return those whose bits differ from a lone call."""
+    """Call a launcher from a thread with a stream for each input; return those whose bits differ
+    from a lone call.
+    """
     alone, wrong = [launcher.call(*operands) for operands in inputs], list[int]()
     torch.cuda.synchronize()
 
@@ -184,7 +190,9 @@ def _wrong_threads(launcher: Launcher, inputs: list[tuple[Any, ...]]) -> list[in
 
 
 def _faults(shapes: list[Shape], device: Device, least: int) -> list[str]:
-    """Launch every solution of shapes twice; return a line for each that is wrong, differs, or is missing."""
+    """Launch every solution of shapes twice; return a line for each that is wrong, differs, or is
+    missing.
+    """
     faults = []
     for shape in shapes:
         if not supports(shape, device):
@@ -246,7 +254,9 @@ class TestOnGpu:
         assert not _faults([shape for shape in shapes if shape.m], device, least)
 
     def test_specialised_warps_and_shared_tiles_are_right_over_several_tiles(self, device: Device) -> None:
-        """One and two consumers, and fewer, as many and more tiles than multiprocessors, give equal bits each time."""
+        """One and two consumers, and fewer, as many and more tiles than multiprocessors, give equal
+        bits each time.
+        """
         if device.gfx != "sm_90":
             pytest.skip(f"warps are specialised on sm_90 only, not on {device.gfx}")
         shared = [Shape("a16w16", m, n, 2048, epilogue="bias") for m, n in ((100, 512), (1000, 1280), (1024, 7168))]
@@ -286,7 +296,9 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("alone", [False, True], ids=["sorted", "alone"])
     def test_a_captured_call_serves_another_routing_at_each_replay(self, alone: bool, device: Device) -> None:
-        """A graph does not hold the routing: idle experts, ids of no expert and new hidden states stay right."""
+        """A graph does not hold the routing: idle experts, ids of no expert and new hidden states
+        stay right.
+        """
         for shape in (attrs.evolve(shape, m=min(shape.m, 8)) for shape in ROUTED if supports(shape, device)):
             family = family_of("fmoe")
             listed = family.enumerate_solutions(shape, device)
@@ -336,7 +348,9 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("kind", ["mx, split", "moe, split", "moe, joined"])
     def test_threads_with_streams_share_a_launcher_of_a_plan(self, kind: str, device: Device) -> None:
-        """Four threads call one launcher with split or joined sums on four streams: every answer has the bits of a lone call."""
+        """Four threads call one launcher with split or joined sums on four streams: every answer
+        has the bits of a lone call.
+        """
         shape = Shape("a4w4_blockscale", 16, 1280, 4096, dtype="fp4x2", outdtype="bf16", scale="block", layout="aiter16x16")
         shape = shape if kind == "mx, split" else attrs.evolve(MOE[2], m=2, n=2048)
         listed, joined = family_of(shape.op).enumerate_solutions(shape, device), kind == "moe, joined"
@@ -345,7 +359,9 @@ class TestOnGpu:
         assert not _wrong_threads(_bound(solution, shape, device), inputs)
 
     def test_given_scales_of_the_activations_are_used(self, device: Device) -> None:
-        """per_Tensor takes the scales that the call passes, one or both, and else finds them in the values."""
+        """per_Tensor takes the scales that the call passes, one or both, and else finds them in the
+        values.
+        """
         shape = MOE[6]
         if not supports(shape, device):
             pytest.skip(str(supports(shape, device)))

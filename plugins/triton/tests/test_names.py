@@ -62,7 +62,8 @@ def test_an_unknown_name_is_an_error_with_a_reason() -> None:
             family_of(op).parse_name(name)
 
 
-#: Family -> revision, SHA-256 of its code without comments and docstrings, and the files of that code.
+#: Family -> revision, SHA-256 of its code without comments and docstrings, and the files of that
+#: code.
 _SHARED = ("arrival.py", "gemm.py", "tile.py")
 SOURCES = {
     "gemv": (REVISIONS["gemv"], "9edea323eb6f2b5c", ("arrival.py", "gemv.py")),
@@ -75,7 +76,9 @@ SOURCES = {
 
 
 def test_a_changed_kernel_has_a_new_revision() -> None:
-    """The source behind a tuned row's revision does not change; raise the revision, then note it and the digest here."""
+    """The source behind a tuned row's revision does not change; raise the revision, then note it
+    and the digest here.
+    """
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
     digests = {}
     for family, (_, _, files) in SOURCES.items():

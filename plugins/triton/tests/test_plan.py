@@ -22,7 +22,9 @@ SHAPES = [shape for op in FAMILIES for shape in (*ops()[op].examples, *ops()[op]
 
 
 def test_every_step_of_a_plan_gives_its_function_what_it_takes() -> None:
-    """Each parameter has one value, constants are last, numbers fit 32 bits, and buffers do not overlap."""
+    """Each parameter has one value, constants are last, numbers fit 32 bits, and buffers do not
+    overlap.
+    """
     for device, shape in itertools.product(DEVICES, SHAPES):
         family = family_of(shape.op)
         for solution in list(family.enumerate_solutions(shape, device))[:4]:
@@ -39,7 +41,9 @@ def test_every_step_of_a_plan_gives_its_function_what_it_takes() -> None:
 
 
 def test_a_program_is_compiled_for_the_divisors_of_its_rows() -> None:
-    """Half of K in bytes and its scales are known to be multiples of a load, and no larger divisor is claimed."""
+    """Half of K in bytes and its scales are known to be multiples of a load, and no larger divisor
+    is claimed.
+    """
     for k, multiple in ((4096, 256), (7168, 256), (416, 32), (384, 128)):
         (step,) = family_of("a4w4_blockscale").plan_of(Mx(16, 32, 64, 1, 2, 5), 1, Shape("a4w4_blockscale", 16, 7168 + 64, k), H200).steps
         assert dict(step.program.multiples) == {"N": 64, "K": multiple}

@@ -11,7 +11,9 @@ MOE = ops()["fmoe"].examples
 
 
 def test_streamk_keeps_partial_sums_for_every_program() -> None:
-    """Each program has two slots; a multiprocessor has two programs where descriptors feed them and memory allows it."""
+    """Each program has two slots; a multiprocessor has two programs where descriptors feed them and
+    memory allows it.
+    """
     device, small = Device("sm_90", 132), Streamk(128, 128, 64, 8, 4, 3)
     for kernel, k, programs in ((small, 8192, 264), (small, 8191, 132), (Streamk(128, 256, 64, 8, 8, 4), 8192, 132)):
         shape = Shape("a16w16", 4096, 1280, k)
@@ -22,7 +24,8 @@ def test_streamk_keeps_partial_sums_for_every_program() -> None:
 WIDE = Shape("a16w16", 4096, 2112, 7168)
 BLOCKS = Shape("a8w8_blockscale", 64, 512, 512, "fp8_e4m3fn", "bf16", scale="block")
 UNFIT = [
-    # On an H200 five stages gave wrong sums as soon as a program had a second tile, and batches wrong rows.
+    # On an H200 five stages gave wrong sums as soon as a program had a second tile, and batches
+    # wrong rows.
     ("tma_r1_m128n128k64_g8_w4s5_ws", 1, WIDE, "sm_90", "more than 4 stages"),
     ("tma_r1_m128n128k64_g8_w4s4_ws", 1, Shape("batched_bf16", 500, 512, 512, extra={"B": 4}), "sm_90", "batches"),
     ("tma_r1_m128n128k64_g8_w8s4_ws", 1, WIDE, "sm_90", "num_warps 4"),

@@ -31,7 +31,9 @@ def _shapes(m: int, n: int, k: int, fp8: str) -> list[Shape]:
 
 
 def test_solutions_are_distinct_and_fit_and_their_names_are_parsed() -> None:
-    """Of every op on every architecture: no two are equal, all fit, and each name rebuilds its kernel."""
+    """Of every op on every architecture: no two are equal, all fit, and each name rebuilds its
+    kernel.
+    """
     faults = []
     for device in DEVICES:
         fp8 = ARCHITECTURES[device.gfx].fp8 or "fp8_e4m3fn"
@@ -69,7 +71,9 @@ def test_real_shapes_have_a_few_dozen_solutions() -> None:
 
 
 def test_uneven_waves_list_streamk_early() -> None:
-    """streamk is among the first 16 where tiles leave a tenth of the waves idle; later or absent where they do not."""
+    """streamk is among the first 16 where tiles leave a tenth of the waves idle; later or absent
+    where they do not.
+    """
     for m, n, k, early in ((4096, 1280, 8192, True), (4096, 2112, 7168, True), (4096, 4096, 4096, False)):
         solutions = list(enumerate_solutions(Shape("a16w16", m, n, k), H200))
         assert any(solution.kernel_name.startswith("streamk") for solution in solutions[:16]) == early
@@ -112,7 +116,9 @@ def test_neighbours_of_plans_are_distinct() -> None:
 
 
 def test_a_group_larger_than_the_tiles_makes_no_other_solution() -> None:
-    """With one tile along M, or eight, a larger group is the same kernel under another name; a smaller one is not."""
+    """With one tile along M, or eight, a larger group is the same kernel under another name; a
+    smaller one is not.
+    """
     kernel = Tma(128, 128, 64, 8, 4, 5)
 
     def groups(m: int) -> set[int]:

@@ -1,4 +1,7 @@
-"""Backend ``triton``: GEMM kernels in Triton, for NVIDIA and AMD. Importing it loads neither Triton nor torch."""
+"""Backend ``triton``: GEMM kernels in Triton, for NVIDIA and AMD.
+
+Importing it loads neither Triton nor torch.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ def supports(shape: Shape, device: Device) -> bool | Unsupported:
 
 @hookimpl
 def enumerate_solutions(shape: Shape, device: Device) -> Iterable[Solution]:
-    """Yield the kernels worth timing: a JSON file's choice, then the best guesses; or the user's search space."""
+    """Yield the kernels worth timing: a JSON file's choice, then the best guesses; or the user's
+    search space.
+    """
     answer = supports(shape, device)
     user_space = json_space.enumerate_current(OURS, shape, device, answer)
     if user_space is not None:

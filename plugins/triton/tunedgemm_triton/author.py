@@ -1,7 +1,7 @@
 """For authors of kernels: a backend made of one Triton kernel, its parameters and their values.
 
-docs/tuning-triton.md shows a complete one. ``tunedgemm triton tune --libtype NAME`` tunes it, and its JSON files
-answer untuned calls where TUNEDGEMM_FALLBACK names it.
+docs/tuning-triton.md shows a complete one. ``tunedgemm triton tune --libtype NAME`` tunes it, and
+its JSON files answer untuned calls where TUNEDGEMM_FALLBACK names it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class TunedKernel:
         launch: (parameters, *operands) -> a new output.
         takes: (shape, device) -> True, or Unsupported with a reason.
         fits: (parameters, shape, device) -> why these cannot serve, or an empty text.
-        revision: raise it whenever the kernel's source changes, so that earlier results are not used.
+        revision: raise it whenever the kernel's source changes, so that earlier results are not
+            used.
         graph_safe: a call may be captured in a graph after it has run outside one.
         deterministic, batch_invariant: claims, which the tuner verifies on request.
     """

@@ -1,4 +1,5 @@
-"""Build: compile one Triton program for one class of shapes, into the artifact cache, without a device.
+"""Build: compile one Triton program for one class of shapes, into the artifact cache, without a
+device.
 
 A program does not depend on M, nor on the sizes themselves: it depends on what they divide by.
 One compile therefore serves many shapes.

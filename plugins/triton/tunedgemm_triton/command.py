@@ -1,4 +1,6 @@
-"""``tunedgemm triton``: tune kernels into JSON files, check such files, convert them to tables and back."""
+"""``tunedgemm triton``: tune kernels into JSON files, check such files, convert them to tables and
+back.
+"""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def wave_occupancy(kernel: KernelConfig, shape: Shape, device: Device) -> float:
 def mi300x_clocks(kernel: Gemm, split: int, shape: Shape, device: Device) -> float:
     """Estimate the clocks of a launch with block scales on an MI300X, to order tiles.
 
-    A CU does 4096 fp8 operations or reads 32 bytes from L2 a clock (AMD CDNA 3 white paper). The latencies are
-    rounded guesses: 100 clocks a step, and 2000 for the fixup of splits.
+    A CU does 4096 fp8 operations or reads 32 bytes from L2 a clock (AMD CDNA 3 white paper). The
+    latencies are rounded guesses: 100 clocks a step, and 2000 for the fixup of splits.
     """
     waves = ceil_div(tiles_of(kernel, shape) * split, device.cu_num)
     step = max(kernel.block_m * kernel.block_n / 16, 4 * (kernel.block_m + kernel.block_n)) + 100

@@ -1,7 +1,9 @@
-"""Arrival counters of split-K: zeroed once and left zero by every launch, so graphs and streams need no memset.
+"""Arrival counters of split-K: zeroed once and left zero by every launch, so graphs and streams
+need no memset.
 
-A launch's partial sums come from ``torch.empty``. Only one launch holds that address at a time: torch's allocator
-reuses it in the order of its stream, and a graph's pool keeps it for the graph. So counters belong to the address.
+A launch's partial sums come from ``torch.empty``. Only one launch holds that address at a time:
+torch's allocator reuses it in the order of its stream, and a graph's pool keeps it for the graph.
+So counters belong to the address.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _SLICES = 1024
 
 @functools.cache
 def counters_of(device: torch.device) -> Callable[[int], Any]:
-    """Return a function from the address of a launch's partial sums to int32 counters [MAX_TILES], zero at entry.
+    """Return a function from the address of a launch's partial sums to int32 counters [MAX_TILES],
+    zero at entry.
 
     Call this once before any capture, since it allocates the first block.
     """
@@ -46,7 +49,8 @@ def counters_of(device: torch.device) -> Callable[[int], Any]:
                 return known[address]
             if not free:
                 if torch.cuda.is_current_stream_capturing():
-                    # A captured memset zeroes these before each replay, which is correct but slower.
+                    # A captured memset zeroes these before each replay, which is correct but
+                    # slower.
                     return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
                 free.extend(block())
             known[address] = free.pop()

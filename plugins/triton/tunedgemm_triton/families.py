@@ -22,7 +22,9 @@ from tunedgemm_triton.plan import LaunchPlan
 
 @attrs.frozen
 class OpFamily:
-    """The kernels of some ops. A kernel is its parameters (`names.KernelConfig`), *split_k* parts of K, 1 for none.
+    """The kernels of some ops.
+
+    A kernel is its parameters (`names.KernelConfig`), *split_k* parts of K, 1 for none.
 
     Attributes:
         unsupported: (shape, device) -> why no kernel takes the shape, or None.

@@ -20,7 +20,9 @@ _log = logging.getLogger("tunedgemm")
 
 @attrs.frozen
 class Choice:
-    """Choice of a JSON file for a shape: the solution, None where the entry cannot serve, and its source."""
+    """Choice of a JSON file for a shape: the solution, None where the entry cannot serve, and its
+    source.
+    """
 
     solution: Solution | None
     path: Path
@@ -29,12 +31,15 @@ class Choice:
 
 
 def heuristic_fallback(shape: Shape, device: Device) -> Solution | None:
-    """Return the choice of a JSON file; None without one, so that only tuned shapes go to Triton kernels."""
+    """Return the choice of a JSON file; None without one, so that only tuned shapes go to Triton
+    kernels.
+    """
     return solution_from_file(OURS, shape, device)
 
 
 def resolve(solution: Solution, shape: Shape, device: Device) -> Solution:
-    """Return the solution itself; for AITER's alias ``auto``, or no name, the choice of a JSON file or the first listed solution.
+    """Return the solution itself; for AITER's alias ``auto``, or no name, the choice of a JSON file
+    or the first listed solution.
 
     Raises:
         PluginError: no kernel is listed for the shape.
@@ -60,7 +65,8 @@ def solution_from_file(dialect: Dialect, shape: Shape, device: Device) -> Soluti
 
 
 def choice_of(dialect: Dialect, shape: Shape, device: Device) -> Choice | None:
-    """Return the choice of the file for a shape's weight; None without a file for the architecture or a bucket for M.
+    """Return the choice of the file for a shape's weight; None without a file for the architecture
+    or a bucket for M.
 
     Raises:
         UserError: the file or its entry cannot be used.

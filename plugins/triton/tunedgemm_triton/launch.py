@@ -1,8 +1,9 @@
-"""Launch: bind a solution to a shape, with everything but the addresses fixed before the first call.
+"""Launch: bind a solution to a shape, with everything but the addresses fixed before the first
+call.
 
-A call allocates the output and one workspace, reads the stream and the operands' addresses, and launches.
-It does not compile, look up types, wrap tensors or wait for the device, so it may be captured.
-Triton's launch hooks, which its profiler uses, are not called.
+A call allocates the output and one workspace, reads the stream and the operands' addresses, and
+launches. It does not compile, look up types, wrap tensors or wait for the device, so it may be
+captured. Triton's launch hooks, which its profiler uses, are not called.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ from tunedgemm_triton.heuristic import resolve
 from tunedgemm_triton.limits import ARCHITECTURES, batches_of
 from tunedgemm_triton.plan import LaunchPlan, Step
 
-#: Descriptors that one launcher keeps for each operand; allocators and weights repeat their addresses.
+#: Descriptors that one launcher keeps for each operand; allocators and weights repeat their
+#: addresses.
 _MAX_DESCRIPTORS = 256
-#: Slots of a call's addresses: a zero, to which numbers are added, the output, the workspace, the counters, the operands.
+#: Slots of a call's addresses: a zero, to which numbers are added, the output, the workspace, the
+#: counters, the operands.
 _NUMBER, _OUT, _WORKSPACE, _COUNTERS, _OPERANDS = range(5)
 #: Parameters of a function that `_direct` can launch, before its sizes.
 _DIRECT = ("x", "weight", "x_scale", "w_scale", "bias", "out", "partial", "counters")
@@ -143,10 +146,12 @@ def load(program: Program, gfx: str, index: int) -> KernelFunction:
 
 
 def _descriptor_metadata(kernel: Any) -> tuple[dict[str, Any], ...]:
-    """Return the metadata of a compiled kernel's tensor descriptors, with the boxes that its loads fill.
+    """Return the metadata of a compiled kernel's tensor descriptors, with the boxes that its loads
+    fill.
 
-    With specialised warps Triton 3.6 gives each consumer half the rows and loads them separately, but the metadata
-    keeps the whole tile. A box of that size would overrun the buffer, and its barrier would never complete.
+    With specialised warps Triton 3.6 gives each consumer half the rows and loads them separately,
+    but the metadata keeps the whole tile. A box of that size would overrun the buffer, and its
+    barrier would never complete.
     """
     metas = getattr(kernel.metadata, "tensordesc_meta", None) or ()
     text = kernel.asm["ttgir"] if metas else ""
@@ -193,7 +198,9 @@ def _plain(step: Step, function: KernelFunction, shape: Shape, device: Device) -
 
 
 def _direct(step: Step, function: KernelFunction, nbytes: int, shape: Shape, device: Device) -> Callable[..., Any]:
-    """Return one launch with scales, with partial sums and counters, or with tensor descriptors of x and the weight."""
+    """Return one launch with scales, with partial sums and counters, or with tensor descriptors of
+    x and the weight.
+    """
     import torch
 
     empty, stream, index, byte = torch.empty, torch._C._cuda_getCurrentRawStream, device.index, torch.uint8
@@ -227,7 +234,9 @@ def _sizes(step: Step) -> list[int]:
 
 
 def _described_operands(function: KernelFunction, shape: Shape) -> Callable[[int, int], tuple[Any, ...]]:
-    """Return a function from the addresses of x and the weight to their launch arguments: descriptors, sizes and strides."""
+    """Return a function from the addresses of x and the weight to their launch arguments:
+    descriptors, sizes and strides.
+    """
     batches = (batches_of(shape),) if batches_of(shape) > 1 else ()
     extents = [(*batches, rows, shape.k) for rows in (shape.m, shape.n)]
     of_x, of_weight = (_descriptor(meta, extent) for meta, extent in zip(function.descriptors, extents, strict=True))
@@ -265,7 +274,9 @@ def _descriptor(meta: dict[str, Any], extent: tuple[int, ...]) -> Callable[[int]
 
 
 def _sequence(plan: LaunchPlan, functions: list[KernelFunction], shape: Shape, device: Device) -> Callable[..., Any]:
-    """Return a call of several launches on the current stream, or of one whose operands `_direct` does not take."""
+    """Return a call of several launches on the current stream, or of one whose operands `_direct`
+    does not take.
+    """
     import torch
 
     empty, stream, index, byte = torch.empty, torch._C._cuda_getCurrentRawStream, device.index, torch.uint8
@@ -297,7 +308,9 @@ def _sequence(plan: LaunchPlan, functions: list[KernelFunction], shape: Shape, d
 
 
 def _arguments(step: Step, plan: LaunchPlan, operands: list[str]) -> tuple[tuple[tuple[int, int], ...], int, bool]:
-    """Return a step's arguments as (slot of the call's addresses, offset), the slot that decides whether it runs, and how."""
+    """Return a step's arguments as (slot of the call's addresses, offset), the slot that decides
+    whether it runs, and how.
+    """
 
     def slot(value: int | str) -> tuple[int, int]:
         if isinstance(value, int):

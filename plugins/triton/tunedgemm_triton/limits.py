@@ -1,4 +1,6 @@
-"""Limits: what an architecture has, as data, and which shapes the kernels take there; needs no device."""
+"""Limits: what an architecture has, as data, and which shapes the kernels take there; needs no
+device.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ class Architecture:
     Attributes:
         shared_bytes: shared memory (LDS) that one block may take.
         warp_size: threads of a warp or wavefront.
-        registers: 32-bit registers that one thread may hold; on CDNA vector and accumulation registers together.
-        matrix: the matrix instruction that a tile of ordinary size uses: mma, wgmma, tcgen05, mfma or wmma.
+        registers: 32-bit registers that one thread may hold; on CDNA vector and accumulation
+            registers together.
+        matrix: the matrix instruction that a tile of ordinary size uses: mma, wgmma, tcgen05, mfma
+            or wmma.
         fp8: the kind of fp8 that it multiplies; "" for none.
         tma: the tensor memory accelerator loads tiles through descriptors.
         specialize: Triton 3.6 can give loads and products to different warps.
@@ -34,8 +38,9 @@ class Architecture:
 
 _FN, _FNUZ = "fp8_e4m3fn", "fp8_e4m3fnuz"
 
-#: Sources: CUDA programming guide, table of technical specifications (shared memory per block, opt-in);
-#: PTX ISA, mma and wgmma (e4m3); AMD's CDNA 3, CDNA 4, RDNA 3 and RDNA 4 ISA guides (LDS per work-group, FP8).
+#: Sources: CUDA programming guide, table of technical specifications (shared memory per block,
+#: opt-in); PTX ISA, mma and wgmma (e4m3); AMD's CDNA 3, CDNA 4, RDNA 3 and RDNA 4 ISA guides (LDS
+#: per work-group, FP8).
 ARCHITECTURES = {
     "sm_80": Architecture(163 << 10, 32, 255, "mma"),
     "sm_86": Architecture(99 << 10, 32, 255, "mma"),
@@ -92,7 +97,8 @@ MAX_INT8_K = (1 << 17) - 1
 #: Most tiles that one split-K launch counts.
 MAX_TILES = 1024
 
-#: Most bytes of partial sums: their offsets are 32-bit, and more would cost more traffic than the split saves.
+#: Most bytes of partial sums: their offsets are 32-bit, and more would cost more traffic than the
+#: split saves.
 MAX_PARTIAL_BYTES = 1 << 30
 
 
@@ -113,7 +119,9 @@ def unsupported(shape: Shape, device: Device) -> str | None:
 
 
 def unsupported_with(operands: Callable[[Shape, Device], str | None], shape: Shape, device: Device) -> str | None:
-    """Return why no kernel of a family takes the shape, or None; *operands* checks what the family's operands must be."""
+    """Return why no kernel of a family takes the shape, or None; *operands* checks what the
+    family's operands must be.
+    """
     if device.kind == "cpu":
         return "Triton compiles for NVIDIA and AMD GPUs, not for a CPU"
     if device.gfx not in ARCHITECTURES:
@@ -143,7 +151,9 @@ def _unsupported_operands(shape: Shape, device: Device) -> str | None:
 
 
 def unsupported_fp8(dtype: str, gfx: str) -> str | None:
-    """Return why the architecture does not multiply a dtype, where that is a kind of fp8; else None."""
+    """Return why the architecture does not multiply a dtype, where that is a kind of fp8; else
+    None.
+    """
     own = ARCHITECTURES[gfx].fp8
     return f"{gfx} multiplies {own or 'no fp8'}, not {dtype}" if dtype in FP8 and dtype != own else None
 

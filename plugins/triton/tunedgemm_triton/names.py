@@ -1,11 +1,14 @@
-"""Names: solution name <-> kernel parameters. A name alone says what to compile, in any process.
+"""Names: solution name <-> kernel parameters.
 
-``gemv_r1_m1n2k1024u4_w4s1``: family, revision of the source, tile (m, n, k, unrolled chunks), warps and stages.
-``gemm_r1_m64n128k64_g8_w4s3_t``: tile, tiles of M in a group (g), and flags: ``t`` transposed product,
-AMD's ``i16`` instruction side, ``p2`` k-pack, ``e2`` waves a SIMD, ``c`` weight past the caches.
-``tma_r1_..._t_ws``: transposed, warps specialised.
+A name alone says what to compile, in any process.
 
-A name has neither op nor dtype nor scales: the shape decides which program it becomes (`plan.plan_of`).
+``gemv_r1_m1n2k1024u4_w4s1``: family, revision of the source, tile (m, n, k, unrolled chunks), warps
+and stages. ``gemm_r1_m64n128k64_g8_w4s3_t``: tile, tiles of M in a group (g), and flags: ``t``
+transposed product, AMD's ``i16`` instruction side, ``p2`` k-pack, ``e2`` waves a SIMD, ``c`` weight
+past the caches. ``tma_r1_..._t_ws``: transposed, warps specialised.
+
+A name has neither op nor dtype nor scales: the shape decides which program it becomes
+(`plan.plan_of`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ REVISIONS = {"gemv": 1, "gemm": 1, "tma": 1, "streamk": 1}
 
 
 def power(low: int, high: int) -> Any:
-    """Return a field that must be a power of two in a range; it raises PluginError for another value."""
+    """Return a field that must be a power of two in a range; it raises PluginError for another
+    value.
+    """
 
     def check(instance: Any, attribute: attrs.Attribute[int], value: int) -> None:
         if not low <= value <= high or value & (value - 1):
@@ -53,7 +58,9 @@ def _among(*values: int) -> Any:
 
 @attrs.frozen(cache_hash=True)
 class Gemv:
-    """Multiply and sum on the vector units: *rows* rows of activations by *block_n* of the weight a program."""
+    """Multiply and sum on the vector units: *rows* rows of activations by *block_n* of the weight a
+    program.
+    """
 
     family: ClassVar[str] = "gemv"
     rows: int = within(1, 4)
@@ -78,7 +85,9 @@ def _tile(kernel: Any) -> str:
 
 @attrs.frozen(cache_hash=True)
 class Gemm:
-    """A tile product on the matrix units; the last four are AMD's (0, 1 and False leave them to the compiler)."""
+    """A tile product on the matrix units; the last four are AMD's (0, 1 and False leave them to the
+    compiler).
+    """
 
     family: ClassVar[str] = "gemm"
     block_m: int = power(16, 256)
@@ -155,7 +164,8 @@ class NamePattern:
 
     Attributes:
         kind: class of the parameters.
-        pattern: the name after the revision; groups are named as the parameters, a flag's text begins with ``_``.
+        pattern: the name after the revision; groups are named as the parameters, a flag's text
+            begins with ``_``.
         module: file in ``kernels`` whose function has the family's name.
     """
 

@@ -19,8 +19,8 @@ from tunedgemm_triton.resources import ceil_div, described, grid_of, partial_byt
 
 #: Alignment of buffers in the workspace, in bytes.
 _ALIGNMENT = 256
-#: The largest divisor of N and K that a program of mxfp4 is compiled for. K / 2 bytes are then whole
-#: loads of 16 bytes in every row, and its K / 32 scales whole loads of 8.
+#: The largest divisor of N and K that a program of mxfp4 is compiled for. K / 2 bytes are then
+#: whole loads of 16 bytes in every row, and its K / 32 scales whole loads of 8.
 _MULTIPLE = 256
 
 
@@ -31,8 +31,8 @@ class Step:
     Attributes:
         program: the compiled function.
         grid: programs along the three axes.
-        values: (parameter, value) of each parameter that is not constant, in their order. A value is
-            a number, or names an operand, a buffer, ``out`` or ``counters+OFFSET``.
+        values: (parameter, value) of each parameter that is not constant, in their order. A value
+            is a number, or names an operand, a buffer, ``out`` or ``counters+OFFSET``.
         given: the operand that decides whether the step runs; "" runs it always.
         present: run the step where that operand is passed (True), or where it is not (False).
     """
@@ -188,7 +188,9 @@ def _constants(kernel: KernelConfig, split_k: int, shape: Shape, gfx: str) -> di
 
 
 def shuffled_rows(layout: str) -> int:
-    """Return the rows whose packs of 16 bytes are adjacent (``aiter16x16``: 16); 0 for a plain layout."""
+    """Return the rows whose packs of 16 bytes are adjacent (``aiter16x16``: 16); 0 for a plain
+    layout.
+    """
     return 0 if layout == "row" else int(layout.removeprefix("aiter").partition("x")[0])
 
 

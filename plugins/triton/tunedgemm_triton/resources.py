@@ -1,4 +1,6 @@
-"""Resources: grid, shared memory, registers and partial sums of a kernel, and why it does not fit a device."""
+"""Resources: grid, shared memory, registers and partial sums of a kernel, and why it does not fit a
+device.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def grid_of(kernel: KernelConfig, split_k: int, shape: Shape, device: Device) ->
 
 
 def _resident(kernel: KernelConfig, shape: Shape, device: Device) -> int:
-    """Return the programs that a multiprocessor holds at a time, if fed by descriptors; at most two: one multiplies while one waits."""
+    """Return the programs that a multiprocessor holds at a time, if fed by descriptors; at most
+    two: one multiplies while one waits.
+    """
     # Three groups of warps leave no registers for a second program.
     if not described(kernel, shape, device.gfx) or (isinstance(kernel, Tma) and kernel.specialize):
         return 1
@@ -70,10 +74,12 @@ def partial_bytes(kernel: KernelConfig, split_k: int, shape: Shape, device: Devi
 
 
 def promotes(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
-    """Return the elements of K after which fp8 accumulators leave the matrix unit for float32; 0 for never.
+    """Return the elements of K after which fp8 accumulators leave the matrix unit for float32; 0
+    for never.
 
-    Hopper's wgmma adds fp8 products up in less than float32 (13 bits after the point). A bf16 output
-    hides that; for other outputs every 128 products are added in float32. Block scales do so anyway.
+    Hopper's wgmma adds fp8 products up in less than float32 (13 bits after the point). A bf16
+    output hides that; for other outputs every 128 products are added in float32. Block scales do so
+    anyway.
     """
     fp8 = shape.dtype in FP8 and ARCHITECTURES[gfx].matrix == "wgmma" and not isinstance(kernel, Gemv)
     return min(kernel.block_k, 128) if fp8 and shape.scale != "block" and shape.outdtype != "bf16" else 0
@@ -82,9 +88,10 @@ def promotes(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
 def shared_bytes(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
     """Estimate the shared memory that Triton 3.6 allots; `bind` checks the real figure.
 
-    The loop has one buffer a stage where the matrix instruction reads shared memory, else one fewer.
-    A specialised or flattened loop cannot lend them to the output tile. That takes about a byte an element
-    (at least 16 KiB), two with block scales, and for an fp32 output two or, with eight warps, four.
+    The loop has one buffer a stage where the matrix instruction reads shared memory, else one
+    fewer. A specialised or flattened loop cannot lend them to the output tile. That takes about a
+    byte an element (at least 16 KiB), two with block scales, and for an fp32 output two or, with
+    eight warps, four.
     """
     width = width_of(shape.dtype)
     if isinstance(kernel, Gemv):
@@ -99,7 +106,9 @@ def shared_bytes(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
 
 
 def registers(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
-    """Estimate the 32-bit registers a thread for float32 accumulators, twice where promoted, and for loads in flight."""
+    """Estimate the 32-bit registers a thread for float32 accumulators, twice where promoted, and
+    for loads in flight.
+    """
     threads = kernel.warps * ARCHITECTURES[gfx].warp_size
     if isinstance(kernel, Gemv):
         loads = kernel.block_k * width_of(shape.dtype)
@@ -112,8 +121,8 @@ def registers(kernel: KernelConfig, shape: Shape, gfx: str) -> int:
     groups = 2 if isinstance(kernel, Tma) and kernel.specialize else 1
     accumulators = 2 if shape.scale == "block" or promotes(kernel, shape, gfx) else 1
     tile, width, matrix = (kernel.block_m + kernel.block_n) * kernel.block_k, width_of(shape.dtype), ARCHITECTURES[gfx].matrix
-    # Unaligned rows are loaded by elements, about two registers each. On AMD tiles come through registers,
-    # and on RDNA the matrix instructions of a whole step hold theirs at the same time.
+    # Unaligned rows are loaded by elements, about two registers each. On AMD tiles come through
+    # registers, and on RDNA the matrix instructions of a whole step hold theirs at the same time.
     loads = 2 * tile if shape.k * width % 4 else tile * width // 4 * {"mfma": 1, "wmma": 2}.get(matrix, 0)
     return (accumulators * kernel.block_m * kernel.block_n + loads) // (threads * groups)
 
@@ -131,7 +140,9 @@ def register_limit(kernel: KernelConfig, gfx: str) -> int:
 
 
 def fits(kernel: KernelConfig, split_k: int, shape: Shape, device: Device) -> bool:
-    """Return whether a kernel is possible, fits the shared memory and the registers, and leaves no program idle."""
+    """Return whether a kernel is possible, fits the shared memory and the registers, and leaves no
+    program idle.
+    """
     if unfit(kernel, split_k, shape, device) or shared_bytes(kernel, shape, device.gfx) > ARCHITECTURES[device.gfx].shared_bytes:
         return False
     if registers(kernel, shape, device.gfx) > register_limit(kernel, device.gfx):
@@ -174,7 +185,9 @@ def _unfit_operands(kernel: KernelConfig, shape: Shape) -> str | None:
 
 
 def packs(gfx: str) -> bool:
-    """Return whether k-pack changes the code: only matrix cores have it, and Triton 3.6 packs K itself on gfx950."""
+    """Return whether k-pack changes the code: only matrix cores have it, and Triton 3.6 packs K
+    itself on gfx950.
+    """
     return gfx in ("gfx90a", "gfx942")
 
 

@@ -1,4 +1,6 @@
-"""Space: the kernels worth timing for a shape, by class of M, best guesses first, and their neighbours."""
+"""Space: the kernels worth timing for a shape, by class of M, best guesses first, and their
+neighbours.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,8 @@ def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
         candidates = _on_amd(shape, device) if amd else _tiled(shape, device)
     if shape.m <= GEMV_ROWS and shape.layout == "row":
         vectors, matrices = _gemv(shape, device), itertools.islice(usable(candidates), 16)
-        # Bytes are widened before they are multiplied, so that rows of activations soon cost more than
-        # reading the weight from memory.
+        # Bytes are widened before they are multiplied, so that rows of activations soon cost more
+        # than reading the weight from memory.
         candidates = _in_turn(vectors, matrices) if width_of(shape.dtype) == 1 else itertools.chain(vectors, matrices)
     yield from (_solution(*candidate) for candidate in itertools.islice(usable(candidates), MOST))
 
@@ -69,7 +71,9 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
 
 
 def _has_same_order(kernel: KernelConfig, other: KernelConfig, shape: Shape) -> bool:
-    """Return whether two kernels differ only in a group larger than the tiles along M, which leaves their order of tiles the same."""
+    """Return whether two kernels differ only in a group larger than the tiles along M, which leaves
+    their order of tiles the same.
+    """
     if isinstance(kernel, Gemv) or isinstance(other, Gemv):
         return False
     rows = ceil_div(shape.m, kernel.block_m)
@@ -88,7 +92,9 @@ def _in_turn(*lists: Iterable[Candidate]) -> Iterator[Candidate]:
 
 
 def _gemv(shape: Shape, device: Device) -> Iterator[Candidate]:
-    """Yield chunks of 16 bytes a thread: a warp then holds both operands in the same layout and exchanges nothing."""
+    """Yield chunks of 16 bytes a thread: a warp then holds both operands in the same layout and
+    exchanges nothing.
+    """
     lane = 16 // width_of(shape.dtype) * ARCHITECTURES[device.gfx].warp_size
     known = tiles.ONE_ROW if shape.m == 1 else tiles.FEW_ROWS
     if shape.m == 1 and width_of(shape.dtype) == 1:
@@ -110,7 +116,9 @@ def _gemv(shape: Shape, device: Device) -> Iterator[Candidate]:
 
 
 def _steps(shape: Shape, nbytes: int, stages: int) -> tuple[int, int]:
-    """Return the elements of a step of so many bytes, and stages; steps cut to a block of scales get more stages."""
+    """Return the elements of a step of so many bytes, and stages; steps cut to a block of scales
+    get more stages.
+    """
     elements = nbytes // width_of(shape.dtype)
     if shape.scale == "block" and elements > 128:
         return 128, min(stages * elements // 128, 6)  # shallow enough for two programs a multiprocessor
@@ -123,7 +131,9 @@ def _tma(shape: Shape, block_m: int, block_n: int, nbytes: int, warps: int, stag
 
 
 def _gemm(shape: Shape, device: Device, tile: tuple[int, ...], *, swap: bool = False, group_m: int = 8) -> Gemm:
-    """Return a gemm of a tile: block_m, block_n, bytes along K, warps, stages, and on AMD instruction side and k-pack."""
+    """Return a gemm of a tile: block_m, block_n, bytes along K, warps, stages, and on AMD
+    instruction side and k-pack.
+    """
     block_m, block_n, nbytes, warps, stages, nonkdim, kpack = (*tile, *(16, 1)[len(tile) - 5 :])
     block_k, stages = _steps(shape, nbytes, stages)
     if device.kind != "amd":
@@ -134,7 +144,9 @@ def _gemm(shape: Shape, device: Device, tile: tuple[int, ...], *, swap: bool = F
 
 
 def _decode(shape: Shape, device: Device) -> Iterator[Candidate]:
-    """Yield kernels for few rows: any tile reads the weight once, so split K until every multiprocessor reads."""
+    """Yield kernels for few rows: any tile reads the weight once, so split K until every
+    multiprocessor reads.
+    """
     block_m = next(size for size in (16, 32, 64) if size >= shape.m)
     amd, architecture = device.kind == "amd", ARCHITECTURES[device.gfx]
     kernels: list[KernelConfig] = [
@@ -164,7 +176,9 @@ def _splits(kernel: KernelConfig, shape: Shape, device: Device) -> list[int]:
 
 
 def _tiled(shape: Shape, device: Device) -> Iterator[Candidate]:
-    """Yield kernels for many rows: the persistent one where it serves, plain tiles, split where tiles are too few."""
+    """Yield kernels for many rows: the persistent one where it serves, plain tiles, split where
+    tiles are too few.
+    """
     covered = 1 << (shape.m - 1).bit_length()
     persistent = ARCHITECTURES[device.gfx].tma and shape.layout == "row" and shape.k * width_of(shape.dtype) % 16 == 0
     if persistent:
@@ -207,7 +221,9 @@ def _streamk(kernels: Sequence[Gemm | Tma], shape: Shape, device: Device) -> Ite
 
 
 def _on_amd(shape: Shape, device: Device) -> Iterator[Candidate]:
-    """Yield kernels for many rows on AMD: tiles and splits, then the first tiles with other options of the compiler."""
+    """Yield kernels for many rows on AMD: tiles and splits, then the first tiles with other options
+    of the compiler.
+    """
     mfma, covered = ARCHITECTURES[device.gfx].matrix == "mfma", max(32, 1 << (shape.m - 1).bit_length())
     sized = [_gemm(shape, device, tile) for tile in (*_ragged(shape), *(tiles.MFMA if mfma else tiles.WMMA)) if tile[0] <= covered]
     for kernel in sized:
@@ -229,12 +245,16 @@ def _varied(kernels: Sequence[Gemm], shape: Shape, device: Device) -> Iterator[C
 
 
 def _amd_splits(kernel: Gemm, shape: Shape, device: Device) -> list[int]:
-    """Return three of `_splits`; the largest tile has no registers left for the addresses of partial sums."""
+    """Return three of `_splits`; the largest tile has no registers left for the addresses of
+    partial sums.
+    """
     return [1] if kernel.block_m * kernel.block_n == 1 << 16 else _splits(kernel, shape, device)[:3]
 
 
 def _aiter_blockscale(shape: Shape, device: Device) -> Iterator[Candidate]:
-    """Yield AITER's space: tiles and splits by predicted cost, in turn with the other fields, the usual values first."""
+    """Yield AITER's space: tiles and splits by predicted cost, in turn with the other fields, the
+    usual values first.
+    """
     mfma, covered = ARCHITECTURES[device.gfx].matrix == "mfma", max(32, 1 << (shape.m - 1).bit_length())
     space, plain = tiles.AITER_BLOCKSCALE, Gemm(16, 16, 128, 8, 4, 2, nonkdim=16 if mfma else 0, kpack=2 if packs(device.gfx) else 1)
     kernels = [

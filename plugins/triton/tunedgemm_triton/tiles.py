@@ -1,7 +1,7 @@
 """Tiles: the parameters worth timing, as data, best guesses first; `space` makes kernels of them.
 
-A step along K is in bytes of a row, since the bytes of the weight in flight decide: 128 bytes are 64 elements
-of bf16, 128 of fp8.
+A step along K is in bytes of a row, since the bytes of the weight in flight decide: 128 bytes are
+64 elements of bf16, 128 of fp8.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 #: Parts of K.
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
-#: gemv with one row of activations: rows of the weight a program, unrolled chunks, warps. Ordered by what won on an H200.
+#: gemv with one row of activations: rows of the weight a program, unrolled chunks, warps. Ordered
+#: by what won on an H200.
 ONE_ROW = (
     (1, 2, 4), (2, 1, 8), (2, 2, 1), (1, 2, 8), (2, 1, 4), (4, 4, 1), (1, 2, 16), (4, 2, 2), (2, 1, 2), (2, 4, 8), (1, 8, 1), (4, 1, 8),
     (2, 4, 1), (1, 8, 4), (4, 1, 32), (4, 1, 4), (1, 2, 2), (4, 1, 16), (4, 4, 8), (8, 2, 2), (2, 2, 16), (4, 2, 1), (1, 4, 4), (4, 8, 4),
 )  # fmt: skip
 
-#: The same for operands of one byte, of which a load has twice as many: what comes before `ONE_ROW`.
+#: The same for operands of one byte, of which a load has twice as many: what comes before
+#: `ONE_ROW`.
 ONE_ROW_OF_BYTES = ((2, 2, 1), (4, 1, 8), (4, 2, 4), (8, 1, 4), (1, 8, 1), (2, 1, 8))
 
 #: The same with two to four rows of activations.
@@ -60,21 +62,23 @@ TMA = (
     (128, 128, 128, 4, 3, False), (128, 256, 128, 4, 3, True), (128, 128, 128, 4, 4, True), (64, 128, 256, 4, 3, True),
 )  # fmt: skip
 
-#: streamk for many rows where it is fed by descriptors: block_m, block_n, bytes along K, warps, stages. The first and the last have two
-#: programs a multiprocessor.
+#: streamk for many rows where it is fed by descriptors: block_m, block_n, bytes along K, warps,
+#: stages. The first and the last have two programs a multiprocessor.
 STREAMK = (
     (128, 128, 128, 4, 3), (128, 128, 128, 4, 6), (128, 256, 128, 8, 4), (256, 128, 128, 8, 4), (64, 256, 128, 4, 4),
     (128, 128, 128, 4, 5), (128, 256, 128, 8, 3), (64, 128, 128, 4, 4),
 )  # fmt: skip
 
-#: tma, and gemm where it cannot serve, for many rows of operands whose scales go by blocks: there both a step's products and their
-#: sums take registers. block_m, block_n, warps, stages, with one block of 128 along K.
+#: tma, and gemm where it cannot serve, for many rows of operands whose scales go by blocks: there
+#: both a step's products and their sums take registers. block_m, block_n, warps, stages, with one
+#: block of 128 along K.
 BLOCKS = (
     (128, 128, 8, 4), (64, 128, 4, 3), (64, 128, 4, 6), (128, 128, 8, 5), (128, 64, 4, 6), (64, 128, 4, 4), (64, 64, 4, 8),
     (128, 64, 8, 6), (256, 64, 8, 4), (64, 256, 8, 4), (64, 64, 4, 5), (128, 128, 8, 3), (128, 64, 4, 4), (128, 32, 4, 8),
 )  # fmt: skip
 
-#: tma with specialised warps for such operands, where one consumer multiplies while the other adds up: block_m, block_n, stages.
+#: tma with specialised warps for such operands, where one consumer multiplies while the other adds
+#: up: block_m, block_n, stages.
 BLOCKS_SPECIALISED = ((128, 128, 4), (128, 64, 4), (128, 128, 3))
 
 #: gemm for many rows: block_m, block_n, bytes along K, warps, stages.
@@ -87,7 +91,8 @@ TILES = (
 #: gemm for rows of K that are not aligned and are loaded by elements, each a register: as TILES.
 RAGGED = ((64, 64, 64, 4, 2), (32, 32, 64, 4, 2), (64, 32, 64, 4, 3), (16, 64, 64, 4, 2))
 
-#: gemm on AMD's matrix cores: block_m, block_n, bytes along K, warps, stages, side of the matrix instruction, k-pack.
+#: gemm on AMD's matrix cores: block_m, block_n, bytes along K, warps, stages, side of the matrix
+#: instruction, k-pack.
 MFMA = (
     (256, 256, 128, 8, 2, 16, 1), (128, 128, 128, 4, 2, 16, 1), (256, 128, 128, 8, 2, 16, 2), (128, 256, 128, 8, 2, 16, 2),
     (128, 128, 64, 4, 2, 32, 1), (128, 128, 128, 4, 2, 32, 2), (64, 128, 128, 4, 2, 16, 2), (128, 64, 128, 4, 2, 16, 2),
@@ -104,8 +109,9 @@ WMMA = (
 #: Options of AMD's compiler that are tried with the first tiles.
 VARIATIONS: tuple[dict[str, int | bool], ...] = ({"stream": True}, {"waves": 2}, {"group_m": 16}, {"kpack": 2}, {"stages": 1})
 
-#: gemm on AMD where scales go by blocks: the space of AITER's tuning of its Triton kernel for a8w8_blockscale (guide to tuning Triton
-#: kernels: 5832 with splits), by field. The step along K is one block; k-pack is 2 and the instruction's side 16 where there is a choice.
+#: gemm on AMD where scales go by blocks: the space of AITER's tuning of its Triton kernel for
+#: a8w8_blockscale (guide to tuning Triton kernels: 5832 with splits), by field. The step along K is
+#: one block; k-pack is 2 and the instruction's side 16 where there is a choice.
 AITER_BLOCKSCALE = {
     "stages": (2, 1, 3, 4),
     "block_m": (128, 64, 32),

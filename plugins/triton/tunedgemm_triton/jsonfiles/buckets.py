@@ -1,7 +1,9 @@
-"""Buckets: which entry of a JSON file answers for M rows, and the key under which tuned parameters are written.
+"""Buckets: which entry of a JSON file answers for M rows, and the key under which tuned parameters
+are written.
 
-Keys have two styles: ``M_LEQ_64`` and ``M_GEQ_8192`` as in AITER's files, and the older ``small``, ``medium_M64``,
-``large`` and ``xlarge`` of AITER's guide to tuning Triton kernels. In both ``any`` answers where no other key does.
+Keys have two styles: ``M_LEQ_64`` and ``M_GEQ_8192`` as in AITER's files, and the older ``small``,
+``medium_M64``, ``large`` and ``xlarge`` of AITER's guide to tuning Triton kernels. In both ``any``
+answers where no other key does.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ def style_of(keys: Collection[str]) -> str:
 def find(keys: Collection[str], m: int, bounds: tuple[int, ...] = BOUNDS) -> str | None:
     """Return the key that answers for *m* rows, or None.
 
-    The order is ``M_LEQ_x`` upwards, then ``M_GEQ_y`` downwards, then ``any`` (AITER, ``gemm_config_utils.py``).
-    Of the older keys the one of m's class answers, of ``xlarge`` first that of the next power of two, then ``any``.
+    The order is ``M_LEQ_x`` upwards, then ``M_GEQ_y`` downwards, then ``any`` (AITER,
+    ``gemm_config_utils.py``). Of the older keys the one of m's class answers, of ``xlarge`` first
+    that of the next power of two, then ``any``.
     """
     if style_of(keys) == LEGACY:
         return next((key for key in (*_old_keys(m), ANY) if key in keys), None)
@@ -52,7 +55,9 @@ def find(keys: Collection[str], m: int, bounds: tuple[int, ...] = BOUNDS) -> str
 
 
 def key_of(m: int, style: str = NEW, bounds: tuple[int, ...] = BOUNDS) -> str:
-    """Return the key under which parameters tuned for *m* rows are written, so that `find` returns it for m."""
+    """Return the key under which parameters tuned for *m* rows are written, so that `find` returns
+    it for m.
+    """
     if style == LEGACY:
         return _old_keys(m)[0]
     return next((f"M_LEQ_{bound}" for bound in bounds if m <= bound), f"M_GEQ_{bounds[-1]}")

@@ -85,7 +85,8 @@ def _keys(path: Path, name: Name, entries: Iterable[str]) -> Iterator[Finding]:
 
 
 def _unused(name: Name, bucket: tuple[str, Entry], dialect: Dialect) -> tuple[str, ...]:
-    """Return notes on parameters of one entry without effect, in general and on its weight and architecture.
+    """Return notes on parameters of one entry without effect, in general and on its weight and
+    architecture.
 
     Raises:
         UserError: the entry is wrong, or no kernel can serve it there.

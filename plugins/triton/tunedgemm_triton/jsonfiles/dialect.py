@@ -1,4 +1,6 @@
-"""Dialects: how JSON files describe a backend's solutions; ours, and those of backends made with `author`."""
+"""Dialects: how JSON files describe a backend's solutions; ours, and those of backends made with
+`author`.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ class Dialect:
         tag_of: shape -> the tag of its files.
         entry_of: (solution, shape, gfx) -> the entry of the solution.
         unused_of: (entry, op) -> parameters without effect; raises UserError for a wrong entry.
-        solution_of: (entry, shape, device) -> the solution and notes on unused parameters; or None and why.
+        solution_of: (entry, shape, device) -> the solution and notes on unused parameters; or None
+            and why.
         fits: (solution, shape, device) -> whether the solution is worth compiling.
         supports: as the hook.
         listed: (shape, device) -> the backend's own list of solutions, best guesses first.
@@ -112,7 +115,8 @@ OURS = Dialect(
 
 
 def dialect_of(libtype: str) -> Dialect:
-    """Return the dialect of an installed backend, the attribute ``dialect`` of its registered object.
+    """Return the dialect of an installed backend, the attribute ``dialect`` of its registered
+    object.
 
     Raises:
         UserError: the backend is not installed, cannot be imported, or has no dialect.

@@ -1,8 +1,9 @@
 """Entries: parameters of a JSON file, in AITER's names <-> kernels.
 
-A plain entry (``BLOCK_SIZE_M`` ... ``kpack``) is a `Gemm`, for the ops of mxfp4 an `Mx`, for fmoe a `Moe`. Names of our
-own select the other families and what AITER's kernels do not have: ``kernel``, ``SWAP``, ``UNROLL``,
-``WARP_SPECIALIZE``, ``DECODE``, ``ALONE``, and the suffix ``_2`` for fmoe's second stage.
+A plain entry (``BLOCK_SIZE_M`` ... ``kpack``) is a `Gemm`, for the ops of mxfp4 an `Mx`, for fmoe a
+`Moe`. Names of our own select the other families and what AITER's kernels do not have: ``kernel``,
+``SWAP``, ``UNROLL``, ``WARP_SPECIALIZE``, ``DECODE``, ``ALONE``, and the suffix ``_2`` for fmoe's
+second stage.
 """
 
 from __future__ import annotations
@@ -197,11 +198,12 @@ def _build_kernel(kind: Any, values: dict[tuple[str, ...], Any]) -> Any:
 
 
 def solution_of(entry: Entry, shape: Shape, device: Device) -> tuple[Solution | None, tuple[str, ...]]:
-    """Return the solution of an entry for a shape on a device, and notes on parameters without effect.
+    """Return the solution of an entry for a shape on a device, and notes on parameters without
+    effect.
 
-    The solution is None where the entry cannot serve; the last note then says why. Options of AMD's compiler are
-    dropped where the architecture does not have them. A split with an idle part becomes the one that AITER makes
-    of it; an impossible split is dropped.
+    The solution is None where the entry cannot serve; the last note then says why. Options of AMD's
+    compiler are dropped where the architecture does not have them. A split with an idle part
+    becomes the one that AITER makes of it; an impossible split is dropped.
 
     Raises:
         UserError: see `parse_entry`.
@@ -241,7 +243,9 @@ def _without_foreign_options(kernel: Any, entry: Entry, shape: Shape, device: De
 
 
 def _adjust_split(kernel: Any, split_k: int, shape: Shape) -> tuple[int, str]:
-    """Return parts of K of which none is idle, as AITER's ``compute_splitk_params``, and a note where they differ."""
+    """Return parts of K of which none is idle, as AITER's ``compute_splitk_params``, and a note
+    where they differ.
+    """
     step = kernel.first.block_k if isinstance(kernel, Moe) else step_of(kernel)
     depth = shape.n if isinstance(kernel, Moe) else shape.k
     steps = ceil_div(depth, step)

@@ -81,7 +81,9 @@ def _left(row: Row, dialect: Dialect) -> str:
 
 
 def entries_of(rows: Sequence[Row], dialect: Dialect, style: str, times: Times) -> dict[str, Entry]:
-    """Return the entries of one file: for each bucket the cheapest row, and ``any`` from the largest M."""
+    """Return the entries of one file: for each bucket the cheapest row, and ``any`` from the
+    largest M.
+    """
     bounds = buckets.bounds_of(dialect.tag_of(rows[0].shape))
     ordered = sorted(rows, key=lambda row: (row.shape.m, row.us))
     groups: dict[str, list[Row]] = {}
@@ -115,7 +117,9 @@ def cheapest(rows: Sequence[Row], times: Times) -> Row:
 
 
 def default_of(files: Sequence[Mapping[str, Entry]]) -> dict[str, Entry]:
-    """Return the file for all other weights: for each bucket the entry that most files have, the first of several."""
+    """Return the file for all other weights: for each bucket the entry that most files have, the
+    first of several.
+    """
     keys = sorted({key for file in files for key in file}, key=lambda key: (key == buckets.ANY, buckets.rows_of(key), key))
     default: dict[str, Entry] = {}
     for key in keys:
@@ -125,7 +129,9 @@ def default_of(files: Sequence[Mapping[str, Entry]]) -> dict[str, Entry]:
 
 
 def neighbours_of(folder: Path, name: Name, style: str) -> list[Mapping[str, Entry]]:
-    """Return the readable files of single weights in a folder, of the same kernel, architecture and style of keys."""
+    """Return the readable files of single weights in a folder, of the same kernel, architecture and
+    style of keys.
+    """
     neighbours: list[Mapping[str, Entry]] = []
     for path in sorted(folder.glob(f"{name.gfx}-{name.tag}-*.json")):
         other = json_files.name_of(path)
@@ -176,9 +182,11 @@ def times_on(gfx: str, times: Timed) -> Times:
 
 
 def rows_of(entries: Mapping[str, Entry], dialect: Dialect, device: Device, times: Times) -> tuple[list[Row], list[str]]:
-    """Return the rows that a file's entries make for timed shapes of its weight, and why other shapes have none.
+    """Return the rows that a file's entries make for timed shapes of its weight, and why other
+    shapes have none.
 
-    A row needs a time, which a file does not have: *times* must have one of the solution that the file chooses.
+    A row needs a time, which a file does not have: *times* must have one of the solution that the
+    file chooses.
     """
     rows, left = [], []
     for shape in sorted(times, key=lambda shape: shape.m):

@@ -1,8 +1,9 @@
 """Files of tuned parameters: names, folders, reading and writing.
 
 ``gfx942-GEMM-A8W8_BLOCKSCALE-N=2112-K=7168.json`` is for one weight's sizes, and
-``gfx942-GEMM-A8W8_BLOCKSCALE.json`` for all others. A folder is flat, or nested as AITER's newer ones:
-``gfx942/triton/gemm/gemm_a8w8_blockscale/`` with ``DEFAULT.json`` and ``GEMM-A8W8_BLOCKSCALE-N=2112-K=7168.json``.
+``gfx942-GEMM-A8W8_BLOCKSCALE.json`` for all others. A folder is flat, or nested as AITER's newer
+ones: ``gfx942/triton/gemm/gemm_a8w8_blockscale/`` with ``DEFAULT.json`` and
+``GEMM-A8W8_BLOCKSCALE-N=2112-K=7168.json``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _NESTED = ("triton", "gemm")
 
 @attrs.frozen
 class Name:
-    """Parts of a file's name: architecture, the kernel's tag (``GEMM-A8W8``) and the weight's sizes, () for all."""
+    """Parts of a file's name: architecture, the kernel's tag (``GEMM-A8W8``) and the weight's
+    sizes, () for all.
+    """
 
     gfx: str
     tag: str
@@ -87,15 +90,19 @@ def named_folders() -> list[Path]:
 
 
 def folders() -> list[Path]:
-    """Return the folders of files in their order of search: the named ones, the user's, the shipped one."""
+    """Return the folders of files in their order of search: the named ones, the user's, the shipped
+    one.
+    """
     return [*named_folders(), user_folder(), SHIPPED]
 
 
 def find(gfx: str, tag: str, sizes: Sizes) -> Path | None:
-    """Return the file for a weight: the first folder with a file for this weight or for all decides.
+    """Return the file for a weight: the first folder with a file for this weight or for all
+    decides.
 
     Args:
-        sizes: of the weight, those of the batch or the experts first; a file may be for N and K alone.
+        sizes: of the weight, those of the batch or the experts first; a file may be for N and K
+            alone.
     """
     for folder in folders():
         if folder.is_dir():  # every new shape searches here, and the folder is often missing

@@ -1,7 +1,8 @@
 """Search spaces of users: configurations that are timed in place of those that a backend lists.
 
-A file is a JSON object of parameters, each with its values, whose product is the space; or a list of such
-objects, which add up. An environment variable passes the choice to the tuner's worker processes.
+A file is a JSON object of parameters, each with its values, whose product is the space; or a list
+of such objects, which add up. An environment variable passes the choice to the tuner's worker
+processes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ AITER = "aiter"
 
 @attrs.frozen(eq=False)
 class Space:
-    """Configurations, each an entry of a JSON file, and their source. Reading a space again returns the same object."""
+    """Configurations, each an entry of a JSON file, and their source.
+
+    Reading a space again returns the same object.
+    """
 
     source: str
     entries: tuple[Entry, ...]
@@ -50,7 +54,9 @@ def space_of(text: str) -> Space:
 
 
 def _absolute(text: str) -> str:
-    """Return a space's text with an absolute path, for processes in other folders; raise UserError for no space."""
+    """Return a space's text with an absolute path, for processes in other folders; raise UserError
+    for no space.
+    """
     return "" if not text else text if text == AITER else str(Path(space_of(text).source).resolve())
 
 
@@ -67,7 +73,9 @@ def current() -> Space | None:
 
 @contextlib.contextmanager
 def used(text: str) -> Iterator[None]:
-    """Make this process and its children list the solutions of a space; with "" those of the backends."""
+    """Make this process and its children list the solutions of a space; with "" those of the
+    backends.
+    """
     before = os.environ.get(OPTION.variable)
     os.environ[OPTION.variable] = _absolute(text)
     try:

@@ -1,7 +1,9 @@
-"""``tunedgemm triton tune``: one run of the tuner over all shapes, and the file of each weight when it is done.
+"""``tunedgemm triton tune``: one run of the tuner over all shapes, and the file of each weight when
+it is done.
 
-The search, the measurement and the worker processes are those of ``tunedgemm tune``. Times go to a table and a trial
-log in ``tuning`` below the files. An interrupted run resumes from them, and the files are made from that table.
+The search, the measurement and the worker processes are those of ``tunedgemm tune``. Times go to a
+table and a trial log in ``tuning`` below the files. An interrupted run resumes from them, and the
+files are made from that table.
 """
 
 from __future__ import annotations
@@ -128,9 +130,11 @@ class Result:
         report: the tuner's.
         files: the written files, the default last.
         missing: files of weights for which no configuration passed.
-        unfinished: files of weights with an M that is not timed. They are left unchanged: the smallest bucket would
-            serve all smaller M, for which another kernel may be several times as fast.
-        shared: one line for each M whose bucket has another solution than its best, with the slowdown.
+        unfinished: files of weights with an M that is not timed. They are left unchanged: the
+            smallest bucket would serve all smaller M, for which another kernel may be several times
+            as fast.
+        shared: one line for each M whose bucket has another solution than its best, with the
+            slowdown.
     """
 
     report: Any
@@ -141,7 +145,8 @@ class Result:
 
 
 def run(request: Request, progress: Callable[..., None], say: Callable[[str], None], **bench: Any) -> Result:
-    """Tune all weights and write their files, each when its last M is done, and the default one at the end.
+    """Tune all weights and write their files, each when its last M is done, and the default one at
+    the end.
 
     Args:
         progress: called with each event of the tuner.
@@ -149,7 +154,8 @@ def run(request: Request, progress: Callable[..., None], say: Callable[[str], No
         bench: ``registry`` and ``bench`` of `tune`, to replace kernels and times in this process.
 
     Raises:
-        UserError: the op refuses a shape, no configuration of the search space can run, or a folder cannot be written.
+        UserError: the op refuses a shape, no configuration of the search space can run, or a folder
+            cannot be written.
         KeyboardInterrupt: the run was interrupted; files of finished weights stay.
     """
     shapes = request.shapes()
@@ -202,7 +208,8 @@ class _Run:
                 self._write(name, export.timed_by_log_of(self.table, self.request.family))
 
     def finish(self, left: Collection[Sizes] = ()) -> tuple[list[Path], list[Name], list[Name]]:
-        """Write all files, including those of weights that the table had before, and the default ones.
+        """Write all files, including those of weights that the table had before, and the default
+        ones.
 
         Args:
             left: sizes of the weights with an M that is not timed.
@@ -271,7 +278,9 @@ class _Run:
         return f"{len(space.entries)} configurations, of which {different} differ on {device.gfx} and {_range(counts)} fit a shape"
 
     def _write(self, name: Name, times: export.Timed) -> bool:
-        """Write the file of one weight on one architecture from the table; return False where the table has no row."""
+        """Write the file of one weight on one architecture from the table; return False where the
+        table has no row.
+        """
         dialect, shapes = self.request.dialect, [shape for shape in self.shapes if sizes_of(shape) == name.sizes]
         rows = [row for row in _rows(self.table, self.request.family, shapes) if row.gfx == name.gfx]
         entries = export.files_of(rows, dialect, self.request.style, times).files.get(name)

@@ -6,9 +6,11 @@ import triton.language as tl
 
 @triton.jit
 def arrives_last(counter, programs):
-    """Return True in the last of *programs* programs to reach *counter*, which then sees the others' stores.
+    """Return True in the last of *programs* programs to reach *counter*, which then sees the
+    others' stores.
 
-    The barrier orders every thread's partial stores before the release of the atomic, which one thread executes.
+    The barrier orders every thread's partial stores before the release of the atomic, which one
+    thread executes.
     """
     tl.debug_barrier()
     return tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == programs - 1
@@ -22,7 +24,8 @@ def leave_zero(counter):
 
 @triton.jit
 def sum_parts(parts, size, SPLIT_K: tl.constexpr):
-    """Sum the partial tiles at a distance of *size* elements in the order of K, so that the bits never change.
+    """Sum the partial tiles at a distance of *size* elements in the order of K, so that the bits
+    never change.
 
     The loads bypass the L1 cache, which does not see other multiprocessors' stores.
     """

@@ -9,7 +9,8 @@ from tunedgemm_triton.kernels.tile import block_scales, factors, finish, product
 
 @triton.jit
 def places(base, row, k, rows, K, SHUFFLED: tl.constexpr):
-    """Return addresses [row, k] of a plain operand, or of a weight whose packs of 16 bytes of SHUFFLED rows are adjacent.
+    """Return addresses [row, k] of a plain operand, or of a weight whose packs of 16 bytes of
+    SHUFFLED rows are adjacent.
 
     Rows past the edge are not stored, so the loop needs a mask only for a ragged K.
     """
@@ -30,11 +31,12 @@ def gemm(
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SCALE: tl.constexpr, SHUFFLED: tl.constexpr, BATCHED: tl.constexpr,
     HAS_BIAS: tl.constexpr, PROMOTE: tl.constexpr, CACHE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Compute out[M, N] = x[M, K] @ weight[N, K].T, scaled (+ bias[N]); with BATCHED for each of B products.
+    """Compute out[M, N] = x[M, K] @ weight[N, K].T, scaled (+ bias[N]); with BATCHED for each of B
+    products.
 
-    Grid: (tiles, SPLIT_K, B). SWAP computes the transposed tile, weight @ x.T, so that the long side of the matrix
-    instruction is along N where M is small. CACHE is the cache modifier of the weight's loads. UPCAST is for the
-    interpreter, whose bfloat16 dot is wrong.
+    Grid: (tiles, SPLIT_K, B). SWAP computes the transposed tile, weight @ x.T, so that the long
+    side of the matrix instruction is along N where M is small. CACHE is the cache modifier of the
+    weight's loads. UPCAST is for the interpreter, whose bfloat16 dot is wrong.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     counter = tile

@@ -1,10 +1,10 @@
 """gemv: multiply and sum on the vector units, for up to four rows of activations at a time.
 
-A tensor-core tile has at least 16 rows of activations, of which ``tl.dot`` would waste most. The weight is read exactly
-once either way, so the number of its loads in flight decides.
+A tensor-core tile has at least 16 rows of activations, of which ``tl.dot`` would waste most. The
+weight is read exactly once either way, so the number of its loads in flight decides.
 """
 
-# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters; a branch on a constexpr is no ternary)
+# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters and branch on constexprs)
 import triton
 import triton.language as tl
 
@@ -13,7 +13,9 @@ from tunedgemm_triton.kernels.arrival import arrives_last, leave_zero, sum_parts
 
 @triton.jit
 def _weight(at, k, left, EVEN_K: tl.constexpr):
-    """Load a tile [BLOCK_N, BLOCK_K] of the weight in float32; each byte is read once, so the caches need not keep it."""
+    """Load a tile [BLOCK_N, BLOCK_K] of the weight in float32; each byte is read once, so the
+    caches need not keep it.
+    """
     if EVEN_K:
         tile = tl.load(at, eviction_policy="evict_first")
     else:
@@ -33,16 +35,19 @@ def _row(at, k, left, EVEN_K: tl.constexpr):
 
 @triton.jit
 def _products(w, row, PACK: tl.constexpr):
-    """Return products [BLOCK_N, BLOCK_K / PACK], each a sum of a thread's PACK neighbours, which saves registers."""
+    """Return products [BLOCK_N, BLOCK_K / PACK], each a sum of a thread's PACK neighbours, which
+    saves registers.
+    """
     return tl.sum(tl.reshape(w * row, [w.shape[0], w.shape[1] // PACK, PACK]), 2)
 
 
 @triton.jit
 def _scaled_products(w, x, k, left, x_scale, w_scale, row, first_n, at, M, K, SCALE: tl.constexpr, EVEN_K: tl.constexpr):
-    """Return sums of PACK products of the weight's tile and a row of x; with SCALE "block" times their scales.
+    """Return sums of PACK products of the weight's tile and a row of x; with SCALE "block" times
+    their scales.
 
-    Scales of x are [M, blocks of 128 along K], those of the weight [blocks of rows, blocks]. The tile is within one
-    block of rows.
+    Scales of x are [M, blocks of 128 along K], those of the weight [blocks of rows, blocks]. The
+    tile is within one block of rows.
     """
     pack: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
     sums = _products(w, _row(x, k, left, EVEN_K), pack)
@@ -56,7 +61,9 @@ def _scaled_products(w, x, k, left, x_scale, w_scale, row, first_n, at, M, K, SC
 
 @triton.jit
 def _totals(acc0, acc1, acc2, acc3, ROWS: tl.constexpr):
-    """Sum [BLOCK_N, lanes] for each row in one exchange between warps; return [BLOCK_N, 1, 2 or 4] in the order of rows."""
+    """Sum [BLOCK_N, lanes] for each row in one exchange between warps; return [BLOCK_N, 1, 2 or 4]
+    in the order of rows.
+    """
     if ROWS == 1:
         totals = tl.sum(acc0, 1)[:, None]
     elif ROWS == 2:
@@ -69,7 +76,9 @@ def _totals(acc0, acc1, acc2, acc3, ROWS: tl.constexpr):
 
 @triton.jit
 def _store(totals, x_scale, w_scale, out, bias, n, row, M, N, ROWS: tl.constexpr, SCALE: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Store float32 sums [BLOCK_N, 1, 2 or 4] transposed, scaled and with bias, in the output's dtype."""
+    """Store float32 sums [BLOCK_N, 1, 2 or 4] transposed, scaled and with bias, in the output's
+    dtype.
+    """
     j = tl.arange(0, totals.shape[1])
     if SCALE == "tensor":
         totals *= tl.load(x_scale) * tl.load(w_scale)
@@ -89,12 +98,14 @@ def gemv(
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, ONE_TRIP: tl.constexpr, SCALE: tl.constexpr, BATCHED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Compute out[M, N] = x[M, K] @ weight[N, K].T, scaled (+ bias[N]); with BATCHED for each of B products.
+    """Compute out[M, N] = x[M, K] @ weight[N, K].T, scaled (+ bias[N]); with BATCHED for each of B
+    products.
 
-    Grid: (tiles of BLOCK_N weight rows, SPLIT_K, B x groups of ROWS activation rows).
-    One trip of the loop reads UNROLL chunks of BLOCK_K; ONE_TRIP promises that each program makes exactly one.
-    EVEN_K promises that K is a multiple of SPLIT_K trips. With BLOCK_K = 16 bytes x warp size x num_warps every thread
-    holds 16 consecutive bytes of both operands at the same offset, and the loop does not use shared memory.
+    Grid: (tiles of BLOCK_N weight rows, SPLIT_K, B x groups of ROWS activation rows). One trip of
+    the loop reads UNROLL chunks of BLOCK_K; ONE_TRIP promises that each program makes exactly one.
+    EVEN_K promises that K is a multiple of SPLIT_K trips. With BLOCK_K = 16 bytes x warp size x
+    num_warps every thread holds 16 consecutive bytes of both operands at the same offset, and the
+    loop does not use shared memory.
     """
     tile, part, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = group * tl.num_programs(0) + tile

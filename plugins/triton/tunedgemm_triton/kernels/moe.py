@@ -1,10 +1,12 @@
-"""moe: one stage of a mixture of experts as a grouped product: blocks of (token, expert) pairs by their expert's matrix.
+"""moe: one stage of a mixture of experts as a grouped product: blocks of (token, expert) pairs by
+their expert's matrix.
 
-The first stage includes the activation, the second the weight of the routing. The grid covers the most blocks of any
-routing. The pairs of a block are found on the device (`kernels.moe_sort`), so a captured graph serves any routing.
+The first stage includes the activation, the second the weight of the routing. The grid covers the
+most blocks of any routing. The pairs of a block are found on the device (`kernels.moe_sort`), so a
+captured graph serves any routing.
 """
 
-# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters; a branch on a constexpr is no ternary)
+# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters and branch on constexprs)
 import triton
 import triton.language as tl
 
@@ -28,9 +30,9 @@ def _added(
 ):  # fmt: skip
     """Return acc + a @ b.T of one step of K at *at*, scaled where each step has separate scales.
 
-    of_x has the scales of the step: of the rows [BLOCK_M], or for mxfp4 of their groups [BLOCK_M, BLOCK_K / 32]. of_w is
-    the address of the expert's scales (for mxfp4 of all experts'). n are the weight's rows from *first*; ALIKE: they
-    share a block of scales.
+    of_x has the scales of the step: of the rows [BLOCK_M], or for mxfp4 of their groups [BLOCK_M,
+    BLOCK_K / 32]. of_w is the address of the expert's scales (for mxfp4 of all experts'). n are the
+    weight's rows from *first*; ALIKE: they share a block of scales.
     """
     if SCALE == "mx":
         group = at // 32 + tl.arange(0, of_x.shape[1])
@@ -104,13 +106,15 @@ def moe(
     SCALE: tl.constexpr, SHUFFLED: tl.constexpr, ALONE: tl.constexpr, JOINED: tl.constexpr, DECODE: tl.constexpr,
     SPLIT_K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PROMOTE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Compute out[pair, N] = act(x[row, K] @ weight[expert, N, K].T), scaled, weighted, of *pairs* pairs in *blocks* blocks.
+    """Compute out[pair, N] = act(x[row, K] @ weight[expert, N, K].T), scaled, weighted, of *pairs*
+    pairs in *blocks* blocks.
 
-    Grid: (blocks * tiles of N, SPLIT_K). row is the pair's token BY_TOKEN, else the pair. GATED: the expert has 2 N rows;
-    the second half multiplies the first. K counts elements, of which mxfp4 (SCALE "mx") has two in a byte.
-    ALONE: block b is pair b, and its expert ids[b]. Otherwise block b has the pairs order[b * BLOCK_M :] of expert
-    owners[b], and used[0] blocks are valid. JOINED (ALONE only): out is [tokens, N]; the last program to arrive sums
-    a token's pairs in their order.
+    Grid: (blocks * tiles of N, SPLIT_K). row is the pair's token BY_TOKEN, else the pair. GATED:
+    the expert has 2 N rows; the second half multiplies the first. K counts elements, of which mxfp4
+    (SCALE "mx") has two in a byte. ALONE: block b is pair b, and its expert ids[b]. Otherwise block
+    b has the pairs order[b * BLOCK_M :] of expert owners[b], and used[0] blocks are valid. JOINED
+    (ALONE only): out is [tokens, N]; the last program to arrive sums a token's pairs in their
+    order.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -131,8 +135,8 @@ def moe(
     width = K // 2 if SCALE == "mx" else K  # elements as stored
     step: tl.constexpr = BLOCK_K // 2 if SCALE == "mx" else BLOCK_K
     k = tl.arange(0, step)
-    # Rows of padding repeat the block's first and are not stored. One row for all blocks would make all of
-    # them read one slice of L2.
+    # Rows of padding repeat the block's first and are not stored. One row for all blocks would make
+    # all of them read one slice of L2.
     first = block if ALONE else tl.load(order + block * BLOCK_M, mask=here, other=0)
     place = tl.where(rows < pairs, rows, first).to(tl.int64)
     if BY_TOKEN:
@@ -192,7 +196,8 @@ def moe(
         acc = _sums(acc, by_row, w_scale, n, height, SCALE, SWAP)
         if WEIGHTED:
             acc *= _spread(factor, SWAP)
-        # The only pair of the block is in its first row; one without an expert adds 0, even if its weight is NaN.
+        # The only pair of the block is in its first row; one without an expert adds 0, even if its
+        # weight is NaN.
         line = tl.sum(tl.where(_spread((rows < pairs) & here, SWAP), acc, 0.0), 1 if SWAP else 0)
         token = block // TOPK
         partial += (token * tiles_n + tile_n).to(tl.int64) * (TOPK * BLOCK_N) + tl.arange(0, BLOCK_N)
@@ -208,7 +213,8 @@ def moe(
         halves: tl.constexpr = 2 if GATED else 1
         within = tl.arange(0, acc.shape[0])[:, None] * acc.shape[1] + tl.arange(0, acc.shape[1])[None, :]
         partial += tile.to(tl.int64) * (SPLIT_K * size * halves) + within
-        # Where sums of int8 have more bits than float32, the rounding is far below that of the output.
+        # Where sums of int8 have more bits than float32, the rounding is far below that of the
+        # output.
         tl.store(partial + part * size, acc.to(tl.float32))
         if GATED:
             tl.store(partial + (SPLIT_K + part) * size, more.to(tl.float32))

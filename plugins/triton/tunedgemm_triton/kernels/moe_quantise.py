@@ -1,7 +1,8 @@
-"""Quantisation of a stage's input, equal to `tunedgemm.quant`: a scale for a tensor, a row, 128 or 32 elements of a row.
+"""Quantisation of a stage's input, equal to `tunedgemm.quant`: a scale for a tensor, a row, 128 or
+32 elements of a row.
 
-A group of zeros has the scale 1 (mxfp4: byte 0). One with a NaN or an infinity has a scale that is not finite
-(mxfp4: byte 255) and values 0.
+A group of zeros has the scale 1 (mxfp4: byte 0). One with a NaN or an infinity has a scale that is
+not finite (mxfp4: byte 255) and values 0.
 """
 
 # ruff: noqa: PLR0917 (Triton kernels take all they use as parameters)
@@ -46,7 +47,11 @@ def _cast(values, scale, dtype: tl.constexpr, LIMIT: tl.constexpr):
 
 @triton.jit
 def moe_top(x, ids, tops, rows, experts, K, BLOCK: tl.constexpr, OF_PAIRS: tl.constexpr):
-    """Store to tops[program] the bits of the largest magnitude of every programs-th row of x [rows, K]. Grid: (programs,)."""
+    """Store to tops[program] the bits of the largest magnitude of every programs-th row of x [rows,
+    K].
+
+    Grid: (programs,).
+    """
     top = tl.zeros([BLOCK], tl.int32)
     for turn in range(tl.cdiv(rows - tl.program_id(0), tl.num_programs(0))):
         row = tl.program_id(0) + turn * tl.num_programs(0)
@@ -63,10 +68,13 @@ def moe_quantise(
     x, ids, tops, q, scale, experts, K, programs,
     KIND: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr, TOPS: tl.constexpr, OF_PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Quantise x[rows, K] to q[rows, K] and its scales. Grid: (rows, tiles of BLOCK along K, or 1 for KIND "row").
+    """Quantise x[rows, K] to q[rows, K] and its scales.
 
-    KIND "tensor" takes the largest of tops[:programs], which TOPS covers; "given" takes the scale tops[0]. Both store it
-    to scale[0]. "row" stores scale[rows]; "block" stores scale[rows, ceil(K / 128)].
+    Grid: (rows, tiles of BLOCK along K, or 1 for KIND "row").
+
+    KIND "tensor" takes the largest of tops[:programs], which TOPS covers; "given" takes the scale
+    tops[0]. Both store it to scale[0]. "row" stores scale[rows]; "block" stores scale[rows, ceil(K
+    / 128)].
     """
     row, tile = tl.program_id(0), tl.program_id(1)
     there = _row_is_there(row, ids, experts, OF_PAIRS)
@@ -107,7 +115,9 @@ def moe_quantise(
 
 @triton.jit
 def _codes(values):
-    """Return 4-bit codes of float32 values: sign, then 0, .5, 1, 1.5, 2, 3, 4, 6; ties to the even code."""
+    """Return 4-bit codes of float32 values: sign, then 0, .5, 1, 1.5, 2, 3, 4, 6; ties to the even
+    code.
+    """
     bits = values.to(tl.int32, bitcast=True)
     size = tl.abs(values)
     code = (size > 0.25).to(tl.int32) + (size >= 0.75).to(tl.int32) + (size > 1.25).to(tl.int32) + (size >= 1.75).to(tl.int32)
@@ -117,9 +127,11 @@ def _codes(values):
 
 @triton.jit
 def moe_quantise_mx(x, ids, q, scale, experts, K, BLOCK: tl.constexpr, OF_PAIRS: tl.constexpr):
-    """Quantise x[rows, K] to mxfp4 q[rows, K / 2], even elements in low nibbles, and e8m0 scale[rows, K / 32].
+    """Quantise x[rows, K] to mxfp4 q[rows, K / 2], even elements in low nibbles, and e8m0
+    scale[rows, K / 32].
 
-    Grid: (rows, tiles of BLOCK along K). The scale is amax / 6 rounded up to a power of two, found from the bits of amax.
+    Grid: (rows, tiles of BLOCK along K). The scale is amax / 6 rounded up to a power of two, found
+    from the bits of amax.
     """
     row = tl.program_id(0).to(tl.int64)
     there = _row_is_there(row, ids, experts, OF_PAIRS)

@@ -1,11 +1,13 @@
-"""mx: product of mxfp4 weights, e2m1 values with an e8m0 scale for each 32 of K, by activations in mxfp4 or bf16.
+"""mx: product of mxfp4 weights, e2m1 values with an e8m0 scale for each 32 of K, by activations in
+mxfp4 or bf16.
 
-With DECODE both operands become bf16 in registers, exactly, before an ordinary product. Otherwise `tl.dot_scaled`
-multiplies them directly: one instruction on gfx950 and sm_100, which Triton lowers to others elsewhere. The two values
-of a byte need no reordering: even and odd elements of K are two products.
+With DECODE both operands become bf16 in registers, exactly, before an ordinary product. Otherwise
+`tl.dot_scaled` multiplies them directly: one instruction on gfx950 and sm_100, which Triton lowers
+to others elsewhere. The two values of a byte need no reordering: even and odd elements of K are two
+products.
 """
 
-# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters; a branch on a constexpr is no ternary)
+# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters and branch on constexprs)
 import triton
 import triton.language as tl
 
@@ -15,10 +17,11 @@ from tunedgemm_triton.kernels.tile import finish, tile_of, within, zeros
 
 @triton.jit
 def scales_at(row, group, width, SHUFFLED: tl.constexpr):
-    """Return offsets [R, G] of the e8m0 scales of *row* [R] and *group* [G]; each row has *width* of them.
+    """Return offsets [R, G] of the e8m0 scales of *row* [R] and *group* [G]; each row has *width*
+    of them.
 
-    In the order of AITER's e8m0_shuffle, element (a * 16 + r, b * 4 + c) of each 32 rows and 8 groups is at
-    ((c * 16 + r) * 2 + b) * 2 + a, and a row has ceil8(width) scales.
+    In the order of AITER's e8m0_shuffle, element (a * 16 + r, b * 4 + c) of each 32 rows and 8
+    groups is at ((c * 16 + r) * 2 + b) * 2 + a, and a row has ceil8(width) scales.
     """
     row = row.to(tl.int64)
     if SHUFFLED > 0:
@@ -41,7 +44,8 @@ def _widened(bits, UPCAST: tl.constexpr):
 
 @triton.jit
 def _decoded(codes, powers, UPCAST: tl.constexpr):
-    """Return the values of the low four bits of *codes* [R, C], e2m1, times *powers* [R, C]: exact in bf16.
+    """Return the values of the low four bits of *codes* [R, C], e2m1, times *powers* [R, C]: exact
+    in bf16.
 
     A code of 2 or more is the head of a float with another bias; 1 is a half.
     """
@@ -53,7 +57,9 @@ def _decoded(codes, powers, UPCAST: tl.constexpr):
 
 @triton.jit
 def _powers(scale, UPCAST: tl.constexpr):
-    """Return 2^(byte - 127) of e8m0 scales [R, G], NaN for 255, for each byte of two values: [R, 16 * G]."""
+    """Return 2^(byte - 127) of e8m0 scales [R, G], NaN for 255, for each byte of two values: [R, 16
+    * G].
+    """
     scale = scale.to(tl.uint16)
     bits = tl.where(scale == 0, 0x40, tl.where(scale == 255, 0x7FC0, scale << 7))
     every = tl.broadcast_to(bits[:, :, None], [scale.shape[0], scale.shape[1], 16])
@@ -62,7 +68,9 @@ def _powers(scale, UPCAST: tl.constexpr):
 
 @triton.jit
 def halves(packed, scale, PLAIN: tl.constexpr, UPCAST: tl.constexpr):
-    """Return even and odd elements of K of a tile: of mxfp4 bytes and their scales, or of PLAIN bf16, two in 32 bits."""
+    """Return even and odd elements of K of a tile: of mxfp4 bytes and their scales, or of PLAIN
+    bf16, two in 32 bits.
+    """
     if PLAIN:
         even = _widened(packed & 0xFFFF, UPCAST)
         odd = _widened(packed >> 16, UPCAST)
@@ -80,8 +88,9 @@ def mx_dot(
 ):  # fmt: skip
     """Return acc + x @ weight.T, or with SWAP acc + weight @ x.T.
 
-    weight [BLOCK_N, BLOCK_K / 2] and x [BLOCK_M, BLOCK_K / 2] are bytes of two e2m1 values each, the scales [rows, BLOCK_K / 32].
-    PLAIN x, which goes with DECODE, is bf16 without a scale: [BLOCK_M, BLOCK_K / 2] pairs of 32 bits.
+    weight [BLOCK_N, BLOCK_K / 2] and x [BLOCK_M, BLOCK_K / 2] are bytes of two e2m1 values each,
+    the scales [rows, BLOCK_K / 32]. PLAIN x, which goes with DECODE, is bf16 without a scale:
+    [BLOCK_M, BLOCK_K / 2] pairs of 32 bits.
     """
     if DECODE:
         x_even, x_odd = halves(x, x_scale, PLAIN, UPCAST)
@@ -104,10 +113,11 @@ def mx(
     DECODE: tl.constexpr, PLAIN: tl.constexpr, SHUFFLED: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Compute out[M, N] = x[M, K] @ weight[N, K].T (+ bias[N]) of mxfp4 operands; PLAIN: x is bf16 and x_scale is not read.
+    """Compute out[M, N] = x[M, K] @ weight[N, K].T (+ bias[N]) of mxfp4 operands; PLAIN: x is bf16
+    and x_scale is not read.
 
-    Grid: (tiles, SPLIT_K). K is a multiple of 32. SHUFFLED is the number of rows of the weight whose packs are adjacent;
-    if it is not 0, the scales are in the order of AITER's e8m0_shuffle.
+    Grid: (tiles, SPLIT_K). K is a multiple of 32. SHUFFLED is the number of rows of the weight
+    whose packs are adjacent; if it is not 0, the scales are in the order of AITER's e8m0_shuffle.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     tile_m, tile_n = tile_of(tile, tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)

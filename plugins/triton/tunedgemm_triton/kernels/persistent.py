@@ -3,7 +3,7 @@
 The host makes the descriptors and passes them by value, so a captured graph keeps copies.
 """
 
-# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters; a branch on a constexpr is no ternary)
+# ruff: noqa: PLR0917, SIM108 (Triton kernels take all they use as parameters and branch on constexprs)
 import triton
 import triton.language as tl
 
@@ -27,11 +27,13 @@ def tma(
     SPECIALIZE: tl.constexpr, SPLIT_K: tl.constexpr, SCALE: tl.constexpr, BATCHED: tl.constexpr,
     HAS_BIAS: tl.constexpr, PROMOTE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Compute out[M, N] = x[M, K] @ weight[N, K].T, scaled (+ bias[N]); x and weight are descriptors of [BLOCK, BLOCK_K] boxes.
+    """Compute out[M, N] = x[M, K] @ weight[N, K].T, scaled (+ bias[N]); x and weight are
+    descriptors of [BLOCK, BLOCK_K] boxes.
 
-    Grid: (programs,); each takes every grid-th of B x tiles x SPLIT_K items, in which the parts of a tile are adjacent.
-    SPECIALIZE gives loads and products to different warps; on sm_90 Triton 3.6 does so only with num_warps = 4 and an
-    unflattened loop. A flattened loop loads the next tile while this one is stored. SWAP as in `gemm`.
+    Grid: (programs,); each takes every grid-th of B x tiles x SPLIT_K items, in which the parts of
+    a tile are adjacent. SPECIALIZE gives loads and products to different warps; on sm_90 Triton 3.6
+    does so only with num_warps = 4 and an unflattened loop. A flattened loop loads the next tile
+    while this one is stored. SWAP as in `gemm`.
     """
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     blocks = tl.cdiv(K, BLOCK_K)
@@ -40,8 +42,9 @@ def tma(
     items = tiles_m * tiles_n * SPLIT_K
     if BATCHED:
         items *= B
-    # Scales and stores count tiles separately. With specialised warps Triton 3.6 moves the first row of a descriptor's
-    # load by half a tile for the second consumer, and would move a shared value twice.
+    # Scales and stores count tiles separately. With specialised warps Triton 3.6 moves the first
+    # row of a descriptor's load by half a tile for the second consumer, and would move a shared
+    # value twice.
     own = tl.program_id(0) - tl.num_programs(0)
     for item in tl.range(tl.program_id(0), items, tl.num_programs(0), flatten=flatten, warp_specialize=SPECIALIZE):
         tile, part = item // SPLIT_K, item % SPLIT_K

@@ -1,4 +1,6 @@
-"""streamk: all programs share the last tiles, which would not fill all multiprocessors, in equal numbers of steps along K."""
+"""streamk: all programs share the last tiles, which would not fill all multiprocessors, in equal
+numbers of steps along K.
+"""
 
 # ruff: noqa: PLR0917, SIM102 (Triton kernels take all they use as parameters, and evaluate both sides of an `and`)
 import triton
@@ -11,10 +13,12 @@ from tunedgemm_triton.kernels.tile import product, store_tile, tile_of, zeros
 
 @triton.jit
 def _plan(tiles, blocks):
-    """Return a program's work: (its whole tiles, all programs' whole tiles, steps of a share, the share's first step and end).
+    """Return a program's work: (its whole tiles, all programs' whole tiles, steps of a share, the
+    share's first step and end).
 
-    Programs share the last wave, and the one before as well where the last fills less than an eighth of them. So with more
-    tiles than programs a shared tile has at most nine parts. Steps of shared tiles are numbered across tiles.
+    Programs share the last wave, and the one before as well where the last fills less than an
+    eighth of them. So with more tiles than programs a shared tile has at most nine parts. Steps of
+    shared tiles are numbered across tiles.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     rounds = tl.maximum(tiles // programs - (tiles % programs * 8 < programs).to(tl.int32), 0)
@@ -25,7 +29,10 @@ def _plan(tiles, blocks):
 
 @triton.jit
 def _piece(item, rounds, whole, begin, end, blocks):
-    """Return a program's piece of work: its tile, first step along K and end. Whole tiles come before the share."""
+    """Return a program's piece of work: its tile, first step along K and end.
+
+    Whole tiles come before the share.
+    """
     shared = begin // blocks + item - rounds
     if item < rounds:
         tile = item * tl.num_programs(0) + tl.program_id(0)
@@ -43,7 +50,9 @@ def _sums(
     x, weight, tile_m, tile_n, first, last, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Return sums [BLOCK_M, BLOCK_N] of a tile over the steps first..last - 1, of operands without descriptors."""
+    """Return sums [BLOCK_M, BLOCK_N] of a tile over the steps first..last - 1, of operands without
+    descriptors.
+    """
     k = tl.arange(0, BLOCK_K)
     acc = zeros(BLOCK_M, BLOCK_N, False, x.dtype.element_ty)
     x = places(x, tile_m * BLOCK_M + tl.arange(0, BLOCK_M), k, M, K, 0)
@@ -69,7 +78,9 @@ def _halves(acc):
 
 @triton.jit
 def _keep(acc, partial, WIDTH: tl.constexpr, PARTS: tl.constexpr):
-    """Store columns of a tile of WIDTH columns to a slot; storing one of PARTS at a time takes less shared memory."""
+    """Store columns of a tile of WIDTH columns to a slot; storing one of PARTS at a time takes less
+    shared memory.
+    """
     if PARTS == 1:
         rows, columns = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
         tl.store(partial + rows[:, None] * WIDTH + columns[None, :], acc)
@@ -98,7 +109,9 @@ def _meet(
     out, bias, partial, counters, whole, share, begin, end, blocks, tiles_m, tiles_n, M, N,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Arrive at the tiles of which this program has a part; the last to arrive adds the parts in the order of K."""
+    """Arrive at the tiles of which this program has a part; the last to arrive adds the parts in
+    the order of K.
+    """
     size: tl.constexpr = BLOCK_M * BLOCK_N
     strip: tl.constexpr = BLOCK_M // 2
     within = tl.arange(0, strip)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -129,10 +142,11 @@ def streamk(
 ):  # fmt: skip
     """Compute out[M, N] = x[M, K] @ weight[N, K].T (+ bias[N]) (Osama et al., Stream-K, 2023).
 
-    Grid: (programs,). Each program takes whole tiles, then an equal share of the last one or two waves' steps along K. The
-    programs of a shared tile leave partial sums, two slots a program: slot 0 where its share begins with the piece, else
-    slot 1. They meet when all their steps are done, and none waits. The last adds the parts in the order of K, so that the
-    bits never change. With descriptors one loop covers all of a program's steps: the next piece is loaded while one is
+    Grid: (programs,). Each program takes whole tiles, then an equal share of the last one or two
+    waves' steps along K. The programs of a shared tile leave partial sums, two slots a program:
+    slot 0 where its share begins with the piece, else slot 1. They meet when all their steps are
+    done, and none waits. The last adds the parts in the order of K, so that the bits never change.
+    With descriptors one loop covers all of a program's steps: the next piece is loaded while one is
     stored. It is flattened by hand, since Triton 3.6 does not flatten loops whose bounds vary.
     """
     tiles_m, tiles_n, blocks = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), tl.cdiv(K, BLOCK_K)

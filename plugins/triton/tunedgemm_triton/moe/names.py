@@ -1,9 +1,9 @@
 """Names of the fused mixture of experts: solution name <-> kernel parameters.
 
-``moe_r1_m64g8_n128k64w8s4_n128k64w8s4``: revision, pairs of a block and blocks in a group, then for each
-of the two stages tile of N (of the gate and of its factor), tile of K, warps and pipeline stages. Flags:
-``t`` transposed products, ``a`` a block for each pair without sorting, ``d`` mxfp4 decoded to bf16 in the
-kernel. `Solution.split_k` is the parts of K in the first stage.
+``moe_r1_m64g8_n128k64w8s4_n128k64w8s4``: revision, pairs of a block and blocks in a group, then for
+each of the two stages tile of N (of the gate and of its factor), tile of K, warps and pipeline
+stages. Flags: ``t`` transposed products, ``a`` a block for each pair without sorting, ``d`` mxfp4
+decoded to bf16 in the kernel. `Solution.split_k` is the parts of K in the first stage.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tunedgemm_triton.names import check_revision, power, within
 
 OP = "fmoe"
 
-#: Raise it whenever a source of `kernels` that `moe.plan` names changes what a name means or its speed.
+#: Raise it whenever a source of `kernels` that `moe.plan` names changes what a name means or its
+#: speed.
 REVISION = 1
 
 _EXAMPLE = "moe_r1_m64g8_n128k64w8s4_n128k64w8s4"
@@ -46,8 +47,10 @@ class Moe:
         block_m: (token, expert) pairs of a block, all of one expert.
         group_m: blocks of a group, which share weights in L2.
         first, second: the tiles of gate and up, and of down.
-        swap: transpose products, so that the long side of the matrix instruction is along the weight.
-        alone: use a block for each pair; nothing is sorted, and the second stage does the final sum.
+        swap: transpose products, so that the long side of the matrix instruction is along the
+            weight.
+        alone: use a block for each pair; nothing is sorted, and the second stage does the final
+            sum.
         decode: decode mxfp4 to bf16 in the kernel, instead of in the compiler.
     """
 

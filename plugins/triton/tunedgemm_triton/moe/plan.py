@@ -1,8 +1,8 @@
 """Plan of a fused mixture of experts: sort, quantise, first stage, quantise, second stage, sum.
 
-A plan does not depend on the routing: grids cover the most blocks that any routing makes. Buffers: q1 and q2 with
-s1 and s2 are the quantised inputs of the stages and their scales, middle is [pairs, inter_dim], parts
-[pairs, model_dim]; `kernels` describes order, owners, used, counts and tops.
+A plan does not depend on the routing: grids cover the most blocks that any routing makes. Buffers:
+q1 and q2 with s1 and s2 are the quantised inputs of the stages and their scales, middle is [pairs,
+inter_dim], parts [pairs, model_dim]; `kernels` describes order, owners, used, counts and tops.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class _MoePlanBuilder(PlanBuilder):
         self.step("moe_sort.moe_sort", (self.experts, segments), {**common, **outputs}, constants)
 
     def quantise(self, source: str, number: int, rows: int, width: int) -> tuple[str, str]:
-        """Add the quantisation of the input of stage *number*, [rows, width]; return the names of values and scales."""
+        """Add the quantisation of the input of stage *number*, [rows, width]; return the names of
+        values and scales.
+        """
         if self.scale == "none":
             return source, source
         q, scale, kind = f"q{number}", f"s{number}", str(self.shape["q_dtype_a"])

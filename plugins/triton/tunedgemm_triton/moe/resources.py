@@ -1,4 +1,6 @@
-"""Resources of the fused mixture of experts: supported shapes, blocks, tiles, memory, and what does not fit."""
+"""Resources of the fused mixture of experts: supported shapes, blocks, tiles, memory, and what does
+not fit.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def pairs_of(shape: Shape) -> int:
 
 
 def blocks_of(kernel: Moe, shape: Shape) -> int:
-    """Return the most blocks of pairs that any routing makes: each expert with pairs may have one that is not full."""
+    """Return the most blocks of pairs that any routing makes: each expert with pairs may have one
+    that is not full.
+    """
     pairs = pairs_of(shape)
     hit = min(pairs, int(shape["expert"]))
     return pairs if kernel.alone else hit + (pairs - hit) // kernel.block_m
@@ -61,7 +65,8 @@ def counters_of_stages(kernel: Moe, split_k: int, shape: Shape) -> tuple[int, in
 def shared_bytes(kernel: Moe, shape: Shape, gfx: str) -> int:
     """Estimate the shared memory of the larger stage; `bind` checks the real figure.
 
-    There is a buffer for each step of the pipeline, on AMD one fewer. For mxfp4 see `mx.resources.shared_bytes`.
+    There is a buffer for each step of the pipeline, on AMD one fewer. For mxfp4 see
+    `mx.resources.shared_bytes`.
     """
     width, halves, amd = dtype_bits(str(shape["q_dtype_w"])), 2 if shape["g1u1"] else 1, gfx.startswith("gfx")
 
@@ -95,7 +100,9 @@ def unfit(kernel: Moe, split_k: int, shape: Shape, device: Device) -> str | None
 
 
 def fits(kernel: Moe, split_k: int, shape: Shape, device: Device) -> bool:
-    """Return whether a kernel is possible, fits the shared memory and the registers, and leaves no part of K idle."""
+    """Return whether a kernel is possible, fits the shared memory and the registers, and leaves no
+    part of K idle.
+    """
     architecture = ARCHITECTURES[device.gfx]
     if unfit(kernel, split_k, shape, device) or shared_bytes(kernel, shape, device.gfx) > architecture.shared_bytes:
         return False

@@ -1,4 +1,6 @@
-"""Space of the fused mixture of experts: the kernels worth timing, best guesses first, and their neighbours."""
+"""Space of the fused mixture of experts: the kernels worth timing, best guesses first, and their
+neighbours.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,14 @@ from tunedgemm_triton.tiles import neighbours
 #: Most solutions of one shape.
 MOST = 48
 
-#: Most pairs for which a block for each is tried: with more, tokens share experts, whose weights would be read again.
+#: Most pairs for which a block for each is tried: with more, tokens share experts, whose weights
+#: would be read again.
 MOST_ALONE = 32
 
 SPLITS = (1, 2, 3, 4, 6, 8)
 
-#: Few pairs: for both stages block_n, block_k (in bytes of the weight), warps and pipeline stages; transposed,
-#: which on Hopper needs 64 rows of the weight for its warpgroup instructions.
+#: Few pairs: for both stages block_n, block_k (in bytes of the weight), warps and pipeline stages;
+#: transposed, which on Hopper needs 64 rows of the weight for its warpgroup instructions.
 _FEW = (
     ((64, 256, 8, 3), (128, 128, 8, 3), True), ((64, 128, 4, 5), (128, 128, 4, 3), True), ((128, 128, 8, 4), (64, 256, 4, 4), True),
     ((64, 128, 4, 4), (64, 256, 4, 3), True), ((64, 256, 4, 3), (64, 256, 4, 3), True), ((64, 128, 4, 4), (64, 128, 4, 4), True),
@@ -63,7 +66,9 @@ def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
 
 
 def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
-    """Yield the neighbours of a solution: one parameter of a stage, the block, or splitK, moved one step."""
+    """Yield the neighbours of a solution: one parameter of a stage, the block, or splitK, moved one
+    step.
+    """
     try:
         kernel, split = parse_name(solution.kernel_name), max(solution.split_k, 1)
     except PluginError:
@@ -83,7 +88,9 @@ def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solutio
 
 
 def _candidates(shape: Shape, device: Device) -> Iterator[tuple[Moe, int]]:
-    """Yield kernels: few pairs are bound by reading weights, hence small tiles and a split of K; many by the products."""
+    """Yield kernels: few pairs are bound by reading weights, hence small tiles and a split of K;
+    many by the products.
+    """
     pairs = pairs_of(shape)
     load = pairs / int(shape["expert"])  # pairs an expert
     for decode in decodes(device.gfx) if scale_of(shape) == "mx" else (False,):
@@ -99,7 +106,9 @@ def _candidates(shape: Shape, device: Device) -> Iterator[tuple[Moe, int]]:
 
 
 def _many(load: float, shape: Shape, device: Device, decode: bool) -> Iterator[tuple[Moe, int]]:
-    """Yield blocks of about an expert's *load* first, since larger ones are padding; several blocks share its weights in L2."""
+    """Yield blocks of about an expert's *load* first, since larger ones are padding; several blocks
+    share its weights in L2.
+    """
     order = sorted(_MANY, key=lambda tiles: max(0.0, tiles[0] - 2 * load))
     for group in (1, 8) if load <= 64 else (8, 1):
         for block_m, first, second in order:
@@ -118,7 +127,9 @@ def _few(block_m: int, shape: Shape, device: Device, *, decode: bool, alone: boo
 
 
 def _splits(kernel: Moe, shape: Shape, device: Device) -> list[int]:
-    """Return the factors worth timing: about a program for each multiprocessor first, then fewer and more."""
+    """Return the factors worth timing: about a program for each multiprocessor first, then fewer
+    and more.
+    """
     tiles, steps = tiles_of(kernel, shape)[0], ceil_div(shape.n, kernel.first.block_k)
     useful = [split for split in SPLITS if split == 1 or (steps >= 4 * split and tiles * split <= 4 * device.cu_num)]
     # Measured on an H200: of 32 tiles 4 parts win, of 96 tiles 2.

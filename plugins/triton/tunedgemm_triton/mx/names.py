@@ -1,7 +1,7 @@
 """Names of products of mxfp4 weights: solution name <-> kernel parameters.
 
-``mx_r1_m64n128k128_g8_w4s3``: revision, tile (m, n, k), tiles of M in a group, warps and stages. Flags:
-``t`` transposed product, ``d`` decoded to bf16 in the kernel instead of in the compiler.
+``mx_r1_m64n128k128_g8_w4s3``: revision, tile (m, n, k), tiles of M in a group, warps and stages.
+Flags: ``t`` transposed product, ``d`` decoded to bf16 in the kernel instead of in the compiler.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _NAME = re.compile(r"mx_r(\d+)_m(\d+)n(\d+)k(\d+)_g(\d+)_w(\d+)s(\d+)((?:_t)?)((
 
 @attrs.frozen(cache_hash=True)
 class Mx:
-    """Tile product of mxfp4; *decode* decodes it to bf16 in the kernel, *swap* transposes the product."""
+    """Tile product of mxfp4; *decode* decodes it to bf16 in the kernel, *swap* transposes the
+    product.
+    """
 
     family: ClassVar[str] = "mx"
     block_m: int = power(16, 256)

@@ -27,10 +27,12 @@ def _unsupported_operands(shape: Shape, device: Device) -> str | None:
 
 
 def decodes(gfx: str, dtype: str = "fp4x2") -> tuple[bool, ...]:
-    """Return the values of ``decode`` that are possible with activations of a dtype, best guess first.
+    """Return the values of ``decode`` that are possible with activations of a dtype, best guess
+    first.
 
-    gfx950 and sm_100 multiply mxfp4 by mxfp4 directly. Triton 3.6 computes wrong numbers for bf16 by mxfp4 on
-    sm_90, and does not lower scaled products on CDNA 2 and 3. On RDNA decoding in the kernel spills.
+    gfx950 and sm_100 multiply mxfp4 by mxfp4 directly. Triton 3.6 computes wrong numbers for bf16
+    by mxfp4 on sm_90, and does not lower scaled products on CDNA 2 and 3. On RDNA decoding in the
+    kernel spills.
     """
     if dtype == "bf16":
         return (True,)
@@ -45,7 +47,9 @@ def tiles_of(kernel: Mx, shape: Shape) -> int:
 
 
 def partial_bytes(kernel: Mx, split_k: int, shape: Shape) -> int:
-    """Return the bytes of float32 partial tiles that programs of a split product leave for each other."""
+    """Return the bytes of float32 partial tiles that programs of a split product leave for each
+    other.
+    """
     return 4 * split_k * tiles_of(kernel, shape) * kernel.block_m * kernel.block_n if split_k > 1 else 0
 
 
@@ -77,14 +81,17 @@ def shared_bytes(kernel: Mx, shape: Shape, device: Device) -> int:
 
 
 def fits(kernel: Mx, split_k: int, shape: Shape, device: Device) -> bool:
-    """Return whether a kernel is possible, fits the shared memory and the registers, and leaves no program idle."""
+    """Return whether a kernel is possible, fits the shared memory and the registers, and leaves no
+    program idle.
+    """
     architecture = ARCHITECTURES[device.gfx]
     if unfit(kernel, split_k, shape, device) or shared_bytes(kernel, shape, device) > architecture.shared_bytes:
         return False
     threads = kernel.warps * architecture.warp_size
     # Decoded values are in registers, even and odd elements of K in turn.
     decoded = (kernel.block_m + kernel.block_n) * kernel.block_k // 2 if kernel.decode else 0
-    # On NVIDIA more than this spills (Triton 3.6, sm_90), on AMD accumulation registers take some of it.
+    # On NVIDIA more than this spills (Triton 3.6, sm_90), on AMD accumulation registers take some
+    # of it.
     if (kernel.block_m * kernel.block_n + decoded) // threads > (0.75 * architecture.registers if device.kind == "amd" else 128):
         return False
     return not has_idle_part(split_k, ceil_div(shape.k, kernel.block_k))

@@ -1,4 +1,6 @@
-"""Space of products of mxfp4 weights: the kernels worth timing, best guesses first, and their neighbours."""
+"""Space of products of mxfp4 weights: the kernels worth timing, best guesses first, and their
+neighbours.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,10 @@ def _candidates(shape: Shape, device: Device) -> Iterator[tuple[Mx, int]]:
 
 
 def _kernels(shape: Shape, covered: int, *, amd: bool, decode: bool) -> Iterator[Mx]:
-    """Yield the tiles for a class of M. AMD's matrix instruction has no long side to turn, and its loop keeps one tile in LDS."""
+    """Yield the tiles for a class of M.
+
+    AMD's matrix instruction has no long side to turn, and its loop keeps one tile in LDS.
+    """
     if shape.m <= 64:
         for block_n, block_k, warps, stages, swap in _FEW:
             yield Mx(covered, block_n, block_k, 1, warps, 2 if amd else stages, swap and not amd, decode)
