@@ -65,7 +65,7 @@ def _operands(shape: Shape, case: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _argument(kind: str, value: int | str, plan: LaunchPlan, named: dict[str, Any]) -> Any:
-    """Return the argument of a parameter; an absent operand gets NaN, which shows where it is read."""
+    """Return the argument of a parameter; an absent operand is NaN, which shows reads of it."""
     if isinstance(value, int):
         return named["absent"] if kind.startswith("*") else value
     if value.startswith("counters"):

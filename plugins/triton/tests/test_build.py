@@ -148,7 +148,7 @@ FIRST: dict[str, list[Shape]] = {
 
 @pytest.mark.parametrize("vendor", ["gfx", "sm_"])
 def test_first_guesses_compile_within_the_limits(compile_cases: Compile, vendor: str) -> None:
-    """They use the architecture's instruction for their operands, fit the memory and do not spill."""
+    """They use the right instruction for their operands, fit the memory and do not spill."""
     cases = [case for gfx, shapes in FIRST.items() if gfx.startswith(vendor) for shape in shapes for case in _listed(gfx, shape, slice(1))]
     assert not _faults(compile_cases(cases))
 

@@ -49,7 +49,7 @@ def expected_old(keys: set[str], m: int) -> str | None:
 
 @given(st.sets(NEW_KEYS | st.just(ANY)), ROWS, ALL_BOUNDS)
 def test_newer_keys(keys: set[str], m: int, bounds: tuple[int, ...]) -> None:
-    """`find` tries M_LEQ_x upwards, M_GEQ_y downwards, then any; it ignores keys beyond the limits."""
+    """`find` tries M_LEQ_x upwards, M_GEQ_y downwards, then any, within the limits."""
     assert buckets.find(keys, m, bounds) == expected_new(keys, m, bounds)
 
 

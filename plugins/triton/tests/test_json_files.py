@@ -70,7 +70,7 @@ def test_the_weights_file_replaces_the_default_whole(home: Path) -> None:
 
 
 def test_folders_in_their_order(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first folder with a file for the kernel answers: named ones, the user's, the shipped one."""
+    """The first folder with a file answers: named ones, the user's, the shipped one."""
     _put(files.SHIPPED, Name("sm_90", "GEMM-A16W16", WEIGHT), 16)
     assert _chosen() == _kernel(16)
     _put(home, Name("sm_90", "GEMM-A16W16"), 32)

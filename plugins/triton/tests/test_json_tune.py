@@ -129,7 +129,7 @@ def test_rows_become_buckets_that_return_them(rows: set[int], picks: list[int], 
 
 
 def test_a_bucket_gets_the_cheapest_solution() -> None:
-    """Of two M of one bucket the winner of one serves both if it is nearly as fast for the other."""
+    """Of two M of one bucket the winner of one serves both if nearly as fast for the other."""
     shapes = [Shape("a16w16", m, 4096, 4096) for m in (40, 60)]
     first, second = list(OURS.listed(shapes[0], H200))[:2]
     rows = [Row(shapes[0], "sm_90", 132, "", first, 10.0), Row(shapes[1], "sm_90", 132, "", second, 10.0)]

@@ -250,7 +250,7 @@ class TestOnGpu:
 
     @pytest.mark.parametrize(("shapes", "least"), [(SHAPES, 10), (SCALED, 10), (EXAMPLES, 1)], ids=["plain", "scaled", "fmoe and mxfp4"])
     def test_every_enumerated_solution_is_right_and_repeats_its_bits(self, shapes: list[Shape], least: int, device: Device) -> None:
-        """Each solution binds or needs too much, matches the reference, and gives equal bits twice."""
+        """Each solution matches the reference and gives equal bits twice."""
         assert not _faults([shape for shape in shapes if shape.m], device, least)
 
     def test_specialised_warps_and_shared_tiles_are_right_over_several_tiles(self, device: Device) -> None:
@@ -278,7 +278,7 @@ class TestOnGpu:
         assert _is_close(out, shape, (x, weight))
 
     def test_a_captured_split_reads_new_inputs_at_each_replay(self, device: Device) -> None:
-        """Split-K leaves its counters zero inside a graph: many replays with new inputs stay right."""
+        """Split-K leaves its counters zero inside a graph: replays with new inputs stay right."""
         shape = Shape("a16w16", 16, 1280, 8192)
         launcher = _bound(_split_solution(shape, device), shape, device)
         x, weight = _operands(shape, device)
@@ -340,7 +340,7 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("name", THREADED)
     def test_threads_with_streams_share_a_dense_launcher(self, device: Device, name: str) -> None:
-        """Four threads call one launcher on four streams: every answer has the bits of a lone call."""
+        """Four threads call one launcher on four streams and get the bits of a lone call."""
         shape = Shape("a16w16", 32, 1280, 8192)
         kernel, _, split = name.partition("/")
         solution = _split_solution(shape, device) if name == "split" else Solution("triton", kernel, int(split or 0))

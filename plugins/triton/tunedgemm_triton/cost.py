@@ -12,7 +12,7 @@ from tunedgemm_triton.resources import ceil_div, tiles_of
 
 
 def sort_splits(splits: Iterable[int], tiles: int, device: Device) -> list[int]:
-    """Sort split factors so that the first leave the fewest multiprocessors idle in the last wave."""
+    """Sort split factors so that the first leave the fewest multiprocessors idle at the end."""
 
     def cost(split: int) -> float:
         waves = tiles * split / device.cu_num

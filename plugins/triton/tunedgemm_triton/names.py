@@ -78,7 +78,7 @@ class Gemv:
 
 
 def _tile(kernel: Any) -> str:
-    """Return the name of a tile kernel before its flags; `_TILE` parses what follows the revision."""
+    """Return the name of a tile kernel before its flags, as `_TILE` parses it."""
     sizes = f"m{kernel.block_m}n{kernel.block_n}k{kernel.block_k}_g{kernel.group_m}_w{kernel.warps}s{kernel.stages}"
     return f"{kernel.family}_r{REVISIONS[kernel.family]}_{sizes}"
 

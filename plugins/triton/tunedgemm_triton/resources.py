@@ -64,7 +64,7 @@ def described(kernel: KernelConfig, shape: Shape, gfx: str) -> bool:
 
 
 def partial_bytes(kernel: KernelConfig, split_k: int, shape: Shape, device: Device) -> int:
-    """Return the bytes of partial tiles, of 4 bytes an element, that programs leave for each other."""
+    """Return the bytes of partial tiles, 4 an element, that programs leave for each other."""
     if isinstance(kernel, Streamk):  # two slots a program
         return 8 * grid_of(kernel, split_k, shape, device)[0] * kernel.block_m * kernel.block_n
     if split_k == 1:

@@ -53,7 +53,7 @@ def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
 
 
 def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
-    """Yield the neighbours of a solution: one parameter, or splitK, moved one step of its ladder."""
+    """Yield the neighbours of a solution: one parameter, or splitK, moved one step."""
     try:
         kernel = parse_name(solution.kernel_name)
     except PluginError:

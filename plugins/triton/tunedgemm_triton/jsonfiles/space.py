@@ -135,7 +135,7 @@ def enumerate_current(dialect: Dialect, shape: Shape, device: Device, supports: 
 
 
 def filter_current(near: Iterable[Solution], dialect: Dialect, shape: Shape, device: Device) -> Iterable[Solution]:
-    """Return the neighbours inside the space that the environment selects; all of them without one."""
+    """Return the neighbours inside the space that the environment selects; all without one."""
     space = current()
     if space is None:
         return near

@@ -25,7 +25,7 @@ def _weight(at, k, left, EVEN_K: tl.constexpr):
 
 @triton.jit
 def _row(at, k, left, EVEN_K: tl.constexpr):
-    """Load a piece [1, BLOCK_K] of one row of activations in float32; every program reads it again."""
+    """Load a piece [1, BLOCK_K] of one row of activations in float32; every program reads it."""
     if EVEN_K:
         piece = tl.load(at, eviction_policy="evict_last")
     else:

@@ -35,7 +35,7 @@ def _scale_of(top, LIMIT: tl.constexpr):
 
 @triton.jit
 def _cast(values, scale, dtype: tl.constexpr, LIMIT: tl.constexpr):
-    """Return values / scale, saturated and rounded, ties to even; 0 where the scale is not finite."""
+    """Return values / scale, saturated and rounded, ties to even; 0 for a scale that is not finite."""
     values = tl.div_rn(values.to(tl.float32), scale + tl.zeros_like(values).to(tl.float32))
     values = tl.where(scale < float("inf"), values, 0.0)
     values = tl.minimum(tl.maximum(values, -LIMIT, propagate_nan=tl.PropagateNan.ALL), LIMIT, propagate_nan=tl.PropagateNan.ALL)

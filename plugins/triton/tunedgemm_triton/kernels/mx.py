@@ -34,7 +34,7 @@ def scales_at(row, group, width, SHUFFLED: tl.constexpr):
 
 @triton.jit
 def _widened(bits, UPCAST: tl.constexpr):
-    """Return bits of bf16 as bf16, or as float32 for the interpreter, whose bf16 product is wrong."""
+    """Return bits as bf16, or as float32 for the interpreter, whose bf16 product is wrong."""
     if UPCAST:
         wide = (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     else:

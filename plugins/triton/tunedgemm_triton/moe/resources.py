@@ -19,7 +19,7 @@ SCALES = {"No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x128":
 
 
 def unsupported(shape: Shape, device: Device) -> str | None:
-    """Return why the fused mixture of experts does not take the shape on the architecture, or None."""
+    """Return why `fmoe` kernels do not take the shape on the architecture, or None."""
     return unsupported_with(_unsupported_operands, shape, device)
 
 

@@ -1,4 +1,4 @@
-"""Resources of products of mxfp4 weights: supported shapes, tiles, memory, and what does not fit."""
+"""Resources of products of mxfp4 weights: supported shapes, tiles, memory, misfits."""
 
 from __future__ import annotations
 

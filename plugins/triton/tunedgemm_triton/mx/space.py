@@ -47,7 +47,7 @@ def enumerate_solutions(shape: Shape, device: Device) -> Iterator[Solution]:
 
 
 def refine(solution: Solution, shape: Shape, device: Device) -> Iterator[Solution]:
-    """Yield the neighbours of a solution: one parameter, or splitK, moved one step of its ladder."""
+    """Yield the neighbours of a solution: one parameter, or splitK, moved one step."""
     try:
         kernel, split = parse_name(solution.kernel_name), max(solution.split_k, 1)
     except PluginError:
