@@ -52,9 +52,7 @@ TUNE = ("tune", "--op", "a8w8_blockscale", "--n", "1024,4096", "--k", "1024")
 
 
 def test_defaults_of_the_guide(requests_made: list[Request], home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Eight M, tolerances of 0.01, ten rounds, bf16, the user folder; an interrupted run tells how
-    to resume.
-    """
+    """The defaults are those of the guide, and an interrupted run prints how to resume."""
     assert _run(*TUNE) == 130
     [request] = requests_made
     assert request.pairs == ((1024, 1024), (4096, 1024))
