@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tunedgemm_triton.jsonfiles import buckets
 from tunedgemm_triton.jsonfiles.buckets import ANY, BOUNDS, BOUNDS_OF, LEGACY, NEW
 
+#: A loaded machine takes longer than the default deadline.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 ROWS = st.integers(0, 40_000)
 ALL_BOUNDS = st.sampled_from([BOUNDS, *BOUNDS_OF.values()])
 NEW_KEYS = st.builds("M_{}_{}".format, st.sampled_from(["LEQ", "GEQ"]), st.sampled_from([*BOUNDS, 31, 320, 7]))
@@ -47,12 +49,14 @@ def expected_old(keys: set[str], m: int) -> str | None:
     return None
 
 
+@PATIENT
 @given(st.sets(NEW_KEYS | st.just(ANY)), ROWS, ALL_BOUNDS)
 def test_newer_keys(keys: set[str], m: int, bounds: tuple[int, ...]) -> None:
     """`find` tries M_LEQ_x upwards, M_GEQ_y downwards, then any, within the limits."""
     assert buckets.find(keys, m, bounds) == expected_new(keys, m, bounds)
 
 
+@PATIENT
 @given(st.sets(st.sampled_from(OLD), min_size=1), st.booleans(), ROWS)
 def test_older_keys(keys: set[str], catch_all: bool, m: int) -> None:
     """`find` tries small, medium, large or xlarge with its power of two, then any."""
@@ -60,6 +64,7 @@ def test_older_keys(keys: set[str], catch_all: bool, m: int) -> None:
     assert buckets.find(keys, m) == expected_old(keys, m)
 
 
+@PATIENT
 @given(st.sets(NEW_KEYS | st.sampled_from([*OLD, ANY, "tiny", "M_LEQ_x", "M_LEQ_016", "xlarge_M0512"]), min_size=1), ALL_BOUNDS)
 def test_a_dead_key_is_one_that_no_m_finds(keys: set[str], bounds: tuple[int, ...]) -> None:
     """No M reads a dead key, and some M reads every other key."""
@@ -70,6 +75,7 @@ def test_a_dead_key_is_one_that_no_m_finds(keys: set[str], bounds: tuple[int, ..
         assert (key in buckets.dead_keys(keys, bounds)) == (key not in found)
 
 
+@PATIENT
 @given(st.sets(st.integers(1, 40_000), min_size=1, max_size=12), st.sampled_from([NEW, LEGACY]), ALL_BOUNDS)
 def test_what_is_written_is_found(rows: set[int], style: str, bounds: tuple[int, ...]) -> None:
     """In a file with the keys of all tested M, each M finds the key it was written under."""
@@ -78,6 +84,7 @@ def test_what_is_written_is_found(rows: set[int], style: str, bounds: tuple[int,
     assert buckets.style_of(keys) == style
 
 
+@PATIENT
 @given(ROWS.filter(bool), st.sampled_from([NEW, LEGACY]), ALL_BOUNDS)
 def test_a_key_stands_for_rows_of_its_own(m: int, style: str, bounds: tuple[int, ...]) -> None:
     """The M that stands for a key, in `check` and in the order of a file, finds it."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tunedgemm.plugin import Device, Shape, UserError, ops
 from tunedgemm_triton import supports
@@ -16,6 +16,8 @@ from tunedgemm_triton.jsonfiles.dialect import OURS
 from tunedgemm_triton.names import Gemm, parse_name
 from tunedgemm_triton.resources import ceil_div, has_idle_part
 
+#: A loaded machine takes longer than the default deadline.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 AITER = Path(__file__).parents[4] / "shared" / "aiter" / "triton"
 FILES = sorted(AITER.glob("*.json"))
 MI300X, H200 = Device("gfx942", 304), Device("sm_90", 132)
@@ -94,6 +96,7 @@ def aiter_split(k: int, split: int, block_k: int) -> int:
     return split
 
 
+@PATIENT
 @given(st.integers(1, 20_000), st.integers(1, 32), st.sampled_from([16, 32, 64, 128, 256]))
 def test_no_part_of_k_is_empty(k: int, split: int, block_k: int) -> None:
     """A split without an idle part is kept; another becomes AITER's."""

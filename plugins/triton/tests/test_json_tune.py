@@ -96,7 +96,7 @@ def test_reading_returns_what_the_tuner_writes(tmp_path: Path, style: str) -> No
     assert [line.split(" took ")[0] for line in said[3:]] == ["Tuning for A16W16-N=96-K=256", "Tuning for A16W16-N=160-K=128"]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rows=st.sets(st.integers(1, 20_000), min_size=1, max_size=8),
     picks=st.lists(st.integers(0, 30), min_size=8, max_size=8),
