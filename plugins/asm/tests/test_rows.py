@@ -1,4 +1,4 @@
-"""Resolve AITER's rows of libtype asm to kernels of their architecture."""
+"""AITER's own rows of libtype asm: each finds its kernel under its own architecture, or is a miss with the reason."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ OTHERS = ("i8gemm_bf16_perTokenI8.csv", "f4gemm_bf16_per1x32Fp4.csv", "fp8gemm_b
 @pytest.fixture(scope="module")
 def asm_rows() -> ModuleType:
     """Load the benchmark that counts rows."""
-    spec = importlib.util.spec_from_file_location("tunedgemm_asm_rows", ROOT / "benchmarks" / "asm_rows.py")
+    spec = importlib.util.spec_from_file_location("aiter_tables", ROOT / "benchmarks" / "aiter_tables.py")
     assert spec is not None
     assert spec.loader is not None
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    """Return a table and manifests: kernel ``a`` for both architectures, ``old`` and ``new`` for
-    one each.
-    """
+    """A table and manifests: kernel ``a`` for both architectures, ``old`` and ``new`` for one each; the other manifests are empty."""
     (configs := tmp_path / "configs").mkdir()
     (manifests := tmp_path / "manifests").mkdir()
     for gfx, own in (("gfx942", "old"), ("gfx950", "new")):
@@ -55,9 +55,9 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_a_name_of_another_architecture_is_a_miss(asm_rows: ModuleType, files: tuple[Path, Path]) -> None:
-    """Rows of another architecture's kernel are counted as misses, with reasons for refusals."""
+    """Counted apart from names of no manifest; other libtypes and rows that never win are not counted; refusals have their reason."""
     configs, manifests = files
-    counted = {gfx: counts for _, _, gfx, counts in asm_rows.lines(configs, asm_rows.kernels(manifests))}
+    counted = {gfx: counts for _, _, gfx, counts in asm_rows.asm_lines(configs, asm_rows.asm_kernels(manifests))}
 
     seen = {gfx: (counts.rows, counts.found, counts.elsewhere, counts.taken) for gfx, counts in counted.items()}
     assert seen == {"gfx942": (5, 3, 1, 2), "gfx950": (1, 1, 0, 1), "gfx90a": (1, 0, 1, 0)}
@@ -68,22 +68,23 @@ def test_a_name_of_another_architecture_is_a_miss(asm_rows: ModuleType, files: t
 def test_the_page_says_all_of_it(
     asm_rows: ModuleType, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page has a line for each table and architecture, sums and reasons."""
-    assert asm_rows.main([*map(str, files), "--out", str(tmp_path / "out" / "README.md")]) == 0
-    text = (tmp_path / "out" / "README.md").read_text()
+    """A line a table and architecture, the sums, the reasons; without AITER's files it says that there was nothing."""
+    options = ["--only", "asm"]
+    assert asm_rows.main([*options, "--manifests", str(files[1]), "--configs", str(files[0]), "-o", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "asm.md").read_text()
 
     assert "| `bf16_tuned_gemm.csv` | `a16w16` | gfx942 | 5 | 3 | 1 | 1 | 2 | 1 |" in text
     assert "| all | | | 7 | 4 | 2 | 1 | 3 | 1 |" in text and "## Refused" in text
-    assert asm_rows.main([str(tmp_path / "absent"), str(files[1])]) == 0
+    assert asm_rows.main([*options, "--manifests", str(files[1]), "--configs", str(tmp_path / "absent")]) == 0
     assert "nothing was counted" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not AITER.is_dir(), reason="AITER's tables not found")
+@pytest.mark.skipif(not AITER.is_dir(), reason="AITER's tables are not here")
 def test_every_real_row_resolves(asm_rows: ModuleType) -> None:
-    """Every bf16 row for gfx950 and every row of the other ops resolves."""
-    found = asm_rows.kernels(AITER / "manifests")
+    """All bf16 rows of gfx950, all of the other ops that the plugin covers: under their own architecture, within their kernels' limits."""
+    found = asm_rows.asm_kernels(AITER / "manifests")
     bf16, others = [], []
-    for _, op, gfx, counts in asm_rows.lines(AITER / "configs", found):
+    for _, op, gfx, counts in asm_rows.asm_lines(AITER / "configs", found):
         if op != "fmoe":  # its kernels are in other manifests
             (bf16 if (op, gfx) == ("a16w16", "gfx950") else others).append(counts)
 
