@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 from tunedgemm.plugin import Shape
-from tunedgemm.testing.child import ask_child
 from tunedgemm.testing.conformance import BackendConformance
 from tunedgemm.testing.stand_in import StandInConformance
 from tunedgemm.tools import op_named
@@ -68,9 +67,8 @@ class OverFakes(StandInConformance):
     work = 1 << 22
     max_solutions = 2
 
-    # The CPU captures no graphs, and the backends answer no untuned calls.
+    # The CPU captures no graphs.
     test_graphs_capture_what_claims_to_be_graph_safe = None
-    test_the_heuristic_names_what_binds = None
 
     @classmethod
     def every_shape(cls) -> tuple[Shape, ...]:
@@ -81,16 +79,9 @@ class OverFakes(StandInConformance):
         return tuple({form_of(shape): shape for shape in served}.values())
 
     @classmethod
-    def served_shapes(cls) -> Sequence[Any]:
+    def served_shapes(cls) -> Sequence[Shape]:
         """Return the same shapes: whether the limits allow a shape does not depend on the fakes."""
         return cls.every_shape()
-
-    def test_prepare_needs_no_device(self) -> None:
-        """One process that sees no device compiles the first solution of every shape."""
-        with self.loading():
-            answer = ask_child(self.libtype, self.every_shape(), [self._device()], hidden=True, prepare=1)
-        assert all(answer["solutions"])
-        assert not answer["cuda"], "prepare() initialises the GPU"
 
     @pytest.fixture(autouse=True)
     def compilers(self, fakes: Any, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
