@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
-from tunedgemm.ops.ladder import padded_m
+from tunedgemm.ops.padded_m import padded_m
 
 #: Speculative decoding, batches between the sizes of graphs, and ends of prompts.
 BETWEEN = (3, 6, 12, 24, 40, 48, 60, 84, 100, 160, 200, 300, 384, 700, 1500, 3000)

@@ -48,3 +48,22 @@ def test_other_names_are_attribute_errors():
     """A name that is not on the menu is an AttributeError that says so."""
     with pytest.raises(AttributeError, match="module 'tunedgemm' has no attribute 'gemm_a17w17'"):
         getattr(tunedgemm, "gemm_a17w17")  # noqa: B009  what a user writes as an attribute
+
+
+def test_importing_and_calling_change_nothing_of_torch(child):
+    """Import, an eager call and a linear layer's module leave Python's import system and torch's functions untouched."""
+    found = child(
+        "import sys, torch\n"
+        "from torch.autograd import forward_ad\n"
+        "def state():\n"
+        "    graph = torch.cuda.CUDAGraph\n"
+        "    functions = [torch.nn.functional.linear, torch.mm, torch.addmm, torch.matmul, torch.compile]\n"
+        "    return [*sys.meta_path, *functions, graph.capture_begin, graph.capture_end, *vars(forward_ad).values()]\n"
+        "before = state()\n"
+        "import tunedgemm\n"
+        "tunedgemm.gemm_a16w16(torch.ones(4, 8), torch.ones(2, 8))\n"
+        "tunedgemm.linear(torch.ones(4, 8), torch.ones(2, 8))\n"
+        "import tunedgemm.integrations.patching\n"
+        "print(len(state()) == len(before), all(a is b for a, b in zip(state(), before)), 'torch._dynamo' in sys.modules)\n"
+    )
+    assert found == "True True False"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tunedgemm.dispatch.calls import counted, recorded, recording, watch_graphs
+from tunedgemm.dispatch.calls import recorded, recording, watch_graphs, with_call_counter
 
 
 @pytest.mark.parametrize("operands", [1, 2, 3, 5])
@@ -17,7 +17,7 @@ def test_calls_are_counted_by_kind_and_passed_on(operands: int, graphs: type[Gra
         return given[-1]
 
     graph = graphs()
-    asked = counted(launch, counter, lambda: now[0], operands)
+    asked = with_call_counter(launch, counter, lambda: now[0], operands)
     graph.capture_begin()
     for answer in (False, True, True):
         now[0] = answer
@@ -27,7 +27,7 @@ def test_calls_are_counted_by_kind_and_passed_on(operands: int, graphs: type[Gra
     assert asked(*given) is given[-1]
     assert counter == [2, 2]
 
-    assert counted(launch, counter, None, operands)(*given) is given[-1]
+    assert with_call_counter(launch, counter, None, operands)(*given) is given[-1]
     assert counter == [3, 2]
 
 
@@ -41,7 +41,7 @@ def test_a_call_that_raises_is_not_counted() -> None:
     for operands in (1, 2, 3):
         for ask in (None, lambda: False):
             with pytest.raises(RuntimeError, match="no"):
-                counted(fail, counter, ask, operands)(*[torch.ones(1)] * operands)
+                with_call_counter(fail, counter, ask, operands)(*[torch.ones(1)] * operands)
     assert counter == [0, 0]
 
 

@@ -275,13 +275,13 @@ def test_torchs_products_of_bytes_get_dense_operands(monkeypatch: pytest.MonkeyP
     shape = Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row")
     x, weight, x_scale, w_scale = op.make_inputs(shape, torch.device("cpu"), 0)
     dispatcher = TunedGemm(fake_registry(), settings=Settings()).of("a8w8")
-    native = dispatcher.torchs(shape, device_of(-1))
+    native = dispatcher.torch_fallback(shape, device_of(-1))
 
     def watched(*operands):
         seen.append([operand.is_contiguous() and operand.data_ptr() % 16 == 0 for operand in operands])
         return native(*operands)
 
-    monkeypatch.setattr(dispatcher, "torchs", lambda shape, device: watched)
+    monkeypatch.setattr(dispatcher, "torch_fallback", lambda shape, device: watched)
     wanted = dispatcher.call(x, weight, x_scale, w_scale)
     flipped = weight.view(torch.uint8).t().contiguous().t().view(weight.dtype)
     misaligned = torch.empty(x.numel() + 1, dtype=torch.uint8)[1:].view(x.dtype).view(x.shape).copy_(x)
@@ -303,7 +303,7 @@ def test_a_gradient_that_would_be_lost_is_an_error(name: str, example: dict[str,
     wanted = gemm.call(name, *operands, **op.fields(shape))
     operands[place].requires_grad_()
     for _ in range(2):
-        with pytest.raises(OperandError, match=rf"{name}: an operand requires a gradient, and .*torch.no_grad"):
+        with pytest.raises(OperandError, match=rf"{name}: an operand requires a gradient, but .*torch.no_grad"):
             gemm.call(name, *operands, **op.fields(shape))
     with torch.no_grad():
         assert torch.equal(gemm.call(name, *operands, **op.fields(shape)), wanted)

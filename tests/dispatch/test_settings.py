@@ -33,7 +33,7 @@ def test_the_variables_say_which_ops(environment: dict[str, str], ops: tuple[str
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "inf", "nan"])
 def test_seconds_are_a_number_above_0(text: str) -> None:
     """A mistake in the variable is named."""
-    with pytest.raises(UserError, match=f"TUNEDGEMM_ONLINE_SECONDS must be a number of seconds above 0 .got '{text}'"):
+    with pytest.raises(UserError, match=f"TUNEDGEMM_ONLINE_SECONDS: must be a number of seconds above 0 .got '{text}'"):
         Settings.from_environment({"TUNEDGEMM_ONLINE_SECONDS": text})
 
     settings = Settings.from_environment({"TUNEDGEMM_ONLINE_SECONDS": "2.5", "TUNEDGEMM_ONLINE_LIBTYPE": "triton,torch"})

@@ -99,7 +99,7 @@ class TestColumns:
         }  # fmt: skip
         found = OP.columns.parse(row)
         assert OP.columns.format(found) == row
-        assert OP.kin(found) == (found, shape(1, 512, 4096))
+        assert OP.equivalent_shapes(found) == (found, shape(1, 512, 4096))
 
     @pytest.mark.parametrize(
         ("cells", "message"),

@@ -102,7 +102,7 @@ class TestColumns:
         row = {"M": "1", "N": "512", "K": "4096", "layout": "row", "outdtype": "torch.float32", "bias": "True"}
         found = OP.columns.parse(row)
         assert OP.columns.format(found) == row
-        assert OP.kin(found) == (found, shape(1, 512, 4096, "aiter16x16"))
+        assert OP.equivalent_shapes(found) == (found, shape(1, 512, 4096, "aiter16x16"))
 
     def test_k_of_a_table(self):
         """A row that no operands can have is refused when it is read."""

@@ -145,8 +145,8 @@ class TestColumns:
         """A call with a bias, one scale each and fp16 out is served by its own rows, then by AITER's of its dtype."""
         plain = Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row")
         call = attrs.evolve(plain, outdtype="fp16", epilogue="bias", bias_dtype="fp32", scale="tensor")
-        assert OP.kin(call) == (call, plain)
-        assert OP.kin(plain) == (plain,)
+        assert OP.equivalent_shapes(call) == (call, plain)
+        assert OP.equivalent_shapes(plain) == (plain,)
 
 
 class TestReference:

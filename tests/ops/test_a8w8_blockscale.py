@@ -81,7 +81,7 @@ class TestColumns:
         row = {"M": "16", "N": "1536", "K": "7168", "dtype": "torch.float8_e4m3fnuz", "outdtype": "torch.float32"}
         shape = OP.columns.parse(row)
         assert OP.columns.format(shape) == row
-        assert OP.kin(shape) == (shape, attrs.evolve(shape, dtype="fp8_e4m3fn", outdtype="bf16"))
+        assert OP.equivalent_shapes(shape) == (shape, attrs.evolve(shape, dtype="fp8_e4m3fn", outdtype="bf16"))
 
     def test_int8_is_of_another_family(self):
         """A cell that is wrong is named by its column."""

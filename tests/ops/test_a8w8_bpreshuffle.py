@@ -65,7 +65,7 @@ class TestColumns:
         shape = OP.columns.parse({"M": "4", "N": "32", "K": "64", "layout": "aiter32x16"})
         assert (shape.dtype, shape.layout) == ("fp8_e4m3fn", "aiter32x16")
         assert OP.columns.format(shape)["layout"] == "aiter32x16"
-        assert OP.kin(shape) == (shape, attrs.evolve(shape, layout="aiter16x16"))
+        assert OP.equivalent_shapes(shape) == (shape, attrs.evolve(shape, layout="aiter16x16"))
 
     def test_plain_weights_are_of_another_family(self):
         """A row cannot say that its weight is plain."""

@@ -113,10 +113,10 @@ class TestColumns:
 
 def test_kin_end_with_aiters_row():
     """A call of another dtype or with a bias looks for its own row, then for AITER's; the ladder is the exact M alone."""
-    assert OP.kin(plain()) == (plain(),)
+    assert OP.equivalent_shapes(plain()) == (plain(),)
     other = plain(dtype="fp16", outdtype="fp32", epilogue="bias", bias_dtype="bf16")
-    assert OP.kin(other) == (other, plain())
-    assert dict(OP.ladder(17, 64)) == {17: "exact"}
+    assert OP.equivalent_shapes(other) == (other, plain())
+    assert dict(OP.padded_m(17, 64)) == {17: "exact"}
 
 
 def test_reference():

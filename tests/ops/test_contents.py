@@ -33,11 +33,11 @@ def test_every_dtype_can_be_copied_and_put_back(dtype: torch.dtype) -> None:
 def test_a_dense_copy_has_the_values_of_a_view(dtype: torch.dtype) -> None:
     """Rows with gaps between them, and a transposed matrix, become contiguous."""
     rows = drawn(dtype, 8, 32)[::2]
-    assert duplicate(rows, dense=True).is_contiguous() and same_bits(duplicate(rows, dense=True), rows)
+    assert duplicate(rows, contiguous=True).is_contiguous() and same_bits(duplicate(rows, contiguous=True), rows)
 
     turned = drawn(dtype, 8, 32).t()
-    copy = duplicate(turned, dense=True)
-    assert copy.is_contiguous() and same_bits(duplicate(copy.t(), dense=True), turned.t())
+    copy = duplicate(turned, contiguous=True)
+    assert copy.is_contiguous() and same_bits(duplicate(copy.t(), contiguous=True), turned.t())
     assert raw(turned).shape == (32, 8 * turned.element_size())
 
 

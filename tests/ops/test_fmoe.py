@@ -248,22 +248,22 @@ class TestKin:
     def test_layouts_come_before_other_activations(self):
         """The shape, AITER's shuffled row of it, and only then rows of another activation."""
         shape = shape_from()
-        assert [(kin.layout, kin["act"]) for kin in OP.kin(shape)] == [
+        assert [(kin.layout, kin["act"]) for kin in OP.equivalent_shapes(shape)] == [
             (layout, act) for act in ("silu", "gelu", "swiglu") for layout in ("row", "aiter16x16")
         ]
         shuffled = attrs.evolve(shape, layout="aiter16x16", outdtype="fp16")
-        assert [(kin.layout, kin.outdtype) for kin in OP.kin(shuffled)[:3]] == [
+        assert [(kin.layout, kin.outdtype) for kin in OP.equivalent_shapes(shuffled)[:3]] == [
             ("aiter16x16", "fp16"), ("aiter16x16", "bf16"), ("row", "bf16"),
         ]  # fmt: skip
 
     def test_ungated_experts_have_no_swiglu(self):
         """No row of swiglu can serve weights without a gate."""
-        assert {kin["act"] for kin in OP.kin(shape_from(use_g1u1="0"))} == {"silu", "gelu"}
+        assert {kin["act"] for kin in OP.equivalent_shapes(shape_from(use_g1u1="0"))} == {"silu", "gelu"}
 
     def test_ladder_of_tokens(self):
         """The exact number of tokens, then AITER's power of two or tier."""
-        assert dict(OP.ladder(300, 128)) == {300: "exact", 512: "padded"}
-        assert list(OP.ladder(200000, 128)) == [200000, 131072, 32768]
+        assert dict(OP.padded_m(300, 128)) == {300: "exact", 512: "padded"}
+        assert list(OP.padded_m(200000, 128)) == [200000, 131072, 32768]
 
 
 class TestWork:

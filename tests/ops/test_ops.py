@@ -55,7 +55,7 @@ def test_every_op_is_consistent(op, shape):
 @pytest.mark.parametrize(("op", "shape"), EACH)
 def test_kin_begin_with_the_shape_itself(op, shape):
     """The rows that may serve a shape are its own first; of its kin none is asked for twice, and each can be in a table."""
-    kin = op.kin(shape)
+    kin = op.equivalent_shapes(shape)
     assert kin[0] == shape
     assert len(set(kin)) == len(kin)
     for other in kin:

@@ -28,7 +28,7 @@ def test_each_row_comes_back_as_it_was(name, least):
     for file, row in rows(name):
         shape = columns.parse(row)
         assert {column: text for column, text in columns.format(shape).items() if text} == row, file
-        assert op_named(name).kin(shape) == (shape,), file
+        assert op_named(name).equivalent_shapes(shape) == (shape,), file
         count += 1
     assert count >= least
 

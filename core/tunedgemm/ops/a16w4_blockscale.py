@@ -7,23 +7,25 @@ each 32 of K, are [N, K/32], or, with a shuffled weight, AITER's shuffled ones: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import dtype_bits, short_dtype, table_text, torch_dtype
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.cells import dtype, flag, size, text
-from tunedgemm.ops.entry import weight_scaled_entry
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Columns, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.serving import Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
 NAME = "a16w4_blockscale"
+_OPERANDS = ("x", "weight", "w_scale", "bias?")
 #: Of the activations; the first is that of rows that do not tell.
 _DTYPES = ("bf16", "fp16")
 
@@ -56,9 +58,9 @@ def _format(shape: Shape) -> dict[str, str]:
     }
 
 
-def _kin(shape: Shape) -> tuple[Shape, ...]:
+def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
     """The shape, then as the key alone tells it: plain weight, bf16 out, no bias."""
-    return quantised.kin_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout="row")
+    return quantised.equivalent_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout="row")
 
 
 def _shape_of(
@@ -121,10 +123,10 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=otype or x.dtype)
 
 
-def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = weight_scaled_entry(dispatcher), torch.bfloat16
+    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
 
     def gemm_a16wfp4(  # noqa: PLR0913, PLR0917 - AITER's arguments
         x: torch.Tensor,
@@ -168,7 +170,7 @@ _example = quantised.example_of(_parse)
 
 op = Op(
     name=NAME,
-    operands=("x", "weight", "w_scale", "bias?"),
+    operands=_OPERANDS,
     weights=(1, 2, 3),
     columns=Columns(
         tuned_file="a16w4_blockscale_tuned_gemm.csv",
@@ -187,7 +189,7 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=_bytes_moved,
     fake=_fake,
-    kin=_kin,
+    equivalent_shapes=_equivalent_shapes,
     unbiased=unbiased,
     weight_dtype=lambda _: "fp4x2",
     examples=(

@@ -8,23 +8,25 @@ the even element in the low nibble. With a shuffled weight, as AITER's kernels w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import dtype_bits
 from tunedgemm.errors import OperandError, ShapeError
 from tunedgemm.ops import quantised, scaled_fp4
 from tunedgemm.ops.cells import dtype, flag, size, text
-from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import layout_of
 from tunedgemm.ops.op import Columns, Op, unbiased
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.serving import Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
 NAME = "a4w4_blockscale"
+_OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
 
 
 def _parse(row: Mapping[str, str]) -> Shape:
@@ -54,9 +56,9 @@ def _format(shape: Shape) -> dict[str, str]:
     }
 
 
-def _kin(shape: Shape) -> tuple[Shape, ...]:
+def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
     """The shape, then as AITER's key knows it: shuffled weight, bf16 out, no bias."""
-    return quantised.kin_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout=scaled_fp4.SHUFFLED)
+    return quantised.equivalent_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout=scaled_fp4.SHUFFLED)
 
 
 def _shape_of(
@@ -142,10 +144,10 @@ def _bytes_moved(shape: Shape) -> int:
     return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8
 
 
-def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = scaled_entry(dispatcher), torch.bfloat16
+    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
 
     def gemm_a4w4(  # noqa: PLR0913, PLR0917 - AITER's arguments
         A: torch.Tensor,
@@ -195,7 +197,7 @@ _example = quantised.example_of(_parse)
 
 op = Op(
     name=NAME,
-    operands=("x", "weight", "x_scale", "w_scale", "bias?"),
+    operands=_OPERANDS,
     weights=(1, 3, 4),
     columns=Columns(
         tuned_file="a4w4_blockscale_tuned_gemm.csv",
@@ -214,7 +216,7 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=_bytes_moved,
     fake=quantised.fake,
-    kin=_kin,
+    equivalent_shapes=_equivalent_shapes,
     unbiased=unbiased,
     first_rows=_first_rows,
     examples=(

@@ -7,15 +7,16 @@ AITER's ``gemm_a8w8_blockscale_bpreshuffle``; its table is ``a8w8_blockscale_bpr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import quantised, scaled_blocks
-from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import shuffled_layout
 from tunedgemm.ops.op import Columns, Op
 from tunedgemm.ops.product import tolerance
+from tunedgemm.ops.serving import Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -62,10 +63,10 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
     return x.reshape(shape.m, shape.k)[:m].contiguous(), weight, scaled_blocks.transposed_scale(scales), w_scale
 
 
-def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = scaled_entry(dispatcher), torch.bfloat16
+    scaled, bf16 = hot_function(serving, scaled_blocks.OPERANDS), torch.bfloat16
 
     def gemm_a8w8_blockscale_bpreshuffle(
         XQ: torch.Tensor,
@@ -96,7 +97,7 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
             raise OperandError(f"{NAME}: out is not taken, the output is a new tensor; call out.copy_(…) with it")
         if isinstance(x_scale, torch.Tensor) and not x_scale.is_contiguous() and x_scale.dim() == 2 and x_scale.t().is_contiguous():
             x_scale = x_scale.t().view(x_scale.shape)  # the strides (1, M) say what the memory is
-        return scaled(XQ, WQ, x_scale, w_scale, None, dtype)
+        return scaled(XQ, WQ, x_scale, w_scale, dtype)
 
     return {"gemm_a8w8_blockscale_bpreshuffle": gemm_a8w8_blockscale_bpreshuffle}
 
@@ -125,7 +126,7 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=scaled_blocks.bytes_moved,
     fake=quantised.fake,
-    kin=scaled_blocks.kin_of(_LAYOUT),
+    equivalent_shapes=scaled_blocks.equivalent_shapes_of(_LAYOUT),
     first_rows=_first_rows,
     examples=(
         _example(1, 1280, 4096),  # decoding one token

@@ -7,14 +7,15 @@ instructions, its int8 kernels, whatever the comments beside ``gemm_a8w8_ASM`` s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from tunedgemm.ops import quantised, scaled_rows
-from tunedgemm.ops.entry import scaled_entry
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.layout import shuffled_layout
 from tunedgemm.ops.op import Columns, Op, unbiased
 from tunedgemm.ops.product import tolerance
+from tunedgemm.ops.serving import Call, Serving
 
 if TYPE_CHECKING:
     import torch
@@ -31,10 +32,10 @@ def _layout_of(weight: torch.Tensor) -> str:
     return shuffled_layout(NAME, weight, "(16, 16)", "gemm_a8w8")
 
 
-def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = scaled_entry(dispatcher), torch.bfloat16
+    scaled, bf16 = hot_function(serving, scaled_rows.OPERANDS), torch.bfloat16
 
     def gemm_a8w8_bpreshuffle(
         XQ: torch.Tensor,
@@ -92,7 +93,7 @@ op = Op(
     flops=quantised.flops,
     bytes_moved=scaled_rows.bytes_moved,
     fake=quantised.fake,
-    kin=scaled_rows.kin_of(_layout),
+    equivalent_shapes=scaled_rows.equivalent_shapes_of(_layout),
     unbiased=unbiased,
     first_rows=scaled_rows.first_rows,
     examples=(

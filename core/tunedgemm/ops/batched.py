@@ -59,13 +59,13 @@ def formatter(default: str) -> Callable[[Shape], dict[str, str]]:
     return format_
 
 
-def kin_of(default: str) -> Callable[[Shape], tuple[Shape, ...]]:
-    """`Op.kin`: the shape, then as AITER's key knows it, which has neither dtypes nor a bias."""
+def equivalent_shapes_of(default: str) -> Callable[[Shape], tuple[Shape, ...]]:
+    """`Op.equivalent_shapes`: the shape, then as AITER's key knows it, which has neither dtypes nor a bias."""
 
-    def kin(shape: Shape) -> tuple[Shape, ...]:
-        return quantised.kin_as(shape, dtype=default, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="")
+    def equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
+        return quantised.equivalent_as(shape, dtype=default, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="")
 
-    return kin
+    return equivalent_shapes
 
 
 def checked(op: str, dtypes: tuple[str, ...], x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int, int, str]:

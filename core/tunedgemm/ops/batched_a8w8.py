@@ -6,22 +6,24 @@ weight of each batch. Accumulation is in int32 or float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import batched, quantised
-from tunedgemm.ops.entry import scaled_entry
-from tunedgemm.ops.ladder import exact
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.padded_m import exact
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.serving import Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
 NAME = "batched_a8w8"
+_OPERANDS = ("x", "weight", "x_scale", "w_scale", "bias?")
 _DTYPES = ("int8", "fp8_e4m3fn", "fp8_e4m3fnuz")
 
 
@@ -99,10 +101,10 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
     return x.new_empty((*x.shape[:2], weight.shape[1]), dtype=otype or torch_dtype("bf16"))
 
 
-def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    scaled, bf16 = scaled_entry(dispatcher), torch.bfloat16
+    scaled, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
 
     def batched_gemm_a8w8(
         XQ: torch.Tensor,
@@ -140,7 +142,7 @@ _example = quantised.example_of(_parse, batched.KEY)
 
 op = Op(
     name=NAME,
-    operands=("x", "weight", "x_scale", "w_scale", "bias?"),
+    operands=_OPERANDS,
     weights=(1, 3, 4),
     columns=Columns(
         tuned_file="a8w8_tuned_batched_gemm.csv",
@@ -159,8 +161,8 @@ op = Op(
     flops=batched.flops,
     bytes_moved=batched.bytes_moved,
     fake=_fake,
-    kin=batched.kin_of(_DTYPES[0]),
-    ladder=exact,
+    equivalent_shapes=batched.equivalent_shapes_of(_DTYPES[0]),
+    padded_m=exact,
     first_rows=batched.first_rows,
     examples=(
         _example(16, 1, 128, 256),

@@ -5,20 +5,23 @@ AITER's ``batched_gemm_bf16``; its table is ``bf16_tuned_batched_gemm.csv``. Acc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunedgemm.dtype import torch_dtype
 from tunedgemm.ops import batched, quantised
-from tunedgemm.ops.ladder import exact
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.op import Columns, Op
+from tunedgemm.ops.padded_m import exact
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
+from tunedgemm.ops.serving import Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
     import torch
 
 NAME = "batched_bf16"
+_OPERANDS = ("x", "weight", "bias?")
 _DTYPES = ("bf16", "fp16")
 
 
@@ -64,11 +67,10 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
     return x.new_empty((*x.shape[:2], weight.shape[1]), dtype=otype or x.dtype)
 
 
-def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
+def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    get, resolve, demote = dispatcher.launchers.get, dispatcher.resolve, dispatcher.demote
-    grad_enabled, bf16 = torch.is_grad_enabled, torch.bfloat16
+    product, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
 
     def batched_gemm_bf16(
         XQ: torch.Tensor,
@@ -92,40 +94,8 @@ def _entry(dispatcher: Any) -> Mapping[str, Callable[..., torch.Tensor]]:
             OperandError: shapes, dtypes or devices that do not fit each other.
         """
         del splitK
-        operands: tuple[torch.Tensor, ...] = (XQ, WQ) if bias is None else (XQ, WQ, bias)
-        try:
-            key: tuple[Any, ...] = (
-                XQ.shape, WQ.shape, XQ.dtype, WQ.dtype, XQ.get_device(), WQ.get_device(), dtype, type(XQ), type(WQ),
-                not (XQ.data_ptr() | WQ.data_ptr()) & 15 and XQ.is_contiguous() and WQ.is_contiguous(),
-                grad_enabled() and (XQ.requires_grad or WQ.requires_grad),
-            )  # fmt: skip
-            if bias is not None:
-                key = (
-                    *key, bias.shape, bias.dtype, bias.get_device(), type(bias),
-                    not bias.data_ptr() & 15 and bias.is_contiguous(), grad_enabled() and bias.requires_grad,
-                )  # fmt: skip
-            call = get(key)
-        except (AttributeError, RuntimeError, TypeError):  # no tensor, which shape_of names; no memory; a size that is a symbol
-            return resolve(None, operands, dtype)  # type: ignore[no-any-return]
-        if call is None:
-            return resolve(key, operands, dtype)  # type: ignore[no-any-return]
-        try:
-            return call(*operands)  # type: ignore[no-any-return]
-        except Exception as error:  # a kernel of a plugin may raise anything
-            return demote(error, key, operands, dtype)  # type: ignore[no-any-return]
+        return product(XQ, WQ, bias, dtype)
 
-    def place(
-        XQ: torch.Tensor,
-        WQ: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype | None = bf16,
-        splitK: int | None = None,
-    ) -> tuple[tuple[torch.Tensor | None, ...], torch.dtype | None, dict[str, Any]]:
-        """The arguments of `batched_gemm_bf16` as those of `Dispatcher.call`."""
-        del splitK
-        return (XQ, WQ, bias), dtype, {}
-
-    dispatcher.hot(batched_gemm_bf16, place)
     return {"batched_gemm_bf16": batched_gemm_bf16, "batched_gemm_bf16_CK": batched_gemm_bf16}
 
 
@@ -134,7 +104,7 @@ _example = quantised.example_of(_parse, batched.KEY)
 
 op = Op(
     name=NAME,
-    operands=("x", "weight", "bias?"),
+    operands=_OPERANDS,
     weights=(1, 2),
     columns=Columns(
         tuned_file="bf16_tuned_batched_gemm.csv",
@@ -153,8 +123,8 @@ op = Op(
     flops=batched.flops,
     bytes_moved=batched.bytes_moved,
     fake=_fake,
-    kin=batched.kin_of(_DTYPES[0]),
-    ladder=exact,
+    equivalent_shapes=batched.equivalent_shapes_of(_DTYPES[0]),
+    padded_m=exact,
     first_rows=batched.first_rows,
     examples=(
         _example(16, 1, 128, 256),

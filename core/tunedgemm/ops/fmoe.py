@@ -16,11 +16,11 @@ from tunedgemm.dtype import dtype_bits, table_text
 from tunedgemm.errors import ShapeError
 from tunedgemm.libtypes import libtype_of_kernel
 from tunedgemm.ops import cells, moe
-from tunedgemm.ops.ladder import tokens
 from tunedgemm.ops.moe import ACTIVATIONS, DTYPES, WEIGHT_DTYPES, ActivationType, QuantType
-from tunedgemm.ops.moe_entry import entry
+from tunedgemm.ops.moe_entry import OPERANDS, entry
 from tunedgemm.ops.moe_operands import make_inputs, shape_of
 from tunedgemm.ops.op import Columns, Op, Tolerance
+from tunedgemm.ops.padded_m import tokens
 from tunedgemm.ops.product import TOLERANCES
 from tunedgemm.shape import Shape
 
@@ -117,7 +117,7 @@ def _share(text: str) -> float:
         return float("inf")
 
 
-def _kin(shape: Shape) -> tuple[Shape, ...]:
+def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
     """The shape, then as AITER's key knows it: not how the weights lie; after all of those the other activations, as AITER."""
     acts = [str(shape["act"]), *(word for word in ACTIVATIONS if word != shape["act"] and (word != "swiglu" or shape["g1u1"]))]
     forms = [(shape.layout, shape.outdtype), (shape.layout, shape.dtype), (_LAYOUT, shape.dtype), ("row", shape.dtype)]
@@ -208,7 +208,7 @@ _FP8, _FNUZ, _INT8, _FP4 = "fp8_e4m3fn", "fp8_e4m3fnuz", "int8", "fp4x2"
 
 op = Op(
     name=moe.NAME,
-    operands=("hidden", "w1", "w2", "topk_weight", "topk_ids", "w1_scale?", "w2_scale?", "a1_scale?", "a2_scale?"),
+    operands=OPERANDS,
     weights=(1, 2, 5, 6),
     columns=Columns(
         tuned_file="tuned_fmoe.csv",
@@ -257,8 +257,8 @@ op = Op(
     bytes_moved=_bytes_moved,
     fake=_fake,
     fields=_fields,
-    kin=_kin,
-    ladder=tokens,
+    equivalent_shapes=_equivalent_shapes,
+    padded_m=tokens,
     first_rows=_first_rows,
     examples=(
         _example((1, 128, 64, 8, 2)),

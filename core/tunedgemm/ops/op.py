@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tunedgemm.ops.ladder import padded
+from tunedgemm.ops.padded_m import padded
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -103,12 +103,12 @@ class Op:
         bytes_moved: shape to the fewest bytes of memory traffic of one call.
         fake: the operands and the output dtype to an empty output, for meta tensors.
         fields: a Shape to the keyword arguments of `shape_of`, beside ``otype``, that the operands do not tell.
-        kin: a Shape to the shapes whose rows may serve it, best first: itself, then as AITER's key knows it.
+        equivalent_shapes: a Shape to the shapes whose rows may serve it, best first: itself, then as AITER's key knows it.
         unbiased: a Shape with a bias to the same without one, where the bias is the last operand given and nothing follows it; None
             where it is not, so that no bias is split off.
         weight_dtype: a Shape to the short dtype of the weight as it lies in memory; by default the field ``q_dtype_w``,
             else the dtype of the activations.
-        ladder: (m, n) to the M of the rows that may serve, in order, each with the word for it; see `tunedgemm.ops.ladder`.
+        padded_m: (m, n) to the M of the rows that may serve, in order, each with the word for it; see `tunedgemm.ops.padded_m`.
         first_rows: (shape, operands, m) to the operands of the shape's first *m* rows, for tests of batch invariance.
         examples, large: shapes that the conformance suite asks about, and those that are meant for a GPU; empty for an op
             whose shapes follow from M, N and K alone.
@@ -128,10 +128,10 @@ class Op:
     bytes_moved: Callable[[Shape], int]
     fake: Callable[..., torch.Tensor]
     fields: Callable[[Shape], Mapping[str, Any]] = _nothing
-    kin: Callable[[Shape], tuple[Shape, ...]] = _itself
+    equivalent_shapes: Callable[[Shape], tuple[Shape, ...]] = _itself
     unbiased: Callable[[Shape], Shape | None] = _no_shape
     weight_dtype: Callable[[Shape], str] = _told_weight_dtype
-    ladder: Callable[[int, int], Mapping[int, str]] = padded
+    padded_m: Callable[[int, int], Mapping[int, str]] = padded
     first_rows: Callable[[Shape, tuple[Any, ...], int], tuple[Any, ...]] = attrs.field()
     examples: tuple[Shape, ...] = ()
     large: tuple[Shape, ...] = ()

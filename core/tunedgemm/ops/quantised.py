@@ -57,8 +57,8 @@ def names_of(dtypes: tuple[str, ...]) -> str:
     return ", ".join(map(table_text, dtypes))
 
 
-def kin_as(shape: Shape, **known: Any) -> tuple[Shape, ...]:
-    """`Op.kin` of an op whose rows of AITER's have these fields: the shape, then as AITER's key knows it."""
+def equivalent_as(shape: Shape, **known: Any) -> tuple[Shape, ...]:
+    """`Op.equivalent_shapes` of an op whose rows of AITER's have these fields: the shape, then as AITER's key knows it."""
     other = attrs.evolve(shape, **known)
     return (shape,) if other == shape else (shape, other)
 

@@ -62,13 +62,13 @@ def formatter(layout: str) -> Callable[[Shape], dict[str, str]]:
     return format_
 
 
-def kin_of(layout: str) -> Callable[[Shape], tuple[Shape, ...]]:
-    """`Op.kin`: the shape, then as AITER's key knows it, which has neither dtypes nor a layout."""
+def equivalent_shapes_of(layout: str) -> Callable[[Shape], tuple[Shape, ...]]:
+    """`Op.equivalent_shapes`: the shape, then as AITER's key knows it, which has neither dtypes nor a layout."""
 
-    def kin(shape: Shape) -> tuple[Shape, ...]:
-        return quantised.kin_as(shape, dtype=quantised.FP8[0], outdtype=quantised.OUTDTYPES[0], layout=layout)
+    def equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
+        return quantised.equivalent_as(shape, dtype=quantised.FP8[0], outdtype=quantised.OUTDTYPES[0], layout=layout)
 
-    return kin
+    return equivalent_shapes
 
 
 def shape_of(op: str, layout: str, operands: tuple[torch.Tensor, ...], otype: torch.dtype | None) -> Shape:

@@ -73,11 +73,11 @@ def formatter(layout: Callable[[str], str]) -> Callable[[Shape], dict[str, str]]
     return format_
 
 
-def kin_of(layout: Callable[[str], str]) -> Callable[[Shape], tuple[Shape, ...]]:
-    """`Op.kin`: the shape, then as AITER's key knows it: AITER's layout, scales by row, bf16 out, no bias."""
+def equivalent_shapes_of(layout: Callable[[str], str]) -> Callable[[Shape], tuple[Shape, ...]]:
+    """`Op.equivalent_shapes`: the shape, then as AITER's key knows it: AITER's layout, scales by row, bf16 out, no bias."""
 
-    def kin(shape: Shape) -> tuple[Shape, ...]:
-        return quantised.kin_as(
+    def equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
+        return quantised.equivalent_as(
             shape,
             outdtype=quantised.OUTDTYPES[0],
             epilogue="none",
@@ -86,7 +86,7 @@ def kin_of(layout: Callable[[str], str]) -> Callable[[Shape], tuple[Shape, ...]]
             layout=layout(shape.dtype),
         )
 
-    return kin
+    return equivalent_shapes
 
 
 def shaper(op: str, layout_of: Callable[[torch.Tensor], str]) -> Callable[..., Shape]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from tunedgemm.ops.ladder import exact, padded, padded_m, tokens
+from tunedgemm.ops.padded_m import exact, padded, padded_m, tokens
 
 
 def sizes(seed: int, count: int = 3000) -> list[int]:
