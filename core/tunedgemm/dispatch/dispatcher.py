@@ -292,9 +292,8 @@ class Dispatcher:
         with self._lock:
             return self._bind(shape, device)[0]
 
-    def preferred(self, x: Any, weight: Any, shuffled_weight: Any, *rest: Any, otype: torch.dtype | None = None) -> Any:
-        """Choose between a plain weight and its shuffled copy; see `tunedgemm.dispatch.preshuffle.preferred_weight`."""
-        return preferred_weight(self, x, weight, shuffled_weight, rest, otype)
+    #: Chooses between a plain weight and its shuffled copy.
+    preferred = preferred_weight
 
     def _bind(self, shape: Shape, device: Device) -> tuple[Explanation, Launcher]:
         bound = self._bound.get((shape, device.index))

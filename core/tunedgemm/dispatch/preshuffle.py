@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
 from tunedgemm.device import Device, device_of
@@ -32,9 +33,9 @@ def preferred_weight(
     dispatcher: Dispatcher,
     x: torch.Tensor,
     weight: torch.Tensor,
-    shuffled_weight: torch.Tensor,
-    rest: tuple[torch.Tensor | None, ...],
-    otype: torch.dtype | None,
+    shuffled_weight: Any,
+    *rest: torch.Tensor | None,
+    otype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Return the weight that serves a call best; the plain one for an empty batch and where a gradient or a tangent is kept.
 
@@ -50,13 +51,16 @@ def preferred_weight(
         OperandError: the two weights are not of one shape, dtype and device, *weight* is not plain or *shuffled_weight* is.
     """
     try:
-        if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and needs_gradient((x, weight, *rest))):
+        if forward_ad._current_level >= 0 or (is_grad_enabled() and needs_gradient((x, weight, *rest))):
             return weight
-        key = (
+        key: tuple[Any, ...] = (
             x.shape, weight.shape, shuffled_weight.shape, x.dtype, weight.dtype, shuffled_weight.dtype,
             x.get_device(), weight.get_device(), shuffled_weight.get_device(), type(x), type(weight), type(shuffled_weight), otype,
-            *[None if operand is None else operand.dtype for operand in rest],
         )  # fmt: skip
+        for operand in rest:
+            if operand is not None:
+                key = (*key, *[other if other is None else other.dtype for other in rest])
+                break
     except AttributeError:  # an operand is not a tensor
         _check(dispatcher.op.name, weight, shuffled_weight)
         return weight  # its call says what is wrong

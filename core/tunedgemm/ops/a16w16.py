@@ -165,6 +165,8 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
 
 
 def _entry(serving: Serving) -> Mapping[str, Call]:
+    preferred = serving.preferred
+
     def gemm_a16w16(  # noqa: PLR0913 - AITER's arguments, and the weight in its other order
         x: torch.Tensor,
         weight: torch.Tensor,
@@ -195,7 +197,7 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
             OperandError: shapes, dtypes or devices that do not fit each other.
         """
         if shuffled_weight is not None:
-            weight = serving.preferred(x, weight, shuffled_weight, bias, scale_a, scale_b, scale_c, otype=otype)
+            weight = preferred(x, weight, shuffled_weight, bias, scale_a, scale_b, scale_c, otype=otype)
         if scale_a is not None or scale_b is not None or scale_c is not None:
             return serving.call(x, weight, bias, scale_a, scale_b, scale_c, otype=otype)
         return hot(x, weight, bias, otype)

@@ -192,7 +192,7 @@ op = Op(
     equivalent_shapes=_equivalent_shapes,
     unbiased=unbiased,
     weight_dtype=lambda _: "fp4x2",
-    examples=(
+    examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512),  # a prime M
         _example(16, 512, 1024, x_dtype="fp16", outdtype="fp16"),
@@ -207,7 +207,7 @@ op = Op(
         _example(0, 256, 512),  # an empty batch
         _example(0, 256, 512, layout="aiter16x16"),
     ),
-    large=(
+    large=lambda: (
         _example(1024, 4096, 4096),
         _example(4099, 2112, 1408),  # a prime M beyond one wave of tiles
         _example(64, 7168, 18432, layout="aiter16x16"),

@@ -219,7 +219,7 @@ op = Op(
     equivalent_shapes=_equivalent_shapes,
     unbiased=unbiased,
     first_rows=_first_rows,
-    examples=(
+    examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512),  # a prime M
         _example(257, 144, 320),  # more rows than one tile of shuffled scales; K/32 is no multiple of 8
@@ -232,7 +232,7 @@ op = Op(
         _example(0, 256, 512),  # an empty batch
         _example(0, 130, 96, layout="row"),
     ),
-    large=(
+    large=lambda: (
         _example(1024, 4096, 4096),
         _example(4099, 2112, 1408),  # a prime M beyond one wave of tiles
         _example(64, 7168, 18432, layout="row"),

@@ -94,7 +94,7 @@ op = Op(
     equivalent_shapes=scaled_rows.equivalent_shapes_of(_layout),
     unbiased=unbiased,
     first_rows=scaled_rows.first_rows,
-    examples=(
+    examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512, **_FN),  # a prime M
         _example(33, 130, 99),  # ragged in all three: rows that are not 16-byte aligned
@@ -108,7 +108,7 @@ op = Op(
         _example(1, 1, 64, outdtype="fp32"),  # one row each: scales that could be the whole tensor's
         _example(0, 256, 512, **_FN),  # an empty batch
     ),
-    large=(
+    large=lambda: (
         _example(1024, 4096, 4096),
         _example(4099, 2048, 1408, **_FN),  # a prime M beyond one wave of tiles
         _example(16, 7168, 16384, scale="tensor", **_FN),

@@ -100,7 +100,7 @@ op = Op(
     fake=quantised.fake,
     equivalent_shapes=scaled_blocks.equivalent_shapes_of("row"),
     first_rows=_first_rows,
-    examples=(
+    examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512),  # a prime M
         _example(16, 256, 384),
@@ -113,7 +113,7 @@ op = Op(
         _example(7, 128, 256, dtype="torch.float8_e4m3fnuz"),
         _example(0, 256, 512),  # an empty batch
     ),
-    large=(
+    large=lambda: (
         _example(1024, 4096, 4096),
         _example(4099, 2112, 1408),  # a prime M beyond one wave of tiles, N with a tail
         _example(64, 7168, 18432),

@@ -96,7 +96,7 @@ op = Op(
     equivalent_shapes=scaled_rows.equivalent_shapes_of(_layout),
     unbiased=unbiased,
     first_rows=scaled_rows.first_rows,
-    examples=(
+    examples=lambda: (
         _example(1, 1280, 4096),  # decoding one token
         _example(127, 256, 512, **_INT8),  # a prime M
         _example(33, 144, 96),  # N and K: multiples of what the layout needs and of no tile
@@ -110,7 +110,7 @@ op = Op(
         _example(8, 128, 256, **_FNUZ),
         _example(0, 256, 512),  # an empty batch
     ),
-    large=(
+    large=lambda: (
         _example(1024, 4096, 4096, **_INT8),
         _example(4099, 2048, 1408),  # a prime M beyond one wave of tiles
         _example(16, 7168, 16384),

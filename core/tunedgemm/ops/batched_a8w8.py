@@ -164,7 +164,7 @@ op = Op(
     equivalent_shapes=batched.equivalent_shapes_of(_DTYPES[0]),
     padded_m=exact,
     first_rows=batched.first_rows,
-    examples=(
+    examples=lambda: (
         _example(16, 1, 128, 256),
         _example(1, 33, 130, 72),
         _example(3, 17, 64, 99),  # an odd K: rows that are not 16-byte aligned
@@ -176,7 +176,7 @@ op = Op(
         _example(3, 8, 32, 96, dtype="fp8_e4m3fnuz"),
         _example(4, 0, 64, 128),
     ),
-    large=(
+    large=lambda: (
         _example(16, 512, 1280, 8192),
         _example(16, 4099, 2048, 576),  # a prime M beyond one wave of tiles
         _example(8, 1024, 4096, 4096, dtype="fp8_e4m3fn"),

@@ -14,7 +14,7 @@ from tunedgemm.ops.hot import hot_function
 from tunedgemm.ops.op import Columns, Op
 from tunedgemm.ops.padded_m import exact
 from tunedgemm.ops.product import exact_dtype, exact_product, tolerance
-from tunedgemm.ops.serving import Call, Serving
+from tunedgemm.ops.serving import Arguments, Call, Serving
 from tunedgemm.shape import Shape
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *_: Any, otype: torch.dtype | N
 def _entry(serving: Serving) -> Mapping[str, Call]:
     import torch
 
-    product, bf16 = hot_function(serving, _OPERANDS), torch.bfloat16
+    bf16 = torch.bfloat16
 
     def batched_gemm_bf16(
         XQ: torch.Tensor,
@@ -94,9 +94,21 @@ def _entry(serving: Serving) -> Mapping[str, Call]:
             OperandError: shapes, dtypes or devices that do not fit each other.
         """
         del splitK
-        return product(XQ, WQ, bias, dtype)
+        return hot(XQ, WQ, bias, dtype)
 
-    return {"batched_gemm_bf16": batched_gemm_bf16, "batched_gemm_bf16_CK": batched_gemm_bf16}
+    def place(
+        XQ: torch.Tensor,
+        WQ: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype | None = bf16,
+        splitK: int | None = None,
+    ) -> Arguments:
+        """Return the arguments of `batched_gemm_bf16` as those of `Serving.call`."""
+        del splitK
+        return (XQ, WQ, bias), dtype, {}
+
+    hot = hot_function(serving, ("XQ", "WQ", "bias?"), otype="dtype", general=batched_gemm_bf16, place=place)
+    return {"batched_gemm_bf16": hot, "batched_gemm_bf16_CK": hot}
 
 
 _parse = batched.parser(NAME, _DTYPES)
@@ -126,7 +138,7 @@ op = Op(
     equivalent_shapes=batched.equivalent_shapes_of(_DTYPES[0]),
     padded_m=exact,
     first_rows=batched.first_rows,
-    examples=(
+    examples=lambda: (
         _example(16, 1, 128, 256),
         _example(1, 33, 130, 72),
         _example(3, 17, 64, 99),  # an odd K: rows that are not 16-byte aligned
@@ -136,7 +148,7 @@ op = Op(
         _example(5, 7, 48, 64, dtype="fp16"),
         _example(4, 0, 64, 128),
     ),
-    large=(
+    large=lambda: (
         _example(16, 512, 1280, 8192),
         _example(128, 1024, 512, 128),  # DeepSeek V3: the absorbed projection of each head
         _example(16, 4099, 2048, 576),  # a prime M beyond one wave of tiles

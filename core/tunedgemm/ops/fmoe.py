@@ -260,7 +260,7 @@ op = Op(
     equivalent_shapes=_equivalent_shapes,
     padded_m=tokens,
     first_rows=_first_rows,
-    examples=(
+    examples=lambda: (
         _example((1, 128, 64, 8, 2)),
         _example((5, 128, 96, 4, 1), act="Gelu", doweight_stage1="1"),
         _example((33, 64, 64, 8, 3), act="Swiglu"),
@@ -281,7 +281,7 @@ op = Op(
         _example((0, 128, 64, 4, 2)),
         _example((0, 128, 128, 4, 2), "per_1x128", _FP8),
     ),
-    large=(
+    large=lambda: (
         _example((512, 4096, 1792, 8, 2), layout=_LAYOUT),  # Mixtral 8x7B, tensor parallel 8
         _example((64, 7168, 256, 256, 8), "per_1x128", _FP8, layout=_LAYOUT),  # DeepSeek V3, tensor parallel 8
         _example((1024, 2048, 768, 128, 8), "per_Token", _FP8),  # Qwen 3 30B A3B

@@ -19,27 +19,29 @@ if TYPE_CHECKING:
     pass
 
 #: Names that the generated source uses itself.
-_TAKEN = {"key", "call", "operands", "error", "get", "resolve", "demote", "general", "is_grad_enabled", "forward_ad", "otype"}
+_TAKEN = {"key", "call", "operands", "error", "get", "resolve", "demote", "general", "is_grad_enabled", "forward_ad"}
 
 
 def hot_function(
     serving: Serving,
     operands: Sequence[str],
     *,
+    otype: str = "otype",
     fields: Sequence[str] = (),
     general: Call | None = None,
     place: Place | None = None,
 ) -> Call:
     """Make the function of some operands over a dispatcher's launchers.
 
-    Without *general* it takes the operands, then the fields, then ``otype``, all by position; absent operands are None.
+    Without *general* it takes the operands, then the fields, then *otype*, all by position; absent operands are None.
 
     Args:
         serving: the dispatcher.
         operands: names in the op's order; optional ones end in ``?`` and come last, as in `Op.operands`.
+        otype: name of the argument for the dtype of the output.
         fields: names of what the op's `shape_of` takes besides operands.
         general: a function whose signature and docstring the hot function gets. It is called where an argument is given that is
-            neither one of the operands nor ``otype``; the default of such an argument is None.
+            neither one of the operands nor *otype*; the default of such an argument is None.
         place: from the function's arguments to those of `Serving.call`; needed with *general*.
     """
     from torch import is_grad_enabled
@@ -49,12 +51,12 @@ def hot_function(
     optional = tuple(name.removesuffix("?") for name in operands if name.endswith("?"))
     others: tuple[str, ...] = ()
     if general is None:
-        name, signature = f"{serving.op.name}_hot", ", ".join((*names, *fields, "otype"))
+        name, signature = f"{serving.op.name}_hot", ", ".join((*names, *fields, otype))
         place = functools.partial(_place, len(names), tuple(fields))
     else:
         name, signature = general.__name__, _signature(general)
-        others = tuple(parameter for parameter in inspect.signature(general).parameters if parameter not in (*names, "otype"))
-    make = _compiled(name, signature, names, optional, tuple(fields), others)
+        others = tuple(parameter for parameter in inspect.signature(general).parameters if parameter not in (*names, otype))
+    make = _compiled(name, signature, names, optional, otype, tuple(fields), others)
     inner: Any = make(serving.launchers.get, serving.resolve, serving.demote, general, is_grad_enabled, forward_ad)
     if general is not None:
         inner.__defaults__, inner.__kwdefaults__ = general.__defaults__, general.__kwdefaults__  # type: ignore[attr-defined]
@@ -82,16 +84,22 @@ def _signature(function: Call) -> str:
 
 @functools.cache
 def _compiled(
-    name: str, signature: str, names: tuple[str, ...], optional: tuple[str, ...], fields: tuple[str, ...], others: tuple[str, ...]
+    name: str,
+    signature: str,
+    names: tuple[str, ...],
+    optional: tuple[str, ...],
+    otype: str,
+    fields: tuple[str, ...],
+    others: tuple[str, ...],
 ) -> Callable[..., Call]:
     """Compile the source of a hot function; returns what makes one of a dispatcher's methods."""
-    for word in (name, *names, *fields, *others):
+    for word in (name, *names, otype, *fields, *others):
         if not word.isidentifier() or keyword.iskeyword(word) or word in _TAKEN:
             raise ValueError(f"hot function {name!r}: {word!r} cannot name an argument")
-    source = _source(name, signature, names, optional, fields, others)
+    source = _source(name, signature, names, optional, otype, fields, others)
     filename = f"<tunedgemm hot function {name} #{len(_SOURCES)}>"
     _SOURCES.append(filename)
-    # An entry of one line number and no time of change stays, as for attrs' methods.
+    # An entry without a time of change stays, as for attrs' methods.
     linecache.cache[filename] = len(source), None, source.splitlines(keepends=True), filename
     scope: dict[str, Any] = {"__name__": __name__}
     exec(compile(source, filename, "exec"), scope)
@@ -103,11 +111,16 @@ _SOURCES: list[str] = []
 
 
 def _source(
-    name: str, signature: str, names: tuple[str, ...], optional: tuple[str, ...], fields: tuple[str, ...], others: tuple[str, ...]
+    name: str,
+    signature: str,
+    names: tuple[str, ...],
+    optional: tuple[str, ...],
+    otype: str,
+    fields: tuple[str, ...],
+    others: tuple[str, ...],
 ) -> str:
     """Write the source of a hot function."""
     required = [operand for operand in names if operand not in optional]
-    extra = "".join(f", {field}={field}" for field in fields)
     everything = _tuple(names)
     lines = ["def make(get, resolve, demote, general, is_grad_enabled, forward_ad):", f"    def {name}({signature}):"]
     if others:
@@ -115,36 +128,37 @@ def _source(
         first = parameters.index("*") if "*" in parameters else len(parameters)
         given = [*parameters[:first], *(f"{parameter}={parameter}" for parameter in parameters[first + 1 :])]
         lines += [f"        if {_any_given(others)}:", f"            return general({', '.join(given)})"]
-    lines += ["        try:  # memory is asked for first: operands without any must not find what serves strided ones"]
     if len(optional) == 1:
-        lines += [f"            if {optional[0]} is None:"]
-        lines += [f"                {line}" for line in _key(required, fields)]
-        lines += ["            else:"]
-        lines += [f"                {line}" for line in _key([*required, *optional], fields)]
-        given_operands = f"{_tuple(required)} if {optional[0]} is None else {everything}"
-        run = f"call({', '.join(required)}) if {optional[0]} is None else call({', '.join(names)})"
+        lines += [f"        if {optional[0]} is None:"]
+        lines += [f"            {line}" for line in _body(required, (), otype, fields, everything)]
+        lines += [f"        {line}" for line in _body(names, (), otype, fields, everything)]
     else:
-        lines += [f"            {line}" for line in _key(required, fields)]
-        given_operands = _trimmed(required, optional)
-        run = f"call({', '.join(required)})"
-        if optional:
-            lines += [f"            operands = {_tuple(required)}", f"            if {_any_given(optional)}:"]
-            lines += [f"                operands = {given_operands}", "                key = ("]
-            lines += ["                    *key,", *(f"                    {_part(operand)}," for operand in optional), "                )"]
-            given_operands, run = "operands", "call(*operands)"
-    lines += [
-        "            call = get(key)",
-        "        except (AttributeError, RuntimeError, TypeError):  # no tensor, which shape_of names; no memory; a size that is a symbol",
-        f"            return resolve(None, {everything}, otype{extra})",
-        "        if call is None:",
-        f"            return resolve(key, {given_operands}, otype{extra})",
-        "        try:",
-        f"            return {run}",
-        "        except Exception as error:  # a kernel of a plugin may raise anything",
-        f"            return demote(error, key, {given_operands}, otype{extra})",
-        f"    return {name}",
+        lines += [f"        {line}" for line in _body(required, optional, otype, fields, everything)]
+    return "\n".join([*lines, f"    return {name}"]) + "\n"
+
+
+def _body(required: Sequence[str], optional: Sequence[str], otype: str, fields: Sequence[str], everything: str) -> list[str]:
+    """Write the statements that serve a call: key, look-up, launch."""
+    extra = "".join(f", {field}={field}" for field in fields)
+    operands, run = _tuple(required), f"call({', '.join(required)})"
+    lines = ["try:  # memory is asked for first: operands without any must not find what serves strided ones"]
+    lines += [f"    {line}" for line in _key(required, otype, fields)]
+    if optional:
+        lines += [f"    operands = {operands}", f"    if {_any_given(optional)}:", f"        operands = {_trimmed(required, optional)}"]
+        lines += ["        key = (", "            *key,", *(f"            {_part(operand)}," for operand in optional), "        )"]
+        operands, run = "operands", "call(*operands)"
+    return [
+        *lines,
+        "    call = get(key)",
+        "except (AttributeError, RuntimeError, TypeError):  # no tensor, which shape_of names; no memory; a size that is a symbol",
+        f"    return resolve(None, {everything}, {otype}{extra})",
+        "if call is None:",
+        f"    return resolve(key, {operands}, {otype}{extra})",
+        "try:",
+        f"    return {run}",
+        "except Exception as error:  # a kernel of a plugin may raise anything",
+        f"    return demote(error, key, {operands}, {otype}{extra})",
     ]
-    return "\n".join(lines) + "\n"
 
 
 def _tuple(names: Sequence[str]) -> str:
@@ -163,7 +177,7 @@ def _trimmed(required: Sequence[str], optional: Sequence[str]) -> str:
     return text
 
 
-def _key(names: Sequence[str], fields: Sequence[str]) -> list[str]:
+def _key(names: Sequence[str], otype: str, fields: Sequence[str]) -> list[str]:
     """Write the cache key of operands that are all given.
 
     An operand may be refused where it is not contiguous while another is copied, so each has its own place, but for the first two:
@@ -177,9 +191,9 @@ def _key(names: Sequence[str], fields: Sequence[str]) -> list[str]:
     return [
         "key = (",
         *(f"    {line}" for line in each),
-        f"    otype, {''.join(f'{field}, ' for field in fields)}forward_ad._current_level,  # inside a level nothing is cached",
+        f"    {', '.join([otype, *fields])},",
         f"    {first},{rest}",
-        f"    is_grad_enabled() and ({needs}),",
+        f"    is_grad_enabled() and ({needs}) if forward_ad._current_level < 0 else None,  # inside a level nothing is cached",
         ")",
     ]
 
