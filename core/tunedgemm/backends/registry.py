@@ -81,18 +81,15 @@ class Backend:
         found = self._solutions("refine", *whole, device)
         return [split.added(near) for near in found] if split.is_split(solution) else found
 
-    def iterate(self, shape: Shape, device: Device) -> Iterator[Solution]:
-        """Yield the solutions of a shape in the plugin's order, as the plugin lists them.
+    def _solutions(self, hook: str, *arguments: Any) -> list[Solution]:
+        return list(dict.fromkeys(self.iterate(hook, *arguments)))
+
+    def iterate(self, hook: str, *arguments: Any) -> Iterator[Solution]:
+        """Yield the solutions that a hook gives, in the plugin's order and as the plugin lists them.
 
         Raises:
-            PluginError: the hook raised, or gave something that is no Solution of this libtype.
+            PluginError: the hook raised, or gave something that is not a Solution of this libtype.
         """
-        return self._iterate("enumerate_solutions", shape, device)
-
-    def _solutions(self, hook: str, *arguments: Any) -> list[Solution]:
-        return list(dict.fromkeys(self._iterate(hook, *arguments)))
-
-    def _iterate(self, hook: str, *arguments: Any) -> Iterator[Solution]:
         solution: Any = None
         try:
             for solution in self.hooks[hook](*arguments):

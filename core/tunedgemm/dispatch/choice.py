@@ -159,7 +159,7 @@ def _named(wanted: Solution, backend: Backend, shape: Shape, device: Device) -> 
     """Return the first solution of a shape with a kernel's name, else with the one name that contains it."""
     parts: list[Solution] = []
     try:
-        for solution in backend.iterate(shape, device):
+        for solution in backend.iterate("enumerate_solutions", shape, device):
             if wanted.split_k in (0, solution.split_k):
                 if solution.kernel_name == wanted.kernel_name:
                     return solution

@@ -68,8 +68,11 @@ def _shape_of(
     *,
     otype: torch.dtype | None = None,
 ) -> Shape:
-    """The shape of a call; raises OperandError for operands that do not fit each other."""
-    scales = {name: scale for name, scale in (("scale_a", scale_a), ("scale_b", scale_b), ("scale_c", scale_c)) if scale is not None}
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
+    scales: dict[str, torch.Tensor] = {}
+    if scale_a is not None or scale_b is not None or scale_c is not None:
+        given = {"scale_a": scale_a, "scale_b": scale_b, "scale_c": scale_c}
+        scales = {name: scale for name, scale in given.items() if scale is not None}
     check_tensors("a16w16", x=x, weight=weight, **({} if bias is None else {"bias": bias}), **scales)
     if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype or x.device != weight.device:
         raise OperandError(_mismatch(x, weight))
@@ -87,7 +90,7 @@ def _shape_of(
 
 
 def _mismatch(x: torch.Tensor, weight: torch.Tensor) -> str:
-    """Why x and weight do not fit each other."""
+    """Say why x and weight do not fit each other."""
     given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
     if weight.dim() != 2:
         return f"a16w16: the weight must be 2-D [N, K] ({given})"
@@ -102,7 +105,7 @@ def _mismatch(x: torch.Tensor, weight: torch.Tensor) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _one_row(n: int, k: int, dtype: torch.dtype, otype: torch.dtype, bias_dtype: torch.dtype | None, scaled: bool, layout: str) -> Shape:
-    """The shape of a call of one row: a layer's calls differ in their rows alone, and a new shape takes longest to check."""
+    """Return the shape of a call of one row: a layer's calls differ in rows only, and checking a new shape takes longest."""
     return Shape(
         op="a16w16",
         m=1,
@@ -118,7 +121,7 @@ def _one_row(n: int, k: int, dtype: torch.dtype, otype: torch.dtype, bias_dtype:
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """x [m, k] and weight [n, k] from a normal distribution, bias [n] and scales [1] where the shape has them."""
+    """Draw x [m, k] and weight [n, k] from a normal distribution, bias [n] and scales [1] where the shape has them."""
     import torch
 
     from tunedgemm.ops.shuffle import shuffle_weight
@@ -142,7 +145,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """The product in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute the product in float64 where that is quick, else in float32 without TF32, on the operands' device."""
     from tunedgemm.ops.shuffle import unshuffled
 
     x, weight, bias, scale_a, scale_b, scale_c = (*operands, None, None, None, None)[:6]
