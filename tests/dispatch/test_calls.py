@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from tunedgemm.dispatch.calls import recorded, recording, watch_graphs, with_call_counter
+from tunedgemm.testing.listed import listed
 
 
-@pytest.mark.parametrize("operands", [1, 2, 3, 5])
+@listed("operands", [1, 2, 3, 5])
 def test_calls_are_counted_by_kind_and_passed_on(operands: int, graphs: type[Graph]) -> None:
     """However many operands a call has, they reach the launcher as they are, and one of the two counts goes up by one."""
     given, counter, now = tuple(torch.ones(1) for _ in range(operands)), [0, 0], [False]

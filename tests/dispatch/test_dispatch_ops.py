@@ -23,6 +23,7 @@ from tunedgemm.solution import Solution
 from tunedgemm.table.csvfile import Row, read_untuned, write_rows
 from tunedgemm.table.scan import Reader
 from tunedgemm.testing.fakes import exact, fake_backend, fake_registry
+from tunedgemm.testing.listed import listed
 from tunedgemm.tuner import Options, tune
 
 #: An op whose weight comes first, with a field that no operand tells, and a function that is a16w16's already.
@@ -256,7 +257,7 @@ def test_shuffled_weights_find_their_own_rows_and_reach_kernels_plain(tmp_path: 
         torch.testing.assert_close(out, torch.nn.functional.linear(x, weight))
 
 
-@pytest.mark.parametrize("by_name", [False, True])
+@listed("by_name", [False, True])
 def test_transposed_scales_that_are_not_contiguous_are_refused_whatever_came_before(by_name: bool) -> None:
     """A call that was served from a copy of its misaligned x lets no other one in whose x_scale means something else."""
     op = op_named("a8w8_blockscale_bpreshuffle")
@@ -290,7 +291,7 @@ def test_torchs_products_of_bytes_get_dense_operands(monkeypatch: pytest.MonkeyP
     assert seen == [[True] * 4] * 3
 
 
-@pytest.mark.parametrize(
+@listed(
     ("name", "example", "place"),
     [("fmoe", {"q_type": "per_Token"}, 0), ("fmoe", {"q_type": "per_1x32"}, 0), ("fmoe", {"q_type": "per_1x128"}, 5)],
 )
@@ -309,7 +310,7 @@ def test_a_gradient_that_would_be_lost_is_an_error(name: str, example: dict[str,
         assert torch.equal(gemm.call(name, *operands, **op.fields(shape)), wanted)
 
 
-@pytest.mark.parametrize("place", [2, 3, 4])
+@listed("place", [2, 3, 4])
 def test_a_gradient_that_torch_has_is_kept(place: int) -> None:
     """That of scales and of a bias, by torch's own call."""
     op = op_named("a8w8")

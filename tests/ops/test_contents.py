@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from tunedgemm.dtype import DTYPES
 from tunedgemm.ops.accuracy import same_bits
 from tunedgemm.ops.contents import duplicate, overwrite, raw
 from tunedgemm.ops.shuffle import ShuffledWeight, shuffle_weight
+from tunedgemm.testing.listed import listed
 
 KINDS = [getattr(torch, name) for name, _ in DTYPES.values()]
 
@@ -18,7 +18,7 @@ def drawn(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
     return torch.randint(0, 255, (*sizes[:-1], sizes[-1] * size), dtype=torch.uint8).view(dtype)
 
 
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@listed("dtype", KINDS, ids=str)
 def test_every_dtype_can_be_copied_and_put_back(dtype: torch.dtype) -> None:
     """A copy has memory of its own and the same bits; overwriting brings other contents to the old address."""
     old, new = drawn(dtype, 4, 32), drawn(dtype, 4, 32)
@@ -29,7 +29,7 @@ def test_every_dtype_can_be_copied_and_put_back(dtype: torch.dtype) -> None:
     assert same_bits(old, new) and not same_bits(old, copy) and old.data_ptr() == address
 
 
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@listed("dtype", KINDS, ids=str)
 def test_a_dense_copy_has_the_values_of_a_view(dtype: torch.dtype) -> None:
     """Rows with gaps between them, and a transposed matrix, become contiguous."""
     rows = drawn(dtype, 8, 32)[::2]

@@ -7,6 +7,7 @@ from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
 from tunedgemm.ops.hot import hot_function
 from tunedgemm.shape import Shape
+from tunedgemm.testing.listed import listed
 
 OP = op_named("a8w8")
 OPERANDS = OP.make_inputs(Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row"), torch.device("cpu"), 0)
@@ -110,7 +111,7 @@ class TestWeightScaled:
         "type": lambda x, w, s: ((x, w, torch.nn.Parameter(s, requires_grad=False)), None, None),
     }
 
-    @pytest.mark.parametrize("what", changes)
+    @listed("what", changes)
     def test_calls_that_differ_have_launchers_of_their_own(self, what):
         """Equal calls share one, whatever the values; whatever a launcher may rely on is part of its key."""
         dispatcher = Dispatcher(self.op)

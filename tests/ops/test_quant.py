@@ -26,6 +26,7 @@ from tunedgemm.ops.quant import (
 )  # fmt: skip
 from tunedgemm.ops.scaled_blocks import transposed_scale, untransposed_scale
 from tunedgemm.ops.shuffle import shuffle_weight
+from tunedgemm.testing.listed import listed
 
 DTYPES = {"int8": torch.int8, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0}
@@ -260,7 +261,7 @@ def by_tiles(scale: torch.Tensor) -> torch.Tensor:
     return out.view(high, wide)
 
 
-@pytest.mark.parametrize("size", [(256, 8), (1, 1), (33, 9), (300, 20), (512, 16), (0, 8)], ids=str)
+@listed("size", [(256, 8), (1, 1), (33, 9), (300, 20), (512, 16), (0, 8)], ids=str)
 def test_shuffled_scales_lie_where_aiters_kernels_read_them(size: tuple[int, int]):
     """shuffle_scale is the documented permutation with padding, for both dtypes, and unshuffle_scale its inverse."""
     scale = torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -375,7 +376,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("use", "match"), WRONG.values(), ids=WRONG.keys())
+@listed(("use", "match"), WRONG.values(), ids=WRONG.keys())
 def test_what_cannot_be_is_refused_with_what_was_given(use: Callable[[], object], match: str):
     """Wrong dtypes, sizes, scales and shuffled weights are OperandErrors that say what was given and what fits."""
     with pytest.raises(OperandError, match=match):
