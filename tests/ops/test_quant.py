@@ -33,7 +33,7 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz:
 #: half a step at the largest value, relative to the largest: int8 has steps of 1, e4m3 3 bits of fraction
 STEP = {torch.int8: 0.5 / 127, torch.float8_e4m3fn: 2**-4, torch.float8_e4m3fnuz: 2**-4}
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
+every_dtype = listed("dtype", DTYPES.values())
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
@@ -102,7 +102,7 @@ def test_int8_is_rounded_to_nearest_with_ties_to_even():
 
 
 @every_dtype
-@pytest.mark.parametrize("shape", [(3, 128), (2, 3, 200), (1, 1), (5, 129), (0, 256), (256,)], ids=str)
+@listed("shape", [(3, 128), (2, 3, 200), (1, 1), (5, 129), (0, 256), (256,)], ids=str)
 @pytest.mark.usefixtures("sliced")
 def test_blocks_of_a_row_have_scales_tails_included(shape: tuple[int, ...], dtype: torch.dtype):
     """per_1x128_quant equals pertoken_quant of each piece of 128 or of what is left of a row."""
@@ -117,7 +117,7 @@ def test_blocks_of_a_row_have_scales_tails_included(shape: tuple[int, ...], dtyp
 
 
 @every_dtype
-@pytest.mark.parametrize("shape", [(128, 128), (256, 384), (130, 100), (3, 129, 200), (2, 1, 1), (2, 0, 128), (1, 128)], ids=str)
+@listed("shape", [(128, 128), (256, 384), (130, 100), (3, 129, 200), (2, 1, 1), (2, 0, 128), (1, 128)], ids=str)
 @pytest.mark.usefixtures("sliced")
 def test_square_blocks_have_scales_tails_included(shape: tuple[int, ...], dtype: torch.dtype):
     """per_block_quant equals per_tensor_quant of each block of 128x128 or of what is left."""

@@ -206,8 +206,8 @@ USES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 }
 
 
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode], ids=lambda mode: mode.__name__)
-@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+@listed("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode], ids=lambda mode: mode.__name__)
+@listed("use", USES.values(), ids=USES.keys())
 def test_plain_use_is_refused(use: Callable[..., object], mode: Callable[[], Any], weight: ShuffledWeight):
     """Whatever would read a shuffled weight as plain raises an error that names the layout and the way out; in every mode."""
     before = weight.plain.clone()
