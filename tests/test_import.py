@@ -1,6 +1,8 @@
 """The package's menu: quick to import, and everything on it exists."""
 
+import ast
 import json
+from pathlib import Path
 
 import pytest
 import tunedgemm
@@ -67,3 +69,10 @@ def test_importing_and_calling_change_nothing_of_torch(child):
         "print(len(state()) == len(before), all(a is b for a, b in zip(state(), before)), 'torch._dynamo' in sys.modules)\n"
     )
     assert found == "True True False"
+
+
+def test_type_checkers_see_the_menu():
+    """The imports for type checkers are those that the menu makes."""
+    block = next(node for node in ast.parse(Path(tunedgemm.__file__).read_text()).body if isinstance(node, ast.If))
+    seen = {alias.asname: node.module for node in block.body for alias in node.names}
+    assert seen == tunedgemm._HOME

@@ -59,7 +59,7 @@ def _format(shape: Shape) -> dict[str, str]:
 
 
 def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-    """The shape, then as the key alone tells it: plain weight, bf16 out, no bias."""
+    """Return the shape, then as the key alone tells it: plain weight, bf16 out, no bias."""
     return quantised.equivalent_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout="row")
 
 
@@ -71,7 +71,7 @@ def _shape_of(
     *,
     otype: torch.dtype | None = None,
 ) -> Shape:
-    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_tensors(NAME, x=x, weight=weight, w_scale=w_scale)
     quantised.check_dtype(NAME, "x", x, _DTYPES)
     quantised.check_dtype(NAME, "weight", weight, scaled_fp4.FP4)
@@ -96,7 +96,7 @@ def _shape_of(
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Normal x [m, k], a quantised weight [n, k/2] of normal numbers, its e8m0 scales, and bias [n] where asked for."""
+    """Draw normal x [m, k], a quantised weight [n, k/2] of normal numbers, its e8m0 scales, and bias [n] where asked for."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -105,7 +105,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """[m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
     x, weight, w_scale, bias = (*operands, None)[:4]
     wide = exact_dtype(shape.m, shape.n, shape.k)
     out = exact_product(x.reshape(shape.m, shape.k), scaled_fp4.weight_values(shape, weight, w_scale, wide), wide)
@@ -113,7 +113,7 @@ def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _bytes_moved(shape: Shape) -> int:
-    """Each operand and the output once; of shuffled scales what is not padding."""
+    """Count each operand and the output once, and shuffled scales without their padding."""
     bits = shape.m * shape.k * dtype_bits(shape.dtype) + shape.n * (shape.k * 4 + shape.k // scaled_fp4.GROUP * 8)
     bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
     return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8

@@ -57,7 +57,7 @@ def _format(shape: Shape) -> dict[str, str]:
 
 
 def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-    """The shape, then as AITER's key knows it: shuffled weight, bf16 out, no bias."""
+    """Return the shape, then as AITER's key knows it: shuffled weight, bf16 out, no bias."""
     return quantised.equivalent_as(shape, outdtype=quantised.OUTDTYPES[0], epilogue="none", bias_dtype="", layout=scaled_fp4.SHUFFLED)
 
 
@@ -70,7 +70,7 @@ def _shape_of(
     *,
     otype: torch.dtype | None = None,
 ) -> Shape:
-    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     for name, operand in (("x", x), ("weight", weight)):
         quantised.check_dtype(NAME, name, operand, scaled_fp4.FP4)
@@ -101,7 +101,7 @@ def _shape_of(
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """x [m, k/2] and weight [n, k/2] of normal numbers, quantised, their e8m0 scales, and bias [n] where asked for."""
+    """Draw x [m, k/2] and weight [n, k/2] of normal numbers, quantised, their e8m0 scales, and bias [n] where asked for."""
     import torch
 
     from tunedgemm.ops.quant import per_1x32_f4_quant
@@ -113,7 +113,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """[m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
     import torch
 
     from tunedgemm.ops.quant import dequant_fp4
@@ -138,7 +138,7 @@ def _first_rows(shape: Shape, operands: tuple[Any, ...], m: int) -> tuple[Any, .
 
 
 def _bytes_moved(shape: Shape) -> int:
-    """Each operand and the output once; of shuffled scales what is not padding."""
+    """Count each operand and the output once, and shuffled scales without their padding."""
     bits = (shape.m + shape.n) * (shape.k * 4 + shape.k // scaled_fp4.GROUP * 8)
     bits += shape.n * dtype_bits(shape.bias_dtype) if shape.bias else 0
     return (bits + shape.m * shape.n * dtype_bits(shape.outdtype)) // 8

@@ -27,7 +27,7 @@ NAME = "a8w8_blockscale"
 def _shape_of(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
 ) -> Shape:
-    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     layout = plain_layout(NAME, weight, "gemm_a8w8_blockscale_bpreshuffle")
     return scaled_blocks.shape_of(NAME, layout, (x, weight, x_scale, w_scale), otype)

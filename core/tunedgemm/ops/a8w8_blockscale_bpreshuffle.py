@@ -29,7 +29,7 @@ _LAYOUT = "aiter16x16"
 def _shape_of(
     x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor, *, otype: torch.dtype | None = None
 ) -> Shape:
-    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     quantised.check_tensors(NAME, x=x, weight=weight, x_scale=x_scale, w_scale=w_scale)
     layout = shuffled_layout(NAME, weight, "(16, 16)", "gemm_a8w8_blockscale")
     shape = scaled_blocks.shape_of(NAME, layout, (x, weight, x_scale, w_scale), otype)
@@ -50,7 +50,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[torch.T
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """[m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
     from tunedgemm.ops.shuffle import unshuffled
 
     x, weight, x_scale, w_scale = operands

@@ -24,7 +24,7 @@ NAME = "a8w8_bpreshuffle"
 
 
 def _layout(dtype: str) -> str:  # noqa: ARG001 - as other families are asked
-    """The layout that AITER's kernels want."""
+    """Return the layout of AITER's kernels."""
     return "aiter16x16"
 
 

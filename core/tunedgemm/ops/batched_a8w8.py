@@ -36,7 +36,7 @@ def _shape_of(
     *,
     otype: torch.dtype | None = None,
 ) -> Shape:
-    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     batches, m, n, k, dtype = batched.checked(NAME, _DTYPES, x, weight)
     _check_scale("x_scale", x_scale, ((batches, m, 1), (batches, m)), x.device)
     _check_scale("w_scale", w_scale, ((batches, 1, n), (batches, n, 1), (batches, n)), x.device)
@@ -56,7 +56,7 @@ def _shape_of(
 
 
 def _check_scale(name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> None:
-    """Raises OperandError for a scale that is not float32, of one of the *shapes*, on *device*."""
+    """Raise OperandError for a scale that is not float32, of one of the *shapes*, on *device*."""
     import torch
 
     one = isinstance(scale, torch.Tensor)
@@ -67,7 +67,7 @@ def _check_scale(name: str, scale: torch.Tensor, shapes: tuple[tuple[int, ...], 
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Normal x [B, m, k] and weight [B, n, k], quantised by row, their scales [B, m, 1] and [B, n, 1], and bias [B, n] where asked for."""
+    """Draw x [B, m, k] and weight [B, n, k] quantised by row, scales [B, m, 1] and [B, n, 1], and bias [B, n] if asked."""
     import torch
 
     from tunedgemm.ops.quant import pertoken_quant
@@ -87,7 +87,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """[B, m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [B, m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
     x, weight, x_scale, w_scale, bias = (*operands, None)[:5]
     batches = int(shape["B"])
     wide = exact_dtype(batches * shape.m, shape.n, shape.k)

@@ -26,7 +26,7 @@ _DTYPES = ("bf16", "fp16")
 
 
 def _shape_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, otype: torch.dtype | None = None) -> Shape:
-    """The shape of a call; raises OperandError for operands that do not fit each other."""
+    """Return the shape of a call; raises OperandError for operands that do not fit each other."""
     batches, m, n, k, dtype = batched.checked(NAME, _DTYPES, x, weight)
     bias_dtype = batched.bias_dtype_of(NAME, bias, batches, n, x.device)
     return Shape(
@@ -43,7 +43,7 @@ def _shape_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None =
 
 
 def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """x [B, m, k], weight [B, n, k] and, where the shape has one, bias [B, n], from a normal distribution."""
+    """Draw x [B, m, k], weight [B, n, k] and, where the shape has one, bias [B, n], from a normal distribution."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -56,7 +56,7 @@ def _make_inputs(shape: Shape, device: torch.device, seed: int) -> tuple[Any, ..
 
 
 def _reference(shape: Shape, operands: tuple[Any, ...]) -> torch.Tensor:
-    """[B, m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
+    """Compute [B, m, n] in float64 where that is quick, else in float32 without TF32, on the operands' device."""
     x, weight, bias = (*operands, None)[:3]
     wide = exact_dtype(int(shape["B"]) * shape.m, shape.n, shape.k)
     out = exact_product(x, weight, wide)

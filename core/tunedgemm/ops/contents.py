@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The contents as contiguous bytes, the last dimension longer; a shuffled weight's as they lie."""
+    """Return the contents as contiguous bytes, the last dimension longer; a shuffled weight's as they lie."""
     import torch
 
     plain = plain_weight(tensor).detach()
@@ -19,7 +19,7 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def duplicate(tensor: torch.Tensor, *, contiguous: bool = False) -> torch.Tensor:
-    """A copy in memory of its own; a shuffled weight stays one.
+    """Copy a tensor into new memory; a shuffled weight stays one.
 
     Args:
         contiguous: contiguous, whatever the strides of *tensor*, else with its strides where it has no gaps.

@@ -118,7 +118,7 @@ def _share(text: str) -> float:
 
 
 def _equivalent_shapes(shape: Shape) -> tuple[Shape, ...]:
-    """The shape, then as AITER's key knows it: not how the weights lie; after all of those the other activations, as AITER."""
+    """Return the shape, then as AITER's key knows it: not how the weights lie; after all of those the other activations, as AITER."""
     acts = [str(shape["act"]), *(word for word in ACTIVATIONS if word != shape["act"] and (word != "swiglu" or shape["g1u1"]))]
     forms = [(shape.layout, shape.outdtype), (shape.layout, shape.dtype), (_LAYOUT, shape.dtype), ("row", shape.dtype)]
     return tuple(
@@ -133,12 +133,12 @@ def _rows(shape: Shape) -> int:
 
 
 def _flops(shape: Shape) -> int:
-    """Of both stages' products, for the topk experts of each token."""
+    """Count both stages' products, for the topk experts of each token."""
     return 2 * shape.m * int(shape["topk"]) * shape.n * (_rows(shape) + shape.k)
 
 
 def _bytes_moved(shape: Shape) -> int:
-    """The experts that can be hit, hidden states, routing and output once; the intermediate stays on the chip."""
+    """Count the experts that can be hit, hidden states, routing and output once; the intermediate stays on the chip."""
     hit = min(int(shape["expert"]), shape.m * int(shape["topk"]))
     kind, rows, bits = shape["q_type"], _rows(shape), 0
     for high, wide in ((rows, shape.n), (shape.n, shape.k)):

@@ -25,7 +25,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def _refuse(arguments: Mapping[str, Any]) -> None:
-    """Raises for an argument that would change the result: TypeError for one AITER does not have, either, else OperandError."""
+    """Refuse an argument that would change the result: TypeError for one AITER does not have, either, else OperandError."""
     for name, value in arguments.items():
         if name not in _UNSUPPORTED:
             raise TypeError(f"fused_moe() got an unexpected keyword argument {name!r}")

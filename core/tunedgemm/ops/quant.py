@@ -1,4 +1,4 @@
-"""Quantisation in the formats of the ops, and its inverse: pure torch on CPU and GPU, without a synchronisation.
+"""Quantise in the formats of the ops, and back: pure torch on CPU and GPU, without a synchronisation.
 
 Names, scales and rounding are those of AITER's aiter/ops/quant.py and aiter/utility/fp4_utils.py, with two differences:
 int8 is rounded to nearest (ties to even) where AITER's torch route truncates, and everything saturates instead of wrapping.

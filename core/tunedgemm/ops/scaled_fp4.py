@@ -24,7 +24,7 @@ GROUP = 32
 
 
 def check_k(op: str, k: int, error: type[ShapeError | OperandError]) -> None:
-    """That scales divide K.
+    """Check that scales divide K.
 
     Raises:
         ShapeError, OperandError: as *error* says, where they do not.
