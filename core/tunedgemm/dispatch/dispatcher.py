@@ -127,7 +127,7 @@ class Dispatcher:
 
     @property
     def table(self) -> Table:
-        """The merged table, read at the first use."""
+        """Return the merged table, read at the first use."""
         if self._table is None:
             with self._lock:
                 if self._table is None:

@@ -1,4 +1,4 @@
-"""What the batched ops share: ``out[b] = x[b, M, K] @ weight[b, N, K].T`` for each b, with AITER's key B, M, N, K."""
+"""Share the parts of the batched ops: ``out[b] = x[b, M, K] @ weight[b, N, K].T`` for each b, with AITER's key B, M, N, K."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def text(row: Mapping[str, str], column: str, default: str) -> str:
 
 
 def dtype(row: Mapping[str, str], column: str, default: str, allowed: tuple[str, ...] = ()) -> str:
-    """The short text of a dtype; *default* where the column is absent or holds AITER's filler 0.
+    """Read the short text of a dtype; *default* where the column is absent or holds AITER's filler 0.
 
     Args:
         allowed: the short texts that the op takes; empty for all.

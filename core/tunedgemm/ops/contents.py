@@ -1,4 +1,4 @@
-"""What tensors hold, copied and overwritten whatever their dtype: torch can do little with its narrowest types but view them as bytes."""
+"""Copy and overwrite the contents of tensors of any dtype: torch can do little with its narrowest types but view them as bytes."""
 
 from __future__ import annotations
 

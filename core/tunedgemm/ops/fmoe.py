@@ -99,7 +99,7 @@ def _read(row: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _write(row: Mapping[str, str]) -> Mapping[str, str]:
-    """The inverse of `_read`: every cell of the row, those of every op under AITER's names."""
+    """Invert `_read`: every cell of the row, those of every op under AITER's names."""
     kept = {name: text for name, text in row.items() if name not in ("kernelName", "splitK", "err_ratio", "solidx")}
     first, _, second = row.get("kernelName", "").partition("+")
     kept |= {"kernelName1": first, "kernelName2": second, "ksplit": row.get("splitK", "0")}

@@ -1,4 +1,4 @@
-"""What a fused mixture of experts computes: AITER's words for it, and the reference.
+"""Define a fused mixture of experts: AITER's words for it, and the reference.
 
 Semantics as AITER's ``torch_moe_stage1`` and ``torch_moe_stage2`` (aiter/fused_moe.py), with the quantisation of the hidden
 states and of the intermediate that its two stages do.
@@ -105,7 +105,7 @@ def cell_word(column: str, text: str, words: dict[str, str]) -> str:
 
 
 def problem(shape: Shape) -> str:
-    """What of a shape no operands could have, or ""."""
+    """Return why no operands could have a shape, or ""."""
     experts, topk = int(shape["expert"]), int(shape["topk"])
     if not 1 <= topk <= experts:
         return f"topk must be in 1..expert (got topk={topk}, expert={experts})"
@@ -223,7 +223,7 @@ def routes(topk_ids: torch.Tensor, experts: int) -> Iterator[tuple[int, torch.Te
 
 
 def check_local(hidden: Any, topk_weight: Any, topk_ids: Any, expert_mask: Any, num_local_tokens: Any) -> None:
-    """That what `local_tokens` and `local_routing` combine fits together, as far as `Op.shape_of` does not see it afterwards.
+    """Check that the operands of `local_tokens` and `local_routing` fit, as far as `Op.shape_of` does not see it afterwards.
 
     Raises:
         OperandError: names what does not.

@@ -1,4 +1,4 @@
-"""The operands of fmoe: whether they fit each other, and random ones."""
+"""Check and draw the operands of fmoe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exact product that references are made of, and how far from it products may be."""
+"""Compute the exact product for references, and bound the error of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the products ``x[..., K] @ weight[N, K].T`` of quantised operands share: columns, checks of operands, bounds; imports no torch."""
+"""Share the parts of the products ``x[..., K] @ weight[N, K].T`` of quantised operands: columns, checks of operands, bounds."""
 
 from __future__ import annotations
 

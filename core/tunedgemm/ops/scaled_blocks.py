@@ -1,4 +1,4 @@
-"""What a8w8_blockscale and a8w8_blockscale_bpreshuffle share: fp8, a float32 scale for each 1x128 of x and 128x128 of the weight."""
+"""Share the parts of both a8w8_blockscale ops: fp8, a float32 scale for each 1x128 of x and 128x128 of the weight."""
 
 from __future__ import annotations
 

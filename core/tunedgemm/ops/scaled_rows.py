@@ -1,4 +1,4 @@
-"""What a8w8 and a8w8_bpreshuffle share: ``out = (x @ weight.T) * x_scale * w_scale (+ bias)``, scales by row or by tensor."""
+"""Share the parts of a8w8 and a8w8_bpreshuffle: ``out = (x @ weight.T) * x_scale * w_scale (+ bias)``, scales by row or by tensor."""
 
 from __future__ import annotations
 
