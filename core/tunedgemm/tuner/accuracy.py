@@ -24,7 +24,7 @@ _CHUNK = 1 << 24
 
 
 def errors(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> tuple[float, float]:
-    """Both figures, over one pass: what `error_ratio` and `worst_row_error` say.
+    """Compute both figures in one pass: what `error_ratio` and `worst_row_error` say.
 
     Args:
         out: [..., N], any dtype that converts to float64.
@@ -51,7 +51,7 @@ def errors(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> tuple[
 
 
 def error_ratio(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> float:
-    """The share of elements with ``|out - ref| > atol + rtol * |ref|``; arguments as in `errors`.
+    """Compute the share of elements with ``|out - ref| > atol + rtol * |ref|``; arguments as in `errors`.
 
     Returns:
         0.0 for an empty output; 1.0 where either holds a value that is not finite or where their sizes differ.
@@ -60,7 +60,7 @@ def error_ratio(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> f
 
 
 def worst_row_error(out: torch.Tensor, ref: torch.Tensor) -> float:
-    """The largest ``norm(out - ref) / norm(ref)`` over the rows (the last dimension); arguments as in `errors`.
+    """Compute the largest ``norm(out - ref) / norm(ref)`` over the rows (the last dimension); arguments as in `errors`.
 
     A row whose reference is all zeros must be all zeros.
 
@@ -71,7 +71,7 @@ def worst_row_error(out: torch.Tensor, ref: torch.Tensor) -> float:
 
 
 def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether two tensors (or Nones) hold the same bits; shuffled weights of one layout as they lie."""
+    """Check whether two tensors (or Nones) hold the same bits; shuffled weights of one layout as they lie."""
     import torch
 
     from tunedgemm.ops.formats.contents import raw
@@ -85,7 +85,7 @@ def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def _chunks(out: torch.Tensor, ref: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]] | None:
-    """Both as rows in float64, some rows at a time; None where they do not have the same rows."""
+    """Yield both as rows in float64, some rows at a time; None where they do not have the same rows."""
     import torch
 
     if out.dim() == 0 or ref.dim() == 0 or out.numel() != ref.numel() or out.shape[-1] != ref.shape[-1]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-import pytest
-from tunedgemm.ops.ladder import exact, padded, padded_m, tokens
+from tunedgemm.ops.padded_m import exact, padded, padded_m, tokens
+from tunedgemm.testing.listed import listed
 
 
 def sizes(seed: int, count: int = 3000) -> list[int]:
@@ -36,7 +36,7 @@ def coarse(m: int, n: int) -> int:
     return 8192 if m > 8192 and n > 4096 else power_of_two(m)
 
 
-@pytest.mark.parametrize(
+@listed(
     ("m", "n", "at_0", "at_1"),
     [
         (0, 64, 0, 1), (1, 64, 16, 1), (2, 64, 16, 2), (16, 64, 16, 16), (17, 64, 32, 32), (255, 64, 256, 256), (256, 64, 256, 256),
@@ -90,7 +90,7 @@ def aiters_tokens(m: int) -> list[int]:
     return [tier, *sorted((lower for lower in tiers if lower < tier), reverse=True)]
 
 
-@pytest.mark.parametrize(
+@listed(
     ("m", "asked"),
     [
         (1, [1]), (2, [2]), (3, [4]), (1000, [1024]), (16384, [16384]), (16385, [32768]), (32767, [32768]), (32768, [32768]),

@@ -5,8 +5,9 @@ import torch
 from tunedgemm.dispatch.dispatcher import Dispatcher
 from tunedgemm.errors import OperandError
 from tunedgemm.ops import op_named
-from tunedgemm.ops.entry import scaled_entry, weight_scaled_entry
+from tunedgemm.ops.hot import hot_function
 from tunedgemm.shape import Shape
+from tunedgemm.testing.listed import listed
 
 OP = op_named("a8w8")
 OPERANDS = OP.make_inputs(Shape("a8w8", 4, 32, 64, "fp8_e4m3fn", "bf16", scale="row"), torch.device("cpu"), 0)
@@ -20,7 +21,7 @@ def dispatcher():
 
 def test_equal_calls_share_a_launcher(dispatcher):
     """The second call of the same sizes and dtypes meets the launcher of the first, whatever the values."""
-    call = scaled_entry(dispatcher)
+    call = hot_function(dispatcher, dispatcher.op.operands)
     first = call(*OPERANDS, None, None)
     assert len(dispatcher.launchers) == 1
     (launcher,) = dispatcher.launchers.values()
@@ -57,7 +58,7 @@ CHANGES = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_calls_that_differ_have_launchers_of_their_own(dispatcher, what):
     """Whatever a launcher may rely on is part of its key."""
-    call = scaled_entry(dispatcher)
+    call = hot_function(dispatcher, dispatcher.op.operands)
     call(*OPERANDS, None, None)
     operands, bias, otype = CHANGES[what](*OPERANDS)
     call(*operands, bias, otype)
@@ -67,13 +68,13 @@ def test_calls_that_differ_have_launchers_of_their_own(dispatcher, what):
 def test_an_operand_that_is_no_tensor(dispatcher):
     """It is named, and nothing is kept."""
     with pytest.raises(OperandError, match=r"a8w8: x_scale must be a tensor \(got None\)"):
-        scaled_entry(dispatcher)(OPERANDS[0], OPERANDS[1], None, OPERANDS[3], None, None)
+        hot_function(dispatcher, dispatcher.op.operands)(OPERANDS[0], OPERANDS[1], None, OPERANDS[3], None, None)
     assert not dispatcher.launchers
 
 
 def test_a_launcher_that_fails_is_replaced(dispatcher):
     """The call is served by another, and the next one does not meet the failing one again."""
-    call = scaled_entry(dispatcher)
+    call = hot_function(dispatcher, dispatcher.op.operands)
     wanted = call(*OPERANDS, None, None)
     (key,) = dispatcher.launchers
     replaced = []
@@ -87,7 +88,7 @@ def test_a_launcher_that_fails_is_replaced(dispatcher):
 
     dispatcher.launchers[key] = failing
     dispatcher.demote = demote
-    assert scaled_entry(dispatcher)(*OPERANDS, None, None) is wanted
+    assert hot_function(dispatcher, dispatcher.op.operands)(*OPERANDS, None, None) is wanted
     assert replaced == [("no such kernel", key, 4, None)]
 
 
@@ -110,11 +111,11 @@ class TestWeightScaled:
         "type": lambda x, w, s: ((x, w, torch.nn.Parameter(s, requires_grad=False)), None, None),
     }
 
-    @pytest.mark.parametrize("what", changes)
+    @listed("what", changes)
     def test_calls_that_differ_have_launchers_of_their_own(self, what):
         """Equal calls share one, whatever the values; whatever a launcher may rely on is part of its key."""
         dispatcher = Dispatcher(self.op)
-        call = weight_scaled_entry(dispatcher)
+        call = hot_function(dispatcher, dispatcher.op.operands)
         first = call(*self.operands, None, None)
         assert torch.equal(call(*[operand.clone() for operand in self.operands], None, None), first)
         assert len(dispatcher.launchers) == 1
@@ -126,13 +127,13 @@ class TestWeightScaled:
         """It is named, and nothing is kept."""
         dispatcher = Dispatcher(self.op)
         with pytest.raises(OperandError, match=r"a16w4_blockscale: w_scale must be a tensor \(got None\)"):
-            weight_scaled_entry(dispatcher)(*self.operands[:2], None, None, None)
+            hot_function(dispatcher, dispatcher.op.operands)(*self.operands[:2], None, None, None)
         assert not dispatcher.launchers
 
     def test_a_launcher_that_fails_is_replaced(self):
         """Its error, the call's key and its operands go to who finds another."""
         dispatcher = Dispatcher(self.op)
-        wanted = weight_scaled_entry(dispatcher)(*self.operands, None, None)
+        wanted = hot_function(dispatcher, dispatcher.op.operands)(*self.operands, None, None)
         (key,) = dispatcher.launchers
 
         def failing(*operands):
@@ -140,5 +141,5 @@ class TestWeightScaled:
 
         dispatcher.launchers[key] = failing
         dispatcher.demote = lambda error, key, operands, otype: (str(error), key, len(operands), otype)
-        assert weight_scaled_entry(dispatcher)(*self.operands, None, None) == ("no such kernel", key, 3, None)
+        assert hot_function(dispatcher, dispatcher.op.operands)(*self.operands, None, None) == ("no such kernel", key, 3, None)
         assert wanted.shape == (4, 32)

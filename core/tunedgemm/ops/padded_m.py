@@ -1,4 +1,4 @@
-"""Ladders: which other M's row may answer for an M, in order; AITER's rules."""
+"""Padded M: the rows of which M may serve an M, in order, by AITER's rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIERS = (32768, 131072)
 
 
 def padded_m(m: int, n: int, level: int) -> int:
-    """The M whose row may answer for *m*: AITER's ``getPaddedM`` (csrc/py_itfs_cu/gemm_common.cu).
+    """Return the M whose row may serve *m*: AITER's ``getPaddedM`` (csrc/py_itfs_cu/gemm_common.cu).
 
     Args:
         m, n: rows of the activations and of the weight.
@@ -38,31 +38,31 @@ def _power(m: int) -> int:
 
 
 def padded(m: int, n: int) -> Mapping[int, str]:
-    """The exact M, then padded finely, then coarsely; an M that two rungs share belongs to the first."""
-    rungs = {m: "exact"}
-    rungs.setdefault(padded_m(m, n, 0), "fine")
-    rungs.setdefault(padded_m(m, n, 1), "coarse")
-    return rungs
+    """Return the exact M, then padded finely, then coarsely; an M that two paddings share belongs to the first."""
+    words = {m: "exact"}
+    words.setdefault(padded_m(m, n, 0), "fine")
+    words.setdefault(_CLAMP_M if m > _CLAMP_M and n > _CLAMP_N else 1 << max(m - 1, 0).bit_length(), "coarse")
+    return words
 
 
 def exact(m: int, n: int) -> Mapping[int, str]:
-    """The exact M alone, as AITER looks up batched products."""
+    """Return the exact M alone, as AITER looks up batched products."""
     del n
     return {m: "exact"}
 
 
 def tokens(m: int, n: int) -> Mapping[int, str]:
-    """The exact number of tokens, then AITER's rule of fused MoE (fused_moe.py, ``get_padded_M`` and the tiers of its look-up).
+    """Return the exact number of tokens, then AITER's rule of fused MoE (fused_moe.py, ``get_padded_M`` and the tiers of its look-up).
 
     Up to a power of two below 32768; from there the row of 32768, from 131072 on that of 131072 and then that of 32768.
     AITER itself never asks for the exact number.
     """
     del n
-    rungs = {m: "exact"}
+    words = {m: "exact"}
     if m < _TIERS[0]:
-        rungs.setdefault(_power(m), "padded")
+        words.setdefault(_power(m), "padded")
     else:
         for tier in reversed(_TIERS):
             if m >= tier:
-                rungs.setdefault(tier, "tier")
-    return rungs
+                words.setdefault(tier, "tier")
+    return words
